@@ -141,7 +141,10 @@ def test_token_stands_when_its_blocks_are_lost_and_nobody_else_is_asked_for_it(p
         eventually(lambda: name in one.ends, of=(one, first, prefiller))
         assert one.ends[name].token_ids.tolist() == true_text(PROMPT, 6)
         assert one.ends[name].num_cached_tokens == 4 * NUM_BLOCKS
-        assert (one.count("prefill_responses", token="given"), one.count("prefill_responses", token="unasked")) == (1, 1)
+        assert (one.count("prefill_responses", token="given"), one.count("prefill_responses", token="unasked")) == (
+            1,
+            1,
+        )
         assert firsts_of(one) == {"taken": 1}
         check_nothing_is_left(one, first, prefiller)
 

@@ -15,9 +15,9 @@ from trencadis.interfaces import ComponentContext
 from trencadis.interfaces.block_store import BlockStore
 from trencadis_kv.connectors.blend.config import BlendConfig
 from trencadis_kv.connectors.blend.index import ChunkIndex
+from trencadis_kv.connectors.blend.messages import BlendShared
+from trencadis_kv.connectors.blend.prompt import WindowHash
 from trencadis_kv.connectors.blend.scheduler import BlendScheduler
-from trencadis_kv.connectors.blend.shared import BlendShared
-from trencadis_kv.connectors.blend.windows import WindowHash
 from trencadis_kv.connectors.blend.worker import BlendWorker
 from trencadis_kv.connectors.host_offload.host_memory import HostMemory, HostStore
 from trencadis_kv.store.defaults import policy_of

@@ -1,4 +1,4 @@
-"""The scheduler side of ``blend``: cuts prompts into chunks to be kept, and finds chunks in the prompts of those who ask."""
+"""The scheduler side of ``blend``: cuts prompts into chunks to be saved, and finds chunks in the prompts of those who ask."""
 
 from __future__ import annotations
 
@@ -22,14 +22,45 @@ from trencadis.records import ConnectorReport, KVLayout, Request, TransferCause
 from trencadis_kv.connectors.blend.chunks import WantedChunks
 from trencadis_kv.connectors.blend.index import ChunkIndex, Tenant
 from trencadis_kv.connectors.blend.lookups import BlendLookups, PromptScan
-from trencadis_kv.connectors.blend.messages import AssembleOrder, BlendOrders, ChunkPlace, encode_orders
-from trencadis_kv.connectors.blend.params import blend_ratio_of, wants_blend
-from trencadis_kv.connectors.blend.prompt import FoundPart
-from trencadis_kv.connectors.blend.share import BlendShare
-from trencadis_kv.connectors.blend.shared import BlendShared
+from trencadis_kv.connectors.blend.messages import AssembleOrder, BlendOrders, BlendShared, ChunkPlace, encode_orders
+from trencadis_kv.connectors.blend.prompt import FoundPart, blend_ratio_of, wants_blend
 from trencadis_kv.store.bounded import BoundedDict
 
-__all__ = ["BlendScheduler"]
+__all__ = ["BlendScheduler", "BlendShare"]
+
+_FIRST_LAYERS = 1.4
+"""Layers that all tokens go through: the first, and that part of the second that comes before its attention. The share of the
+second is that of keys, values and queries in the products of a Llama layer, rounded up."""
+_WEIGHT = 0.3
+_LEAST, _MOST = 0.1, 10.0
+
+
+class BlendShare:
+    """Learns how far its prediction is off. One thread.
+
+    Args:
+        num_layers: Of the model.
+    """
+
+    def __init__(self, *, num_layers: int) -> None:
+        self._floor = min(1.0, _FIRST_LAYERS / num_layers)
+        self._factor = 1.0
+
+    def of(self, share: float) -> float:
+        """Return the share of the time. Pure.
+
+        Args:
+            share: Of the tokens that go through all layers, 0 .. 1.
+        """
+        return self._factor * (self._floor + (1.0 - self._floor) * share)
+
+    def took(self, *, predicted_s: float, seconds: float) -> None:
+        """Learn from a prediction of :meth:`of` and what it came to; one of nothing is ignored."""
+        if not seconds > 0.0 or not predicted_s > 0.0 or math.isinf(predicted_s):
+            return
+        found = self._factor * seconds / predicted_s
+        self._factor = min(_MOST, max(_LEAST, (1.0 - _WEIGHT) * self._factor + _WEIGHT * found))
+
 
 logger = logging.getLogger("trencadis.kv")
 

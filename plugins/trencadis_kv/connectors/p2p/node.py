@@ -7,11 +7,10 @@ import uuid
 from trencadis.clock import Clock
 from trencadis.interfaces import FirstTokenTerms, KVCodec
 from trencadis.records import KVLayout
-from trencadis_kv.connectors.p2p.background_calls import BackgroundCalls
 from trencadis_kv.connectors.p2p.config import P2PConfig
 from trencadis_kv.connectors.p2p.holds import Holds
 from trencadis_kv.connectors.p2p.metrics import P2PMetrics
-from trencadis_kv.connectors.p2p.peers import Peers
+from trencadis_kv.connectors.p2p.peers import BackgroundCalls, Peers
 from trencadis_kv.connectors.p2p.prefill_pool import PrefillPool
 from trencadis_kv.connectors.p2p.push import Pushes
 from trencadis_kv.connectors.p2p.remote_prefills import RemotePrefills

@@ -132,7 +132,9 @@ def test_a_suspect_is_not_ended_by_a_first_token_from_elsewhere_while_it_is_to_r
     fails.is_due = False
     prompts = {"a": tuple(range(1, 40)), "b": (7, 8), "c": tuple(range(50, 70))}
     connector = Bringer("a", fake_text(prompts["a"], 1, eos=-1)[0], delay=30)
-    engine = make_engine(backend=backend(fails), connector=connector.pair(), max_waiting_loads=1, max_num_batched_tokens=16)
+    engine = make_engine(
+        backend=backend(fails), connector=connector.pair(), max_waiting_loads=1, max_num_batched_tokens=16
+    )
     for name in ("a", "c"):
         engine.add(request(f"{name} before", prompts[name], 1))
         drain(engine)

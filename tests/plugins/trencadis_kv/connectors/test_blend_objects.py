@@ -7,7 +7,7 @@ import pytest
 
 from trencadis.errors import TransferError
 from trencadis.records import KVLayout, KVPart, TransferCause
-from trencadis_kv.connectors.blend.objects import ChunkObjects
+from trencadis_kv.connectors.blend.chunk_saves import ChunkObjects
 from trencadis_kv.store.format import HEADER_BYTES, ROTATED, parse_header
 from trencadis_kv.store.identity import key_prefix
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from trencadis_kv.connectors.blend.params import blend_ratio_of, wants_blend
+from trencadis_kv.connectors.blend.prompt import blend_ratio_of, wants_blend
 
 
 @pytest.mark.parametrize(

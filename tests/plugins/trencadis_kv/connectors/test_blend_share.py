@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from trencadis_kv.connectors.blend.share import BlendShare
+from trencadis_kv.connectors.blend.scheduler import BlendShare
 
 
 def test_all_tokens_go_through_the_first_layers_and_a_share_through_the_rest():

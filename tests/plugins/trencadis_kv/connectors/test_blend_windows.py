@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from trencadis_kv.connectors.blend.windows import WindowHash
+from trencadis_kv.connectors.blend.prompt import WindowHash
 
 PRIME = 2**31 - 1
 

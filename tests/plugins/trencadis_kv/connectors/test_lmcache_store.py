@@ -9,8 +9,8 @@ import pytest
 from trencadis.errors import TransferError
 from trencadis.records import TransferCause
 from trencadis_kv.connectors.lmcache.config import LMCacheConfig
+from trencadis_kv.connectors.lmcache.connector import LMCacheStore
 from trencadis_kv.connectors.lmcache.library import LMCacheClient
-from trencadis_kv.connectors.lmcache.store import LMCacheStore
 
 KEYS = [f"kv1/default/{i}" for i in range(4)]
 

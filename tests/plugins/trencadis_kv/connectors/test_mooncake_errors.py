@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from trencadis.records import TransferCause
-from trencadis_kv.connectors.mooncake.errors import ABSENT, EXISTS, FULL, transfer_error
+from trencadis_kv.connectors.mooncake.connector import ABSENT, EXISTS, FULL, transfer_error
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 
 from trencadis.errors import TransferError
 from trencadis.records import TransferCause
-from trencadis_kv.connectors.mooncake.io_worker import IOWorker
+from trencadis_kv.connectors.mooncake.connector import IOWorker
 from trencadis_kv.connectors.native_calls import LeftBehind
 
 

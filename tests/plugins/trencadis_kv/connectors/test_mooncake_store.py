@@ -11,7 +11,7 @@ from trencadis.errors import TransferError
 from trencadis.records import TransferCause
 from trencadis_kv.connectors.mooncake.client import MooncakeClient
 from trencadis_kv.connectors.mooncake.config import MooncakeConfig
-from trencadis_kv.connectors.mooncake.store import BadKeys, MooncakeStore
+from trencadis_kv.connectors.mooncake.connector import BadKeys, MooncakeStore
 
 
 class Pool:
@@ -204,7 +204,7 @@ class Scripted:
 def scripted(monkeypatch, **answers):
     one = Pool("127.0.0.1:1")
     monkeypatch.setattr(one.client, "library", lambda: Scripted(**answers))
-    monkeypatch.setattr("trencadis_kv.connectors.mooncake.store.replication", lambda _: None)
+    monkeypatch.setattr("trencadis_kv.connectors.mooncake.connector.replication", lambda _: None)
     return one
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import threading
 
-from trencadis_kv.connectors.nixl.progress_thread import ProgressThread
+from trencadis_kv.connectors.nixl.agent import ProgressThread
 
 
 def test_function_runs_while_somebody_needs_it_and_not_otherwise():

@@ -12,7 +12,7 @@ from trencadis.records import TransferCause
 
 pytest.importorskip("nixl_cu12", reason='nixl is not installed: pip install "trencadis[nixl]"')
 
-from trencadis_kv.connectors.nixl.transport import NixlTransport
+from trencadis_kv.connectors.nixl.connector import NixlTransport
 
 BLOCK_BYTES = 1 << 16
 

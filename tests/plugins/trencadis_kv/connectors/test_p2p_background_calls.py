@@ -5,9 +5,8 @@ import threading
 from support.eventually import eventually
 from support.kv.p2p_ends import producing
 from trencadis.clock import SimulatedClock
-from trencadis_kv.connectors.p2p.background_calls import BackgroundCalls
 from trencadis_kv.connectors.p2p.params import RemotePrefix
-from trencadis_kv.connectors.p2p.peers import Peers
+from trencadis_kv.connectors.p2p.peers import BackgroundCalls, Peers
 
 
 def background_calls() -> tuple[BackgroundCalls, Peers]:

@@ -5,7 +5,7 @@ import threading
 from support.eventually import eventually
 from support.kv.p2p_ends import Producer, producing
 from trencadis.records import Request, TransferCause
-from trencadis_kv.connectors.p2p.delegated_prefill import DelegatedPrefill
+from trencadis_kv.connectors.p2p.delegation import DelegatedPrefill
 from trencadis_kv.connectors.p2p.params import RemotePrefix, offer
 from trencadis_kv.connectors.p2p.prefill_pool import PrefillEngine
 

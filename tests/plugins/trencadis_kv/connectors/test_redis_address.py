@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from trencadis_kv.connectors.redis.address import RedisAddress, without_password
+from trencadis_kv.connectors.redis.config import RedisAddress, without_password
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 
 from support.kv.redis_server import running_redis
 from trencadis_kv.connectors.redis.config import RedisConfig
-from trencadis_kv.connectors.redis.control import RedisControl, advice
+from trencadis_kv.connectors.redis.connector import RedisControl, advice
 
 GOOD = {"maxmemory": 2**30, "maxmemory_policy": "allkeys-lfu", "role": "master", "redis_mode": "standalone"}
 

@@ -5,9 +5,9 @@ import ssl
 import pytest
 
 from trencadis.records import TransferCause
-from trencadis_kv.connectors.redis.address import RedisAddress
-from trencadis_kv.connectors.redis.errors import transfer_error
+from trencadis_kv.connectors.redis.config import RedisAddress
 from trencadis_kv.connectors.redis.resp import ProtocolError, ServerError
+from trencadis_kv.connectors.redis.store import transfer_error
 
 ADDRESS = RedisAddress(host="there")
 

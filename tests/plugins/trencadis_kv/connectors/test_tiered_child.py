@@ -7,8 +7,7 @@ from trencadis.clock import SimulatedClock
 from trencadis.errors import ConfigValueError
 from trencadis.interfaces import Lookup
 from trencadis.records import Request
-from trencadis_kv.connectors.tiered.child import Child
-from trencadis_kv.connectors.tiered.metrics import TierCounters
+from trencadis_kv.connectors.tiered.child import Child, TierCounters
 from trencadis_kv.store.breaker import Breaker
 
 REQUEST = Request(request_id="r", prompt_token_ids=(1, 2, 3))

@@ -4,7 +4,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trencadis_kv.connectors.tiered.message import Hold, Orders, TransferIds
+from trencadis_kv.connectors.tiered.worker import Hold, Orders, TransferIds
 
 
 @given(st.integers(1, 9), st.integers(-5, 2**62), st.data())

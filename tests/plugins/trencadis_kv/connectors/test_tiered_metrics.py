@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from trencadis_kv.connectors.tiered.metrics import TierCounters, merged
+from trencadis_kv.connectors.tiered.child import TierCounters, merged
 
 NEAR = """# HELP trencadis_kv_lookups_total Look-ups.
 # TYPE trencadis_kv_lookups_total counter

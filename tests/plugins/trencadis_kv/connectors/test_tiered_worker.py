@@ -6,8 +6,7 @@ import pytest
 from support.kv.tiered_children import RaisingWorker, ScriptedWorker
 from trencadis.records import ConnectorReport, FailedLoad
 from trencadis_kv.connectors.tiered.child import CLOSED
-from trencadis_kv.connectors.tiered.message import Hold, Orders, TransferIds
-from trencadis_kv.connectors.tiered.worker import TieredWorker
+from trencadis_kv.connectors.tiered.worker import Hold, Orders, TieredWorker, TransferIds
 
 NAMES = TransferIds(2)
 
