@@ -151,7 +151,7 @@ class ChunkSaver:
             "trencadis-blend-save", 1, make_client=shared.client, activity=shared.activity
         )
 
-    def keep(self, order: SaveChunkOrder) -> None:
+    def save(self, order: SaveChunkOrder) -> None:
         """Copy blocks of a chunk; does not wait."""
         part = self._parts.pop(order.number, None) or self._begin(order)
         if part is None:

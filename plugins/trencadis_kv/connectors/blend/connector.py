@@ -43,7 +43,7 @@ def make_blend(config: BlendConfig, context: ComponentContext) -> StoreConnector
 def blend_connector(
     make_store: Callable[[], BlockStore], config: BlendConfig, context: ComponentContext
 ) -> StoreConnector:
-    """Return a connector over a store of chunks, which nobody else uses.
+    """Return a connector over a store of chunks, used by this connector alone.
 
     Args:
         make_store: Returns a new connection; called once per thread, and may wait and raise.

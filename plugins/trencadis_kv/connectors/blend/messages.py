@@ -74,7 +74,7 @@ class ChunkPlace(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AssembleOrder(msgspec.Struct, frozen=True, array_like=True):
-    """Fill blocks with chunks.
+    """Assemble chunks into blocks.
 
     Attributes:
         transfer_id: To report it by.
@@ -98,26 +98,26 @@ class BlendOrders(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         version: Of the message.
-        keeps: To copy out, before anything writes to a block.
-        fills: To begin.
+        saves: To copy out, before anything writes to a block.
+        assemblies: To begin.
         cancels: Transfer ids to give up and release.
     """
 
     version: int = _VERSION
-    keeps: list[SaveChunkOrder] = []
-    fills: list[AssembleOrder] = []
+    saves: list[SaveChunkOrder] = []
+    assemblies: list[AssembleOrder] = []
     cancels: list[int] = []
 
 
 def encode_orders(orders: BlendOrders) -> bytes:
     """Return a message; empty if there is nothing to do. Pure."""
-    if not (orders.keeps or orders.fills or orders.cancels):
+    if not (orders.saves or orders.assemblies or orders.cancels):
         return b""
     return msgspec.msgpack.encode(orders)
 
 
 def decode_orders(message: bytes) -> BlendOrders:
-    """Return what a message says. Pure.
+    """Return the orders of a message. Pure.
 
     Raises:
         TransferError: It is no message, or of another version.
@@ -144,7 +144,7 @@ logger = logging.getLogger("trencadis.kv")
 
 @attrs.define(kw_only=True, eq=False)
 class BlendShared:
-    """Settings, collaborators and news of one connector.
+    """Settings, collaborators and events of one connector.
 
     Attributes:
         config: Its table.

@@ -27,7 +27,7 @@ __all__ = ["FoundChunks", "FoundPart", "PIECE_TOKENS", "PromptTokens", "WindowHa
 
 
 def wants_blend(params: Mapping[str, Any] | None) -> bool:
-    """Return whether a request asks for blending: nobody else gets approximate KV. Pure."""
+    """Return whether a request asks for blending: others never get approximate KV. Pure."""
     return params is not None and params.get("blend") is True
 
 

@@ -250,6 +250,8 @@ def make_nixl(config: NixlConfig, context: ComponentContext) -> ConnectorPair:
     check_secret(config, name="nixl")
     model = "" if context.model is None else context.model.identity
     transport = NixlTransport(config)
-    config = attrs.evolve(config, max_pushed_bytes=0)  # what comes along with an offer comes over the connection
+    config = attrs.evolve(
+        config, max_pushed_bytes=0
+    )  # what comes along with a prefill response comes over the connection
     node = Node(config, clock=context.clock, model=model, name="nixl", transport=transport, codec=codec_of(context))
     return ConnectorPair(scheduler=P2PScheduler(node, policy_of(context)), worker=P2PWorker(node))

@@ -26,9 +26,8 @@ from trencadis_kv.connectors.p2p.params import RemotePrefix
 from trencadis_kv.connectors.p2p.peer import PeerConnection
 from trencadis_kv.connectors.p2p.prefill_pool import PrefillEngine
 from trencadis_kv.connectors.p2p.push import Push
-from trencadis_kv.connectors.p2p.token import decode_token
 from trencadis_kv.store.bounded import BoundedDict
-from trencadis_kv.wire.stream_messages import PrefillRequest, PrefillResponse
+from trencadis_kv.wire.stream_messages import PrefillRequest, PrefillResponse, decode_token
 
 if TYPE_CHECKING:
     from trencadis_kv.connectors.p2p.node import Node
@@ -118,7 +117,7 @@ class DelegatedPrefill:
             self._node.background_calls.release(self.prefix)
 
     def hang_up(self) -> None:
-        """Wait for nothing more; what was offered is released elsewhere."""
+        """Stop waiting; the response's hold is released by the caller."""
         if self._push is not None:
             self._push.close()
 
@@ -169,7 +168,7 @@ class DelegatedPrefill:
         self._node.cost.loaded(num_bytes=num_bytes, seconds=time.monotonic() - start_s)
 
     def _message(self) -> PrefillRequest:
-        """Return what the engine is told; a long prompt takes milliseconds, which are this thread's."""
+        """Return the prefill request; encoding a long prompt takes milliseconds of this thread."""
         request = self._request
         return PrefillRequest(
             tokens=np.array(request.prompt_token_ids, "<i4").tobytes(),
@@ -249,7 +248,7 @@ class Delegation:
         return self._begin(request, block_hashes, num_local_tokens, tried=delegated.tried, wants_token=wants_token)
 
     def take_token(self, request_id: str) -> FirstToken | None:
-        """Return the first token that came with an offer; once, so that no other engine is asked for it either."""
+        """Return the first token that came with a prefill response; once, so that no other engine is asked for it either."""
         delegated = self._delegated.get(request_id)
         if delegated is None or delegated.has_given_token or delegated.prefill.first is None:
             return None
@@ -257,7 +256,7 @@ class Delegation:
         return delegated.prefill.first
 
     def loading(self, request_id: str) -> None:
-        """Learn that what was found is being pulled."""
+        """Note that the prefix that was found is being pulled."""
         delegated = self._delegated.pop(request_id, None)
         if delegated is not None:
             self._node.metrics.count_delegated("served")
@@ -361,7 +360,7 @@ class Delegation:
         )
 
     def _patience_s(self, view: PrefillView) -> float:
-        """Return how long an offer is waited for: an engine that takes longer than the policy was told to bear is slow."""
+        """Return how long a prefill response is waited for: an engine that takes longer than the policy was told to bear is slow."""
         longest_s = self._node.config.prefill_timeout_s
         if math.isnan(view.compute_s):
             return longest_s

@@ -1,4 +1,4 @@
-"""What the connector between engines counts: what every connector does, and what is kept for others."""
+"""Metrics of the connector between engines: transfers, and blocks held for other engines."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class P2PMetrics(TransferCounters):
         self._responses.labels(self._name, token).inc()
 
     def pushed(self, end: str, *, num_bytes: int) -> None:
-        """Count blocks that nobody had to ask for.
+        """Count blocks that were sent along with a prefill response.
 
         Args:
             end: ``sent`` or ``received``.
@@ -107,7 +107,7 @@ class _State(Collector):
         self._peers = peers
 
     def collect(self) -> Iterator[Metric]:
-        """Yield what there is now."""
+        """Yield the present values."""
         ends = CounterMetricFamily(
             "trencadis_kv_holds", "Prefills kept for other engines, by how that ended.", labels=("connector", "end")
         )

@@ -48,7 +48,7 @@ class Node:
         cost: What computing and pulling take here.
         pace: When pulls give way to steps.
         remote_prefills: Prompts that are computed for others.
-        pushes: Blocks that other engines send along with their offers.
+        pushes: Blocks that other engines send along with their prefill responses.
         terms: How first tokens are chosen here; None: nobody can be told.
         registry: Engines that compute prompts for this one.
         server: Gives blocks to others.

@@ -141,11 +141,11 @@ class BackgroundCalls:
         self.identity: Identity | None = None
 
     def release(self, prefix: RemotePrefix) -> None:
-        """Let an engine give up what it holds; does not wait."""
+        """Release a hold at another engine; does not wait."""
         self._put(("release", prefix))
 
     def renew(self, prefix: RemotePrefix) -> None:
-        """Let an engine hold what it holds for another lease; does not wait."""
+        """Renew the lease of a hold at another engine; does not wait."""
         self._put(("renew", prefix))
 
     def close(self) -> None:

@@ -113,7 +113,7 @@ class RemotePrefills:
         return prefill
 
     def withdraw(self, prefill: RemotePrefill) -> None:
-        """Learn that nobody wants a prompt any more; whatever becomes of it, its blocks are given up."""
+        """Note that a prefill was withdrawn; its blocks are released, however it ends."""
         with self._lock:
             prefill.is_wanted = False
             if prefill in self._new:

@@ -148,7 +148,7 @@ class Transport(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Give all memory back when nobody uses it any more; may be called twice."""
+        """Free all memory once it is unused; may be called twice."""
 
 
 _NAME: Final = "trencadis-kv"
@@ -242,7 +242,7 @@ class SharedMemory(Transport):
         return None if memory is None else _SharedFlight(found.pieces(memory))
 
     def close(self) -> None:
-        """Give back all that nobody uses; the rest with its last user."""
+        """Free all unused memory; the rest with its last user."""
         with self._lock:
             self._is_closed = True
             free, self._free = self._free, []
@@ -292,7 +292,7 @@ class _Memory:
         self.pieces = self.target.pieces(memory)
 
     def close(self) -> None:
-        """Let nobody open it any more; it is gone with the last who uses it."""
+        """Unlink it: it cannot be opened any more, and is freed with its last user."""
         os.close(self._descriptor)
 
 

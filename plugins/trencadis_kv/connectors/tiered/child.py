@@ -125,7 +125,7 @@ class Child:
 
     Attributes:
         name: Of its component.
-        is_closed: For good: it is told nothing any more.
+        is_closed: For good: it is not called any more.
         load_s: What loads of so many tokens took.
     """
 
@@ -152,7 +152,7 @@ class Child:
 
     @property
     def is_used(self) -> bool:
-        """True while it is told of blocks to save."""
+        """True while blocks are offered to it for saving."""
         return not self.is_closed and self._breaker.allows
 
     def may_be_asked(self) -> bool:

@@ -348,7 +348,7 @@ class TieredScheduler(KVSchedulerSide, SupportsHandover, SupportsStepTimes, Supp
         self._tell(SupportsStepTimes, "on_step", lambda side: side.on_step(num_tokens=num_tokens, device_s=device_s))
 
     def metrics(self) -> str:
-        """Return what is counted here and, with the label ``tier``, by each child."""
+        """Return the counters of this connector and, with the label ``tier``, by each child."""
         texts = {child.name: child.ask(SupportsMetrics, "metrics", _metrics, "") for child in self._children}
         return self._counters.text() + merged(texts)
 
@@ -382,7 +382,7 @@ class TieredScheduler(KVSchedulerSide, SupportsHandover, SupportsStepTimes, Supp
         return self._policy.choose_source(sources)
 
     def _part_of(self, child: int, report: ConnectorReport) -> ConnectorReport:
-        """Return what concerns a child, with the transfer ids as it calls them."""
+        """Return a child's part of a report, with the transfer ids as it calls them."""
 
         def own(transfer_ids: Sequence[int]) -> tuple[int, ...]:
             return tuple(number for i, number in map(self._names.inside, transfer_ids) if i == child)

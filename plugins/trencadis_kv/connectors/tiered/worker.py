@@ -1,7 +1,7 @@
 """The worker side of several connectors in one: each gets its part of the message, and their reports become one.
 
 Every child counts transfer ids by itself. With ``n`` children, transfer id ``t`` of child ``i`` is called ``t * (n + 1) + i`` outside, so that
-nobody keeps a table; the numbers of the class ``n`` name blocks that several children hold.
+no table is needed; the numbers of the class ``n`` name blocks that several children hold.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Orders(msgspec.Struct, array_like=True, frozen=True):
         loads: Transfer ids of loads that begin.
         releases: Transfer ids whose blocks are held until they are released: loads given up, blocks of finished sequences.
         holds: Blocks that several children hold.
-        overdue: Of those, the transfer ids that whoever still holds them is to be closed for.
+        overdue: Of ``releases``, the ids whose blocks were held for too long: the children that hold them are to be closed.
         close: Children to be closed.
     """
 

@@ -5,12 +5,12 @@ import pytest
 
 from trencadis.errors import TransferError
 from trencadis.records import TransferCause
-from trencadis_kv.connectors.p2p.params import RemotePrefix, offer, wants_hold
+from trencadis_kv.connectors.p2p.params import RemotePrefix, handover_params, wants_hold
 from trencadis_kv.connectors.p2p.remote_prefills import RemotePrefills
 from trencadis_kv.wire.stream_messages import PrefillRequest
 
 PREFIX = RemotePrefix(engine="e", hold_id="t", host="127.0.0.1", port=1, num_tokens=16, lease_s=7.5)
-PARAMS = offer(PREFIX, blocks=[1])
+PARAMS = handover_params(PREFIX, blocks=[1])
 
 
 def prefill_request(*tokens: int, **changes: object) -> PrefillRequest:
