@@ -31,7 +31,7 @@ from trencadis_kv.connectors.p2p.config import P2PConfig
 from trencadis_kv.connectors.p2p.node import Node
 from trencadis_kv.connectors.p2p.params import RemotePrefix
 from trencadis_kv.connectors.p2p.peer import PeerConnection
-from trencadis_kv.connectors.p2p.shared_memory import shared_memory
+from trencadis_kv.connectors.p2p.transport import shared_memory
 from trencadis_kv.connectors.p2p.worker import TAKEN_BYTES
 from trencadis_kv.store.pool_access import PoolAccess
 from trencadis_torch.cache.kv_cache import AttentionLayer, PagedKVCache

@@ -97,9 +97,9 @@ def make_engine(
     complete: bool = False,
     prefix_caching: bool = True,
     load_timeout_s: float = 30.0,
-    quarantine_s: float = 60.0,
+    release_timeout_s: float = 60.0,
     layer_wait_s: float = 0.2,
-    max_parked: int = 256,
+    max_waiting_loads: int = 256,
     swap_blocks: int = 1024,
     defragmenter: Mapping[str, Any] | None = None,
     tenants: Mapping[str, Any] | None = None,
@@ -130,9 +130,9 @@ def make_engine(
         complete: The same; off, so that just the strategy's table is prepared.
         prefix_caching: Keep blocks for reuse.
         load_timeout_s: Of KV loads.
-        quarantine_s: Of the table ``[cache]``.
+        release_timeout_s: Of the table ``[cache]``.
         layer_wait_s: The same.
-        max_parked: The same.
+        max_waiting_loads: The same.
         swap_blocks: Blocks that host memory has room for; used if ``preemption`` is ``swap``.
         defragmenter: Fields of the table ``[defragmenter]``.
         tenants: Entries of ``[scheduling.tenants]``, by name.
@@ -159,9 +159,9 @@ def make_engine(
         block_size=block_size,
         prefix_caching=prefix_caching,
         load_timeout_s=load_timeout_s,
-        quarantine_s=quarantine_s,
+        release_timeout_s=release_timeout_s,
         layer_wait_s=layer_wait_s,
-        max_parked=max_parked,
+        max_waiting_loads=max_waiting_loads,
         swap_bytes=swap_blocks * block_size * facts.kv_bytes_per_token,
     )
     config = Config(

@@ -73,7 +73,7 @@ class World:
             "max_loras": rng.choice([0, 1, 2]),
             "max_adapter_skips": rng.choice([2, 64]),
             # A rule may let 100 s pass in a step, which costs an impatient engine its connector.
-            "quarantine_s": 1e6 if number % 4 < 2 else 60.0,
+            "release_timeout_s": 1e6 if number % 4 < 2 else 60.0,
         }
         transfers = {
             "delay": rng.choice([1, 3]),

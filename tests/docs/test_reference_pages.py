@@ -76,7 +76,7 @@ def test_metrics_have_kind_labels_and_meaning() -> None:
     assert "`finish_reason`" in page
     assert "| `trencadis_time_to_first_token_seconds` | histogram |" in page
     assert "| `trencadis_transfer_ended_loads_total` | counter | `end` | " in page
-    assert "| `trencadis_transfer_held_blocks` | gauge |" in page
+    assert "| `trencadis_transfer_pinned_blocks` | gauge |" in page
 
 
 def test_docstrings_become_markdown() -> None:

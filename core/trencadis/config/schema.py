@@ -170,14 +170,19 @@ class CacheConfig:
         unit="s",
         validator=gt(0),
     )
-    quarantine_s: float = setting(
+    release_timeout_s: float = setting(
         60.0,
         "A KV connector that holds blocks longer than this, after a load was given up or a sequence has ended, is closed.",
         unit="s",
         validator=gt(0),
+        formerly="quarantine_s",
     )
-    max_parked: int = setting(
-        256, "Sequences that wait for a KV load at once; others are computed.", unit="sequences", validator=ge(1)
+    max_waiting_loads: int = setting(
+        256,
+        "Sequences that wait for a KV load at once; others are computed.",
+        unit="sequences",
+        validator=ge(1),
+        formerly="max_parked",
     )
     shared_prefixes: tuple[str, ...] = setting(
         None,

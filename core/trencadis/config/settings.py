@@ -55,6 +55,7 @@ class Setting:
         help: One sentence: what it means.
         unit: Such as ``tokens``; empty for none.
         secret: The value is never printed.
+        former_path: Dotted path that it had before; empty for none.
         attribute: The attrs field behind it.
     """
 
@@ -64,6 +65,7 @@ class Setting:
     help: str
     unit: str
     secret: bool
+    former_path: str
     attribute: Any
 
     @property
@@ -84,7 +86,16 @@ class Setting:
     @property
     def environment(self) -> str:
         """Two underscores between tables: ``TRENCADIS_ENGINE__MAX_NUM_SEQS``."""
-        return ENVIRONMENT_PREFIX + self.path.upper().replace(".", "__")
+        return _variable(self.path)
+
+    @property
+    def former_environment(self) -> str:
+        """The variable of the former path; empty for none."""
+        return _variable(self.former_path) if self.former_path else ""
+
+
+def _variable(path: str) -> str:
+    return ENVIRONMENT_PREFIX + path.upper().replace(".", "__")
 
 
 class Settings:
@@ -93,14 +104,15 @@ class Settings:
     def __init__(self, classes: Mapping[str, type[Any]], settings: Mapping[str, Setting]) -> None:
         self._classes = classes
         self._settings = settings
+        self._renamed = {setting.former_path: setting for setting in settings.values() if setting.former_path}
 
     def __iter__(self) -> Iterator[Setting]:
         """Yield settings, table by table."""
         return iter(self._settings.values())
 
     def get(self, path: str) -> Setting | None:
-        """Return the setting at a dotted path, or None. Pure."""
-        return self._settings.get(path)
+        """Return the setting at a dotted path, present or former, or None. Pure."""
+        return self._settings.get(path) or self._renamed.get(path)
 
     def tables(self) -> Mapping[str, type[Any]]:
         """Return the config class of each table by its dotted path, in order. Pure."""
@@ -191,6 +203,7 @@ def _add_table(
             help=str(field.metadata.get("help", "")),
             unit=str(field.metadata.get("unit", "")),
             secret=bool(field.metadata.get("secret", False)),
+            former_path=f"{table}.{former}" if (former := field.metadata.get("formerly")) else "",
             attribute=field,
         )
     for path, nested_class in nested:

@@ -7,6 +7,7 @@ boolean needs no value. Merging and conversion are in ``load.py``.
 from __future__ import annotations
 
 import importlib
+import logging
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -31,6 +32,8 @@ __all__ = [
     "read_file",
     "split_flags",
 ]
+
+_log = logging.getLogger(__name__)
 
 FILE_VARIABLE = "TRENCADIS_CONFIG"
 """Environment variable that names the config file."""
@@ -98,13 +101,37 @@ def _read_yaml(file: Path, text: str) -> dict[str, Any]:
 
 
 def from_tree(tree: Mapping[str, Any], settings: Settings, source: str) -> list[RawValue]:
-    """Return the values of nested tables. Pure.
+    """Return the values of nested tables. Pure but for warnings.
 
     Raises:
         UnknownKeyError: A table or key that does not exist.
         ConfigValueError: A value where a table is expected.
+        ConfigError: A setting under both its present and its former name.
     """
-    return list(_walk(tree, "", settings, source))
+    return _renamed(list(_walk(tree, "", settings, source)), settings)
+
+
+def _renamed(given: list[RawValue], settings: Settings) -> list[RawValue]:
+    """Return the values of one source under the present paths of their settings; warn of each former one."""
+    present = {item.path for item in given}
+    renamed = []
+    for item in given:
+        setting = settings.get(item.path)
+        if setting is not None and setting.path != item.path:
+            if setting.path in present:
+                raise ConfigError(
+                    f"{item.path}{origin(item.source)}: is the former name of {setting.path}, which is given too.",
+                    hint=f"Keep {setting.path}.",
+                )
+            _log.warning(
+                "%s (%s) is now called %s; the old name is accepted for one version.",
+                item.path,
+                item.source,
+                setting.path,
+            )
+            item = attrs.evolve(item, path=setting.path)  # noqa: PLW2901 - the same value
+        renamed.append(item)
+    return renamed
 
 
 def _walk(tree: Mapping[str, Any], table: str, settings: Settings, source: str) -> Iterator[RawValue]:
@@ -148,22 +175,24 @@ def flat_names(settings: Settings) -> dict[str, str]:
 
 
 def from_environment(environ: Mapping[str, str], settings: Settings) -> list[RawValue]:
-    """Return the values of variables named ``TRENCADIS_TABLE__KEY``. Pure.
+    """Return the values of variables named ``TRENCADIS_TABLE__KEY``. Pure but for warnings.
 
     Others that start like ours are left alone: see ``unknown_variables.py``.
 
     Raises:
         UnknownKeyError: A variable of that shape that belongs to no setting, or that has one underscore too few.
+        ConfigError: The variables of both the present and the former name of a setting.
     """
     known = {setting.environment: setting.path for setting in settings}
+    former = {setting.former_environment: setting.former_path for setting in settings if setting.former_path}
     flat = flat_names(settings)
     given = []
     for name, text in sorted(environ.items()):
         if not name.startswith(ENVIRONMENT_PREFIX) or name in {FILE_VARIABLE, BLOCKED_VARIABLE}:
             continue
         tables = name.removeprefix(ENVIRONMENT_PREFIX).lower().split("__")
-        if name in known:
-            path = known[name]
+        if name in known or name in former:
+            path = known.get(name) or former[name]
         elif len(tables) == 3 and tables[0] in NOUN_TABLES and tables[1] == "options":
             path = ".".join(tables)
         elif name in flat:
@@ -183,7 +212,7 @@ def from_environment(environ: Mapping[str, str], settings: Settings) -> list[Raw
         else:
             continue
         given.append(RawValue(path=path, raw=text, source=f"environment {name}", is_text=True))
-    return given
+    return _renamed(given, settings)
 
 
 def is_config_flag(token: str) -> bool:
@@ -244,7 +273,7 @@ def _path_of(flag: str, settings: Settings) -> str:
 
 
 def from_flags(flags: Mapping[str, str] | Sequence[str], settings: Settings) -> list[RawValue]:
-    """Return the values of config flags. Pure.
+    """Return the values of config flags. Pure but for warnings.
 
     Args:
         flags: Tokens such as ``["--engine.seed", "3"]``, or a mapping of flag to text.
@@ -252,7 +281,7 @@ def from_flags(flags: Mapping[str, str] | Sequence[str], settings: Settings) -> 
 
     Raises:
         UnknownKeyError: A flag that belongs to no setting.
-        ConfigError: A token that is no config flag, or a flag without its value.
+        ConfigError: A token that is no config flag, a flag without its value, or a setting under its present and its former name.
     """
     if isinstance(flags, Mapping):
         flags = [f"--{name.removeprefix('--')}={text}" for name, text in flags.items()]
@@ -264,8 +293,9 @@ def from_flags(flags: Mapping[str, str] | Sequence[str], settings: Settings) -> 
         name, _, text = token.partition("=")
         path = _path_of(name, settings)
         setting = settings.get(path)
-        given.append(RawValue(path=path, raw=text, source=f"flag {setting.flag if setting else name}", is_text=True))
-    return given
+        shown = setting.flag if setting is not None and setting.path == path else name
+        given.append(RawValue(path=path, raw=text, source=f"flag {shown}", is_text=True))
+    return _renamed(given, settings)
 
 
 def nest(overrides: Mapping[str, Any]) -> dict[str, Any]:

@@ -83,7 +83,7 @@ class ComponentContext:
         label: Names the component that is being built, its distribution and version, for its messages; empty outside an engine.
         label_of: ``label_of(noun, name)`` names what ``make(noun, name)`` builds; empty outside an engine.
         budget_s: ``budget_s(noun)`` is how long a call of another component may take, seconds; infinity: any time.
-        quarantine_s: ``cache.quarantine_s``: a KV connector that holds blocks for longer is closed; infinity: none is.
+        quarantine_s: ``cache.release_timeout_s``: a KV connector that holds blocks for longer is closed; infinity: none is.
         limits: Shape limits, for components built after the KV cache was sized.
         model: The loaded model, for components built after it was loaded.
         make: ``make(noun, name)`` builds another component: one that this one's config names in a field with the metadata

@@ -17,6 +17,7 @@ def setting(
     validator: Any = None,
     factory: Any = None,
     secret: bool = False,
+    formerly: str = "",
     **more: Any,
 ) -> Any:
     """Return an attrs field with the metadata that flags, ``--explain`` and the reference page show. Pure.
@@ -28,9 +29,10 @@ def setting(
         validator: An attrs validator.
         factory: Makes a mutable default.
         secret: The value is never printed.
+        formerly: Key that it had before; still accepted in files, environment and flags, with a warning.
         more: Further metadata, such as ``component="eviction"`` for a field that names another component.
     """
-    metadata = {"help": help, "unit": unit, "secret": secret, **more}
+    metadata = {"help": help, "unit": unit, "secret": secret, "formerly": formerly, **more}
     if factory is not None:
         return attrs.field(factory=factory, validator=validator, metadata=metadata)
     return attrs.field(default=default, validator=validator, metadata=metadata)

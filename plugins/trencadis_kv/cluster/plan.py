@@ -1,4 +1,4 @@
-"""Which processes a cluster has, where each listens, and what it is told."""
+"""Processes of a cluster, their addresses and their flags."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the frames between two engines are, and what is in each; see :mod:`trencadis_kv.wire.stream` for who says what when."""
+"""Kinds and bodies of the frames between two engines; :mod:`trencadis_kv.wire.stream` has their order."""
 
 from __future__ import annotations
 
@@ -7,19 +7,21 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
+from trencadis.records import FirstToken, TokenLogprobs
+
 __all__ = [
-    "BODIES",
-    "KINDS",
     "Abort",
     "Ack",
+    "BODIES",
     "Commit",
     "Hello",
-    "PrefillRequest",
+    "KINDS",
     "Kind",
     "Layers",
     "Message",
-    "PrefillResponse",
     "Placed",
+    "PrefillRequest",
+    "PrefillResponse",
     "Proof",
     "Pull",
     "Refuse",
@@ -30,6 +32,8 @@ __all__ = [
     "Taken",
     "Token",
     "Welcome",
+    "decode_token",
+    "encode_token",
 ]
 
 
@@ -61,7 +65,7 @@ class _Body(msgspec.Struct, array_like=True, gc=False):
 
 
 class Hello(_Body):
-    """Who asks. ``compat`` and ``block_bytes`` are those of its own blocks, ``wants`` the engine id that it was told of, or empty: any."""
+    """The consumer's identity. ``compat`` and ``block_bytes`` are those of its own blocks, ``wants`` the engine id that it was told of, or empty: any."""
 
     major: int
     minor: int
@@ -138,11 +142,11 @@ class Ack(_Body):
 
 
 class Status(_Body):
-    """How much there is to do over there."""
+    """Asks for the producer's load."""
 
 
 class State(_Body):
-    """Whether prompts are taken; those taken and not yet computed; tokens that wait, of everybody; and the rate, 0 while it is unknown."""
+    """Whether prefills are accepted; accepted ones not yet computed; queued tokens of all requests; and tokens per second, 0 while unknown."""
 
     accepts: bool
     num_remote_prefills: int
@@ -157,7 +161,7 @@ class PrefillRequest(_Body):
     without a weight, that of the tenant counts. Older engines send neither, and do not read them.
 
     ``terms`` say how the first token is to be chosen, empty: it is not wanted. Blocks after the first ``num_skipped`` may be sent along
-    with the offer, at most so many that they are ``push_bytes`` in the pool. Older engines read none of it, and send neither.
+    with the response, at most so many that they are ``push_bytes`` in the pool. Older engines read none of it, and send neither.
     """
 
     tokens: bytes
@@ -182,10 +186,40 @@ class Token(_Body):
     top_logprobs: list[float] = []
 
 
+def encode_token(first: FirstToken) -> Token:
+    """Return what is sent of a token. Pure."""
+    logprobs = first.logprobs
+    if logprobs is None:
+        return Token(token_id=first.token_id)
+    return Token(
+        token_id=first.token_id,
+        logprob=logprobs.logprob,
+        rank=logprobs.rank,
+        top_token_ids=list(logprobs.top_token_ids),
+        top_logprobs=list(logprobs.top_logprobs),
+    )
+
+
+def decode_token(token: Token) -> FirstToken:
+    """Return the token that was sent; the engine looks at whether it can be. Pure."""
+    if token.rank < 1:
+        return FirstToken(token_id=token.token_id)
+    logprobs = TokenLogprobs(
+        index=0,
+        position=0,
+        token_id=token.token_id,
+        logprob=token.logprob,
+        rank=token.rank,
+        top_token_ids=tuple(token.top_token_ids),
+        top_logprobs=tuple(token.top_logprobs),
+    )
+    return FirstToken(token_id=token.token_id, logprobs=logprobs)
+
+
 class PrefillResponse(_Body):
     """The prompt is computed: so many of its leading tokens are held under a hold id, and for how long.
 
-    ``token`` is the first behind it, if it was wanted by terms that hold there, too. ``num_pushed`` blocks follow, and ``COMMIT``.
+    ``token`` is the first after it, if it was wanted by terms that hold there, too. ``num_pushed`` blocks follow, and ``COMMIT``.
     """
 
     hold_id: str

@@ -215,7 +215,7 @@ def test_a_component_may_make_another_one_of_what_serves_the_engine_and_find_mod
     first, second = (contexts[0].make("backend", "") for _ in range(2))
     assert isinstance(first, FakeBackend)
     assert first is not second
-    assert contexts[0].quarantine_s == config.cache.quarantine_s == 60.0
+    assert contexts[0].quarantine_s == config.cache.release_timeout_s == 60.0
     assert contexts[0].named_model("demo-draft").source.path.endswith("draft")
     engine.close()
 

@@ -120,9 +120,9 @@ class History:
             swap_blocks=pick([64, 7, 3]),
             async_scheduling=is_true(0.5),
             prefix_caching=is_true(0.7),
-            quarantine_s=pick([1e6, 2.0, 5.0]),
+            release_timeout_s=pick([1e6, 2.0, 5.0]),
             load_timeout_s=pick([0.2, 1.0, 1e6]),
-            max_parked=pick([1, 2, 256]),
+            max_waiting_loads=pick([1, 2, 256]),
             layer_wait_s=0.01,
         )
 

@@ -124,7 +124,7 @@ def test_prompts_are_computed_elsewhere_and_answers_are_those_of_one_engine(
     with ThreadPoolExecutor(4) as pool:
         said = list(pool.map(cluster.say, prompts))
     assert said == [alone(prompt) for prompt in prompts]
-    assert cluster.metric('trencadis_kv_invites_total{connector="p2p",result="served"') == 4
+    assert cluster.metric('trencadis_kv_delegated_prefills_total{connector="p2p",result="served"') == 4
     assert cluster.metric('trencadis_transfer_first_tokens_total{result="taken"') == 4
     eventually(lambda: cluster.metric('trencadis_kv_pushed_bytes_total{connector="p2p",end="received"') > 0)
     eventually(lambda: cluster.metric('trencadis_kv_push_bytes{connector="p2p"') == 0)
@@ -152,19 +152,19 @@ def test_prefill_process_that_is_killed_in_the_middle_costs_no_answer_and_comes_
     send(signal.SIGSTOP, pids)  # whatever it gets from now on, it is in the middle of it
     with ThreadPoolExecutor(4) as pool:
         answers = [pool.submit(cluster.say, prompt) for prompt in prompts]
-        eventually(lambda: cluster.metric('trencadis_kv_prompts_away{connector="p2p"') > 0)
+        eventually(lambda: cluster.metric('trencadis_kv_delegated_prefills_running{connector="p2p"') > 0)
         assert not all(answer.done() for answer in answers)
         send(signal.SIGKILL, pids)
         said = [answer.result(PATIENCE_S) for answer in answers]
     assert said == [alone(prompt) for prompt in prompts]
-    assert cluster.metric('trencadis_kv_invites_total{connector="p2p",result="failed"') >= 1
-    served = cluster.metric('trencadis_kv_invites_total{connector="p2p",result="served"')
+    assert cluster.metric('trencadis_kv_delegated_prefills_total{connector="p2p",result="failed"') >= 1
+    served = cluster.metric('trencadis_kv_delegated_prefills_total{connector="p2p",result="served"')
     assert cluster.say(text_of(40)) == alone(text_of(40)), "without it"
     cluster.until("prefill 0 has ended (signal 9); it is started again.")
     cluster.until("serves again")
     cluster.until("computes prompts for this one", times=4)
     for seed in range(41, 51):
         assert cluster.say(text_of(seed)) == alone(text_of(seed))
-        if cluster.metric('trencadis_kv_invites_total{connector="p2p",result="served"') > served:
+        if cluster.metric('trencadis_kv_delegated_prefills_total{connector="p2p",result="served"') > served:
             return
     raise AssertionError("it is there again, and computes nothing")

@@ -196,6 +196,6 @@ def test_engine_whose_sampler_is_made_up_otherwise_computes_the_prompt_only() ->
         ((true, _),) = one.run(one.alone, wanted)
         assert end.token_ids.tolist() == true.token_ids.tolist()
         assert (one.num_taken, end.num_cached_tokens) == (0, 96)
-        assert one.node.metrics.value("offered_tokens_total", token="none") == 1
+        assert one.node.metrics.value("prefill_responses_total", token="none") == 1
     finally:
         one.close()

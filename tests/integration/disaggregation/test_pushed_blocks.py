@@ -33,11 +33,11 @@ def test_blocks_and_the_first_token_come_without_being_asked_for(prefiller: Stat
         assert end.token_ids.tolist() == true_text(PROMPT, 6)
         assert end.num_cached_tokens == 4 * NUM_BLOCKS
         assert firsts_of(one) == {"taken": 1}
-        assert one.count("offered_tokens", token="given") == 1
+        assert one.count("prefill_responses", token="given") == 1
         assert prefiller.count("pushed_bytes", end="sent") == BLOCK_BYTES * NUM_BLOCKS
         assert one.count("tokens", direction="load") == 4 * NUM_BLOCKS
         eventually(lambda: one.count("pushed_bytes", end="received") == BLOCK_BYTES * NUM_BLOCKS)
-        assert one.count("invites", result="served") == 1
+        assert one.count("delegated_prefills", result="served") == 1
         check_nothing_is_left(one, prefiller)
         assert prefiller.node.holds.ends == {"released": 1}
 
@@ -117,8 +117,8 @@ def test_token_that_cannot_be_chosen_there_is_chosen_here(switched_off: str) -> 
         assert serve(one, other).token_ids.tolist() == true_text(PROMPT, 6)
         assert firsts_of(one) == {}
         is_asked = switched_off in ("there", "other rules")
-        assert one.count("offered_tokens", token="none") == is_asked
-        assert one.count("offered_tokens", token="unasked") == (not is_asked)
+        assert one.count("prefill_responses", token="none") == is_asked
+        assert one.count("prefill_responses", token="unasked") == (not is_asked)
         check_nothing_is_left(one, other)
 
 
@@ -141,7 +141,10 @@ def test_token_stands_when_its_blocks_are_lost_and_nobody_else_is_asked_for_it(p
         eventually(lambda: name in one.ends, of=(one, first, prefiller))
         assert one.ends[name].token_ids.tolist() == true_text(PROMPT, 6)
         assert one.ends[name].num_cached_tokens == 4 * NUM_BLOCKS
-        assert (one.count("offered_tokens", token="given"), one.count("offered_tokens", token="unasked")) == (1, 1)
+        assert (one.count("prefill_responses", token="given"), one.count("prefill_responses", token="unasked")) == (
+            1,
+            1,
+        )
         assert firsts_of(one) == {"taken": 1}
         check_nothing_is_left(one, first, prefiller)
 
@@ -152,6 +155,6 @@ def test_request_that_ends_with_its_first_token_lets_everything_go(prefiller: St
         eventually(lambda: name in one.ends, of=(one, prefiller))
         assert one.ends[name].token_ids.tolist() == true_text(PROMPT, 1)
         assert one.count("tokens", direction="load") == prefiller.count("pushed_bytes", end="sent") == 0
-        assert one.count("invites", result="served") == 1
+        assert one.count("delegated_prefills", result="served") == 1
         check_nothing_is_left(one, prefiller)
         assert prefiller.node.holds.ends == {"released": 1}

@@ -14,7 +14,7 @@ from support.server.served_process import ServedProcess
 from trencadis.client.factory import configure
 from trencadis.engine.build import build_engine
 from trencadis.records import FinishedSequence, Request, SamplingParams
-from trencadis_kv.connectors.p2p.shared_memory import shared_memory
+from trencadis_kv.connectors.p2p.transport import shared_memory
 
 PROMPT = [5 + (i * 37 + i * i % 11) % 200 for i in range(200)]
 

@@ -62,7 +62,7 @@ class LayerMachine(RuleBasedStateMachine):
             max_num_seqs=4,
             max_num_batched_tokens=budget,
             async_scheduling=async_scheduling,
-            quarantine_s=1e6,
+            release_timeout_s=1e6,
         )
         self.prompts: dict[str, tuple[int, ...]] = {}
         self.texts: dict[int, tuple[str, list[int]]] = {}

@@ -152,7 +152,7 @@ def test_engine_that_computes_prompts_and_falls_off_the_network_is_missed_within
         with here.entered():
             end = taker.serve(prompt_of(1, 40), max_tokens=4)
         assert end.token_ids.tolist() == true_text(prompt_of(1, 40), 4)
-        assert taker.count("invites", result="failed") == 0, "it was asked although it was missed"
+        assert taker.count("delegated_prefills", result="failed") == 0, "it was asked although it was missed"
         there.plug_in()
         _wait_for(lambda: bool(ready()), within_s=3 * heartbeat_s + SLACK_S)
 

@@ -348,7 +348,7 @@ def test_whatever_happens_texts_are_right_and_nothing_is_lost_or_left(
         pair = where.make(ComponentContext(clock=suite.clock, seed=0, make=part))
         shared = keep_owners(pair)
         with suite.engine(
-            pair, num_blocks=28, eos=-1, quarantine_s=600.0, prefix_caching=(SEED + STORES.index(name)) % 2 == 1
+            pair, num_blocks=28, eos=-1, release_timeout_s=600.0, prefix_caching=(SEED + STORES.index(name)) % 2 == 1
         ) as one:
             soak = Soak(one, where, faults)
             soak.operate(NUM_OPERATIONS // 2)

@@ -72,7 +72,7 @@ class NixlPeer:
 
 def _main(role: str, block_bytes: int) -> None:
     from trencadis.errors import TransferError
-    from trencadis_kv.connectors.nixl.transport import NixlTransport
+    from trencadis_kv.connectors.nixl.connector import NixlTransport
 
     transport = NixlTransport(small_config(piece_bytes=block_bytes))
     transport.open(block_bytes)

@@ -22,6 +22,16 @@ MAX_PAGE_CHARS: Final = 4 << 20
 _OF_THE_SERVER: Final = re.compile(r"(?:trencadis_(?:http_|admitted_|engine_up|engine_restarts)|process_).*")
 """Families that the server adds to the page."""
 
+_FORMER_NAMES: Final = {
+    "trencadis_kv_delegated_prefills_total": "trencadis_kv_invites_total",
+    "trencadis_kv_delegated_prefills_running": "trencadis_kv_prompts_away",
+    "trencadis_kv_remote_prefills_running": "trencadis_kv_guests",
+    "trencadis_kv_prefill_responses_total": "trencadis_kv_offered_tokens_total",
+    "trencadis_transfer_waiting_sequences": "trencadis_transfer_parked_sequences",
+    "trencadis_transfer_pinned_blocks": "trencadis_transfer_held_blocks",
+}
+"""Families that were renamed, with the names that they had: for one version they are shown under both."""
+
 _NAME: Final = r"[a-zA-Z_:][a-zA-Z0-9_:]*"
 _LABEL: Final = r'[a-zA-Z_][a-zA-Z0-9_]*="(?:[^"\\\n]|\\[\\n"])*"'
 _ONE_LABEL: Final = re.compile(_LABEL)
@@ -89,6 +99,9 @@ class MetricsPage:
                 continue
             self._names |= names
             self._texts.extend(family.lines)
+            if former := _FORMER_NAMES.get(family.name):
+                self._names.add(former)
+                self._texts.extend([line.replace(family.name, former, 1) for line in family.lines])
         if fault:
             said = f"{label} returned metrics with {fault}. Mend its metrics(), or take it out of the configuration."
             self._log.say(f"{label}.metrics", said)

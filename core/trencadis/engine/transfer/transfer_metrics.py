@@ -57,10 +57,10 @@ class _Books(Collector):
             "Calls of the KV connector that raised or broke the contract.",
             0 if connector is None else connector.num_errors,
         )
+        yield _gauge("waiting_sequences", "Waiting sequences whose KV is being loaded.", books.num_waiting_for_kv)
         yield _gauge(
-            "parked_sequences", "Of those that wait, sequences whose KV is being loaded.", books.num_waiting_for_kv
+            "pinned_blocks", "KV blocks that stay allocated only because of a transfer.", books.num_pinned_blocks
         )
-        yield _gauge("held_blocks", "KV blocks that only a transfer holds.", books.num_pinned_blocks)
         is_on = connector is not None and not connector.is_off
         yield _gauge("connector_on", "1: the KV connector is asked; 0: it was switched off.", int(is_on))
 

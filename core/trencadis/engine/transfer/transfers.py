@@ -49,8 +49,8 @@ class Transfers:
         connector: The scheduler side, or None: then everything here is a no-op.
         load_timeout_s: A load that takes longer is given up and its tokens are computed here.
         lookup_timeout_s: A look-up that is pending for longer is a miss.
-        pin_timeout_s: Blocks of a load that was given up, or of a finished sequence, are pinned no longer than this.
-        max_parked: Sequences that may wait for a load at once; others are computed.
+        release_timeout_s: Blocks of a load that was given up, or of a finished sequence, are held no longer than this.
+        max_waiting_loads: Sequences that may wait for a load at once; others are computed.
         close_worker: Closes the worker sides; returns when none touches a block any more.
         num_ranks: Worker sides, each of which reports for itself.
         layerwise: Steps can wait for their layers, one by one.
@@ -73,8 +73,8 @@ class Transfers:
         *,
         load_timeout_s: float = 30.0,
         lookup_timeout_s: float = 60.0,
-        pin_timeout_s: float = 60.0,
-        max_parked: int = 256,
+        release_timeout_s: float = 60.0,
+        max_waiting_loads: int = 256,
         close_worker: Callable[[], None] = lambda: None,
         num_ranks: int = 1,
         layerwise: bool = False,
@@ -86,8 +86,8 @@ class Transfers:
         self._faults = FaultLog(logger)
         self._load_timeout_s = load_timeout_s
         self._lookup_timeout_s = lookup_timeout_s
-        self._pin_timeout_s = pin_timeout_s
-        self._max_parked = max_parked
+        self._release_timeout_s = release_timeout_s
+        self._max_waiting_loads = max_waiting_loads
         self._close_worker = close_worker
         self._quorum = RankQuorum(num_ranks)
         self._layerwise = layerwise and connector is not None and connector.is_layerwise
@@ -148,7 +148,7 @@ class Transfers:
 
     def lookup(self, sequence: Sequence, *, num_local_tokens: int, now_s: float) -> Lookup:
         """Ask the connector what it has of a prompt; asked again only while it answers ``pending``, and not for ever."""
-        if self._connector is None or sequence.looked_up or len(self._loads) >= self._max_parked:
+        if self._connector is None or sequence.looked_up or len(self._loads) >= self._max_waiting_loads:
             return Lookup()
         found = self._connector.lookup(
             sequence.original_request,
@@ -439,8 +439,8 @@ class Transfers:
             "%s has held %d blocks for over %g s (transfer ids %s) and is closed; serving goes on without it. Mend it, or choose another "
             "in kv_connector.name.",
             self._connector.label,
-            sum(len(self._pinned[transfer_id]) for transfer_id in overdue),
-            self._pin_timeout_s,
+            sum(len(self._held[transfer_id]) for transfer_id in overdue),
+            self._release_timeout_s,
             shown(overdue),
         )
         self._connector.close()
@@ -454,9 +454,9 @@ class Transfers:
         for transfer_id in list(self._pinned):
             self._free(transfer_id, state)
 
-    def _pin(self, transfer_id: int, blocks: Int32Array, now_s: float) -> None:
-        self._pinned[transfer_id] = blocks
-        self._pinned_until_s[transfer_id] = now_s + self._pin_timeout_s
+    def _hold(self, transfer_id: int, blocks: Int32Array, now_s: float) -> None:
+        self._held[transfer_id] = blocks
+        self._pinned_until_s[transfer_id] = now_s + self._release_timeout_s
 
     def _free(self, transfer_id: int, state: EngineState) -> None:
         del self._pinned_until_s[transfer_id]

@@ -1,20 +1,76 @@
-"""Chunks on their way out: blocks are copied as they are computed; a chunk that is complete loses its position and goes to the store."""
+"""Chunks on their way to the store: blocks are copied as they are computed; a complete chunk loses its position and is written."""
 
 from __future__ import annotations
 
+import attrs
 import numpy as np
 from numpy.typing import NDArray
 
 from trencadis.errors import TransferError
 from trencadis.interfaces import KVBlender, KVPool
-from trencadis.records import TransferCause
-from trencadis_kv.connectors.blend.messages import SaveChunkOrder
-from trencadis_kv.connectors.blend.objects import ChunkObjects
-from trencadis_kv.connectors.blend.shared import BlendShared
+from trencadis.records import KVLayout, TransferCause
+from trencadis_kv.connectors.blend.messages import BlendShared, SaveChunkOrder
 from trencadis_kv.store.client import StoreClient
+from trencadis_kv.store.format import HEADER_BYTES, pack_header, verify
+from trencadis_kv.store.identity import compat_id
 from trencadis_kv.store.threads import StoreThreads
 
-__all__ = ["ChunkSaver"]
+__all__ = ["ChunkObjects", "ChunkSaver"]
+
+
+class ChunkObjects:
+    """Packs and unpacks the chunks of one rank. From any thread.
+
+    Args:
+        layout: Of the cache.
+        identity: Of the model.
+        token_bytes: Of one token in a chunk.
+    """
+
+    def __init__(self, layout: KVLayout, *, identity: str, token_bytes: int) -> None:
+        self._layout = attrs.evolve(layout, rotated=False, block_size=1)  # chunks have no blocks
+        self._compat = compat_id(self._layout, identity=identity)
+        self._token_bytes = token_bytes
+
+    def key(self, chunk_key: bytes) -> str:
+        """Return the key of a chunk: never that of a block. Pure."""
+        return f"kvb1/{self._compat.hex()}/{chunk_key.hex()}"
+
+    def num_bytes(self, num_tokens: int) -> int:
+        """Return the size of an object. Pure."""
+        return HEADER_BYTES + num_tokens * self._token_bytes
+
+    def pack(self, chunk_key: bytes, tokens: NDArray[np.uint8], *, position: int) -> list[memoryview]:
+        """Return the pieces of an object. Pure.
+
+        Args:
+            chunk_key: Of the chunk.
+            tokens: ``[n, token_bytes]``.
+            position: Where it stood, for people.
+        """
+        payload = np.ascontiguousarray(tokens).data.cast("B")
+        layout = attrs.evolve(self._layout, block_size=len(tokens))
+        header = pack_header(layout, compat=self._compat, block_hash=chunk_key, payload=payload, first_token=position)
+        return [memoryview(header), payload]
+
+    def unpack(self, chunk_key: bytes, data: NDArray[np.uint8], *, num_tokens: int) -> NDArray[np.uint8]:
+        """Return the tokens of an object, ``[num_tokens, token_bytes]``, once it is proven to be that chunk.
+
+        Args:
+            chunk_key: That was asked for.
+            data: The object, all its bytes.
+            num_tokens: That the chunk has.
+
+        Raises:
+            TransferError: ``corrupt`` or ``incompatible``.
+        """
+        if len(data) != self.num_bytes(num_tokens):
+            raise TransferError(
+                f"The KV object is broken: {len(data)} bytes for {num_tokens} tokens.", cause=TransferCause.CORRUPT
+            )
+        payload = data[HEADER_BYTES:]
+        verify(bytes(data[:HEADER_BYTES]), payload.data, compat=self._compat, block_hash=chunk_key)
+        return payload.reshape(num_tokens, self._token_bytes)
 
 
 class _Part:
@@ -95,7 +151,7 @@ class ChunkSaver:
             "trencadis-blend-save", 1, make_client=shared.client, activity=shared.activity
         )
 
-    def keep(self, order: SaveChunkOrder) -> None:
+    def save(self, order: SaveChunkOrder) -> None:
         """Copy blocks of a chunk; does not wait."""
         part = self._parts.pop(order.number, None) or self._begin(order)
         if part is None:

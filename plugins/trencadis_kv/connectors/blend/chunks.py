@@ -137,7 +137,7 @@ class WantedChunks:
                 yield work
 
     def computed(self, blocks: Sequence[int], block_hashes: Sequence[bytes]) -> list[SaveChunkOrder]:
-        """Return what of computed blocks is to be kept."""
+        """Return the chunks of computed blocks that are to be saved."""
         orders: dict[int, SaveChunkOrder] = {}
         for block, block_hash in zip(blocks, block_hashes, strict=True):
             for chunk, place in self._of_block.get(block_hash, {}).values():

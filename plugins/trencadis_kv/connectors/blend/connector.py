@@ -15,9 +15,9 @@ from trencadis.interfaces import ComponentContext
 from trencadis.interfaces.block_store import BlockStore
 from trencadis_kv.connectors.blend.config import BlendConfig
 from trencadis_kv.connectors.blend.index import ChunkIndex
+from trencadis_kv.connectors.blend.messages import BlendShared
+from trencadis_kv.connectors.blend.prompt import WindowHash
 from trencadis_kv.connectors.blend.scheduler import BlendScheduler
-from trencadis_kv.connectors.blend.shared import BlendShared
-from trencadis_kv.connectors.blend.windows import WindowHash
 from trencadis_kv.connectors.blend.worker import BlendWorker
 from trencadis_kv.connectors.host_offload.host_memory import HostMemory, HostStore
 from trencadis_kv.store.defaults import policy_of
@@ -43,7 +43,7 @@ def make_blend(config: BlendConfig, context: ComponentContext) -> StoreConnector
 def blend_connector(
     make_store: Callable[[], BlockStore], config: BlendConfig, context: ComponentContext
 ) -> StoreConnector:
-    """Return a connector over a store of chunks, which nobody else uses.
+    """Return a connector over a store of chunks, used by this connector alone.
 
     Args:
         make_store: Returns a new connection; called once per thread, and may wait and raise.

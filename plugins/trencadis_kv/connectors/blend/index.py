@@ -16,8 +16,7 @@ import numpy as np
 
 from trencadis.records import Int32Array, Int64Array, Request
 from trencadis_kv.connectors.blend.messages import ChunkPlace
-from trencadis_kv.connectors.blend.prompt import PIECE_TOKENS, FoundChunks
-from trencadis_kv.connectors.blend.windows import WindowHash
+from trencadis_kv.connectors.blend.prompt import PIECE_TOKENS, FoundChunks, WindowHash
 from trencadis_kv.store.bounded import BoundedDict
 
 __all__ = ["ChunkIndex", "Tenant", "chunk_key", "tenant_of"]

@@ -1,13 +1,34 @@
-"""What the scheduler side of ``blend`` asks of its worker side: one message a step, as bytes."""
+"""Messages from the scheduler side of ``blend`` to its worker side, one a step, and the state that both share in one process."""
 
 from __future__ import annotations
 
+import logging
+from collections import deque
+from collections.abc import Callable
+
+import attrs
 import msgspec
 
+from trencadis.clock import Clock
 from trencadis.errors import TransferError
+from trencadis.interfaces import KVPolicy
+from trencadis.interfaces.block_store import BlockStore
 from trencadis.records import TransferCause
+from trencadis_kv.connectors.blend.config import BlendConfig
+from trencadis_kv.store.activity import Activity
+from trencadis_kv.store.client import StoreClient
+from trencadis_kv.store.cost import CostModel
+from trencadis_kv.store.counters import TransferCounters
 
-__all__ = ["BlendOrders", "ChunkPlace", "AssembleOrder", "SaveChunkOrder", "decode_orders", "encode_orders"]
+__all__ = [
+    "AssembleOrder",
+    "BlendOrders",
+    "BlendShared",
+    "ChunkPlace",
+    "SaveChunkOrder",
+    "decode_orders",
+    "encode_orders",
+]
 
 _VERSION = 1
 
@@ -53,7 +74,7 @@ class ChunkPlace(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AssembleOrder(msgspec.Struct, frozen=True, array_like=True):
-    """Fill blocks with chunks.
+    """Assemble chunks into blocks.
 
     Attributes:
         transfer_id: To report it by.
@@ -77,26 +98,26 @@ class BlendOrders(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         version: Of the message.
-        keeps: To copy out, before anything writes to a block.
-        fills: To begin.
+        saves: To copy out, before anything writes to a block.
+        assemblies: To begin.
         cancels: Transfer ids to give up and release.
     """
 
     version: int = _VERSION
-    keeps: list[SaveChunkOrder] = []
-    fills: list[AssembleOrder] = []
+    saves: list[SaveChunkOrder] = []
+    assemblies: list[AssembleOrder] = []
     cancels: list[int] = []
 
 
 def encode_orders(orders: BlendOrders) -> bytes:
     """Return a message; empty if there is nothing to do. Pure."""
-    if not (orders.keeps or orders.fills or orders.cancels):
+    if not (orders.saves or orders.assemblies or orders.cancels):
         return b""
     return msgspec.msgpack.encode(orders)
 
 
 def decode_orders(message: bytes) -> BlendOrders:
-    """Return what a message says. Pure.
+    """Return the orders of a message. Pure.
 
     Raises:
         TransferError: It is no message, or of another version.
@@ -116,3 +137,53 @@ def decode_orders(message: bytes) -> BlendOrders:
             hint="Run the same version of Trencadís in all processes of an engine.",
         )
     return orders
+
+
+logger = logging.getLogger("trencadis.kv")
+
+
+@attrs.define(kw_only=True, eq=False)
+class BlendShared:
+    """Settings, collaborators and events of one connector.
+
+    Attributes:
+        config: Its table.
+        clock: The engine's.
+        identity: Of the model.
+        make_store: Returns a new connection to the chunks.
+        policy: What is put together.
+        counters: What was done.
+        cost: What reading chunks and computing tokens take.
+        activity: Tasks under way on threads.
+        token_bytes: Of a token in a chunk; 0 while nothing blends here: then nothing is kept or found.
+        kept: Numbers of chunks that are in the store by now; the worker side adds, the scheduler side takes.
+        lost: Numbers of chunks that will not be.
+        blended: Transfer ids and the seconds that blending took.
+    """
+
+    config: BlendConfig
+    clock: Clock
+    identity: str
+    make_store: Callable[[], BlockStore]
+    policy: KVPolicy
+    counters: TransferCounters = attrs.field(factory=lambda: TransferCounters("blend"))
+    cost: CostModel = attrs.field(factory=CostModel)
+    activity: Activity = attrs.field(factory=Activity)
+    token_bytes: int = 0
+    kept: deque[int] = attrs.field(factory=deque)
+    lost: deque[int] = attrs.field(factory=deque)
+    blended: deque[tuple[int, float]] = attrs.field(factory=deque)
+
+    def client(self) -> StoreClient:
+        """Return a new connection for one thread."""
+        return StoreClient(self.make_store, name="blend")
+
+    def failed(self, error: TransferError, what: str) -> None:
+        """Count a failure, and log it. From any thread.
+
+        Args:
+            error: What happened.
+            what: Such as ``load``.
+        """
+        self.counters.failed(error.cause)
+        logger.warning("KV %s of blend failed (%s): %s", what, error.cause, error)

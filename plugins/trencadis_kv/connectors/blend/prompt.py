@@ -1,18 +1,89 @@
-"""A prompt that is read a piece at a time, and what was found in it: no call takes long, however long the prompt."""
+"""A prompt that is read a piece at a time, the hashes of its windows, and the parameters of a request that asks for blending.
+
+    hash(i) = sum of token(i + k) × base^k for k < window, modulo 2^31 - 1
+
+The base is drawn at random for each process: nobody outside can make two runs that share a hash. Whoever finds a hash compares the
+tokens all the same.
+
+Source: polynomial hashing, Karp and Rabin, 1987; by prefix sums and the inverse of the base, so that it is array arithmetic.
+"""
 
 from __future__ import annotations
 
+import secrets
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import attrs
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
-from trencadis.records import Int32Array
+from trencadis.records import Int32Array, Int64Array
 from trencadis_kv.connectors.blend.messages import ChunkPlace
 
-__all__ = ["PIECE_TOKENS", "FoundChunks", "FoundPart", "PromptTokens"]
+__all__ = ["FoundChunks", "FoundPart", "PIECE_TOKENS", "PromptTokens", "WindowHash", "blend_ratio_of", "wants_blend"]
+
+
+def wants_blend(params: Mapping[str, Any] | None) -> bool:
+    """Return whether a request asks for blending: others never get approximate KV. Pure."""
+    return params is not None and params.get("blend") is True
+
+
+def blend_ratio_of(params: Mapping[str, Any] | None, default: float) -> float | None:
+    """Return the share of tokens to compute anew; None for a value that is no share: such a request is computed. Pure.
+
+    Args:
+        params: The request's.
+        default: For a request that names none.
+    """
+    given = default if params is None else params.get("blend_ratio", default)
+    if isinstance(given, bool) or not isinstance(given, int | float) or not 0.0 <= given <= 1.0:
+        return None
+    return float(given)
+
+
+_PRIME = 2**31 - 1
+
+
+class WindowHash:
+    """Hashes windows. One thread.
+
+    Args:
+        window: Tokens of one.
+        base: Of the polynomial, 2 .. 2^31 - 3; by default a secret one.
+    """
+
+    def __init__(self, window: int, *, base: int | None = None) -> None:
+        self.window = window
+        base = 2 + secrets.randbelow(_PRIME - 4) if base is None else base
+        self._bases = base, pow(base, _PRIME - 2, _PRIME)
+        self._powers = [np.ones(1, np.uint64) for _ in self._bases]
+
+    def of(self, token_ids: Int32Array) -> Int64Array:
+        """Return the hash of each window, int64 ``[max(0, T - window + 1)]``. Pure but for a table of powers.
+
+        Args:
+            token_ids: ``[T]``.
+        """
+        count = len(token_ids) - self.window + 1
+        if count <= 0:
+            return np.empty(0, np.int64)
+        ups, downs = (self._first_powers(which, len(token_ids)) for which in (0, 1))
+        sums = np.zeros(len(token_ids) + 1, np.uint64)
+        np.cumsum(token_ids.astype(np.uint64) * ups % _PRIME, out=sums[1:])  # no overflow below 2^33 tokens
+        hashes: Int64Array = ((sums[self.window :] - sums[:count]) % _PRIME * downs[:count] % _PRIME).astype(np.int64)
+        return hashes
+
+    def _first_powers(self, which: int, count: int) -> NDArray[np.uint64]:
+        powers = self._powers[which]
+        while len(powers) < count:
+            factor = pow(self._bases[which], len(powers), _PRIME)
+            powers = np.concatenate([powers, powers * np.uint64(factor) % _PRIME])
+        self._powers[which] = powers
+        return powers[:count]
+
 
 PIECE_TOKENS = 1024
 """That are read at once."""

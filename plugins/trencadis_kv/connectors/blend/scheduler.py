@@ -1,4 +1,4 @@
-"""The scheduler side of ``blend``: cuts prompts into chunks to be kept, and finds chunks in the prompts of those who ask."""
+"""The scheduler side of ``blend``: cuts prompts into chunks to be saved, and finds chunks in the prompts of those who ask."""
 
 from __future__ import annotations
 
@@ -22,14 +22,45 @@ from trencadis.records import ConnectorReport, KVLayout, Request, TransferCause
 from trencadis_kv.connectors.blend.chunks import WantedChunks
 from trencadis_kv.connectors.blend.index import ChunkIndex, Tenant
 from trencadis_kv.connectors.blend.lookups import BlendLookups, PromptScan
-from trencadis_kv.connectors.blend.messages import AssembleOrder, BlendOrders, ChunkPlace, encode_orders
-from trencadis_kv.connectors.blend.params import blend_ratio_of, wants_blend
-from trencadis_kv.connectors.blend.prompt import FoundPart
-from trencadis_kv.connectors.blend.share import BlendShare
-from trencadis_kv.connectors.blend.shared import BlendShared
+from trencadis_kv.connectors.blend.messages import AssembleOrder, BlendOrders, BlendShared, ChunkPlace, encode_orders
+from trencadis_kv.connectors.blend.prompt import FoundPart, blend_ratio_of, wants_blend
 from trencadis_kv.store.bounded import BoundedDict
 
-__all__ = ["BlendScheduler"]
+__all__ = ["BlendScheduler", "BlendShare"]
+
+_FIRST_LAYERS = 1.4
+"""Layers that all tokens go through: the first, and that part of the second that comes before its attention. The share of the
+second is that of keys, values and queries in the products of a Llama layer, rounded up."""
+_WEIGHT = 0.3
+_LEAST, _MOST = 0.1, 10.0
+
+
+class BlendShare:
+    """Learns how far its prediction is off. One thread.
+
+    Args:
+        num_layers: Of the model.
+    """
+
+    def __init__(self, *, num_layers: int) -> None:
+        self._floor = min(1.0, _FIRST_LAYERS / num_layers)
+        self._factor = 1.0
+
+    def of(self, share: float) -> float:
+        """Return the share of the time. Pure.
+
+        Args:
+            share: Of the tokens that go through all layers, 0 .. 1.
+        """
+        return self._factor * (self._floor + (1.0 - self._floor) * share)
+
+    def took(self, *, predicted_s: float, seconds: float) -> None:
+        """Learn from a prediction of :meth:`of` and what it came to; one of nothing is ignored."""
+        if not seconds > 0.0 or not predicted_s > 0.0 or math.isinf(predicted_s):
+            return
+        found = self._factor * seconds / predicted_s
+        self._factor = min(_MOST, max(_LEAST, (1.0 - _WEIGHT) * self._factor + _WEIGHT * found))
+
 
 logger = logging.getLogger("trencadis.kv")
 
@@ -41,7 +72,7 @@ _MAX_NEWS, _CHUNK_NEWS = 1024, 48
 _MAX_FORGOTTEN = 128
 """Chunks that are forgotten in a call."""
 _MESSAGE_PARTS = 16384
-"""Blocks and chunks of the fills of a message; one that alone has more goes alone."""
+"""Blocks and chunks of the assemblies of a message; one that alone has more goes alone."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -84,7 +115,7 @@ class BlendScheduler(KVSchedulerSide, SupportsHandover, SupportsStepTimes, Suppo
         self._plans: BoundedDict[int, _Plan] = BoundedDict(_MAX_PLANS)
         self._filling: dict[int, _Plan] = {}
         self._doomed: deque[tuple[Tenant, Iterator[ChunkPlace]]] = deque()
-        self._orders = BlendOrders(keeps=[], fills=[], cancels=[])
+        self._orders = BlendOrders(saves=[], assemblies=[], cancels=[])
 
     def on_ready(self, layout: KVLayout) -> None:
         """Learn the size of a block, and read the separator."""
@@ -120,7 +151,7 @@ class BlendScheduler(KVSchedulerSide, SupportsHandover, SupportsStepTimes, Suppo
             return
         plan = self._filling[transfer_id] = self._plans.pop(transfer_id)
         token_bytes = plan.scan.tokens.array[: plan.part.end].astype("<i4").tobytes()
-        self._orders.fills.append(
+        self._orders.assemblies.append(
             AssembleOrder(transfer_id, token_bytes, plan.num_exact, list(blocks), list(plan.part.places), plan.ratio)
         )
 
@@ -138,7 +169,7 @@ class BlendScheduler(KVSchedulerSide, SupportsHandover, SupportsStepTimes, Suppo
     def on_computed(self, *, blocks: Sequence[int], block_hashes: Sequence[bytes]) -> None:
         """Order what belongs to chunks that are wanted."""
         if self._wanted is not None:
-            self._orders.keeps.extend(self._wanted.computed(blocks, block_hashes))
+            self._orders.saves.extend(self._wanted.computed(blocks, block_hashes))
 
     def on_finished(self, request: Request, *, blocks: Sequence[int]) -> int | None:
         """Hold nothing: what is to be kept was copied."""
@@ -147,19 +178,23 @@ class BlendScheduler(KVSchedulerSide, SupportsHandover, SupportsStepTimes, Suppo
         return None
 
     def on_cancelled(self, transfer_id: int) -> None:
-        """Order the end of a fill, which may not have been ordered yet."""
-        self._orders.fills[:] = [fill for fill in self._orders.fills if fill.transfer_id != transfer_id]
+        """Order the end of an assembly, which may not have been ordered yet."""
+        self._orders.assemblies[:] = [
+            assembly for assembly in self._orders.assemblies if assembly.transfer_id != transfer_id
+        ]
         self._orders.cancels.append(transfer_id)
         if self._filling.pop(transfer_id, None) is not None:
             self._shared.counters.failed(TransferCause.CANCELLED)
 
     def take_message(self) -> bytes:
-        """Return the orders, and learn from prompts. Fills can wait for the next message, blocks to be kept cannot."""
+        """Return the orders, and learn from prompts. Assemblies can wait for the next message, blocks to be saved cannot."""
         self._take_news(_MAX_NEWS)
         self._learn()
         orders, count = self._orders, self._num_fills()
-        self._orders = BlendOrders(keeps=[], fills=orders.fills[count:], cancels=[])
-        return encode_orders(BlendOrders(keeps=orders.keeps, fills=orders.fills[:count], cancels=orders.cancels))
+        self._orders = BlendOrders(saves=[], assemblies=orders.assemblies[count:], cancels=[])
+        return encode_orders(
+            BlendOrders(saves=orders.saves, assemblies=orders.assemblies[:count], cancels=orders.cancels)
+        )
 
     def on_report(self, report: ConnectorReport) -> None:
         """Learn what blending takes, and forget chunks that could not be read: one of them is not there."""
@@ -213,8 +248,10 @@ class BlendScheduler(KVSchedulerSide, SupportsHandover, SupportsStepTimes, Suppo
             self._lookups.advance()
 
     def _num_fills(self) -> int:
-        """Return how many fills go with the next message: one at least."""
-        parts = itertools.accumulate(len(fill.blocks) + len(fill.chunks) for fill in self._orders.fills)
+        """Return how many assemblies go with the next message: one at least."""
+        parts = itertools.accumulate(
+            len(assembly.blocks) + len(assembly.chunks) for assembly in self._orders.assemblies
+        )
         return max(1, sum(1 for _ in itertools.takewhile(lambda total: total <= _MESSAGE_PARTS, parts)))
 
     def _ratio(self, request: Request) -> float | None:

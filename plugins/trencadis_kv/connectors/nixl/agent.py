@@ -22,15 +22,63 @@ from numpy.typing import NDArray
 from trencadis.errors import ConfigError, TransferError
 from trencadis.records import TransferCause
 from trencadis_kv.connectors.nixl.config import NixlConfig
-from trencadis_kv.connectors.nixl.progress_thread import ProgressThread
 
-__all__ = ["NixlAgent", "check_package"]
+__all__ = ["NixlAgent", "ProgressThread", "check_package"]
+
+_NAP_S: Final = 1e-4
+
+
+class ProgressThread:
+    """Calls a function again and again while somebody needs it. From any thread; the thread starts with the first.
+
+    Args:
+        progress: The function; must not raise.
+    """
+
+    def __init__(self, progress: Callable[[], None]) -> None:
+        self._progress = progress
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._num_users = 0
+        self._is_closed = False
+
+    def begin(self) -> None:
+        """Count one who needs it."""
+        with self._changed:
+            self._num_users += 1
+            if self._thread is None and not self._is_closed:
+                self._thread = threading.Thread(target=self._run, name="trencadis-nixl-pump", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def end(self) -> None:
+        """Count one less."""
+        with self._changed:
+            self._num_users -= 1
+
+    def close(self) -> None:
+        """End the thread; the function does not run any more when this returns. May be called twice."""
+        with self._changed:
+            self._is_closed = True
+            thread = self._thread
+            self._changed.notify_all()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._num_users > 0 or self._is_closed)
+                if self._is_closed:
+                    return
+            self._progress()
+            time.sleep(_NAP_S)
+
 
 logger = logging.getLogger("trencadis.kv.nixl")
 
 _DONE: Final = "DONE"
 _UNDER_WAY: Final = "PROC"
-_NAP_S: Final = 1e-4
 _GLANCE_S: Final = 0.05
 _MAX_OTHERS: Final = 256
 """More agents are not remembered: consumers come and go, each with a name of its own."""

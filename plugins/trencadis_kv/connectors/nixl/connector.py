@@ -1,22 +1,238 @@
-"""KV blocks from engine to engine through NIXL: as the connector ``p2p``, with another way for the bytes.
+"""KV blocks from engine to engine through NIXL: the connector ``p2p`` with another transport.
 
-Engines with ``p2p`` and with ``nixl`` understand each other; between them blocks go over TCP.
+It is the producer that writes, and not the consumer that reads: a producer whose consumer vanished in the middle of a read was ended by
+UCX, with all that it served.
 """
 
 from __future__ import annotations
 
-import attrs
+import logging
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
 
+import attrs
+import msgspec
+
+from trencadis.errors import ConfigError, TransferError
 from trencadis.interfaces import ComponentContext, ConnectorPair
+from trencadis.records import TransferCause
+from trencadis_kv.connectors.nixl.agent import NixlAgent, check_package, tell_ucx
 from trencadis_kv.connectors.nixl.config import NixlConfig
-from trencadis_kv.connectors.nixl.transport import NixlTransport
 from trencadis_kv.connectors.p2p.config import check_hold, check_secret
 from trencadis_kv.connectors.p2p.node import Node
 from trencadis_kv.connectors.p2p.scheduler import P2PScheduler
+from trencadis_kv.connectors.p2p.transport import Flight, ReceiveBuffer, Transport
 from trencadis_kv.connectors.p2p.worker import P2PWorker
 from trencadis_kv.store.defaults import codec_of, policy_of
 
-__all__ = ["make_nixl"]
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = ["NixlTransport", "make_nixl"]
+
+logger = logging.getLogger("trencadis.kv.nixl")
+
+_NUM_LENT: Final = 2
+"""One is written to while the other is verified."""
+_LOST_RATIO: Final = 0.25
+"""With so much of its memory lost an agent is replaced."""
+
+
+class _Target(msgspec.Struct, array_like=True):
+    """Where a receive_buffer is."""
+
+    metadata: bytes
+    addresses: list[int]
+    num_rows: int
+    block_bytes: int
+
+
+class NixlTransport(Transport):
+    """Agents of one engine: one that is used, and those before it whose memory is still in use.
+
+    Args:
+        config: Of the connector.
+    """
+
+    name = "nixl"
+
+    def __init__(self, config: NixlConfig) -> None:
+        self._config = config
+        self._library: Any = check_package()
+        self._lock = threading.Lock()
+        self._agent: NixlAgent | None = None
+        self._block_bytes = 0
+        self._is_closed = False
+
+    def open(self, block_bytes: int) -> None:
+        """Start an agent.
+
+        Raises:
+            ConfigError: NIXL cannot.
+        """
+        self._block_bytes = block_bytes
+        tell_ucx(self._config)
+        try:
+            self._agent = self._start()
+        except Exception as error:  # of many classes of the library's own
+            raise ConfigError(
+                f"kv_connector.name = 'nixl': NIXL does not start: {error}.",
+                hint="Correct kv_connector.nixl.transports and devices, and the variables UCX_* of the environment.",
+            ) from error
+
+    def receive_buffer(self) -> ReceiveBuffer | None:
+        """Return memory for a pull."""
+        with self._lock:
+            agent = self._agent
+            pieces = [] if agent is None else agent.take(_NUM_LENT)
+            if agent is None or not pieces:
+                return None
+            agent.num_users += 1
+        return _NixlReceiveBuffer(self, agent, pieces)
+
+    def flight(self, target: bytes) -> Flight | None:
+        """Return a way to a receive buffer."""
+        try:
+            found = msgspec.msgpack.decode(target, type=_Target)
+        except msgspec.MsgspecError as error:
+            raise TransferError(f"A receive_buffer cannot be read: {error}.", cause=TransferCause.CORRUPT) from None
+        if found.block_bytes != self._block_bytes or found.num_rows < 1 or not found.addresses:
+            raise TransferError("A receive_buffer is for blocks of another kind.", cause=TransferCause.CORRUPT)
+        with self._lock:
+            agent = self._agent
+            pieces = [] if agent is None else agent.take(1)
+            if agent is None or not pieces:
+                return None
+            agent.num_users += 1
+        return _NixlFlight(self, agent, pieces[0], found)
+
+    def close(self) -> None:
+        """Give the agent up, now or with its last user."""
+        with self._lock:
+            self._is_closed = True
+            agent, self._agent = self._agent, None
+            is_idle = agent is not None and not agent.num_users
+        if agent is not None and is_idle:
+            agent.close()
+
+    def left(self, agent: NixlAgent, *, num_lost: int = 0) -> None:
+        """Called when somebody uses an agent no more.
+
+        Args:
+            agent: Which.
+            num_lost: Pieces that a producer may still write to.
+        """
+        with self._lock:
+            agent.num_users -= 1
+            agent.num_lost += num_lost
+            if agent is self._agent and agent.num_lost > _LOST_RATIO * agent.num_pieces:
+                self._agent = None
+                threading.Thread(target=self._replace, name="trencadis-nixl-agent", daemon=True).start()
+            is_over = agent is not self._agent and not agent.num_users
+        if is_over:
+            agent.close()
+
+    def _start(self) -> NixlAgent:
+        config = self._config
+        return NixlAgent(
+            self._library,
+            num_pieces=config.num_pieces,
+            num_rows=max(1, config.piece_bytes // self._block_bytes),
+            block_bytes=self._block_bytes,
+        )
+
+    def _replace(self) -> None:
+        """Start another agent; until then bytes go over the connections."""
+        logger.warning("Engines that were pulled from may still write to this one's memory: NIXL is started anew.")
+        try:
+            agent = self._start()
+        except Exception:
+            logger.exception("NIXL does not start any more: blocks go over TCP from now on.")
+            return
+        with self._lock:
+            is_wanted = not self._is_closed
+            if is_wanted:
+                self._agent = agent
+        if not is_wanted:
+            agent.close()
+
+
+class _NixlReceiveBuffer(ReceiveBuffer):
+    """Two pieces of an agent's memory."""
+
+    via = NixlTransport.name
+
+    def __init__(self, transport: NixlTransport, agent: NixlAgent, pieces: list[int]) -> None:
+        self._transport = transport
+        self._agent = agent
+        self._pieces = pieces
+        self.num_pieces = len(pieces)
+        self._is_closed = False
+        agent.pump.begin()
+        num_rows, block_bytes = agent.rows(pieces[0]).shape
+        addresses = [agent.address(piece) for piece in pieces]
+        self.target = msgspec.msgpack.encode(_Target(agent.metadata, addresses, num_rows, block_bytes))
+
+    def rows(self, index: int) -> NDArray[np.uint8]:
+        """Return a piece."""
+        return self._agent.rows(self._pieces[index])
+
+    def holds(self, index: int, num_rows: int) -> bool:
+        """Return whether there is such a piece."""
+        return 0 <= index < len(self._pieces) and num_rows <= len(self.rows(index))
+
+    def close(self) -> None:
+        """Give the pieces back, or let them go with their agent."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._agent.pump.end()
+        if self.is_quiet:
+            self._agent.give_back(self._pieces)
+        self._transport.left(self._agent, num_lost=0 if self.is_quiet else len(self._pieces))
+
+
+class _NixlFlight(Flight):
+    """One piece of an agent's memory, and where it is written to."""
+
+    def __init__(self, transport: NixlTransport, agent: NixlAgent, piece: int, target: _Target) -> None:
+        self._transport = transport
+        self._agent = agent
+        self._piece = piece
+        self._target = target
+        self._is_ours = True
+        rows = agent.rows(piece)
+        self._rows = rows[: min(len(rows), target.num_rows)]
+        self.num_pieces = len(target.addresses)
+
+    def rows(self, index: int) -> NDArray[np.uint8]:
+        """Return the piece of this side, whatever the other one: it is free again when a write returns."""
+        return self._rows
+
+    def write(self, index: int, num_rows: int, *, timeout_s: float, is_gone: Callable[[], bool]) -> None:
+        """Write leading rows to a piece."""
+        if not 0 <= index < self.num_pieces:
+            raise TransferError(f"There is no piece {index}.", cause=TransferCause.CORRUPT)
+        try:
+            self._agent.write(
+                self._piece,
+                num_rows * self._rows.shape[1],
+                metadata=self._target.metadata,
+                address=self._target.addresses[index],
+                timeout_s=timeout_s,
+                is_gone=is_gone,
+            )
+        except TransferError:
+            self._is_ours = False  # it is given back when nothing reads it any more
+            raise
+
+    def close(self) -> None:
+        """Give the piece back."""
+        if self._is_ours:
+            self._agent.give_back([self._piece])
+        self._transport.left(self._agent)
 
 
 def make_nixl(config: NixlConfig, context: ComponentContext) -> ConnectorPair:
@@ -34,6 +250,8 @@ def make_nixl(config: NixlConfig, context: ComponentContext) -> ConnectorPair:
     check_secret(config, name="nixl")
     model = "" if context.model is None else context.model.identity
     transport = NixlTransport(config)
-    config = attrs.evolve(config, max_pushed_bytes=0)  # what comes along with an offer comes over the connection
+    config = attrs.evolve(
+        config, max_pushed_bytes=0
+    )  # what comes along with a prefill response comes over the connection
     node = Node(config, clock=context.clock, model=model, name="nixl", transport=transport, codec=codec_of(context))
     return ConnectorPair(scheduler=P2PScheduler(node, policy_of(context)), worker=P2PWorker(node))

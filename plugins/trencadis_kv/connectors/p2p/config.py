@@ -64,7 +64,7 @@ class P2PConfig:
     )
     max_hold_s: float = setting(
         50.0,
-        "And never longer than this; less than cache.quarantine_s.",
+        "And never longer than this; less than cache.release_timeout_s.",
         unit="s",
         validator=and_(gt(0), le(3600)),
     )
@@ -143,17 +143,19 @@ class P2PConfig:
         unit="s",
         validator=and_(gt(0), le(60)),
     )
-    max_invites: int = setting(
+    max_delegated_prefills: int = setting(
         64,
         "Prompts of this engine that are computed elsewhere at once.",
         unit="prompts",
         validator=and_(ge(1), le(1024)),
+        formerly="max_invites",
     )
-    max_guests: int = setting(
+    max_remote_prefills: int = setting(
         64,
         "Prompts of others that this engine takes at once; 0: none.",
         unit="prompts",
         validator=and_(ge(0), le(4096)),
+        formerly="max_guests",
     )
     first_token: bool = setting(
         True,
@@ -188,13 +190,13 @@ def check_hold(config: P2PConfig, context: ComponentContext, *, name: str) -> No
         name: Of the connector's table.
 
     Raises:
-        ConfigValueError: ``max_hold_s`` is not less than ``cache.quarantine_s``.
+        ConfigValueError: ``max_hold_s`` is not less than ``cache.release_timeout_s``.
     """
     if config.max_hold_s >= context.quarantine_s:
         raise ConfigValueError(
-            f"[kv_connector.{name}] max_hold_s = {config.max_hold_s}: blocks may be held for others until [cache] quarantine_s = "
+            f"[kv_connector.{name}] max_hold_s = {config.max_hold_s}: blocks may be held for others until [cache] release_timeout_s = "
             f"{context.quarantine_s}, and a connector that holds them for so long is closed for good.",
-            hint=f"Set kv_connector.{name}.max_hold_s to less, or cache.quarantine_s to more.",
+            hint=f"Set kv_connector.{name}.max_hold_s to less, or cache.release_timeout_s to more.",
         )
 
 

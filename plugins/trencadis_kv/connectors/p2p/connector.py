@@ -13,7 +13,7 @@ from trencadis.interfaces import ComponentContext, ConnectorPair
 from trencadis_kv.connectors.p2p.config import P2PConfig, check_hold, check_secret
 from trencadis_kv.connectors.p2p.node import Node
 from trencadis_kv.connectors.p2p.scheduler import P2PScheduler
-from trencadis_kv.connectors.p2p.shared_memory import shared_memory
+from trencadis_kv.connectors.p2p.transport import shared_memory
 from trencadis_kv.connectors.p2p.worker import P2PWorker
 from trencadis_kv.store.defaults import codec_of, policy_of
 

@@ -1,4 +1,4 @@
-"""Blocks that come layer by layer: what is sent, and what a step that reads them waits for.
+"""Blocks that are transferred layer by layer: sending them, and waiting for each layer in the step that reads them.
 
     producer  layer 0 of all blocks ─▶ layer 1 of all blocks ─▶ …
     consumer  step: wait(0) ▸ compute layer 0 ▸ wait(1) ▸ compute layer 1 ▸ …      while the later layers are on their way
@@ -70,15 +70,15 @@ class Arrivals:
             self._missing.discard(layer)
             self._changed.notify_all()
 
-    def end(self, *, is_whole: bool) -> None:
+    def end(self, *, is_complete: bool) -> None:
         """Called when nothing more will come.
 
         Args:
-            is_whole: Because all is there.
+            is_complete: Because all is there.
         """
         with self._changed:
             self._has_ended = True
-            if is_whole:
+            if is_complete:
                 self._missing.clear()
             self._changed.notify_all()
 

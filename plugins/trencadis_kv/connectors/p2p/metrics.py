@@ -1,4 +1,4 @@
-"""What the connector between engines counts: what every connector does, and what is kept for others."""
+"""Metrics of the connector between engines: transfers, and blocks held for other engines."""
 
 from __future__ import annotations
 
@@ -27,35 +27,41 @@ class P2PMetrics(TransferCounters):
     def __init__(self, holds: Holds, peers: Peers, *, name: str = "p2p") -> None:
         super().__init__(name)
         self._registry.register(_State(self._name, holds, peers))
-        self._invites = self._counter(
-            "invites",
-            "Prompts that another engine was to compute, by what became of that: served, failed, withdrawn, or declined here.",
+        self._delegated = self._counter(
+            "delegated_prefills",
+            "Prompts delegated to another engine, by result: served, failed, withdrawn, or declined here.",
             "result",
         )
-        self._first = self._counter(
-            "offered_tokens",
-            "Offers of other engines, by the first token: given; none, they could not choose it; or unasked, they could not be told how.",
+        self._responses = self._counter(
+            "prefill_responses",
+            "Prefill responses of other engines, by the first token: given; none, they could not choose it; or unasked, not asked for.",
             "token",
         )
-        self._pushed = self._counter("pushed_bytes", "Bytes of blocks sent along with offers, or received so.", "end")
+        self._pushed = self._counter(
+            "pushed_bytes", "Bytes of blocks sent along with prefill responses, or received so.", "end"
+        )
         self._pulled = self._counter(
             "pulled_bytes", "Bytes of blocks pulled, by the way they came: connection, shared memory or nixl.", "way"
         )
         self._aside = self._gauge("push_bytes", "Bytes of memory set aside for blocks that are sent along.")
-        self._remote_prefills = self._gauge("guests", "Prompts of other engines that are being computed here.")
-        self._away = self._gauge("prompts_away", "Prompts of this engine that another one is computing.")
+        self._remote_prefills = self._gauge(
+            "remote_prefills_running", "Prompts of other engines that are being computed here."
+        )
+        self._running = self._gauge(
+            "delegated_prefills_running", "Prompts of this engine that another one is computing."
+        )
         self._engines = self._gauge("prefill_engines", "Engines that compute prompts for this one, and take some now.")
 
     def count_delegated(self, result: str) -> None:
-        """Count an prefill by its result."""
-        self._invites.labels(self._name, result).inc()
+        """Count a delegated prefill by its result."""
+        self._delegated.labels(self._name, result).inc()
 
     def offered(self, token: str) -> None:
-        """Count an offer by whether the first token came with it."""
-        self._first.labels(self._name, token).inc()
+        """Count a prefill response by whether the first token came with it."""
+        self._responses.labels(self._name, token).inc()
 
     def pushed(self, end: str, *, num_bytes: int) -> None:
-        """Count blocks that nobody had to ask for.
+        """Count blocks that were sent along with a prefill response.
 
         Args:
             end: ``sent`` or ``received``.
@@ -82,7 +88,7 @@ class P2PMetrics(TransferCounters):
 
     def watch_away(self, num_away: Callable[[], int]) -> None:
         """Read a gauge from where it is when it is read."""
-        self._away.labels(self._name).set_function(lambda: float(num_away()))
+        self._running.labels(self._name).set_function(lambda: float(num_away()))
 
     def watch_engines(self, num_engines: Callable[[], int]) -> None:
         """Read a gauge from where it is when it is read."""
@@ -101,7 +107,7 @@ class _State(Collector):
         self._peers = peers
 
     def collect(self) -> Iterator[Metric]:
-        """Yield what there is now."""
+        """Yield the present values."""
         ends = CounterMetricFamily(
             "trencadis_kv_holds", "Prefills kept for other engines, by how that ended.", labels=("connector", "end")
         )

@@ -7,11 +7,10 @@ import uuid
 from trencadis.clock import Clock
 from trencadis.interfaces import KVCodec, SamplingFingerprint
 from trencadis.records import KVLayout
-from trencadis_kv.connectors.p2p.background_calls import BackgroundCalls
 from trencadis_kv.connectors.p2p.config import P2PConfig
 from trencadis_kv.connectors.p2p.holds import Holds
 from trencadis_kv.connectors.p2p.metrics import P2PMetrics
-from trencadis_kv.connectors.p2p.peers import Peers
+from trencadis_kv.connectors.p2p.peers import BackgroundCalls, Peers
 from trencadis_kv.connectors.p2p.prefill_pool import PrefillPool
 from trencadis_kv.connectors.p2p.push import Pushes
 from trencadis_kv.connectors.p2p.remote_prefills import RemotePrefills
@@ -49,7 +48,7 @@ class Node:
         cost: What computing and pulling take here.
         pace: When pulls give way to steps.
         remote_prefills: Prompts that are computed for others.
-        pushes: Blocks that other engines send along with their offers.
+        pushes: Blocks that other engines send along with their prefill responses.
         terms: How first tokens are chosen here; None: nobody can be told.
         registry: Engines that compute prompts for this one.
         server: Gives blocks to others.
@@ -85,7 +84,7 @@ class Node:
         self.metrics = P2PMetrics(self.holds, self.peers, name=name)
         self.cost = CostModel(clock)
         self.pace = Pace(config.load_share, cost=self.cost, clock=clock)
-        self.remote_prefills = RemotePrefills(config.max_guests, release=self.holds.release)
+        self.remote_prefills = RemotePrefills(config.max_remote_prefills, release=self.holds.release)
         self.metrics.watch_remote_prefills(lambda: self.remote_prefills.num_remote_prefills)
         self.pushes = Pushes(_room(config))
         self.metrics.watch_aside(lambda: self.pushes.num_bytes)

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import attrs
 
-__all__ = ["ANY_PORT", "KeyCheck", "RemotePrefix", "address_of", "offer", "peer_of", "wants_hold"]
+__all__ = ["ANY_PORT", "KeyCheck", "RemotePrefix", "address_of", "handover_params", "peer_of", "wants_hold"]
 
 logger = logging.getLogger("trencadis.kv.p2p")
 
@@ -111,7 +111,7 @@ def wants_hold(params: Mapping[str, Any] | None) -> bool:
     return bool(params) and params is not None and params.get("do_remote_decode") is True
 
 
-def offer(prefix: RemotePrefix, *, blocks: Sequence[int]) -> dict[str, Any]:
+def handover_params(prefix: RemotePrefix, *, blocks: Sequence[int]) -> dict[str, Any]:
     """Return the parameters that say where a prefix is. Pure.
 
     Args:

@@ -232,10 +232,10 @@ class PeerConnection:
         return answer
 
     def receive_pushed(self, num_blocks: int, push: Push, *, timeout_s: float) -> None:
-        """Take the blocks that an offer sends along; each is verified before it counts.
+        """Take the blocks that a prefill response sends along; each is verified before it counts.
 
         Args:
-            num_blocks: As many as the offer says.
+            num_blocks: As many as the response says.
             push: Where they go.
             timeout_s: For all of them.
 
@@ -253,7 +253,7 @@ class PeerConnection:
         self._check_end(self._stream.receive(), num_sent=num_blocks, num_wanted=num_blocks)
 
     def cut(self) -> None:
-        """End the connection: whoever waits raises. From any thread; may be called twice."""
+        """End the connection: calls that wait raise. From any thread; may be called twice."""
         self._stream.cut()
 
     def close(self) -> None:

@@ -50,12 +50,12 @@ class PrefillEngine:
 
     @property
     def num_waiting_tokens(self) -> int:
-        """Of everybody who waits there, as far as is known."""
+        """Queued tokens of that engine, as far as is known."""
         state = self.state
         return self.num_sent_tokens + (0 if state is None else state.num_tokens)
 
-    def decode_token(self, state: State, rtt_s: float) -> None:
-        """Learn what it says."""
+    def update(self, state: State, rtt_s: float) -> None:
+        """Update from its status message."""
         if self.state is None and state.accepts:
             logger.info("Engine at %s computes prompts for this one.", self.name)
         self._why = ""
@@ -121,7 +121,7 @@ class PrefillPool:
                 with PeerConnection(engine.prefix, me, connect_timeout_s=self._timeout_s) as connection:
                     while not self._end.is_set():
                         start_s = time.monotonic()
-                        engine.decode_token(connection.ask_state(timeout_s=self._timeout_s), time.monotonic() - start_s)
+                        engine.update(connection.ask_state(timeout_s=self._timeout_s), time.monotonic() - start_s)
                         self._end.wait(self._heartbeat_s)
             except TransferError as error:
                 engine.lost(error)

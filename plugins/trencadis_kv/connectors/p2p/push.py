@@ -1,9 +1,9 @@
-"""Blocks that an engine sends along with its offer: memory set aside for them, and where each is until its request takes it.
+"""Blocks that an engine sends along with its prefill response: memory set aside for them, and where each is until its request takes it.
 
-    delegated ─▶ open: memory is set aside ─▶ the offer comes ─▶ blocks come, each is verified ─▶ committed, broken off, or late
+    delegated ─▶ open: memory is set aside ─▶ the response comes ─▶ blocks come, each is verified ─▶ committed, broken off, or late
                                               └▶ the request takes them as they come ─▶ close: the memory is free
 
-Nobody waits for blocks to be asked for, and nothing that comes touches the device before the request has blocks there. Whatever does not
+Blocks are not requested one by one, and nothing that arrives touches the device before the request has blocks there. Whatever does not
 come this way is pulled.
 """
 
@@ -56,11 +56,11 @@ class Push:
 
     @property
     def is_closed(self) -> bool:
-        """Nobody wants it any more."""
+        """Cancelled: the blocks are not needed any more."""
         return self._is_closed
 
     def begin(self, num_blocks: int, cut: Callable[[], None]) -> None:
-        """Receives what comes, before the first block.
+        """Register the connection that receives the blocks, before the first block.
 
         Args:
             num_blocks: At most as many as there is memory for.
@@ -77,7 +77,7 @@ class Push:
         """Return where a block is to be received, ``[block_bytes]``.
 
         Raises:
-            TransferError: ``cancelled``: nobody wants it any more.
+            TransferError: ``cancelled``: it was cancelled.
         """
         with self._changed:
             if self._is_closed:
@@ -123,10 +123,10 @@ class Push:
                 return
             self._is_closed = True
             self._changed.notify_all()
-            is_over, is_whole, cut = self._has_ended, self._num_there >= self._num_due, self._cut
+            is_over, is_complete, cut = self._has_ended, self._num_there >= self._num_due, self._cut
         if is_over:
             self._give_back()
-        elif not is_whole:  # else only the word that this was all is missing
+        elif not is_complete:  # else only the word that this was all is missing
             cut()
 
     def _is_due(self, num_blocks: int) -> bool:
@@ -172,12 +172,12 @@ class Pushes:
             self._by_name[hold_id] = push
 
     def take(self, hold_id: str) -> Push | None:
-        """Return what comes for a hold id, which is the caller's from now on; None if nothing does."""
+        """Return and forget the push for a hold id, which the caller owns from now on; None if there is none."""
         with self._lock:
             return self._by_name.pop(hold_id, None)
 
     def close(self) -> None:
-        """Want nothing that nobody has taken; may be called twice."""
+        """Close all pushes that were not taken; may be called twice."""
         with self._lock:
             left, self._by_name = list(self._by_name.values()), {}
         for push in left:

@@ -58,7 +58,7 @@ class RemotePrefills:
     """Remote prefills of this engine that have not ended. From any thread.
 
     Args:
-        max_guests: Most at once.
+        max_remote_prefills: Most at once.
         release: Gives up a hold by its name, when the other engine does not want it any more.
 
     Attributes:
@@ -68,8 +68,8 @@ class RemotePrefills:
         unpack: Reads the terms of a first token; None: they do not hold here.
     """
 
-    def __init__(self, max_guests: int, *, release: Callable[[str], object]) -> None:
-        self._max_guests = max_guests
+    def __init__(self, max_remote_prefills: int, *, release: Callable[[str], object]) -> None:
+        self._max_remote_prefills = max_remote_prefills
         self._release = release
         self._lock = threading.Lock()
         self._remote_prefills: dict[str, RemotePrefill] = {}
@@ -102,9 +102,10 @@ class RemotePrefills:
         with self._lock:
             if not self.accepts:
                 raise TransferError("This engine computes no prompts of others.", cause=TransferCause.FULL)
-            if len(self._remote_prefills) >= self._max_guests:
+            if len(self._remote_prefills) >= self._max_remote_prefills:
                 raise TransferError(
-                    f"This engine computes {self._max_guests} prompts of others already.", cause=TransferCause.FULL
+                    f"This engine computes {self._max_remote_prefills} prompts of others already.",
+                    cause=TransferCause.FULL,
                 )
             prefill = self._remote_prefills[request.request_id] = RemotePrefill(request, is_sampled=params is not None)
             self._new.append(prefill)
@@ -112,7 +113,7 @@ class RemotePrefills:
         return prefill
 
     def withdraw(self, prefill: RemotePrefill) -> None:
-        """Learn that nobody wants a prompt any more; whatever becomes of it, its blocks are given up."""
+        """Note that a prefill was withdrawn; its blocks are released, however it ends."""
         with self._lock:
             prefill.is_wanted = False
             if prefill in self._new:

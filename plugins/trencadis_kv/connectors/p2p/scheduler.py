@@ -1,4 +1,4 @@
-"""The scheduler side of the connector between engines: what is held for others, and what is pulled from them."""
+"""The scheduler side of the connector between engines: holds prefixes for other engines, and pulls prefixes from them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from trencadis.interfaces import (
 from trencadis.records import ConnectorReport, FailedLoad, FirstToken, KVLayout, Request
 from trencadis_kv.connectors.p2p.delegation import Delegation, Pending
 from trencadis_kv.connectors.p2p.node import Node
-from trencadis_kv.connectors.p2p.params import KeyCheck, RemotePrefix, offer, wants_hold
+from trencadis_kv.connectors.p2p.params import KeyCheck, RemotePrefix, handover_params, wants_hold
 from trencadis_kv.connectors.p2p.worker import LoadOrder, Work
 
 __all__ = ["P2PScheduler"]
@@ -56,7 +56,7 @@ class P2PScheduler(
         self._hashes: OrderedDict[str, tuple[bytes, ...]] = OrderedDict()
         self._found: OrderedDict[int, tuple[RemotePrefix, str]] = OrderedDict()
         self._unused: OrderedDict[str, None] = OrderedDict()
-        self._offers: dict[str, dict[str, Any]] = {}
+        self._handover_params: dict[str, dict[str, Any]] = {}
         self._work = Work(loads=[], cancels=[])
         self._keys = KeyCheck()
 
@@ -167,21 +167,21 @@ class P2PScheduler(
             num_tokens=num_blocks * self._node.block_size,
             lease_s=min(node.config.lease_s, node.config.max_hold_s),
         )
-        self._offers[request.request_id] = offer(prefix, blocks=blocks[:num_blocks])
+        self._handover_params[request.request_id] = handover_params(prefix, blocks=blocks[:num_blocks])
         return transfer_id
 
     def finished_params(self, request: Request) -> Mapping[str, Any] | None:
         """Return where the blocks are that are held for the request."""
-        return self._offers.pop(request.request_id, None)
+        return self._handover_params.pop(request.request_id, None)
 
     def on_rejected(self, transfer_params: Mapping[str, Any]) -> None:
-        """Let whoever holds the prefix give it up."""
+        """Release the prefix at the engine that holds it."""
         prefix = RemotePrefix.of(transfer_params)
         if prefix is not None and self._node.peers.allows(prefix.host, prefix.port):
             self._node.background_calls.release(prefix)
 
     def on_abandoned(self, request: Request) -> None:
-        """Let whoever computes its prompt drop it."""
+        """Withdraw the prefill at the engine that computes it."""
         self._delegation.forget(request.request_id)
         self._unused.pop(request.request_id, None)
 
@@ -217,11 +217,11 @@ class P2PScheduler(
         return self._node.remote_prefills.take_withdrawn()
 
     def on_request_token(self, request_id: str, first: FirstToken) -> None:
-        """Keep it for whoever wanted the prompt computed."""
+        """Keep the first token for the engine that delegated the prefill."""
         self._node.remote_prefills.said(request_id, first)
 
     def on_request_ended(self, request_id: str, *, transfer_params: Mapping[str, Any] | None, error: str) -> None:
-        """Let whoever wanted it know where its blocks are."""
+        """Send the prefill response to the engine that delegated the prefill."""
         self._node.remote_prefills.ended(request_id, transfer_params, error)
 
     def on_backlog(self, num_tokens: int) -> None:
@@ -249,7 +249,7 @@ class P2PScheduler(
         """The worker side counts by itself."""
 
     def metrics(self) -> str:
-        """Return what is counted, in Prometheus' text format."""
+        """Return the counters, in Prometheus' text format."""
         return self._node.metrics.text()
 
     def close(self) -> None:

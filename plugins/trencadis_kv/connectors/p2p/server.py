@@ -20,7 +20,6 @@ from trencadis_kv.connectors.p2p.holds import Hold, Holds
 from trencadis_kv.connectors.p2p.layers import send_layers
 from trencadis_kv.connectors.p2p.metrics import P2PMetrics
 from trencadis_kv.connectors.p2p.remote_prefills import RemotePrefill, RemotePrefills
-from trencadis_kv.connectors.p2p.token import encode_token
 from trencadis_kv.connectors.p2p.transport import Flight, Transport
 from trencadis_kv.store.cost import CostModel
 from trencadis_kv.store.format import HEADER_BYTES, for_block, seal_header, start_header
@@ -44,6 +43,7 @@ from trencadis_kv.wire.stream_messages import (
     State,
     Status,
     Taken,
+    encode_token,
 )
 
 if TYPE_CHECKING:
@@ -277,7 +277,7 @@ class BlockServer:
     def _to_push(
         self, stream: FrameStream, prefill: RemotePrefill, message: PrefillRequest, stack: contextlib.ExitStack
     ) -> tuple[Hold | None, list[bytes]]:
-        """Return what is sent along with an offer: blocks that the other engine does not have, as far as it has room for them."""
+        """Return the push to send with a prefill response: blocks that the other engine does not have, as far as it has room for them."""
         pool, prefix = self._find_pool(), prefill.prefix
         if pool is None or prefix is None or not self._config.push:
             return None, []
@@ -294,9 +294,9 @@ class BlockServer:
         return (hold, hashes) if hashes else (None, [])
 
     def _push(self, stream: FrameStream, hold: Hold, hashes: list[bytes]) -> None:
-        """Send blocks that nobody has asked for one by one; who cannot take them any more closes the connection."""
+        """Push blocks; a consumer that cannot take them any more closes the connection."""
         pool = self._find_pool()
-        assert pool is not None, "it was there when the offer was made"
+        assert pool is not None, "it was there when the response was made"
         stream.set_deadline(self._config.pull_timeout_s)
         self._send_blocks(stream, pool, hold, hashes)
         stream.send(Commit(num_blocks=len(hashes)))

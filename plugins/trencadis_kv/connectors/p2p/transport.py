@@ -15,15 +15,26 @@ when that has said that it is done, or when whatever it writes through is gone.
 
 from __future__ import annotations
 
+import fcntl
+import mmap
+import os
+import secrets
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Self
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Self
+
+import msgspec
+import numpy as np
+
+from trencadis.errors import TransferError
+from trencadis.records import TransferCause
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["Flight", "ReceiveBuffer", "Transport"]
+__all__ = ["Flight", "ReceiveBuffer", "SharedMemory", "Transport", "shared_memory"]
 
 
 class ReceiveBuffer(ABC):
@@ -137,4 +148,231 @@ class Transport(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Give all memory back when nobody uses it any more; may be called twice."""
+        """Free all memory once it is unused; may be called twice."""
+
+
+_NAME: Final = "trencadis-kv"
+_KEY_BYTES: Final = 32
+_HEAD_BYTES: Final = 4096
+"""The key, and nothing else; pieces begin on a page."""
+_PIECE_BYTES: Final = 4 << 20
+"""Of a piece, about: of smaller ones each message takes as long as the bytes; what was just written is still in the last cache when it is
+verified and taken."""
+_NUM_PIECES: Final = 2
+"""While one is verified the other is written to: neither end often waits for the other to be given a processor."""
+
+
+class _Target(msgspec.Struct, array_like=True):
+    """Where a receive_buffer is."""
+
+    machine: str
+    process: int
+    descriptor: int
+    key: bytes
+    num_pieces: int
+    num_rows: int
+    block_bytes: int
+
+    @property
+    def num_bytes(self) -> int:
+        return _HEAD_BYTES + self.num_pieces * self.num_rows * self.block_bytes
+
+    def pieces(self, memory: mmap.mmap) -> NDArray[np.uint8]:
+        """Return the pieces, ``[pieces, rows, block_bytes]``; they keep the memory."""
+        shape = self.num_pieces, self.num_rows, self.block_bytes
+        return np.frombuffer(memory, np.uint8, offset=_HEAD_BYTES, count=self.num_bytes - _HEAD_BYTES).reshape(shape)
+
+
+def shared_memory(num_landings: int) -> SharedMemory | None:
+    """Return the transport, or None where the system does not have it.
+
+    Args:
+        num_landings: Most pulls that have memory at once; others go over the connection.
+    """
+    machine = _this_machine()
+    return SharedMemory(machine, num_landings=num_landings) if machine else None
+
+
+class SharedMemory(Transport):
+    """Memory that engines of one machine lend each other.
+
+    Args:
+        machine: What only processes that see each other have in common.
+        num_landings: Most receive_buffers at once.
+    """
+
+    name = "shared memory"
+
+    def __init__(self, machine: str, *, num_landings: int) -> None:
+        self._machine = machine
+        self._num_left = num_landings
+        self._lock = threading.Lock()
+        self._free: list[_Memory] = []
+        self._block_bytes = 0
+        self._is_closed = False
+
+    def open(self, block_bytes: int) -> None:
+        """Note the size of a block; memory is taken with the first pull."""
+        self._block_bytes = block_bytes
+
+    def receive_buffer(self) -> ReceiveBuffer | None:
+        """Return memory for a pull; None where there is none left."""
+        with self._lock:
+            if self._is_closed or (not self._free and not self._num_left):
+                return None
+            if self._free:
+                return _SharedReceiveBuffer(self, self._free.pop())
+            self._num_left -= 1
+        try:
+            return _SharedReceiveBuffer(self, _Memory(self._machine, block_bytes=self._block_bytes))
+        except OSError:  # no memory, or no descriptor
+            with self._lock:
+                self._num_left += 1
+            return None
+
+    def flight(self, target: bytes) -> Flight | None:
+        """Return a way to a receive buffer; None if this process cannot see it."""
+        try:
+            found = msgspec.msgpack.decode(target, type=_Target)
+        except msgspec.MsgspecError as error:
+            raise TransferError(f"A receive_buffer cannot be read: {error}.", cause=TransferCause.CORRUPT) from None
+        if found.block_bytes != self._block_bytes or found.num_rows < 1 or found.num_pieces < 1:
+            raise TransferError("A receive_buffer is for blocks of another kind.", cause=TransferCause.CORRUPT)
+        memory = _opened(found) if found.machine == self._machine else None
+        return None if memory is None else _SharedFlight(found.pieces(memory))
+
+    def close(self) -> None:
+        """Free all unused memory; the rest with its last user."""
+        with self._lock:
+            self._is_closed = True
+            free, self._free = self._free, []
+        for memory in free:
+            memory.close()
+
+    def give_back(self, memory: _Memory, *, is_quiet: bool) -> None:
+        """Take memory back that a pull was lent.
+
+        Args:
+            memory: Which.
+            is_quiet: Nobody writes to it any more; else it is never used again.
+        """
+        with self._lock:
+            is_kept = is_quiet and not self._is_closed
+            if is_kept:
+                self._free.append(memory)
+            else:
+                self._num_left += 1
+        if not is_kept:
+            memory.close()
+
+
+class _Memory:
+    """Memory of this process that others can open.
+
+    Raises:
+        OSError: There is none.
+    """
+
+    def __init__(self, machine: str, *, block_bytes: int) -> None:
+        num_rows = max(1, _PIECE_BYTES // block_bytes)
+        key = secrets.token_bytes(_KEY_BYTES)
+        self._descriptor = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self.target = _Target(machine, os.getpid(), self._descriptor, key, _NUM_PIECES, num_rows, block_bytes)
+        try:
+            os.posix_fallocate(self._descriptor, 0, self.target.num_bytes)  # here, and not where it is written to first
+            # A producer that writes beyond the end of what it was lent would be killed.
+            fcntl.fcntl(
+                self._descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+            )
+            memory = mmap.mmap(self._descriptor, self.target.num_bytes)
+        except BaseException:
+            self.close()
+            raise
+        memory[:_KEY_BYTES] = key
+        self.pieces = self.target.pieces(memory)
+
+    def close(self) -> None:
+        """Unlink it: it cannot be opened any more, and is freed with its last user."""
+        os.close(self._descriptor)
+
+
+class _SharedReceiveBuffer(ReceiveBuffer):
+    """Memory, for one pull."""
+
+    via = SharedMemory.name
+
+    def __init__(self, transport: SharedMemory, memory: _Memory) -> None:
+        self._transport = transport
+        self._memory: _Memory | None = memory
+        self._pieces = memory.pieces
+        self.num_pieces = len(memory.pieces)
+        self.target = msgspec.msgpack.encode(memory.target)
+
+    def rows(self, index: int) -> NDArray[np.uint8]:
+        """Return a piece."""
+        rows: NDArray[np.uint8] = self._pieces[index]
+        return rows
+
+    def holds(self, index: int, num_rows: int) -> bool:
+        """Return whether there is such a piece."""
+        return 0 <= index < len(self._pieces) and num_rows <= len(self._pieces[index])
+
+    def close(self) -> None:
+        """Give the memory back."""
+        memory, self._memory = self._memory, None
+        if memory is not None:
+            self._transport.give_back(memory, is_quiet=self.is_quiet)
+
+
+class _SharedFlight(Flight):
+    """The pieces themselves: what is read from the device to them is there."""
+
+    def __init__(self, pieces: NDArray[np.uint8]) -> None:
+        self._pieces: NDArray[np.uint8] | None = pieces
+        self.num_pieces = len(pieces)
+
+    def rows(self, index: int) -> NDArray[np.uint8]:
+        """Return a piece."""
+        assert self._pieces is not None, "it is open"
+        rows: NDArray[np.uint8] = self._pieces[index]
+        return rows
+
+    def write(self, index: int, num_rows: int, *, timeout_s: float, is_gone: Callable[[], bool]) -> None:
+        """Do nothing: the rows are the piece."""
+
+    def close(self) -> None:
+        """Let the memory go."""
+        self._pieces = None
+
+
+def _opened(target: _Target) -> mmap.mmap | None:
+    """Return the memory of another process; None if it cannot be had, or is not what the target says."""
+    link = f"/proc/{target.process}/fd/{target.descriptor}"
+    try:
+        if not os.readlink(link).startswith(f"/memfd:{_NAME}"):
+            return None
+        descriptor = os.open(link, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    except OSError:
+        return None
+    try:
+        # Its size is read first: it cannot shrink afterwards.
+        is_sealed = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
+        if not is_sealed or os.fstat(descriptor).st_size != target.num_bytes:
+            return None
+        memory = mmap.mmap(descriptor, target.num_bytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+    return memory if secrets.compare_digest(memory[:_KEY_BYTES], target.key) else None
+
+
+def _this_machine() -> str:
+    """Return what all processes that this one can see have in common, and no others; empty where that is not known."""
+    if not all(hasattr(os, name) for name in ("memfd_create", "posix_fallocate")):
+        return ""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""

@@ -57,7 +57,7 @@ class Work(msgspec.Struct, array_like=True):
 
 
 class P2PWorker(KVWorkerSide):
-    """Pulls what the scheduler side asks for.
+    """Pulls the blocks that the scheduler side orders.
 
     Args:
         node: What both sides share.
@@ -126,8 +126,8 @@ class P2PWorker(KVWorkerSide):
         released = [*self._unknown, *[pull.order.transfer_id for pull in ended if pull.is_cancelled]]
         self._unknown.clear()
         return ConnectorReport(
-            loaded=tuple([pull.order.transfer_id for pull in ended if pull.is_whole and not pull.is_cancelled]),
-            failed=tuple([pull.failure() for pull in ended if not pull.is_whole and not pull.is_cancelled]),
+            loaded=tuple([pull.order.transfer_id for pull in ended if pull.is_complete and not pull.is_cancelled]),
+            failed=tuple([pull.failure() for pull in ended if not pull.is_complete and not pull.is_cancelled]),
             released=(*released, *node.holds.take_free()),
         )
 
@@ -179,7 +179,7 @@ class _Pull:
         return self._has_ended or (self.arrivals is not None and self.arrivals.are_all_there)
 
     @property
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         return self._error is None if self.arrivals is None else self.arrivals.are_all_there
 
     def failure(self) -> FailedLoad:
@@ -244,7 +244,7 @@ class _Pull:
         finally:
             self._close_push()
             if self.arrivals is not None:
-                self.arrivals.end(is_whole=self._error is None)
+                self.arrivals.end(is_complete=self._error is None)
             self._pace.end()
             self._has_ended = True
 

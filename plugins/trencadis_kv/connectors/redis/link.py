@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import attrs
 
-from trencadis_kv.connectors.redis.address import RedisAddress
+from trencadis_kv.connectors.redis.config import RedisAddress
 from trencadis_kv.connectors.redis.resp import ReplyReader, command
 from trencadis_kv.wire.socket_buffers import set_buffer
 

@@ -36,7 +36,7 @@ class TieredConfig:
     release_timeout_s: float = setting(
         45.0,
         "A child that holds blocks for longer, after a load was given up or a sequence has ended, is closed; best less than "
-        "cache.quarantine_s, which closes all.",
+        "cache.release_timeout_s, which closes all.",
         unit="s",
         validator=gt(0),
     )

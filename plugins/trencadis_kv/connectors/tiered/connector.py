@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from trencadis.errors import ContractError
 from trencadis.interfaces import ComponentContext, ConnectorPair, SupportsRemotePrefill
-from trencadis_kv.connectors.tiered.child import Child
+from trencadis_kv.connectors.tiered.child import Child, TierCounters
 from trencadis_kv.connectors.tiered.config import TieredConfig
-from trencadis_kv.connectors.tiered.metrics import TierCounters
 from trencadis_kv.connectors.tiered.scheduler import RemotePrefillScheduler, TieredScheduler
 from trencadis_kv.connectors.tiered.worker import TieredWorker
 from trencadis_kv.store.breaker import Breaker

@@ -1,10 +1,10 @@
-"""The scheduler side of several connectors in one: the longest prefix wins, saves go to all."""
+"""The scheduler side of several connectors in one: all are looked up, the longest prefix wins, saves go to all."""
 
 from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -23,15 +23,108 @@ from trencadis.interfaces import (
     SupportsStepTimes,
 )
 from trencadis.records import ConnectorReport, FailedLoad, FirstToken, KVLayout, Request
-from trencadis_kv.connectors.tiered.child import CLOSED, Child
+from trencadis_kv.connectors.tiered.child import CLOSED, Child, TierCounters, merged
 from trencadis_kv.connectors.tiered.config import TieredConfig
-from trencadis_kv.connectors.tiered.lookups import TierLookups
-from trencadis_kv.connectors.tiered.message import Hold, Orders, TransferIds
-from trencadis_kv.connectors.tiered.metrics import TierCounters, merged
+from trencadis_kv.connectors.tiered.worker import Hold, Orders, TransferIds
 from trencadis_kv.store.bounded import BoundedDict
 from trencadis_kv.store.cost import CostModel
 
-__all__ = ["RemotePrefillScheduler", "TieredScheduler"]
+__all__ = ["RemotePrefillScheduler", "TierLookups", "TieredScheduler"]
+
+_MAX_OPEN = 4096
+"""Questions of requests that were aborted meanwhile are never asked again: they are forgotten."""
+
+
+@attrs.define
+class _Asked:
+    last_hash: bytes
+    since_s: float
+    children: tuple[int, ...]
+    answers: dict[int, Lookup] = attrs.field(factory=dict)
+
+
+class TierLookups:
+    """Look-ups under way.
+
+    Args:
+        children: The nearest first.
+        clock: The engine's.
+        timeout_s: A child that is pending for longer is left out.
+    """
+
+    def __init__(self, children: Sequence[Child], *, clock: Clock, timeout_s: float) -> None:
+        self._children = children
+        self._clock = clock
+        self._timeout_s = timeout_s
+        self._open: BoundedDict[str, _Asked] = BoundedDict(_MAX_OPEN)
+
+    def ask(
+        self,
+        request: Request,
+        *,
+        block_hashes: Sequence[bytes],
+        num_local_tokens: int,
+        num_tokens: int,
+        without: Collection[int],
+    ) -> list[tuple[int, Lookup]] | None:
+        """Return children and what each has beyond the local hit, the nearest first; None while it is pending.
+
+        All are asked at once; a child that has everything is not waited beyond. One whose answer is not returned is told so.
+
+        Args:
+            request: Whose prompt.
+            block_hashes: Of its full blocks.
+            num_local_tokens: Of the local prefix hit.
+            num_tokens: Of all full blocks.
+            without: Children not to be asked.
+        """
+        asked = self._asked(request.request_id, block_hashes[-1] if block_hashes else b"", without)
+        is_overdue = self._clock.now_s() - asked.since_s >= self._timeout_s
+        is_waiting = False
+        for child in asked.children:
+            if child not in asked.answers:
+                found = self._children[child].lookup(
+                    request, block_hashes=block_hashes, num_local_tokens=num_local_tokens
+                )
+                if found.pending and is_overdue:
+                    self._children[child].timed_out()
+                    found = Lookup()
+                if found.pending:
+                    is_waiting = True
+                    continue
+                asked.answers[child] = found
+            if not is_waiting and num_tokens and asked.answers[child].num_tokens >= num_tokens:
+                break
+        if is_waiting:
+            self._open[request.request_id] = asked
+            return None
+        self._open.pop(request.request_id, None)
+        self._unused(asked, num_local_tokens=num_local_tokens)
+        return [(child, found) for child, found in sorted(asked.answers.items()) if found.num_tokens > num_local_tokens]
+
+    def forget(self, request_id: str) -> None:
+        """Learn that a request is not asked about again."""
+        asked = self._open.pop(request_id, None)
+        if asked is not None:
+            self._unused(asked)
+
+    def _unused(self, asked: _Asked, *, num_local_tokens: int | None = None) -> None:
+        """Tell children that their hits are of no use: all, or those that bring no more than the local hit."""
+        for child, found in asked.answers.items():
+            if found.num_tokens and (num_local_tokens is None or found.num_tokens <= num_local_tokens):
+                self._children[child].unused(found.transfer_id)
+
+    def _asked(self, request_id: str, last_hash: bytes, without: Collection[int]) -> _Asked:
+        """Return the question under way, or a new one: what is much too old was some other request's of this name."""
+        now_s = self._clock.now_s()
+        asked = self._open.get(request_id)
+        is_recent = asked is not None and now_s - asked.since_s < 2 * self._timeout_s + 1
+        if asked is not None and is_recent and asked.last_hash == last_hash:
+            return asked
+        self.forget(request_id)
+        children = [i for i, child in enumerate(self._children) if i not in without and child.may_be_asked()]
+        return _Asked(last_hash=last_hash, since_s=now_s, children=tuple(children))
+
 
 logger = logging.getLogger("trencadis.kv")
 
@@ -255,7 +348,7 @@ class TieredScheduler(KVSchedulerSide, SupportsHandover, SupportsStepTimes, Supp
         self._tell(SupportsStepTimes, "on_step", lambda side: side.on_step(num_tokens=num_tokens, device_s=device_s))
 
     def metrics(self) -> str:
-        """Return what is counted here and, with the label ``tier``, by each child."""
+        """Return the counters of this connector and, with the label ``tier``, by each child."""
         texts = {child.name: child.ask(SupportsMetrics, "metrics", _metrics, "") for child in self._children}
         return self._counters.text() + merged(texts)
 
@@ -289,7 +382,7 @@ class TieredScheduler(KVSchedulerSide, SupportsHandover, SupportsStepTimes, Supp
         return self._policy.choose_source(sources)
 
     def _part_of(self, child: int, report: ConnectorReport) -> ConnectorReport:
-        """Return what concerns a child, with the transfer ids as it calls them."""
+        """Return a child's part of a report, with the transfer ids as it calls them."""
 
         def own(transfer_ids: Sequence[int]) -> tuple[int, ...]:
             return tuple(number for i, number in map(self._names.inside, transfer_ids) if i == child)

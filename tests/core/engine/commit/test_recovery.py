@@ -132,7 +132,9 @@ def test_a_suspect_is_not_ended_by_a_first_token_from_elsewhere_while_it_is_to_r
     fails.is_due = False
     prompts = {"a": tuple(range(1, 40)), "b": (7, 8), "c": tuple(range(50, 70))}
     connector = Bringer("a", fake_text(prompts["a"], 1, eos=-1)[0], delay=30)
-    engine = make_engine(backend=backend(fails), connector=connector.pair(), max_parked=1, max_num_batched_tokens=16)
+    engine = make_engine(
+        backend=backend(fails), connector=connector.pair(), max_waiting_loads=1, max_num_batched_tokens=16
+    )
     for name in ("a", "c"):
         engine.add(request(f"{name} before", prompts[name], 1))
         drain(engine)
@@ -145,7 +147,7 @@ def test_a_suspect_is_not_ended_by_a_first_token_from_elsewhere_while_it_is_to_r
     engine.add(request("a", prompts["a"], 1))
     fails.is_due = True
     engine.step()
-    engine._state.transfers._max_parked = 2  # as when c's load has come by now
+    engine._state.transfers._max_waiting_loads = 2  # as when c's load has come by now
     assert all_end_well(drain(engine), prompts, 1)
     assert not fails.is_due
 

@@ -210,7 +210,7 @@ def test_load_beside_which_a_request_is_aborted_keeps_its_blocks_until_it_is_rel
 
 def test_connector_that_is_closed_for_its_blocks_voids_what_runs_beside_it(wild: WildConnector) -> None:
     clock = SimulatedClock()
-    engine = engine_on(wild, clock=clock, quarantine_s=10.0)
+    engine = engine_on(wild, clock=clock, release_timeout_s=10.0)
     wild.fate = "stalls"
     engine.add(request("a"))
     assert engine._submit_next()

@@ -234,7 +234,7 @@ def test_load_that_cannot_be_started_is_given_up_at_once(wild: WildConnector) ->
 def test_connector_that_gives_no_blocks_back_is_closed_and_serving_goes_on(
     wild: WildConnector, caplog: pytest.LogCaptureFixture
 ) -> None:
-    engine, clock = engine_on(wild, quarantine_s=10.0)
+    engine, clock = engine_on(wild, release_timeout_s=10.0)
     total = engine._state.blocks.num_blocks
     lost = parked(engine, wild, "aborted")
     engine.abort("aborted")
@@ -259,7 +259,7 @@ def test_connector_that_gives_no_blocks_back_is_closed_and_serving_goes_on(
 
 
 def test_held_blocks_of_a_finished_sequence_come_back_after_the_quarantine_as_well(wild: WildConnector) -> None:
-    engine, clock = engine_on(wild, quarantine_s=10.0)
+    engine, clock = engine_on(wild, release_timeout_s=10.0)
     wild.holds = True
     wild.arrive(parked(engine, wild))
     while "r" in engine._state.slot_of:
@@ -273,7 +273,7 @@ def test_held_blocks_of_a_finished_sequence_come_back_after_the_quarantine_as_we
 
 
 def test_blocks_that_are_released_in_time_cost_nothing(wild: WildConnector) -> None:
-    engine, clock = engine_on(wild, quarantine_s=10.0)
+    engine, clock = engine_on(wild, release_timeout_s=10.0)
     for _ in range(5):
         transfer_id = parked(engine, wild, "aborted")
         engine.abort("aborted")
@@ -285,7 +285,7 @@ def test_blocks_that_are_released_in_time_cost_nothing(wild: WildConnector) -> N
 
 
 def test_no_more_sequences_are_parked_than_may_be(wild: WildConnector) -> None:
-    engine, _ = engine_on(wild, max_parked=2)
+    engine, _ = engine_on(wild, max_waiting_loads=2)
     for i in range(5):
         engine.add(request(str(i), tuple(range(1, 21))))
     for _ in range(3):

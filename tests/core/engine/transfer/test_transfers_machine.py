@@ -36,8 +36,8 @@ class TransferMachine(RuleBasedStateMachine):
             clock=self.clock,
             num_blocks=num_blocks,
             prefix_caching=prefix_caching,
-            quarantine_s=20.0,
-            max_parked=3,
+            release_timeout_s=20.0,
+            max_waiting_loads=3,
             max_num_seqs=4,
         )
         self.prompts: dict[str, tuple[int, ...]] = {}

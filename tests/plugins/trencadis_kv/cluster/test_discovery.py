@@ -10,7 +10,7 @@ from trencadis_kv.cluster import discovery
 from trencadis_kv.cluster.discovery import knows_prefill
 
 HOST = "127.0.0.1"
-OTHERS = b'# TYPE trencadis_kv_prefill_engines gauge\ntrencadis_kv_prompts_away{connector="p2p"} 7.0\n'
+OTHERS = b'# TYPE trencadis_kv_prefill_engines gauge\ntrencadis_kv_delegated_prefills_running{connector="p2p"} 7.0\n'
 NOBODY = OTHERS + b'trencadis_kv_prefill_engines{connector="p2p"} 0.0\n'
 SOMEBODY = OTHERS + b'trencadis_kv_prefill_engines{connector="p2p"} 2.0\n'
 

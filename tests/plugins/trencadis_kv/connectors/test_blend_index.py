@@ -6,8 +6,7 @@ import numpy as np
 
 from trencadis.records import Request
 from trencadis_kv.connectors.blend.index import ChunkIndex, chunk_key, tenant_of
-from trencadis_kv.connectors.blend.prompt import FoundChunks
-from trencadis_kv.connectors.blend.windows import WindowHash
+from trencadis_kv.connectors.blend.prompt import FoundChunks, WindowHash
 
 ME, YOU = ("me", ""), ("you", "")
 

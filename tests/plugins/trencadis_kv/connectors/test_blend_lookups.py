@@ -14,7 +14,7 @@ from trencadis_kv.connectors.blend import lookups as blend_lookups
 from trencadis_kv.connectors.blend.chunks import WantedChunks
 from trencadis_kv.connectors.blend.index import ChunkIndex, chunk_key
 from trencadis_kv.connectors.blend.lookups import CALL_WORK, BlendLookups
-from trencadis_kv.connectors.blend.windows import WindowHash
+from trencadis_kv.connectors.blend.prompt import WindowHash
 
 ME = ("", "")
 LEAST = 3

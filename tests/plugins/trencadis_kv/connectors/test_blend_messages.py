@@ -17,8 +17,8 @@ from trencadis_kv.connectors.blend.messages import (
 
 def test_orders_arrive_as_they_were_sent():
     orders = BlendOrders(
-        keeps=[SaveChunkOrder(3, b"k" * 32, 20, 7, 6, [0, 2], [9, 4])],
-        fills=[AssembleOrder(5, b"\x01\x00\x00\x00", 4, [1, 2], [ChunkPlace(b"c" * 32, 64, 3, 4, 20)], 0.25)],
+        saves=[SaveChunkOrder(3, b"k" * 32, 20, 7, 6, [0, 2], [9, 4])],
+        assemblies=[AssembleOrder(5, b"\x01\x00\x00\x00", 4, [1, 2], [ChunkPlace(b"c" * 32, 64, 3, 4, 20)], 0.25)],
         cancels=[8],
     )
     assert decode_orders(encode_orders(orders)) == orders

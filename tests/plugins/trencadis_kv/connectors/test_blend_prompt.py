@@ -2,11 +2,65 @@
 
 from __future__ import annotations
 
+import numpy as np
+import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from trencadis_kv.connectors.blend.messages import ChunkPlace
-from trencadis_kv.connectors.blend.prompt import FoundChunks, PromptTokens
+from trencadis_kv.connectors.blend.prompt import FoundChunks, PromptTokens, WindowHash, blend_ratio_of, wants_blend
+
+
+@pytest.mark.parametrize(
+    ("params", "asks"),
+    [(None, False), ({}, False), ({"blend": True}, True), ({"blend": 1}, False), ({"blend": "true"}, False)],
+)
+def test_only_true_asks(params, asks):
+    assert wants_blend(params) is asks
+
+
+@pytest.mark.parametrize(
+    ("given", "ratio"),
+    [(0, 0.0), (1, 1.0), (0.3, 0.3), (True, None), ("0.3", None), (-0.1, None), (1.1, None), (None, None)],
+)
+def test_ratio_is_a_share_or_nothing(given, ratio):
+    assert blend_ratio_of({"blend_ratio": given}, 0.15) == ratio
+
+
+def test_ratio_is_the_configured_one_if_the_request_names_none():
+    assert blend_ratio_of({"blend": True}, 0.15) == 0.15
+    assert blend_ratio_of(None, 0.25) == 0.25
+
+
+PRIME = 2**31 - 1
+
+
+def by_definition(tokens, window, base):
+    return [
+        sum(tokens[i + k] * pow(base, k, PRIME) for k in range(window)) % PRIME for i in range(len(tokens) - window + 1)
+    ]
+
+
+@pytest.mark.parametrize("length", [0, 1, 4, 5, 6, 200])
+@pytest.mark.parametrize("base", [2, 12345, PRIME - 2])
+def test_hashes_are_those_of_the_definition(length, base):
+    tokens = np.random.default_rng(length).integers(0, 2**31 - 1, length).astype(np.int32)
+    found = WindowHash(5, base=base).of(tokens)
+    assert found.tolist() == by_definition(tokens.tolist(), 5, base)
+
+
+def test_hash_of_a_run_does_not_depend_on_where_it_stands():
+    windows = WindowHash(16)
+    run = np.random.default_rng(0).integers(0, 50_000, 16).astype(np.int32)
+    for before in (0, 1, 999, 70_000):
+        text = np.concatenate([np.full(before, 7, np.int32), run, np.full(3, 9, np.int32)])
+        assert windows.of(text)[before] == windows.of(run)[0]
+
+
+def test_base_is_drawn_anew_each_time():
+    """Two processes, or two connectors, do not share it: a collision found in one is none in the other."""
+    tokens = np.arange(1, 9, dtype=np.int32)
+    assert len({int(WindowHash(8).of(tokens)[0]) for _ in range(8)}) == 8
 
 
 class Counted(tuple):

@@ -3,15 +3,61 @@
 from __future__ import annotations
 
 import logging
+import math
 
 import pytest
 
 from support.kv.blend_pairs import BLOCK, FIRST, PROMPT, A, B, BlendHands, C, document
+from trencadis.errors import TransferError
 from trencadis.interfaces import KVPolicy
-from trencadis.records import ConnectorReport, FailedLoad
+from trencadis.records import ConnectorReport, FailedLoad, TransferCause
 from trencadis_kv.connectors.blend import scheduler as blend_scheduler
 from trencadis_kv.connectors.blend.config import BlendConfig
 from trencadis_kv.connectors.blend.messages import decode_orders
+from trencadis_kv.connectors.blend.scheduler import BlendShare
+
+
+def test_failures_are_counted_and_logged(caplog):
+    hands = BlendHands()
+    with caplog.at_level(logging.WARNING):
+        hands.shared.failed(TransferError("gone.", cause=TransferCause.EVICTED), "load")
+    assert hands.shared.counters.value("transfer_failures_total", cause="evicted") == 1
+    assert "KV load of blend failed (evicted): gone." in caplog.text
+    hands.close()
+
+
+def test_each_thread_gets_a_connection_of_its_own():
+    hands = BlendHands()
+    assert hands.shared.client() is not hands.shared.client()
+    hands.close()
+
+
+def test_all_tokens_go_through_the_first_layers_and_a_share_through_the_rest():
+    share = BlendShare(num_layers=14)
+    assert share.of(1.0) == pytest.approx(1.0)
+    assert share.of(0.0) == pytest.approx(0.1)
+    assert share.of(0.5) == pytest.approx(0.55)
+    assert BlendShare(num_layers=1).of(0.0) == pytest.approx(1.0)
+
+
+def test_prediction_comes_to_what_it_takes():
+    share = BlendShare(num_layers=14)
+    for _ in range(40):
+        share.took(predicted_s=2.0 * share.of(0.5), seconds=2.0 * 0.8)
+    assert share.of(0.5) == pytest.approx(0.8, rel=1e-3)
+
+
+@pytest.mark.parametrize(("predicted", "seconds"), [(math.nan, 1.0), (0.0, 1.0), (1.0, 0.0), (math.inf, 1.0)])
+def test_what_says_nothing_is_ignored(predicted, seconds):
+    share = BlendShare(num_layers=14)
+    share.took(predicted_s=predicted, seconds=seconds)
+    assert share.of(1.0) == pytest.approx(1.0)
+
+
+def test_one_odd_measurement_does_not_take_it_far():
+    share = BlendShare(num_layers=14)
+    share.took(predicted_s=1e-9, seconds=1e9)
+    assert share.of(1.0) <= 10.0
 
 
 class Careful(KVPolicy):
@@ -46,10 +92,10 @@ def test_fill_names_all_blocks_and_where_chunks_lie(hands):
     hands.pair.scheduler.take_message()
     blocks = [9, 8, 7, 6, 5, 4, 3, 2, 1, 0, 10, 11][: found.num_tokens // BLOCK]
     hands.pair.scheduler.on_allocated(found.transfer_id, blocks=blocks, block_hashes=[])
-    (fill,) = decode_orders(hands.pair.scheduler.take_message()).fills
-    assert (fill.num_exact, fill.blocks, fill.ratio) == (16, blocks, 0.3)
-    assert [(place.position, place.num_tokens) for place in fill.chunks] == [(18, 16), (34, 14)]
-    assert len(fill.token_ids) == 4 * found.num_tokens == 4 * 48
+    (assembly,) = decode_orders(hands.pair.scheduler.take_message()).assemblies
+    assert (assembly.num_exact, assembly.blocks, assembly.ratio) == (16, blocks, 0.3)
+    assert [(place.position, place.num_tokens) for place in assembly.chunks] == [(18, 16), (34, 14)]
+    assert len(assembly.token_ids) == 4 * found.num_tokens == 4 * 48
 
 
 def test_plan_that_is_not_used_is_forgotten(hands):
@@ -118,7 +164,7 @@ def test_fills_that_are_too_many_for_a_message_go_with_the_next(hands, monkeypat
         hands.pair.scheduler.on_allocated(found.transfer_id, blocks=list(range(12)), block_hashes=[])
     hands.pair.scheduler.on_cancelled(transfer_ids[3])
     messages = [decode_orders(hands.pair.scheduler.take_message()) for _ in range(4)]
-    assert [[fill.transfer_id for fill in message.fills] for message in messages] == [
+    assert [[assembly.transfer_id for assembly in message.assemblies] for message in messages] == [
         transfer_ids[:2],
         [transfer_ids[2], transfer_ids[4]],
         [],
@@ -128,7 +174,7 @@ def test_fills_that_are_too_many_for_a_message_go_with_the_next(hands, monkeypat
     monkeypatch.setattr(blend_scheduler, "_MESSAGE_PARTS", 1)
     found = hands.lookup(PROMPT, ratio=0.2)
     hands.pair.scheduler.on_allocated(found.transfer_id, blocks=list(range(12)), block_hashes=[])
-    assert len(decode_orders(hands.pair.scheduler.take_message()).fills) == 1, "one that has more goes alone"
+    assert len(decode_orders(hands.pair.scheduler.take_message()).assemblies) == 1, "one that has more goes alone"
 
 
 def test_news_are_taken_a_part_at_a_call(hands, monkeypatch):

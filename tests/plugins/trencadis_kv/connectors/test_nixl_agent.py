@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 import time
 
 import pytest
@@ -9,7 +10,43 @@ import pytest
 from support.kv.nixl_peer import NixlPeer, small_config
 from trencadis.errors import ConfigError, TransferError
 from trencadis.records import TransferCause
-from trencadis_kv.connectors.nixl.agent import NixlAgent, check_package, tell_ucx
+from trencadis_kv.connectors.nixl.agent import NixlAgent, ProgressThread, check_package, tell_ucx
+
+
+def test_function_runs_while_somebody_needs_it_and_not_otherwise():
+    calls = threading.Semaphore(0)
+    pump = ProgressThread(calls.release)
+    assert not calls.acquire(timeout=0.02)
+    pump.begin()
+    pump.begin()
+    for _ in range(3):
+        assert calls.acquire(timeout=5.0)
+    pump.end()
+    while calls.acquire(blocking=False):
+        pass
+    assert calls.acquire(timeout=5.0), "one still needs it"
+    pump.end()
+    while calls.acquire(timeout=0.05):
+        pass
+    assert not calls.acquire(timeout=0.05)
+    pump.begin()
+    assert calls.acquire(timeout=5.0)
+    pump.close()
+
+
+def test_nothing_runs_after_close():
+    calls = threading.Semaphore(0)
+    pump = ProgressThread(calls.release)
+    pump.begin()
+    assert calls.acquire(timeout=5.0)
+    pump.close()
+    pump.close()
+    while calls.acquire(blocking=False):
+        pass
+    assert not calls.acquire(timeout=0.02)
+    pump.begin()
+    assert not calls.acquire(timeout=0.02)
+
 
 BLOCK_BYTES = 8 << 20
 

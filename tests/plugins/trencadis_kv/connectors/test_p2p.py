@@ -39,7 +39,9 @@ class TestP2P(KVConnectorConformance):
 @pytest.mark.parametrize(("name", "make", "config"), [("p2p", make_p2p, P2PConfig), ("nixl", make_nixl, NixlConfig)])
 def test_engine_that_would_close_it_refuses_to_start(name: str, make: Any, config: type[P2PConfig]) -> None:
     context = ComponentContext(clock=SimulatedClock(), seed=0, quarantine_s=20.0)
-    with pytest.raises(ConfigValueError, match=rf"^\[kv_connector.{name}\] max_hold_s = 50.0: .*quarantine_s = 20.0,"):
+    with pytest.raises(
+        ConfigValueError, match=rf"^\[kv_connector.{name}\] max_hold_s = 50.0: .*release_timeout_s = 20.0,"
+    ):
         make(config(), context)
 
 

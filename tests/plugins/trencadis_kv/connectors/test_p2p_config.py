@@ -23,7 +23,7 @@ def test_nothing_is_reachable_from_elsewhere_by_default() -> None:
 def test_blocks_are_given_back_before_the_core_loses_patience() -> None:
     from trencadis.config.schema import CacheConfig
 
-    assert P2PConfig().lease_s <= P2PConfig().max_hold_s < CacheConfig().quarantine_s
+    assert P2PConfig().lease_s <= P2PConfig().max_hold_s < CacheConfig().release_timeout_s
 
 
 @pytest.mark.parametrize(("max_hold_s", "is_fine"), [(59.9, True), (60.0, False), (61.0, False)])
@@ -35,7 +35,7 @@ def test_blocks_held_as_long_as_the_core_has_patience_are_an_error(max_hold_s: f
         check_hold(config, context, name="p2p")
         return
     with pytest.raises(
-        ConfigValueError, match=rf"^\[kv_connector.other\] max_hold_s = {max_hold_s}: .*quarantine_s = 60.0,"
+        ConfigValueError, match=rf"^\[kv_connector.other\] max_hold_s = {max_hold_s}: .*release_timeout_s = 60.0,"
     ):
         check_hold(config, context, name="other")
 

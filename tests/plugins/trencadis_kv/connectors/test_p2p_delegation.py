@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,9 +13,121 @@ import pytest
 from support.eventually import eventually
 from support.faultproxy import FaultProxy
 from support.kv.engine_pairs import Station, prompt_of, true_text
+from support.kv.p2p_ends import Producer, producing
 from trencadis.errors import TransferError
 from trencadis.records import FinishedSequence, Request, SamplingParams, TransferCause
+from trencadis_kv.connectors.p2p.delegation import DelegatedPrefill
+from trencadis_kv.connectors.p2p.params import RemotePrefix, handover_params
+from trencadis_kv.connectors.p2p.prefill_pool import PrefillEngine
 from trencadis_kv.wire.stream_messages import State
+
+REQUEST = Request(
+    request_id="r",
+    prompt_token_ids=range(1, 20),
+    tenant="key/user",
+    cache_salt="s",
+    adapter="a",
+    priority=-2,
+    weight=3.0,
+)
+
+
+class Sent:
+    """An prefill on its thread."""
+
+    def __init__(self, producer: Producer, *, timeout_s: float = 5.0, port: int = 0) -> None:
+        engine = PrefillEngine(f"127.0.0.1:{port or producer.node.server.port}")
+        self.given_back: list[RemotePrefix] = []
+        producer.node.background_calls.release = self.given_back.append  # type: ignore[method-assign]
+        self.prefill = DelegatedPrefill(
+            engine,
+            REQUEST,
+            producer.node,
+            timeout_s=timeout_s,
+        )
+        self.thread = threading.Thread(target=self.prefill.run)
+        self.thread.start()
+
+    def result(self) -> RemotePrefix | TransferCause | None:
+        self.thread.join(60)
+        assert self.prefill.is_done
+        error = self.prefill.error
+        return self.prefill.prefix if error is None else error.cause
+
+
+def end(producer: Producer, error: str = "") -> None:
+    """Let the one prefill end, as an engine would."""
+    (request,) = producer.node.remote_prefills.take_new()
+    producer.node.remote_prefills.ended(
+        request.request_id, None if error else handover_params(producer.prefix, blocks=[]), error
+    )
+
+
+def test_offer_says_where_the_blocks_are_of_the_engine_that_was_asked() -> None:
+    with producing() as producer:
+        sent = Sent(producer)
+        eventually(lambda: producer.node.remote_prefills.num_remote_prefills == 1)
+        assert not sent.prefill.is_done
+        (prefill,) = producer.node.remote_prefills._remote_prefills.values()
+        for name in ("prompt_token_ids", "tenant", "cache_salt", "adapter", "priority", "weight"):
+            assert getattr(prefill.request, name) == getattr(REQUEST, name)
+        end(producer)
+        assert sent.result() == producer.prefix
+        assert sent.given_back == []
+
+
+def test_refusals_and_failures_come_with_their_cause() -> None:
+    with producing() as producer:
+        sent = Sent(producer)
+        eventually(lambda: producer.node.remote_prefills.num_remote_prefills == 1)
+        end(producer, "the prompt is too long")
+        assert sent.result() == TransferCause.FULL
+        assert "the prompt is too long" in str(sent.prefill.error)
+        producer.node.remote_prefills.accepts = False
+        assert Sent(producer).result() == TransferCause.FULL
+        producer.node.remote_prefills.accepts = True
+        assert Sent(producer, timeout_s=0.05).result() == TransferCause.DEADLINE
+        eventually(lambda: producer.node.remote_prefills.num_remote_prefills == 0)
+        port = producer.node.server.port
+    assert Sent(producer, port=port).result() == TransferCause.UNREACHABLE
+
+
+def test_engine_that_ends_meanwhile_is_noticed_at_once() -> None:
+    with producing() as producer:
+        sent = Sent(producer)
+        eventually(lambda: producer.node.remote_prefills.num_remote_prefills == 1)
+        producer.node.close()
+        assert isinstance(sent.result(), TransferCause)
+
+
+def test_withdrawal_before_during_and_after_leaves_nothing_behind() -> None:
+    with producing() as producer:
+        before = Sent.__new__(Sent)
+        before.given_back = []
+        before.prefill = DelegatedPrefill(
+            PrefillEngine(f"127.0.0.1:{producer.node.server.port}"),
+            REQUEST,
+            producer.node,
+            timeout_s=5.0,
+        )
+        before.prefill.withdraw()
+        before.prefill.run()
+        assert before.prefill.is_done
+        assert producer.node.remote_prefills.num_remote_prefills == 0
+
+        during = Sent(producer)
+        eventually(lambda: producer.node.remote_prefills.num_remote_prefills == 1)
+        during.prefill.withdraw()
+        assert isinstance(during.result(), TransferCause)
+        eventually(lambda: producer.node.remote_prefills.num_remote_prefills == 0)
+
+        after = Sent(producer)
+        eventually(lambda: producer.node.remote_prefills.num_remote_prefills == 1)
+        end(producer)
+        assert after.result() == producer.prefix
+        after.prefill.withdraw()
+        assert after.given_back == [producer.prefix]
+
 
 NAME = "127.0.0.1:{}"
 
@@ -51,7 +164,7 @@ def test_prompt_is_computed_elsewhere_and_the_text_is_the_same(prefiller: Statio
         end = serve(one, prompt, prefiller)
         assert end.token_ids.tolist() == true_text(prompt, 5)
         assert end.num_cached_tokens == 20
-        assert one.count("invites", result="served") == 1
+        assert one.count("delegated_prefills", result="served") == 1
         assert one.count("tokens", direction="load") == 20
         assert prefiller.ends == {}, "what a prefill says is nobody's output"
         assert prefiller.engine.totals.num_finished == 1
@@ -108,31 +221,31 @@ def test_engine_that_is_not_there_any_more_is_not_waited_for() -> None:
     with Station() as first, decoder(port_of(first), heartbeat_s=60.0) as one:
         first.close()
         assert serve(one, prompt).token_ids.tolist() == true_text(prompt, 5)
-        assert one.count("invites", result="failed") == 1
+        assert one.count("delegated_prefills", result="failed") == 1
         assert one.node.prefill_pool.ready() == [], "it is left alone until it answers"
         assert serve(one, prompt_of(9, 21)).num_cached_tokens == 0
-        assert one.count("invites", result="failed") == 1
+        assert one.count("delegated_prefills", result="failed") == 1
 
 
 def test_other_engine_is_asked_once_and_then_this_one_computes(prefiller: Station) -> None:
-    with Station(max_guests=0) as full, decoder(port_of(full), port_of(prefiller)) as one:
+    with Station(max_remote_prefills=0) as full, decoder(port_of(full), port_of(prefiller)) as one:
         for engine in one.node.prefill_pool.engines:
             engine.affinity = lambda _, port=engine.port: float(port == port_of(full))
         prompt = prompt_of(10, 21)
         end = serve(one, prompt, prefiller)
         assert (end.token_ids.tolist(), end.num_cached_tokens) == (true_text(prompt, 5), 20)
-        assert one.count("invites", result="failed") == one.count("invites", result="served") == 1
+        assert one.count("delegated_prefills", result="failed") == one.count("delegated_prefills", result="served") == 1
 
 
 def test_third_engine_is_not_asked() -> None:
     with (
-        Station(max_guests=0) as first,
-        Station(max_guests=0) as second,
-        Station(max_guests=0) as third,
+        Station(max_remote_prefills=0) as first,
+        Station(max_remote_prefills=0) as second,
+        Station(max_remote_prefills=0) as third,
         decoder(*map(port_of, (first, second, third))) as one,
     ):
         assert serve(one, prompt_of(11, 21)).num_cached_tokens == 0
-        assert one.count("invites", result="failed") == 2
+        assert one.count("delegated_prefills", result="failed") == 2
 
 
 def test_blocks_that_are_lost_before_they_are_pulled_are_computed_by_another_engine(prefiller: Station) -> None:
@@ -168,7 +281,7 @@ def test_client_that_leaves_takes_its_prompt_back(prefiller: Station) -> None:
             of=(one, prefiller),
         )
         assert prefiller.node.holds.num_holds == 0
-        assert one.count("invites", result="withdrawn") == 1
+        assert one.count("delegated_prefills", result="withdrawn") == 1
 
 
 def test_engine_that_is_slow_is_given_up_and_drops_the_prompt(prefiller: Station) -> None:
@@ -185,7 +298,7 @@ def test_engine_that_is_slow_is_given_up_and_drops_the_prompt(prefiller: Station
 
 def test_flood_of_prompts_is_bounded_on_both_sides() -> None:
     prompts = [prompt_of(seed, 21) for seed in range(20, 32)]
-    with Station(max_guests=2) as few, decoder(port_of(few), max_invites=4) as one:
+    with Station(max_remote_prefills=2) as few, decoder(port_of(few), max_delegated_prefills=4) as one:
         names = [one.add(prompt, max_tokens=3) for prompt in prompts]
         most = 0
 
@@ -198,7 +311,7 @@ def test_flood_of_prompts_is_bounded_on_both_sides() -> None:
         eventually(are_done, of=(one, few))
         assert [one.ends[name].token_ids.tolist() for name in names] == [true_text(prompt, 3) for prompt in prompts]
         assert most <= 2
-        assert one.count("invites", result="declined") >= 1
+        assert one.count("delegated_prefills", result="declined") >= 1
 
 
 def test_own_requests_of_an_engine_count_when_others_choose(prefiller: Station) -> None:
@@ -248,7 +361,7 @@ def test_load_decides_then_the_prefix(prefiller: Station) -> None:
         chosen = []
         for num_tokens in ((0, 500), (500, 0)):
             for engine, num in zip(engines, num_tokens, strict=True):
-                engine.decode_token(State(accepts=True, num_remote_prefills=1, num_tokens=num, tokens_per_s=0.0), 0.001)
+                engine.update(State(accepts=True, num_remote_prefills=1, num_tokens=num, tokens_per_s=0.0), 0.001)
             name = one.add(prompt_of(50 + num_tokens[0], 21), max_tokens=1)
             one.step()
             delegated = one.pair.scheduler._delegation._delegated[name]  # type: ignore[attr-defined]

@@ -71,14 +71,14 @@ def test_load_that_was_missed_once_is_never_whole_again() -> None:
     assert not arrivals.wait(1, until_s=0.0)
 
 
-@pytest.mark.parametrize("is_whole", [True, False])
-def test_end_of_the_pull_ends_every_wait(is_whole: bool) -> None:
+@pytest.mark.parametrize("is_complete", [True, False])
+def test_end_of_the_pull_ends_every_wait(is_complete: bool) -> None:
     arrivals = Arrivals((0, 1))
-    thread = threading.Timer(0.02, lambda: arrivals.end(is_whole=is_whole))
+    thread = threading.Timer(0.02, lambda: arrivals.end(is_complete=is_complete))
     thread.start()
-    assert arrivals.wait(1, until_s=time.monotonic() + _LONG_S) == is_whole
+    assert arrivals.wait(1, until_s=time.monotonic() + _LONG_S) == is_complete
     thread.join()
-    assert arrivals.are_all_there == is_whole
+    assert arrivals.are_all_there == is_complete
 
 
 # -------------------------------------------------------------------------------------------------- on the stream

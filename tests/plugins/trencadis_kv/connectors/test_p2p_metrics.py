@@ -48,7 +48,7 @@ def test_prompts_that_travel_are_counted_by_their_fate_and_shown_while_they_do()
     metrics.watch_engines(lambda: 1)
     metrics.count_delegated("served")
     metrics.count_delegated("served")
-    assert metrics.value("invites_total", result="served") == 2
-    assert 'trencadis_kv_guests{connector="p2p"} 3.0' in metrics.text()
-    assert 'trencadis_kv_prompts_away{connector="p2p"} 2.0' in metrics.text()
+    assert metrics.value("delegated_prefills_total", result="served") == 2
+    assert 'trencadis_kv_remote_prefills_running{connector="p2p"} 3.0' in metrics.text()
+    assert 'trencadis_kv_delegated_prefills_running{connector="p2p"} 2.0' in metrics.text()
     assert 'trencadis_kv_prefill_engines{connector="p2p"} 1.0' in metrics.text()

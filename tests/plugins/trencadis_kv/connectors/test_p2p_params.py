@@ -8,10 +8,10 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from trencadis_kv.connectors.p2p.params import KeyCheck, RemotePrefix, offer, wants_hold
+from trencadis_kv.connectors.p2p.params import KeyCheck, RemotePrefix, handover_params, wants_hold
 
 PREFIX = RemotePrefix(engine="e", hold_id="t", host="127.0.0.1", port=5, num_tokens=32, lease_s=7.5)
-GIVEN = offer(PREFIX, blocks=[3, 4])
+GIVEN = handover_params(PREFIX, blocks=[3, 4])
 
 
 def test_offer_has_the_names_that_vllm_gives_and_comes_back_as_it_was() -> None:
@@ -31,7 +31,7 @@ def test_offer_has_the_names_that_vllm_gives_and_comes_back_as_it_was() -> None:
 
 
 def test_longest_prompt_fits_into_a_request() -> None:
-    assert len(json.dumps(offer(PREFIX, blocks=range(1_000_000)))) < 65536
+    assert len(json.dumps(handover_params(PREFIX, blocks=range(1_000_000)))) < 65536
 
 
 def test_misspelt_key_is_warned_of_once_and_foreign_ones_pass(caplog: pytest.LogCaptureFixture) -> None:

@@ -16,9 +16,9 @@ from support.faultproxy import FaultProxy
 from support.kv.p2p_ends import HASHES, NUM_BLOCKS, Producer, producing
 from trencadis.errors import TransferError
 from trencadis_kv.connectors.p2p import peer as p2p_peer
-from trencadis_kv.connectors.p2p import shared_memory as p2p_shared_memory
+from trencadis_kv.connectors.p2p import transport as p2p_transport
 from trencadis_kv.connectors.p2p.peer import PeerConnection
-from trencadis_kv.connectors.p2p.shared_memory import SharedMemory, shared_memory
+from trencadis_kv.connectors.p2p.transport import SharedMemory, shared_memory
 from trencadis_kv.store.format import pack_header
 from trencadis_kv.wire.handshake import welcome
 from trencadis_kv.wire.stream import Abort, Ack, Commit, FrameStream, Message, Pull, block_head
@@ -94,8 +94,8 @@ class Rested:
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> SharedMemory:
     """Return memory of this machine in two pieces of a block each; who rests waits long enough for one that is being written."""
-    monkeypatch.setattr(p2p_shared_memory, "_PIECE_BYTES", 32)
-    monkeypatch.setattr(p2p_shared_memory, "_NUM_PIECES", 2)
+    monkeypatch.setattr(p2p_transport, "_PIECE_BYTES", 32)
+    monkeypatch.setattr(p2p_transport, "_NUM_PIECES", 2)
     monkeypatch.setattr(p2p_peer, "_NEXT_S", 0.2)
     transport = shared_memory(1)
     if transport is None:

@@ -65,10 +65,10 @@ def test_engine_of_another_model_gets_no_prompts_and_the_log_says_why_once(caplo
 def test_prompts_that_were_just_sent_count_until_the_engine_counts_them() -> None:
     engine = PrefillEngine("127.0.0.1:1")
     assert engine.num_waiting_tokens == 0
-    engine.decode_token(STATE, 0.01)
+    engine.update(STATE, 0.01)
     engine.num_sent_tokens += 50
     assert engine.num_waiting_tokens == 150
-    engine.decode_token(STATE, 0.02)
+    engine.update(STATE, 0.02)
     assert (engine.num_waiting_tokens, engine.rtt_s) == (100, 0.02)
     engine.lost(TransferError("gone", cause=TransferCause.UNREACHABLE))
     assert engine.state is None

@@ -5,12 +5,12 @@ import pytest
 
 from trencadis.errors import TransferError
 from trencadis.records import TransferCause
-from trencadis_kv.connectors.p2p.params import RemotePrefix, offer, wants_hold
+from trencadis_kv.connectors.p2p.params import RemotePrefix, handover_params, wants_hold
 from trencadis_kv.connectors.p2p.remote_prefills import RemotePrefills
 from trencadis_kv.wire.stream_messages import PrefillRequest
 
 PREFIX = RemotePrefix(engine="e", hold_id="t", host="127.0.0.1", port=1, num_tokens=16, lease_s=7.5)
-PARAMS = offer(PREFIX, blocks=[1])
+PARAMS = handover_params(PREFIX, blocks=[1])
 
 
 def prefill_request(*tokens: int, **changes: object) -> PrefillRequest:
@@ -18,10 +18,10 @@ def prefill_request(*tokens: int, **changes: object) -> PrefillRequest:
     return PrefillRequest(tokens=np.array(tokens, "<i4").tobytes(), **fields)  # type: ignore[arg-type]
 
 
-def remote_prefills(max_guests: int = 2) -> tuple[RemotePrefills, list[str], list[str]]:
+def remote_prefills(max_remote_prefills: int = 2) -> tuple[RemotePrefills, list[str], list[str]]:
     released: list[str] = []
     woken: list[str] = []
-    one = RemotePrefills(max_guests, release=released.append)
+    one = RemotePrefills(max_remote_prefills, release=released.append)
     one.wake = lambda: woken.append("wake")
     return one, released, woken
 
@@ -51,7 +51,7 @@ def test_end_without_blocks_has_its_reason_and_one_of_nobody_changes_nothing() -
 
 
 def test_more_than_may_be_here_and_all_where_none_are_taken_are_refused() -> None:
-    one, _, _ = remote_prefills(max_guests=2)
+    one, _, _ = remote_prefills(max_remote_prefills=2)
     first = one.enter(prefill_request(1))
     one.enter(prefill_request(2))
     with pytest.raises(TransferError, match="2 prompts of others") as full:

@@ -10,7 +10,7 @@ from support.kv.p2p_ends import p2p_config
 from trencadis.clock import SimulatedClock
 from trencadis.records import ConnectorReport, Request
 from trencadis_kv.connectors.p2p.node import Node
-from trencadis_kv.connectors.p2p.params import RemotePrefix, offer
+from trencadis_kv.connectors.p2p.params import RemotePrefix, handover_params
 from trencadis_kv.connectors.p2p.scheduler import P2PScheduler
 from trencadis_kv.connectors.p2p.worker import Work
 from trencadis_testing.connector_harness import hashes_of
@@ -40,9 +40,9 @@ def lookup(scheduler: P2PScheduler, params: dict[str, Any] | None, *, num_local_
 
 
 def test_hit_is_what_the_parameters_say_in_whole_blocks(scheduler: P2PScheduler) -> None:
-    assert lookup(scheduler, offer(PREFIX, blocks=[])) == (16, 0)
-    assert lookup(scheduler, {**offer(PREFIX, blocks=[]), "remote_num_tokens": 15})[0] == 12
-    assert lookup(scheduler, {**offer(PREFIX, blocks=[]), "remote_num_tokens": 10**9})[0] == 20
+    assert lookup(scheduler, handover_params(PREFIX, blocks=[])) == (16, 0)
+    assert lookup(scheduler, {**handover_params(PREFIX, blocks=[]), "remote_num_tokens": 15})[0] == 12
+    assert lookup(scheduler, {**handover_params(PREFIX, blocks=[]), "remote_num_tokens": 10**9})[0] == 20
     assert lookup(scheduler, None) == (0, -1)
     assert lookup(scheduler, {"remote_num_tokens": 16}) == (0, -1)
 
@@ -53,12 +53,12 @@ def test_misspelt_parameter_is_warned_of(scheduler: P2PScheduler, caplog: pytest
 
 
 def test_what_is_there_already_is_a_miss(scheduler: P2PScheduler) -> None:
-    assert lookup(scheduler, offer(PREFIX, blocks=[]), num_local_tokens=16) == (0, -1)
-    assert lookup(scheduler, offer(PREFIX, blocks=[]), num_local_tokens=12)[0] == 16
+    assert lookup(scheduler, handover_params(PREFIX, blocks=[]), num_local_tokens=16) == (0, -1)
+    assert lookup(scheduler, handover_params(PREFIX, blocks=[]), num_local_tokens=12)[0] == 16
 
 
 def test_message_has_what_is_to_be_pulled_and_what_is_not_wanted(scheduler: P2PScheduler) -> None:
-    _, transfer_id = lookup(scheduler, offer(PREFIX, blocks=[]))
+    _, transfer_id = lookup(scheduler, handover_params(PREFIX, blocks=[]))
     assert scheduler.take_message() == b""
     scheduler.on_allocated(transfer_id, blocks=[7, 3], block_hashes=HASHES[:2])
     scheduler.on_cancelled(99)
@@ -98,7 +98,7 @@ def test_prefill_that_was_never_looked_up_is_not_held(scheduler: P2PScheduler) -
 
 def test_memory_of_requests_that_never_come_back_is_bounded(scheduler: P2PScheduler) -> None:
     for number in range(5000):
-        request = request_of({"do_remote_decode": True, **offer(PREFIX, blocks=[])}, name=f"r {number}")
+        request = request_of({"do_remote_decode": True, **handover_params(PREFIX, blocks=[])}, name=f"r {number}")
         scheduler.lookup(request, block_hashes=HASHES[:1], num_local_tokens=0)
     scheduler.on_computed(blocks=[1], block_hashes=HASHES[:1])
     scheduler.on_report(ConnectorReport())
@@ -110,7 +110,7 @@ def test_hit_that_is_not_used_is_forgotten_and_given_back_when_its_request_ends(
     """It may be looked up again; who holds the prefix waits as long, and not for the end of its lease."""
     released: list[RemotePrefix] = []
     scheduler._node.background_calls.release = released.append  # type: ignore[method-assign]
-    params = offer(PREFIX, blocks=[])
+    params = handover_params(PREFIX, blocks=[])
     _, first = lookup(scheduler, params)
     scheduler.on_unused(first)
     assert not scheduler._found
@@ -127,7 +127,7 @@ def test_hit_that_is_not_used_is_forgotten_and_given_back_when_its_request_ends(
 def test_hit_that_is_used_in_the_end_is_not_given_back_twice(scheduler: P2PScheduler) -> None:
     released: list[RemotePrefix] = []
     scheduler._node.background_calls.release = released.append  # type: ignore[method-assign]
-    params = offer(PREFIX, blocks=[])
+    params = handover_params(PREFIX, blocks=[])
     scheduler.on_unused(lookup(scheduler, params)[1])
     scheduler.on_allocated(lookup(scheduler, params)[1], blocks=[1, 2], block_hashes=HASHES[:2])
     scheduler.on_finished(request_of(params), blocks=[1, 2])
@@ -136,7 +136,7 @@ def test_hit_that_is_used_in_the_end_is_not_given_back_twice(scheduler: P2PSched
 
 def test_memory_of_hits_that_were_not_used_is_bounded(scheduler: P2PScheduler) -> None:
     for number in range(5000):
-        request = request_of(offer(PREFIX, blocks=[]), name=f"r {number}")
+        request = request_of(handover_params(PREFIX, blocks=[]), name=f"r {number}")
         found = scheduler.lookup(request, block_hashes=HASHES, num_local_tokens=0)
         scheduler.on_unused(found.transfer_id)
     assert len(scheduler._unused) <= 4096
@@ -144,7 +144,7 @@ def test_memory_of_hits_that_were_not_used_is_bounded(scheduler: P2PScheduler) -
 
 
 def test_rejected_request_with_odd_parameters_harms_nobody(scheduler: P2PScheduler) -> None:
-    for params in ({}, {"do_remote_prefill": True}, {**offer(PREFIX, blocks=[]), "remote_host": "192.0.2.1"}):
+    for params in ({}, {"do_remote_prefill": True}, {**handover_params(PREFIX, blocks=[]), "remote_host": "192.0.2.1"}):
         scheduler.on_rejected(params)
     assert scheduler._node.background_calls._thread is None
     assert 'trencadis_kv_held_bytes{connector="p2p"} 0.0' in scheduler.metrics()

@@ -18,9 +18,9 @@ from support.kv.engine_pairs import Station, prompt_of, true_text
 from trencadis.errors import TransferError
 from trencadis.records import TransferCause
 from trencadis_kv.connectors.p2p import connector as p2p
-from trencadis_kv.connectors.p2p import shared_memory as p2p_shared_memory
+from trencadis_kv.connectors.p2p import transport as p2p_transport
 from trencadis_kv.connectors.p2p.peer import PeerConnection
-from trencadis_kv.connectors.p2p.shared_memory import SharedMemory, shared_memory
+from trencadis_kv.connectors.p2p.transport import SharedMemory, shared_memory
 from trencadis_kv.store.defaults import IdentityCodec
 
 PROMPT = prompt_of(1, 41)
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.skipif(
 
 _WRITES = """
 import sys
-from trencadis_kv.connectors.p2p.shared_memory import shared_memory
+from trencadis_kv.connectors.p2p.transport import shared_memory
 transport = shared_memory(1)
 transport.open(int(sys.argv[1]))
 with transport.flight(bytes.fromhex(sys.argv[2])) as flight:
@@ -43,7 +43,7 @@ with transport.flight(bytes.fromhex(sys.argv[2])) as flight:
 """
 _LENDS = """
 import sys, time
-from trencadis_kv.connectors.p2p.shared_memory import shared_memory
+from trencadis_kv.connectors.p2p.transport import shared_memory
 transport = shared_memory(1)
 transport.open(int(sys.argv[1]))
 receive_buffer = transport.receive_buffer()
@@ -157,7 +157,7 @@ def test_lent_memory_cannot_shrink(transport: SharedMemory) -> None:
 @pytest.mark.parametrize("other", ["machine", "process", "descriptor", "file", "key", "num_pieces", "not sealed"])
 def test_memory_that_cannot_be_had_is_done_without(transport: SharedMemory, other: str) -> None:
     receive_buffer: Any = transport.receive_buffer()
-    target = msgspec.msgpack.decode(receive_buffer.target, type=p2p_shared_memory._Target)
+    target = msgspec.msgpack.decode(receive_buffer.target, type=p2p_transport._Target)
     before = num_open()
     with tempfile.TemporaryFile() as file:
         file.truncate(target.num_bytes)
@@ -235,7 +235,7 @@ def pulled(producer: Station, consumer: Station) -> Any:
 def test_prefix_goes_from_one_engine_to_the_other_and_all_is_given_back(
     any_thread: bool, piece_bytes: int, counted: Counted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(p2p_shared_memory, "_PIECE_BYTES", piece_bytes)
+    monkeypatch.setattr(p2p_transport, "_PIECE_BYTES", piece_bytes)
     with Station(any_thread=any_thread) as producer, Station(any_thread=any_thread) as consumer:
         for _ in range(3):
             assert pulled(producer, consumer).num_cached_tokens == 4 * NUM_BLOCKS
@@ -269,15 +269,15 @@ def test_without_it_blocks_go_over_the_connection(lack: str, counted: Counted, m
 def test_wrong_bytes_are_refused_and_their_memory_is_never_used_again(
     counted: Counted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(p2p_shared_memory, "_PIECE_BYTES", 1)
-    write, number = p2p_shared_memory._SharedFlight.write, iter(range(100))
+    monkeypatch.setattr(p2p_transport, "_PIECE_BYTES", 1)
+    write, number = p2p_transport._SharedFlight.write, iter(range(100))
 
     def spoil(self: Any, index: int, num_rows: int, **more: Any) -> None:
         if next(number) == 4:
             self.rows(index)[0, 3] ^= 1
         write(self, index, num_rows, **more)
 
-    monkeypatch.setattr(p2p_shared_memory._SharedFlight, "write", spoil)
+    monkeypatch.setattr(p2p_transport._SharedFlight, "write", spoil)
     with Station() as producer, Station() as consumer:
         assert pulled(producer, consumer).num_cached_tokens == 4 * 4
         assert consumer.count("transfer_failures", cause="corrupt") == 1

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trencadis_kv.connectors.redis.address import RedisAddress
+from trencadis_kv.connectors.redis.config import RedisAddress
 from trencadis_kv.connectors.redis.link import Credentials, RedisLink, Timeouts
 from trencadis_kv.connectors.redis.resp import ServerError, command
 from trencadis_kv.wire.socket_buffers import set_buffer

@@ -5,9 +5,8 @@ import pytest
 from support.kv.tiered_children import ScriptedScheduler
 from trencadis.clock import SimulatedClock
 from trencadis.records import Request
-from trencadis_kv.connectors.tiered.child import Child
-from trencadis_kv.connectors.tiered.lookups import TierLookups
-from trencadis_kv.connectors.tiered.metrics import TierCounters
+from trencadis_kv.connectors.tiered.child import Child, TierCounters
+from trencadis_kv.connectors.tiered.scheduler import TierLookups
 from trencadis_kv.store.breaker import Breaker
 
 

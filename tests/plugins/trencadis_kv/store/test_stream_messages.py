@@ -1,9 +1,22 @@
 from __future__ import annotations
 
+import math
+
 import msgspec
 import pytest
 
-from trencadis_kv.wire.stream_messages import BODIES, KINDS, Kind, PrefillRequest, PrefillResponse, State, Token
+from trencadis.records import FirstToken, TokenLogprobs
+from trencadis_kv.wire.stream_messages import (
+    BODIES,
+    KINDS,
+    Kind,
+    PrefillRequest,
+    PrefillResponse,
+    State,
+    Token,
+    decode_token,
+    encode_token,
+)
 
 
 def test_every_kind_but_a_block_has_a_body_of_its_own_and_the_number_it_always_had() -> None:
@@ -77,3 +90,21 @@ def test_engines_of_before_offers_brought_anything_along_are_understood_and_unde
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(new_invite), type=OldInvite) == old_invite
     new_offer = msgspec.structs.replace(offer, token=Token(token_id=3), num_pushed=2)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(new_offer), type=OldOffer) == old_offer
+
+
+def entry(**changes):
+    given = {"logprob": -1.25, "rank": 3, "top_token_ids": (7, 8), "top_logprobs": (-0.1, -math.inf)}
+    return TokenLogprobs(index=0, position=0, token_id=9, **{**given, **changes})
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        FirstToken(token_id=0),
+        FirstToken(token_id=9, logprobs=entry()),
+        FirstToken(token_id=9, logprobs=entry(top_token_ids=(), top_logprobs=())),
+    ],
+)
+def test_token_is_the_same_at_the_other_end(first):
+    travelled = msgspec.msgpack.decode(msgspec.msgpack.encode(encode_token(first)), type=Token)
+    assert decode_token(travelled) == first
