@@ -484,13 +484,14 @@ class Engine:
         self.totals.num_finished += 1
         for on_finish in self._stages.on_finish:
             on_finish(finished)
-        self._recovery.left(finished.slot)
-        self._drafting.finished(finished.slot, finished.token_ids)
+        self._recovery.forget(finished.slot)
+        if self._drafting.is_on:
+            self._drafting.finished(finished.slot, finished.token_ids)
         try:
             self._policy.on_finished(slot=finished.slot, tenant=tenant, num_output_tokens=len(finished.token_ids))
         except StepFailedError as error:
             self._end_everything(error)
-        if self._observers:
+        if self._observers.watched:
             self._observers.on_request(finished)
 
     # ------------------------------------------------------------------------------------------------ failures

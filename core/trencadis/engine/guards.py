@@ -239,12 +239,19 @@ class GuardedScheduling(Guarded[SchedulingPolicy]):
         """Return what the shadow would have done otherwise in the step that was planned."""
         return NO_SHADOW if self.shadow is None else self.shadow.take_step()
 
+    def _is_default(self, method: str) -> bool:
+        """Return whether the policy leaves a method as the contract defines it: then there is nothing to call or to guard."""
+        own, default = getattr(type(self.strategy), method, None), getattr(SchedulingPolicy, method)
+        return own is default and method not in getattr(self.strategy, "__dict__", ())
+
     def _introduce(self, strategy: SchedulingPolicy) -> None:
         for slot, request in self.live():
             strategy.on_added(slot=slot, request=request)
 
     def admit(self, request: Request, *, num_waiting: int, num_waiting_tokens: int) -> str:
         """Return why the request is refused, or an empty string."""
+        if self.shadow is None and self._is_default("admit"):
+            return ""
         refusal = self.guarded(
             "admit",
             lambda policy: policy.admit(request, num_waiting=num_waiting, num_waiting_tokens=num_waiting_tokens),
@@ -256,6 +263,8 @@ class GuardedScheduling(Guarded[SchedulingPolicy]):
 
     def admit_tenant(self, request: Request, *, num_waiting: int, num_waiting_tokens: int) -> str:
         """Return why the request is refused for what its tenant has waiting, or an empty string."""
+        if self._is_default("admit_tenant"):
+            return ""
         refusal: str = self.guarded(
             "admit_tenant",
             lambda policy: policy.admit_tenant(request, num_waiting=num_waiting, num_waiting_tokens=num_waiting_tokens),
@@ -277,9 +286,8 @@ class GuardedScheduling(Guarded[SchedulingPolicy]):
         """Tell the policy of a new request, which is live already."""
         if self.shadow is not None:
             self.shadow.on_added(slot=slot, request=request)
-        self._tell(
-            lambda policy: policy.on_added(slot=slot, request=request), "on_added"
-        )  # a fallback is told of it with all others
+        if not self._is_default("on_added"):  # a fallback is told of it with all others
+            self._tell(lambda policy: policy.on_added(slot=slot, request=request), "on_added")
 
     def give_way(self, view: SchedulerView, *, slot: int, candidates: Int32Array) -> int:
         """Return one of the candidates, or -1."""
@@ -320,8 +328,8 @@ class GuardedScheduling(Guarded[SchedulingPolicy]):
 
     def split(self, view: SchedulerView, *, token_budget: int) -> TokenSplit:
         """Return budgets of 0 or more."""
-        if getattr(type(self.strategy), "split", None) is SchedulingPolicy.split and self.shadow is None:
-            return TokenSplit(decode=token_budget, prefill=token_budget)  # the default: nothing to guard
+        if self.shadow is None and self._is_default("split"):
+            return TokenSplit(decode=token_budget, prefill=token_budget)
         # Once per step on the hot path: written out, without the closures of guarded().
         meter = self._meter
         began = meter.begin()
@@ -350,6 +358,8 @@ class GuardedScheduling(Guarded[SchedulingPolicy]):
     def chunk(self, view: SchedulerView, *, slot: int, num_remaining: int, token_budget: int) -> int:
         """Return 0 .. min(num_remaining, token_budget)."""
         most = min(num_remaining, token_budget)
+        if self.shadow is None and self._is_default("chunk"):
+            return most
 
         def check(chunk: int) -> str:
             return "" if 0 <= chunk <= most else f"chunk() returned {shown(chunk)}, allowed are 0 to {most}"
@@ -385,10 +395,11 @@ class GuardedScheduling(Guarded[SchedulingPolicy]):
         """Tell the policy that a sequence left."""
         if self.shadow is not None:
             self.shadow.on_finished(slot=slot, tenant=tenant, num_output_tokens=num_output_tokens)
-        self._tell(  # a fallback never knew it
-            lambda policy: policy.on_finished(slot=slot, tenant=tenant, num_output_tokens=num_output_tokens),
-            "on_finished",
-        )
+        if not self._is_default("on_finished"):  # a fallback never knew it
+            self._tell(
+                lambda policy: policy.on_finished(slot=slot, tenant=tenant, num_output_tokens=num_output_tokens),
+                "on_finished",
+            )
 
 
 def _no_text(refusal: object, *, method: str = "admit") -> str:

@@ -100,7 +100,7 @@ class EngineState:
             preparation: What has to be done before it can run; while some of that is not, it is compiling.
         """
         table = self.table
-        adapter = self.adapters.number(request.adapter)
+        adapter = self.adapters.number(request.adapter) if request.adapter else 0
         slot = table.take_slot()
         params = request.params
         eos = () if params.ignore_eos else self.eos_token_ids
@@ -156,7 +156,7 @@ class EngineState:
             if sequence.transfer_id >= 0:
                 self.transfers.cancel(sequence, self.blocks, now_s=now_s)
                 is_complete = False
-            hands_over = is_complete and not sequence.is_approximate
+            hands_over = is_complete and not sequence.is_approximate and self.transfers.has_connector
             self._leave_row(sequence, finished=hands_over)
             transfer_params = self.transfers.finished_params(sequence.request) if hands_over else None
         elif sequence.state is SequenceState.WAITING_FOR_REMOTE_KV:
@@ -190,7 +190,8 @@ class EngineState:
             num_approximate_tokens=sequence.num_approximate_tokens,
             refusal=refusal,
         )
-        self.swapping.forget(sequence)
+        if self.swapping.num_host_blocks:
+            self.swapping.forget(sequence)
         self.tenants.leave(slot, sequence.request.tenant)
         table.num_prompt_logprobs -= sequence.request.params.prompt_logprobs is not None
         del self.slot_of[sequence.request.request_id]
@@ -220,7 +221,8 @@ class EngineState:
         table.num_computed_tokens[slot], table.num_cached_tokens[slot] = num_computed, num_cached
         table.num_hashed_blocks[slot] = num_cached // self.block_size
         table.num_swapped_tokens[slot] = 0
-        self.adapters.enter(slot)
+        if sequence.request.adapter:
+            self.adapters.enter(slot)
         sequence.state = SequenceState.RUNNING
         if sequence.num_cached_tokens < 0:
             sequence.num_cached_tokens = num_cached
@@ -362,7 +364,8 @@ class EngineState:
         self.blocks.release(blocks, now_s=self.clock.now_s())
         self.rows.give_back(int(self.table.row[slot]))
         self.table.row[slot] = -1
-        self.adapters.leave(slot)
+        if sequence.request.adapter:
+            self.adapters.leave(slot)
         self.running = self.running[self.running != slot]
 
     def _wait(self, sequence: Sequence, *, front: bool) -> None:

@@ -66,7 +66,7 @@ class Recovery:
             self._state.tenants.failed_steps.charge(sequence.request.tenant, cost_s)
             self._forget_in_flight(slot)
             at_fault.append(self._state.finish(sequence, FinishReason.ERROR, error=str(error)))
-            self._cleared(slot)
+            self.forget(slot)
             suspects = []
         touched = {slot: None for p in dropped for slot in self._live(p)} | dict.fromkeys(suspects)
         for slot in reversed(touched):
@@ -81,11 +81,7 @@ class Recovery:
     def step_done(self, plan: Plan) -> None:
         """Clear the suspect that ran alone, once it has yielded a token."""
         if self.suspects and plan.num_sequences == 1 and plan.samples[0]:
-            self._cleared(int(plan.slots[0]))
-
-    def left(self, slot: int) -> None:
-        """Forget a suspect that left the engine."""
-        self._cleared(slot)
+            self.forget(int(plan.slots[0]))
 
     def _live(self, plan: Plan) -> list[int]:
         table = self._state.table
@@ -116,7 +112,8 @@ class Recovery:
         table = self._state.table
         table.num_tokens[slot] = table.num_known_tokens[slot]
 
-    def _cleared(self, slot: int) -> None:
+    def forget(self, slot: int) -> None:
+        """Suspect a sequence no longer: it left the engine, or was cleared."""
         self._num_others.pop(slot, None)
         if slot in self.suspects:
             self.suspects.remove(slot)

@@ -51,6 +51,7 @@ class Admission:
         self._state = state
         self._policy = policy
         self._order = CachedOrder(state.waiting, policy, is_waiting=state.is_waiting)
+        self._is_connected = state.transfers.has_connector
         self._max_wait_s = max_wait_s
         self._watermark = int(state.blocks.num_blocks * watermark_ratio)
         self._watermark_used = 0
@@ -193,7 +194,7 @@ class Admission:
         else:
             hit = state.local_hit(sequence)
             num_computed = len(hit) * state.block_size
-            if sequence.host_blocks is None and view is not None:
+            if self._is_connected and sequence.host_blocks is None and view is not None:
                 found = self._look_up(sequence, len(hit))
                 if found is not None and (found.pending or self._ends_with(sequence, found)):
                     return _Outcome.SKIPPED

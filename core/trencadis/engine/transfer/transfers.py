@@ -57,6 +57,8 @@ class Transfers:
         first_tokens: Takes those that come with a prefix; if None, any token of 31 bits.
 
     Attributes:
+        connector: As given.
+        has_connector: There is one, so that block hashes are worth computing for its sake.
         layered: Loads beside which their sequences run.
         first_tokens: As given.
         num_loads: Loads that were started.
@@ -80,7 +82,8 @@ class Transfers:
         layerwise: bool = False,
         first_tokens: FirstTokens | None = None,
     ) -> None:
-        self._connector = connector
+        self.connector = connector
+        self.has_connector = connector is not None
         self._handover = None if connector is None else connector.handover
         self._is_timed = connector is not None and connector.is_timed
         self._faults = FaultLog(logger)
@@ -100,16 +103,6 @@ class Transfers:
         self._unsent = b""
         self.num_loads = self.num_loaded = self.num_failed_loads = self.num_cancelled_loads = self.num_unused = 0
         self.num_late_lookups = 0
-
-    @property
-    def connector(self) -> GuardedConnector | None:
-        """The scheduler side, guarded; None without one."""
-        return self._connector
-
-    @property
-    def has_connector(self) -> bool:
-        """True if block hashes are worth computing for the connector's sake."""
-        return self._connector is not None
 
     @property
     def is_active(self) -> bool:
@@ -148,9 +141,9 @@ class Transfers:
 
     def lookup(self, sequence: Sequence, *, num_local_tokens: int, now_s: float) -> Lookup:
         """Ask the connector what it has of a prompt; asked again only while it answers ``pending``, and not for ever."""
-        if self._connector is None or sequence.looked_up or len(self._loads) >= self._max_waiting_loads:
+        if self.connector is None or sequence.looked_up or len(self._loads) >= self._max_waiting_loads:
             return Lookup()
-        found = self._connector.lookup(
+        found = self.connector.lookup(
             sequence.original_request,
             block_hashes=tuple(sequence.block_hashes),
             num_local_tokens=num_local_tokens,
@@ -166,12 +159,12 @@ class Transfers:
 
     def _look_no_longer(self, sequence: Sequence) -> Lookup:
         """Take a look-up that is still pending for a miss."""
-        assert self._connector is not None, "only a connector is still looking"
+        assert self.connector is not None, "only a connector is still looking"
         sequence.looked_up, sequence.lookup_deadline_s = True, math.inf
         self.num_late_lookups += 1
         self._faults.say(
-            f"{self._connector.label}.lookup is pending",
-            f"{self._connector.label} was still looking for the prefix of request {sequence.request.request_id} after "
+            f"{self.connector.label}.lookup is pending",
+            f"{self.connector.label} was still looking for the prefix of request {sequence.request.request_id} after "
             f"{self._lookup_timeout_s:g} s ([cache] lookup_timeout_s): its prompt is computed here.",
         )
         self.abandoned(sequence.original_request)
@@ -179,9 +172,9 @@ class Transfers:
 
     def unused(self, found: Lookup) -> None:
         """Tell the connector that nothing is loaded for its answer, if that was a hit."""
-        if self._connector is not None and found.num_tokens:
+        if self.connector is not None and found.num_tokens:
             self.num_unused += 1
-            self._connector.on_unused(found.transfer_id)
+            self.connector.on_unused(found.transfer_id)
 
     def goes_by_layer(self, sequence: Sequence, found: Lookup) -> bool:
         """Whether a sequence runs beside its load.
@@ -201,13 +194,13 @@ class Transfers:
         Returns:
             False if it could not be begun: it may write to the blocks all the same, so they are given to no sequence.
         """
-        assert self._connector is not None, "only a connector's hit is loaded"
+        assert self.connector is not None, "only a connector's hit is loaded"
         self.num_loads += 1
         self.layered.begin(found.transfer_id, sequence, blocks, first=first, state=state)
         hashes = sequence.block_hashes[first : first + len(blocks)]
-        if self._connector.on_allocated(
+        if self.connector.on_allocated(
             found.transfer_id, blocks=blocks.tolist(), block_hashes=hashes
-        ) and self._connector.on_layerwise(found.transfer_id):
+        ) and self.connector.on_layerwise(found.transfer_id):
             return True
         self._missed(sequence, state)
         return False
@@ -216,14 +209,14 @@ class Transfers:
         self, sequence: Sequence, found: Lookup, *, blocks: Int32Array, span: tuple[int, int], now_s: float
     ) -> None:
         """Note a load into ``blocks[first:last]`` of ``span``; those before are a local hit, those after will be computed."""
-        assert self._connector is not None, "only a connector's hit is loaded"
+        assert self.connector is not None, "only a connector's hit is loaded"
         transfer_id = found.transfer_id
         sequence.transfer_id, sequence.load_deadline_s = transfer_id, now_s + min(self._load_timeout_s, found.timeout_s)
         load = self._loads[transfer_id] = WaitingLoad(
             sequence=sequence, blocks=blocks, first=span[0], last=span[1], is_approximate=found.approximate
         )
         self.num_loads += 1
-        if not self._connector.on_allocated(
+        if not self.connector.on_allocated(
             transfer_id, blocks=blocks[load.told].tolist(), block_hashes=sequence.block_hashes[load.told]
         ):
             sequence.load_deadline_s = now_s
@@ -235,15 +228,15 @@ class Transfers:
 
     def computed(self, blocks: list[int], hashes: list[bytes]) -> None:
         """Offer committed full blocks for saving."""
-        if self._connector is not None and blocks:
+        if self.connector is not None and blocks:
             self._has_news = True
-            self._connector.on_computed(blocks=blocks, block_hashes=hashes)
+            self.connector.on_computed(blocks=blocks, block_hashes=hashes)
 
     def pin(self, sequence: Sequence, blocks: Int32Array, *, now_s: float) -> bool:
         """True if the connector keeps the blocks of a finished sequence for now."""
-        if self._connector is None:
+        if self.connector is None:
             return False
-        transfer_id = self._connector.on_finished(sequence.request, blocks=blocks.tolist())
+        transfer_id = self.connector.on_finished(sequence.request, blocks=blocks.tolist())
         if transfer_id is None or self._is_awaited(transfer_id):
             return False
         self._pin(transfer_id, blocks, now_s)
@@ -272,8 +265,8 @@ class Transfers:
     def take_message(self) -> bytes:
         """Return what the worker side is to do in the next step; first what it was to do in one that never was."""
         message, self._unsent = self._unsent, b""
-        if not message and self._connector is not None:
-            self._has_news, message = False, self._connector.take_message()
+        if not message and self.connector is not None:
+            self._has_news, message = False, self.connector.take_message()
         return message
 
     def put_back(self, message: bytes) -> None:
@@ -288,11 +281,11 @@ class Transfers:
             state: Of the engine; changed.
             missed_layers: The step read layers that were not there: none of its layer-wise loads came in time, whatever the report says.
         """
-        if self._connector is None:
+        if self.connector is None:
             return
         if reports:
             report = self._quorum.merge(reports, is_awaited=self._is_awaited, is_pinned=self._pinned.__contains__)
-            self._connector.on_report(report)
+            self.connector.on_report(report)
             self._has_news |= bool(report.loaded or report.failed or report.released)
             for transfer_id in report.loaded:
                 if transfer_id in self._loads:
@@ -328,12 +321,12 @@ class Transfers:
     def step_done(self, *, num_tokens: int, device_s: float) -> None:
         """Tell the connector what computing takes here."""
         if self._is_timed and num_tokens:
-            assert self._connector is not None, "only a connector is timed"
-            self._connector.on_step(num_tokens=num_tokens, device_s=device_s)
+            assert self.connector is not None, "only a connector is timed"
+            self.connector.on_step(num_tokens=num_tokens, device_s=device_s)
 
     def metrics(self) -> str:
         """Return what is counted here, in Prometheus' text format; empty without a connector."""
-        if self._connector is None:
+        if self.connector is None:
             return ""
         from trencadis.engine.transfer.transfer_metrics import (
             transfer_metrics,  # its library is of use to those who scrape
@@ -343,8 +336,8 @@ class Transfers:
 
     def close(self) -> None:
         """Close the scheduler side; may be called twice."""
-        if self._connector is not None:
-            self._connector.close()
+        if self.connector is not None:
+            self.connector.close()
 
     def youngest_load(self) -> Sequence | None:
         """Return the sequence whose load began last, to be given up first under pressure."""
@@ -383,7 +376,7 @@ class Transfers:
 
     def _failed(self, failed: FailedLoad, state: EngineState) -> None:
         """Keep what arrived; the rest is computed, or looked up again if the connector asks for it."""
-        assert self._connector is not None, "only a connector's hit is loaded"
+        assert self.connector is not None, "only a connector's hit is loaded"
         self.num_failed_loads += 1
         if failed.transfer_id in self.layered:
             load = self.layered.drop(failed.transfer_id)
@@ -395,7 +388,7 @@ class Transfers:
             sequence = waiting.sequence
             waiting.end(state, num_valid_tokens=failed.num_valid_tokens)
         sequence.num_failed_loads += 1
-        again = self._connector.on_failed(sequence.request, failed) and sequence.num_failed_loads <= _MAX_RETRIES
+        again = self.connector.on_failed(sequence.request, failed) and sequence.num_failed_loads <= _MAX_RETRIES
         if again:
             state.drop_loaded(sequence)  # what arrived is in the prefix cache, where the next look-up finds it
             sequence.looked_up = False
@@ -413,13 +406,13 @@ class Transfers:
 
     def _give_up(self, sequence: Sequence, blocks: BlockManager, *, now_s: float) -> None:
         """Pin the blocks of a load until it does not write to them any more."""
-        assert self._connector is not None, "only a connector's hit is loaded"
+        assert self.connector is not None, "only a connector's hit is loaded"
         transfer_id, sequence.transfer_id = sequence.transfer_id, -1
         if transfer_id in self.layered:
             self._pin(transfer_id, self.layered.drop(transfer_id).blocks, now_s)
         else:
             self._pin(transfer_id, self._loads.pop(transfer_id).give_up(blocks, now_s=now_s), now_s)
-        self._connector.on_cancelled(transfer_id)
+        self.connector.on_cancelled(transfer_id)
 
     def _enforce_deadlines(self, state: EngineState) -> None:
         now_s = state.clock.now_s()
@@ -434,16 +427,16 @@ class Transfers:
 
     def _switch_off(self, state: EngineState, overdue: list[int]) -> None:
         """Close a connector that does not give blocks back: what is closed touches none, so all are free."""
-        assert self._connector is not None, "only a connector holds blocks"
+        assert self.connector is not None, "only a connector holds blocks"
         logger.error(
             "%s has held %d blocks for over %g s (transfer ids %s) and is closed; serving goes on without it. Mend it, or choose another "
             "in kv_connector.name.",
-            self._connector.label,
-            sum(len(self._held[transfer_id]) for transfer_id in overdue),
+            self.connector.label,
+            sum(len(self._pinned[transfer_id]) for transfer_id in overdue),
             self._release_timeout_s,
             shown(overdue),
         )
-        self._connector.close()
+        self.connector.close()
         self._close_worker()
         now_s = state.clock.now_s()
         for sequence in [load.sequence for load in self._loads.values()]:
@@ -454,8 +447,8 @@ class Transfers:
         for transfer_id in list(self._pinned):
             self._free(transfer_id, state)
 
-    def _hold(self, transfer_id: int, blocks: Int32Array, now_s: float) -> None:
-        self._held[transfer_id] = blocks
+    def _pin(self, transfer_id: int, blocks: Int32Array, now_s: float) -> None:
+        self._pinned[transfer_id] = blocks
         self._pinned_until_s[transfer_id] = now_s + self._release_timeout_s
 
     def _free(self, transfer_id: int, state: EngineState) -> None:

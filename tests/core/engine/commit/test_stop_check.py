@@ -35,9 +35,9 @@ def waiting(**params):
         ([EOS], {"max_tokens": 1, "ignore_eos": True}, FinishReason.LENGTH, None),
     ],
 )
-def test_adopted_tokens_end_a_text_as_those_of_a_step_do(run, params, reason, stop):
+def test_late_tokens_end_a_text_as_those_of_a_step_do(run, params, reason, stop):
     state, sequence, stop_check = waiting(**params)
-    end = stop_check.adopt(sequence, np.array(run, np.int32))
+    end = stop_check.append(sequence, np.array(run, np.int32))
     if reason is None:
         assert end is None
         assert state.known_tokens(sequence).tolist() == [10, 11, 12, 13, *run]
@@ -50,9 +50,9 @@ def test_adopted_tokens_end_a_text_as_those_of_a_step_do(run, params, reason, st
 def test_time_of_the_first_token_is_noted_once():
     state, sequence, stop_check = waiting(max_tokens=9)
     state.clock.advance(2.0)
-    stop_check.adopt(sequence, np.array([9], np.int32))
+    stop_check.append(sequence, np.array([9], np.int32))
     state.clock.advance(2.0)
-    stop_check.adopt(sequence, np.array([8], np.int32))
+    stop_check.append(sequence, np.array([8], np.int32))
     assert sequence.first_token_s == state.table.first_token_s[sequence.slot] == 2.0
 
 
