@@ -1,4 +1,4 @@
-"""Chooses tokens for a draft model, and keeps by which distributions.
+"""Chooses tokens for a draft model, and keeps the distributions that they were drawn from.
 
 Shapes: L logits rows in a call, V vocabulary of the draft model, W most likely tokens that are kept.
 """
