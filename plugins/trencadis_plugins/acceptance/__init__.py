@@ -1,4 +1,4 @@
-"""Built-in acceptance rules: which drafts stand, and what follows them."""
+"""Built-in acceptance rules: which drafts are accepted, and the token after them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Typical acceptance: what the model finds plausible stands. Declared lossy."""
+"""Typical acceptance: accepts drafts that the model finds plausible. Declared lossy."""
 
 from __future__ import annotations
 

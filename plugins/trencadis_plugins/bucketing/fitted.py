@@ -1,4 +1,4 @@
-"""A table learnt from what ran: few buckets, placed where the traffic is.
+"""A table fitted to a recorded workload: few buckets, placed at the most frequent shapes.
 
 The time that a set of buckets saves, against running everything in the largest, is monotone and submodular: each point
 runs in the fastest chosen bucket that covers it. So the greedy choice saves at least 1 - 1/e of what the best set of that
@@ -35,7 +35,7 @@ _LEAST_GAIN = 1e-9
 
 @attrs.frozen
 class Budget:
-    """What the buckets of all phases may cost together.
+    """Cost limits for the buckets of all phases together.
 
     Attributes:
         max_graphs: Most buckets; None for any number.

@@ -1,4 +1,4 @@
-"""What strategies with a prepared table share: look-up, fallback, and the line that says what was prepared.
+"""Base of strategies with a prepared table: look-up, fallback, and a log line of the prepared buckets.
 
 distinct sizes of an axis     1   2   4        a shape of batch size 3 falls between 2 and 4: cell 2
                                 0 | 1 | 2 | 3      cell 3 holds None: nothing is that large
@@ -30,7 +30,7 @@ _MAX_CELLS = 1 << 24
 
 _AXES = "batch_size", "query_len", "num_blocks"
 _UNIFIED_AXES = "query_len", "num_blocks", "num_unique_blocks"
-"""What differs between the buckets of a phase: three sizes of each kind of shape."""
+"""Dimensions in which the buckets of a phase differ: three for each kind of shape."""
 
 
 def padded_cost(bucket: Shape) -> int:

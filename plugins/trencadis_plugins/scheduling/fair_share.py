@@ -1,4 +1,4 @@
-"""Tenants take turns by what they used."""
+"""Fair share: the tenant that used least, by weight, goes first."""
 
 from __future__ import annotations
 

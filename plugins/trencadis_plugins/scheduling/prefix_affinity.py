@@ -1,4 +1,4 @@
-"""Who finds most of its prompt in the cache first."""
+"""Requests with the longest cached prefix first."""
 
 from __future__ import annotations
 

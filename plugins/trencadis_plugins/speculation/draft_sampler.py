@@ -23,7 +23,7 @@ __all__ = ["DraftSampler", "Echo", "Guesses"]
 
 @attrs.frozen(kw_only=True, eq=False)
 class Guesses:
-    """What the draft model said in one call.
+    """Output of the draft model in one call.
 
     Attributes:
         rows: Device row of each logits row, on the host, ``[L]``. A row's come in the order of its tokens; padding repeats

@@ -28,7 +28,7 @@ _AT_FIRST = 1.0  # accepted tokens of a member that nobody has asked: enough to 
 
 @attrs.define
 class Record:
-    """What one request or tenant knows of every member.
+    """Acceptance of every member for one request or tenant.
 
     Attributes:
         num_asked: Times each member was asked.
@@ -209,7 +209,7 @@ class Mixed(Speculator):
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """What its members keep on the device for each token, together, bytes."""
+        """Bytes that its members keep on the device for each token, together."""
         return sum(member.kv_bytes_per_token for member in self._members)
 
     def allocate(self, limits: BucketLimits) -> None:

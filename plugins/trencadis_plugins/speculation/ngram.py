@@ -1,4 +1,4 @@
-"""Prompt look-up: what followed the last few tokens when they last occurred in the sequence.
+"""Prompt look-up: drafts the tokens that followed the last occurrence of the sequence's last few tokens.
 
 hash of the last n tokens ─▶ heads: latest n-gram of that hash ─ links ─▶ the one before it ─▶ … ─▶ none
 

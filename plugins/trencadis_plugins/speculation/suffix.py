@@ -1,4 +1,4 @@
-"""Suffix decoding: what most often followed the sequence's end, in the sequence itself and in its tenant's earlier outputs.
+"""Suffix decoding: drafts the most frequent continuation of the sequence's end, in the sequence and in its tenant's earlier outputs.
 
 Source: Oliaro et al., SuffixDecoding, arXiv 2411.04975.
 

@@ -9,7 +9,7 @@ from trencadis.errors import ConfigValueError
 from trencadis.interfaces import ComponentContext, Speculator
 from trencadis.records import DraftDistributions, Drafts
 from trencadis.registry import Registry, resolve_plan
-from trencadis_plugins.speculation import mixed_evidence
+from trencadis_plugins.speculation import mixed
 from trencadis_plugins.speculation.config import MixedConfig, SuffixConfig
 from trencadis_plugins.speculation.mixed import Evidence, Mixed, Record, merged, part_of
 from trencadis_plugins.speculation.ngram import Ngram
@@ -198,7 +198,7 @@ def test_the_one_asked_least_is_tried_as_rarely_as_said():
 
 
 def test_memory_of_tenants_is_bounded(monkeypatch):
-    monkeypatch.setattr(mixed_evidence, "_MAX_TENANTS", 3)
+    monkeypatch.setattr(mixed, "_MAX_TENANTS", 3)
     known = evidence()
     for i in range(10):
         known.choose(Record.empty(2), i)

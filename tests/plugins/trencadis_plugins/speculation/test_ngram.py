@@ -7,7 +7,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from trencadis.errors import ConfigValueError
-from trencadis_plugins.speculation import ngram_index
+from trencadis_plugins.speculation import ngram
 from trencadis_plugins.speculation.config import NgramConfig
 from trencadis_plugins.speculation.ngram import Ngram, NgramIndex
 from trencadis_testing.speculation import SpeculationConformance, draft_view
@@ -130,8 +130,8 @@ def test_long_texts_are_found_too_however_they_come(vocab_size, chunk):
 
 def test_different_runs_of_one_hash_are_not_confused(monkeypatch):
     """All n-grams in one bucket: slow, and still right."""
-    monkeypatch.setattr(ngram_index, "_codes", lambda last: [0] * (len(last) + 1))
-    monkeypatch.setattr(ngram_index, "_SPREAD", 0)
+    monkeypatch.setattr(ngram, "_codes", lambda last: [0] * (len(last) + 1))
+    monkeypatch.setattr(ngram, "_SPREAD", 0)
     rng = np.random.default_rng(5)
     tokens = rng.integers(0, 4, 200).astype(np.int32)
     index = NgramIndex(2, 4)
