@@ -206,7 +206,7 @@ def _verify(
     sampler: Sampler,
     acceptance: AcceptanceRule,
 ) -> tuple[Sampled, torch.Tensor, Verified]:
-    """Return what was sampled, each sequence's tokens ``[S', K]``, and where its walk went."""
+    """Return what was sampled, each sequence's tokens ``[S', K]``, and the drafts that were accepted."""
     max_depth = None if plan.trees is None else plan.trees.max_depth
     entries = to_device(plan.entries, logits.device)
     asked = draft_table(plan, one, drafts, logits)
@@ -237,7 +237,7 @@ def _verify(
 
 def _tokens(found: Verification, verified: Verified, last: torch.Tensor) -> torch.Tensor:
     """Return accepted drafts and the last token after them, int64 ``[S', K]``; what follows does not count."""
-    # A walk that stops at once stays at node 0, after which there is no draft.
+    # A path without accepted drafts stays at node 0, whose index minus 1 is no draft.
     accepted = found.tokens.gather(1, (verified.nodes - 1).clamp(min=0))
     steps = torch.arange(accepted.shape[1] + 1, device=accepted.device)
     kept = torch.cat([accepted, last], dim=1)
@@ -247,7 +247,7 @@ def _tokens(found: Verification, verified: Verified, last: torch.Tensor) -> torc
 def _chosen(
     probabilities: torch.Tensor, entries: torch.Tensor, verified: Verified, tokens: torch.Tensor
 ) -> torch.Tensor:
-    """Return a token for each logits row: that of the walk, and the most likely one where it did not come by."""
+    """Return a token for each logits row: the emitted one on the accepted path, elsewhere the most likely one."""
     chosen = probabilities.argmax(-1)
     start = torch.zeros_like(verified.stops)[:, None]
     nodes = torch.cat([start, verified.nodes], dim=1)
@@ -346,7 +346,7 @@ def _located(
 def _located_errors(
     errors: tuple[RowError, ...], plan: SamplePlan, one: Pass, verified: Verified | None
 ) -> tuple[RowError, ...]:
-    """Return the errors of logits rows as errors of sequences; what is wrong at a draft that the walk did not reach is none."""
+    """Return the errors of logits rows as errors of sequences; errors at drafts that were not reached are left out."""
     if not errors:
         return ()
     by_row = {error.index: error for error in errors}
@@ -373,12 +373,12 @@ class MatchingPrefix(AcceptanceRule):
 
 @attrs.frozen(kw_only=True, eq=False)
 class Verified:
-    """Where the walks went.
+    """The accepted drafts of each sequence.
 
     Attributes:
         nodes: The nodes after node 0, int64 ``[B, N]``, or fewer; what is beyond the stop does not count.
         num_accepted: How many there are, int64 ``[B]``.
-        stops: Node at which each walk stopped, int64 ``[B]``.
+        stops: Last node of each accepted path, int64 ``[B]``.
     """
 
     nodes: torch.Tensor
@@ -389,16 +389,16 @@ class Verified:
 def verify_drafts(
     verification: Verification, accept: torch.Tensor, uniforms: torch.Tensor, *, max_depth: int | None = None
 ) -> Verified:
-    """Return how far each walk gets. Pure; every shape follows from those of the arguments.
+    """Return the drafts that are accepted. Pure; every shape follows from those of the arguments.
 
-    At a node the drafts after it have, one after another, their shares of (0, 1); the walk goes to the one in whose share the
-    node's number lies, and stops if it lies after them all.
+    At a node the drafts after it have, one after another, their shares of (0, 1): the draft in whose share the node's number lies is
+    accepted; verification stops if the number lies after them all.
 
     Args:
         verification: The drafts.
         accept: Share of each draft at the node before it, ``[B, N]``.
         uniforms: A number of (0, 1) for each node, ``[B, N + 1]``.
-        max_depth: No walk is longer, if known: then branching drafts have so many ``Verified.nodes``.
+        max_depth: No accepted path is longer, if known: then branching drafts have so many ``Verified.nodes``.
     """
     num_nodes = torch.arange(accept.shape[1], device=accept.device)
     is_real = num_nodes < verification.num_drafts[:, None]
@@ -408,15 +408,15 @@ def verify_drafts(
         return Verified(nodes=(num_nodes + 1).expand(accept.shape), num_accepted=num_accepted, stops=num_accepted)
     here = torch.zeros_like(verification.num_drafts)
     num_accepted = torch.zeros_like(here)
-    goes_on = torch.ones_like(here, dtype=torch.bool)
+    continues = torch.ones_like(here, dtype=torch.bool)
     nodes = []
     for _ in range(accept.shape[1] if max_depth is None else max_depth):
-        behind = (verification.parents == here[:, None]) & is_real
-        shares = torch.where(behind, accept.double(), 0.0).cumsum(1)
-        hits = behind & (uniforms.gather(1, here[:, None]) < shares)
-        goes_on = goes_on & hits.any(1)
+        following = (verification.parents == here[:, None]) & is_real
+        shares = torch.where(following, accept.double(), 0.0).cumsum(1)
+        hits = following & (uniforms.gather(1, here[:, None]) < shares)
+        continues = continues & hits.any(1)
         # Shares only grow: the first hit is the draft in whose share the number lies.
-        here = torch.where(goes_on, hits.long().argmax(1) + 1, here)
-        num_accepted = num_accepted + goes_on
+        here = torch.where(continues, hits.long().argmax(1) + 1, here)
+        num_accepted = num_accepted + continues
         nodes.append(here)
     return Verified(nodes=torch.stack(nodes, 1), num_accepted=num_accepted, stops=here)

@@ -152,7 +152,7 @@ class AcceptanceConformance:
 
     @pytest.mark.parametrize("kind", ["drawn", "certain", "equal", "greedy", "apart", "tree"])
     def test_shares_and_weights_are_in_range(self, kind: str) -> None:
-        """Shares within 0 .. 1, of siblings at most 1 in all; weights at least 0 and not all 0, wherever the walk may stop."""
+        """Shares within 0 .. 1, of siblings at most 1 in all; weights at least 0 and not all 0, wherever verification may stop."""
         scene = _chain(2, 3)
         if kind == "certain":
             scene = attrs.evolve(scene, certain=frozenset(range(3)))
@@ -202,7 +202,7 @@ class AcceptanceConformance:
         if rule.needs_distributions:
             ends = _normalised(_floats(rule.last(asked, self.tensor(counts))))
             target = _floats(asked.target)[np.arange(len(counts)), counts]
-            assert np.allclose(ends, target, atol=1e-12), "behind the last draft the distribution is not the model's"
+            assert np.allclose(ends, target, atol=1e-12), "after the last draft the distribution is not the model's"
 
     def test_a_sequence_is_judged_by_itself(self) -> None:
         """The same alone as in any company, in any order."""

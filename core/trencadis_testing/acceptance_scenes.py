@@ -1,7 +1,7 @@
 """Small worlds in which an acceptance rule can be proven: every draft, sample and stop is enumerated, and nothing is drawn.
 
     scene: shape of the drafts, distributions of model and drafter ─ cases: all drafts, with their probabilities ─▶ Verification
-    rule.accept, rule.last ─ weights of the walk's ends ─▶ distribution of the next tokens, compared with the model's
+    rule.accept, rule.last ─ weights of the ends of verification ─▶ distribution of the next tokens, compared with the model's
 
 Shapes: B cases, N drafts, V vocabulary, H tokens that a text has at least after the step.
 """
@@ -256,7 +256,7 @@ def model_distribution(scene: Scene) -> Float:
 
 
 def _stops(scene: Scene, accept: Float) -> Float:
-    """Return how likely the walk ends at each node, ``[B, N + 1]``."""
+    """Return how likely verification ends at each node, ``[B, N + 1]``."""
     reached = [np.ones(len(accept))]
     left = [np.ones(len(accept)) for _ in range(scene.num_drafts + 1)]
     for draft, parent in enumerate(scene.parents):

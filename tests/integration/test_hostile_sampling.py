@@ -240,7 +240,7 @@ def test_rules_that_do_right_stay(
 def test_a_fallback_rule_that_reads_distributions_is_refused_beside_a_sampler_that_gives_none(model: Path) -> None:
     with pytest.raises(
         CapabilityError,
-        match=r"\[acceptance\] fallback = 'support.strategies.hostile_sampling:HostileDistributions'.*tells none",
+        match=r"\[acceptance\] fallback = 'support.strategies.hostile_sampling:HostileDistributions'.*does not provide them",
     ):
         make(
             model,

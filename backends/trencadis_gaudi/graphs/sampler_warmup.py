@@ -38,7 +38,7 @@ def sampler_sizes(buckets: Iterable[Bucket]) -> list[tuple[int, int]]:
 
 
 def dummy_drafts(batch_size: int, steps: int, *, vocab_size: int, rule: AcceptanceRule) -> tuple[Drafts | None, ...]:
-    """Return drafts such that a rule takes every way it has: none, and, if it reads distributions, drafts that were drawn. Pure.
+    """Return drafts that exercise each path of a rule: no distributions, and, if it needs them, drafts with distributions. Pure.
 
     Args:
         batch_size: Sequences.

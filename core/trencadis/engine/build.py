@@ -350,7 +350,7 @@ class _Builder:
             silent = [type(sampler).__name__ for sampler in samplers if type(sampler).verify is Sampler.verify]
             if one.needs_distributions and silent:
                 raise CapabilityError(
-                    f"{where} reads the distributions that tokens are drawn from, and the sampler {silent[0]} tells none.",
+                    f"{where} needs the distributions that tokens are drawn from, and the sampler {silent[0]} does not provide them.",
                     hint='Set acceptance.name to "match", or sampling.name to "standard"; and so the fallbacks, if there are any.',
                 )
             if key == "fallback" and speculator.drafts_trees and not one.supports_trees:

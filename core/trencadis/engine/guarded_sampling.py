@@ -129,7 +129,7 @@ class GuardedSampler(Guarded[Sampler], Sampler):
     def verify(
         self, logits: torch.Tensor, context: SamplingContext, choose: Callable[[Distributions], torch.Tensor]
     ) -> Sampled:
-        """As :meth:`sample`, with tokens that ``choose`` chooses by the sampler's distributions. What the sampler raises fails the step."""
+        """As :meth:`sample`, with the tokens that ``choose`` draws from the sampler's distributions. An exception of the sampler fails the step."""
         self._tell_rows(context)
         try:
             return self._checked(self.strategy.verify(logits, self._lent(context), choose), logits, context)
@@ -367,13 +367,13 @@ class GuardedAcceptance(Guarded[AcceptanceRule], AcceptanceRule):
         if bool((sound[:, 0] & (weights.amin(-1) >= 0)).all()):
             return ""
         return (
-            "last() gave weights that are no distribution: negative, not finite, all 0, or, of a rule that says that it is lossless, most for a "
+            "last() gave weights that are not a distribution: negative, not finite, all 0, or, of a rule that says that it is lossless, most for a "
             "token that the model gives no chance"
         )
 
 
 def _copied(verification: Verification) -> Verification:
-    """Return the drafts with tensors of their own: by these the text is written. Distributions are copies already."""
+    """Return the drafts with copies of the tensors that the text is written from. Distributions are copies already."""
     sampled = verification.sampled
     return attrs.evolve(
         verification,

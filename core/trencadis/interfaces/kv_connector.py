@@ -83,7 +83,7 @@ class Lookup:
         layerwise: The sequence need not wait for the load: the worker side brings it layer by layer, and ``wait_layer`` knows how far it
             is. Needs :class:`SupportsLayerwise`. A wish: where backend or engine cannot, and for a sequence one of whose loads has failed,
             the sequence waits.
-        first_token: The token after the prompt, chosen elsewhere by this engine's terms (``on_sampling``); None: it is chosen here. The
+        first_token: The token after the prompt, chosen by another engine with this engine's sampling fingerprint (``on_sampling``); None: it is chosen here. The
             engine validates it, takes it once, and streams it at once, whether or not the load arrives; the sequence waits then.
     """
 
@@ -244,7 +244,7 @@ class SupportsRemotePrefill(ABC):
         What runs is not counted any more, and neither are requests that :meth:`take_requests` has not returned yet.
         """
 
-    def on_sampling(self, terms: SamplingFingerprint) -> None:  # noqa: B027 - optional
+    def on_sampling(self, fingerprint: SamplingFingerprint) -> None:  # noqa: B027 - optional
         """Called once, right after ``on_ready``, with what can tell another engine how a first token is chosen here."""
 
 

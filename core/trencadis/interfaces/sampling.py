@@ -39,7 +39,7 @@ parameter, as before, and an engine warns of it when it starts."""
 
 @attrs.frozen(kw_only=True)
 class SamplingContext:
-    """Whose logits are sampled.
+    """Rows and histories of the logits to sample.
 
     Attributes:
         rows: Device row of each logits row, on the host, ``[L]``.
@@ -88,8 +88,8 @@ class Sampled:
 
     Attributes:
         token_ids: int64 ``[L]`` on the device of the logits.
-        logprobs: For the logits rows of sequences that asked.
-        row_errors: Logits rows that no token could be chosen for; what stands at their places counts for nothing, but must be a token.
+        logprobs: For the logits rows of sequences that request them.
+        row_errors: Logits rows without a choosable token; their ``token_ids`` are ignored, but must be valid tokens.
     """
 
     token_ids: torch.Tensor
@@ -98,19 +98,19 @@ class Sampled:
 
 
 class Distributions(Protocol):
-    """The distributions at every logits row of a call, and random numbers that belong to them."""
+    """Distributions at every logits row of a call, with random numbers that belong to them."""
 
     @property
     def probabilities(self) -> torch.Tensor:
-        """``[L, V]``; sums are 1. Of a greedy row one token has all of it."""
+        """``[L, V]``; sums are 1; one-hot for greedy rows."""
         ...
 
     def uniforms(self) -> torch.Tensor:
-        """Return a number of (0, 1) for each logits row, float64 ``[L]``: by it drafts after the row's token are accepted."""
+        """Return a number of (0, 1) for each logits row, float64 ``[L]``: it decides which draft after the row's token is accepted."""
         ...
 
     def draw(self, weights: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-        """Return tokens drawn by these weights, int64 ``[n]``.
+        """Return tokens drawn in proportion to weights, int64 ``[n]``.
 
         Independent of ``uniforms`` and of the draws that made drafts; the same whatever else is in the call.
 
@@ -126,7 +126,7 @@ class LogitsProcessor(
     ABC,
     renamed={"asks": "applies_to", "may_begin": "can_start_with", "takes_branches": "supports_branches"},
 ):
-    """One step of a chain: changes the logits of the rows that asked for it.
+    """One step of a chain: changes the logits of the rows that it applies to.
 
     Calls come in this order: ``allocate`` once; then ``start_row`` for each sequence that takes a row, and for each batch
     ``apply`` and, with a state, ``commit``. All on the backend's thread.
@@ -136,11 +136,11 @@ class LogitsProcessor(
             enabled it; empty: no request needs to.
         argmax_invariant: The most likely token stays the most likely one; skipped for greedy rows.
         needs_history: Reads ``context.tokens``.
-        supports_branches: Reads them by ``context.histories``, so that two drafts may follow one token; matters with ``needs_history``.
+        supports_branches: Reads them by ``context.histories``, so that several drafts may follow one token; matters with ``needs_history``.
         speculation_safe: Correct for several logits rows of one sequence in one call: those of drafts, of which only the
             first few may come to count.
-        has_state: What it does depends on more than parameters, history and position: on what ``commit`` told it. The state is
-            kept by position, so that tokens that are taken back take their state with them.
+        has_state: Depends on state from ``commit``, beside parameters, history and position. The state is kept by position, so that it is
+            rolled back with rejected tokens.
         honours: Parameters of requests that it applies, as :attr:`Sampler.honours` has them.
         rebuilds_state: ``start_row`` makes the same state anew from the tokens of a sequence, so that another engine may have chosen
             them.
@@ -179,18 +179,18 @@ class LogitsProcessor(
         """
 
     def can_start_with(self, start: RowStart, token_id: int) -> bool:
-        """Return whether a sequence that asks could begin with a token that another engine chose. Pure; in the engine's process.
+        """Return whether an affected sequence could start with a token that another engine chose. Pure; in the engine's process.
 
         Called before ``allocate``, or without it. The default: with any.
 
         Args:
             start: Of the sequence, at the end of its prompt; its row means nothing.
-            token_id: Of the vocabulary; what the parameters themselves rule out is not asked about.
+            token_id: Of the vocabulary; tokens that the parameters themselves exclude are not passed.
         """
         return True
 
     def applies_to(self, start: RowStart) -> bool:
-        """Return whether a sequence's rows are changed; ``apply`` may be left out of calls that have no others. Pure.
+        """Return whether the processor changes a sequence's logits; ``apply`` is skipped for calls without such rows. Pure.
 
         The default: those whose request names the processor, and all if it has no name.
         """
@@ -206,7 +206,7 @@ class LogitsProcessor(
 
     @abstractmethod
     def apply(self, logits: torch.Tensor, context: SamplingContext) -> torch.Tensor:
-        """Return changed logits, float32 ``[L, V]``; may work in place. Rows that did not ask stay bit-equal."""
+        """Return changed logits, float32 ``[L, V]``; may work in place. Rows that it does not apply to stay bit-equal."""
 
     def commit(self, token_ids: torch.Tensor, context: SamplingContext) -> None:
         """Receives the tokens chosen from the logits of the last ``apply``; once for each, if ``has_state``.
@@ -271,7 +271,7 @@ class Sampler(
     isolates_rows: bool = False
 
     def use_static_shapes(self) -> tuple[SamplingParams, ...]:
-        """Be told, before ``allocate``, that every new run of operations costs a compilation.
+        """Called before ``allocate`` on devices where every new sequence of operations costs a compilation.
 
         From then on what ``sample`` runs on the device follows from the number of logits rows and from a *path*, nothing else;
         all rows of a call take one path.
@@ -326,9 +326,9 @@ class Sampler(
         """
 
     def supports_drafts(self, params: SamplingParams, *, branching: bool) -> bool:
-        """Return whether several logits rows of one sequence may be in a call. Pure; called in the engine's process.
+        """Return whether drafts of a sequence can be verified: several of its logits rows in one call. Pure; in the engine's process.
 
-        A sequence of whom the answer is no is not drafted for; one that takes no branching drafts gets linear ones.
+        A sequence without such support gets no drafts; one that supports no branching drafts gets linear ones.
 
         Args:
             params: Of the sequence.
@@ -337,28 +337,28 @@ class Sampler(
         return not branching
 
     def is_portable(self, params: SamplingParams) -> bool:
-        """Return whether another engine's sampler of the same make and options may choose a sequence's first token. Pure.
+        """Return whether an equal sampler of another engine may choose a sequence's first token. Pure.
 
-        What follows must be what it would be if this one had chosen it: nothing but parameters, seed and tokens may matter. Called in
-        the engine's process, before ``allocate`` or without it. The default: it may not.
+        Later tokens must not depend on which engine chose it: parameters, seed and tokens determine them. Called in
+        the engine's process, before ``allocate`` or without it. The default: False.
         """
         return False
 
     def can_start_with(self, start: RowStart, token_id: int) -> bool:
-        """Return whether a sequence of which :meth:`is_portable` says yes could begin with a token. Pure; as :meth:`is_portable`.
+        """Return whether a sequence that :meth:`is_portable` could start with a token. Pure; called as :meth:`is_portable`.
 
         Args:
             start: Of the sequence, at the end of its prompt; its row means nothing.
-            token_id: Of the vocabulary; what the parameters themselves rule out is not asked about.
+            token_id: Of the vocabulary; tokens that the parameters themselves exclude are not passed.
         """
         return True
 
     def verify(
         self, logits: torch.Tensor, context: SamplingContext, choose: Callable[[Distributions], torch.Tensor]
     ) -> Sampled:
-        """Leave the choice to an acceptance rule, by the distributions that :meth:`sample` would draw from; for acceptance rules that need distributions.
+        """Let an acceptance rule choose from the distributions that :meth:`sample` would draw from.
 
-        Only called if the component provides ``sampling.distributions``.
+        Only called for rules that need distributions, if the component provides ``sampling.distributions``.
 
         Args:
             logits: ``[L, V]`` in the model's dtype; may be overwritten.

@@ -1,4 +1,7 @@
-"""How a first token is chosen, as one engine tells another: what a KV connector carries without looking into it."""
+"""Contract of the sampling fingerprint: tells a prefill engine how to choose the first token of another engine's request.
+
+A KV connector carries it as opaque bytes.
+"""
 
 from __future__ import annotations
 
@@ -10,22 +13,21 @@ __all__ = ["SamplingFingerprint"]
 
 
 class SamplingFingerprint(ABC):
-    """Handed to the scheduler side of a KV connector by the engine. Engine thread; neither method waits."""
+    """Describes how this engine samples; handed to the scheduler side of a KV connector. Engine thread; neither method waits."""
 
     @abstractmethod
     def pack(self, request: Request) -> bytes:
-        """Return what another engine must know to choose a request's first token as this one would. Pure.
+        """Return the data with which another engine chooses a request's first token as this one would. Pure.
 
-        Empty: it cannot, because what comes later depends on more than tokens and parameters, or because something of the request
-        cannot be written down.
+        Empty if there is none: later tokens depend on more than tokens and parameters, or the request cannot be serialised.
         """
 
     @abstractmethod
-    def unpack(self, terms: bytes) -> SamplingParams | None:
+    def unpack(self, packed: bytes) -> SamplingParams | None:
         """Return the parameters of a prefill whose one token is the first token of another engine's request. Pure.
 
-        None: these are no terms, or tokens are chosen in another way there. The prefill's token then means nothing.
+        None: the bytes are not valid, or the other engine samples differently. The prefill's token is then not used.
 
         Args:
-            terms: See :meth:`pack`, of any engine.
+            packed: See :meth:`pack`, of any engine.
         """

@@ -1,4 +1,4 @@
-"""What the scheduler decided for one step."""
+"""Records of the scheduler's plan for one step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _none() -> Int32Array:
 
 @attrs.frozen(kw_only=True, eq=False)
 class DraftDistributions:
-    """By which distributions drafts were drawn. Drafts without one were certain: nothing was drawn.
+    """Distributions that drafts were drawn from. Drafts without one are deterministic.
 
     Attributes:
         rows: Row of ``probabilities`` for each draft, -1 for none, int32 ``[sum(num_drafts)]``. Drafts after one token were
@@ -40,7 +40,7 @@ class Drafts:
         token_ids: All drafts, sequence after sequence, int32 ``[sum(num_drafts)]``.
         parents: For tree drafts the index of each draft's parent within its sequence, -1 for the root,
             int32 ``[sum(num_drafts)]``; parents come before children.
-        distributions: By which distributions they were drawn; None: all are certain.
+        distributions: Distributions that they were drawn from; None: all are deterministic.
     """
 
     num_drafts: Int32Array

@@ -1,4 +1,4 @@
-"""Built-in acceptance rules: which drafts stand, and what follows them."""
+"""Built-in acceptance rules: which drafts are accepted, and the token after them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def trencadis_acceptance_rules() -> Iterable[Component]:
     yield _component(
         "block", "Rejection sampling of a whole run: more stand than draft by draft.", requires=[_DISTRIBUTIONS]
     )
-    yield _component("tree", "Rejection sampling over several drafts behind one token.", requires=[_DISTRIBUTIONS])
+    yield _component("tree", "Rejection sampling over several drafts after one token.", requires=[_DISTRIBUTIONS])
     yield _component(
         "typical", "Lossy: what the model finds plausible stands.", TypicalConfig, requires=[_DISTRIBUTIONS]
     )

@@ -1,4 +1,4 @@
-"""Block verification: all drafts of a chain are judged together."""
+"""Block verification: all drafts of a chain are verified together."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Block(AcceptanceRule):
 
     With the weights w_0 = 1, w_i = min(w_{i-1} p_i(d_i) / q_i(d_i), 1), the run of the first i of k drafts passes with probability
     h_i = s_i / (s_i + 1 - w_i), where s_i = sum_x max(w_i p_{i+1}(x) - q_{i+1}(x), 0), and h_k = w_k. The step's last token after i
-    drafts has the distribution max(w_i p_{i+1} - q_{i+1}, 0), after all of them p_{k+1}. Where the walk asks for one draft at a time, the
+    drafts has the distribution max(w_i p_{i+1} - q_{i+1}, 0), after all of them p_{k+1}. Where verification takes one draft at a time, the
     chance that the longest run has at least i drafts is G_i = h_i + (1 - h_i) G_{i+1}, and draft i stands with G_i / G_{i-1}.
 
     Source: Sun et al., "Block verification accelerates speculative decoding", 2025, algorithm 2.
@@ -47,7 +47,7 @@ class Block(AcceptanceRule):
     def last(self, verification: Verification, stops: torch.Tensor) -> torch.Tensor:
         """Return max(w p - q, 0) after the run that passed, p after all drafts; ``[B, V]``."""
         weight = _weights(verification).gather(1, stops[:, None])
-        # Behind the last draft the weight would scale the whole distribution, and nothing is taken away: a distribution has no scale.
+        # After the last draft the weight would scale the whole distribution, which need not be normalised.
         return leftover(target_at(verification, stops), distribution_of(verification, stops), weight)
 
 

@@ -1,4 +1,4 @@
-"""What acceptance rules ask of drafts: which are real, which are siblings, and by which distributions they were drawn.
+"""Functions on drafts for acceptance rules: padding, siblings, and the distributions that drafts were drawn from.
 
 Shapes: B sequences, N most drafts of one of them, V vocabulary. Every function is pure, and none makes a table of ``[B, N, V]``.
 """
@@ -31,7 +31,7 @@ def target_of(verification: Verification) -> torch.Tensor:
     """
     if verification.target is None:
         raise ValueError(
-            "this rule reads the model's distributions, and was shown none: it must declare needs_distributions = True"
+            "this rule reads the model's distributions, which it was not given: it must declare needs_distributions = True"
         )
     return verification.target
 
@@ -57,7 +57,7 @@ def target_chances(verification: Verification) -> torch.Tensor:
 
 
 def are_drawn(verification: Verification) -> torch.Tensor:
-    """Return which drafts the drafter drew by a distribution, bool ``[B, N]``: the others were certain."""
+    """Return which drafts were drawn from a distribution, bool ``[B, N]``: the others are deterministic."""
     proposal = verification.proposal
     if proposal is None:
         return torch.zeros_like(verification.tokens, dtype=torch.bool)
@@ -95,10 +95,10 @@ def target_at(verification: Verification, nodes: torch.Tensor) -> torch.Tensor:
 def distribution_of(
     verification: Verification, drafts: torch.Tensor, drawn_before: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Return the distribution by which one draft of each sequence was drawn, ``[B, V]``; 0 everywhere for padding.
+    """Return the distribution that one draft of each sequence was drawn from, ``[B, V]``; 0 everywhere for padding.
 
-    A draft that is certain has the distribution that gives everything to its token. A draft after siblings was drawn without
-    replacement: from what their draws have left of the distribution.
+    A deterministic draft has a one-hot distribution. A draft after siblings was drawn without
+    replacement: from the rest of the distribution after their draws.
 
     Args:
         verification: The drafts.
@@ -123,7 +123,7 @@ def distribution_of(
 def leftover(target: torch.Tensor, drawn: torch.Tensor, weight: torch.Tensor | None = None) -> torch.Tensor:
     """Return max(weight * target - drawn, 0) as a distribution, ``[B, V]``; the target where nothing is left.
 
-    Nothing is left where the two are equal: then no draft is refused, and the answer matters to nobody.
+    Nothing is left where the two are equal: then no draft is refused, and the result is not used.
 
     Args:
         target: The model's distribution, ``[B, V]``.

@@ -1,4 +1,4 @@
-"""Sample and match: draw with the ordinary sampler at every draft, and keep what agrees."""
+"""Sample and match: draw with the ordinary sampler at every draft, and accept drafts that equal the sampled token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Typical acceptance: what the model finds plausible stands. Declared lossy."""
+"""Typical acceptance: accepts drafts that the model finds plausible. Declared lossy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Typical"]
 class Typical(AcceptanceRule):
     """A draft stands if the model's distribution gives it more than min(epsilon, delta * exp(-H)), H the distribution's entropy.
 
-    By which distribution the drafter drew does not matter, and text has not the model's distribution: the likely tokens become likelier. Greedy rows,
+    The drafter's distribution does not matter, and text does not have the model's distribution: the likely tokens become likelier. Greedy rows,
     whose distribution is certain, lose nothing. Of several plausible drafts after one token the most likely stands, of equal ones the first.
 
     Args:

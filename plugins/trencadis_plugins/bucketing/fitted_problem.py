@@ -31,7 +31,7 @@ _LINE_SIZES = 512
 
 @attrs.frozen(eq=False)
 class Problem:
-    """What may be chosen for one phase.
+    """Candidate buckets of one phase.
 
     Attributes:
         candidates: Buckets, without duplicates; those that must exist first.

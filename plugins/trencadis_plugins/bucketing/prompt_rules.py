@@ -1,4 +1,4 @@
-"""What a model or a kernel asks of the query lengths of prefill passes, beyond the limits that every engine has.
+"""Constraints of models and kernels on query lengths of prefill passes, in addition to the limits of every engine.
 
 Source: vllm-gaudi, extension/bucketing/common.py and exponential.py, rules of 2026.
 """

@@ -1,4 +1,4 @@
-"""What ``linear`` and ``padding_aware`` share: a smallest size, a step and a largest size for each dimension.
+"""Common part of ``linear`` and ``padding_aware``: a smallest size, a step and a largest size for each dimension.
 
 Source: vllm-gaudi, extension/bucketing/linear.py and padding_aware.py, rules of 2026.
 """

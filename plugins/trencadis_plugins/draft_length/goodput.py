@@ -30,7 +30,7 @@ _PROBE_SHARE = 0.01
 _RETRY_SHARE = 0.005
 _MAX_RETRIES = 4
 _OLD_SHARE = 0.25
-"""What counts of a sequence's old verdicts when it is tried again."""
+"""Weight of a sequence's old verifications when it is tried again."""
 
 
 class Goodput(DraftLength):

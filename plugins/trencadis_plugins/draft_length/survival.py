@@ -16,7 +16,7 @@ _FLAT_WEIGHT = 4.0
 """Verdicts that this counts for; and so much counts a position's acceptance for that of the next."""
 
 _ALL_KEPT = 0.99
-"""What one verdict leaves of those before it, in the acceptance of all sequences."""
+"""Factor by which each verification decays earlier ones, in the acceptance of all sequences."""
 
 
 class Survival:

@@ -1,4 +1,4 @@
-"""What a step of so many tokens takes, learned while it runs."""
+"""Step time as a function of the number of tokens, learned from running steps."""
 
 from __future__ import annotations
 

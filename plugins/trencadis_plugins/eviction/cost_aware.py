@@ -1,4 +1,4 @@
-"""Least saved compute per byte first, aged by what was evicted."""
+"""Evicts the least saved compute per byte first, with ageing."""
 
 from __future__ import annotations
 

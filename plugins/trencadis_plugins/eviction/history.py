@@ -1,4 +1,4 @@
-"""What is still known of contents that were evicted."""
+"""Ghost entries: history of evicted contents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the policies have in common that know contents, not only blocks."""
+"""Base of policies that track contents, not only blocks."""
 
 from __future__ import annotations
 

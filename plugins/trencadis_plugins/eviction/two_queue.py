@@ -1,4 +1,4 @@
-"""Two queues: what is used once leaves first come, first served; what comes back stays."""
+"""2Q: a FIFO queue for contents that were used once, an LRU queue for contents that were used again."""
 
 from __future__ import annotations
 

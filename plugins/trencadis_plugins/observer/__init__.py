@@ -1,4 +1,4 @@
-"""Built-in observers: who watches steps and requests."""
+"""Built-in observers of steps and requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which processors there are, and in which order.
+"""The standard chain's processors and their order.
 
     masks, bias, penalties ─▶ temperature and truncation, in the order asked for ─▶ processors from elsewhere
 

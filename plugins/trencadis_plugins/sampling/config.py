@@ -43,7 +43,7 @@ ORDERS = tuple(PRESETS)
 """Names of the presets."""
 
 LOGPROBS = ("raw", "processed")
-"""Which log-probabilities are reported."""
+"""Kinds of reported log-probabilities."""
 
 
 @attrs.frozen(kw_only=True)

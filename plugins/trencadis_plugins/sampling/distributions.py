@@ -1,4 +1,4 @@
-"""Distributions that acceptance rules choose by, and the random numbers that belong to them.
+"""Distributions for acceptance rules, and the random numbers that belong to them.
 
 Shapes: L logits rows in a call, V vocabulary.
 """
@@ -17,7 +17,7 @@ __all__ = ["KeyedDistributions", "distributions_of"]
 
 
 def distributions_of(logits: torch.Tensor, *, is_greedy: torch.Tensor) -> torch.Tensor:
-    """Return softmax, and all for the largest, the lowest id among equals, where a row is greedy: ``[L, V]``. Pure.
+    """Return softmax; for greedy rows one-hot at the largest logit, the lowest id among equals: ``[L, V]``. Pure.
 
     Args:
         logits: Processed, float32 ``[L, V]``; of each row one at least is finite.
@@ -29,7 +29,7 @@ def distributions_of(logits: torch.Tensor, *, is_greedy: torch.Tensor) -> torch.
 
 
 class KeyedDistributions(Distributions):
-    """Numbers depend on a row's seed and on the position of the token that is chosen: not on the batch.
+    """Distributions whose random numbers depend on a row's seed and the chosen token's position, not on the batch.
 
     Args:
         probabilities: ``[L, V]``.
@@ -52,7 +52,7 @@ class KeyedDistributions(Distributions):
         return uniforms(self._keys, self._positions, purpose=Purpose.ACCEPT, count=1)[:, 0]
 
     def draw(self, weights: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-        """Return tokens drawn by these weights, int64 ``[n]``; see :func:`~trencadis_plugins.sampling.drawing.draw`."""
+        """Return tokens drawn in proportion to weights, int64 ``[n]``; see :func:`~trencadis_plugins.sampling.drawing.draw`."""
         logits = weights.float().log()
         keys, positions = self._keys[index], self._positions[index]
         return draw(logits, logits.amax(-1), keys=keys, positions=positions, purpose=Purpose.RESIDUAL)

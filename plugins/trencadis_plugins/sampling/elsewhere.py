@@ -1,4 +1,4 @@
-"""Logits processors from other packages, by import path or by the name of an entry point, and what keeps their faults to their rows."""
+"""Logits processors from other packages, by import path or by the name of an entry point, with a guard that confines their errors to their rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compiles what a request asks its text to be into grammars of llguidance, beside the engine and once for all requests that ask the same.
+"""Compiles structured-output constraints into grammars of llguidance, in the background and once for all requests with equal constraints.
 
     StructuredOutput ─▶ queue ─▶ thread: trial in a process that may be killed ─▶ LLMatcher, kept ─▶ a copy for each sequence
 

@@ -1,4 +1,4 @@
-"""Where one sequence is in its grammar, and which tokens may come next.
+"""Position of one sequence in its grammar, and the tokens allowed next.
 
 Shapes: W = ceil(tokens of the vocabulary / 32) words of a mask; bit i of word w stands for token 32 w + i, 1 is allowed.
 """

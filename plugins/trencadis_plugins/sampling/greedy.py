@@ -72,7 +72,7 @@ class GreedySampler(Sampler):
     def verify(
         self, logits: torch.Tensor, context: SamplingContext, choose: Callable[[Distributions], torch.Tensor]
     ) -> Sampled:
-        """Leave the choice to an acceptance rule, by distributions that give everything to the most likely token; as :meth:`sample` otherwise."""
+        """Let an acceptance rule choose from one-hot distributions at the most likely token; otherwise as :meth:`sample`."""
         failures = RowFailures()
         logits = failures.check_logits(logits, context)
         keep, report = self._reporter.keep, self._reporter.report

@@ -37,7 +37,7 @@ class RowsFailedError(Exception):
 
 
 class RowFailures:
-    """What went wrong in one call of a sampler, by logits row.
+    """Errors of one call of a sampler, by logits row.
 
     A chain works on parts of a call, each with a context of its own: a logits row is known by device row, history and position.
     """

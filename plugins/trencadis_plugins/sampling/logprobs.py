@@ -20,7 +20,7 @@ _OFF = -1
 
 @attrs.frozen(kw_only=True)
 class RawLogits:
-    """What is kept of logits rows that asked, until their tokens are known.
+    """Data of logits rows that request log-probabilities, kept until their tokens are known.
 
     Attributes:
         index: Which logits rows, ascending, length A.

@@ -26,7 +26,7 @@ _NUM_ROUNDS = 10
 
 
 class Purpose(IntEnum):
-    """What a number is for; numbers of two purposes are independent although key and position are the same."""
+    """Purpose of a random number; numbers of two purposes are independent although key and position are the same."""
 
     SAMPLE = 0
     DRAFT = 1

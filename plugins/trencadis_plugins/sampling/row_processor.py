@@ -1,4 +1,4 @@
-"""What the processors of the standard chain share: which rows asked, and working on those alone."""
+"""Base of the standard chain's processors: tracks the rows that a processor applies to, and changes only those."""
 
 from __future__ import annotations
 

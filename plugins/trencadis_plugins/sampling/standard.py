@@ -43,7 +43,7 @@ _RULING = {
     "LogitBias": "logit_bias",
     "Penalties": "the penalties",
 }
-"""What requests call the processors that can leave no token to choose; those from elsewhere have labels."""
+"""Request fields of the processors that may mask every token; processors of other packages have labels."""
 
 
 class StandardSampler(Sampler, SupportsPreparation):

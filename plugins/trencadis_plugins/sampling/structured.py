@@ -28,7 +28,7 @@ _Mask = Int32Array | None
 
 @attrs.define(eq=False)
 class _Row:
-    """What is known of a sequence that asks.
+    """State of a sequence with structured output.
 
     Attributes:
         walk: Its place in the grammar; while ``ahead`` runs, that thread's.

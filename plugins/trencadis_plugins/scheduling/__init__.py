@@ -1,4 +1,4 @@
-"""Built-in scheduling policies: who runs in a step, and for how many tokens."""
+"""Built-in scheduling policies: the sequences that run in a step, and their numbers of tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a policy remembers of sequences: a number for each slot."""
+"""Per-slot memory of a policy: one number for each sequence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who has the least time left first."""
+"""Earliest deadline first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who had little so far goes first, without knowing how long anybody will take."""
+"""Multi-level feedback queue: requests that received little service go first, without length predictions."""
 
 from __future__ import annotations
 

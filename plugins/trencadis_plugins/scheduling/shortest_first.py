@@ -2,15 +2,126 @@
 
 from __future__ import annotations
 
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
 import numpy as np
 
+from trencadis.errors import ConfigValueError
 from trencadis.interfaces import SchedulerView
-from trencadis.records import Int32Array, Request
+from trencadis.records import FloatArray, Int32Array, Request
+from trencadis_plugins.scheduling.columns import SlotColumn
 from trencadis_plugins.scheduling.config import ShortestFirstConfig
 from trencadis_plugins.scheduling.fcfs import Fcfs
-from trencadis_plugins.scheduling.predictors import make_predictor
 
-__all__ = ["ShortestFirst"]
+__all__ = ["Predictor", "ShortestFirst", "make_predictor"]
+
+
+class Predictor(ABC):
+    """Expects output lengths."""
+
+    def on_added(self, slot: int, request: Request) -> None:  # noqa: B027 - optional
+        """Called for a request."""
+
+    def on_finished(self, tenant: int, num_output_tokens: int) -> None:  # noqa: B027 - optional
+        """Receives how long an output was."""
+
+    @abstractmethod
+    def expected(self, view: SchedulerView, slots: Int32Array) -> FloatArray:
+        """Return the output tokens to expect of each slot, float64 as long as ``slots``."""
+
+
+class NoOutput(Predictor):
+    """Only prompts count."""
+
+    def expected(self, view: SchedulerView, slots: Int32Array) -> FloatArray:
+        """Return zeros."""
+        return np.zeros(len(slots))
+
+
+class Allowed(Predictor):
+    """Outputs are as long as requests allow."""
+
+    def expected(self, view: SchedulerView, slots: Int32Array) -> FloatArray:
+        """Return what ``max_tokens`` and the model's limit leave."""
+        return (view.max_total_tokens[slots] - view.num_prompt_tokens[slots]).astype(np.float64)
+
+
+class History(Predictor):
+    """Outputs are as long as the tenant's were on average; recent ones count more.
+
+    Args:
+        memory: About so many outputs count.
+        first_guess: Expected of a tenant without any, tokens.
+    """
+
+    def __init__(self, *, memory: int = 100, first_guess: float = 128.0) -> None:
+        self._memory = memory
+        self._first_guess = first_guess
+        self._means = SlotColumn()
+        self._counts = SlotColumn()
+
+    def on_finished(self, tenant: int, num_output_tokens: int) -> None:
+        """Move the tenant's mean."""
+        if num_output_tokens:
+            count = min(self._counts[tenant] + 1, self._memory)
+            self._counts[tenant] = count
+            self._means[tenant] += (num_output_tokens - self._means[tenant]) / count
+
+    def expected(self, view: SchedulerView, slots: Int32Array) -> FloatArray:
+        """Return the tenants' means, at most what requests allow."""
+        tenants = view.tenant[slots].astype(np.int32)
+        means = np.where(self._counts.of(tenants) > 0, self._means.of(tenants), self._first_guess)
+        expected: FloatArray = np.minimum(means, view.max_total_tokens[slots] - view.num_prompt_tokens[slots])
+        return expected
+
+
+class ByFunction(Predictor):
+    """A guess of the user's function, asked once per request.
+
+    Args:
+        function: Called with the request; returns output tokens, 0 or more.
+    """
+
+    def __init__(self, function: Callable[[Request], float]) -> None:
+        self._function = function
+        self._guesses = SlotColumn()
+
+    def on_added(self, slot: int, request: Request) -> None:
+        """Ask, and remember."""
+        self._guesses[slot] = float(self._function(request))
+
+    def expected(self, view: SchedulerView, slots: Int32Array) -> FloatArray:
+        """Return the guesses."""
+        return self._guesses.of(slots)
+
+
+_BY_NAME: dict[str, Callable[[], Predictor]] = {"none": NoOutput, "max_tokens": Allowed, "history": History}
+
+
+def make_predictor(name: str) -> Predictor:
+    """Return a predictor by name, or by the import path of a function of the request.
+
+    Raises:
+        ConfigValueError: There is no such predictor, or it cannot be imported.
+    """
+    if name in _BY_NAME:
+        return _BY_NAME[name]()
+    module, _, attribute = name.partition(":")
+    if not module or not attribute:
+        raise ConfigValueError(
+            f"[scheduling.shortest_first] predictor = {name!r}: no such predictor. Choose one of: {', '.join(_BY_NAME)}.",
+            hint="A function of yours takes an import path: package.module:function.",
+        )
+    try:
+        function = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigValueError(
+            f"[scheduling.shortest_first] predictor = {name!r}: cannot be imported: {error}.",
+            hint="Correct the import path: package.module:function, importable where trencadis runs.",
+        ) from error
+    return ByFunction(function)
 
 
 class ShortestFirst(Fcfs):

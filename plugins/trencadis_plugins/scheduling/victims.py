@@ -1,4 +1,4 @@
-"""Who loses its blocks when a running sequence needs one: the choices that policies offer by name. All pure.
+"""Choices of the sequence to preempt when a running one needs a block, by name. All pure.
 
 Each takes the view and the candidates, running slots by admission, and returns one of them; among equals the youngest.
 """
@@ -15,7 +15,7 @@ from trencadis.records import FloatArray, Int32Array, Int64Array
 __all__ = ["SWAP_PRICE", "VICTIMS", "Victim", "cheapest", "largest", "least_computed", "lowest_priority", "youngest"]
 
 SWAP_PRICE = 0.15
-"""What it costs to copy a token out and back, in tokens recomputed: 128 KiB each way at 20 GB/s by 90 µs.
+"""Cost of copying a token out and back, in recomputed tokens: 128 KiB each way at 20 GB/s by 90 µs.
 
 Source: KV of Llama 3.1 8B in bfloat16, PCIe 4.0 x16 from pinned memory, and the default of ``StepTime.token_s``.
 """

@@ -1,4 +1,4 @@
-"""Built-in speculators: who drafts tokens for the model to verify."""
+"""Built-in speculators: they draft tokens for the model to verify."""
 
 from __future__ import annotations
 

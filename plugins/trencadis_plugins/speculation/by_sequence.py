@@ -1,4 +1,4 @@
-"""What a speculator keeps for each sequence, and when it is no longer true."""
+"""Per-sequence state of a speculator, dropped when it is outdated."""
 
 from __future__ import annotations
 

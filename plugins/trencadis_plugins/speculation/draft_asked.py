@@ -1,4 +1,4 @@
-"""Sequences that are drafted for, and how what a draft model said becomes their drafts.
+"""Sequences to draft for, and the conversion of a draft model's outputs to drafts.
 
 Shapes: V vocabulary of the draft model, T vocabulary of the target.
 """

@@ -1,4 +1,4 @@
-"""What drafting by a model has in common, however many forwards a draft takes.
+"""Base of speculators with a draft model, independent of the number of forwards per draft.
 
     view ─▶ rows, blocks ─▶ what the cache already holds ─▶ the rest is computed ─▶ guesses (a subclass) ─▶ drafts
 
@@ -43,7 +43,7 @@ _GREEDY = SamplingParams(temperature=0.0)
 
 @attrs.frozen(kw_only=True, eq=False)
 class Allocated:
-    """What there is once the engine's sizes are known.
+    """Parts that are made once the engine's sizes are known.
 
     Attributes:
         plan: What the backend was allocated with.
@@ -194,7 +194,7 @@ class DraftingModel(Speculator):
 
     @property
     def ready(self) -> Allocated:
-        """What there is once the engine's sizes are known.
+        """Parts that are made once the engine's sizes are known.
 
         Raises:
             ContractError: They are not.
@@ -308,7 +308,7 @@ class DraftingModel(Speculator):
         """Refuse a backend that cannot do what is asked for."""
 
     def _prepare(self, path: str, closed: BoolArray) -> None:
-        """Be told where the model was loaded from; may close further tokens."""
+        """Called with the place that the model was loaded from; may exclude further tokens."""
 
     def _observe(self, view: DraftView) -> None:
         """Be shown what became of earlier drafts."""

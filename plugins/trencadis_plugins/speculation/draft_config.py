@@ -15,7 +15,7 @@ TREES = ("none", "top_k", "static", "sequoia")
 
 @attrs.frozen(kw_only=True)
 class DraftWithModelConfig:
-    """What the speculators with a model of their own have in common.
+    """Common settings of speculators with a draft model.
 
     Attributes:
         model: The draft model: a directory, a ``.gguf`` file, a hub id or a built-in name.

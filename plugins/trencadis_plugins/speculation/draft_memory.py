@@ -1,4 +1,4 @@
-"""Which sequence has which row and which blocks of a draft model, and what its KV cache holds."""
+"""Rows and blocks of a draft model's sequences, and the contents of its KV cache."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ _NOTHING = np.empty(0, np.int32)
 
 @attrs.frozen(eq=False)
 class Query:
-    """What a sequence computes in one forward.
+    """Work of one sequence in one forward.
 
     Attributes:
         held: Its place.

@@ -1,4 +1,4 @@
-"""Chooses tokens for a draft model, and keeps by which distributions.
+"""Chooses tokens for a draft model, and keeps the distributions that they were drawn from.
 
 Shapes: L logits rows in a call, V vocabulary of the draft model, W most likely tokens that are kept.
 """
@@ -23,7 +23,7 @@ __all__ = ["DraftSampler", "Echo", "Guesses"]
 
 @attrs.frozen(kw_only=True, eq=False)
 class Guesses:
-    """What the draft model said in one call.
+    """Output of the draft model in one call.
 
     Attributes:
         rows: Device row of each logits row, on the host, ``[L]``. A row's come in the order of its tokens; padding repeats

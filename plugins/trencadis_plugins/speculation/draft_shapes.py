@@ -14,7 +14,7 @@ __all__ = ["Buckets", "Extent", "shape_of"]
 
 @attrs.frozen
 class Extent:
-    """What one sequence computes in a pass.
+    """Work of one sequence in a pass.
 
     Attributes:
         start: Tokens computed before.

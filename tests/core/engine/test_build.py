@@ -194,7 +194,8 @@ def test_a_rule_that_reads_distributions_is_refused_beside_a_sampler_that_tells_
     config, registry = fake_house(speculator=lambda: ScriptedSpeculator(lambda tokens: []))
     config = attrs.evolve(config, acceptance=NounConfig(name=f"{__name__}:_ReadsDistributions"))
     with pytest.raises(
-        CapabilityError, match=r"_ReadsDistributions reads the distributions .* sampler ArgmaxSampler tells none"
+        CapabilityError,
+        match=r"_ReadsDistributions needs the distributions .* sampler ArgmaxSampler does not provide them",
     ):
         build_engine(config, registry=registry)
 

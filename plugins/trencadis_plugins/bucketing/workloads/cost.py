@@ -1,4 +1,4 @@
-"""What a pass and a prepared bucket cost on a device: a few constants instead of a device."""
+"""Cost model of a device: the time of passes and of preparing buckets, from a few constants."""
 
 from __future__ import annotations
 

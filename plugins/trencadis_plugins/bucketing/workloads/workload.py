@@ -52,7 +52,7 @@ class Workload:
 
 @attrs.frozen
 class Source:
-    """What a file held: arrivals, from which limits make shapes, or shapes themselves.
+    """Contents of a workload file: arrivals, from which limits make shapes, or shapes themselves.
 
     Attributes:
         name: Of the file.

@@ -3,12 +3,14 @@ from __future__ import annotations
 import attrs
 import pytest
 
+from trencadis.config import load_config
 from trencadis_plugins.bucketing.config import (
     ExponentialConfig,
     FromFileConfig,
     LinearConfig,
     PaddingAwareConfig,
     UnifiedConfig,
+    vendor_names,
 )
 from trencadis_plugins.bucketing.prompt_rules import PromptRules
 
@@ -73,3 +75,77 @@ def test_older_generation_refuses_what_it_does_not_know(setting):
 def test_file_must_be_named():
     with pytest.raises(ValueError, match="must name a file"):
         FromFileConfig(path="")
+
+
+COMPONENTS = {
+    "bucketing": {
+        "exponential": ExponentialConfig,
+        "from_file": FromFileConfig,
+        "linear": LinearConfig,
+        "padding_aware": PaddingAwareConfig,
+    }
+}
+
+
+def aliases(config_class):
+    return {field.name: field.metadata.get("aliases", ()) for field in attrs.fields(config_class)}
+
+
+def components(**environ):
+    return load_config(components=COMPONENTS, environ=environ).config.bucketing.components
+
+
+def test_every_size_of_linear_has_the_vendors_name():
+    named = {name for names in aliases(LinearConfig).values() for name in names}
+    ranges = [("PROMPT", "BS"), ("PROMPT", "QUERY"), ("PROMPT", "SEQ"), ("PROMPT", "CTX"), ("DECODE", "BS")]
+    expected = {
+        f"VLLM_{phase}_{dimension}_BUCKET_{bound}"
+        for phase, dimension in [*ranges, ("DECODE", "BLOCK")]
+        for bound in ("MIN", "STEP", "MAX")
+    }
+    assert named == expected
+
+
+def test_bounds_on_padding_have_names_too():
+    assert aliases(PaddingAwareConfig)["decode_block_pad_percent"] == ("VLLM_DECODE_BLOCK_BUCKET_PAD_PERCENT",)
+    assert aliases(PaddingAwareConfig)["prompt_query_pad_max"] == ("VLLM_PROMPT_QUERY_BUCKET_PAD_MAX",)
+
+
+def test_limits_of_2025_have_their_names():
+    assert "VLLM_PROMPT_SEQ_BUCKET_LIMIT" in aliases(ExponentialConfig)["prompt_query_limit"]
+    assert aliases(ExponentialConfig)["decode_block_limit"] == ("VLLM_DECODE_BLOCK_BUCKET_LIMIT",)
+
+
+def test_other_fields_stay_as_they_are():
+    @attrs.frozen(field_transformer=vendor_names)
+    class Config:
+        prompt_bs_min: int = attrs.field(default=3, metadata={"unit": "sequences"})
+        path: str = ""
+
+    assert aliases(Config) == {"prompt_bs_min": ("VLLM_PROMPT_BS_BUCKET_MIN",), "path": ()}
+    assert attrs.fields(Config).prompt_bs_min.metadata["unit"] == "sequences"
+    assert Config().prompt_bs_min == 3
+
+
+def test_one_variable_serves_every_strategy_with_that_size():
+    found = components(VLLM_PROMPT_QUERY_BUCKET_STEP="256", VLLM_PROMPT_BS_BUCKET_MAX="4")
+    assert found["linear"] == LinearConfig(prompt_query_step=256, prompt_bs_max=4)
+    assert found["padding_aware"] == PaddingAwareConfig(prompt_query_step=256, prompt_bs_max=4)
+
+
+@pytest.mark.parametrize(
+    ("environ", "minimum"),
+    [
+        ({"VLLM_PROMPT_SEQ_BUCKET_MIN": "64"}, 64),
+        ({"VLLM_PROMPT_SEQ_BUCKET_MIN": "64", "VLLM_PROMPT_QUERY_BUCKET_MIN": "32"}, 32),
+    ],
+)
+def test_older_name_of_query_lengths_is_the_weaker_one(environ, minimum):
+    assert components(**environ)["linear"].prompt_query_min == minimum
+
+
+def test_bucket_file_is_named_by_the_vendors_variable():
+    resolved = load_config(components=COMPONENTS, environ={"VLLM_BUCKETING_FROM_FILE": "/tmp/b.txt"})
+    assert resolved.config.bucketing.name == "from_file"
+    assert resolved.config.bucketing.components["from_file"].path == "/tmp/b.txt"
+    assert resolved.sources["bucketing.from_file.path"] == "environment VLLM_BUCKETING_FROM_FILE"

@@ -16,7 +16,7 @@ from trencadis_plugins.bucketing.from_file import FromFile
 from trencadis_plugins.bucketing.linear import Linear
 from trencadis_plugins.bucketing.padding_aware import PaddingAware
 from trencadis_plugins.bucketing.prompt_rules import PromptRules
-from trencadis_plugins.bucketing.table import padded_cost
+from trencadis_plugins.bucketing.strategy import padded_cost
 from trencadis_plugins.bucketing.unified import Unified
 
 SLICES = PromptRules(slice_queries=True, slice_tokens=12, slice_threshold=20)

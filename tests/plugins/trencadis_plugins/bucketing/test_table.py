@@ -7,7 +7,7 @@ import pytest
 
 from trencadis.errors import ConfigValueError
 from trencadis.records import Bucket, BucketLimits, Phase, Shape
-from trencadis_plugins.bucketing.table import BucketTable, padded_cost
+from trencadis_plugins.bucketing.strategy import BucketTable, padded_cost
 
 LIMITS = BucketLimits(
     block_size=128,
@@ -74,10 +74,10 @@ def test_look_up_is_three_bisections_whatever_the_size_of_the_table(monkeypatch)
     sizes = range(1, 41)
     table = BucketTable([Bucket(i, j, k) for i in sizes for j in sizes for k in sizes])
     monkeypatch.setattr(Bucket, "covers", None)
-    monkeypatch.setattr("trencadis_plugins.bucketing.table.padded_cost", None)
+    monkeypatch.setattr("trencadis_plugins.bucketing.strategy.padded_cost", None)
     calls = []
     monkeypatch.setattr(
-        "trencadis_plugins.bucketing.table.bisect_left",
+        "trencadis_plugins.bucketing.strategy.bisect_left",
         lambda axis, size: (
             calls.append(len(axis)) or next((i for i, item in enumerate(axis) if item >= size), len(axis))
         ),

@@ -7,10 +7,11 @@ from trencadis.clock import SimulatedClock
 from trencadis.config import load_config
 from trencadis.errors import ConfigValueError
 from trencadis.interfaces import ComponentContext, Speculator
-from trencadis.records import Drafts
+from trencadis.records import DraftDistributions, Drafts
 from trencadis.registry import Registry, resolve_plan
+from trencadis_plugins.speculation import mixed
 from trencadis_plugins.speculation.config import MixedConfig, SuffixConfig
-from trencadis_plugins.speculation.mixed import Mixed
+from trencadis_plugins.speculation.mixed import Evidence, Mixed, Record, merged, part_of
 from trencadis_plugins.speculation.ngram import Ngram
 from trencadis_plugins.speculation.suffix import Suffix
 from trencadis_testing.speculation import SpeculationConformance, draft_view
@@ -135,3 +136,136 @@ def test_members_get_their_own_tables():
     plan = resolve_plan(config, registry)
     assert set(plan.inner) >= {"speculation.mixed.members[0]", "speculation.mixed.members[1]"}
     assert plan.inner_choice("speculation", "ngram").options.max_draft_tokens == 6
+
+
+def evidence(**options):
+    return Evidence(2, **{"explore_every": 0, "prior_weight": 4.0, "memory": 32} | options)
+
+
+def test_mean_lies_between_what_was_seen_and_the_prior():
+    record = Record.empty(1)
+    assert record.mean(0, 1.0, 4.0) == 1.0
+    for _ in range(4):
+        record.note(0, 3.0, memory=1e9)
+    assert record.mean(0, 1.0, 4.0) == pytest.approx(2.0)
+    assert record.mean(0, 1.0, 0.0) == pytest.approx(3.0)
+
+
+def test_old_steps_count_a_third_after_the_memory():
+    record = Record.empty(1)
+    record.note(0, 1.0, memory=100)
+    before = record.weights[0]
+    for _ in range(100):
+        record.note(0, 0.0, memory=100)
+    assert record.totals[0] / before == pytest.approx(0.366, abs=0.001)
+
+
+def test_member_that_accepts_more_is_chosen_and_the_first_of_equals():
+    known, record = evidence(), Record.empty(2)
+    assert known.choose(record, "t") == 0
+    for _ in range(10):
+        known.note(record, "t", 0, 0)
+        known.note(record, "t", 1, 2)
+    assert known.choose(record, "t") == 1
+
+
+def test_new_request_begins_with_what_its_tenant_has_shown_and_nobody_elses():
+    known, first = evidence(), Record.empty(2)
+    for _ in range(20):
+        known.note(first, "blue", 0, 0)
+        known.note(first, "blue", 1, 3)
+    assert known.choose(Record.empty(2), "blue") == 1
+    assert known.choose(Record.empty(2), "green") == 0
+
+
+def test_a_request_may_differ_from_its_tenant():
+    known, of_tenant, own = evidence(), Record.empty(2), Record.empty(2)
+    for _ in range(20):
+        known.note(of_tenant, "t", 1, 3)
+    for _ in range(20):
+        known.note(own, "t", 1, 0)
+        known.note(own, "t", 0, 2)
+    assert known.choose(own, "t") == 0
+
+
+def test_the_one_asked_least_is_tried_as_rarely_as_said():
+    known, record = evidence(explore_every=8), Record.empty(2)
+    chosen = []
+    for _ in range(32):
+        chosen.append(known.choose(record, "t"))
+        known.note(record, "t", chosen[-1], 2 if chosen[-1] == 0 else 0)
+    assert [i for i, member in enumerate(chosen) if member == 1] == [7, 15, 23, 31]
+
+
+def test_memory_of_tenants_is_bounded(monkeypatch):
+    monkeypatch.setattr(mixed, "_MAX_TENANTS", 3)
+    known = evidence()
+    for i in range(10):
+        known.choose(Record.empty(2), i)
+    assert list(known._tenants) == [7, 8, 9]
+
+
+def i32(*values):
+    return np.array(values, np.int32)
+
+
+LINE = Drafts(num_drafts=i32(2, 0), token_ids=i32(10, 11))
+TREE = Drafts(num_drafts=i32(3), token_ids=i32(20, 21, 22), parents=i32(-1, -1, 0))
+
+
+def test_part_holds_the_same_facts_of_fewer_sequences():
+    view = draft_view([[1], [2], [3]], most=[1, 9, 9], slots=[5, 6, 7], epochs=[1, 2, 3])
+    part = part_of(view, [0, 2], 4)
+    assert part.slots.tolist() == [5, 7]
+    assert part.epochs.tolist() == [1, 3]
+    assert part.max_draft_tokens.tolist() == [1, 4]
+    assert part.max_draft_tokens.dtype == np.int32
+    assert [tokens.tolist() for tokens in part.token_ids] == [[1], [3]]
+    assert part.requests == (view.requests[0], view.requests[2])
+    assert part.seeds == (0, 2)
+    assert part.linear_only.tolist() == [False, False]
+
+
+def test_drafts_come_in_the_order_of_the_sequences():
+    drafts = merged([LINE, TREE], i32(2, -1, 0, 1), trees=True)
+    assert drafts.num_drafts.tolist() == [3, 0, 2, 0]
+    assert drafts.token_ids.tolist() == [20, 21, 22, 10, 11]
+    assert drafts.parents.tolist() == [-1, -1, 0, -1, 0]
+    assert drafts.distributions is None
+
+
+def test_linear_drafts_have_no_parents_where_nobody_drafts_trees():
+    drafts = merged([LINE], i32(0, 1), trees=False)
+    assert drafts.parents is None
+    assert drafts.token_ids.dtype == drafts.num_drafts.dtype == np.int32
+
+
+@pytest.mark.parametrize("parts", [[], [Drafts(num_drafts=i32(0, 0), token_ids=i32())]])
+def test_no_drafts_at_all_are_a_record_too(parts):
+    drafts = merged(parts, i32(-1, -1), trees=True)
+    assert drafts.num_drafts.tolist() == [0, 0]
+    assert len(drafts.token_ids) == len(drafts.parents) == 0
+
+
+def test_certain_drafts_have_no_distribution_beside_those_that_were_drawn():
+    distributions = DraftDistributions(rows=i32(0, -1), probabilities=np.eye(1))
+    drawn = Drafts(num_drafts=i32(2), token_ids=i32(30, 31), distributions=distributions)
+    drafts = merged([LINE, drawn], i32(2, 0), trees=False)
+    assert drafts.token_ids.tolist() == [30, 31, 10, 11]
+    assert drafts.distributions.rows.tolist() == [0, -1, -1, -1]
+    assert drafts.distributions.probabilities is distributions.probabilities
+
+
+def test_distributions_of_several_speculators_lie_one_behind_the_other():
+    torch = pytest.importorskip("torch")
+    one, two = (
+        Drafts(
+            num_drafts=i32(1),
+            token_ids=i32(token),
+            distributions=DraftDistributions(rows=i32(row), probabilities=torch.eye(3)[: row + 1]),
+        )
+        for token, row in ((1, 1), (2, 0))
+    )
+    drafts = merged([one, two], i32(1, 0), trees=False)
+    assert drafts.distributions.rows.tolist() == [2, 1]
+    assert torch.equal(drafts.distributions.probabilities, torch.cat([torch.eye(3)[:2], torch.eye(3)[:1]]))
