@@ -122,7 +122,7 @@ class LayerMachine(RuleBasedStateMachine):
 
     @rule(pick=st.integers(0, 9))
     def abort(self, pick: int) -> None:
-        live = sorted(self.engine._state.slot_of)
+        live = sorted(self.engine.inspect().sequences)
         if live:
             name = live[pick % len(live)]
             self.engine.abort(name)
@@ -161,7 +161,7 @@ class LayerMachine(RuleBasedStateMachine):
                 self.wild.release(ticket)
             self.step(1)
         assert not self.engine.has_work
-        assert self.engine._state.blocks.num_used == 0, "every block comes back"
+        assert self.engine.inspect().blocks.num_used == 0, "every block comes back"
         assert self.ended == set(self.prompts)
 
 
