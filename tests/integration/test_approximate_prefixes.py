@@ -245,7 +245,7 @@ def test_fill_that_fails_is_computed():
     end = kitchen.serve(PROMPT, ratio=0.2)
     assert end.num_approximate_tokens == 0
     assert exact(end, PROMPT)
-    assert kitchen.engine._state.blocks.num_used == 0
+    assert kitchen.engine.inspect().blocks.num_used == 0
 
 
 def test_loaded_blocks_that_others_need_are_taken_back_and_the_prompt_is_computed():
@@ -273,13 +273,13 @@ def test_abort_at_any_time_leaves_the_blocks_free_and_alone(num_steps):
     name = kitchen.add(PROMPT, ratio=0.2)
     for _ in range(num_steps):
         kitchen.step()
-    assert name in kitchen.engine._state.slot_of
+    assert name in kitchen.engine.inspect().sequences
     kitchen.engine.abort(name)
     others = {kitchen.add(prompt, max_tokens=12): prompt for prompt in (document(7, 50), document(8, 50))}
     ends = drain(kitchen.engine)
     assert all(exact(ends[other], prompt) for other, prompt in others.items())
-    assert kitchen.engine._state.blocks.num_used == 0
-    assert not kitchen.engine._state.transfers._loads
+    assert kitchen.engine.inspect().blocks.num_used == 0
+    assert not kitchen.engine._state.transfers._parked
 
 
 def test_long_work_is_spread_over_steps_while_others_go_on():
@@ -291,7 +291,7 @@ def test_long_work_is_spread_over_steps_while_others_go_on():
     kitchen.step()
     name = kitchen.add(PROMPT, ratio=0.2, max_tokens=1)
     made = 0
-    while name in kitchen.engine._state.slot_of:
+    while name in kitchen.engine.inspect().sequences:
         before = kitchen.clock.now_s()
         made += len(kitchen.step().token_ids)
         assert kitchen.clock.now_s() - before <= 0.05 + 1e-9, "more than one part in a step"
@@ -322,4 +322,4 @@ def test_exact_requests_are_exact_whatever_is_blended_beside_them(data):
         ends |= {end.request_id: end for end in kitchen.step().finished}
     for name, prompt in prompts.items():
         assert exact(ends[name], prompt) or (asked[name] and ends[name].num_approximate_tokens), name
-    assert kitchen.engine._state.blocks.num_used == 0
+    assert kitchen.engine.inspect().blocks.num_used == 0

@@ -53,14 +53,17 @@ def test_a_connector_holds_no_block_that_only_drafts_were_given(draft: Any) -> N
     connector.scheduler.on_finished = counted  # type: ignore[method-assign]
     for length in range(1, 9):
         engine.add(request(str(length), max_tokens=20))
-        while engine._state.slot_of and len(engine._state.known_tokens(engine._state.table.sequence(0))) < 10 + length:
+        while (
+            engine.inspect().sequences
+            and len(engine._state.known_tokens(engine._state.table.sequence(0))) < 10 + length
+        ):
             engine.step()
         sequence = engine._state.table.sequences[0]
         known = len(engine._state.known_tokens(sequence))
         engine.stop(str(length))
         assert held[-1] <= -(-known // 4)
         drain(engine)
-        assert engine._state.blocks.num_used == 0
+        assert engine.inspect().blocks.num_used == 0
 
 
 @pytest.mark.parametrize("draft", [right, wrong])

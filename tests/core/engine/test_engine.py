@@ -147,7 +147,7 @@ def test_abort_works_in_every_state_and_twice() -> None:
         assert end.finish_reason is FinishReason.ABORT
         assert engine.abort(name) is None
     drain(engine)
-    assert engine._state.blocks.num_used == 0
+    assert engine.inspect().blocks.num_used == 0
 
 
 def test_min_tokens_outlasts_eos_and_ignore_eos_ignores_it() -> None:
@@ -253,7 +253,7 @@ def test_close_ends_requests_and_may_be_called_twice() -> None:
     engine.close()
     engine.close()
     assert backend.is_closed
-    assert engine._state.blocks.num_used == 0
+    assert engine.inspect().blocks.num_used == 0
 
 
 def test_warm_up_prepares_every_bucket_of_a_padded_backend_largest_first() -> None:
@@ -308,7 +308,7 @@ def test_admission_leaves_blocks_for_running_sequences_to_grow() -> None:
     engine = make_engine(num_blocks=200, backend=FakeBackend(eos=-1, max_model_len=800), max_num_batched_tokens=2000)
     engine.add(request("running", max_tokens=100))
     engine.step()
-    free = engine._state.blocks.num_available
+    free = engine.inspect().blocks.num_available
     engine.add(request("large", tuple(i % 97 for i in range(4 * free)), max_tokens=1))
     engine.step()
     assert engine.num_waiting == 1

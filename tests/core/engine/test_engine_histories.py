@@ -181,7 +181,7 @@ class History:
             while num_left and self.draw.random() < 0.4:
                 num_left -= 1
                 self.add()
-            running = sorted(self.engine._state.slot_of)
+            running = sorted(self.engine.inspect().sequences)
             if running and self.draw.random() < self.leaving:
                 self.left.add(self.draw.choice(running))
                 self.engine.abort(*(self.left & set(running)))

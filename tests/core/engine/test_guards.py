@@ -57,7 +57,7 @@ def test_faulty_policy_without_fallback_ends_requests_with_its_name(policy: type
     end = drain(engine)["a"]
     assert end.finish_reason is FinishReason.ERROR
     assert end.error.startswith("scheduling raised ")
-    assert engine._state.blocks.num_used == 0
+    assert engine.inspect().blocks.num_used == 0
 
 
 @pytest.mark.parametrize("method", ["admit", "admit_tenant"])

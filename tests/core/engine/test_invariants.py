@@ -157,7 +157,7 @@ class EngineMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.owner)
     @rule(pick=st.integers(0, 100))
     def abort(self, pick: int) -> None:
-        live = sorted(self.engine._state.slot_of)
+        live = sorted(self.engine.inspect().sequences)
         if not live:
             return
         request_id = live[pick % len(live)]
@@ -179,7 +179,7 @@ class EngineMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.owner and self.poison is None)
     @rule(pick=st.integers(0, 100))
     def poison_one(self, pick: int) -> None:
-        live = sorted(self.engine._state.slot_of.values())
+        live = sorted(self.engine.inspect().by_slot)
         if live:
             self.poison = live[pick % len(live)]
 
@@ -233,8 +233,8 @@ class EngineMachine(RuleBasedStateMachine):
             assert broken_invariants(self.engine) == []
         assert not self.engine.has_work, "20: with finite work every request ends"
         assert set(self.ended) == set(self.prompts), "1: nobody is lost"
-        assert self.engine._state.blocks.num_used == 0, "12: every block comes back"
-        assert self.engine._state.rows.num_free == self.executor.max_num_seqs
+        assert self.engine.inspect().blocks.num_used == 0, "12: every block comes back"
+        assert self.engine.inspect().num_free_rows == self.executor.max_num_seqs
 
 
 TestEngineMachine = EngineMachine.TestCase

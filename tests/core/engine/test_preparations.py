@@ -87,7 +87,7 @@ def test_what_is_prepared_runs_and_what_it_has_is_kept_until_it_ends() -> None:
     assert engine.is_stalled
     first.set_result(None)
     engine.step()
-    sequence = engine._state.table.sequence(engine._state.slot_of["one"])
+    sequence = engine._state.table.sequence(engine.inspect().sequences["one"].slot)
     assert [future.result() for future in sequence.preparation] == [None, "kept"]
     assert drain(engine)["one"].token_ids.tolist() == fake_text(PROMPT, 8, eos=-1)
     assert not engine.has_work

@@ -124,7 +124,7 @@ class LayerMachine(RuleBasedStateMachine):
 
     @rule(pick=st.integers(0, 9))
     def abort(self, pick: int) -> None:
-        live = sorted(self.engine._state.slot_of)
+        live = sorted(self.engine.inspect().sequences)
         if live:
             name = live[pick % len(live)]
             self.engine.abort(name)
@@ -163,7 +163,7 @@ class LayerMachine(RuleBasedStateMachine):
                 self.wild.release(transfer_id)
             self.step(1)
         assert not self.engine.has_work
-        assert self.engine._state.blocks.num_used == 0, "every block comes back"
+        assert self.engine.inspect().blocks.num_used == 0, "every block comes back"
         assert self.ended == set(self.prompts)
 
 

@@ -112,7 +112,7 @@ class Served:
         with self.host.entered():
             while self.engine.has_work:
                 self.engine.step()
-        assert self.engine._state.blocks.num_used == 0
+        assert self.engine.inspect().blocks.num_used == 0
 
     def count(self, name: str, **labels: str) -> float:
         value: float = self.parts.counters.value(f"{name}_total", **labels)

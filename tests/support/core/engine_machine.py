@@ -140,8 +140,8 @@ class EngineMachine(PolicyMachine):
         assert {self.names[slot] for slot in deltas.slots.tolist()} <= set(self.live), "32: output after the end"
 
     def _check(self) -> None:
-        assert broken_invariants(self.engine, withheld=self.withheld.tolist()) == []
-        assert self.watch.faults + self.plans.faults == []
+        faults = broken_invariants(self.engine, withheld=self.withheld.tolist()) + self.watch.faults + self.plans.faults
+        assert not faults, faults
         assert set(self.engine.inspect().sequences) == set(self.live), "1, 3: who lives is not who came and did not end"
 
     def _check_end(self, end: FinishedSequence) -> None:

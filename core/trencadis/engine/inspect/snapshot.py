@@ -149,6 +149,11 @@ class TransferSnapshot:
     loads: tuple[LoadSnapshot, ...]
     pinned: Mapping[int, tuple[int, ...]]
 
+    @property
+    def num_pinned_blocks(self) -> int:
+        """Blocks of ``pinned``."""
+        return sum(map(len, self.pinned.values()))
+
 
 @attrs.frozen(kw_only=True)
 class EngineSnapshot:

@@ -59,11 +59,11 @@ def step_until(engine: Any, is_so: Callable[[], bool], max_steps: int = 200) -> 
 
 def swapped_hit(engine: Any, name: str) -> int:
     """How many blocks of a waiting sequence the prefix cache still holds."""
-    return len(engine._state.local_hit(engine._state.table.sequence(engine._state.slot_of[name])))
+    return len(engine._state.local_hit(engine._state.table.sequence(engine.inspect().sequences[name].slot)))
 
 
 def swapped(engine: Any) -> list[Sequence]:
-    live = [engine._state.table.sequence(slot) for slot in engine._state.slot_of.values()]
+    live = [engine._state.table.sequence(slot) for slot in engine.inspect().by_slot]
     return [sequence for sequence in live if sequence.host_blocks is not None]
 
 
@@ -189,7 +189,7 @@ def test_prompt_is_swapped_in_the_middle_and_goes_on_there():
     for one in (*short, long):
         engine.add(one)
     step_until(engine, lambda: bool(swapped(engine)))
-    slot = engine._state.slot_of["l"]
+    slot = engine.inspect().sequences["l"].slot
     assert 0 < engine._state.table.num_swapped_tokens[slot] < 60
     ends = drain(engine)
     assert engine.totals.num_recomputed_tokens == 0
@@ -273,9 +273,9 @@ def test_blocks_that_came_back_are_findable_again():
     engine = under_pressure()
     step_until(engine, lambda: bool(swapped(engine)))
     name = swapped(engine)[0].request.request_id
-    slot = engine._state.slot_of[name]
+    slot = engine.inspect().sequences[name].slot
     step_until(engine, lambda: engine._state.table.row[slot] < 0 and not swapped_hit(engine, name))
-    step_until(engine, lambda: name not in engine._state.slot_of or engine._state.table.row[slot] >= 0)
+    step_until(engine, lambda: name not in engine.inspect().sequences or engine._state.table.row[slot] >= 0)
     for other in set("abcd") - {name}:
         engine.abort(other)
     end = drain(engine)[name]

@@ -141,4 +141,4 @@ def test_an_abort_between_drafted_steps_leaves_nothing_behind(after: int) -> Non
     assert end.token_ids.tolist() == fake_text(PROMPT, 40, eos=-1)[: len(end.token_ids)]
     assert broken_invariants(engine) == []
     assert drain(engine)["b"].token_ids.tolist() == fake_text(PROMPT, 40, eos=-1)
-    assert engine._state.blocks.num_used == 0
+    assert engine.inspect().blocks.num_used == 0

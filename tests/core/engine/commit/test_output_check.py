@@ -145,7 +145,7 @@ def test_the_error_of_one_row_ends_that_sequence_and_the_others_keep_their_token
     assert ended["b"].token_ids.tolist() == fake_text(PROMPTS["b"], NUM_TOKENS, eos=-1)[:step]
     assert all(is_text_of(ended[name], PROMPTS[name]) for name in ("a", "c"))
     assert engine.totals.num_failed_steps == engine.totals.num_recomputed_tokens == 0
-    assert engine._state.blocks.num_used == 0
+    assert engine.inspect().blocks.num_used == 0
     assert not broken_invariants(engine)
 
 

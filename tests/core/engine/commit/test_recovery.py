@@ -61,13 +61,13 @@ def test_a_suspect_that_was_not_looked_up_does_not_wait_for_the_kv_connector(ove
         engine.add(request(name, prompt))
     assert all_end_well(drain(engine), prompts, 20)
     assert not fails.is_due
-    assert engine._state.blocks.num_used == 0
+    assert engine.inspect().blocks.num_used == 0
 
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_a_suspect_takes_its_place_from_others_and_nobody_ends_for_it(overlap: bool) -> None:
     """Two fill the cache; one that runs alone needs a spare block besides, and the other one waits meanwhile."""
-    fails = Hiccup(lambda batch: batch.num_sequences == 2 and engine._state.blocks.num_available == 0)
+    fails = Hiccup(lambda batch: batch.num_sequences == 2 and engine.inspect().blocks.num_available == 0)
     engine = make_engine(
         backend=backend(fails, max_model_len=400),
         num_blocks=100,

@@ -69,4 +69,4 @@ def test_newest_tokens_are_judged_each_for_its_own_sequence():
     ]
     ended = StopCheck(engine._state).ended(np.array(slots, np.int32), np.array([9, EOS, 7, 7], np.int32))
     assert ended.tolist() == [False, True, True, False]
-    assert len(engine._state.slot_of) == 4
+    assert len(engine.inspect().sequences) == 4

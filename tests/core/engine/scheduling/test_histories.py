@@ -1,4 +1,4 @@
-"""Random histories find faults planted in the engine itself, under a policy that has none."""
+"""Random histories keep the invariants under policies of several kinds, and find faults planted in the engine itself."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from trencadis.engine.state import EngineState
 from trencadis.engine.transfer.transfers import Transfers
 from trencadis.engine.transfer.waiting_load import WaitingLoad
 from trencadis.interfaces import SchedulerView, SchedulingPolicy
+from trencadis_plugins.scheduling.fair_share import FairShare
+from trencadis_plugins.scheduling.priority import Priority
 from trencadis_testing.engines import ServeInOrder
 from trencadis_testing.scheduling_machine import run_histories
 
@@ -292,6 +294,11 @@ def first_token_after_the_end(monkeypatch) -> None:
         return attrs.evolve(end, first_token_s=end.finish_s + 1.0)
 
     monkeypatch.setattr(EngineState, "finish", late)
+
+
+@pytest.mark.parametrize("make", [ServeInOrder, Urgent, Priority, FairShare])
+def test_any_history_keeps_the_invariants(make) -> None:
+    histories(make)
 
 
 FAULTS_BY_NUMBER = [

@@ -59,10 +59,10 @@ def test_hits_are_those_of_a_look_up_at_any_time(seed) -> None:
                 max_tokens=rng.choice([1, 30]),
                 cache_salt=rng.choice(["", "s"]),
             )
-        if rng.random() < 0.1 and engine._state.slot_of:
-            engine.abort(rng.choice(sorted(engine._state.slot_of)))
+        if rng.random() < 0.1 and engine.inspect().sequences:
+            engine.abort(rng.choice(sorted(engine.inspect().sequences)))
         if rng.random() < 0.02:
-            engine._state.blocks.reset_cache() if not engine._state.blocks.num_used else None
+            engine._state.blocks.reset_cache() if not engine.inspect().blocks.num_used else None
         engine.step()
         waiting = engine._state.waiting.slots.copy()
         found = index.num_blocks(waiting)

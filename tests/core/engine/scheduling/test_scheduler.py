@@ -51,7 +51,7 @@ def test_drafts_never_delay_a_prefill(budget: int) -> None:
         first = len(executor.tokens)
         slot = engine.add(request("long", tuple(i % 97 for i in range(40)), max_tokens=2))
         found = []
-        while slot in engine._state.slot_of.values():
+        while slot in engine.inspect().by_slot:
             engine.step()
             found.append(executor.tokens[-1].get(2, 0))
         assert sum(found) >= 40
@@ -79,7 +79,7 @@ def test_drafts_preempt_nobody(num_blocks: int) -> None:
     def served(draft: Any) -> tuple[int, int, list[list[int]]]:
         engine, _ = recorded(draft, num_blocks=num_blocks, max_num_seqs=3)
         for name in "abc":
-            engine.add(request(name, PROMPT[: 4 + len(engine._state.slot_of)]))
+            engine.add(request(name, PROMPT[: 4 + len(engine.inspect().sequences)]))
         texts = {}
         while engine.has_work:
             texts.update({end.request_id: end.token_ids.tolist() for end in engine.step().finished})
@@ -108,9 +108,9 @@ def test_blocks_that_only_rejected_drafts_needed_are_given_back() -> None:
     most = 0
     while engine.has_work:
         engine.step()
-        if not engine._state.slot_of:
+        if not engine.inspect().sequences:
             break
-        slot = engine._state.slot_of["a"]
+        slot = engine.inspect().sequences["a"].slot
         most = max(most, int(table.num_blocks[slot]) - int(table.num_tokens[slot]))
         engine._scheduler._take_back()
         assert table.num_blocks[slot] <= table.num_tokens[slot]

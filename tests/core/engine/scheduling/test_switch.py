@@ -121,7 +121,7 @@ class Swaps(RuleBasedStateMachine):
             if end.finish_reason is not FinishReason.ABORT:
                 asked = self.asked[name]
                 assert end.token_ids.tolist() == expected(asked.prompt_token_ids, asked.params.max_tokens)
-        assert self.engine._state.blocks.num_used == 0
+        assert self.engine.inspect().blocks.num_used == 0
         self.engine.close()
 
 

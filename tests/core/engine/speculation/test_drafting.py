@@ -115,7 +115,7 @@ def test_the_draft_length_sees_who_decodes_and_who_waits() -> None:
     engine.step()
     engine.step()
     view = told.views[0]
-    assert view.slots.tolist() == [engine._state.slot_of["a"]]
+    assert view.slots.tolist() == [engine.inspect().sequences["a"].slot]
     assert view.max_draft_tokens.tolist() == [3]
     assert (view.num_running, view.num_waiting, view.pads) == (2, 1, False)
     assert view.padded_tokens(3, 4) == 12

@@ -134,7 +134,7 @@ def test_token_is_shown_at_once_and_the_text_goes_on_behind_it(prompt: tuple[int
     slot = scene.add("r", prompt, first=truth(prompt, 1)[0], max_tokens=6)
     scene.step()
     assert scene.said == {slot: [truth(prompt, 1)]}, "before its blocks are here"
-    assert scene.engine._state.transfers.num_waiting_for_kv == 1
+    assert len(scene.engine.inspect().waiting_for_remote_kv) == 1
     scene.run()
     assert scene.texts(slot) == truth(prompt, 6) == scene.ends["r"].token_ids.tolist()
     assert scene.ends["r"].num_cached_tokens == (len(prompt) - 1) // 4 * 4
@@ -181,7 +181,7 @@ def test_token_that_ends_the_text_ends_it_and_nothing_is_loaded() -> None:
         scene.said.clear()
         scene.bringer.abandoned.clear()
     assert scene.engine._state.transfers.num_loads == loads
-    assert scene.engine._state.blocks.num_used == 0
+    assert scene.engine.inspect().blocks.num_used == 0
     assert scene.engine.totals.num_finished == 4
 
 
@@ -295,7 +295,7 @@ def test_client_that_leaves_behind_the_token_leaves_nothing_behind() -> None:
     assert end is not None
     assert end.token_ids.tolist() == truth(PROMPT, 1) == scene.texts(slot)
     scene.run()
-    assert scene.engine._state.blocks.num_used == 0
+    assert scene.engine.inspect().blocks.num_used == 0
 
 
 def test_sequence_with_its_first_token_is_parked_also_where_loads_come_by_layer() -> None:

@@ -27,7 +27,7 @@ def engine_on(wild: WildConnector, **options: Any) -> Engine:
     backend = FakeBackend(eos=-1, **options.pop("backend", {}))
     engine = make_engine(connector=wild.pair(), **{"prefix_caching": False, "backend": backend, **options})
     engine.add(request("first"))
-    while "first" in engine._state.slot_of:
+    while "first" in engine.inspect().sequences:
         engine.step()
     engine.step()
     wild.by_layer = True
@@ -127,7 +127,7 @@ def test_load_that_does_not_come_is_void_and_shows_nobody_a_token(
     transfers = engine._state.transfers
     assert transfers.layered.num_voided == 1
     assert transfers.num_failed_loads + transfers.num_loaded == 1
-    assert engine._state.blocks.num_used == 0
+    assert engine.inspect().blocks.num_used == 0
 
 
 def test_what_a_load_has_brought_too_late_is_kept_and_found_by_the_next_attempt(wild: WildConnector) -> None:
@@ -200,12 +200,12 @@ def test_load_beside_which_a_request_is_aborted_keeps_its_blocks_until_it_is_rel
     for _ in range(3):
         engine.step()
     transfers = engine._state.transfers
-    assert (transfers.num_pinned_blocks, engine._state.blocks.num_used) == (5, 5)
+    assert (transfers.num_held_blocks, engine.inspect().blocks.num_used) == (5, 5)
     assert transfers.num_cancelled_loads == 1
     wild.scribble(transfer_id)
     wild.release(transfer_id)
     settle(engine, wild)
-    assert engine._state.blocks.num_used == 0
+    assert engine.inspect().blocks.num_used == 0
 
 
 def test_connector_that_is_closed_for_its_blocks_voids_what_runs_beside_it(wild: WildConnector) -> None:
@@ -221,7 +221,7 @@ def test_connector_that_is_closed_for_its_blocks_voids_what_runs_beside_it(wild:
     engine.step()
     assert wild.is_closed == [True, True]
     ends_well(engine, wild)
-    assert engine._state.blocks.num_used == 0
+    assert engine.inspect().blocks.num_used == 0
 
 
 @pytest.mark.parametrize("name", ["on_allocated", "on_layerwise"])

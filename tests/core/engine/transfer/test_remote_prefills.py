@@ -87,7 +87,7 @@ def test_guest_that_is_withdrawn_ends_at_once_and_frees_its_blocks(num_steps: in
     host.withdrawn = ["guest", "never seen"]
     run(engine)
     assert host.ends == [("guest", False, "it was withdrawn")]
-    assert engine._state.blocks.num_used == 0
+    assert engine.inspect().blocks.num_used == 0
 
 
 def test_log_probabilities_stay_with_their_sequence() -> None:

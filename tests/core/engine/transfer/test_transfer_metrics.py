@@ -34,7 +34,7 @@ def test_loads_are_counted_from_their_beginning_to_whatever_their_end_is() -> No
     engine = make_engine(connector=wild.pair(), clock=clock, prefix_caching=False, backend=FakeBackend(eos=-1))
     for name in ("first", "kick"):
         engine.add(request(name))
-        while name in engine._state.slot_of:
+        while name in engine.inspect().sequences:
             engine.step()
             for transfer_id in list(wild.loads):
                 wild.arrive(transfer_id)

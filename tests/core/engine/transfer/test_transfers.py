@@ -70,18 +70,18 @@ def test_failed_load_is_recomputed_and_lost_load_times_out() -> None:
             clock.advance(1.0)
             for end in engine.step().finished:
                 assert end.token_ids.tolist() == fake_text(PROMPT, 8)
-        assert not engine._state.slot_of
+        assert not engine.inspect().sequences
         assert engine._state.transfers.num_failed_loads == 1
 
 
 def test_blocks_of_a_finished_sequence_stay_held_until_released() -> None:
     engine = make_engine(connector=LoopConnector(delay=3, holds=True).pair())
     engine.add(request("a", max_tokens=1))
-    while engine._state.slot_of:
+    while engine.inspect().sequences:
         engine.step()
-    assert engine._state.blocks.num_used > 0
+    assert engine.inspect().blocks.num_used > 0
     drain(engine)
-    assert engine._state.blocks.num_used == 0
+    assert engine.inspect().blocks.num_used == 0
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -242,15 +242,15 @@ def test_connector_that_gives_no_blocks_back_is_closed_and_serving_goes_on(
     waits = parked(engine, wild, "r")
     assert {lost} == set(wild.cancelled)
     assert waits in wild.loads
-    assert engine._state.transfers.num_pinned_blocks == 4
+    assert engine.inspect().transfers.num_pinned_blocks == 4
     clock.advance(5.0)
     engine.step()
     assert wild.is_closed == [True, True], "both sides"
     assert "is closed; serving goes on without it" in caplog.text
     assert f"(transfer_ids [{lost}])" in caplog.text
-    assert engine._state.transfers.num_pinned_blocks == 0
+    assert engine.inspect().transfers.num_pinned_blocks == 0
     ends_well(engine)
-    assert engine._state.blocks.num_available == total
+    assert engine.inspect().blocks.num_available == total
     engine.add(request("later", tuple(range(1, 21))))
     wild.asked.clear()
     ends_well(engine, "later")
@@ -262,13 +262,13 @@ def test_held_blocks_of_a_finished_sequence_come_back_after_the_quarantine_as_we
     engine, clock = engine_on(wild, release_timeout_s=10.0)
     wild.holds = True
     wild.arrive(parked(engine, wild))
-    while "r" in engine._state.slot_of:
+    while "r" in engine.inspect().sequences:
         engine.step()
-    assert engine._state.transfers.num_pinned_blocks > 0
+    assert engine.inspect().transfers.num_pinned_blocks > 0
     clock.advance(10.0)
     engine.step()
-    assert engine._state.transfers.num_pinned_blocks == 0
-    assert engine._state.blocks.num_used == 0
+    assert engine.inspect().transfers.num_pinned_blocks == 0
+    assert engine.inspect().blocks.num_used == 0
     assert wild.is_closed == [True, True]
 
 
@@ -291,7 +291,7 @@ def test_no_more_sequences_are_parked_than_may_be(wild: WildConnector) -> None:
     for _ in range(3):
         engine.step()
     assert len(wild.loads) == 2
-    assert engine._state.transfers.num_waiting_for_kv == 2
+    assert len(engine.inspect().waiting_for_remote_kv) == 2
     assert engine.num_running == 3, "the others are computed"
     for transfer_id in list(wild.loads):
         wild.arrive(transfer_id)
@@ -308,12 +308,12 @@ def test_late_and_repeated_reports_change_nothing(wild: WildConnector) -> None:
     wild.repeat(4_711)
     for _ in range(3):
         engine.step()
-    assert engine._state.transfers.num_pinned_blocks == 4, "what a cancelled load reports does not free its blocks"
+    assert engine.inspect().transfers.num_pinned_blocks == 4, "what a cancelled load reports does not free its blocks"
     wild.release(transfer_id)
     wild.release(transfer_id)
     for _ in range(3):
         engine.step()
-    assert engine._state.transfers.num_pinned_blocks == 0
+    assert engine.inspect().transfers.num_pinned_blocks == 0
     assert [after - b for after, b in zip(counts(engine), before, strict=True)] == [1, 0, 0, 1]
     assert broken_invariants(engine) == []
 
@@ -324,7 +324,7 @@ def test_release_of_a_load_that_goes_on_changes_nothing(wild: WildConnector) -> 
     wild.release(transfer_id)
     for _ in range(3):
         engine.step()
-    assert engine._state.transfers.num_waiting_for_kv == 1
+    assert len(engine.inspect().waiting_for_remote_kv) == 1
     wild.arrive(transfer_id)
     assert ends_well(engine).num_cached_tokens == 16
 

@@ -76,7 +76,7 @@ class TransferMachine(RuleBasedStateMachine):
 
     @rule(pick=st.integers(0, 9))
     def abort(self, pick: int) -> None:
-        live = sorted(self.engine._state.slot_of)
+        live = sorted(self.engine.inspect().sequences)
         if live:
             name = live[pick % len(live)]
             self.engine.abort(name)
@@ -105,7 +105,7 @@ class TransferMachine(RuleBasedStateMachine):
         assert broken_invariants(self.engine) == []
         assert self.wild.offers == set(), "the engine says of every hit what becomes of it"
         num_loads, *ended = counts(self.engine)
-        assert num_loads == sum(ended) + self.engine._state.transfers.num_waiting_for_kv
+        assert num_loads == sum(ended) + len(self.engine.inspect().waiting_for_remote_kv)
         for block_hash, block in self.engine._state.blocks._block_of.items():
             for array, content in zip(self.wild.content(block), self.wild.store.get(block_hash, ()), strict=False):
                 assert (array == content).all(), "a block that was never verified can be found"
@@ -122,7 +122,7 @@ class TransferMachine(RuleBasedStateMachine):
                 self.wild.release(transfer_id)
             self.step(1)
         assert not self.engine.has_work
-        assert self.engine._state.blocks.num_used == 0, "every block comes back"
+        assert self.engine.inspect().blocks.num_used == 0, "every block comes back"
         for name, prompt in self.prompts.items():
             if prompt:
                 assert self.ends[name].token_ids.tolist() == fake_text(prompt, 6, eos=-1)

@@ -61,7 +61,7 @@ def test_sequence_waits_until_every_rank_has_loaded_its_share(wild: WildConnecto
     wild.arrive(transfer_id)
     for _ in range(3):
         engine.step()
-    assert engine._state.transfers.num_waiting_for_kv == 1
+    assert len(engine.inspect().waiting_for_remote_kv) == 1
     executor.second = ConnectorReport(loaded=(transfer_id,))
     assert ends_well(engine).num_cached_tokens == 16
 
@@ -73,7 +73,7 @@ def test_what_one_rank_lacks_is_computed_on_all(wild: WildConnector) -> None:
         failed=(FailedLoad(transfer_id=transfer_id, num_valid_tokens=8, cause="evicted"),)
     )
     engine.step()
-    assert engine._state.transfers.num_waiting_for_kv == 1, "rank 0 still writes"
+    assert len(engine.inspect().waiting_for_remote_kv) == 1, "rank 0 still writes"
     wild.arrive(transfer_id)
     assert ends_well(engine).num_cached_tokens == 8
     assert engine._state.transfers.num_failed_loads == 1
@@ -87,8 +87,8 @@ def test_blocks_of_a_load_given_up_stay_held_until_every_rank_has_let_go(wild: W
     wild.release(transfer_id)
     for _ in range(3):
         engine.step()
-    assert engine._state.transfers.num_pinned_blocks == 4
+    assert engine.inspect().transfers.num_pinned_blocks == 4
     executor.second = ConnectorReport(released=(transfer_id,))
     drain(engine)
-    assert engine._state.transfers.num_pinned_blocks == 0
+    assert engine.inspect().transfers.num_pinned_blocks == 0
     assert broken_invariants(engine) == []
