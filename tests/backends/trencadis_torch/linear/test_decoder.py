@@ -39,7 +39,7 @@ def test_sizes_are_the_models():
     one = found.attention[0]
     heads = (config.num_attention_heads, config.num_key_value_heads, config.head_dim)
     assert (one.num_heads, one.num_kv_heads, one.head_dim) == heads
-    assert one.scale == pytest.approx(config.head_dim**-0.5)
+    assert one.options.scale == pytest.approx(config.head_dim**-0.5)
 
 
 @pytest.mark.parametrize("kind", ["gemma3", "phi3", "mixtral", "gpt2"])
