@@ -252,10 +252,10 @@ def blocks_of_a_cancelled_load_are_free_at_once(monkeypatch) -> None:
     give_up = Transfers._give_up
 
     def hasty(self, sequence, blocks, *, now_s):
-        ticket = sequence.ticket
+        transfer_id = sequence.transfer_id
         give_up(self, sequence, blocks, now_s=now_s)
-        del self._held_until_s[ticket]
-        blocks.release(self._held.pop(ticket), now_s=now_s)
+        del self._held_until_s[transfer_id]
+        blocks.release(self._held.pop(transfer_id), now_s=now_s)
 
     monkeypatch.setattr(Transfers, "_give_up", hasty)
 
@@ -265,14 +265,14 @@ def runs_before_its_blocks_are_loaded(monkeypatch) -> None:
 
     def eager(self, sequence, found, **more):
         park(self, sequence, found, **more)
-        self._hasty.append(found.ticket)
+        self._hasty.append(found.transfer_id)
 
     begin = Admission.begin
 
     def unparks(self, *args):
-        for ticket in self._state.transfers._hasty:
-            if ticket in self._state.transfers._parked:
-                self._state.transfers._parked.pop(ticket).end(self._state)
+        for transfer_id in self._state.transfers._hasty:
+            if transfer_id in self._state.transfers._loads:
+                self._state.transfers._loads.pop(transfer_id).end(self._state)
         self._state.transfers._hasty.clear()
         begin(self, *args)
 
