@@ -7,6 +7,7 @@ Norms, gates and rotations are operators as well: what torch.compile makes of th
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any, Final
 
 import torch
@@ -143,7 +144,8 @@ def kernel_attention(query: torch.Tensor, *arguments: Any, options: AttentionOpt
         arguments: New keys, new values, the cache's keys, its values, tables, slots, sequences, window.
         options: Of the layer.
     """
-    attend = functools.partial(_op, "attend") if torch.compiler.is_compiling() else _attend
+    compiling = torch.compiler.is_compiling()
+    attend: Callable[..., torch.Tensor] = functools.partial(_op, "attend") if compiling else _attend
     return attend(query, *arguments, *options.packed(query.shape[-1]))
 
 

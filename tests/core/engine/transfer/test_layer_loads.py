@@ -200,7 +200,7 @@ def test_load_beside_which_a_request_is_aborted_keeps_its_blocks_until_it_is_rel
     for _ in range(3):
         engine.step()
     transfers = engine._state.transfers
-    assert (transfers.num_held_blocks, engine.inspect().blocks.num_used) == (5, 5)
+    assert (transfers.num_pinned_blocks, engine.inspect().blocks.num_used) == (5, 5)
     assert transfers.num_cancelled_loads == 1
     wild.scribble(transfer_id)
     wild.release(transfer_id)
