@@ -20,8 +20,8 @@ from trencadis.records import (
     RequestOutput,
     SamplingParams,
     TokenLogprobs,
+    evolve_unchecked,
 )
-from trencadis.records.request import changed
 from trencadis.text import Tokenizer
 
 __all__ = ["ClientRequest", "best_of", "expand", "ignored_output", "mean_logprob"]
@@ -171,9 +171,9 @@ def expand(request: Request) -> tuple[Request, ...]:
         params, n=1, best_of=None, logprobs=0 if params.logprobs is None and params.is_chosen else params.logprobs
     )
     other = first if first.prompt_logprobs is None else attrs.evolve(first, prompt_logprobs=None)
-    rest = request if request.transfer_params is None else changed(request, transfer_params=None)
+    rest = request if request.transfer_params is None else evolve_unchecked(request, transfer_params=None)
     return tuple(
-        changed(
+        evolve_unchecked(
             rest if index else request,
             request_id=f"{request.request_id}/{index}",
             params=_seeded(other if index else first, index),
@@ -183,7 +183,7 @@ def expand(request: Request) -> tuple[Request, ...]:
 
 
 def _seeded(params: SamplingParams, index: int) -> SamplingParams:
-    return params if params.seed is None else changed(params, seed=(params.seed + index) % _NUM_SEEDS)
+    return params if params.seed is None else evolve_unchecked(params, seed=(params.seed + index) % _NUM_SEEDS)
 
 
 _WITHOUT_SCORE = (*_FAILED, FinishReason.ABORT)

@@ -32,6 +32,7 @@ from trencadis.records.request import (
     FinishReason,
     Request,
     RequestTerms,
+    evolve_unchecked,
     transfer_table,
 )
 from trencadis.records.sampling import (
@@ -116,6 +117,7 @@ __all__ = [
     "check_plain",
     "is_text",
     "parameter_help",
+    "evolve_unchecked",
     "parameters_in",
     "plain_fault",
     "read_only",

@@ -22,7 +22,7 @@ __all__ = [
     "FinishReason",
     "Request",
     "RequestTerms",
-    "changed",
+    "evolve_unchecked",
     "transfer_table",
 ]
 
@@ -174,14 +174,14 @@ class Request(RequestTerms):
         if terms.cache_salt is None:
             given["cache_salt"] = terms.tenant
         token_ids = tuple(prompt_token_ids)
-        return changed(_BLANK, request_id=request_id, prompt_token_ids=token_ids, params=params, **given)
+        return evolve_unchecked(_BLANK, request_id=request_id, prompt_token_ids=token_ids, params=params, **given)
 
 
 _TERMS = tuple(attrs.fields_dict(RequestTerms))
 _BLANK = Request(request_id="", prompt_token_ids=())
 
 
-def changed(record: _T, **changes: Any) -> _T:
+def evolve_unchecked(record: _T, **changes: Any) -> _T:
     """Return a copy of a frozen record with other, valid values. Nothing is checked, so long lists are not looked at again."""
     copied = copy.copy(record)
     for name, value in changes.items():

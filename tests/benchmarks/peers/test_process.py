@@ -14,8 +14,9 @@ from peers.process import DriverError, DriverProcess
 
 BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
 
-
 DRIVER = """
+import os, subprocess, sys, time
+from peers.drivers.protocol import serve, timed
 
 def load(chatter=False):
     if chatter:

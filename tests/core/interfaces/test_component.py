@@ -38,8 +38,8 @@ class Table:
 def test_a_setting_has_its_default_and_tells_its_meaning_unit_and_secrecy():
     limit, names = attrs.fields(Table)
     assert Table().limit == 3
-    assert limit.metadata == {"help": "Most tiles.", "unit": "tiles", "secret": False}
-    assert names.metadata == {"help": "Of tiles.", "unit": "", "secret": True}
+    assert limit.metadata == {"help": "Most tiles.", "unit": "tiles", "secret": False, "formerly": ""}
+    assert names.metadata == {"help": "Of tiles.", "unit": "", "secret": True, "formerly": ""}
 
 
 def test_a_factory_makes_each_default_anew_and_the_default_is_not_used():

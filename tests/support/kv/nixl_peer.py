@@ -1,7 +1,7 @@
 """Another process with a NIXL agent: lends memory and says where, or writes to memory that is lent to it.
 
-python tests/support/kv/nixl_peer.py lend BLOCK_BYTES    prints a target in hex, then for each line read the sum of the first row of piece 0
-python tests/support/kv/nixl_peer.py write BLOCK_BYTES   for each line read, a target in hex: writes ones to piece 0, and prints what became of it
+python -m support.kv.nixl_peer lend BLOCK_BYTES    prints a target in hex, then for each line read the sum of the first row of piece 0
+python -m support.kv.nixl_peer write BLOCK_BYTES   for each line read, a target in hex: writes ones to piece 0, and prints what became of it
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class NixlPeer:
 
     def __init__(self, role: str, block_bytes: int) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, str(Path(__file__)), role, str(block_bytes)],
+            [sys.executable, "-m", "support.kv.nixl_peer", role, str(block_bytes)],
+            cwd=Path(__file__).parents[2],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -10,7 +10,7 @@ from support.eventually import eventually
 from support.kv.engine_pairs import Station, prompt_of
 from trencadis.interfaces import ConnectorPair
 from trencadis.records import FinishedSequence
-from trencadis_testing.kv_watch import HoldIdBooks, watched
+from trencadis_testing.kv_watch import TransferBooks, watched
 
 __all__ = [
     "BLOCK_BYTES",
@@ -41,7 +41,7 @@ class Decoder(Station):
         books: What its connector was told of every transfer id.
     """
 
-    books: HoldIdBooks
+    books: TransferBooks
 
     def __init__(self, *ports: int, **config: Any) -> None:
         def watch(pair: ConnectorPair) -> ConnectorPair:

@@ -15,8 +15,7 @@ from trencadis.clock import Clock
 from trencadis.config.tenants import DEFAULT_TENANT, TenantConfig
 from trencadis.engine.sequences import SequenceTable
 from trencadis.errors import InvalidRequestError
-from trencadis.records import Request
-from trencadis.records.request import changed
+from trencadis.records import Request, evolve_unchecked
 
 __all__ = ["FailureCosts", "Tenants"]
 
@@ -108,7 +107,7 @@ class Tenants:
             return request
         weight = limits.weight if request.weight is None else request.weight
         if not limits.priority:
-            return changed(request, weight=weight)
+            return evolve_unchecked(request, weight=weight)
         return attrs.evolve(request, weight=weight, priority=request.priority + limits.priority)
 
     def key(self, tenant: str) -> str:

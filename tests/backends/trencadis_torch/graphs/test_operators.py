@@ -7,6 +7,7 @@ import torch
 from torch.library import opcheck
 
 from trencadis_torch.attention.native import compiled_kernel
+from trencadis_torch.attention.options import AttentionOptions
 from trencadis_torch.cache.kv_cache import AttentionLayer, PagedKVCache
 from trencadis_torch.graphs import operators as graph_ops
 from trencadis_torch.linear.native import ACTIVATIONS, native
@@ -85,14 +86,13 @@ def test_attention_declares_that_it_writes_to_the_cache(ops):
         torch.tensor([4, 5, 2]),
         torch.tensor([[0], [0], [3], [0]], dtype=torch.int32),
         0,
-        None,
-        None,
-        None,
     )
-    opcheck(ops.attend.default, arguments, test_utils=CHECKS)
-    found = ops.attend(*arguments)
+    options = AttentionOptions()
+    packed = options.packed(8)
+    opcheck(ops.attend.default, (*arguments, *packed), test_utils=CHECKS)
+    found = ops.attend(*arguments, *packed)
     assert torch.equal(keys.flatten(0, 1)[[4, 5, 2]], arguments[1])
-    assert torch.equal(graph_ops.kernel_attention(*arguments), found)
+    assert torch.equal(graph_ops.kernel_attention(*arguments, options=options), found)
 
 
 def test_a_graph_calls_operators_and_eager_code_the_library():

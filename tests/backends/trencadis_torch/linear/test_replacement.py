@@ -55,7 +55,7 @@ def errors_after(model, *, quantised, library):
 @pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize("kind", tiny_models.ARCHITECTURES)
 def test_logits_stay_those_of_transformers(kind, library):
-    assert float(errors_after(tiny_models.make_model(kind), quantised=False, library=library).max()) < 1e-5
+    assert float(errors_after(tiny_models.make_model(kind), quantised=False, library=library).max()) < 3e-5
 
 
 @pytest.mark.representatives(3)
@@ -92,7 +92,7 @@ def test_a_module_that_computes_something_else_under_a_known_name_stays():
     odd.input_layernorm.forward = lambda x: norm(x) + 0.01
     attend = odd.self_attn.forward
     odd.self_attn.forward = lambda **options: attend(**{**options, "hidden_states": options["hidden_states"] * 2})
-    assert errors_after(model, quantised=False, library=True).max() < 1e-5
+    assert errors_after(model, quantised=False, library=True).max() < 3e-5
     assert type(odd.mlp).__name__ == "LlamaMLP"
     assert type(odd.input_layernorm).__name__ == "LlamaRMSNorm"
     assert type(odd.self_attn).__name__ == "LlamaAttention"
@@ -111,7 +111,7 @@ def test_linear_layers_of_another_class_are_left_alone():
     scaled = Scaled(48, 80, bias=False)
     scaled.weight = odd.up_proj.weight
     odd.up_proj = scaled
-    assert errors_after(model, quantised=False, library=True).max() < 1e-5
+    assert errors_after(model, quantised=False, library=True).max() < 3e-5
     assert odd.up_proj is scaled
 
 

@@ -247,7 +247,7 @@ def test_connector_that_gives_no_blocks_back_is_closed_and_serving_goes_on(
     engine.step()
     assert wild.is_closed == [True, True], "both sides"
     assert "is closed; serving goes on without it" in caplog.text
-    assert f"(transfer_ids [{lost}])" in caplog.text
+    assert f"(transfer ids [{lost}])" in caplog.text
     assert engine.inspect().transfers.num_pinned_blocks == 0
     ends_well(engine)
     assert engine.inspect().blocks.num_available == total
