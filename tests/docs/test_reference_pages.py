@@ -111,7 +111,7 @@ def records_in(contract: type) -> set[type]:
         for part in get_args(hint):
             collect(part) if not isinstance(part, list) else [collect(one) for one in part]
 
-    for _, member in inspect.getmembers(contract):
+    for _, member in inspect.getmembers_static(contract):
         function = member.fget if isinstance(member, property) else member
         if inspect.isfunction(function):
             hints = get_type_hints(function, {**names, **function.__globals__}, include_extras=False)
