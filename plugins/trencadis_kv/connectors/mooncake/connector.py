@@ -123,7 +123,7 @@ class IOWorker:
 class BadKeys:
     """Keys that the store claims to have, and whose objects are of no use. Shared by the stores of a connector; from any thread.
 
-    An object that somebody reads cannot always be deleted, one whose holder died stays listed for some seconds, and a put keeps the
+    An object that is being read cannot always be deleted, one whose holder died stays listed for some seconds, and a put keeps the
     old value of a key: such a key counts as absent until it was overwritten.
     """
 
@@ -179,7 +179,7 @@ class MooncakeStore(BlockStore):
         return len(keys)
 
     def get(self, keys: Sequence[str], targets: Sequence[memoryview]) -> Sequence[int]:
-        """Read objects, through memory of our own: a read that comes late writes to nobody else's.
+        """Read objects, through memory of our own: a read that ends late writes to no memory that was given on.
 
         Raises:
             TransferError: ``unreachable``, ``deadline`` or ``cancelled``.

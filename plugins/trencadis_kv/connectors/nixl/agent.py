@@ -29,7 +29,7 @@ _NAP_S: Final = 1e-4
 
 
 class ProgressThread:
-    """Calls a function again and again while somebody needs it. From any thread; the thread starts with the first.
+    """Calls a function repeatedly while it has users, who may come from any thread; its thread starts with the first.
 
     Args:
         progress: The function; must not raise.

@@ -118,7 +118,7 @@ class NixlTransport(Transport):
             agent.close()
 
     def left(self, agent: NixlAgent, *, num_lost: int = 0) -> None:
-        """Called when somebody uses an agent no more.
+        """Called when a user of an agent is done with it.
 
         Args:
             agent: Which.

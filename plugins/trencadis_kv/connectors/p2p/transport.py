@@ -254,7 +254,7 @@ class SharedMemory(Transport):
 
         Args:
             memory: Which.
-            is_quiet: Nobody writes to it any more; else it is never used again.
+            is_quiet: Nothing writes to it any more; else it is never used again.
         """
         with self._lock:
             is_kept = is_quiet and not self._is_closed
