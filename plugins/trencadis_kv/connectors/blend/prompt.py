@@ -2,8 +2,8 @@
 
     hash(i) = sum of token(i + k) × base^k for k < window, modulo 2^31 - 1
 
-The base is drawn at random for each process: no client can make two runs that share a hash. A match of hashes is followed by comparing the
-tokens all the same.
+The base is drawn at random for each process: no client can make two runs that share a hash. When hashes match, the
+tokens are compared as well.
 
 Source: polynomial hashing, Karp and Rabin, 1987; by prefix sums and the inverse of the base, so that it is array arithmetic.
 """
