@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 
 from trencadis.errors import ConfigValueError, ContractError, did_you_mean
 from trencadis.interfaces import LogitsProcessor, Vocabulary
-from trencadis_plugins.sampling.config import PRESETS
 from trencadis_plugins.sampling.cutoffs import EpsilonCutoff, EtaCutoff
 from trencadis_plugins.sampling.dry import Dry
 from trencadis_plugins.sampling.elsewhere import IsolatedProcessor, installed_processors, processor_from
@@ -30,7 +29,7 @@ from trencadis_plugins.sampling.top_p import TopP
 from trencadis_plugins.sampling.typical_p import TypicalP
 from trencadis_plugins.sampling.xtc import Xtc
 
-__all__ = ["build_chain", "standard_chain"]
+__all__ = ["PRESETS", "build_chain", "standard_chain"]
 
 _BUILT_IN: dict[str, type[LogitsProcessor]] = {
     "structured": Structured,
@@ -53,6 +52,23 @@ _BUILT_IN: dict[str, type[LogitsProcessor]] = {
     "xtc": Xtc,
     "mirostat": Mirostat,
 }
+"""Built-in processors, in vLLM's order."""
+
+
+def _reordered(*names: str) -> tuple[str, ...]:
+    """Return the built-in processors, those named in the given order in the places that they have together. Pure."""
+    order = iter(names)
+    return tuple(next(order) if name in names else name for name in _BUILT_IN)
+
+
+PRESETS: dict[str, tuple[str, ...]] = {
+    "vllm": tuple(_BUILT_IN),
+    "hf": _reordered("top_k", "top_p", "min_p"),
+    "llamacpp": _reordered(
+        *("top_n_sigma", "top_k", "typical_p", "top_p", "min_p", "epsilon_cutoff", "eta_cutoff", "xtc", "temperature")
+    ),
+}
+"""Processors in order, by preset; presets are named after the programs whose order of temperature and truncation they have."""
 
 
 def _no_vocabulary() -> Vocabulary:

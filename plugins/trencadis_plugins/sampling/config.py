@@ -6,41 +6,10 @@ import attrs
 
 from trencadis.interfaces import setting
 
-__all__ = ["LOGPROBS", "ORDERS", "PRESETS", "StandardConfig"]
+__all__ = ["LOGPROBS", "ORDERS", "StandardConfig"]
 
-_MASKS = (
-    "structured",
-    "allowed_tokens",
-    "bad_tokens",
-    "bad_words",
-    "no_repeat_ngram",
-    "min_tokens",
-    "logit_bias",
-    "penalties",
-    "dry",
-)
-
-PRESETS: dict[str, tuple[str, ...]] = {
-    "vllm": (
-        *_MASKS,
-        *("temperature", "top_n_sigma", "min_p", "top_k", "top_p"),
-        *("typical_p", "epsilon_cutoff", "eta_cutoff", "xtc", "mirostat"),
-    ),
-    "hf": (
-        *_MASKS,
-        *("temperature", "top_n_sigma", "top_k", "top_p", "min_p"),
-        *("typical_p", "epsilon_cutoff", "eta_cutoff", "xtc", "mirostat"),
-    ),
-    "llamacpp": (
-        *_MASKS,
-        *("top_n_sigma", "top_k", "typical_p", "top_p", "min_p"),
-        *("epsilon_cutoff", "eta_cutoff", "xtc", "temperature", "mirostat"),
-    ),
-}
-"""Processors in order, by preset; presets are named after the programs whose order of temperature and truncation they have."""
-
-ORDERS = tuple(PRESETS)
-"""Names of the presets."""
+ORDERS = ("vllm", "hf", "llamacpp")
+"""Programs whose order of temperature and truncation the chain may have."""
 
 LOGPROBS = ("raw", "processed")
 """Kinds of reported log-probabilities."""

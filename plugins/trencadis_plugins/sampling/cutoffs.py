@@ -23,6 +23,7 @@ class EpsilonCutoff(RowProcessor):
 
     honours = frozenset({"epsilon_cutoff"})
     argmax_invariant = True
+    example = ("epsilon_cutoff", 1e-6)
 
     def allocate(self, *, num_rows: int, vocab_size: int, device: torch.device) -> None:
         """Make room for ``num_rows`` sequences."""
@@ -49,6 +50,7 @@ class EtaCutoff(RowProcessor):
 
     honours = frozenset({"eta_cutoff"})
     argmax_invariant = True
+    example = ("eta_cutoff", 1e-6)
 
     def allocate(self, *, num_rows: int, vocab_size: int, device: torch.device) -> None:
         """Make room for ``num_rows`` sequences."""

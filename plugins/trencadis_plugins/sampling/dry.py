@@ -31,6 +31,7 @@ class Dry(RowProcessor):
     """
 
     honours = frozenset({"dry"})
+    example = ("dry_multiplier", 1e-6)
     needs_history = True
     supports_branches = True
 

@@ -15,6 +15,7 @@ __all__ = ["LogitBias"]
 class LogitBias(RowMask):
     """Adds ``logit_bias``; a masked token stays masked."""
 
+    label = "logit_bias"
     honours = frozenset({"logit_bias"})
 
     def allocate(self, *, num_rows: int, vocab_size: int, device: torch.device) -> None:

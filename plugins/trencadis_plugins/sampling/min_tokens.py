@@ -18,6 +18,7 @@ class MinTokens(RowMask):
     Structured output may be complete before that: where nothing but the end is left, it stays.
     """
 
+    label = "min_tokens"
     honours = frozenset({"min_tokens"})
 
     def allocate(self, *, num_rows: int, vocab_size: int, device: torch.device) -> None:

@@ -33,6 +33,7 @@ class Mirostat(RowProcessor):
     honours = frozenset({"mirostat"})
     argmax_invariant = True
     has_state = True
+    example = ("mirostat_mode", 2)
 
     def allocate(self, *, num_rows: int, vocab_size: int, device: torch.device) -> None:
         """Make room for ``num_rows`` sequences."""

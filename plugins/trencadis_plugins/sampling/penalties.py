@@ -25,6 +25,7 @@ class Penalties(RowProcessor):
     frequency and presence: OpenAI API reference, ``frequency_penalty`` and ``presence_penalty``.
     """
 
+    label = "the penalties"
     honours = frozenset({"penalties"})
     needs_history = True
     supports_branches = True

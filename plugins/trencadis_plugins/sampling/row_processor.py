@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from typing import Any
 
 import attrs
 import numpy as np
@@ -56,8 +57,15 @@ def histories(context: SamplingContext) -> list[Int32Array]:
 
 
 class RowProcessor(LogitsProcessor):
-    """A processor that only some rows ask for; a subclass sees logits of those rows only."""
+    """A processor that only some rows ask for; a subclass sees logits of those rows only.
 
+    Attributes:
+        label: The request's fields with which it may mask every token, for messages; empty: it always leaves a token.
+        example: A parameter and a value that ask for it, for the warm-up; only of processors without a static form.
+    """
+
+    label: str = ""
+    example: tuple[str, Any] | None = None
     _vocab_size = 1 << 62
     """Tokens; before ``allocate`` more than any parameter says, so that :meth:`applies_to` can be asked."""
 

@@ -33,19 +33,6 @@ from trencadis_plugins.sampling.structured import Structured
 __all__ = ["StandardSampler"]
 
 
-_RULING = {
-    "Structured": "structured output",
-    "AllowedTokens": "allowed_token_ids",
-    "BadTokens": "bad_token_ids",
-    "BadWords": "bad_words",
-    "NoRepeatNgram": "no_repeat_ngram_size",
-    "MinTokens": "min_tokens",
-    "LogitBias": "logit_bias",
-    "Penalties": "the penalties",
-}
-"""Request fields of the processors that may mask every token; processors of other packages have labels."""
-
-
 class StandardSampler(Sampler, SupportsPreparation):
     """Applies a chain of logits processors and draws.
 
@@ -308,7 +295,7 @@ class StandardSampler(Sampler, SupportsPreparation):
     def _ruling(self, row: int) -> str:
         """Name what a row asks for that can rule tokens out."""
         asking = [one for one, asks in zip(self._chain, self._asks[row], strict=True) if asks]
-        named = [_RULING.get(type(one).__name__, getattr(one, "label", "")) for one in asking]
+        named = [getattr(one, "label", "") for one in asking]
         return " and ".join([name for name in named if name]) or "the parameters"
 
     def _applied(

@@ -16,7 +16,6 @@ Shapes: L logits rows in a call, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -33,19 +32,6 @@ __all__ = ["NARROW", "StaticChain"]
 NARROW = 64
 """A top-k up to this is found without sorting the vocabulary. Tokens that tie for the last of so many places may be dropped."""
 
-_ON_HOST: dict[str, Any] = {
-    "typical_p": 0.9,
-    "epsilon_cutoff": 1e-6,
-    "eta_cutoff": 1e-6,
-    "top_n_sigma": 3.0,
-    "xtc_probability": 1e-6,
-    "mirostat_mode": 2,
-    "dry_multiplier": 1e-6,
-    "no_repeat_ngram_size": 9,
-    "bad_words_ids": ((0, 0),),
-}
-"""Asks for every built-in processor without a static form."""
-
 
 class StaticChain:
     """Applies the processors of a chain to all rows of a call.
@@ -54,16 +40,21 @@ class StaticChain:
         on_host: Which processors of the whole chain have no static form, bool ``[P]``.
 
     Args:
+        chain: All processors.
         masks: Add numbers that the host knows.
         penalties: Needs the history; after the masks.
         tail: Temperature and truncation, in order.
-        on_host: See there.
     """
 
     def __init__(
-        self, masks: Sequence[RowMask], penalties: Penalties, tail: Sequence[RowProcessor], on_host: np.ndarray
+        self,
+        chain: Sequence[LogitsProcessor],
+        masks: Sequence[RowMask],
+        penalties: Penalties,
+        tail: Sequence[RowProcessor],
     ) -> None:
-        self.on_host = on_host
+        self._on_host = [one for one in chain if one not in (*masks, penalties, *tail)]
+        self.on_host = np.array([one in self._on_host for one in chain], np.bool_)
         self._masks = tuple(masks)
         self._penalties = penalties
         self._tail = tuple(tail)
@@ -80,12 +71,13 @@ class StaticChain:
             return None
         if not any(isinstance(one, TopK | TopP) for one in tail):
             return None
-        return cls(masks, penalties[0], tail, np.array([one not in static for one in chain], np.bool_))
+        return cls(chain, masks, penalties[0], tail)
 
     def paths(self) -> tuple[SamplingParams, ...]:
         """Return parameters that take each path, those with log-probabilities last. Pure."""
         tails = ({"temperature": 0.0}, {"temperature": 0.7}, {"temperature": 0.7, "top_k": 8}, {"top_p": 0.9})
         heads: tuple[dict[str, float], ...] = ({}, {"presence_penalty": 0.5})
+        of_host = dict(one.example for one in self._on_host if isinstance(one, RowProcessor) and one.example)
         paths: list[SamplingParams] = []
         for logprobs in (None, 1):
             paths += [
@@ -93,8 +85,8 @@ class StaticChain:
                 for head in heads
                 for tail in tails
             ]
-            if self.on_host.any():
-                paths.append(SamplingParams(**_ON_HOST, logprobs=logprobs))
+            if of_host:
+                paths.append(SamplingParams(**of_host, logprobs=logprobs))
         return tuple(paths)
 
     def apply(self, logits: torch.Tensor, context: SamplingContext, *, draws: np.ndarray) -> torch.Tensor:

@@ -60,6 +60,7 @@ class Structured(RowProcessor, SupportsPreparation):
     """
 
     needs_history = True
+    label = "structured output"
     has_state = True
     rebuilds_state = True
 

@@ -15,6 +15,7 @@ __all__ = ["AllowedTokens", "BadTokens"]
 class AllowedTokens(RowMask):
     """Masks every token but ``allowed_token_ids``."""
 
+    label = "allowed_token_ids"
     honours = frozenset({"allowed_token_ids"})
 
     def allocate(self, *, num_rows: int, vocab_size: int, device: torch.device) -> None:
@@ -48,6 +49,7 @@ class AllowedTokens(RowMask):
 class BadTokens(RowMask):
     """Masks ``bad_token_ids``."""
 
+    label = "bad_token_ids"
     honours = frozenset({"bad_token_ids"})
 
     def allocate(self, *, num_rows: int, vocab_size: int, device: torch.device) -> None:

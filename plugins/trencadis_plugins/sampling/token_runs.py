@@ -21,7 +21,9 @@ class NoRepeatNgram(RowProcessor):
     transformers.
     """
 
+    label = "no_repeat_ngram_size"
     honours = frozenset({"no_repeat_ngram_size"})
+    example = ("no_repeat_ngram_size", 9)
     needs_history = True
     supports_branches = True
 
@@ -61,7 +63,9 @@ class BadWords(RowProcessor):
     Source: transformers, ``NoBadWordsLogitsProcessor``.
     """
 
+    label = "bad_words"
     honours = frozenset({"bad_words_ids"})
+    example = ("bad_words_ids", ((0, 0),))
     needs_history = True
     supports_branches = True
 

@@ -23,6 +23,7 @@ class TopNSigma(RowProcessor):
 
     honours = frozenset({"top_n_sigma"})
     argmax_invariant = True
+    example = ("top_n_sigma", 3.0)
 
     def allocate(self, *, num_rows: int, vocab_size: int, device: torch.device) -> None:
         """Make room for ``num_rows`` sequences."""

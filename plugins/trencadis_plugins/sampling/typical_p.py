@@ -27,6 +27,7 @@ class TypicalP(RowProcessor):
     """
 
     honours = frozenset({"typical_p"})
+    example = ("typical_p", 0.9)
 
     def allocate(self, *, num_rows: int, vocab_size: int, device: torch.device) -> None:
         """Make room for ``num_rows`` sequences."""

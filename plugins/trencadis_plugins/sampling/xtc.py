@@ -24,6 +24,7 @@ class Xtc(RowProcessor):
     """
 
     honours = frozenset({"xtc_probability"})
+    example = ("xtc_probability", 1e-6)
 
     def allocate(self, *, num_rows: int, vocab_size: int, device: torch.device) -> None:
         """Make room for ``num_rows`` sequences."""

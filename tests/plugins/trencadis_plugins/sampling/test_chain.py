@@ -7,8 +7,8 @@ import torch
 from trencadis.errors import ConfigValueError
 from trencadis.interfaces import LogitsProcessor
 from trencadis.records import SamplingParams
-from trencadis_plugins.sampling.chain import build_chain, standard_chain
-from trencadis_plugins.sampling.config import ORDERS, PRESETS
+from trencadis_plugins.sampling.chain import PRESETS, build_chain, standard_chain
+from trencadis_plugins.sampling.config import ORDERS
 
 _BOUNDARY = 1e-7
 """Float32 weights move a cumulative mass by less; nearer cases are left out, and counted."""
@@ -157,6 +157,7 @@ def test_a_list_is_the_chain_and_each_call_makes_it_anew():
 
 def test_every_preset_has_every_processor_once():
     assert len({frozenset(PRESETS[order]) for order in ORDERS}) == 1
+    assert tuple(PRESETS) == ORDERS
     assert all(len(set(names)) == len(names) == 19 for names in PRESETS.values())
 
 

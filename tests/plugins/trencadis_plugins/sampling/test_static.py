@@ -14,6 +14,7 @@ from trencadis_plugins.sampling.config import ORDERS
 from trencadis_plugins.sampling.greedy import GreedySampler
 from trencadis_plugins.sampling.standard import StandardSampler
 from trencadis_plugins.sampling.static import NARROW, StaticChain
+from trencadis_plugins.sampling.structured import Structured
 from trencadis_plugins.sampling.top_p import TopP
 from trencadis_testing.sampling import SamplingConformance
 
@@ -195,3 +196,13 @@ def test_narrow_top_k_looks_at_few_tokens_and_a_wide_one_at_all(start, context_o
     assert widths["narrow"] == 0
     assert widths["wide"] >= 1
     assert widths["top_p"] >= 1
+
+
+def test_the_host_path_is_warmed_up_with_every_built_in_processor_that_has_no_static_form(start):
+    chain = standard_chain("vllm")
+    static = StaticChain.of(chain)
+    path = start(0, [1], **attrs.asdict(static.paths()[-1], recurse=False))
+    asked = [one.applies_to(path) for one, on_host in zip(chain, static.on_host, strict=True) if on_host]
+    assert asked == [
+        not isinstance(one, Structured) for one, on_host in zip(chain, static.on_host, strict=True) if on_host
+    ]
