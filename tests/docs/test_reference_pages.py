@@ -87,7 +87,12 @@ def test_docstrings_become_markdown() -> None:
 def test_python_page_has_parameters_with_their_defaults_and_methods_with_their_arguments() -> None:
     page = PAGES["python.md"]()
     assert "| `max_tokens` | `16` | " in page
-    assert "### `generate(prompts, sampling_params=None, *, priorities=None" in page
+    assert (
+        "### `generate(prompts, sampling_params=None, *, on_refusal='ignore', use_progress=None, priorities=None"
+        in page
+    )
+    assert "tpot_target_s=inf, adapter='', transfer_params=None)`" in page
+    assert "| `ttft_targets_s` | Seconds within which" in page
     assert "| `PluginError` | A component cannot be chosen, built or combined with the others. |" in page
     assert "Example::" not in page
     assert ":meth:" not in page

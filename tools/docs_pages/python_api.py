@@ -13,6 +13,8 @@ import attrs
 
 import trencadis
 from docs_pages.markdown import code_spans, heading_note, table
+from trencadis import records
+from trencadis.records import RequestTerms
 
 __all__ = ["python_page", "told"]
 
@@ -72,11 +74,23 @@ def _parameters(function: Any) -> str:
     """Return the parameters as a call would name them, without types and without ``self``. Pure."""
     shown = []
     for parameter in list(inspect.signature(function).parameters.values())[1:]:
-        if parameter.kind is parameter.KEYWORD_ONLY and "*" not in shown:
+        if parameter.kind in (parameter.KEYWORD_ONLY, parameter.VAR_KEYWORD) and "*" not in shown:
             shown.append("*")
+        if parameter.kind is parameter.VAR_KEYWORD:
+            shown += [f"{name}={default!r}" for name, default, _ in _unpacked(parameter)]
+            continue
         default = "" if parameter.default is parameter.empty else f"={parameter.default!r}"
         shown.append(f"{parameter.name}{default}")
     return ", ".join(shown)
+
+
+def _unpacked(parameter: inspect.Parameter) -> Iterator[tuple[str, Any, str]]:
+    """Yield name, default and meaning of each keyword argument that ``Unpack[TermKeywords]`` or ``Unpack[ListedTerms]`` stands for. Pure."""
+    keywords = getattr(records, parameter.annotation.removeprefix("Unpack[").removesuffix("]"))
+    (attributes,) = (body for title, body in _SECTION.findall(inspect.getdoc(RequestTerms)) if title == "Attributes")
+    meanings = dict(_ENTRY.findall(textwrap.dedent(attributes)))
+    for name, field in zip(keywords.__annotations__, attrs.fields(RequestTerms), strict=True):
+        yield name, field.default if name == field.name else None, meanings[field.name]
 
 
 def told(documented: Any) -> Iterator[str]:
@@ -87,11 +101,25 @@ def told(documented: Any) -> Iterator[str]:
             yield code_spans(part)
     for title, body in _SECTION.findall(text):
         entries = _ENTRY.findall(textwrap.dedent(body))
+        if entries and title == "Args" and inspect.isfunction(documented):
+            entries = list(_with_keywords(documented, entries))
         if entries:
             defaults = _defaults(documented) if title == "Attributes" else {}
             yield _entries(title, entries, defaults)
         elif body.strip():
             yield f"**{title}:** {code_spans(body)}"
+
+
+def _with_keywords(function: Any, entries: list[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    """Yield the entries of arguments; that of ``**terms`` is followed by one for each keyword argument. Pure."""
+    parameters = inspect.signature(function).parameters
+    for name, meaning in entries:
+        if parameters[name].kind is not inspect.Parameter.VAR_KEYWORD:
+            yield name, meaning
+            continue
+        yield f"**{name}", meaning
+        if not meaning.startswith("See "):
+            yield from ((keyword, text) for keyword, _, text in _unpacked(parameters[name]))
 
 
 def _defaults(documented: Any) -> dict[str, str]:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import math
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import attrs
 
@@ -28,6 +27,7 @@ from trencadis.records import (
     RequestOutput,
     RequestTerms,
     SamplingParams,
+    TermKeywords,
 )
 from trencadis.registry import Registry
 from trencadis.text import Message, Tokenizer, encode_chat
@@ -118,15 +118,8 @@ class AsyncLLM(EngineControl):
         *,
         request_id: str | None = None,
         terms: RequestTerms | None = None,
-        priority: int = 0,
-        tenant: str = "",
-        cache_salt: str | None = None,
-        weight: float | None = None,
-        ttft_target_s: float = math.inf,
-        tpot_target_s: float = math.inf,
-        adapter: str = "",
-        transfer_params: Mapping[str, Any] | None = None,
         streams: bool = True,
+        **named: Unpack[TermKeywords],
     ) -> AsyncIterator[RequestOutput]:
         """Continue a prompt and yield its output when it has grown; the last one is ``finished``.
 
@@ -138,31 +131,15 @@ class AsyncLLM(EngineControl):
             sampling_params: The defaults of ``SamplingParams`` if None.
             request_id: Unique among live requests; numbered if None.
             terms: Scheduling parameters as one value, instead of those by name; None: those by name.
-            priority: Smaller is more urgent, for policies that look at it.
-            tenant: Who asks; policies may share fairly between them.
-            cache_salt: Prefix-cache blocks are shared only between requests of equal salt; None: the tenant.
-            weight: Share of the tenant, above 0, for policies that share fairly; None: as configured.
-            ttft_target_s: Seconds within which the first token is wanted, for policies that look at it; infinity: none.
-            tpot_target_s: Seconds from token to token that are wanted at most; infinity: none.
-            adapter: Name of a LoRA adapter; empty for the model itself.
-            transfer_params: What the KV connector is to know; None: nothing.
             streams: False: only the finished output is wanted.
+            named: Scheduling parameters by name.
 
         Raises:
             RequestError: The prompt cannot be served, or ``terms`` come with scheduling parameters by name; no other request suffers.
             EngineEndedError: The engine was closed, died or hung.
         """
-        named = RequestTerms(
-            priority=priority,
-            tenant=tenant,
-            cache_salt=cache_salt,
-            weight=weight,
-            ttft_target_s=ttft_target_s,
-            tpot_target_s=tpot_target_s,
-            adapter=adapter,
-            transfer_params=transfer_params,
-        )
-        if terms is not None and named != DEFAULT_TERMS:
+        own = RequestTerms(**named)
+        if terms is not None and own != DEFAULT_TERMS:
             raise InvalidRequestError(
                 "terms and scheduling parameters by name were both given.", hint="Give one of them."
             )
@@ -172,7 +149,7 @@ class AsyncLLM(EngineControl):
             prompt=prompt,
             params=sampling_params or SamplingParams(),
             request_id=request_id,
-            terms=named if terms is None else terms,
+            terms=own if terms is None else terms,
             streams=streams,
             stream=stream,
         )
@@ -197,15 +174,8 @@ class AsyncLLM(EngineControl):
         *,
         template_arguments: Mapping[str, Any] | None = None,
         request_id: str | None = None,
-        priority: int = 0,
-        tenant: str = "",
-        cache_salt: str | None = None,
-        weight: float | None = None,
-        ttft_target_s: float = math.inf,
-        tpot_target_s: float = math.inf,
-        adapter: str = "",
-        transfer_params: Mapping[str, Any] | None = None,
         streams: bool = True,
+        **named: Unpack[TermKeywords],
     ) -> AsyncIterator[RequestOutput]:
         """Answer a conversation; yields as :meth:`generate` does.
 
@@ -214,15 +184,8 @@ class AsyncLLM(EngineControl):
             sampling_params: See :meth:`generate`.
             template_arguments: More names for the model's chat template.
             request_id: See :meth:`generate`.
-            priority: See :meth:`generate`.
-            tenant: See :meth:`generate`.
-            cache_salt: See :meth:`generate`.
-            weight: See :meth:`generate`.
-            ttft_target_s: See :meth:`generate`.
-            tpot_target_s: See :meth:`generate`.
-            adapter: See :meth:`generate`.
-            transfer_params: See :meth:`generate`.
             streams: See :meth:`generate`.
+            named: See :meth:`generate`.
 
         Raises:
             InvalidRequestError: The model has no chat template, or it refuses the messages.
@@ -232,15 +195,8 @@ class AsyncLLM(EngineControl):
             prompt,
             sampling_params,
             request_id=request_id,
-            priority=priority,
-            tenant=tenant,
-            cache_salt=cache_salt,
-            weight=weight,
-            ttft_target_s=ttft_target_s,
-            tpot_target_s=tpot_target_s,
-            adapter=adapter,
-            transfer_params=transfer_params,
             streams=streams,
+            **named,
         )
 
     async def beam_search(

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from types import EllipsisType, TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 from trencadis.client.beam_request import BeamRounds
 from trencadis.client.client_request import ClientRequest, ignored_output
@@ -33,10 +32,12 @@ from trencadis.records import (
     BeamSearchParams,
     Embedding,
     FinishReason,
+    ListedTerms,
     ModelFacts,
     RequestOutput,
     RequestTerms,
     SamplingParams,
+    TermKeywords,
 )
 from trencadis.registry import Registry
 from trencadis.registry.switching import change_table
@@ -112,16 +113,9 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        priorities: int | Sequence[int] | None = None,
-        tenants: str | Sequence[str] | None = None,
-        cache_salts: str | Sequence[str] | None = None,
-        weights: float | Sequence[float] | None = None,
-        ttft_targets_s: float | Sequence[float] | None = None,
-        tpot_targets_s: float | Sequence[float] | None = None,
-        adapters: str | Sequence[str] | None = None,
-        transfer_params: Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None = None,
         on_refusal: OnRefusal = "ignore",
         use_progress: bool | None = None,
+        **terms: Unpack[ListedTerms],
     ) -> list[RequestOutput]:
         """Continue prompts and return when all are done.
 
@@ -131,17 +125,10 @@ class LLM:
         Args:
             prompts: Text or token ids, or a list of these.
             sampling_params: For all, or one for each prompt; the defaults of ``SamplingParams`` if None.
-            priorities: For all, or one for each; smaller is more urgent, for policies that look at it.
-            tenants: For all, or one for each; policies may share fairly between them.
-            cache_salts: For all, or one for each: prefix-cache blocks are shared only where they are equal; None: the tenant.
-            weights: For all, or one for each, above 0: shares for policies that share fairly; None: as configured.
-            ttft_targets_s: For all, or one for each: seconds within which the first token is wanted; None: no target.
-            tpot_targets_s: For all, or one for each: seconds from token to token that are wanted at most; None: no target.
-            adapters: For all, or one for each: names of LoRA adapters; empty for the model itself.
-            transfer_params: For all, or one for each: what the KV connector is to know; None: nothing.
             on_refusal: What becomes of a list of which a prompt is refused: ``"ignore"`` that one, or ``"raise"`` and run none.
                 A single prompt raises in any case.
             use_progress: Draw a progress bar; None: on a terminal.
+            terms: Scheduling parameters by name: one value for all, or a list with one for each; None is the default.
 
         Returns:
             One output for each prompt, in order.
@@ -155,21 +142,11 @@ class LLM:
         check_on_refusal(on_refusal)
         listed = as_list(prompts)
         params = per_prompt(sampling_params, len(listed), name="sampling_params", default=_DEFAULT_PARAMS)
-        terms = terms_per_prompt(
-            len(listed),
-            priority=priorities,
-            tenant=tenants,
-            cache_salt=cache_salts,
-            weight=weights,
-            ttft_target_s=ttft_targets_s,
-            tpot_target_s=tpot_targets_s,
-            adapter=adapters,
-            transfer_params=transfer_params,
-        )
+        listed_terms = terms_per_prompt(len(listed), terms)
         single = is_single(prompts)
         ignores = on_refusal == "ignore" and not single
         requests: list[ClientRequest | RequestOutput] = []
-        for index, (prompt, one_params, one_terms) in enumerate(zip(listed, params, terms, strict=True)):
+        for index, (prompt, one_params, one_terms) in enumerate(zip(listed, params, listed_terms, strict=True)):
             try:
                 requests.append(self._submit(prompt, one_params, one_terms))
             except RequestError as error:
@@ -221,15 +198,7 @@ class LLM:
         self,
         prompt: Prompt,
         sampling_params: SamplingParams | None = None,
-        *,
-        priority: int = 0,
-        tenant: str = "",
-        cache_salt: str | None = None,
-        weight: float | None = None,
-        ttft_target_s: float = math.inf,
-        tpot_target_s: float = math.inf,
-        adapter: str = "",
-        transfer_params: Mapping[str, Any] | None = None,
+        **terms: Unpack[TermKeywords],
     ) -> Iterator[RequestOutput]:
         """Continue one prompt and yield its output each time it has grown; the last one is ``finished``.
 
@@ -238,29 +207,12 @@ class LLM:
         Args:
             prompt: Text or token ids.
             sampling_params: The defaults of ``SamplingParams`` if None.
-            priority: Smaller is more urgent, for policies that look at it.
-            tenant: Who asks.
-            cache_salt: Prefix-cache blocks are shared only between requests of equal salt; None: the tenant.
-            weight: Share of the tenant, above 0, for policies that share fairly; None: as configured.
-            ttft_target_s: Seconds within which the first token is wanted; infinity: no target.
-            tpot_target_s: Seconds from token to token that are wanted at most; infinity: no target.
-            adapter: Name of a LoRA adapter; empty for the model itself.
-            transfer_params: What the KV connector is to know; None: nothing.
+            terms: Scheduling parameters by name.
 
         Raises:
             RequestError: The prompt cannot be served.
         """
-        terms = RequestTerms(
-            priority=priority,
-            tenant=tenant,
-            cache_salt=cache_salt,
-            weight=weight,
-            ttft_target_s=ttft_target_s,
-            tpot_target_s=tpot_target_s,
-            adapter=adapter,
-            transfer_params=transfer_params,
-        )
-        client = self._submit(prompt, sampling_params or _DEFAULT_PARAMS, terms, streams=True)
+        client = self._submit(prompt, sampling_params or _DEFAULT_PARAMS, RequestTerms(**terms), streams=True)
         return ClientStream(client, step=self._step, abort=self._frontend.abort, abandoned=self._abandoned)
 
     def stream_chat(

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias, TypeVar
 
+import attrs
+
 from trencadis.errors import InvalidRequestError, RequestError
 from trencadis.faults import shown
-from trencadis.records import DEFAULT_TERMS, RequestTerms
+from trencadis.records import DEFAULT_TERMS, ListedTerms, RequestTerms
 
 __all__ = [
     "OnRefusal",
@@ -106,36 +108,29 @@ def _is_sequence(value: Any) -> bool:
     return hasattr(value, "__len__") and hasattr(value, "__getitem__") and not isinstance(value, str | bytes | dict)
 
 
-_LIST_OF = {
-    "priority": "priorities",
-    "tenant": "tenants",
-    "cache_salt": "cache_salts",
-    "weight": "weights",
-    "ttft_target_s": "ttft_targets_s",
-    "tpot_target_s": "tpot_targets_s",
-    "adapter": "adapters",
-    "transfer_params": "transfer_params",
-}
-"""Argument of ``LLM.generate`` for each field of ``RequestTerms``."""
+_FIELDS = {field.metadata["listed"]: field for field in attrs.fields(RequestTerms)}
+"""Fields of ``RequestTerms``, by their names in ``ListedTerms``."""
 
 
-def terms_per_prompt(num_prompts: int, **given: Any) -> list[RequestTerms]:
+def terms_per_prompt(num_prompts: int, listed: ListedTerms) -> list[RequestTerms]:
     """Return the scheduling parameters of each prompt. Pure.
 
     Args:
         num_prompts: How many there are.
-        given: By field of ``RequestTerms``: one value for all, a list or tuple with one for each, or None for the default.
+        listed: Lists and tuples have one value for each; None is the default.
 
     Raises:
-        InvalidRequestError: A list of another length; the message has the name that ``LLM.generate`` gives it. Or an impossible
-            value; the message has the index of the prompt if there are several.
+        TypeError: There is no such parameter.
+        InvalidRequestError: A list of another length. Or an impossible value; the message has the index of the prompt if there are several.
     """
-    if not [value for value in given.values() if value is not None]:
+    if not listed:
         return [DEFAULT_TERMS] * num_prompts
-    columns = {
-        name: per_prompt(value, num_prompts, name=_LIST_OF[name], default=getattr(DEFAULT_TERMS, name))
-        for name, value in given.items()
-    }
+    columns: dict[str, list[Any]] = {}
+    for name, value in listed.items():
+        if name not in _FIELDS:
+            raise TypeError(f"generate() got an unexpected keyword argument {name!r}")
+        field = _FIELDS[name]
+        columns[field.name] = per_prompt(value, num_prompts, name=name, default=field.default)
     terms = []
     for index in range(num_prompts):
         try:

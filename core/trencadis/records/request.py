@@ -6,8 +6,8 @@ import copy
 import enum
 import json
 import math
-from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypedDict, TypeVar
 
 import attrs
 
@@ -20,8 +20,10 @@ __all__ = [
     "DEFAULT_TERMS",
     "MAX_TRANSFER_BYTES",
     "FinishReason",
+    "ListedTerms",
     "Request",
     "RequestTerms",
+    "TermKeywords",
     "evolve_unchecked",
     "transfer_table",
 ]
@@ -109,6 +111,11 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+def _listed(name: str) -> dict[str, str]:
+    """Return the metadata of a field: its name in :class:`ListedTerms`. Pure."""
+    return {"listed": name}
+
+
 @attrs.frozen(kw_only=True)
 class RequestTerms:
     """Under which terms a request runs: who asks, how soon, and with what; checked when it is made.
@@ -128,16 +135,49 @@ class RequestTerms:
         InvalidRequestError: A value of another type, or out of range.
     """
 
-    priority: int = attrs.field(default=0, validator=_whole)
-    tenant: str = attrs.field(default="", validator=_text)
-    cache_salt: str | None = attrs.field(default=None, validator=attrs.validators.optional(_text))
-    weight: float | None = attrs.field(default=None, validator=_weight)
-    ttft_target_s: float = attrs.field(default=math.inf, validator=_target)
-    tpot_target_s: float = attrs.field(default=math.inf, validator=_target)
-    adapter: str = attrs.field(default="", validator=_text)
-    transfer_params: Mapping[str, Any] | None = attrs.field(
-        default=None, converter=transfer_table, hash=False, repr=False, kw_only=True
+    priority: int = attrs.field(default=0, validator=_whole, metadata=_listed("priorities"))
+    tenant: str = attrs.field(default="", validator=_text, metadata=_listed("tenants"))
+    cache_salt: str | None = attrs.field(
+        default=None, validator=attrs.validators.optional(_text), metadata=_listed("cache_salts")
     )
+    weight: float | None = attrs.field(default=None, validator=_weight, metadata=_listed("weights"))
+    ttft_target_s: float = attrs.field(default=math.inf, validator=_target, metadata=_listed("ttft_targets_s"))
+    tpot_target_s: float = attrs.field(default=math.inf, validator=_target, metadata=_listed("tpot_targets_s"))
+    adapter: str = attrs.field(default="", validator=_text, metadata=_listed("adapters"))
+    transfer_params: Mapping[str, Any] | None = attrs.field(
+        default=None,
+        converter=transfer_table,
+        hash=False,
+        repr=False,
+        kw_only=True,
+        metadata=_listed("transfer_params"),
+    )
+
+
+class TermKeywords(TypedDict, total=False):
+    """Fields of :class:`RequestTerms` as keyword arguments."""
+
+    priority: int
+    tenant: str
+    cache_salt: str | None
+    weight: float | None
+    ttft_target_s: float
+    tpot_target_s: float
+    adapter: str
+    transfer_params: Mapping[str, Any] | None
+
+
+class ListedTerms(TypedDict, total=False):
+    """The same for several prompts: one value for all, or one for each; None is the default."""
+
+    priorities: int | Sequence[int] | None
+    tenants: str | Sequence[str] | None
+    cache_salts: str | Sequence[str] | None
+    weights: float | Sequence[float] | None
+    ttft_targets_s: float | Sequence[float] | None
+    tpot_targets_s: float | Sequence[float] | None
+    adapters: str | Sequence[str] | None
+    transfer_params: Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None
 
 
 DEFAULT_TERMS = RequestTerms()

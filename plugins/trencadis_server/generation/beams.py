@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from trencadis.records import BeamSearchParams, SamplingParams
+import attrs
+
+from trencadis.records import BeamSearchParams, RequestTerms, SamplingParams
 from trencadis_server.errors import ApiError
 
 if TYPE_CHECKING:
@@ -21,7 +23,8 @@ _HONOURED = frozenset(
         *("max_tokens", "max_completion_tokens", "stop_token_ids", "ignore_eos", "include_stop_str_in_output"),
         *("skip_special_tokens", "return_token_ids", "logprobs", "top_logprobs", "echo", "truncate_prompt_tokens"),
         *("add_special_tokens", "add_generation_prompt", "continue_final_message", "chat_template_kwargs"),
-        *("priority", "weight", "ttft_target_ms", "tpot_target_ms", "cache_salt"),
+        *attrs.fields_dict(RequestTerms),
+        *("ttft_target_ms", "tpot_target_ms"),
         # Nothing is drawn, so there is nothing for them to change; nor is there one prefix to hand over.
         *("seed", "temperature", "kv_transfer_params"),
     }

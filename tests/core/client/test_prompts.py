@@ -60,7 +60,14 @@ def test_a_single_value_is_for_all_prompts_and_a_list_for_each() -> None:
 
 def test_one_value_is_for_all_a_list_for_each_and_none_is_the_default() -> None:
     given = terms_per_prompt(
-        2, priority=[3, 1], tenant="acme", weight=None, ttft_target_s=(0.5, 1.0), tpot_target_s=None
+        2,
+        {
+            "priorities": [3, 1],
+            "tenants": "acme",
+            "weights": None,
+            "ttft_targets_s": (0.5, 1.0),
+            "tpot_targets_s": None,
+        },
     )
     assert given == [
         RequestTerms(priority=3, tenant="acme", ttft_target_s=0.5),
@@ -70,4 +77,9 @@ def test_one_value_is_for_all_a_list_for_each_and_none_is_the_default() -> None:
 
 def test_a_list_of_another_length_is_refused_by_the_name_its_user_knows() -> None:
     with pytest.raises(InvalidRequestError, match=r"priorities has 1 entries for 2 prompts"):
-        terms_per_prompt(2, priority=[3])
+        terms_per_prompt(2, {"priorities": [3]})
+
+
+def test_an_unknown_parameter_is_refused_as_any_function_refuses_it() -> None:
+    with pytest.raises(TypeError, match=r"generate\(\) got an unexpected keyword argument 'priority'"):
+        terms_per_prompt(2, {"priority": 3})  # type: ignore[typeddict-unknown-key]

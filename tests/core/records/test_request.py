@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import math
+from typing import get_type_hints
 
 import attrs
 import pytest
 
 from trencadis.errors import InvalidRequestError
-from trencadis.records import Request, RequestTerms, SamplingParams
+from trencadis.records import ListedTerms, Request, RequestTerms, SamplingParams, TermKeywords
 
 
 def test_a_request_asks_for_nothing_special_by_itself() -> None:
@@ -83,3 +84,9 @@ def _nested(depth: int) -> object:
 def test_transfer_parameters_that_no_message_can_carry_are_refused(given: object) -> None:
     with pytest.raises(InvalidRequestError, match="transfer_params"):
         RequestTerms(transfer_params=given)
+
+
+def test_keyword_arguments_are_the_fields_with_their_types() -> None:
+    fields, hints = attrs.fields(RequestTerms), get_type_hints(RequestTerms)
+    assert get_type_hints(TermKeywords) == {field.name: hints[field.name] for field in fields}
+    assert list(get_type_hints(ListedTerms)) == [field.metadata["listed"] for field in fields]
