@@ -16,6 +16,7 @@ from trencadis_server.generation.generation import Generation, transfer_fields, 
 from trencadis_server.generation.logprobs import chat_logprobs, prompt_logprobs
 from trencadis_server.generation.progress import Progress, finish_name
 from trencadis_server.generation.sse import ChunkEncoder
+from trencadis_server.protocol.chat import ChatRequest
 from trencadis_server.protocol.chat_answers import (
     AssistantMessage,
     ChatChoice,
@@ -38,9 +39,7 @@ class ChatWriter:
         model: The name the client asked for.
         fingerprint: Of the system.
         tokenizer: Of the model.
-        has_logprobs: The client wants log-probabilities.
-        has_token_ids: The client wants token ids.
-        has_prompt_logprobs: The client wants log-probabilities of the prompt.
+        body: The request, whose fields say what the answer has.
     """
 
     answer_id: str
@@ -48,9 +47,7 @@ class ChatWriter:
     model: str
     fingerprint: str
     tokenizer: Tokenizer
-    has_logprobs: bool = False
-    has_token_ids: bool = False
-    has_prompt_logprobs: bool = False
+    body: ChatRequest
 
     def whole(self, output: RequestOutput) -> ChatCompletion:
         """Return the answer in one piece. Pure."""
@@ -62,9 +59,9 @@ class ChatWriter:
             choices=[self._choice(one) for one in output.outputs],
             usage=usage_of([output]),
             prompt_logprobs=prompt_logprobs(output.prompt_logprobs or (), self.tokenizer)
-            if self.has_prompt_logprobs
+            if self.body.prompt_logprobs is not None
             else UNSET,
-            prompt_token_ids=list(output.prompt_token_ids) if self.has_token_ids else UNSET,
+            prompt_token_ids=list(output.prompt_token_ids) if self.body.return_token_ids else UNSET,
             **transfer_fields(output),
         )
 
@@ -84,7 +81,10 @@ class ChatWriter:
         encoder: ChunkEncoder[ChunkChoice] = ChunkEncoder(
             self._chunk, includes_usage=includes_usage, is_continuous=is_continuous
         )
-        sent = [Progress(has_token_ids=self.has_logprobs or self.has_token_ids) for _ in range(generation.params.n)]
+        sent = [
+            Progress(has_token_ids=bool(self.body.logprobs or self.body.return_token_ids))
+            for _ in range(generation.params.n)
+        ]
         is_open = False
         async with aclosing(generation.outputs(streams=True)) as outputs:
             async for _, output in outputs:
@@ -102,7 +102,7 @@ class ChatWriter:
     def _opening(self, output: RequestOutput, encoder: ChunkEncoder[ChunkChoice]) -> list[bytes]:
         """Return the first event of each choice, which has the role and no text."""
         usage = functools.partial(usage_of, [output])
-        prompt = {"prompt_token_ids": list(output.prompt_token_ids)} if self.has_token_ids else {}
+        prompt = {"prompt_token_ids": list(output.prompt_token_ids)} if self.body.return_token_ids else {}
         choices = [ChunkChoice(index=one.index, delta=Delta(role="assistant", content="")) for one in output.outputs]
         return [
             encoder.chunk(choices[0], usage, **prompt),
@@ -119,8 +119,8 @@ class ChatWriter:
                 yield ChunkChoice(
                     index=one.index,
                     delta=Delta(content=text),
-                    logprobs=chat_logprobs(entries, self.tokenizer) if self.has_logprobs else None,
-                    token_ids=list(token_ids) if self.has_token_ids else UNSET,
+                    logprobs=chat_logprobs(entries, self.tokenizer) if self.body.logprobs else None,
+                    token_ids=list(token_ids) if self.body.return_token_ids else UNSET,
                 )
             if one.finish_reason is not None:
                 progress.is_finished = True
@@ -135,10 +135,10 @@ class ChatWriter:
         return ChatChoice(
             index=one.index,
             message=AssistantMessage(content=one.text),
-            logprobs=chat_logprobs(one.logprobs or (), self.tokenizer) if self.has_logprobs else None,
+            logprobs=chat_logprobs(one.logprobs or (), self.tokenizer) if self.body.logprobs else None,
             finish_reason=finish_name(one),
             stop_reason=one.stop_reason,
-            token_ids=list(one.token_ids) if self.has_token_ids else UNSET,
+            token_ids=list(one.token_ids) if self.body.return_token_ids else UNSET,
         )
 
     def _chunk(self, choices: list[ChunkChoice], usage: Any) -> ChatChunk:

@@ -11,6 +11,7 @@ from trencadis_server.generation.logprobs import CompletionLogprobsWriter, joine
 from trencadis_server.generation.progress import Progress, finish_name
 from trencadis_server.protocol.answers import PromptLogprob
 from trencadis_server.protocol.completion_answers import CompletionChoice, CompletionLogprobs
+from trencadis_server.protocol.completions import CompletionRequest
 
 __all__ = ["ChoiceWriter", "CompletionFormat", "PromptLogprobsWriter"]
 
@@ -34,6 +35,19 @@ class CompletionFormat:
     has_token_ids: bool = False
     has_prompt_logprobs: bool = False
     hidden: frozenset[int] = frozenset()
+
+    @classmethod
+    def of(cls, body: CompletionRequest, tokenizer: Tokenizer) -> CompletionFormat:
+        """Return the format that a request asks for. Pure."""
+        hides = body.skip_special_tokens is None or body.skip_special_tokens
+        return cls(
+            tokenizer=tokenizer,
+            has_output=body.max_tokens != 0,
+            has_logprobs=body.logprobs is not None,
+            has_token_ids=bool(body.return_token_ids),
+            has_prompt_logprobs=body.prompt_logprobs is not None,
+            hidden=tokenizer.special_token_ids if hides else frozenset(),
+        )
 
 
 class PromptLogprobsWriter:

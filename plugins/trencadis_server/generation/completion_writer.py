@@ -11,11 +11,13 @@ from typing import Any
 import attrs
 import msgspec
 
+from trencadis.api import Tokenizer
 from trencadis.records import RequestOutput
 from trencadis_server.generation.completion_choice import ChoiceWriter, CompletionFormat, PromptLogprobsWriter
 from trencadis_server.generation.generation import Generation, transfer_fields, usage_of
 from trencadis_server.generation.sse import ChunkEncoder
 from trencadis_server.protocol.completion_answers import CompletionChoice, TextCompletion
+from trencadis_server.protocol.completions import CompletionRequest
 
 __all__ = ["CompletionWriter"]
 
@@ -29,16 +31,22 @@ class CompletionWriter:
         created: Seconds since 1970.
         model: The name the client asked for.
         fingerprint: Of the system.
-        format: What the client wants to see.
+        tokenizer: Of the model.
+        body: The request, whose fields say what the answer has.
         echoes: For each prompt the text to stand before its output, or None.
+        format: What the client wants to see, from ``body``.
     """
 
     answer_id: str
     created: int
     model: str
     fingerprint: str
-    format: CompletionFormat
+    tokenizer: Tokenizer
+    body: CompletionRequest
     echoes: Sequence[str | None]
+    format: CompletionFormat = attrs.field(
+        init=False, default=attrs.Factory(lambda self: CompletionFormat.of(self.body, self.tokenizer), takes_self=True)
+    )
 
     def whole(self, outputs: Sequence[RequestOutput]) -> TextCompletion:
         """Return the answer in one piece. Pure.

@@ -55,9 +55,7 @@ async def create_chat_completion(request: Request, body: ChatRequest) -> Respons
         model=call.model,
         fingerprint=call.context.fingerprint,
         tokenizer=call.llm.tokenizer,
-        has_logprobs=bool(body.logprobs),
-        has_token_ids=bool(body.return_token_ids),
-        has_prompt_logprobs=body.prompt_logprobs is not None,
+        body=body,
     )
     return await call.answer(generation, writer, lambda outputs: writer.whole(outputs[0]))
 

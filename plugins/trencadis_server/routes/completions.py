@@ -10,7 +10,6 @@ from starlette.responses import Response
 
 from trencadis_server.errors import ApiError
 from trencadis_server.generation.beams import beam_params
-from trencadis_server.generation.completion_choice import CompletionFormat
 from trencadis_server.generation.completion_writer import CompletionWriter
 from trencadis_server.generation.generation_call import open_call
 from trencadis_server.generation.prompts import TokenIds, check_room, echoes, encode_inputs, truncated
@@ -60,7 +59,8 @@ async def create_completion(request: Request, body: CompletionRequest) -> Respon
         created=call.created,
         model=call.model,
         fingerprint=call.context.fingerprint,
-        format=_format(body, call.llm),
+        tokenizer=call.llm.tokenizer,
+        body=body,
         echoes=texts,
     )
     return await call.answer(generation, writer, writer.whole)
@@ -92,18 +92,6 @@ def _check_best_of(body: CompletionRequest) -> None:
             f"best_of = {best_of} above n = {n} cannot stream: which texts are best is known at the end only. Leave out stream.",
             param="best_of",
         )
-
-
-def _format(body: CompletionRequest, llm: AsyncLLM) -> CompletionFormat:
-    hides = body.skip_special_tokens is None or body.skip_special_tokens
-    return CompletionFormat(
-        tokenizer=llm.tokenizer,
-        has_output=body.max_tokens != 0,
-        has_logprobs=body.logprobs is not None,
-        has_token_ids=bool(body.return_token_ids),
-        has_prompt_logprobs=body.prompt_logprobs is not None,
-        hidden=llm.tokenizer.special_token_ids if hides else frozenset(),
-    )
 
 
 async def _prompts(body: CompletionRequest, llm: AsyncLLM, context: ServerContext) -> list[TokenIds]:

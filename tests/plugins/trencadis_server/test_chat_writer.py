@@ -9,6 +9,7 @@ import pytest
 from trencadis.records import RequestTerms, SamplingParams
 from trencadis_server.generation.chat_writer import ChatWriter
 from trencadis_server.generation.generation import Generation, finished_outputs
+from trencadis_server.protocol.chat import ChatRequest
 
 
 @pytest.mark.parametrize("n", [1, 3])
@@ -28,7 +29,7 @@ def test_each_choice_has_one_opening_one_end_and_its_text_between(serve: Any, n:
             model="m",
             fingerprint="fp_1",
             tokenizer=api.llm.tokenizer,
-            has_token_ids=True,
+            body=ChatRequest(model="m", messages=[{"role": "user", "content": "a"}], return_token_ids=True),
         )
         (output,) = await finished_outputs(generation)
         data = b""

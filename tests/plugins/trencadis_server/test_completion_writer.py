@@ -8,9 +8,9 @@ import msgspec
 
 from trencadis.records import CompletionOutput, FinishReason, RequestOutput, RequestTerms, SamplingParams, TokenLogprobs
 from trencadis.text import Tokenizer
-from trencadis_server.generation.completion_choice import CompletionFormat
 from trencadis_server.generation.completion_writer import CompletionWriter
 from trencadis_server.generation.generation import Generation, finished_outputs
+from trencadis_server.protocol.completions import CompletionRequest
 
 
 def test_events_of_several_prompts_are_together_the_whole_answer(serve: Any) -> None:
@@ -28,7 +28,8 @@ def test_events_of_several_prompts_are_together_the_whole_answer(serve: Any) -> 
             created=3,
             model="m",
             fingerprint="fp_1",
-            format=CompletionFormat(tokenizer=api.llm.tokenizer),
+            tokenizer=api.llm.tokenizer,
+            body=CompletionRequest(model="m", prompt=[[5, 6], [7, 8, 9]]),
             echoes=["one: ", None],
         )
         whole = writer.whole(await finished_outputs(generation))
@@ -69,9 +70,15 @@ def test_log_probabilities_of_a_prompt_are_written_once_for_all_its_choices(toke
             finished=True,
             prompt_logprobs=tuple(_entry(position, token) for position, token in enumerate(prompt) if position),
         )
-        wanted = CompletionFormat(tokenizer=tokenizer, has_logprobs=True, has_prompt_logprobs=True)
+        body = CompletionRequest(model="m", prompt=list(prompt), logprobs=1, prompt_logprobs=1)
         writer = CompletionWriter(
-            answer_id="cmpl-1", created=3, model="m", fingerprint="fp_1", format=wanted, echoes=["a € b"]
+            answer_id="cmpl-1",
+            created=3,
+            model="m",
+            fingerprint="fp_1",
+            tokenizer=tokenizer,
+            body=body,
+            echoes=["a € b"],
         )
         return writer.whole([output]).choices
 
