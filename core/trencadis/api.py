@@ -14,7 +14,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trencadis.config import Config, ResolvedConfig
+    from trencadis.config import Config, ConfigFile, ResolvedConfig, Settings, read_config_file
     from trencadis.config.attribution import reason
     from trencadis.config.check_sources import SourceCheck, check_sources, rules_or_defaults
     from trencadis.config.explain import explain
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         resolve_plan,
     )
     from trencadis.registry.listing import rows_of
+    from trencadis.registry.manager import PluginLoader
     from trencadis.registry.plan import AUTO, NOTHING_CHOSEN
     from trencadis.registry.switching import SchedulingChange, SchedulingInForce, resolve_change
     from trencadis.text import Tokenizer, encode_chat, load_tokenizer, resolve_model_path
@@ -44,11 +45,13 @@ _HOMES = {
     "BUCKETING_BY_LAYOUT": "config.schema",
     "Choice": "registry",
     "Config": "config",
+    "ConfigFile": "config",
     "EmbeddingEngine": "engine.embedding",
     "Engine": "engine.engine",
     "EngineSnapshot": "engine.inspect.snapshot",
     "GuardedEviction": "engine.guards",
     "NOTHING_CHOSEN": "registry.plan",
+    "PluginLoader": "registry.manager",
     "PluginsConfig": "config.schema",
     "Provenance": "registry",
     "RegisteredComponent": "registry",
@@ -57,6 +60,7 @@ _HOMES = {
     "ResolvedPlan": "registry",
     "SchedulingChange": "registry.switching",
     "SchedulingInForce": "registry.switching",
+    "Settings": "config",
     "SourceCheck": "config.check_sources",
     "Tokenizer": "text",
     "build_engine": "engine.build",
@@ -65,6 +69,7 @@ _HOMES = {
     "explain": "config.explain",
     "load_tokenizer": "text",
     "load_with_plugins": "registry",
+    "read_config_file": "config",
     "reason": "config.attribution",
     "resolve_change": "registry.switching",
     "resolve_model_path": "text",
@@ -80,10 +85,12 @@ __all__ = [
     "NOTHING_CHOSEN",
     "Choice",
     "Config",
+    "ConfigFile",
     "EmbeddingEngine",
     "Engine",
     "EngineSnapshot",
     "GuardedEviction",
+    "PluginLoader",
     "PluginsConfig",
     "Provenance",
     "RegisteredComponent",
@@ -92,6 +99,7 @@ __all__ = [
     "ResolvedPlan",
     "SchedulingChange",
     "SchedulingInForce",
+    "Settings",
     "SourceCheck",
     "Tokenizer",
     "build_engine",
@@ -100,6 +108,7 @@ __all__ = [
     "explain",
     "load_tokenizer",
     "load_with_plugins",
+    "read_config_file",
     "reason",
     "resolve_change",
     "resolve_model_path",

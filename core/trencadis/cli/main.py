@@ -1,6 +1,6 @@
 """From a command line to an exit code: choose the command, load plugins and configuration, run, print errors in words.
 
-argv ▶ command ▶ [plugins] blocked ▶ Registry ▶ config flags | the command's flags ▶ Config ▶ run
+argv ▶ config file ▶ [plugins] blocked ▶ plugins ▶ command ▶ Registry ▶ config flags | the command's flags ▶ Config ▶ run
 """
 
 from __future__ import annotations
@@ -9,19 +9,21 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import trencadis
 from trencadis.cli.flags import CommandParser, config_file, set_aside_config_flags, spell_out
 from trencadis.config import ConfigFile, Settings, load_config, plugin_rules, read_config_file, settings_of
+from trencadis.config.check_sources import rules_or_defaults
 from trencadis.config.sources import split_flags
 from trencadis.errors import ConfigError, InternalError, PluginError, TrencadisError, did_you_mean
 from trencadis.interfaces.command import Command
 from trencadis.log import configure_logging
 from trencadis.registry import Registry
 from trencadis.registry.commands import InstalledCommands, installed_commands
+from trencadis.registry.manager import PluginLoader
 
 __all__ = ["COMMANDS", "INTERRUPTED", "all_commands", "main"]
 
@@ -89,24 +91,25 @@ def _dispatch(arguments: list[str]) -> int:
     if command == "--version":
         print(f"trencadis {trencadis.__version__}")
         return 0
+    file = _config_file(arguments[1:])
     if command in COMMANDS:
-        return _run(COMMANDS[command], arguments[1:], None)
-    content = _readable(arguments[1:])
-    return _run(_find(command, arguments[1:], content), arguments[1:], content)
+        return _run(COMMANDS[command], arguments[1:], file, None)
+    plugins = _plugins(file, arguments[1:])
+    return _run(_find(command, plugins), arguments[1:], file, plugins)
 
 
-def all_commands(blocked: Collection[str] = ()) -> InstalledCommands:
+def all_commands(plugins: PluginLoader) -> InstalledCommands:
     """Return the commands of the core, then those of installed plugins.
 
     Args:
-        blocked: Plugins that are not imported.
+        plugins: The plugins, loaded.
     """
-    found = installed_commands(COMMANDS, blocked)
+    found = installed_commands(COMMANDS, plugins)
     return InstalledCommands({**COMMANDS, **found.commands}, found.broken)
 
 
-def _find(name: str, arguments: Sequence[str], content: ConfigFile | None) -> Command:
-    found = all_commands(_blocked(arguments, content))
+def _find(name: str, plugins: PluginLoader) -> Command:
+    found = all_commands(plugins)
     if name not in found.commands:
         causes = " ".join(f"Commands of a plugin are left out: {error}" for error in found.broken.values())
         raise ConfigError(
@@ -117,24 +120,21 @@ def _find(name: str, arguments: Sequence[str], content: ConfigFile | None) -> Co
     return found.commands[name]
 
 
-def _readable(arguments: Sequence[str]) -> ConfigFile | None:
-    """Return the content of the configuration file; None where it cannot be read: the command itself says so."""
+def _config_file(arguments: Sequence[str]) -> ConfigFile:
+    """Return the content of the configuration file, read here and nowhere else; the command itself says what is wrong with it."""
     try:
         return read_config_file(config_file(arguments))
-    except ConfigError:
-        return None
+    except ConfigError as error:
+        return ConfigFile(error=error)
 
 
-def _blocked(arguments: Sequence[str], content: ConfigFile | None) -> Collection[str]:
-    """Return the blocked plugins; none where the configuration is unknown or wrong: the command itself says so."""
-    try:
-        return plugin_rules(file=content, flags=arguments).blocked if content is not None else ()
-    except ConfigError:
-        return ()
+def _plugins(file: ConfigFile, arguments: Sequence[str]) -> PluginLoader:
+    """Load the plugins; none is blocked where the configuration is wrong: the command itself says so."""
+    return PluginLoader.of_installed(rules_or_defaults(file, arguments, os.environ).blocked)
 
 
 def _usage() -> str:
-    found = all_commands(_blocked((), _readable(())))
+    found = all_commands(_plugins(read_config_file(), ()))
     lines = ["usage: trencadis COMMAND [flags]", "", trencadis.__doc__.splitlines()[0] if trencadis.__doc__ else "", ""]
     lines += [f"  {command.name:10} {command.summary}" for command in found.commands.values()]
     lines += [f"\nwarning: commands of a plugin are left out: {error}" for error in found.broken.values()]
@@ -143,38 +143,44 @@ def _usage() -> str:
     )
 
 
-def _run(command: Command, arguments: list[str], content: ConfigFile | None) -> int:
+def _run(command: Command, arguments: list[str], file: ConfigFile, plugins: PluginLoader | None) -> int:
     module: Any = command.load()
     arguments = spell_out(arguments, _short_flags(module))
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
     if "-h" in own or "--help" in own:
-        parser = _parser(command, module, lambda: _settings_for_help(arguments))
+        parser = _parser(command, module, lambda: _settings_for_help(file, arguments, plugins))
         print(parser.format_help(), end="")
         return 0
     if hasattr(module, "run_alone"):
-        return _run_alone(command, module, arguments)
-    content = content or read_config_file(config_file(arguments))
-    registry = _discover(content, arguments)
-    settings = settings_of(registry.config_classes())
+        return _run_alone(command, module, arguments, file, plugins)
+    registry = _collect(file, arguments, plugins)
+    settings = registry.settings
     with registry.naming_broken():
         flags, rest = split_flags(arguments, settings)
         args = _parser(command, module, lambda: settings).parse(rest)
-        args.resolved = load_config(settings=settings, file=content, flags=flags)
+        args.resolved = load_config(settings=settings, file=file, flags=flags)
     registry.note_sources(args.resolved.sources)
     configure_logging(args.resolved.config.log.level)
     code: int = module.run(args, args.resolved.config, registry)
     return code
 
 
-def _discover(content: ConfigFile, arguments: Sequence[str]) -> Registry:
-    rules = plugin_rules(file=content, flags=arguments)
-    return Registry.discover(blocked=rules.blocked, strict=rules.strict)
+def _collect(file: ConfigFile, arguments: Sequence[str], plugins: PluginLoader | None) -> Registry:
+    """Return the registry of the plugins that were loaded to find the command; None: none were yet."""
+    rules = plugin_rules(file=file, flags=arguments)
+    if plugins is None or plugins.blocked != set(rules.blocked):  # a short form of a flag may block more
+        plugins = PluginLoader.of_installed(rules.blocked)
+    return Registry.of(plugins, strict=rules.strict)
 
 
-def _run_alone(command: Command, module: Any, arguments: list[str]) -> int:
-    """Run a command for which neither plugins nor configuration are loaded: it must work where they cannot be."""
+def _run_alone(
+    command: Command, module: Any, arguments: list[str], file: ConfigFile, plugins: PluginLoader | None
+) -> int:
+    """Run a command for which neither components nor configuration are loaded: it must work where they cannot be."""
     flags, rest = set_aside_config_flags(arguments) if _takes_config(module) else ([], arguments)
-    code: int = module.run_alone(_parser(command, module, settings_of).parse(rest), flags)
+    args = _parser(command, module, settings_of).parse(rest)
+    args.config_file, args.plugins = file, plugins
+    code: int = module.run_alone(args, flags)
     return code
 
 
@@ -200,13 +206,13 @@ def _short_flags(module: Any) -> Mapping[str, str]:
     return {**own, "--strict-plugins": "--plugins.strict"} if _takes_config(module) else own
 
 
-def _settings_for_help(arguments: Sequence[str]) -> Settings:
+def _settings_for_help(file: ConfigFile, arguments: Sequence[str], plugins: PluginLoader | None) -> Settings:
     """Return the settings to explain; without plugins' tables if they cannot be known, since help must always come."""
     try:
-        registry = _discover(read_config_file(config_file(arguments)), arguments)
+        registry = _collect(file, arguments, plugins)
     except (ConfigError, PluginError) as error:
         print(f"warning: flags of plugins are left out: {error}", file=sys.stderr)
         return settings_of()
     for item in registry.broken.values():
         print(f"warning: flags of a plugin are left out: {item.error}", file=sys.stderr)
-    return settings_of(registry.config_classes())
+    return registry.settings

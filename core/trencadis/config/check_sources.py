@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import attrs
 
 from trencadis.config.builder import ConfigBuilder
-from trencadis.config.load import ResolvedConfig, load_config, plugin_rules
+from trencadis.config.load import ConfigFile, ResolvedConfig, load_config, plugin_rules
 from trencadis.config.schema import PluginsConfig
-from trencadis.config.settings import ENVIRONMENT_PREFIX, ComponentClasses, Settings, settings_of
-from trencadis.config.sources import FILE_VARIABLE, RawValue, from_environment, from_flags, from_tree, read_file
+from trencadis.config.settings import ENVIRONMENT_PREFIX, Settings
+from trencadis.config.sources import RawValue, from_environment, from_flags, from_tree
 from trencadis.config.unknown_variables import unknown_variables
 from trencadis.errors import ConfigError
 
@@ -38,7 +37,7 @@ class SourceCheck:
     resolved: ResolvedConfig
 
 
-def rules_or_defaults(file: Path | None, flags: Sequence[str], environ: Mapping[str, str]) -> PluginsConfig:
+def rules_or_defaults(file: ConfigFile, flags: Sequence[str], environ: Mapping[str, str]) -> PluginsConfig:
     """Return the table ``[plugins]``; the default if it cannot be known, which :func:`check_sources` then says."""
     try:
         return plugin_rules(file=file, flags=flags, environ=environ)
@@ -47,21 +46,19 @@ def rules_or_defaults(file: Path | None, flags: Sequence[str], environ: Mapping[
 
 
 def check_sources(
-    components: ComponentClasses, *, file: Path | None, flags: Sequence[str], environ: Mapping[str, str]
+    settings: Settings, *, file: ConfigFile, flags: Sequence[str], environ: Mapping[str, str]
 ) -> SourceCheck:
     """Check file, environment and flags value by value; raises nothing.
 
     Args:
-        components: Config classes of the components of all plugins that can be loaded.
-        file: As given on the command line, or None.
+        settings: The catalogue with the tables of all plugins that can be loaded.
+        file: The content of the configuration file.
         flags: Config flags.
         environ: The environment.
     """
-    settings = settings_of(components)
-    named = file or (Path(environ[FILE_VARIABLE]) if environ.get(FILE_VARIABLE) else None)
     errors: list[ConfigError] = []
     good: dict[str, RawValue] = {}
-    for values in _values(settings, named, flags, environ, errors):
+    for values in _values(settings, file, flags, environ, errors):
         try:
             for item in values():
                 alone = {item.path: item}
@@ -74,23 +71,23 @@ def check_sources(
     # Reported here: loading need not warn of them again.
     environ = {name: text for name, text in environ.items() if name not in unknown}
     counts = Counter(item.source.split(" ")[0] for item in good.values())
-    if named is not None:
-        counts.setdefault(named.name, 0)
-    resolved = _resolved(components, good, errors, file=file, flags=flags, environ=environ)
+    if file.name:
+        counts.setdefault(file.name, 0)
+    resolved = _resolved(settings, good, errors, file=file, flags=flags, environ=environ)
     return SourceCheck(errors=tuple(errors), unknown=unknown, counts=counts, resolved=resolved)
 
 
 def _resolved(
-    components: ComponentClasses,
+    settings: Settings,
     good: Mapping[str, RawValue],
     errors: list[ConfigError],
     *,
-    file: Path | None,
+    file: ConfigFile,
     flags: Sequence[str],
     environ: Mapping[str, str],
 ) -> ResolvedConfig:
     try:
-        return load_config(components=components, file=file, flags=flags, environ=environ)
+        return load_config(settings=settings, file=file, flags=flags, environ=environ)
     except ConfigError as error:
         # Each value may be right, and two of them together wrong: only loading all of them tells.
         if str(error) not in map(str, errors):
@@ -98,30 +95,27 @@ def _resolved(
     overrides = {path: item.raw for path, item in good.items() if not item.is_text}
     texts = [f"--{path}={item.raw}" for path, item in good.items() if item.is_text]
     try:
-        return load_config(components=components, flags=texts, environ={}, overrides=overrides)
+        return load_config(settings=settings, flags=texts, environ={}, overrides=overrides)
     except ConfigError:
-        return load_config(components=components, environ={})
+        return load_config(settings=settings, environ={})
 
 
 def _values(
     settings: Settings,
-    file: Path | None,
+    file: ConfigFile,
     flags: Sequence[str],
     environ: Mapping[str, str],
     errors: list[ConfigError],
 ) -> Iterator[Callable[[], list[RawValue]]]:
     """Yield a reader of each value alone, the weakest source first; a file that cannot be read is an error and has none."""
-    if file is not None:
-        try:
-            tree = read_file(file)
-        except ConfigError as error:
-            errors.append(error)
-        else:
-            for path, value in _leaves(tree, ()):
-                nested: Any = value
-                for key in reversed(path):
-                    nested = {key: nested}
-                yield partial(from_tree, nested, settings, file.name)
+    if file.error is not None:
+        errors.append(file.error)
+    else:
+        for path, value in _leaves(file.tree, ()):
+            nested: Any = value
+            for key in reversed(path):
+                nested = {key: nested}
+            yield partial(from_tree, nested, settings, file.name)
     for name, text in sorted(environ.items()):
         if name.startswith(ENVIRONMENT_PREFIX):
             yield partial(from_environment, {name: text}, settings)

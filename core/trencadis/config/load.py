@@ -19,7 +19,7 @@ from trencadis.config.aliases import from_aliases, warn_of_unused
 from trencadis.config.builder import ConfigBuilder
 from trencadis.config.messages import DEFAULT
 from trencadis.config.schema import BUCKETING_BY_LAYOUT, Config, PluginsConfig
-from trencadis.config.settings import ComponentClasses, Settings, settings_of
+from trencadis.config.settings import ComponentClasses, Settings, settings_of, settings_of_table
 from trencadis.config.sources import (
     BLOCKED_VARIABLE,
     FILE_VARIABLE,
@@ -31,38 +31,54 @@ from trencadis.config.sources import (
     read_file,
 )
 from trencadis.config.unknown_variables import warn_of_unknown
+from trencadis.errors import ConfigError
 
 __all__ = ["ConfigFile", "ResolvedConfig", "load_config", "plugin_rules", "read_config_file"]
 
-_PLUGINS = "plugins."
+_PLUGINS = "plugins"
 _BLOCKED = "plugins.blocked"
 
 
 @attrs.frozen
 class ConfigFile:
-    """The content of a configuration file, read once for all that is taken from it.
+    """The content of a configuration file, read once per process and handed to all that takes values from it.
 
     Attributes:
-        tree: Tables and values; empty if there is no file.
-        name: Of the file, for sources.
+        name: Of the file, for sources; empty if there is none.
+        error: Why the file cannot be read; None: it can be.
     """
 
-    tree: Mapping[str, Any]
-    name: str
+    _tables: Mapping[str, Any] = {}
+    name: str = ""
+    error: ConfigError | None = None
+
+    @property
+    def tree(self) -> Mapping[str, Any]:
+        """Tables and values; empty if there is no file.
+
+        Raises:
+            ConfigError: The file cannot be read.
+        """
+        if self.error is not None:
+            raise self.error
+        return self._tables
 
 
 def read_config_file(file: Path | None = None, environ: Mapping[str, str] | None = None) -> ConfigFile:
-    """Return the content of a configuration file.
+    """Return the content of a configuration file; one that is missing or not well formed raises where its tables are used.
 
     Args:
         file: A TOML or YAML file; none: the one that ``TRENCADIS_CONFIG`` names, if any.
         environ: The environment; none: this process's own.
-
-    Raises:
-        ConfigError: The file is missing or not well formed.
     """
     named = file or (os.environ if environ is None else environ).get(FILE_VARIABLE)
-    return ConfigFile(read_file(Path(named)), Path(named).name) if named else ConfigFile({}, "")
+    if not named:
+        return ConfigFile()
+    path = Path(named)
+    try:
+        return ConfigFile(read_file(path), path.name)
+    except ConfigError as error:
+        return ConfigFile(name=path.name, error=error)
 
 
 @attrs.frozen(kw_only=True)
@@ -149,16 +165,17 @@ def plugin_rules(
         ConfigError: The file is missing or not well formed, or a value is of the wrong type.
     """
     environment = os.environ if environ is None else environ
-    settings = settings_of()
+    settings = settings_of_table(_PLUGINS, PluginsConfig)
     content = _content(file, environment)
-    names = {setting.environment for setting in settings if setting.path.startswith(_PLUGINS)}
+    names = {setting.environment for setting in settings}
     given = from_tree(_only_plugins(content.tree), settings, content.name)
     given += from_environment({key: text for key, text in environment.items() if key in names}, settings)
     given += from_flags(_flags_of_plugins(flags, settings), settings)
     given += from_tree(_only_plugins(nest(overrides or {})), settings, "argument")
     last = {item.path: item for item in given}
     _add_blocked(last, environment)
-    return ConfigBuilder(settings, last).config().plugins
+    rules: PluginsConfig = ConfigBuilder(settings, last).component(_PLUGINS)
+    return rules
 
 
 def _gather(
@@ -183,9 +200,9 @@ def _content(file: Path | ConfigFile | None, environ: Mapping[str, str]) -> Conf
 
 def _only_plugins(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Return the known keys of the table; what else is wrong with it is said when everything is loaded."""
-    table = tree.get("plugins")
+    table = tree.get(_PLUGINS)
     keys = [field.name for field in attrs.fields(PluginsConfig)]
-    return {"plugins": {key: table[key] for key in keys if key in table}} if isinstance(table, Mapping) else {}
+    return {_PLUGINS: {key: table[key] for key in keys if key in table}} if isinstance(table, Mapping) else {}
 
 
 def _flags_of_plugins(tokens: Sequence[str], settings: Settings) -> list[str]:
@@ -194,7 +211,7 @@ def _flags_of_plugins(tokens: Sequence[str], settings: Settings) -> list[str]:
         if token == "--":
             break
         setting = settings.get(token.partition("=")[0].removeprefix("--").replace("-", "_"))
-        if setting is None or not setting.path.startswith(_PLUGINS):
+        if setting is None:
             continue
         following = tokens[position + 1 : position + 2]
         takes_it = "=" not in token and (setting.type is not bool or following in (["true"], ["false"]))

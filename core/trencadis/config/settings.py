@@ -142,15 +142,7 @@ def settings_of(components: ComponentClasses | None = None) -> Settings:
     Raises:
         NameError: An annotation of a config class cannot be resolved.
     """
-    return _settings_of(components) if components else _core_settings()
-
-
-@functools.cache
-def _core_settings() -> Settings:
-    return _settings_of({})
-
-
-def _settings_of(components: ComponentClasses) -> Settings:
+    components = components or {}
     classes: dict[str, type[Any]] = {}
     settings: dict[str, Setting] = {}
     root = Config()

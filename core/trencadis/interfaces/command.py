@@ -24,8 +24,9 @@ class Command:
     * ``add_arguments(parser: argparse.ArgumentParser) -> None``: adds its own flags, none with a dot in its name;
     * ``run(args: argparse.Namespace, config: Config, registry: Registry) -> int``: runs it and returns the exit code;
       ``args.resolved`` is the ``ResolvedConfig``, for the sources of values;
-    * or, in place of ``run``, ``run_alone(args: argparse.Namespace, flags: Sequence[str]) -> int``: plugins and configuration are
-      not loaded for it, and ``flags`` are the config flags as given;
+    * or, in place of ``run``, ``run_alone(args: argparse.Namespace, flags: Sequence[str]) -> int``: neither components nor the
+      configuration are loaded for it; ``flags`` are the config flags as given, ``args.config_file`` is the ``ConfigFile``, and
+      ``args.plugins`` the ``PluginLoader`` with which the command was found, see :mod:`trencadis.api`;
     * optionally ``SHORT_FLAGS: Mapping[str, str]``: the config flag that each short form stands for;
     * optionally ``TAKES_CONFIG = False``: it takes no config flags.
 

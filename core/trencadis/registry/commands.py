@@ -1,4 +1,4 @@
-"""Commands that installed plugins offer, found without building a registry: one that is broken hides its own commands only."""
+"""Commands that plugins offer, found without building a registry: one that is broken hides its own commands only."""
 
 from __future__ import annotations
 
@@ -32,26 +32,26 @@ class InstalledCommands:
     broken: Mapping[str, PluginError]
 
 
-def installed_commands(own: Collection[str], blocked: Collection[str] = ()) -> InstalledCommands:
-    """Import the installed plugins and return their commands.
+def installed_commands(own: Collection[str], plugins: PluginLoader) -> InstalledCommands:
+    """Return the commands of the installed plugins.
 
     Args:
         own: Names of the commands of the core, which a plugin cannot have.
-        blocked: Plugins that are not imported.
+        plugins: The plugins, loaded.
     """
-    loader = PluginLoader(blocked)
     found: dict[str, tuple[Command, Provenance]] = {}
     broken: dict[str, PluginError] = {}
-    for entry_point, provenance in loader.candidates(None):
+    for provenance, error in plugins.installed:
         try:
+            if error is not None:
+                raise error
             # Standard output is for the command's own.
             with contextlib.redirect_stdout(sys.stderr):
-                loader.load_entry_point(entry_point, provenance)
-                offered = _commands_of(loader, provenance)
+                offered = _commands_of(plugins, provenance)
             for command in offered:
                 _check_free(command, provenance, own, found)
-        except PluginError as error:
-            broken[provenance.plugin] = error
+        except PluginError as raised:
+            broken[provenance.plugin] = raised
             continue
         found.update((command.name, (command, provenance)) for command in offered)
     return InstalledCommands({name: command for name, (command, _) in found.items()}, broken)

@@ -5,16 +5,18 @@ blocked ▶ entry points, by name ▶ plugins given in code ▶ misspelt hooks a
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
+import sys
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from importlib.metadata import EntryPoint
-from typing import Any
+from typing import Any, Self
 
 import pluggy
 
 from trencadis import hookspecs
-from trencadis.errors import PluginLoadError, did_you_mean
+from trencadis.errors import PluginError, PluginLoadError, did_you_mean
 from trencadis.faults import as_words, reraise_interrupt
 from trencadis.hookspecs import PROJECT_NAME
 from trencadis.log import adopt_package
@@ -28,13 +30,41 @@ class PluginLoader:
 
     Args:
         blocked: Plugin names, or ``distribution:name``, that are never imported.
+
+    Attributes:
+        blocked: The same.
     """
 
     def __init__(self, blocked: Iterable[str] = ()) -> None:
         self._manager = pluggy.PluginManager(PROJECT_NAME)
         self._manager.add_hookspecs(hookspecs)
-        self._blocked = frozenset(blocked)
+        self.blocked = frozenset(blocked)
         self._provenance: dict[str, Provenance] = {}
+        self._installed: list[tuple[Provenance, PluginError | None]] = []
+
+    @classmethod
+    def of_installed(cls, blocked: Iterable[str] = (), *, entry_points: Iterable[EntryPoint] | None = None) -> Self:
+        """Import the installed plugins; raises nothing. What they print meanwhile goes to standard error.
+
+        Args:
+            blocked: See :class:`PluginLoader`.
+            entry_points: None: those installed in the group ``trencadis``.
+        """
+        loader = cls(blocked)
+        with contextlib.redirect_stdout(sys.stderr):
+            for entry_point, provenance in loader.candidates(entry_points):
+                try:
+                    loader.load_entry_point(entry_point, provenance)
+                    error = None
+                except PluginLoadError as raised:
+                    error = raised
+                loader._installed.append((provenance, error))
+        return loader
+
+    @property
+    def installed(self) -> Sequence[tuple[Provenance, PluginError | None]]:
+        """Provenance of each installed plugin, sorted by name, and why it could not be loaded; None: it is."""
+        return self._installed
 
     @property
     def hooks(self) -> pluggy.HookRelay:
@@ -81,7 +111,7 @@ class PluginLoader:
         kept = []
         for item in found:
             full_name = f"{distribution_of(item)[0]}:{item.name}"
-            if not self._blocked & {item.name, full_name}:
+            if not self.blocked & {item.name, full_name}:
                 kept.append((item, of_entry_point(item, plugin=item.name if counts[item.name] == 1 else full_name)))
         return kept
 
@@ -106,7 +136,7 @@ class PluginLoader:
             PluginLoadError: It cannot be registered.
         """
         provenance = of_object(plugin)
-        if provenance.plugin in self._blocked:
+        if provenance.plugin in self.blocked:
             return ""
         adopt_package(provenance.module)
         self._register(plugin, provenance)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import re
 import sys
@@ -13,7 +14,7 @@ from typing import Any
 
 import attrs
 
-from trencadis.config import Config
+from trencadis.config import Config, Settings, settings_of
 from trencadis.config.messages import spot, with_origin
 from trencadis.errors import (
     ComponentConflictError,
@@ -76,16 +77,31 @@ class Registry:
         entry_points: Iterable[EntryPoint] | None = None,
         strict: bool = False,
     ) -> Registry:
-        """Load plugins and collect their components. Imports the plugins, but none of what they offer.
+        """Load plugins and collect their components, as :meth:`of` does.
+
+        Args:
+            blocked: Plugin names, or ``distribution:name``, that are never imported.
+            extra_plugins: See :meth:`of`.
+            entry_points: None: those installed in the group ``trencadis``.
+            strict: See :meth:`of`.
+
+        Raises:
+            PluginError: See :meth:`of`.
+        """
+        loader = PluginLoader.of_installed(blocked, entry_points=entry_points)
+        return cls.of(loader, extra_plugins=extra_plugins, strict=strict)
+
+    @classmethod
+    def of(cls, loader: PluginLoader, *, extra_plugins: Iterable[Any] = (), strict: bool = False) -> Registry:
+        """Collect the components of loaded plugins. Imports none of what they offer.
 
         What they print meanwhile goes to standard error: standard output is a command's own. An installed plugin that cannot
         be used is left out and listed in :attr:`broken`, and a name that two installed plugins offer is left out and listed in
         :attr:`contested`: :meth:`select` refuses where one of them is asked for. Plugins given in code must be usable.
 
         Args:
-            blocked: Plugin names, or ``distribution:name``, that are never imported.
+            loader: The installed plugins; belongs to the registry from now on.
             extra_plugins: Modules or objects with hook implementations, after the entry points.
-            entry_points: None: those installed in the group ``trencadis``.
             strict: Raise for an installed plugin that cannot be used and for contested names too.
 
         Raises:
@@ -93,12 +109,12 @@ class Registry:
             ComponentConflictError: Two plugins offer one name.
             ContractError: A plugin yields what is no usable component.
         """
-        registry = cls(PluginLoader(blocked))
-        loader = registry._loader
+        registry = cls(loader)
         with contextlib.redirect_stdout(sys.stderr):
-            for entry_point, provenance in loader.candidates(entry_points):
+            for provenance, failure in loader.installed:
                 try:
-                    loader.load_entry_point(entry_point, provenance)
+                    if failure is not None:
+                        raise failure
                     registry._collect(provenance.plugin, strict=strict)
                 except PluginError as error:
                     if strict:
@@ -124,6 +140,7 @@ class Registry:
 
     def _collect(self, plugin: str, *, strict: bool) -> None:
         """Add a plugin's components and tables: all of them, or none if one of them cannot be used."""
+        self.__dict__.pop("settings", None)
         self._loader.check_hooks(plugin)
         provenance = self._loader.plugins[plugin]
         tables = tables_of(self._loader, plugin)
@@ -202,6 +219,11 @@ class Registry:
     def components(self, noun: str) -> dict[str, RegisteredComponent]:
         """Return a noun's components by name, sorted. Pure."""
         return dict(sorted(self._components[noun].items()))
+
+    @functools.cached_property
+    def settings(self) -> Settings:
+        """The catalogue of settings of the core and of all components, built when it is first used."""
+        return settings_of(self.config_classes())
 
     def config_classes(self) -> dict[str, dict[str, type[Any]] | type[Any]]:
         """Return the config classes of components, by noun and name, and of plugins' own tables, as ``load_config`` takes them. Pure."""

@@ -46,7 +46,7 @@ def load_with_plugins(
     )
     with registry.naming_broken():
         resolved = load_config(
-            components=registry.config_classes(), file=content, environ=environ, flags=flags, overrides=overrides
+            settings=registry.settings, file=content, environ=environ, flags=flags, overrides=overrides
         )
     registry.note_sources(resolved.sources)
     return resolved, registry

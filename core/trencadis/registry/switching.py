@@ -11,7 +11,7 @@ from typing import Any
 
 import attrs
 
-from trencadis.config import Config, settings_of
+from trencadis.config import Config
 from trencadis.config.builder import ConfigBuilder, is_import_path
 from trencadis.config.dump import dump_config
 from trencadis.config.messages import origin, show
@@ -171,7 +171,7 @@ def _shadow_config(present: SchedulingInForce, registry: Registry, name: str, so
 
 
 def _loaded(present: SchedulingInForce, registry: Registry, table: Mapping[str, Any], source: str) -> Config:
-    config, settings = present.written, settings_of(registry.config_classes())
+    config, settings = present.written, registry.settings
     written = dump_config(config)["scheduling"]
     paths = [path for path in (written["name"], written["fallback"], written["shadow"]) if is_import_path(path)]
     if table["name"] not in paths and table.get("fallback", written["fallback"]) not in paths:

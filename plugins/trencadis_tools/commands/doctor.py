@@ -22,7 +22,7 @@ def run_alone(args: argparse.Namespace, flags: Sequence[str]) -> int:
     from trencadis.interfaces import Severity
     from trencadis_tools.doctor import examine
 
-    found = examine(file=args.config, flags=flags, environ=os.environ)
+    found = examine(file=args.config_file, plugins=args.plugins, flags=flags, environ=os.environ)
     num_failed = found.count(Severity.FAIL)
     if args.json:
         items = [{**attrs.asdict(item), "severity": item.severity.value} for item in found]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from trencadis.api import Registry
     from trencadis_tools.new_plugin import PluginNames
 
 __all__ = ["TAKES_CONFIG", "add_arguments", "run_alone"]
@@ -32,10 +33,11 @@ def run_alone(args: argparse.Namespace, flags: Sequence[str]) -> int:
     Raises:
         ConfigValueError: An unknown noun, a name that cannot be used or is taken, or a folder that exists.
     """
+    from trencadis.api import Registry
     from trencadis_tools.new_plugin import PluginNames, new_plugin
 
     names = PluginNames.read(args.noun, args.name)
-    _refuse_taken(names)
+    _refuse_taken(names, Registry.of(args.plugins))
     home, files = new_plugin(names, args.directory)
     print(f"{home}:")
     print(textwrap.indent("\n".join(str(file) for file in files), "  "))
@@ -44,15 +46,11 @@ def run_alone(args: argparse.Namespace, flags: Sequence[str]) -> int:
     return 0
 
 
-def _refuse_taken(names: PluginNames) -> None:
+def _refuse_taken(names: PluginNames, registry: Registry) -> None:
     """Refuse the name of an installed component: the two could never be loaded together."""
-    from trencadis.api import Registry
-    from trencadis.errors import ConfigValueError, PluginError
+    from trencadis.errors import ConfigValueError
 
-    try:
-        taken = Registry.discover().components(names.noun).get(names.name)
-    except PluginError:
-        return  # another plugin is broken; that must not prevent writing this one
+    taken = registry.components(names.noun).get(names.name)
     if taken is not None and taken.provenance.distribution != names.project:
         raise ConfigValueError(
             f'new-plugin: there is a {names.noun} component "{names.name}" already: {taken.provenance}.',

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
-from trencadis.api import Registry, ResolvedConfig, check_sources
+from trencadis.api import ConfigFile, Registry, ResolvedConfig, check_sources
 from trencadis_tools.doctor.findings import Findings
 
 __all__ = ["check_configuration"]
 
 
 def check_configuration(
-    found: Findings, registry: Registry, file: Path | None, flags: Sequence[str], environ: Mapping[str, str]
+    found: Findings, registry: Registry, file: ConfigFile, flags: Sequence[str], environ: Mapping[str, str]
 ) -> ResolvedConfig:
     """Check file, environment and flags; returns the configuration that the valid values make.
 
     Args:
         found: Takes the findings.
         registry: Of the plugins that can be loaded: their tables are known.
-        file: As given on the command line, or None.
+        file: The content of the configuration file.
         flags: Config flags.
         environ: The environment.
     """
-    check = check_sources(registry.config_classes(), file=file, flags=flags, environ=environ)
+    check = check_sources(registry.settings, file=file, flags=flags, environ=environ)
     for error in check.errors:
         found.fail_with(error)
     for name, advice in check.unknown.items():

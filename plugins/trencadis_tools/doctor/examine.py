@@ -8,9 +8,8 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
-from trencadis.api import Config, Registry, rules_or_defaults
+from trencadis.api import Config, ConfigFile, PluginLoader, Registry, rules_or_defaults
 from trencadis.interfaces import HealthCheck
 from trencadis_tools.doctor.components import check_components
 from trencadis_tools.doctor.configuration import check_configuration
@@ -23,14 +22,15 @@ from trencadis_tools.doctor.plugins import check_plugins
 __all__ = ["examine"]
 
 
-def examine(*, file: Path | None, flags: Sequence[str], environ: Mapping[str, str]) -> Findings:
+def examine(*, file: ConfigFile, plugins: PluginLoader, flags: Sequence[str], environ: Mapping[str, str]) -> Findings:
     """Look at everything, and return what was found; raises nothing.
 
-    Imports plugins, torch and the tokenizer's library, and builds every active component; takes some seconds. What they
+    Imports torch and the tokenizer's library, and builds every active component; takes some seconds. What they
     print goes to standard error.
 
     Args:
-        file: A config file; none: the one that ``TRENCADIS_CONFIG`` names, if any.
+        file: The content of the configuration file.
+        plugins: The installed plugins, loaded; belong to the examination from now on.
         flags: Config flags, each as ``--table.key=value``, or without a value.
         environ: The environment.
     """
@@ -39,7 +39,7 @@ def examine(*, file: Path | None, flags: Sequence[str], environ: Mapping[str, st
         found.run("installation", check_installation)
         found.run("installation", check_distributions)
         rules = rules_or_defaults(file, flags, environ)
-        registry = found.run("plugins", check_plugins, rules) or Registry.discover(entry_points=())
+        registry = found.run("plugins", check_plugins, rules, plugins) or Registry.discover(entry_points=())
         resolved = found.run("configuration", check_configuration, registry, file, flags, environ)
         config = resolved.config if resolved is not None else Config()
         facts = found.run("model", check_model, config)

@@ -6,27 +6,28 @@ import importlib.metadata
 from collections.abc import Sequence
 from importlib.metadata import EntryPoint
 
-from trencadis.api import PluginsConfig, Provenance, Registry
+from trencadis.api import PluginLoader, PluginsConfig, Provenance, Registry
 from trencadis.hookspecs import NOUNS, PROJECT_NAME
 from trencadis_tools.doctor.findings import Findings
 
 __all__ = ["check_plugins"]
 
 
-def check_plugins(found: Findings, rules: PluginsConfig) -> Registry:
-    """Load every plugin; returns the registry of those that can be used.
+def check_plugins(found: Findings, rules: PluginsConfig, plugins: PluginLoader) -> Registry:
+    """Examine every plugin; returns the registry of those that can be used.
 
     One that cannot be is doubtful, since engines start without it, and wrong where ``plugins.strict`` forbids that.
 
     Args:
         found: Takes the findings.
         rules: The table ``[plugins]``.
+        plugins: The installed plugins, loaded.
     """
     hidden = set(rules.blocked)
     points = sorted(importlib.metadata.entry_points(group=PROJECT_NAME), key=_rank)
     if not points:
         found.fail("no plugin is installed, not even the built-in ones", "Run pip install trencadis again.")
-    registry = Registry.discover(entry_points=points, blocked=rules.blocked)
+    registry = Registry.of(plugins)
     note = found.fail_with if rules.strict else found.warn_with
     for point in points:
         full_name = _full_name(point)
