@@ -16,6 +16,7 @@ from trencadis.cli.main import all_commands
 from trencadis.config.reference import describe
 from trencadis.config.settings import Setting
 from trencadis.registry import Registry
+from trencadis.registry.manager import PluginLoader
 
 ROOT = Path(__file__).parents[2]
 
@@ -51,7 +52,9 @@ def exists(name: str) -> bool:
         return not value or is_a_value(setting, value.strip('"'))
     if name.startswith(("trencadis ", "TRENCADIS_")):
         command = name.removeprefix("trencadis ").split()[0]
-        return command in all_commands().commands or name in {one.environment for one in settings}
+        return command in all_commands(PluginLoader.of_installed()).commands or name in {
+            one.environment for one in settings
+        }
     if "." in name and "(" not in name:
         owner, member = name.split(".")
         held = getattr(trencadis, owner)

@@ -29,6 +29,7 @@ from trencadis.interfaces import (
 from trencadis.interfaces.block_store import BlockStore
 from trencadis.records import RowStart, SamplingParams
 from trencadis.registry.contracts import CONTRACTS
+from trencadis.registry.manager import PluginLoader
 
 ROOT = Path(__file__).parents[2]
 
@@ -64,7 +65,7 @@ def test_every_hook_has_a_section_that_says_when_it_is_called() -> None:
 
 def test_every_command_has_a_section() -> None:
     page = PAGES["commands.md"]()
-    for name in all_commands().commands:
+    for name in all_commands(PluginLoader.of_installed()).commands:
         assert f"## `trencadis {name}`" in page
     assert "| `--num-requests N` | 32 | requests, all queued at the start |" in page
 

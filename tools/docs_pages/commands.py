@@ -11,6 +11,7 @@ from docs_pages.markdown import heading_note, table
 from trencadis.cli.main import INTERRUPTED, all_commands
 from trencadis.errors import ConfigError, InternalError
 from trencadis.interfaces import Command
+from trencadis.registry.manager import PluginLoader
 
 __all__ = ["commands_page"]
 
@@ -33,7 +34,7 @@ Exit codes: 0 if all went well, {ConfigError.exit_code} for an error of the user
 
 def commands_page() -> str:
     """Return the page."""
-    return "\n".join([_HEAD, *map(_section, all_commands().commands.values())])
+    return "\n".join([_HEAD, *map(_section, all_commands(PluginLoader.of_installed()).commands.values())])
 
 
 def _section(command: Command) -> str:

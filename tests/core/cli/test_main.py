@@ -11,6 +11,7 @@ from trencadis.cli import main as run_main
 from trencadis.cli.main import all_commands
 from trencadis.errors import ConfigError, InternalError
 from trencadis.interfaces import Command
+from trencadis.registry.manager import PluginLoader
 
 
 def offered(name: str, summary: str, module: types.ModuleType) -> Command:
@@ -139,7 +140,7 @@ def test_without_a_command_help_is_shown_and_the_exit_code_is_2(command, capsys)
 def test_an_unknown_command_is_refused_with_a_suggestion(capsys):
     assert run_main(["plugin"]) == 2
     assert capsys.readouterr().err == (
-        f'error: trencadis: no such command: "plugin". Choose one of: {", ".join(all_commands().commands)}. Did you mean "plugins"?\n'
+        f'error: trencadis: no such command: "plugin". Choose one of: {", ".join(all_commands(PluginLoader.of_installed()).commands)}. Did you mean "plugins"?\n'
     )
 
 

@@ -13,6 +13,7 @@ from trencadis.errors import ComponentConflictError, ContractError, PluginLoadEr
 from trencadis.hookspecs import hookimpl
 from trencadis.interfaces import Command
 from trencadis.registry.commands import installed_commands
+from trencadis.registry.manager import PluginLoader
 
 
 def plugin(name: str, offer: Callable[[], list[object]]) -> types.ModuleType:
@@ -37,14 +38,14 @@ def test_commands_are_found_and_none_is_loaded(monkeypatch):
     loaded: list[str] = []
     offered = [command("replay", loaded), command("look-up", loaded)]
     only_installed(monkeypatch, [plugin("first", lambda: offered), types.ModuleType("second")])
-    found = installed_commands(())
+    found = installed_commands((), PluginLoader.of_installed())
     assert list(found.commands.values()) == offered
     assert (found.broken, loaded) == ({}, [])
 
 
 def test_a_blocked_plugin_is_not_asked(monkeypatch):
     only_installed(monkeypatch, [plugin("first", lambda: [command("replay")])])
-    assert installed_commands((), blocked={"first"}).commands == {}
+    assert installed_commands((), PluginLoader.of_installed({"first"})).commands == {}
 
 
 def test_a_broken_plugin_hides_its_own_commands_only(monkeypatch):
@@ -59,7 +60,7 @@ def test_a_broken_plugin_hides_its_own_commands_only(monkeypatch):
         plugin("twin", lambda: [command("replay")]),
     ]
     only_installed(monkeypatch, modules)
-    found = installed_commands({"generate"})
+    found = installed_commands({"generate"}, PluginLoader.of_installed())
     assert list(found.commands) == ["replay"]
     assert {name: type(error) for name, error in found.broken.items()} == {
         "breaks": PluginLoadError,
@@ -78,7 +79,7 @@ def test_standard_output_is_left_to_the_command(monkeypatch, capsys):
         return [command("replay")]
 
     only_installed(monkeypatch, [plugin("speaks", speaking)])
-    assert list(installed_commands(()).commands) == ["replay"]
+    assert list(installed_commands((), PluginLoader.of_installed()).commands) == ["replay"]
     assert capsys.readouterr() == ("", "hello\n")
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from trencadis.api import Registry, rules_or_defaults
+from trencadis.api import Registry, read_config_file, rules_or_defaults
 from trencadis_tools.doctor.configuration import check_configuration
 
 
@@ -16,7 +16,8 @@ def check(found, tmp_path):
             file = tmp_path / "serve.toml"
             file.write_text(text)
         registry = Registry.discover(entry_points=())
-        return check_configuration(found, registry, file, list(flags), environ or {})
+        environ = environ or {}
+        return check_configuration(found, registry, read_config_file(file, environ), list(flags), environ)
 
     return run
 
@@ -59,7 +60,8 @@ def test_file_that_is_missing_or_no_toml_is_wrong_and_the_rest_is_still_read(fou
     assert "not valid TOML" in wrong(found)[0].message
     assert len(wrong(found)) == 1
     assert resolved.config.engine.seed == 5
-    check_configuration(found, Registry.discover(entry_points=()), tmp_path / "no.toml", [], {})
+    missing = read_config_file(tmp_path / "no.toml", {})
+    check_configuration(found, Registry.discover(entry_points=()), missing, [], {})
     assert "no such config file" in wrong(found)[1].message
 
 
@@ -77,8 +79,8 @@ def test_variable_that_starts_like_ours_and_has_no_effect_is_doubtful_and_told_o
 
 
 def test_blocked_names_are_none_where_they_cannot_be_read(tmp_path):
-    assert rules_or_defaults(None, ["--plugins.blocked=a,b"], {}).blocked == ("a", "b")
-    assert rules_or_defaults(tmp_path / "no.toml", [], {}).blocked == ()
+    assert rules_or_defaults(read_config_file(None, {}), ["--plugins.blocked=a,b"], {}).blocked == ("a", "b")
+    assert rules_or_defaults(read_config_file(tmp_path / "no.toml", {}), [], {}).blocked == ()
 
 
 def test_a_value_of_an_unknown_type_does_not_hide_the_others(found, check):

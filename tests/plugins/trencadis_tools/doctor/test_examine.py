@@ -2,9 +2,15 @@ from __future__ import annotations
 
 import types
 
+from trencadis.api import PluginLoader, read_config_file
 from trencadis.hookspecs import hookimpl
 from trencadis.interfaces import Finding, HealthCheck, Severity
-from trencadis_tools.doctor import examine
+from trencadis_tools import doctor
+
+
+def examine(*, file=None, flags=(), blocked=()):
+    plugins = PluginLoader.of_installed(blocked)
+    return doctor.examine(file=read_config_file(file, {}), plugins=plugins, flags=flags, environ={})
 
 
 def sections(found):
@@ -12,7 +18,7 @@ def sections(found):
 
 
 def test_every_section_is_looked_at_and_this_tree_is_sound():
-    found = examine(file=None, flags=["--server.port=0"], environ={})
+    found = examine(flags=["--server.port=0"])
     assert sections(found) == [
         "installation",
         "plugins",
@@ -50,7 +56,7 @@ def test_faults_of_one_section_do_not_keep_the_others_from_being_looked_at(insta
     broken.trencadis_bucketings = lambda: ()
     installed(broken, plugin_with_checks())
     flags = [f"--model.path={tmp_path / 'no'}", "--engine.seed=many"]
-    found = examine(file=tmp_path / "no.toml", flags=flags, environ={})
+    found = examine(file=tmp_path / "no.toml", flags=flags)
     wrong = {item.section for item in found if item.severity is not Severity.OK}
     assert wrong == {"plugins", "configuration", "model", "components", "ink", "nibs"}
     assert [(item.section, item.severity, item.message) for item in found][-3:] == [
@@ -65,5 +71,5 @@ def test_blocked_plugin_does_no_harm(installed):
     broken = types.ModuleType("broken")
     broken.trencadis_bucketings = lambda: ()
     installed(broken)
-    found = examine(file=None, flags=["--plugins.blocked=broken"], environ={})
+    found = examine(flags=["--plugins.blocked=broken"], blocked=["broken"])
     assert "plugin broken: blocked" in [item.message for item in found]

@@ -7,10 +7,11 @@ from importlib.metadata import Distribution
 
 import pytest
 
+from trencadis.api import PluginLoader
 from trencadis.config.schema import PluginsConfig
 from trencadis.hookspecs import hookimpl
 from trencadis.interfaces import Component
-from trencadis_tools.doctor.plugins import check_plugins
+from trencadis_tools.doctor import plugins as section
 
 
 def plugin(name, *components):
@@ -27,6 +28,10 @@ def broken(name):
     module = types.ModuleType(name)
     module.trencadis_observers = lambda: ()  # without the marker it would never be called
     return module
+
+
+def check_plugins(found, rules):
+    return section.check_plugins(found, rules, PluginLoader.of_installed(rules.blocked))
 
 
 @pytest.fixture
