@@ -3,6 +3,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 HEAVY = ("torch", "transformers", "tokenizers", "safetensors", "rich", "prometheus_client")
 
 
@@ -27,6 +29,23 @@ def test_contracts_engine_and_plugins_command_load_no_torch() -> None:
         "print(*sorted(m for m in sys.modules if '.' not in m))"
     )
     assert not set(_run(code).split()) & {"torch", "transformers"}
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], []])
+def test_commands_are_listed_without_importing_the_module_of_any(arguments: list[str]) -> None:
+    code = (
+        "import sys, io, contextlib\n"
+        "from trencadis.cli import main\n"
+        "from trencadis.cli.main import all_commands\n"
+        "from trencadis.registry.manager import PluginLoader\n"
+        f"with contextlib.redirect_stdout(io.StringIO()): main({arguments!r})\n"
+        "before = set(sys.modules)\n"
+        "commands = all_commands(PluginLoader.of_installed()).commands.values()\n"
+        "modules = {command.load().__name__ for command in commands}\n"
+        "assert len(modules) == len(commands) > 3\n"
+        "print(*sorted(before & {*modules, *HEAVY}))"
+    ).replace("HEAVY", repr(HEAVY))
+    assert _run(code).split() == []
 
 
 def test_no_module_of_the_core_or_the_kit_imports_a_tensor_library() -> None:

@@ -43,6 +43,7 @@ _ENGINE = ",".join(
     ("arguments", "sound", "code", "printed"),
     [
         (["--help"], "", 0, "generate "),
+        (["generate", "--help"], "", 0, "--engine.seed"),
         (["config"], "", 0, "model.path"),
         (["plugins"], "", 2, "broken on purpose: trencadis_kv"),
         (["plugins", "--json"], "", 2, "broken on purpose: trencadis_kv"),
