@@ -90,6 +90,7 @@ def test_a_tree_is_never_wrong_where_a_line_is_right(plain: list[list[int]]) -> 
     assert num_steps <= 1 + -(-(NUM_TOKENS - 1) // 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("speculator", ["draft_model", "parallel_draft"])
 def test_the_demo_s_draft_models_save_steps(speculator: str, plain: list[list[int]]) -> None:
     texts, num_steps, _ = serve(open_demo(speculator, {"max_draft_tokens": 3}), GREEDY)
@@ -97,6 +98,7 @@ def test_the_demo_s_draft_models_save_steps(speculator: str, plain: list[list[in
     assert num_steps < NUM_TOKENS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefix_caching", [True, False])
 def test_preempted_sequences_are_drafted_for_again(prefix_caching: bool) -> None:
     params = attrs.evolve(GREEDY, max_tokens=60)
@@ -111,6 +113,7 @@ def test_preempted_sequences_are_drafted_for_again(prefix_caching: bool) -> None
     assert num_steps < 4 * 60
 
 
+@pytest.mark.slow
 def test_completions_of_one_prompt_are_those_without_drafts() -> None:
     params = SamplingParams(n=3, temperature=1.0, seed=5, max_tokens=12, ignore_eos=True)
     found = []
@@ -210,6 +213,7 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(num_threads)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "rule", [pytest.param(Token(), id="token", marks=pytest.mark.slow), pytest.param(Block(), id="block")]
 )
@@ -223,6 +227,7 @@ def test_drawn_drafts_keep_the_distribution_of_the_target(
     assert is_likely(texts_of(target, speculator, rule, prompt), distribution_of(target, prompt))
 
 
+@pytest.mark.slow
 def test_a_distribution_that_is_not_the_one_that_was_drawn_by_would_be_found(pair: tuple[Path, Path]) -> None:
     target, draft = pair
     prompt = [3, 4, 3]
@@ -260,6 +265,7 @@ def _small() -> Any:
 # ----------------------------------------------------------------------------------------------------------------- gaudi
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("speculator", "layout", "bucketing"),
     [

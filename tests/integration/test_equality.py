@@ -84,6 +84,7 @@ def make(path: Path, setup: dict[str, Any]) -> Any:
     return build_engine(resolved.config, registry=registry)
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize(("kind", "name"), CASES)
 def test_greedy_tokens_equal_transformers(models: dict[str, Path], kind: str, name: str) -> None:
     engine = make(models[kind], SETUPS[name])

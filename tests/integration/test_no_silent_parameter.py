@@ -150,6 +150,7 @@ def texts_of(engine: Any, requests: dict[str, dict[str, Any]]) -> tuple[dict[str
     return texts, refused
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize(
     "combinations",
     [

@@ -32,6 +32,7 @@ def _environment_as_before():
         del os.environ[name]
 
 
+@pytest.mark.slow
 def test_samplers_on_the_host_compile_nothing_and_choose_what_the_torch_backend_chooses(model_path, monkeypatch):
     from support.backends import gaudi_engines
 

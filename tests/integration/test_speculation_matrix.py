@@ -182,6 +182,7 @@ def drafting(request: pytest.FixtureRequest) -> Iterator[Any]:
         yield engine
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", ["plain", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("truncated", "history", "biased"))]
 )

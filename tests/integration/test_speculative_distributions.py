@@ -177,6 +177,7 @@ def cells_of(text: torch.Tensor, vocab_size: int) -> torch.Tensor:
     return cells
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("rule", [Match(), Token(), Block(), Tree()], ids=lambda rule: type(rule).__name__)
 @pytest.mark.parametrize(("vocab_size", "count", "length"), [(8, 58_000, 3), (32, 78_000, 2)])
 def test_texts_with_drafts_have_the_distribution_of_the_model(rule, vocab_size, count, length):
@@ -225,6 +226,7 @@ def test_a_position_that_is_drafted_again_needs_new_numbers_if_whole_runs_are_ju
     assert chi_square_fails(cells_of(again, 3), distributions)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parents", [(0, 0), (0, 0, 0), (0, 0, 1)])
 def test_trees_of_drawn_siblings_have_the_distribution_of_the_model(parents):
     count, vocab_size = 58_000, 8

@@ -149,6 +149,7 @@ def test_text_with_drafts_is_the_text_without_and_takes_fewer_steps(expected: An
     assert speculator.num_drafted > speculator.num_accepted > 100
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "tables",
     [
@@ -182,6 +183,7 @@ def test_a_stop_string_cuts_the_text_where_it_occurs(llm: LLM) -> None:
     assert re.fullmatch("[A-Z][a-z ]{3,20}", output.outputs[0].text)
 
 
+@pytest.mark.slow
 def test_a_prompt_that_is_cached_changes_nothing(llm: LLM, expected: Any) -> None:
     assert texts_of(llm, JOBS[:4]) == expected[:4]
     (output,) = llm.generate([JOBS[0][0]], JOBS[0][1])

@@ -45,7 +45,7 @@ def _failures(prefix: str, names: list[str], *, path: Path | None = None) -> str
     return result.stdout
 
 
-@pytest.mark.representatives(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("rooms", ROOMS, ids=["engine", "testing"])
 def test_each_module_imports_first_without_a_cycle(rooms: tuple[str, ...]) -> None:
     assert _failures("trencadis", [name for room in rooms for name in _modules(room)]) == ""

@@ -48,6 +48,7 @@ def test_commands_are_listed_without_importing_the_module_of_any(arguments: list
     assert _run(code).split() == []
 
 
+@pytest.mark.slow
 def test_no_module_of_the_core_or_the_kit_imports_a_tensor_library() -> None:
     code = (
         "import sys, pkgutil, importlib, trencadis, trencadis_testing\n"

@@ -4,6 +4,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 SOURCES = [
     path for room in ("core", "plugins", "backends", "tools", "benchmarks") for path in (ROOT / room).rglob("*.py")
@@ -20,6 +22,7 @@ def functions_of(path: Path) -> Iterator[tuple[str, int]]:
             yield f"{path.relative_to(ROOT)}:{node.lineno} {node.name}", lines
 
 
+@pytest.mark.slow
 def test_functions_fit_a_screen_without_their_docstrings() -> None:
     long = {name: lines for path in SOURCES for name, lines in functions_of(path) if lines > MOST_FUNCTION_LINES}
     assert long == {}

@@ -260,7 +260,7 @@ def test_a_planted_fault_is_noticed(failures_of, mutant, test):
     assert failures_of(_Suite, mutant, only=test) == {test}
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", [Match, Token, Block, Tree, Typical, Synthetic])
 def test_the_rules_without_the_faults_pass(failures_of, rule):
     assert failures_of(_Suite, rule) == set()

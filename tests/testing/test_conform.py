@@ -92,6 +92,7 @@ def test_suites_run_against_classes_without_any_test_file(here):
         assert node in run.stdout
 
 
+@pytest.mark.slow
 def test_scheduling_and_eviction_have_options_of_their_own(here):
     only = ("-k", "forgotten or gives_the_same_plans and not hashes", "-rA")
     run = conform(here, more=("--scheduling=mine:Picky,suite.may_refuse=true", "--eviction", "mine:Oldest", *only))
@@ -108,6 +109,7 @@ def test_what_a_policy_declares_can_be_said_on_the_command_line():
     assert suite.declares == {"arrival_order", "fairness"}
 
 
+@pytest.mark.slow
 def test_failure_names_the_class_and_the_test_and_the_run_fails(here):
     run = conform(here, "eviction=mine:Oldest,loses=true", more=("-k", "forgotten"))
     assert run.returncode == 1

@@ -102,6 +102,7 @@ def test_a_target_that_there_is_not_is_named_on_the_command_line(project: Path):
     assert "shelff" in text
 
 
+@pytest.mark.slow
 def test_a_store_that_keeps_what_earlier_tests_left_passes(tmp_path: Path) -> None:
     only = "test_shared_prefix or does_not_keep_what_it_is_given"
     option = f"--kv-connector=filesystem,path={tmp_path / 'kv'}"

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -55,6 +57,7 @@ def test_plugin_loads_nothing_of_trencadis_at_start_up():
     assert (run.returncode, run.stderr) == (0, "")
 
 
+@pytest.mark.slow
 def test_suite_runs_under_pytest_from_another_project(tmp_path):
     """The whole of what an author writes: one test module, and no configuration."""
     (tmp_path / "test_mine.py").write_text(
@@ -82,6 +85,7 @@ def test_suite_runs_under_pytest_from_another_project(tmp_path):
     assert not [name for name in passed if name in run.stdout]
 
 
+@pytest.mark.slow
 def test_failure_names_the_rule_the_value_and_the_page(tmp_path):
     (tmp_path / "mine.py").write_text(
         "from trencadis_plugins.bucketing.exact import Exact\n"

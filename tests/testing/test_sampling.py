@@ -225,6 +225,7 @@ class _Suite(SamplingConformance):
         return torch.from_numpy(array)
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize(
     ("mutant", "test"), _TESTS_THAT_NOTICE.items(), ids=[mutant.__name__.strip("_") for mutant in _TESTS_THAT_NOTICE]
 )

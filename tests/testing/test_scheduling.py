@@ -293,6 +293,7 @@ MUTANTS = {
 }
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize(("mutant", "test"), MUTANTS.items(), ids=[mutant.__name__ for mutant in MUTANTS])
 def test_planted_fault_is_found(failures_of, mutant, test) -> None:
     assert failures_of(Small, mutant, only=test)

@@ -389,6 +389,7 @@ def test_suite_fails_a_broken_speculator(failures_of, mutant, test):
     assert failures_of(SpeculationConformance, mutant, only=test)
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("correct", [LastPair, Forest, Drawn])
 def test_suite_passes_the_speculators_that_the_mutants_break(failures_of, correct):
     assert failures_of(SpeculationConformance, correct) == set()

@@ -142,6 +142,7 @@ class TestShippedModels:
         pair = [(DEMO / name / "tokenizer.json").read_bytes() for name in ("target", "draft")]
         assert pair[0] == pair[1]
 
+    @pytest.mark.slow
     @pytest.mark.skipif(not CORPUS.is_dir(), reason="the training texts are not on this machine")
     @pytest.mark.parametrize(("name", "column"), [("target", 0), ("draft", 1)])
     def test_held_out_loss_is_what_the_card_says(self, name: str, column: int) -> None:

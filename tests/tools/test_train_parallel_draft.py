@@ -166,6 +166,7 @@ class TestTraining:
         assert model.lm_head.weight.data_ptr() == after.data_ptr()
         assert (model.config.vocab_size, model.config.mask_token_id) == (VOCABULARY + 1, VOCABULARY)
 
+    @pytest.mark.slow
     def test_each_mask_learns_the_answer_of_its_own_depth(self) -> None:
         torch.manual_seed(0)
         model = Shape(hidden=32, layers=1, heads=2, mlp=32).build(vocab=VOCABULARY, end_id=0)
@@ -247,6 +248,7 @@ class TestShippedModel:
     def test_it_shares_the_targets_tokenizer(self, name: str) -> None:
         assert (DEMO / "parallel" / name).read_bytes() == (DEMO / "target" / name).read_bytes()
 
+    @pytest.mark.slow
     @pytest.mark.skipif(not CORPUS.is_dir(), reason="the training texts are not on this machine")
     def test_acceptance_on_a_part_of_the_held_out_text_is_about_what_the_card_says(self) -> None:
         tokenizer = transformers.AutoTokenizer.from_pretrained(DEMO / "target", local_files_only=True)

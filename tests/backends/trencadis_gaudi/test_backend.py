@@ -82,6 +82,7 @@ def test_other_architectures_give_transformers_tokens(model_path, kind):
     assert BackendDriver(backend, PLAN).generate(prompts, 8, chunk=11) == expected
 
 
+@pytest.mark.slow
 def test_drafts_are_verified_without_compiling(model_path):
     backend = loaded(model_path("llama"), emulated_frozen=True)
     backend.warm_up(BUCKETS)
@@ -203,6 +204,7 @@ def test_buckets_behind_the_required_ones_are_prepared_in_a_share_of_each_step(m
     engine.close()
 
 
+@pytest.mark.slow
 def test_metrics_of_the_engine_show_the_backends(model_path):
     engine = gaudi_engines.open_engine(model_path("llama"))
     gaudi_engines.serve(engine, 1, num_requests=3)

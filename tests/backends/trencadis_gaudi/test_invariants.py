@@ -92,7 +92,7 @@ def whole(tokens, served):
     )
 
 
-@pytest.mark.representatives(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "way"), CASES)
 @pytest.mark.parametrize("kind", [pytest.param("qwen3", marks=SLOW), "gemma3"])
 def test_greedy_tokens_are_those_of_the_torch_backend(model_path, greedy_tokens, tmp_path_factory, kind, strategy, way):
@@ -114,6 +114,7 @@ def test_greedy_tokens_after_the_warm_up_are_those_of_the_torch_backend(greedy_t
     assert engine.totals.num_compilations == 0
 
 
+@pytest.mark.slow
 def test_preemption_by_swap_compiles_nothing_and_computes_nothing_twice(model_path, greedy_tokens):
     """Under blocks so scarce that sequences lose theirs all the time."""
     engine = gaudi_engines.open_engine(
@@ -248,6 +249,7 @@ def test_device_does_notice_what_was_not_warmed_up(model_path):
     assert any("compiled after the warm-up" in one.error for one in served.values())
 
 
+@pytest.mark.slow
 def test_dynamic_sampler_would_compile(model_path, monkeypatch):
     from trencadis_plugins.sampling.standard import StandardSampler
 

@@ -42,6 +42,7 @@ def test_a_trained_model_is_fetched_by_its_own_script(tmp_path: Path, monkeypatc
     assert list(files_of(SHAPES["smollm2-135m"], "hf", "fp32", tmp_path).iterdir()) == []
 
 
+@pytest.mark.slow
 def test_prompts_of_a_trained_model_are_passages_of_text(cache: Path) -> None:
     text = token_ids(files_of(TINY, "hf", "fp32", cache))
     prompts = WORKLOADS["streams8"].prompts(seed=1, vocab_size=TINY.vocab_size, text=text)

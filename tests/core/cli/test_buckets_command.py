@@ -220,6 +220,7 @@ def test_shapes_of_the_trace_are_written_and_serve_as_a_trace(capsys, trace, tmp
     assert as_json(capsys, "--trace", shapes, *flags) == first
 
 
+@pytest.mark.slow
 def test_picture_is_drawn(capsys, trace, tmp_path):
     pytest.importorskip("matplotlib", reason="matplotlib is not installed: pip install trencadis[plot]")
     file = tmp_path / "buckets.png"

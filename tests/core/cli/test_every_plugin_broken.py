@@ -39,6 +39,7 @@ _ENGINE = ",".join(
 )
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize(
     ("arguments", "sound", "code", "printed"),
     [

@@ -63,6 +63,7 @@ def test_capabilities_and_provenance_are_shown(capsys):
     assert row["summary"] == "The torch one."
 
 
+@pytest.mark.slow
 def test_a_component_by_import_path_is_listed_too(capsys):
     rows, _ = _components(capsys, "--scheduling.name", "trencadis.interfaces:SchedulingPolicy")
     row = rows["scheduling", "trencadis.interfaces:SchedulingPolicy"]

@@ -107,6 +107,7 @@ def test_what_is_slow_without_a_fallback_is_named_once_a_minute_and_goes_on(
     assert "took 5 s" in said[0]
 
 
+@pytest.mark.slow
 def test_an_order_of_a_long_queue_may_take_longer() -> None:
     """It stands for as many steps as it may take budgets."""
     clock = SimulatedClock()

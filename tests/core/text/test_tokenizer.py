@@ -147,6 +147,7 @@ def test_a_broken_tokenizer_file_is_a_model_load_error(tmp_path: Path) -> None:
         load_tokenizer(str(tmp_path))
 
 
+@pytest.mark.slow
 def test_loading_the_demo_tokenizer_imports_no_tensor_library() -> None:
     code = (
         "import sys; from trencadis.text import load_tokenizer; load_tokenizer('demo'); print('torch' in sys.modules)"

@@ -117,6 +117,7 @@ def alone() -> Iterator[Callable[[str], str]]:
         yield lambda prompt: llm.generate(prompt, SamplingParams(**GREEDY))[0].outputs[0].text
 
 
+@pytest.mark.slow
 def test_prompts_are_computed_elsewhere_and_answers_are_those_of_one_engine(
     cluster: ClusterProcess, alone: Callable[[str], str]
 ) -> None:
@@ -132,6 +133,7 @@ def test_prompts_are_computed_elsewhere_and_answers_are_those_of_one_engine(
     assert "".join(chunk.choices[0].text for chunk in answer) == alone(text_of(9))
 
 
+@pytest.mark.slow
 def test_prefill_engine_tells_clients_that_they_are_wrong_here(cluster: ClusterProcess) -> None:
     url = cluster.member("prefill 0")[1] + "/v1/completions"
     body = {"model": "demo", "prompt": text_of(20), "max_tokens": 1}

@@ -117,6 +117,7 @@ EXACT: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("params", EXACT.values(), ids=EXACT)
 def test_text_is_token_by_token_what_one_engine_says(pair: Pair, params: dict[str, Any]) -> None:
     """Drawn by the seed and the position, wherever that is done."""

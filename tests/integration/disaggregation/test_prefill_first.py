@@ -81,6 +81,7 @@ def test_streamed_text_completion_has_them_in_its_last_chunk(engines: Engines) -
     assert events[-1]["choices"][0]["finish_reason"] == "length"
 
 
+@pytest.mark.slow
 def test_many_at_once_say_what_they_say_alone(engines: Engines, prefilled: Any) -> None:
     decode, prompts = engines[1], [prompt_of(seed, 90 + seed) for seed in range(10, 18)]
 

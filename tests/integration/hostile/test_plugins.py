@@ -131,7 +131,7 @@ def test_what_takes_too_long_is_named_and_replaced(noun: str, method: str, caplo
     assert f"support.strategies.hostile_package:{noun}" in caplog.text
 
 
-@pytest.mark.representatives(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["os_exit", "loop"])
 @pytest.mark.parametrize(
     ("noun", "method"), [("scheduling", "order"), pytest.param("observer", "on_step", marks=pytest.mark.slow)]

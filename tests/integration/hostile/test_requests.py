@@ -61,6 +61,7 @@ def assert_unharmed(server: Server, engine: int | None) -> None:
     assert held_s < MOST_HELD_S
 
 
+@pytest.mark.slow
 def test_bad_requests_are_refused_and_harm_nobody(server: Server, bad: BadRequests) -> None:
     attack = Attack(bad, server.port, server.admin_port, at_once=4, raw_share=0.0)
     undisturbed, engine = asyncio.run(texts(server)), server.engine_pid()
@@ -109,6 +110,7 @@ def document() -> Any:
     return make_app(make_context(OneEngine(None))).openapi()
 
 
+@pytest.mark.slow
 def test_a_case_depends_on_seed_and_index_alone() -> None:
     found = document()
     one, other = BadRequests(5, found), BadRequests(5, found)
@@ -116,6 +118,7 @@ def test_a_case_depends_on_seed_and_index_alone() -> None:
     assert one.case(7) != BadRequests(6, found).case(7)
 
 
+@pytest.mark.slow
 def test_the_series_tries_every_kind_and_every_field_of_the_document() -> None:
     found = document()
     series = BadRequests(1, found, kinds=("wrong_type", "edge", "combination"))
@@ -165,6 +168,7 @@ def test_a_raw_503_is_excused_while_an_engine_is_absent_if_it_says_when_to_try_a
     assert len(attack.faults()) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("own_mib", "kv_mib", "last_s", "missed"),
     [

@@ -155,6 +155,7 @@ class Running:
         self.engine.close()
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize(
     "case",
     [

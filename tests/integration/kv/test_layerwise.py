@@ -96,6 +96,7 @@ def pulled(
         return run(consumer, lambda ends: len(ends) == 2)
 
 
+@pytest.mark.representatives(1)
 def test_tokens_are_the_same_and_nobody_is_parked(
     layout: str, producer: Engine, truth: Mapping[str, list[int]]
 ) -> None:
@@ -107,6 +108,7 @@ def test_tokens_are_the_same_and_nobody_is_parked(
     assert ends["r"].num_cached_tokens == 224
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "wait_s"),
     [

@@ -130,6 +130,7 @@ def _counted(monkeypatch: pytest.MonkeyPatch) -> None:
 SEEDED = settings(max_examples=8, phases=[Phase.explicit, Phase.generate])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_counted", "_nobody_ahead")
 @pytest.mark.parametrize("layout", ["ragged", "padded"])
 def test_store_holds_the_same_bytes_when_each_layer_is_copied_at_the_last_moment(layout: str) -> None:
@@ -258,6 +259,7 @@ def stored_of_demo(layout: str, monkeypatch: pytest.MonkeyPatch, **config: Any) 
     return objects, num_waits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["ragged", "padded"])
 def test_demo_models_blocks_are_the_same_bytes(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, no_waits = stored_of_demo(layout, monkeypatch)
@@ -268,6 +270,7 @@ def test_demo_models_blocks_are_the_same_bytes(layout: str, monkeypatch: pytest.
     assert num_waits > 10
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_nobody_ahead")
 def test_demo_models_blocks_are_the_same_bytes_at_the_last_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert stored_of_demo("ragged", monkeypatch, layerwise_saves=True)[0] == stored_of_demo("ragged", monkeypatch)[0]

@@ -86,6 +86,7 @@ class Pulling:
         assert self.taker.num_used_blocks == 0
 
 
+@pytest.mark.slow
 def test_pull_from_a_host_that_falls_off_the_network_ends_at_its_limit() -> None:
     with contextlib.ExitStack() as stack:
         both = Pulling(stack, pull_timeout_s=LOAD_S, retry_s=5.0)

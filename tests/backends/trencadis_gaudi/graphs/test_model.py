@@ -76,7 +76,7 @@ def test_layers_without_a_graph_share_their_recipes():
     assert World(mark_layers=0).logits(DECODE, graph=False)[1] == 1
 
 
-@pytest.mark.representatives(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("regional", "graphs"), [(True, 3), (False, 1)])
 def test_compile_mode_compiles_layers_or_the_whole(regional, graphs):
     world = World(mode="compile", regional=regional)

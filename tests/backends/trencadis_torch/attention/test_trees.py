@@ -135,7 +135,7 @@ def trees(draw):
     ]
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.slow
 @settings(max_examples=8, phases=(Stage.explicit, Stage.generate))
 @pytest.mark.parametrize("kind", ["llama", "gemma2", "gemma3", "gpt_oss", "gpt2"])
 @given(data=st.data())

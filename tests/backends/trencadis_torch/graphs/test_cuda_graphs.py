@@ -159,7 +159,7 @@ def test_closing_lets_go_of_graphs_and_recorder():
     assert scene.graphed.graphs.find(SINGLE) is None
 
 
-@pytest.mark.representatives(3)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", tiny_models.ARCHITECTURES)
 def test_replays_compute_what_eager_passes_do_bit_for_bit(kind):
     """The tape that replays them makes nonsense of everything that a graph did not write itself, and runs no Python."""

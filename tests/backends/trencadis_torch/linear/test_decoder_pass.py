@@ -84,7 +84,7 @@ def schedules(draw):
     return passes
 
 
-@pytest.mark.representatives(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("quantised", [False, True], ids=["float32", "int8"])
 @settings(
     max_examples=10,

@@ -24,6 +24,7 @@ def refused(path, match, **options):
         load(path, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stored", "asked", "held"),
     [

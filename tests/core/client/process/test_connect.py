@@ -101,7 +101,7 @@ def test_what_goes_wrong_there_is_raised_here_with_its_class_and_words(
     assert words in str(error)
 
 
-@pytest.mark.representatives(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("policy", "words"), [("Vanishes", "ended with exit code 7"), ("Circles", "scheduling")])
 def test_a_policy_that_ends_or_holds_up_the_process_is_named(process_house: House, policy: str, words: str) -> None:
     name = f"support.strategies.hostile_policies:{policy}"

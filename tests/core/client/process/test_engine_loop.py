@@ -246,6 +246,7 @@ def test_a_broken_invariant_on_this_side_ends_everything(
     assert served.runner.failure == "the bus is on fire"
 
 
+@pytest.mark.slow
 def test_closing_gives_what_there_is_and_refuses_what_comes(process_house: House) -> None:
     async def use() -> RequestOutput:
         llm = AsyncLLM.from_config(*process_house())

@@ -296,6 +296,7 @@ def first_token_after_the_end(monkeypatch) -> None:
     monkeypatch.setattr(EngineState, "finish", late)
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("make", [ServeInOrder, Urgent, Priority, FairShare])
 def test_any_history_keeps_the_invariants(make) -> None:
     histories(make)
@@ -337,6 +338,7 @@ def tiers(*cases):
     return [pytest.param(*case, marks=pytest.mark.slow if case[0] in RARE else ()) for case in cases]
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize(
     ("fault", "number"), tiers(*FAULTS_BY_NUMBER), ids=lambda value: getattr(value, "__name__", "")
 )

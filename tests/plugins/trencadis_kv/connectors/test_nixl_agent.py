@@ -142,6 +142,7 @@ def test_write_for_somebody_who_has_gone_is_not_waited_for(agent):
         assert caught.value.cause == TransferCause.CANCELLED
 
 
+@pytest.mark.slow
 def test_peer_that_was_killed_is_unreachable_and_its_memory_is_free(agent):
     with NixlPeer("lend", BLOCK_BYTES) as peer:
         target, (piece,) = target_of(peer), agent.take(1)

@@ -92,6 +92,7 @@ def test_only_who_asks_for_it_has_blocks_held(params: dict[str, Any] | None, wan
     assert wants_hold(params) is wants
 
 
+@pytest.mark.slow
 @settings(max_examples=100, phases=[Phase.explicit, Phase.generate])
 @given(
     change=st.dictionaries(

@@ -63,6 +63,7 @@ def test_rows_of_zeros_are_left_out(full, tmp_path):
     assert set(contents(full.directory)) - set(contents(copy)) == {broken}
 
 
+@pytest.mark.slow
 def test_nothing_that_is_broken_is_imported_whatever_bit_was_flipped(full, tmp_path):
     file, noise = exported(full, tmp_path), random.Random(3)
     whole, before = file.read_bytes(), contents(full.directory)

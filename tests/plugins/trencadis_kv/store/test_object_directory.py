@@ -211,6 +211,7 @@ def as_nobody(tmp_path: Path, code: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_directory_that_this_user_cannot_read_or_write_is_said(tmp_path_factory):
     import tempfile

@@ -96,6 +96,7 @@ def test_half_of_the_conversation_predicts_the_other_better_than_growing_sizes(t
     assert padding(exponential, second) == pytest.approx(0.215, abs=0.001)
 
 
+@pytest.mark.slow
 def test_a_quarter_of_the_graphs_pads_the_conversation_less_than_growing_sizes(conversation):
     limits = attrs.evolve(LIMITS, max_num_batched_tokens=2048, max_num_seqs=256)
     workload = read_source(conversation).workload(limits, DeviceCost())
@@ -273,6 +274,7 @@ def test_greedy_saves_at_least_what_its_bound_promises(seed, num_graphs):
     assert saving >= 0.9 * best_saving
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_phases_share_one_budget(seed):
     problems = [drawn(seed, num_points=8), drawn(seed + 100, Phase.PREFILL, num_points=8)]

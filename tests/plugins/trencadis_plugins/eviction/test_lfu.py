@@ -51,7 +51,7 @@ class Reference(ReferenceCache):
         return content
 
 
-@pytest.mark.representatives(3)
+@pytest.mark.slow
 @pytest.mark.parametrize(("half_life_s", "history"), [(50.0, 4.0), (50.0, 0.0), (0.0, 0.0), (0.0, 1.0), (400.0, 1.0)])
 @pytest.mark.parametrize("seed", range(2))
 def test_hits_are_those_of_sums_over_all_uses(seed: int, half_life_s: float, history: float) -> None:

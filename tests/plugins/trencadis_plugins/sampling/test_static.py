@@ -146,6 +146,7 @@ def eight_rows(context):
     return SamplingContext(rows=context.rows, positions=context.positions, tokens=tokens)
 
 
+@pytest.mark.slow
 def test_operations_of_any_batch_are_those_of_a_path(start, context_of):
     sampler, paths = make_sampler()
     known = set()

@@ -120,6 +120,7 @@ PUBLISHED = [
 blocks. LRU and both LFU touch the blocks of a request from the head on, the others from the tail."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "make", "tail_first", "ratios", "synthetic"), PUBLISHED, ids=[r[0] for r in PUBLISHED]
 )
@@ -143,6 +144,7 @@ def test_the_trace_cannot_give_more_hits_than_published() -> None:
     assert sum(len(request.contents) for request in public_trace()) == 146_464
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("capacity", [3000, 10_000])
 def test_policies_beat_lru_after_the_minutes_their_defaults_were_chosen_on(capacity: int) -> None:
     lru, lfu, cost_aware, arc = (
@@ -152,6 +154,7 @@ def test_policies_beat_lru_after_the_minutes_their_defaults_were_chosen_on(capac
     assert min(lfu, cost_aware, arc) > lru * 1.03
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("capacity", [3000, 10_000])
 def test_default_half_life_is_the_best_of_its_neighbours_on_the_first_quarter_of_an_hour(capacity: int) -> None:
     first = [request for request in public_trace() if request.arrival_s < 900.0]
@@ -164,6 +167,7 @@ def test_default_half_life_is_the_best_of_its_neighbours_on_the_first_quarter_of
     assert max(ratio, key=ratio.__getitem__) == LfuConfig().half_life_s == 300.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [Lru, Lfu, Slru, Arc, CostAware])
 def test_policies_by_use_leave_no_orphans_by_themselves(make: Callable[[], EvictionPolicy]) -> None:
     """Who uses a block uses all before it."""
