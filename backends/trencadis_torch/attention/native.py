@@ -69,6 +69,7 @@ class NativeAttention:
         library: Of ``paged_attention.cpp``.
 
     Attributes:
+        rows_together: Queries of a sequence, times query heads of a KV head, that the kernel takes together.
         in_team: Address of the function that all threads of a team call with the address of one call.
 
     Raises:
@@ -79,11 +80,13 @@ class NativeAttention:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         library.trencadis_call_bytes.restype = ctypes.c_int64
+        library.trencadis_rows_together.restype = ctypes.c_int64
         library.trencadis_attend.restype = ctypes.c_int64
         library.trencadis_attend.argtypes = [ctypes.c_void_p]
         size = library.trencadis_call_bytes()
         if size != ctypes.sizeof(_Call):
             raise BackendError(f"{SOURCE.name} takes {size} bytes, {ctypes.sizeof(_Call)} are given: remove its cache.")
+        self.rows_together: int = library.trencadis_rows_together()
         self._attend = library.trencadis_attend
         self.in_team = ctypes.cast(library.trencadis_attend_in_team, ctypes.c_void_p).value
 

@@ -204,6 +204,9 @@ extern "C" {
 
 int64_t trencadis_call_bytes() { return sizeof(Call); }
 
+// Queries of a sequence times query heads of a KV head that are computed together.
+int64_t trencadis_rows_together() { return ROWS; }
+
 // One layer's attention in a team that there is already: every thread of it calls, with the same call, whose num_threads is the
 // team's. Nobody returns before all is done. Returns 0; 1 in a thread that found no memory.
 int64_t trencadis_attend_in_team(const Call *call) {

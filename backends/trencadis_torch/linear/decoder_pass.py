@@ -10,6 +10,7 @@ Shapes: T tokens of the pass, L of them asked for, V vocabulary.
 from __future__ import annotations
 
 import ctypes
+import math
 from typing import Any
 
 import numpy as np
@@ -26,11 +27,7 @@ from trencadis_torch.linear.decoder import FusedDecoder
 from trencadis_torch.linear.native import threads_for
 from trencadis_torch.linear.native_decoder import PARTS, Pass
 
-__all__ = ["DecoderPasses"]
-
-TOGETHER = 64
-"""Queries of a sequence, counted from its first of the pass, that the last layer attends for if one of them is asked for. A query's
-low bits depend on those that the attention kernel takes with it: whatever is asked for, it takes the same ones."""
+__all__ = ["DecoderPasses", "queries_together"]
 
 
 class DecoderPasses:
@@ -50,6 +47,8 @@ class DecoderPasses:
         self._widest, self._scratch_floats = decoder.native.sizes(decoder.structure)
         self._calls = _calls(decoder, cache)
         assert isinstance(cache.kernel, NativeAttention), "asked for by whoever makes it"
+        last = decoder.attention[-1]
+        self._together = queries_together(cache.kernel.rows_together, last.num_heads // last.num_kv_heads)
         self._pass = Pass(
             attend=cache.kernel.in_team,
             calls=self._calls.ctypes.data,
@@ -151,7 +150,7 @@ class DecoderPasses:
         _set_sequences(calls, held)
         if len(kept) == num_tokens:
             return held
-        parts = _parts(kept, *held)
+        parts = _parts(kept, *held, together=self._together)
         _set_sequences(calls[-1:], parts)
         return held, parts
 
@@ -185,14 +184,33 @@ def _kept(tokens: npt.NDArray[np.int64], num_tokens: int) -> tuple[npt.NDArray[n
     return kept, order
 
 
+def queries_together(rows_together: int, num_groups: int) -> int:
+    """Return how many queries of a sequence, counted from its first of the pass, the last layer attends for if one is asked for. Pure.
+
+    The low bits of a query's output depend on the queries that the attention kernel takes with it. These are the same in every call
+    that begins at a multiple of the result.
+
+    Args:
+        rows_together: Rows that the kernel takes together, one for each query and query head of a KV head.
+        num_groups: Query heads of each KV head.
+    """
+    return rows_together // math.gcd(rows_together, num_groups)
+
+
 def _parts(
-    kept: npt.NDArray[np.int64], rows: Int32Array, starts: Int32Array, query_lens: Int32Array, firsts: Int32Array
+    kept: npt.NDArray[np.int64],
+    rows: Int32Array,
+    starts: Int32Array,
+    query_lens: Int32Array,
+    firsts: Int32Array,
+    *,
+    together: int,
 ) -> list[Int32Array]:
     """Return sequences whose queries are those around the kept tokens, as the kernel takes them together. Pure."""
     of = np.searchsorted(firsts + query_lens, kept, side="right")
-    places = np.unique(np.stack([of, (kept - firsts[of]) // TOGETHER * TOGETHER]), axis=1)
+    places = np.unique(np.stack([of, (kept - firsts[of]) // together * together]), axis=1)
     sequence, first = places
-    lengths = np.minimum(query_lens[sequence] - first, TOGETHER)
+    lengths = np.minimum(query_lens[sequence] - first, together)
     found = (rows[sequence], starts[sequence] + first, lengths, firsts[sequence] + first)
     return [np.ascontiguousarray(array, np.int32) for array in found]
 

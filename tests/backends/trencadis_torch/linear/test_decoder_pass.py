@@ -11,7 +11,7 @@ from support.backends.decoder_scene import Scene, make_pass
 from trencadis.interfaces import LayerGate
 from trencadis_torch.attention.native import NativeAttention
 from trencadis_torch.linear import decoder_pass
-from trencadis_torch.linear.decoder_pass import DecoderPasses
+from trencadis_torch.linear.decoder_pass import DecoderPasses, queries_together
 from trencadis_torch.linear.native import native
 from trencadis_torch.linear.native_decoder import PARTS
 from trencadis_torch.runner import GatedPass
@@ -104,6 +104,20 @@ def test_a_rows_bits_depend_neither_on_its_batch_nor_on_threads_nor_on_what_is_a
         found = scene.logits(rows, starts, lengths, asked)
         assert torch.equal(found, torch.stack([expected[places[i]] for i in asked]))
     assert all(torch.equal(one, other) for one, other in zip(scene.content(), content, strict=True))
+
+
+def test_a_tokens_bits_do_not_depend_on_the_others_that_are_asked_for():
+    """The last tokens of a chunk, whose number times the query heads of a KV head is no multiple of what the kernel takes together."""
+    scene, length = Scene("qwen3"), 71
+    every = scene.logits([2], [0], [length], list(range(length)))
+    for token in (0, 63, 64, 66, 70):
+        assert torch.equal(scene.logits([2], [0], [length], [token])[0], every[token])
+
+
+@pytest.mark.parametrize(("num_groups", "queries"), [(1, 192), (2, 96), (3, 64), (4, 48), (7, 192), (8, 24)])
+def test_queries_of_a_call_of_the_last_layer_begin_where_those_of_the_kernel_do(num_groups, queries):
+    assert queries_together(192, num_groups) == queries
+    assert queries * num_groups % 192 == 0
 
 
 def test_no_logits_can_be_asked_for_and_keys_and_values_are_written():
