@@ -21,8 +21,7 @@ from trencadis.client.factory import configure
 from trencadis_server.app import make_app
 from trencadis_server.config import server_of, with_server
 from trencadis_server.lifecycle.lifecycle import Service, event_loop_factory
-from trencadis_server.lifecycle.opening import make_context
-from trencadis_server.lifecycle.sockets import listen
+from trencadis_server.lifecycle.opening import listen, make_context
 from trencadis_server.lifecycle.supervisor import Supervisor
 from trencadis_server.middleware.drain_guard import DrainGuard
 

@@ -11,6 +11,7 @@ from typing import Any
 from fastapi import APIRouter, FastAPI
 from fastapi.routing import APIRoute
 from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import trencadis
 from trencadis_server.context import ServerContext
@@ -19,12 +20,11 @@ from trencadis_server.middleware.auth import ApiKeys, AuthMiddleware
 from trencadis_server.middleware.body import BodyMiddleware
 from trencadis_server.middleware.drain_guard import DrainGuard, DrainMiddleware
 from trencadis_server.middleware.failures import add_handlers
-from trencadis_server.middleware.head import HeadMiddleware
 from trencadis_server.middleware.request_context import RequestContextMiddleware
 from trencadis_server.middleware.transfer_rejections import TransferRejectionMiddleware
 from trencadis_server.routes import health, metrics
 
-__all__ = ["endpoint_routers", "make_app"]
+__all__ = ["HeadMiddleware", "endpoint_routers", "make_app"]
 
 
 def make_app(
@@ -126,3 +126,32 @@ def _tidy_openapi(app: FastAPI) -> None:
         return document
 
     app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's documented way
+
+
+class HeadMiddleware:
+    """Lets routes answer HEAD as they answer GET.
+
+    Source: RFC 9110, section 9.1: every general-purpose server supports both.
+
+    Args:
+        app: What is behind; it sees GET.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request."""
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_head(message: Message) -> None:
+            await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
+
+        seen: Scope = {**scope, "method": "GET"}
+        try:
+            await self._app(seen, receive, send_head)
+        finally:
+            if "route" in seen:  # by which the request is counted
+                scope["route"] = seen["route"]

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
 
 from trencadis.clock import Clock
 from trencadis_server.config import ServerConfig
-from trencadis_server.generation.encoding import Encoder
 
 if TYPE_CHECKING:
     from starlette.requests import Request
 
     from trencadis import AsyncLLM
 
-__all__ = ["Admission", "EngineSource", "Hold", "ServerContext", "context_of"]
-
+__all__ = ["Admission", "Encoder", "EngineSource", "Hold", "ServerContext", "context_of"]
 
 _MAX_PARSED_INLINE = 16_384
 """Bytes that are parsed and validated in a millisecond; handing them to a thread costs a tenth of that."""
@@ -122,3 +122,33 @@ def context_of(request: Request) -> ServerContext:
     """Return the context of the application that serves a request. Pure."""
     context: ServerContext = request.app.state.context
     return context
+
+
+_T = TypeVar("_T")
+_MAX_INLINE_CHARACTERS = 2000
+"""About one millisecond of work; handing it to a thread costs a tenth of that."""
+
+
+class Encoder:
+    """Keeps the work of long texts off the event loop, and the memory of it bounded. Event loop only.
+
+    Args:
+        max_threads: Long texts that are worked on at once; each may take a hundred bytes a token.
+        max_inline: Characters of the longest text that is worked on at once.
+    """
+
+    def __init__(self, max_threads: int = 2, *, max_inline: int = _MAX_INLINE_CHARACTERS) -> None:
+        self._gate = asyncio.Semaphore(max_threads)
+        self._max_inline = max_inline
+
+    async def run(self, call: Callable[[], _T], *, num_characters: int) -> _T:
+        """Return what ``call`` returns.
+
+        Args:
+            call: Uses the tokenizer, or parses; touches nothing else.
+            num_characters: Length of its text, or what takes as long.
+        """
+        if num_characters <= self._max_inline:
+            return call()
+        async with self._gate:
+            return await asyncio.to_thread(call)

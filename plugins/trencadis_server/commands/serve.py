@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ctypes
 import signal
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ from trencadis.api import Config, Registry
 if TYPE_CHECKING:
     from trencadis_server.lifecycle.opening import OpenServer
 
-__all__ = ["SHORT_FLAGS", "add_arguments", "run"]
+__all__ = ["SHORT_FLAGS", "add_arguments", "give_back_large_blocks", "run"]
 
 SHORT_FLAGS: Mapping[str, str] = {
     "--host": "--server.host",
@@ -36,7 +37,6 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
         ConfigError: The port is in use, or the configuration cannot be served.
         TrencadisError: The engine cannot be opened.
     """
-    from trencadis_server.lifecycle.heap import give_back_large_blocks
     from trencadis_server.lifecycle.opening import open_server
 
     give_back_large_blocks()
@@ -76,3 +76,26 @@ def _serve(server: OpenServer) -> int:
     with asyncio.Runner(loop_factory=event_loop_factory()) as runner:
         runner.run(main())
     return 128 + signals[1] if len(signals) > 1 else 0
+
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
+_LARGE_BYTES = 1 << 18
+_KEPT_BYTES = 1 << 20
+_MAX_ARENAS = 2
+
+
+def give_back_large_blocks() -> bool:
+    """Let bodies and answers go back to the system as soon as they are freed; False where the C library is not glibc.
+
+    By default glibc raises the size from which on a block is mapped by itself to that of the largest block freed so far, up to 32 MiB:
+    after one long answer all others lie in heaps, which shrink from their ends only, and of heaps it makes eight for each core. To
+    be called before there are threads.
+
+    Source: mallopt(3), M_MMAP_THRESHOLD and M_ARENA_MAX.
+    """
+    try:
+        mallopt = ctypes.CDLL("libc.so.6").mallopt
+    except (OSError, AttributeError):
+        return False
+    options = ((_M_MMAP_THRESHOLD, _LARGE_BYTES), (_M_TRIM_THRESHOLD, _KEPT_BYTES), (_M_ARENA_MAX, _MAX_ARENAS))
+    return bool(min(mallopt(name, value) for name, value in options))

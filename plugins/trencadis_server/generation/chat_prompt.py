@@ -12,7 +12,7 @@ from trencadis_server.generation.prompts import check_chat_length
 
 if TYPE_CHECKING:
     from trencadis.api import Tokenizer
-    from trencadis_server.generation.encoding import Encoder
+    from trencadis_server.context import Encoder
     from trencadis_server.protocol.chat import ChatMessage
 
 __all__ = ["encode_messages"]

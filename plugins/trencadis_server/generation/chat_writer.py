@@ -14,14 +14,13 @@ from trencadis.api import Tokenizer
 from trencadis.records import CompletionOutput, RequestOutput
 from trencadis_server.generation.generation import Generation, transfer_fields, usage_of
 from trencadis_server.generation.logprobs import chat_logprobs, prompt_logprobs
-from trencadis_server.generation.progress import Progress, finish_name
-from trencadis_server.generation.sse import ChunkEncoder
-from trencadis_server.protocol.chat import ChatRequest
-from trencadis_server.protocol.chat_answers import (
+from trencadis_server.generation.sse import ChunkEncoder, Progress, finish_name
+from trencadis_server.protocol.chat import (
     AssistantMessage,
     ChatChoice,
     ChatChunk,
     ChatCompletion,
+    ChatRequest,
     ChunkChoice,
     Delta,
 )

@@ -1,4 +1,4 @@
-"""Outputs of the engine as text completions, whole or in chunks. Choice j of prompt i has the index i x n + j."""
+"""Outputs of the engine as answers of ``/v1/completions``, whole or in chunks."""
 
 from __future__ import annotations
 
@@ -10,16 +10,168 @@ from typing import Any
 
 import attrs
 import msgspec
+from msgspec import UNSET
 
 from trencadis.api import Tokenizer
-from trencadis.records import RequestOutput
-from trencadis_server.generation.completion_choice import ChoiceWriter, CompletionFormat, PromptLogprobsWriter
+from trencadis.records import CompletionOutput, RequestOutput, TokenLogprobs
 from trencadis_server.generation.generation import Generation, transfer_fields, usage_of
-from trencadis_server.generation.sse import ChunkEncoder
-from trencadis_server.protocol.completion_answers import CompletionChoice, TextCompletion
-from trencadis_server.protocol.completions import CompletionRequest
+from trencadis_server.generation.logprobs import CompletionLogprobsWriter, joined, prompt_logprobs
+from trencadis_server.generation.sse import ChunkEncoder, Progress, finish_name
+from trencadis_server.protocol.answers import PromptLogprob
+from trencadis_server.protocol.completions import (
+    CompletionChoice,
+    CompletionLogprobs,
+    CompletionRequest,
+    TextCompletion,
+)
 
-__all__ = ["CompletionWriter"]
+__all__ = ["ChoiceWriter", "CompletionFormat", "CompletionWriter", "PromptLogprobsWriter"]
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class CompletionFormat:
+    """What a client wants to see.
+
+    Attributes:
+        tokenizer: Of the model.
+        has_output: False: the prompt alone; the one token that the engine makes is left out.
+        has_logprobs: Log-probabilities of the tokens.
+        has_token_ids: Token ids.
+        has_prompt_logprobs: Log-probabilities of the prompt, as vLLM has them.
+        hidden: Tokens that have no text.
+    """
+
+    tokenizer: Tokenizer
+    has_output: bool = True
+    has_logprobs: bool = False
+    has_token_ids: bool = False
+    has_prompt_logprobs: bool = False
+    hidden: frozenset[int] = frozenset()
+
+    @classmethod
+    def of(cls, body: CompletionRequest, tokenizer: Tokenizer) -> CompletionFormat:
+        """Return the format that a request asks for. Pure."""
+        hides = body.skip_special_tokens is None or body.skip_special_tokens
+        return cls(
+            tokenizer=tokenizer,
+            has_output=body.max_tokens != 0,
+            has_logprobs=body.logprobs is not None,
+            has_token_ids=bool(body.return_token_ids),
+            has_prompt_logprobs=body.prompt_logprobs is not None,
+            hidden=tokenizer.special_token_ids if hides else frozenset(),
+        )
+
+
+class PromptLogprobsWriter:
+    """Writes the log-probabilities of one prompt once, for all its choices: a prompt may have as many as a thousand short answers.
+
+    Args:
+        format: What to write.
+    """
+
+    def __init__(self, format: CompletionFormat) -> None:  # noqa: A002
+        self._format = format
+        self._of: tuple[TokenLogprobs, ...] | None = None
+        self._listed: list[dict[str, PromptLogprob] | None] = []
+        self._echoed: tuple[CompletionLogprobs, CompletionLogprobsWriter] | None = None
+
+    def listed(self, entries: tuple[TokenLogprobs, ...]) -> list[dict[str, PromptLogprob] | None]:
+        """Return them as vLLM has them; the same list for the same entries."""
+        if self._of is not entries:
+            self._of, self._listed = entries, prompt_logprobs(entries, self._format.tokenizer)
+        return self._listed
+
+    def echoed(self, output: RequestOutput) -> tuple[CompletionLogprobs, CompletionLogprobsWriter]:
+        """Return them as an echoed prompt has them, and what writes those of the tokens after it; to be called once they are whole."""
+        if self._echoed is None:
+            writer = CompletionLogprobsWriter(self._format.tokenizer, hidden=self._format.hidden)
+            self._echoed = writer.prompt(output.prompt_token_ids, output.prompt_logprobs or ()), writer
+        written, writer = self._echoed
+        return written, writer.copy()
+
+
+class ChoiceWriter:
+    """Writes what is new of a completion whose outputs are cumulative.
+
+    Args:
+        format: What to write.
+        index: Of the choice in the answer.
+        echo: Text to stand before the output, or None.
+        prompt: Shared by the choices of one prompt; None: this is the only one.
+    """
+
+    def __init__(
+        self,
+        format: CompletionFormat,  # noqa: A002
+        *,
+        index: int,
+        echo: str | None,
+        prompt: PromptLogprobsWriter | None = None,
+    ) -> None:
+        self._format = format
+        self._index = index
+        self._echo = echo
+        self._prompt = prompt or PromptLogprobsWriter(format)
+        self._progress = Progress(has_token_ids=format.has_logprobs or format.has_token_ids)
+        self._logprobs = CompletionLogprobsWriter(format.tokenizer, hidden=format.hidden)
+
+    def take(self, output: RequestOutput, one: CompletionOutput) -> CompletionChoice | None:
+        """Return what came since the last call, or None if nothing did.
+
+        Args:
+            output: Of the prompt.
+            one: The completion, one of ``output.outputs``.
+        """
+        progress, wanted = self._progress, self._format
+        if progress.is_finished or not self._is_ready(output):
+            return None
+        text, token_ids, entries = progress.take(one) if wanted.has_output else ("", (), ())
+        is_first, progress.is_open = not progress.is_open, True
+        progress.is_finished = one.finish_reason is not None
+        if is_first and self._echo is not None:
+            text = self._echo + text
+        if not (text or progress.is_finished or token_ids):
+            return None
+        return self._written(output, one, text, token_ids, entries, is_first=is_first)
+
+    def _written(
+        self,
+        output: RequestOutput,
+        one: CompletionOutput,
+        text: str,
+        token_ids: tuple[int, ...],
+        entries: tuple[TokenLogprobs, ...],
+        *,
+        is_first: bool,
+    ) -> CompletionChoice:
+        wanted = self._format
+        finish_reason = None
+        if one.finish_reason is not None:
+            finish_reason = finish_name(one) if wanted.has_output else "length"
+        return CompletionChoice(
+            index=self._index,
+            text=text,
+            logprobs=self._run(output, entries, is_first=is_first) if wanted.has_logprobs else None,
+            finish_reason=finish_reason,
+            stop_reason=one.stop_reason if wanted.has_output else None,
+            prompt_logprobs=self._prompt.listed(output.prompt_logprobs or ())
+            if wanted.has_prompt_logprobs and is_first
+            else UNSET,
+            prompt_token_ids=list(output.prompt_token_ids) if wanted.has_token_ids and is_first else UNSET,
+            token_ids=list(token_ids) if wanted.has_token_ids else UNSET,
+        )
+
+    def _is_ready(self, output: RequestOutput) -> bool:
+        """Return whether an echoed prompt has its log-probabilities: of n choices, the first computes them for all."""
+        if self._echo is None or not self._format.has_logprobs or output.finished:
+            return True
+        return len(output.prompt_logprobs or ()) == len(output.prompt_token_ids) - 1
+
+    def _run(self, output: RequestOutput, entries: tuple[TokenLogprobs, ...], *, is_first: bool) -> CompletionLogprobs:
+        if self._echo is None or not is_first:
+            return self._logprobs.output(entries)
+        before, self._logprobs = self._prompt.echoed(output)
+        return joined(before, self._logprobs.output(entries))
 
 
 @attrs.frozen(kw_only=True, eq=False)

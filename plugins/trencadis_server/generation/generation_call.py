@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
@@ -12,14 +13,14 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from trencadis.records import BeamSearchParams, RequestOutput, SamplingParams
+from trencadis.records import BeamSearchParams, RequestOutput, RequestTerms, SamplingParams
 from trencadis_server.context import context_of
+from trencadis_server.errors import ApiError
 from trencadis_server.generation.connection import answer_while_connected
 from trencadis_server.generation.generation import Generation, answer_id, finished_outputs
 from trencadis_server.generation.sampling import http_field
 from trencadis_server.generation.sse import EventStream, check_stream_options
-from trencadis_server.generation.terms import terms_of
-from trencadis_server.protocol.json_response import json_response
+from trencadis_server.protocol.json_body import json_response
 from trencadis_server.routes.models import check_generates, check_model
 
 if TYPE_CHECKING:
@@ -27,12 +28,57 @@ if TYPE_CHECKING:
     from trencadis_server.context import ServerContext
     from trencadis_server.protocol.generation import GenerationRequest
 
+__all__ = ["GenerationCall", "StreamWriter", "open_call", "terms_of"]
+
+
+def terms_of(caller: str, body: GenerationRequest, *, allows_weight: bool) -> RequestTerms:
+    """Return the terms of a request. Pure.
+
+    Cached prefixes are shared neither between API keys nor between users of one key: the time to the first token would tell whether
+    another has sent the same prompt. A ``cache_salt`` names, within the key, with whom they are shared instead. Users within a key
+    share its weight, and only the operator can raise that.
+
+    Args:
+        caller: Name of the API key; empty where none is asked for.
+        body: The request.
+        allows_weight: Clients may set their share themselves.
+
+    Raises:
+        ApiError: It sets a weight and may not.
+    """
+    if body.weight is not None and not allows_weight:
+        raise ApiError(
+            400,
+            "weight is set by this server's operator, in [scheduling.tenants]; clients may not (server.client_weights). "
+            "Leave it out.",
+            param="weight",
+            code="unsupported_parameter",
+        )
+    return RequestTerms(
+        priority=body.priority or 0,
+        tenant=f"{caller}/{body.user}" if body.user else caller,
+        cache_salt=_salt(caller, body),
+        weight=body.weight,
+        ttft_target_s=_seconds(body.ttft_target_ms),
+        tpot_target_s=_seconds(body.tpot_target_ms),
+        transfer_params=body.kv_transfer_params,
+    )
+
+
+def _salt(caller: str, body: GenerationRequest) -> str:
+    if body.cache_salt:
+        return f"{caller}\0{body.cache_salt}"
+    return f"{caller}\0\0{body.user}" if body.user else caller
+
+
+def _seconds(target_ms: float | None) -> float:
+    return math.inf if target_ms is None else target_ms / 1e3
+
+
 _BYTES_PER_CHARACTER = 8
 """Of a body: as many are looked at in the time in which a character is encoded."""
 _CHARACTERS_PER_WORD = 200
 """Each banned word is encoded twice by itself, which takes as long."""
-
-__all__ = ["GenerationCall", "StreamWriter", "open_call"]
 
 
 class StreamWriter(Protocol):

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, TypeVar, cast
 import msgspec
 
 from trencadis_server.protocol.answers import PromptLogprob
-from trencadis_server.protocol.chat_answers import ChatLogprobs, TokenLogprob, TopLogprob
-from trencadis_server.protocol.completion_answers import CompletionLogprobs
+from trencadis_server.protocol.chat import ChatLogprobs, TokenLogprob, TopLogprob
+from trencadis_server.protocol.completions import CompletionLogprobs
 
 if TYPE_CHECKING:
     from trencadis.api import Tokenizer

@@ -11,7 +11,7 @@ from trencadis_server.errors import ApiError
 if TYPE_CHECKING:
     from trencadis import AsyncLLM
     from trencadis.api import Tokenizer
-    from trencadis_server.generation.encoding import Encoder
+    from trencadis_server.context import Encoder
     from trencadis_server.protocol.completions import CompletionRequest, Inputs
 
 __all__ = ["TokenIds", "check_chat_length", "check_length", "check_room", "echoes", "encode_inputs", "truncated"]

@@ -1,4 +1,4 @@
-"""Fields of a request to ``SamplingParams``."""
+"""Fields of a request to ``SamplingParams`` or ``BeamSearchParams``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from trencadis.errors import InvalidRequestError
-from trencadis.records import SamplingParams
+from trencadis.records import BeamSearchParams, RequestTerms, SamplingParams
 from trencadis_server.errors import ApiError
 from trencadis_server.generation.structured import structured_field, structured_of
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from trencadis.api import Tokenizer
     from trencadis_server.protocol.generation import GenerationRequest
 
-__all__ = ["http_field", "sampling_params"]
+__all__ = ["beam_params", "http_field", "sampling_params"]
 
 _NAMES = tuple(attrs.fields_dict(SamplingParams))
 _OTHER_NAMES = {
@@ -113,3 +113,97 @@ def _tokens_of(text: str, tokenizer: Tokenizer) -> tuple[int, ...]:
         return tuple(tokenizer.encode(text, add_special_tokens=False))
     except InvalidRequestError:
         return ()
+
+
+_OWN = ("length_penalty", "early_stopping")
+"""Fields that say how to search."""
+
+_HONOURED = frozenset(
+    {
+        *("model", "prompt", "messages", "use_beam_search", "n", "best_of", *_OWN, "stream", "user"),
+        *("max_tokens", "max_completion_tokens", "stop_token_ids", "ignore_eos", "include_stop_str_in_output"),
+        *("skip_special_tokens", "return_token_ids", "logprobs", "top_logprobs", "echo", "truncate_prompt_tokens"),
+        *("add_special_tokens", "add_generation_prompt", "continue_final_message", "chat_template_kwargs"),
+        *attrs.fields_dict(RequestTerms),
+        *("ttft_target_ms", "tpot_target_ms"),
+        # Nothing is drawn, so there is nothing for them to change; nor is there one prefix to hand over.
+        *("seed", "temperature", "kv_transfer_params"),
+    }
+)
+"""Fields that hold with beam search; any other, of today or tomorrow, is refused rather than passed over."""
+
+_NOTHING: tuple[Any, ...] = ([], {}, {"type": "text"})
+"""Values with which a field asks for nothing; the last is a response_format."""
+
+
+def beam_params(body: GenerationRequest, *, max_tokens: int | None, logprobs: int | None) -> BeamSearchParams | None:
+    """Return how a request wants to search, or None if it does not. Pure.
+
+    The beam width is ``best_of``, or else ``n``; ``n`` continuations are answered.
+
+    Args:
+        body: The request.
+        max_tokens: The most tokens of a choice; None: as many as there is room for.
+        logprobs: Alternatives at each output token; None: no log-probabilities.
+
+    Raises:
+        ApiError: A stream, a parameter of sampling, or one of beam search without beam search.
+        InvalidRequestError: A value is out of range.
+    """
+    if not body.use_beam_search:
+        _refuse_without_search(body)
+        return None
+    _refuse_sampling(body)
+    width = getattr(body, "best_of", None) or body.num_choices
+    _check_width(body, width, logprobs)
+    return BeamSearchParams(
+        beam_width=width,
+        n=body.num_choices,
+        max_tokens=max_tokens,
+        length_penalty=1.0 if body.length_penalty is None else body.length_penalty,
+        early_stopping=body.early_stopping or False,
+        stop_token_ids=body.stop_token_ids,
+        ignore_eos=bool(body.ignore_eos),
+        include_stop_str_in_output=bool(body.include_stop_str_in_output),
+        skip_special_tokens=body.skip_special_tokens is not False,
+        logprobs=logprobs,
+    )
+
+
+def _refuse_without_search(body: GenerationRequest) -> None:
+    for name, idle in zip(_OWN, (1.0, False), strict=True):
+        if getattr(body, name) not in (None, idle):
+            raise ApiError(400, f"{name} needs use_beam_search to be true.", param=name)
+
+
+def _refuse_sampling(body: GenerationRequest) -> None:
+    if body.stream:
+        raise ApiError(
+            400,
+            "use_beam_search cannot stream: which text is best is known at the end only. Leave out stream.",
+            param="stream",
+        )
+    if body.temperature not in (None, 0, 1):
+        raise _no_effect("temperature")
+    if getattr(body, "echo", None) and getattr(body, "logprobs", None) is not None:
+        raise ApiError(400, "echo with logprobs is not answered with use_beam_search.", param="echo")
+    defaults = SamplingParams()
+    for name in sorted(body.model_fields_set - _HONOURED):
+        value: Any = getattr(body, name)
+        if not (value is None or value == getattr(defaults, name, None) or value in _NOTHING):
+            raise _no_effect(name)
+
+
+def _check_width(body: GenerationRequest, width: int, logprobs: int | None) -> None:
+    if width < body.num_choices:
+        raise ApiError(400, f"best_of = {width} is below n = {body.num_choices}.", param="best_of")
+    if logprobs is not None and logprobs > width:
+        raise ApiError(
+            400,
+            f"{logprobs} alternatives at each token, but beam search with a width of {width} knows {width}.",
+            param="top_logprobs" if hasattr(body, "top_logprobs") else "logprobs",
+        )
+
+
+def _no_effect(name: str) -> ApiError:
+    return ApiError(400, f"{name} has no effect with use_beam_search, which draws nothing. Leave it out.", param=name)

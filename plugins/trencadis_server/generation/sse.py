@@ -1,17 +1,18 @@
-"""Server-sent events: a response that streams them, and chunks whose constant part is encoded once."""
+"""Server-sent events: a response that streams them, chunks whose constant part is encoded once, and what of a growing completion was sent."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from trencadis.records import CompletionOutput, FinishReason, TokenLogprobs
 from trencadis_server.errors import ApiError, as_api_error
 from trencadis_server.generation.connection import while_connected
 from trencadis_server.protocol.answers import Usage
@@ -19,7 +20,7 @@ from trencadis_server.protocol.answers import Usage
 if TYPE_CHECKING:
     from trencadis_server.protocol.generation import GenerationRequest
 
-__all__ = ["DONE", "ChunkEncoder", "EventStream", "check_stream_options", "event"]
+__all__ = ["DONE", "ChunkEncoder", "EventStream", "Progress", "check_stream_options", "event", "finish_name"]
 
 logger = logging.getLogger("trencadis")
 
@@ -140,3 +141,38 @@ class ChunkEncoder(Generic[_ChoiceT]):
     def last(self, usage: Usage) -> bytes:
         """Return the event with the usage, without choices; empty if it was not asked for."""
         return event(self._encode(self._make([], usage))) if self.includes_usage else b""
+
+
+def finish_name(output: CompletionOutput) -> Literal["stop", "length"]:
+    """Return why a completion ended, in OpenAI's words; what failed or was aborted never gets here. Pure."""
+    return "length" if output.finish_reason is FinishReason.LENGTH else "stop"
+
+
+class Progress:
+    """Follows one completion of a stream; outputs are cumulative, chunks are not.
+
+    Args:
+        has_token_ids: Token ids are wanted; else :meth:`take` does not look for them.
+
+    Attributes:
+        is_open: Whatever comes before the text was sent.
+        is_finished: The finish reason was sent.
+    """
+
+    def __init__(self, *, has_token_ids: bool = True) -> None:
+        self.is_open = False
+        self.is_finished = False
+        self._has_token_ids = has_token_ids
+        self._num_characters = 0
+        self._num_tokens = 0
+        self._num_logprobs = 0
+
+    def take(self, output: CompletionOutput) -> tuple[str, tuple[int, ...], tuple[TokenLogprobs, ...]]:
+        """Return the text, token ids and log-probabilities that came since the last call. O(what is new)."""
+        logprobs = output.logprobs or ()
+        text = output.text[self._num_characters :]
+        token_ids = tuple(output.token_ids[self._num_tokens :]) if self._has_token_ids else ()
+        entries = logprobs[self._num_logprobs :]
+        self._num_characters, self._num_logprobs = len(output.text), len(logprobs)
+        self._num_tokens += len(token_ids)
+        return text, token_ids, entries

@@ -23,8 +23,8 @@ from http import HTTPStatus
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from trencadis_server.errors import ApiError
+from trencadis_server.middleware.failures import error_headers
 from trencadis_server.middleware.request_context import new_request_id
-from trencadis_server.middleware.respond import error_headers
 
 __all__ = ["MAX_HEAD_BYTES", "connection_class"]
 

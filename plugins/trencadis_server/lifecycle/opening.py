@@ -3,31 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import functools
 import gc
 import logging
+import os
+import socket
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
+
+import attrs
 
 from trencadis import AsyncLLM
 from trencadis.api import Config, Registry, ResolvedConfig, resolve_plan
 from trencadis.clock import SystemClock
+from trencadis.errors import ConfigError
 from trencadis_server.app import make_app
 from trencadis_server.config import server_of
 from trencadis_server.context import ServerContext
 from trencadis_server.http_metrics import HttpMetrics
 from trencadis_server.lifecycle.lifecycle import Service
-from trencadis_server.lifecycle.preparation import config_to_serve, model_names_of
-from trencadis_server.lifecycle.sockets import listen, url_of
 from trencadis_server.lifecycle.supervisor import Supervisor
 from trencadis_server.middleware.auth import ApiKeys
 from trencadis_server.middleware.drain_guard import DrainGuard
 from trencadis_server.middleware.limits import AdmissionControl
 from trencadis_server.routes.admin import make_admin_app
 
-__all__ = ["OpenServer", "make_context", "open_server"]
+__all__ = ["OpenServer", "config_to_serve", "listen", "make_context", "model_names_of", "open_server", "url_of"]
 
 logger = logging.getLogger("trencadis.server")
 
@@ -180,3 +184,94 @@ def make_context(config: Config, supervisor: Supervisor) -> ServerContext:
         clock=clock,
         created=int(time.time()),
     )
+
+
+def config_to_serve(config: Config, *, placement: str = "process") -> Config:
+    """Return the configuration with what the server adds. Pure.
+
+    Args:
+        config: As loaded.
+        placement: What ``[engine] placement = "auto"`` becomes.
+    """
+    engine, observer = config.engine, config.observer
+    if engine.placement == "auto":
+        engine = attrs.evolve(engine, placement=placement)
+    added = server_of(config).observer
+    if added and added not in observer.names:
+        observer = attrs.evolve(observer, names=(*observer.names, added))
+    name = model_names_of(config)[0]
+    components = {key: _named(options, name) for key, options in observer.components.items()}
+    return attrs.evolve(config, engine=engine, observer=attrs.evolve(observer, components=components))
+
+
+def model_names_of(config: Config) -> tuple[str, ...]:
+    """Return the names clients may ask for: ``server.model_name``, split at commas, else ``model.path``. Pure."""
+    names = tuple(dict.fromkeys(name for part in server_of(config).model_name.split(",") if (name := part.strip())))
+    return names or (config.model.path,)
+
+
+def _named(options: Any, name: str) -> Any:
+    """Return an observer's options with the name of the model, if it asks for one and none is given. Pure."""
+    if attrs.has(type(options)) and getattr(options, "model_name", None) == "":
+        return attrs.evolve(options, model_name=name)
+    return options
+
+
+_BACKLOG = 2048
+
+
+def listen(
+    host: str, port: int, *, setting: str = "server.port", meaning_of_zero: str = "any free one"
+) -> socket.socket:
+    """Return a socket that listens.
+
+    Args:
+        host: Name or address.
+        port: Port; 0: any free one.
+        setting: The setting after the port, for messages.
+        meaning_of_zero: What the setting 0 stands for, for messages.
+
+    Raises:
+        ConfigError: The address does not exist, or the port is in use or forbidden.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except OSError as error:
+        raise ConfigError(
+            f'[server] host = "{host}": no such address: {error.strerror or error}.', hint="Write 127.0.0.1 or 0.0.0.0."
+        ) from error
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(_BACKLOG)
+        listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise ConfigError(
+                f'[server] host = "{host}": this machine does not have that address.',
+                hint="Correct server.host: 127.0.0.1, 0.0.0.0, or an address of this machine.",
+            ) from error
+        raise ConfigError(
+            f"{setting} = {port}: {_reason(error, host)}", hint=f"Choose another {setting}; 0: {meaning_of_zero}."
+        ) from error
+    return listener
+
+
+def url_of(listener: socket.socket) -> str:
+    """Return the address of a listening socket as clients write it. Pure."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _reason(error: OSError, host: str) -> str:
+    match error.errno:
+        case errno.EADDRINUSE:
+            return f"the port is in use on {host}."
+        case errno.EACCES:
+            return "this user may not listen on it."
+        case _:
+            return f"cannot listen on it: {os.strerror(error.errno or 0)}."

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from trencadis.errors import ConfigValueError
 from trencadis_server.errors import ApiError
 from trencadis_server.middleware.drain_guard import OPEN_PATHS
-from trencadis_server.middleware.respond import refuse
+from trencadis_server.middleware.failures import refuse
 
 __all__ = ["ApiKeys", "AuthMiddleware"]
 

@@ -13,7 +13,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from trencadis_server.errors import RATE_LIMIT, ApiError, retry_headers
-from trencadis_server.middleware.respond import has_body, refuse, send_error
+from trencadis_server.middleware.failures import has_body, refuse, send_error
 from trencadis_server.protocol.json_body import MAX_VALUES, ValueCheck
 
 __all__ = ["BodyMiddleware"]

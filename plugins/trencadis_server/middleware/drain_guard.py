@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from trencadis_server.errors import EngineUnavailableError, as_api_error
-from trencadis_server.middleware.respond import refuse
+from trencadis_server.middleware.failures import refuse
 
 __all__ = ["OPEN_PATHS", "DrainGuard", "DrainMiddleware", "draining_error"]
 

@@ -19,7 +19,7 @@ from trencadis_server.errors import as_api_error
 from trencadis_server.generation.connection import CLIENT_GONE
 from trencadis_server.http_metrics import HttpMetrics
 from trencadis_server.middleware.drain_guard import OPEN_PATHS
-from trencadis_server.middleware.respond import send_error
+from trencadis_server.middleware.failures import send_error
 
 __all__ = ["RequestContextMiddleware", "new_request_id", "request_id_of"]
 

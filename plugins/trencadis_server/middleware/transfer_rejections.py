@@ -15,9 +15,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from trencadis.errors import InvalidRequestError, TrencadisError
 from trencadis.records.request import transfer_table
-from trencadis_server.context import ServerContext
+from trencadis_server.context import Encoder, ServerContext
 from trencadis_server.errors import ApiError
-from trencadis_server.generation.encoding import Encoder
 from trencadis_server.protocol.json_body import decode
 
 __all__ = ["TransferRejectionMiddleware"]

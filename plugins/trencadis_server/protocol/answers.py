@@ -1,4 +1,4 @@
-"""Answers of the smaller endpoints, and what several have in common. Encoded with msgspec, since chunks are many."""
+"""Answers of the smaller endpoints and parts that several answers have. Encoded with msgspec, since chunks are many."""
 
 from __future__ import annotations
 
@@ -7,19 +7,18 @@ from typing import Literal
 import msgspec
 
 __all__ = [
-    "Detokenized",
-    "EmbeddingItem",
-    "EmbeddingList",
-    "EmbeddingUsage",
     "ErrorAnswer",
     "ErrorDetails",
+    "FinishReasonName",
     "ModelCard",
     "ModelList",
     "PromptLogprob",
-    "Tokenized",
     "Usage",
     "Version",
 ]
+
+
+FinishReasonName = Literal["stop", "length"]
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,45 +109,6 @@ class ModelList(msgspec.Struct, frozen=True, kw_only=True):
 
     object: Literal["list"] = "list"
     data: list[ModelCard]
-
-
-class EmbeddingUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens of all texts."""
-
-    prompt_tokens: int
-    total_tokens: int
-
-
-class EmbeddingItem(msgspec.Struct, frozen=True, kw_only=True):
-    """One vector: numbers, or little-endian float32 in base64."""
-
-    object: Literal["embedding"] = "embedding"
-    index: int
-    embedding: list[float] | str
-
-
-class EmbeddingList(msgspec.Struct, frozen=True, kw_only=True):
-    """One vector for each text, in order."""
-
-    object: Literal["list"] = "list"
-    data: list[EmbeddingItem]
-    model: str
-    usage: EmbeddingUsage
-
-
-class Tokenized(msgspec.Struct, frozen=True, kw_only=True):
-    """Token ids of a text."""
-
-    count: int
-    max_model_len: int
-    tokens: list[int]
-    token_strs: list[str] | None = None
-
-
-class Detokenized(msgspec.Struct, frozen=True, kw_only=True):
-    """Text of token ids."""
-
-    prompt: str
 
 
 class Version(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,16 +1,19 @@
-"""The body of ``POST /v1/completions``."""
+"""The body and the answers of ``POST /v1/completions``."""
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
+import msgspec
+from msgspec import UNSET, UnsetType
 from pydantic import Field
 
 from trencadis.records.sampling import MAX_LOGPROBS
+from trencadis_server.protocol.answers import FinishReasonName, PromptLogprob, Usage
 from trencadis_server.protocol.base import TokenIds, said_as
 from trencadis_server.protocol.generation import GenerationRequest
 
-__all__ = ["MAX_PROMPTS", "CompletionRequest", "Inputs"]
+__all__ = ["MAX_PROMPTS", "CompletionChoice", "CompletionLogprobs", "CompletionRequest", "Inputs", "TextCompletion"]
 
 MAX_PROMPTS = 2048
 """The most texts in one request. Source: OpenAI's limit for the inputs of embeddings."""
@@ -44,3 +47,38 @@ class CompletionRequest(GenerationRequest):
     add_special_tokens: bool | None = Field(
         None, description="Encode with the tokens that the tokenizer adds, such as one for the beginning; true."
     )
+
+
+class CompletionLogprobs(msgspec.Struct, frozen=True, kw_only=True):
+    """Four lists with one entry for each token. The first token of an echoed prompt has no log-probability."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """One of n continuations of one prompt, or what a chunk adds to it."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: FinishReasonName | None = None
+    stop_reason: str | int | None = None
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class TextCompletion(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer, or one event of a stream: then the usage is null or missing in all but the last."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    system_fingerprint: str
+    usage: Usage | UnsetType | None = UNSET
+    kv_transfer_params: dict[str, Any] | UnsetType = UNSET

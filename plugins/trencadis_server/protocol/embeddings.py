@@ -1,15 +1,16 @@
-"""The body of ``POST /v1/embeddings``."""
+"""The body and the answers of ``POST /v1/embeddings``."""
 
 from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
+import msgspec
 from pydantic import Field
 
 from trencadis_server.protocol.base import EndpointRequest
 from trencadis_server.protocol.completions import Inputs
 
-__all__ = ["EmbeddingsRequest"]
+__all__ = ["EmbeddingItem", "EmbeddingList", "EmbeddingUsage", "EmbeddingsRequest"]
 
 
 class EmbeddingsRequest(EndpointRequest):
@@ -27,3 +28,27 @@ class EmbeddingsRequest(EndpointRequest):
     )
     user: str | None = Field(None, description="Ignored: texts are embedded in order of arrival.")
     add_special_tokens: bool | None = Field(None, description="Encode with the tokens that the tokenizer adds; true.")
+
+
+class EmbeddingUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens of all texts."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingItem(msgspec.Struct, frozen=True, kw_only=True):
+    """One vector: numbers, or little-endian float32 in base64."""
+
+    object: Literal["embedding"] = "embedding"
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingList(msgspec.Struct, frozen=True, kw_only=True):
+    """One vector for each text, in order."""
+
+    object: Literal["list"] = "list"
+    data: list[EmbeddingItem]
+    model: str
+    usage: EmbeddingUsage

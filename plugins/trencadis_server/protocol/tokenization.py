@@ -1,15 +1,16 @@
-"""The bodies of ``POST /tokenize`` and ``POST /detokenize``, by vLLM's names."""
+"""The bodies of ``POST /tokenize`` and ``POST /detokenize``, by vLLM's names, and their answers."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar
 
+import msgspec
 from pydantic import Field
 
 from trencadis_server.protocol.base import EndpointRequest, TokenIds
 from trencadis_server.protocol.chat import ChatMessage
 
-__all__ = ["DetokenizeRequest", "TokenizeRequest"]
+__all__ = ["DetokenizeRequest", "Detokenized", "TokenizeRequest", "Tokenized"]
 
 
 class TokenizeRequest(EndpointRequest):
@@ -38,3 +39,18 @@ class DetokenizeRequest(EndpointRequest):
 
     model: str | None = Field(None, description="A name that /v1/models lists.")
     tokens: TokenIds = Field(description="Token ids; those that the tokenizer does not know have no text.")
+
+
+class Tokenized(msgspec.Struct, frozen=True, kw_only=True):
+    """Token ids of a text."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class Detokenized(msgspec.Struct, frozen=True, kw_only=True):
+    """Text of token ids."""
+
+    prompt: str

@@ -1,30 +1,52 @@
-"""The administration on a loopback port of its own: what is installed and active, who set which value, and scheduling."""
+"""Administration pages, on a loopback port of their own: what is installed and active, who set which value, scheduling and role."""
 
 from __future__ import annotations
 
+import logging
+import re
 from typing import TYPE_CHECKING, Any
 
 import attrs
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 import trencadis
-from trencadis.api import Registry, ResolvedConfig, ResolvedPlan, explain, rows_of
-from trencadis.errors import EngineEndedError
+from trencadis.api import (
+    Config,
+    Registry,
+    ResolvedConfig,
+    ResolvedPlan,
+    SchedulingChange,
+    SchedulingInForce,
+    explain,
+    resolve_change,
+    rows_of,
+)
+from trencadis.errors import ConfigError, EngineEndedError, PluginError, RequestError, TrencadisError
+from trencadis_server.config import LOOPBACK
 from trencadis_server.context import ServerContext
+from trencadis_server.errors import ApiError
 from trencadis_server.http_metrics import HttpMetrics
 from trencadis_server.lifecycle.supervisor import Supervisor
 from trencadis_server.middleware.auth import ApiKeys, AuthMiddleware
 from trencadis_server.middleware.body import BodyMiddleware
-from trencadis_server.middleware.failures import add_handlers
+from trencadis_server.middleware.failures import add_handlers, refuse
 from trencadis_server.middleware.request_context import RequestContextMiddleware
-from trencadis_server.routes.admin_call import HostMiddleware
-from trencadis_server.routes.admin_role import role_router
-from trencadis_server.routes.admin_scheduling import PlanInForce, scheduling_router
+from trencadis_server.protocol.json_body import check_values, decode
 
 if TYPE_CHECKING:
     from trencadis import AsyncLLM
 
-__all__ = ["make_admin_app"]
+__all__ = [
+    "HostMiddleware",
+    "PlanInForce",
+    "check_content_type",
+    "make_admin_app",
+    "role_router",
+    "scheduling_router",
+    "table_of",
+]
 
 _MAX_BODY_BYTES = 2**16
 
@@ -115,3 +137,174 @@ def _server(context: ServerContext) -> dict[str, Any]:
         "num_requests": getattr(admission, "num_requests", None),
         "num_waiting_tokens": getattr(admission, "num_waiting_tokens", None),
     }
+
+
+_HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^:\[\]]+))(?::\d+)?", re.IGNORECASE)
+_MAX_QUOTED = 100
+
+
+class HostMiddleware:
+    """Answers 403 unless a request names this machine as its host.
+
+    A page whose name its owner lets point to 127.0.0.1 (DNS rebinding) may send a browser here and read the answers; the browser
+    names the page's host then.
+
+    Args:
+        app: Gets the other requests.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request."""
+        if scope["type"] == "http":
+            hosts = Headers(scope=scope).getlist("host")
+            match = _HOST.fullmatch(hosts[0]) if len(hosts) == 1 else None
+            if match is None or (match[1] or match[2]).lower() not in LOOPBACK:
+                given = ", ".join(hosts)[:_MAX_QUOTED]
+                error = ApiError(
+                    403,
+                    f"The administration answers as 127.0.0.1, [::1] or localhost, not as host {given!a}.",
+                    code="wrong_host",
+                )
+                await refuse(scope, receive, send, error)
+                return
+        await self._app(scope, receive, send)
+
+
+def check_content_type(request: Request) -> None:
+    """Refuse a body that a web page can make a browser send without asking this server first.
+
+    Raises:
+        ApiError: 415.
+    """
+    if request.headers.get("content-type", "").split(";")[0].strip().lower() != "application/json":
+        raise ApiError(415, "The body must be JSON: send content-type: application/json.", code="invalid_content_type")
+
+
+def table_of(body: bytes) -> dict[str, Any]:
+    """Return the body of a change, a JSON object. Pure.
+
+    Raises:
+        ApiError: 400: it is none, or has what cannot be sent to the engine.
+    """
+    table = decode(body)
+    check_values(table)
+    if not isinstance(table, dict):
+        raise ApiError(400, "The body must be a JSON object.", code="invalid_json")
+    return table
+
+
+def role_router(context: ServerContext) -> APIRouter:
+    """Return the routes.
+
+    Args:
+        context: Of the server.
+    """
+    router = APIRouter()
+
+    @router.get("/admin/role", summary="The role of the engine")
+    async def show(request: Request) -> dict[str, Any]:
+        """The role in force, and how many requests are live: after a change, those that came before run to their end."""
+        return await context.llm.role()
+
+    @router.post("/admin/role", summary="Another role")
+    async def change(request: Request) -> dict[str, Any]:
+        """Take another role between two steps: ``{"role": "prefill"}``, ``decode`` or ``both``.
+
+        Requests that are here run to their end; newcomers that the new role does not take are answered with 503.
+        """
+        check_content_type(request)
+        table = table_of(await request.body())
+        try:
+            return await context.llm.set_role(str(table.get("role")))
+        except RequestError as error:
+            raise ApiError(400, str(error), code="invalid_role") from error
+
+    return router
+
+
+logger = logging.getLogger("trencadis.server")
+
+_SOURCE = "POST /admin/scheduling"
+
+
+class PlanInForce:
+    """The plan as the administration shows it: the configuration's, with the scheduling of the engine that serves.
+
+    An engine that was opened again has the configuration's scheduling: that is what the operator wrote.
+
+    Args:
+        config: As the server runs it.
+        plan: Of the configuration.
+        registry: The plugins.
+    """
+
+    def __init__(self, config: Config, plan: ResolvedPlan, registry: Registry) -> None:
+        self._written = self._present = SchedulingInForce.at_start(config, plan)
+        self._registry = registry
+        self._llm: AsyncLLM | None = None
+
+    def of(self, llm: AsyncLLM | None) -> ResolvedPlan:
+        """Return the plan of an engine; None: there is none."""
+        return (self._present if llm is not None and llm is self._llm else self._written).plan
+
+    def changed(self, llm: AsyncLLM, table: dict[str, Any]) -> None:
+        """Note a change that an engine has made."""
+        present = self._present if llm is self._llm else self._written
+        try:
+            self._present = resolve_change(present, self._registry, SchedulingChange.of(table, source=_SOURCE))
+        except TrencadisError:
+            logger.exception("The engine took a change of scheduling that the server cannot resolve.")
+        self._llm = llm
+
+
+def scheduling_router(context: ServerContext, plans: PlanInForce) -> APIRouter:
+    """Return the routes.
+
+    Args:
+        context: Of the server.
+        plans: Told of changes.
+    """
+    router = APIRouter()
+
+    @router.get("/admin/scheduling", summary="The scheduling policy in force")
+    async def show(request: Request) -> dict[str, Any]:
+        """Policy, options, fallback, who was quarantined and why, and what the shadow would do otherwise."""
+        return await _answered(context.llm.scheduling())
+
+    @router.post("/admin/scheduling", summary="Another scheduling policy, or another shadow")
+    async def change(request: Request) -> dict[str, Any]:
+        """Put a policy in force between two steps: ``{"name": ..., "options": {...}, "shadow": ...}``, each optional.
+
+        No request is lost, and none is computed again. The answer is that of GET, with what was in force before.
+        """
+        check_content_type(request)
+        table, llm = table_of(await request.body()), context.llm
+        answer = await _answered(llm.change_scheduling(table, source=_SOURCE))
+        plans.changed(llm, table)
+        return answer
+
+    @router.get("/admin/explain/{request_id:path}", summary="Why a request was scheduled or not")
+    async def explain(request: Request, request_id: str) -> dict[str, Any]:
+        """What each of the last steps did with a request, and why; also after its end. Steps of equal outcome are one."""
+        try:
+            return await context.llm.explain(request_id)
+        except RequestError as error:
+            raise ApiError(404, str(error), code="unknown_request") from error
+
+    return router
+
+
+async def _answered(answer: Any) -> dict[str, Any]:
+    """Return an engine's answer; what is wrong with the question is the caller's, in the words of the configuration.
+
+    Raises:
+        ApiError: 400.
+    """
+    try:
+        found: dict[str, Any] = await answer
+    except (ConfigError, PluginError, RequestError) as error:
+        raise ApiError(400, str(error), code="invalid_scheduling") from error
+    return found

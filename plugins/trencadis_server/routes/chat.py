@@ -9,14 +9,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from trencadis_server.errors import ApiError
-from trencadis_server.generation.beams import beam_params
 from trencadis_server.generation.chat_prompt import encode_messages
 from trencadis_server.generation.chat_writer import ChatWriter
 from trencadis_server.generation.generation_call import open_call
 from trencadis_server.generation.prompts import check_room, truncated
-from trencadis_server.generation.sampling import sampling_params
-from trencadis_server.protocol.chat import ChatRequest
-from trencadis_server.protocol.chat_answers import ChatChunk, ChatCompletion
+from trencadis_server.generation.sampling import beam_params, sampling_params
+from trencadis_server.protocol.chat import ChatChunk, ChatCompletion, ChatRequest
 from trencadis_server.protocol.json_body import JsonRoute
 from trencadis_server.protocol.openapi import documented
 

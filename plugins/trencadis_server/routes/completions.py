@@ -9,13 +9,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from trencadis_server.errors import ApiError
-from trencadis_server.generation.beams import beam_params
 from trencadis_server.generation.completion_writer import CompletionWriter
 from trencadis_server.generation.generation_call import open_call
 from trencadis_server.generation.prompts import TokenIds, check_room, echoes, encode_inputs, truncated
-from trencadis_server.generation.sampling import sampling_params
-from trencadis_server.protocol.completion_answers import TextCompletion
-from trencadis_server.protocol.completions import CompletionRequest
+from trencadis_server.generation.sampling import beam_params, sampling_params
+from trencadis_server.protocol.completions import CompletionRequest, TextCompletion
 from trencadis_server.protocol.json_body import JsonRoute
 from trencadis_server.protocol.openapi import documented
 

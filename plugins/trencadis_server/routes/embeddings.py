@@ -15,10 +15,8 @@ from trencadis_server.context import context_of
 from trencadis_server.errors import SERVER_ERROR, ApiError
 from trencadis_server.generation.connection import answer_while_connected
 from trencadis_server.generation.prompts import TokenIds, check_room, encode_inputs
-from trencadis_server.protocol.answers import EmbeddingItem, EmbeddingList, EmbeddingUsage
-from trencadis_server.protocol.embeddings import EmbeddingsRequest
-from trencadis_server.protocol.json_body import JsonRoute
-from trencadis_server.protocol.json_response import json_response
+from trencadis_server.protocol.embeddings import EmbeddingItem, EmbeddingList, EmbeddingsRequest, EmbeddingUsage
+from trencadis_server.protocol.json_body import JsonRoute, json_response
 from trencadis_server.protocol.openapi import documented
 from trencadis_server.routes.models import check_embeds, check_model
 

@@ -13,7 +13,7 @@ from trencadis.errors import did_you_mean
 from trencadis_server.context import ServerContext, context_of
 from trencadis_server.errors import ApiError
 from trencadis_server.protocol.answers import ModelCard, ModelList, Version
-from trencadis_server.protocol.json_response import json_response
+from trencadis_server.protocol.json_body import json_response
 from trencadis_server.protocol.openapi import documented
 
 if TYPE_CHECKING:

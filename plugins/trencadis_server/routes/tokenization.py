@@ -14,16 +14,14 @@ from trencadis_server.errors import ApiError
 from trencadis_server.generation.chat_prompt import encode_messages
 from trencadis_server.generation.logprobs import token_text
 from trencadis_server.generation.prompts import check_length
-from trencadis_server.protocol.answers import Detokenized, Tokenized
-from trencadis_server.protocol.json_body import JsonRoute
-from trencadis_server.protocol.json_response import json_response
+from trencadis_server.protocol.json_body import JsonRoute, json_response
 from trencadis_server.protocol.openapi import documented
-from trencadis_server.protocol.tokenization import DetokenizeRequest, TokenizeRequest
+from trencadis_server.protocol.tokenization import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
 from trencadis_server.routes.models import check_model
 
 if TYPE_CHECKING:
     from trencadis.api import Tokenizer
-    from trencadis_server.generation.encoding import Encoder
+    from trencadis_server.context import Encoder
 
 __all__ = ["make_router"]
 

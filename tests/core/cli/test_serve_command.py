@@ -6,7 +6,7 @@ from trencadis.cli import main
 from trencadis.config import settings_of
 from trencadis_server.commands.serve import SHORT_FLAGS
 from trencadis_server.config import ServerConfig
-from trencadis_server.lifecycle.sockets import listen
+from trencadis_server.lifecycle.opening import listen
 
 
 def test_short_flags_stand_for_settings_that_exist():

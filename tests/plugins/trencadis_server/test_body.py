@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from trencadis_server.middleware import respond
+from trencadis_server.middleware import failures
 from trencadis_server.middleware.body import BodyMiddleware
 
 
@@ -73,14 +73,14 @@ def test_an_announced_length_over_the_cap_is_refused_before_a_byte_is_read(lengt
 
 
 def test_the_answer_is_complete_for_the_client_while_it_still_sends(monkeypatch):
-    monkeypatch.setattr(respond, "_LINGER_S", 0.05)
+    monkeypatch.setattr(failures, "_LINGER_S", 0.05)
     status, body, sent, _, _ = call([part(b"x" * 20)])  # and then nothing more comes
     assert status == 413
     assert dict(sent[0]["headers"])[b"content-length"] == str(len(body)).encode()
 
 
 def test_a_body_that_does_not_come_is_answered_408_with_what_had_come(monkeypatch):
-    monkeypatch.setattr(respond, "_LINGER_S", 0.01)
+    monkeypatch.setattr(failures, "_LINGER_S", 0.01)
     status, body, *_ = call([part(b"abc")], timeout_s=0.05)
     assert status == 408
     assert "3 bytes came" in json.loads(body)["error"]["message"]

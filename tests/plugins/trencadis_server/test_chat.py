@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from trencadis.text import Tokenizer, encode_chat
-from trencadis_server.protocol.chat_answers import ChatChunk, ChatCompletion
+from trencadis_server.protocol.chat import ChatChunk, ChatCompletion
 from trencadis_testing.fakes import fake_text
 
 PATH = "/v1/chat/completions"

@@ -7,9 +7,9 @@ import pytest
 
 from trencadis.errors import InvalidRequestError
 from trencadis.text import Tokenizer, encode_chat
+from trencadis_server.context import Encoder
 from trencadis_server.errors import ApiError
 from trencadis_server.generation.chat_prompt import encode_messages
-from trencadis_server.generation.encoding import Encoder
 from trencadis_server.protocol.chat import ChatMessage
 
 

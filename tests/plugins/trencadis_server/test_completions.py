@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from trencadis.text import Tokenizer
-from trencadis_server.protocol.completion_answers import TextCompletion
+from trencadis_server.protocol.completions import TextCompletion
 from trencadis_testing.fakes import fake_text
 
 PATH = "/v1/completions"

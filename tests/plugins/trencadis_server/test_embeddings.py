@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from trencadis.text import Tokenizer
-from trencadis_server.protocol.answers import EmbeddingList
-from trencadis_server.protocol.json_response import json_response
+from trencadis_server.protocol.embeddings import EmbeddingList
+from trencadis_server.protocol.json_body import json_response
 
 PATH = "/v1/embeddings"
 

@@ -16,8 +16,8 @@ from trencadis_server.errors import ApiError
 from trencadis_server.lifecycle import guarded_connection
 from trencadis_server.lifecycle.guarded_connection import MAX_HEAD_BYTES, connection_class
 from trencadis_server.lifecycle.lifecycle import event_loop_factory
-from trencadis_server.lifecycle.sockets import listen
-from trencadis_server.middleware.respond import refuse
+from trencadis_server.lifecycle.opening import listen
+from trencadis_server.middleware.failures import refuse
 
 TIMEOUT_S = 20
 HEAD = b"GET / HTTP/1.1\r\nHost: t\r\n"

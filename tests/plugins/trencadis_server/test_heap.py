@@ -8,7 +8,7 @@ import pytest
 
 _PROGRAM = """
 import ctypes, sys
-from trencadis_server.lifecycle.heap import give_back_large_blocks
+from trencadis_server.commands.serve import give_back_large_blocks
 if sys.argv[1] == "on":
     assert give_back_large_blocks()
 libc = ctypes.CDLL("libc.so.6")

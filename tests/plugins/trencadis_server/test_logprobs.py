@@ -17,7 +17,7 @@ from trencadis_server.generation.logprobs import (
     token_text,
 )
 from trencadis_server.protocol.answers import PromptLogprob
-from trencadis_server.protocol.chat_answers import ChatLogprobs
+from trencadis_server.protocol.chat import ChatLogprobs
 
 TEXT = "a € b"
 

@@ -1,3 +1,5 @@
+"""Opening a server: its configuration, its sockets, its parts."""
+
 from __future__ import annotations
 
 import asyncio
@@ -9,12 +11,18 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from trencadis.config import load_config
-from trencadis.config.schema import EngineConfig, ObserverConfig
+from trencadis.config import Config, load_config
+from trencadis.config.schema import EngineConfig, ModelConfig, ObserverConfig
 from trencadis.errors import ConfigError, ConfigValueError, InvalidRequestError, UnknownComponentError
 from trencadis_server.config import ServerConfig
-from trencadis_server.lifecycle.opening import make_context, open_server
-from trencadis_server.lifecycle.sockets import listen
+from trencadis_server.lifecycle.opening import (
+    config_to_serve,
+    listen,
+    make_context,
+    model_names_of,
+    open_server,
+    url_of,
+)
 
 
 @pytest.fixture
@@ -148,3 +156,87 @@ def test_the_openapi_document_is_made_before_anybody_asks_and_beside_the_event_l
         loop = asyncio.run(main(server))
     assert len(made) == 1
     assert loop not in made
+
+
+@attrs.frozen(kw_only=True)
+class Labelled:
+    model_name: str = ""
+
+
+@attrs.frozen(kw_only=True)
+class Plain:
+    interval_s: float = 1.0
+
+
+def config(**tables):
+    return Config(**tables)
+
+
+def test_the_engine_gets_a_process_of_its_own_unless_told_otherwise():
+    assert config_to_serve(config()).engine.placement == "process"
+    assert config_to_serve(config(engine=EngineConfig(placement="thread"))).engine.placement == "thread"
+    assert config_to_serve(config(), placement="thread").engine.placement == "thread"
+
+
+def test_the_observer_of_the_metrics_is_added_once():
+    assert config_to_serve(config()).observer.names == ("log", "prometheus")
+    named = config(observer=ObserverConfig(names=("prometheus", "log")))
+    assert config_to_serve(named).observer.names == ("prometheus", "log")
+    assert config_to_serve(config(tables={"server": ServerConfig(observer="")})).observer.names == ("log",)
+
+
+def test_observers_that_ask_for_the_models_name_are_told_it():
+    components = {"a": Labelled(), "b": Labelled(model_name="mine"), "c": Plain(), "pkg:Class": {"model_name": ""}}
+    served = config_to_serve(
+        config(
+            observer=ObserverConfig(names=(), components=components), tables={"server": ServerConfig(model_name="x, y")}
+        )
+    ).observer.components
+    assert served == {**components, "a": Labelled(model_name="x")}
+
+
+def test_the_model_is_served_under_the_names_given_or_its_path():
+    assert model_names_of(config(model=ModelConfig(path="dir/model"))) == ("dir/model",)
+    assert model_names_of(config(tables={"server": ServerConfig(model_name=" a, b ,a,")})) == ("a", "b")
+
+
+def test_port_zero_gives_a_free_port_that_listens():
+    with listen("127.0.0.1", 0) as listener:
+        host, port = listener.getsockname()
+        assert url_of(listener) == f"http://127.0.0.1:{port}"
+        socket.create_connection((host, port), timeout=5).close()
+
+
+def test_a_port_in_use_is_said_in_words():
+    with listen("127.0.0.1", 0) as first:
+        port = first.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"server.port = {port}: the port is in use on 127.0.0.1"):
+            listen("127.0.0.1", port)
+        with pytest.raises(ConfigError, match=r"server.admin_port = .*Choose another server.admin_port"):
+            listen("127.0.0.1", port, setting="server.admin_port")
+
+
+def test_the_hint_says_what_zero_stands_for():
+    with listen("127.0.0.1", 0) as first:
+        port = first.getsockname()[1]
+        with pytest.raises(ConfigError, match=r"Choose another server.port; 0: any free one\.$"):
+            listen("127.0.0.1", port)
+        with pytest.raises(ConfigError, match=r"Choose another a.b; 0: none at all\.$"):
+            listen("127.0.0.1", port, setting="a.b", meaning_of_zero="none at all")
+
+
+@pytest.mark.parametrize(
+    ("host", "hint"), [("no.such.host.invalid", "Write 127.0.0.1"), ("203.0.113.1", "Correct server.host")]
+)
+def test_an_address_that_is_not_ours_is_said_in_words(host, hint):
+    with pytest.raises(ConfigError, match=rf'^\[server\] host = "{host}": .* {hint}'):
+        listen(host, 0)
+
+
+def test_an_ipv6_address_is_written_in_brackets():
+    try:
+        listener = listen("::1", 0)
+    except ConfigError:
+        pytest.skip("this machine has no IPv6")
+    with listener:
+        assert url_of(listener).startswith("http://[::1]:")

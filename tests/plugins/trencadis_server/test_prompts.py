@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from trencadis.text import Tokenizer
+from trencadis_server.context import Encoder
 from trencadis_server.errors import ApiError
-from trencadis_server.generation.encoding import Encoder
 from trencadis_server.generation.prompts import check_room, echoes, encode_inputs, truncated
 from trencadis_server.protocol.completions import CompletionRequest
 

@@ -19,7 +19,7 @@ from trencadis.records import Request, RequestTerms
 from trencadis.registry import Registry
 from trencadis_server.config import ServerConfig
 from trencadis_server.errors import ApiError
-from trencadis_server.generation.terms import terms_of
+from trencadis_server.generation.generation_call import terms_of
 from trencadis_server.protocol.generation import GenerationRequest
 from trencadis_server.routes.completions import make_router
 

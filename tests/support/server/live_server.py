@@ -14,7 +14,7 @@ from trencadis_server.config import ServerConfig
 from trencadis_server.context import ServerContext
 from trencadis_server.http_metrics import HttpMetrics
 from trencadis_server.lifecycle.lifecycle import Service, event_loop_factory
-from trencadis_server.lifecycle.sockets import listen, url_of
+from trencadis_server.lifecycle.opening import listen, url_of
 from trencadis_server.lifecycle.supervisor import Supervisor
 from trencadis_server.middleware.drain_guard import DrainGuard
 from trencadis_server.middleware.limits import AdmissionControl

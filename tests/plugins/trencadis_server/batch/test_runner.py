@@ -5,12 +5,13 @@ import json
 
 import pytest
 from fastapi import APIRouter, Request
+from fastapi.responses import StreamingResponse
 
 from support.server.server_doubles import app_with
 from trencadis.errors import EngineEndedError
 from trencadis_server.batch.files import Done
 from trencadis_server.batch.lines import line_id
-from trencadis_server.batch.runner import BatchRunner, Summary
+from trencadis_server.batch.runner import BatchRunner, Summary, post
 from trencadis_server.errors import ApiError, EngineUnavailableError, TooBusyError
 
 
@@ -164,3 +165,38 @@ def test_an_engine_that_has_ended_for_good_ends_the_run_and_writes_no_failures(w
     with pytest.raises(EngineEndedError, match=r"killed too often.*Run the same command again"):
         world.run(lines_of(*({"n": number} for number in range(20))))
     assert world.written == []
+
+
+def call(app, path, body):
+    return asyncio.run(asyncio.wait_for(post(app, path, body), 10))
+
+
+def test_the_answer_is_what_a_client_over_http_gets():
+    router = APIRouter()
+
+    @router.post("/v1/echo")
+    async def echo(request: Request) -> dict[str, object]:
+        return {"got": await request.json(), "type": request.headers["content-type"]}
+
+    answer = call(app_with(router), "/v1/echo", b'{"a": 1}')
+    assert answer.status == 200
+    assert answer.body == b'{"got":{"a":1},"type":"application/json"}'
+    assert answer.headers["x-request-id"].startswith("req_")
+
+
+def test_an_answer_in_parts_is_put_together():
+    router = APIRouter()
+
+    @router.post("/v1/parts")
+    async def parts() -> StreamingResponse:
+        async def body():
+            yield b"a"
+            yield b"b"
+
+        return StreamingResponse(body())
+
+    assert call(app_with(router), "/v1/parts", b"{}").body == b"ab"
+
+
+def test_errors_are_answers():
+    assert call(app_with(), "/v1/nothing", b"{}").status == 404

@@ -3,9 +3,9 @@ from __future__ import annotations
 import msgspec
 
 from trencadis_server.protocol.answers import Usage, Version
-from trencadis_server.protocol.chat_answers import ChunkChoice, Delta
-from trencadis_server.protocol.completion_answers import CompletionChoice
-from trencadis_server.protocol.json_response import json_response
+from trencadis_server.protocol.chat import ChunkChoice, Delta
+from trencadis_server.protocol.completions import CompletionChoice
+from trencadis_server.protocol.json_body import json_response
 
 
 def test_usage_has_the_sum_and_where_the_prompt_came_from() -> None:

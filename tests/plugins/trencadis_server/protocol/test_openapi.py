@@ -6,10 +6,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from trencadis_server.protocol.answers import EmbeddingList, ModelList, Tokenized
-from trencadis_server.protocol.chat_answers import ChatChunk, ChatCompletion
-from trencadis_server.protocol.completion_answers import TextCompletion
+from trencadis_server.protocol.answers import ModelList
+from trencadis_server.protocol.chat import ChatChunk, ChatCompletion
+from trencadis_server.protocol.completions import TextCompletion
+from trencadis_server.protocol.embeddings import EmbeddingList
 from trencadis_server.protocol.openapi import documented, schema_of
+from trencadis_server.protocol.tokenization import Tokenized
 
 
 class Inner(msgspec.Struct):
