@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from support.kv.p2p_ends import p2p_config
 from trencadis.interfaces import ComponentContext, ConnectorPair
+from trencadis_kv.connectors.p2p.connector import P2PScheduler
 from trencadis_kv.connectors.p2p.node import Node
-from trencadis_kv.connectors.p2p.scheduler import P2PScheduler
 from trencadis_kv.connectors.p2p.transport import Flight, ReceiveBuffer, Transport
 from trencadis_kv.connectors.p2p.worker import P2PWorker
 from trencadis_kv.store.defaults import policy_of

@@ -20,8 +20,8 @@ from trencadis.records import TransferCause
 from trencadis_kv.connectors.nixl.agent import NixlAgent, check_package, tell_ucx
 from trencadis_kv.connectors.nixl.config import NixlConfig
 from trencadis_kv.connectors.p2p.config import check_hold, check_secret
+from trencadis_kv.connectors.p2p.connector import P2PScheduler
 from trencadis_kv.connectors.p2p.node import Node
-from trencadis_kv.connectors.p2p.scheduler import P2PScheduler
 from trencadis_kv.connectors.p2p.transport import Flight, ReceiveBuffer, Transport
 from trencadis_kv.connectors.p2p.worker import P2PWorker
 from trencadis_kv.store.defaults import codec_of, policy_of

@@ -9,15 +9,39 @@ its ``prefill_engines``. Every failure costs the time until it is noticed, and t
 
 from __future__ import annotations
 
-from trencadis.interfaces import ComponentContext, ConnectorPair
+import itertools
+import logging
+import uuid
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+import attrs
+import msgspec
+
+from trencadis.interfaces import (
+    ComponentContext,
+    ConnectorPair,
+    KVPolicy,
+    KVSchedulerSide,
+    Lookup,
+    SamplingFingerprint,
+    SupportsHandover,
+    SupportsLayerwise,
+    SupportsMetrics,
+    SupportsRemotePrefill,
+    SupportsStepTimes,
+)
+from trencadis.records import ConnectorReport, FailedLoad, FirstToken, KVLayout, Request
 from trencadis_kv.connectors.p2p.config import P2PConfig, check_hold, check_secret
+from trencadis_kv.connectors.p2p.delegation import Delegation, Pending
 from trencadis_kv.connectors.p2p.node import Node
-from trencadis_kv.connectors.p2p.scheduler import P2PScheduler
+from trencadis_kv.connectors.p2p.params import KeyCheck, RemotePrefix, handover_params, wants_hold
 from trencadis_kv.connectors.p2p.transport import shared_memory
-from trencadis_kv.connectors.p2p.worker import P2PWorker
+from trencadis_kv.connectors.p2p.worker import LoadOrder, P2PWorker, Work
 from trencadis_kv.store.defaults import codec_of, policy_of
 
-__all__ = ["make_p2p"]
+__all__ = ["P2PScheduler", "make_p2p"]
 
 
 def make_p2p(config: P2PConfig, context: ComponentContext) -> ConnectorPair:
@@ -36,3 +60,236 @@ def make_p2p(config: P2PConfig, context: ComponentContext) -> ConnectorPair:
     transport = shared_memory(config.num_pull_threads) if config.shared_memory else None
     node = Node(config, clock=context.clock, model=model, transport=transport, codec=codec_of(context))
     return ConnectorPair(scheduler=P2PScheduler(node, policy_of(context)), worker=P2PWorker(node))
+
+
+logger = logging.getLogger("trencadis.kv.p2p")
+
+_MAX_REMEMBERED: Final = 4096
+"""Look-ups whose requests have not come back; those that were aborted never do."""
+_KeyT = TypeVar("_KeyT")
+_ValueT = TypeVar("_ValueT")
+
+
+class P2PScheduler(
+    KVSchedulerSide, SupportsHandover, SupportsRemotePrefill, SupportsLayerwise, SupportsStepTimes, SupportsMetrics
+):
+    """Holds the blocks of prefills for who goes on with them, and finds the prefixes that others hold.
+
+    Args:
+        node: What both sides share.
+        policy: Says which prompts other engines compute.
+    """
+
+    def __init__(self, node: Node, policy: KVPolicy | None = None) -> None:
+        self._node = node
+        self._delegation = Delegation(node, policy or KVPolicy())
+        self._transfer_ids = itertools.count()
+        self._hashes: OrderedDict[str, tuple[bytes, ...]] = OrderedDict()
+        self._found: OrderedDict[int, tuple[RemotePrefix, str]] = OrderedDict()
+        self._unused: OrderedDict[str, None] = OrderedDict()
+        self._handover_params: dict[str, dict[str, Any]] = {}
+        self._work = Work(loads=[], cancels=[])
+        self._keys = KeyCheck()
+
+    def on_ready(self, layout: KVLayout) -> None:
+        """Listen for other engines.
+
+        Raises:
+            ConfigValueError: The address or the port cannot be listened on.
+        """
+        self._node.start(layout)
+
+    def lookup(self, request: Request, *, block_hashes: Sequence[bytes], num_local_tokens: int) -> Lookup:
+        """Answer from the request's parameters, if they say where its prefix is; else another engine may compute it."""
+        node, is_ours = self._node, False
+        self._keys.look_at(request.transfer_params)
+        prefix: RemotePrefix | Pending | None = RemotePrefix.of(request.transfer_params)
+        if wants_hold(request.transfer_params):
+            _remember(self._hashes, request.request_id, tuple(block_hashes))
+        elif prefix is None:
+            is_ours = True
+            prefix = self._delegation.find(request, block_hashes=block_hashes, num_local_tokens=num_local_tokens)
+        if prefix is None:
+            return Lookup()
+        if isinstance(prefix, Pending):
+            return Lookup(pending=True)
+        if not is_ours and (not node.peers.allows(prefix.host, prefix.port) or node.peers.is_down(prefix)):
+            node.metrics.looked_up("declined")
+            return Lookup()
+        found = self._hit(request.request_id, prefix, len(block_hashes), num_local_tokens)
+        if is_ours and found.num_tokens:
+            return attrs.evolve(found, first_token=self._delegation.take_token(request.request_id))
+        return found
+
+    def _hit(self, request_id: str, prefix: RemotePrefix, num_hashes: int, num_local_tokens: int) -> Lookup:
+        node = self._node
+        num_blocks = min(num_hashes, prefix.num_tokens // node.block_size)
+        if num_blocks * self._node.block_size <= num_local_tokens:
+            node.metrics.looked_up("miss")
+            self._delegation.forget(request_id)
+            self._unused.pop(request_id, None)
+            node.background_calls.release(prefix)
+            return Lookup()
+        transfer_id = next(self._transfer_ids)
+        _remember(self._found, transfer_id, (prefix, request_id))
+        return Lookup(
+            num_tokens=num_blocks * self._node.block_size,
+            transfer_id=transfer_id,
+            timeout_s=node.config.pull_timeout_s + 1.0,
+            layerwise=node.config.layerwise,
+        )
+
+    def on_allocated(self, transfer_id: int, *, blocks: Sequence[int], block_hashes: Sequence[bytes]) -> None:
+        """Have the blocks pulled."""
+        if not blocks:
+            return
+        prefix, request_id = self._found.pop(transfer_id)
+        self._unused.pop(request_id, None)
+        self._delegation.loading(request_id)
+        # Counted here: a hit that there is no room for is looked up again.
+        self._node.metrics.looked_up("hit")
+        order = LoadOrder(
+            transfer_id=transfer_id,
+            engine=prefix.engine,
+            name=prefix.hold_id,
+            host=prefix.host,
+            port=prefix.port,
+            lease_s=prefix.lease_s,
+            blocks=list(blocks),
+            hashes=list(block_hashes),
+        )
+        self._work.loads.append(order)
+
+    def on_unused(self, transfer_id: int) -> None:
+        """Forget it; who holds the prefix goes on doing so until the request is looked up again, or has ended without it."""
+        if transfer_id in self._found:
+            _, request_id = self._found.pop(transfer_id)
+            _remember(self._unused, request_id, None)
+
+    def on_layerwise(self, transfer_id: int) -> None:
+        """Have the blocks pulled layer by layer."""
+        for order in self._work.loads[-1:]:
+            order.by_layer = order.transfer_id == transfer_id
+
+    def on_computed(self, *, blocks: Sequence[int], block_hashes: Sequence[bytes]) -> None:
+        """Nothing is saved."""
+
+    def on_finished(self, request: Request, *, blocks: Sequence[int]) -> int | None:
+        """Hold the blocks of a prefill that another engine is to go on with."""
+        self._delegation.forget(request.request_id)
+        if request.request_id in self._unused:
+            del self._unused[request.request_id]
+            self.on_rejected(request.transfer_params or {})
+        hashes = self._hashes.pop(request.request_id, ())
+        num_blocks = min(len(hashes), len(blocks))
+        if not num_blocks or not wants_hold(request.transfer_params):
+            return None
+        node, name = self._node, uuid.uuid4().hex
+        transfer_id = next(self._transfer_ids)
+        index = dict(zip(hashes, blocks, strict=False))
+        if not node.holds.add(transfer_id, name, index, num_bytes=num_blocks * self._node.block_bytes):
+            return None
+        host, port = node.address
+        prefix = RemotePrefix(
+            engine=node.engine,
+            hold_id=name,
+            host=host,
+            port=port,
+            num_tokens=num_blocks * self._node.block_size,
+            lease_s=min(node.config.lease_s, node.config.max_hold_s),
+        )
+        self._handover_params[request.request_id] = handover_params(prefix, blocks=blocks[:num_blocks])
+        return transfer_id
+
+    def finished_params(self, request: Request) -> Mapping[str, Any] | None:
+        """Return where the blocks are that are held for the request."""
+        return self._handover_params.pop(request.request_id, None)
+
+    def on_rejected(self, transfer_params: Mapping[str, Any]) -> None:
+        """Release the prefix at the engine that holds it."""
+        prefix = RemotePrefix.of(transfer_params)
+        if prefix is not None and self._node.peers.allows(prefix.host, prefix.port):
+            self._node.background_calls.release(prefix)
+
+    def on_abandoned(self, request: Request) -> None:
+        """Withdraw the prefill at the engine that computes it."""
+        self._delegation.forget(request.request_id)
+        self._unused.pop(request.request_id, None)
+
+    def on_failed(self, request: Request, failed: FailedLoad) -> str:
+        """Have another engine compute what one has computed in vain, once."""
+        return "retry" if self._delegation.tries_again(request.request_id) else "compute"
+
+    def on_sampling(self, terms: SamplingFingerprint) -> None:
+        """Have first tokens chosen where prompts are computed, here and there."""
+        if self._node.config.first_token:
+            self._node.terms = terms
+            self._node.remote_prefills.unpack = terms.unpack
+
+    def on_role(self, role: str) -> None:
+        """Take prompts of others, or none."""
+        self._node.remote_prefills.accepts = role != "decode"
+        if role == "decode" and not self._node.prefill_pool.engines:
+            logger.warning(
+                "The role of this engine is decode, and kv_connector.p2p.prefill_engines names none: prompts are computed here, unless "
+                "a request says where its prefix is."
+            )
+
+    def on_waker(self, wake: Callable[[], None]) -> None:
+        """Wake the engine when another one sends a prompt."""
+        self._node.remote_prefills.wake = wake
+
+    def take_requests(self) -> Sequence[Request]:
+        """Return prompts of others."""
+        return self._node.remote_prefills.take_new()
+
+    def take_withdrawn(self) -> Sequence[str]:
+        """Return those that are not wanted any more."""
+        return self._node.remote_prefills.take_withdrawn()
+
+    def on_request_token(self, request_id: str, first: FirstToken) -> None:
+        """Keep the first token for the engine that delegated the prefill."""
+        self._node.remote_prefills.said(request_id, first)
+
+    def on_request_ended(self, request_id: str, *, transfer_params: Mapping[str, Any] | None, error: str) -> None:
+        """Send the prefill response to the engine that delegated the prefill."""
+        self._node.remote_prefills.ended(request_id, transfer_params, error)
+
+    def on_backlog(self, num_tokens: int) -> None:
+        """Let other engines know before they send more."""
+        self._node.remote_prefills.num_backlog_tokens = num_tokens
+
+    def on_step(self, *, num_tokens: int, device_s: float) -> None:
+        """Learn what computing takes, and that somebody computes."""
+        self._node.cost.computed(num_tokens=num_tokens, seconds=device_s)
+        self._node.pace.stepped(device_s=device_s)
+
+    def on_cancelled(self, transfer_id: int) -> None:
+        """Have a pull cut."""
+        self._work.cancels.append(transfer_id)
+
+    def take_message(self) -> bytes:
+        """Return which pulls begin and which end."""
+        if not self._work.loads and not self._work.cancels:
+            return b""
+        message = msgspec.msgpack.encode(self._work)
+        self._work = Work(loads=[], cancels=[])
+        return message
+
+    def on_report(self, report: ConnectorReport) -> None:
+        """The worker side counts by itself."""
+
+    def metrics(self) -> str:
+        """Return the counters, in Prometheus' text format."""
+        return self._node.metrics.text()
+
+    def close(self) -> None:
+        """Leave the other engines; may be called twice."""
+        self._delegation.close()
+        self._node.close()
+
+
+def _remember(table: OrderedDict[_KeyT, _ValueT], key: _KeyT, value: _ValueT) -> None:
+    table[key] = value
+    if len(table) > _MAX_REMEMBERED:
+        table.popitem(last=False)

@@ -24,8 +24,8 @@ from trencadis.interfaces import KVPolicy, PrefillEngineView, PrefillView
 from trencadis.records import FirstToken, Request, TransferCause
 from trencadis_kv.connectors.p2p.params import RemotePrefix
 from trencadis_kv.connectors.p2p.peer import PeerConnection
-from trencadis_kv.connectors.p2p.prefill_pool import PrefillEngine
-from trencadis_kv.connectors.p2p.push import Push
+from trencadis_kv.connectors.p2p.peers import PrefillEngine
+from trencadis_kv.connectors.p2p.streaming import Push
 from trencadis_kv.store.bounded import BoundedDict
 from trencadis_kv.wire.stream_messages import PrefillRequest, PrefillResponse, decode_token
 

@@ -8,8 +8,8 @@ from prometheus_client import Gauge
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from trencadis_kv.connectors.p2p.holds import Holds
 from trencadis_kv.connectors.p2p.peers import Peers
+from trencadis_kv.connectors.p2p.remote_prefills import Holds
 from trencadis_kv.store.counters import TransferCounters
 
 __all__ = ["P2PMetrics"]

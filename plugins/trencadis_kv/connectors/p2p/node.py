@@ -8,13 +8,11 @@ from trencadis.clock import Clock
 from trencadis.interfaces import KVCodec, SamplingFingerprint
 from trencadis.records import KVLayout
 from trencadis_kv.connectors.p2p.config import P2PConfig
-from trencadis_kv.connectors.p2p.holds import Holds
 from trencadis_kv.connectors.p2p.metrics import P2PMetrics
-from trencadis_kv.connectors.p2p.peers import BackgroundCalls, Peers
-from trencadis_kv.connectors.p2p.prefill_pool import PrefillPool
-from trencadis_kv.connectors.p2p.push import Pushes
-from trencadis_kv.connectors.p2p.remote_prefills import RemotePrefills
+from trencadis_kv.connectors.p2p.peers import BackgroundCalls, Peers, PrefillPool
+from trencadis_kv.connectors.p2p.remote_prefills import Holds, RemotePrefills
 from trencadis_kv.connectors.p2p.server import BlockServer
+from trencadis_kv.connectors.p2p.streaming import Pushes
 from trencadis_kv.connectors.p2p.transport import Transport
 from trencadis_kv.store.cost import CostModel
 from trencadis_kv.store.defaults import IdentityCodec

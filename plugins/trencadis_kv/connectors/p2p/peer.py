@@ -10,9 +10,8 @@ import numpy as np
 
 from trencadis.errors import TransferError
 from trencadis.records import TransferCause
-from trencadis_kv.connectors.p2p.layers import LayerSink
 from trencadis_kv.connectors.p2p.params import RemotePrefix
-from trencadis_kv.connectors.p2p.push import Push
+from trencadis_kv.connectors.p2p.streaming import LayerSink, Push
 from trencadis_kv.connectors.p2p.transport import ReceiveBuffer
 from trencadis_kv.store.format import HEADER_BYTES, unsealed, verify
 from trencadis_kv.wire.handshake import Identity, greet

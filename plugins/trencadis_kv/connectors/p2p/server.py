@@ -16,10 +16,9 @@ import numpy as np
 from trencadis.errors import ConfigValueError, TransferError
 from trencadis.records import TransferCause
 from trencadis_kv.connectors.p2p.config import P2PConfig
-from trencadis_kv.connectors.p2p.holds import Hold, Holds
-from trencadis_kv.connectors.p2p.layers import send_layers
 from trencadis_kv.connectors.p2p.metrics import P2PMetrics
-from trencadis_kv.connectors.p2p.remote_prefills import RemotePrefill, RemotePrefills
+from trencadis_kv.connectors.p2p.remote_prefills import Hold, Holds, RemotePrefill, RemotePrefills
+from trencadis_kv.connectors.p2p.streaming import send_layers
 from trencadis_kv.connectors.p2p.transport import Flight, Transport
 from trencadis_kv.store.cost import CostModel
 from trencadis_kv.store.format import HEADER_BYTES, for_block, seal_header, start_header

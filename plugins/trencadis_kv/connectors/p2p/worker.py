@@ -13,10 +13,10 @@ import msgspec
 from trencadis.errors import TransferError
 from trencadis.interfaces import KVPool, KVWorkerSide
 from trencadis.records import ConnectorReport, FailedLoad, TransferCause
-from trencadis_kv.connectors.p2p.layers import Arrivals, LayerSink
 from trencadis_kv.connectors.p2p.node import Node
 from trencadis_kv.connectors.p2p.params import RemotePrefix
 from trencadis_kv.connectors.p2p.peer import PeerConnection
+from trencadis_kv.connectors.p2p.streaming import Arrivals, LayerSink
 from trencadis_kv.store.format import HEADER_BYTES
 from trencadis_kv.store.pool_access import PoolAccess, is_on_host
 from trencadis_kv.store.threads import let_others_first

@@ -18,7 +18,7 @@ from trencadis.errors import TransferError
 from trencadis.records import FinishedSequence, Request, SamplingParams, TransferCause
 from trencadis_kv.connectors.p2p.delegation import DelegatedPrefill
 from trencadis_kv.connectors.p2p.params import RemotePrefix, handover_params
-from trencadis_kv.connectors.p2p.prefill_pool import PrefillEngine
+from trencadis_kv.connectors.p2p.peers import PrefillEngine
 from trencadis_kv.wire.stream_messages import State
 
 REQUEST = Request(

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 from trencadis.clock import SimulatedClock
 from trencadis.errors import TransferError
-from trencadis_kv.connectors.p2p.holds import Holds
 from trencadis_kv.connectors.p2p.metrics import P2PMetrics
 from trencadis_kv.connectors.p2p.params import RemotePrefix
 from trencadis_kv.connectors.p2p.peers import Peers
+from trencadis_kv.connectors.p2p.remote_prefills import Holds
 
 
 def test_text_is_what_prometheus_reads_and_shows_what_there_is_now() -> None:

@@ -9,9 +9,9 @@ import pytest
 from support.kv.p2p_ends import p2p_config
 from trencadis.clock import SimulatedClock
 from trencadis.records import ConnectorReport, Request
+from trencadis_kv.connectors.p2p.connector import P2PScheduler
 from trencadis_kv.connectors.p2p.node import Node
 from trencadis_kv.connectors.p2p.params import RemotePrefix, handover_params
-from trencadis_kv.connectors.p2p.scheduler import P2PScheduler
 from trencadis_kv.connectors.p2p.worker import Work
 from trencadis_testing.connector_harness import hashes_of
 from trencadis_testing.fake_pool import FakeKVCache
