@@ -29,7 +29,7 @@ from trencadis.registry.startup import load_with_plugins
 from trencadis.text import load_tokenizer, vocabulary_of
 from trencadis_plugins.sampling.chain import standard_chain
 from trencadis_plugins.sampling.grammar import Grammars
-from trencadis_plugins.sampling.grammar_walk import GrammarWalk
+from trencadis_plugins.sampling.grammar_state import GrammarState
 from trencadis_plugins.sampling.standard import StandardSampler
 from trencadis_plugins.sampling.structured import Structured
 
@@ -93,8 +93,10 @@ def mask_times(grammars: Grammars, wanted: StructuredOutput, seed: int) -> list[
     """Return the microseconds from a token to the mask behind it, for each token of a random text."""
     rng = np.random.default_rng(seed)
     eos = grammars.eos_token_id
-    walk = GrammarWalk(grammars.matcher(wanted), num_tokens=grammars.num_tokens, eos_token_id=eos, end_token_ids=(eos,))
-    mask, times = walk.mask([]), []
+    state = GrammarState(
+        grammars.matcher(wanted), num_tokens=grammars.num_tokens, eos_token_id=eos, end_token_ids=(eos,)
+    )
+    mask, times = state.mask([]), []
     for _ in range(MAX_TOKENS):
         if mask is None:
             break
@@ -102,7 +104,7 @@ def mask_times(grammars: Grammars, wanted: StructuredOutput, seed: int) -> list[
         if token == eos:
             break
         start = time.perf_counter()
-        mask = walk.advance(token)
+        mask = state.advance(token)
         times.append(1e6 * (time.perf_counter() - start))
     return times
 

@@ -1,7 +1,7 @@
 """Decode first: time to the first and to the second token of a prompt that another engine computes, by how it comes back.
 
-``pull`` fetches the blocks when the offer is there, and computes the last token of the prompt here. ``token`` takes the first token with
-the offer and fetches the blocks; ``push and token`` gets the blocks sent along, too. ``pull again`` shows the noise. The engine that
+``pull`` fetches the blocks when the prefill response is there, and computes the last token of the prompt here. ``token`` takes the first token with
+the response and fetches the blocks; ``push and token`` gets the blocks sent along, too. ``pull again`` shows the noise. The engine that
 computes prompts is a process of its own; those that generate take turns, each prompt is new to all. The link is as quick as the
 machine, or throttled.
 

@@ -1,7 +1,7 @@
-"""Time to the first token of a long prefix that another engine holds, and some hundred tokens behind it: parked against by layer.
+"""Time to the first token of a long prefix that another engine holds, and some hundred tokens behind it: waiting for remote KV against by layer.
 
-Engines of one process hand prefixes over through real sockets, with the connector ``p2p``. ``parked`` waits for the whole prefix, ``by
-layer`` computes the rest meanwhile, ``parked again`` shows the noise; all take turns. The link is as quick as the machine, or throttled.
+Engines of one process hand prefixes over through real sockets, with the connector ``p2p``. ``waiting`` waits for the whole prefix, ``by
+layer`` computes the rest meanwhile, ``waiting again`` shows the noise; all take turns. The link is as quick as the machine, or throttled.
 
     OMP_NUM_THREADS=1 python benchmarks/serve/layerwise.py --model demo > benchmarks/results/layerwise.json
 """
@@ -66,15 +66,15 @@ def first_token_s(engine: Any, prompt: tuple[int, ...], params: Any) -> tuple[fl
 
 
 def rounds(args: argparse.Namespace, model: str, *, suffix: int, bytes_per_s: float) -> dict[str, Any]:
-    """Return medians, the best, and quartiles of the ratio to ``parked``."""
+    """Return medians, the best, and quartiles of the ratio to ``waiting``."""
     rng, producer = random.Random(suffix), engine_of(model, args)
     consumers = {
-        "parked": engine_of(model, args),
-        "parked again": engine_of(model, args),
+        "waiting": engine_of(model, args),
+        "waiting again": engine_of(model, args),
         "by layer": engine_of(model, args, layerwise=True),
     }
     found: dict[str, list[float]] = {name: [] for name in consumers}
-    names, num_voided = list(consumers), 0
+    names, num_discarded = list(consumers), 0
     try:
         for number in range(args.rounds + 1):
             for name in names[number % 3 :] + names[: number % 3]:
@@ -93,13 +93,13 @@ def rounds(args: argparse.Namespace, model: str, *, suffix: int, bytes_per_s: fl
                 for engine in (consumers[name], producer):
                     while engine.has_work:
                         engine.step()
-        num_voided = consumers["by layer"]._state.transfers.layered.num_voided
+        num_discarded = consumers["by layer"]._state.transfers.layered.num_discarded
     finally:
         for engine in (producer, *consumers.values()):
             engine.close()
-    base = found["parked"]
+    base = found["waiting"]
     return {
-        "num_voided": num_voided,
+        "num_discarded": num_discarded,
         **{
             name: {
                 "median_ms": 1000 * statistics.median(values),

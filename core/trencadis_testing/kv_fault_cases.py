@@ -161,7 +161,7 @@ class KVFaultConformance(ConnectorSuite):
             faults.end()
 
     @pytest.mark.parametrize("async_scheduling", [True, False])
-    def test_shared_prefix_of_parked_requests_survives_a_failed_load(self, *, async_scheduling: bool) -> None:
+    def test_shared_prefix_of_requests_waiting_for_kv_survives_a_failed_load(self, *, async_scheduling: bool) -> None:
         """Two prompts with one beginning wait for the same blocks, and both loads break off in the middle."""
         faults, shared = Faults(), tuple(range(1, 22))
         todo = [

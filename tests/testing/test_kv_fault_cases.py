@@ -104,7 +104,7 @@ MUTANTS = [
     (calls_failed_loads_good, "test_store_that_does_not_keep_what_it_is_given_costs_a_miss"),
     (calls_failed_loads_good, "test_object_that_is_not_what_was_saved_is_computed"),
     (calls_failed_loads_good, "test_store_that_claims_what_it_has_not_costs_a_miss"),
-    (calls_failed_loads_good, "test_shared_prefix_of_parked_requests_survives_a_failed_load"),
+    (calls_failed_loads_good, "test_shared_prefix_of_requests_waiting_for_kv_survives_a_failed_load"),
     (calls_failed_loads_good, "test_pressure_aborts_and_changing_faults_leave_nothing_behind"),
     (reports_twice, "test_slow_store_changes_no_text"),
     (never_releases, "test_pressure_aborts_and_changing_faults_leave_nothing_behind"),

@@ -89,7 +89,9 @@ def test_without_a_path_both_suites_of_the_kit_are_run(project: Path):
     assert (
         "kv_connector=shelf:make_shelf,room=given::KVConnectorConformance::test_transfer_ids_are_unique PASSED" in text
     )
-    assert "KVFaultConformance::test_shared_prefix_of_parked_requests_survives_a_failed_load[True] PASSED" in text
+    assert (
+        "KVFaultConformance::test_shared_prefix_of_requests_waiting_for_kv_survives_a_failed_load[True] PASSED" in text
+    )
     assert "4 passed" in text
     assert "test_of_something_else" not in text
     assert rooms == {"given"}

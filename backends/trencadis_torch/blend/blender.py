@@ -28,7 +28,7 @@ from trencadis_torch.attention.options import AttentionOptions
 from trencadis_torch.attention.sdpa import attend
 from trencadis_torch.attention.whole_texts import WholeTexts
 from trencadis_torch.blend.packed_tokens import PackedTokens
-from trencadis_torch.blend.partial_forward import LayerWalk
+from trencadis_torch.blend.partial_forward import PartialForward
 from trencadis_torch.blend.reposition import Angles, Pairs, Rotary, rotate, unrotate
 from trencadis_torch.cache.kv_cache import AttentionLayer, PagedKVCache
 from trencadis_torch.cache.storage import decode
@@ -54,7 +54,7 @@ def make_blender(model: Any, cache: PagedKVCache) -> Blender:
         raise BackendError(
             "Keys held as int8 cannot be moved to other positions.", hint="Choose another [backend.torch] kv_dtype."
         )
-    walk = LayerWalk(model)
+    walk = PartialForward(model)
     check_layers(model, walk, cache.layers)
     rotary = Rotary(model)
     return Blender(walk, rotary, cache, pairs=pairs_of_layers(walk, rotary, model.device, cache.layers))
@@ -70,7 +70,7 @@ class Blender(KVBlender):
         pairs: Of each layer's keys.
     """
 
-    def __init__(self, walk: LayerWalk, rotary: Rotary, cache: PagedKVCache, *, pairs: tuple[Pairs, ...]) -> None:
+    def __init__(self, walk: PartialForward, rotary: Rotary, cache: PagedKVCache, *, pairs: tuple[Pairs, ...]) -> None:
         self._walk = walk
         self._rotary = rotary
         self._cache = cache
@@ -221,7 +221,7 @@ _EXACT, _ROUNDED = 1e-3, 5e-2
 
 
 @torch.inference_mode()
-def check_layers(model: Any, walk: LayerWalk, layers: tuple[AttentionLayer, ...]) -> None:
+def check_layers(model: Any, walk: PartialForward, layers: tuple[AttentionLayer, ...]) -> None:
     """Compare the keys and values of a walk through the layers with those of the model's own forward.
 
     Raises:
@@ -246,7 +246,7 @@ def check_layers(model: Any, walk: LayerWalk, layers: tuple[AttentionLayer, ...]
 
 @torch.inference_mode()
 def pairs_of_layers(
-    walk: LayerWalk, rotary: Rotary, device: torch.device, layers: tuple[AttentionLayer, ...]
+    walk: PartialForward, rotary: Rotary, device: torch.device, layers: tuple[AttentionLayer, ...]
 ) -> tuple[Pairs, ...]:
     """Return which elements of each layer's keys are turned together: those with which two positions give the same plain keys.
 

@@ -15,7 +15,7 @@ from trencadis.errors import BackendError
 from trencadis_torch.attention.adapter import PASS_ARGUMENT
 from trencadis_torch.attention.kernel import AttentionPass
 
-__all__ = ["LayerWalk", "Walkers"]
+__all__ = ["PartialForward", "Walkers"]
 
 
 class _Stopped(Exception):  # noqa: N818 - nothing is wrong
@@ -48,7 +48,7 @@ class Walkers:
         return Walkers(hidden=self.hidden.index_select(1, kept), arguments=arguments)
 
 
-class LayerWalk:
+class PartialForward:
     """Calls layers.
 
     Args:

@@ -139,7 +139,7 @@ class CacheConfig:
     num_blocks: int = setting(0, "KV blocks; 0: as many as memory_fraction pays for.", unit="blocks", validator=ge(0))
     memory_fraction: float = setting(
         0.5,
-        "Share of the memory left after loading and a trial step that the KV cache may take.",
+        "Share of the memory left after loading and a profile run that the KV cache may take.",
         validator=[gt(0), le(1)],
     )
     max_bytes: int = setting(

@@ -135,7 +135,7 @@ class StepOutput:
         device_s: Seconds from the start to the end of the step on the device.
         num_compilations: Programs that had to be compiled for the step; 0 after a complete warm-up.
         connector_reports: What the KV connector's worker sides finished, by rank; of those only that have one.
-        missed_layers: A layer was computed before a layer-wise KV load had brought it: sequences with such loads are void.
+        missed_layers: A layer was computed before a layer-wise KV load had brought it: sequences with such loads are discarded.
         row_errors: Sequences that got no token because of an error of their own: each ends with it, and the others go on.
         step: Number of the batch that it is the output of; -1: not said, and so not checked.
     """

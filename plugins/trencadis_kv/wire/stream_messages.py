@@ -160,7 +160,7 @@ class PrefillRequest(_Body):
     ``tenant``, ``cache_salt`` and ``adapter`` are part of the blocks' identity, and with ``priority`` and ``weight`` say when its turn comes;
     without a weight, that of the tenant counts. Older engines send neither, and do not read them.
 
-    ``terms`` say how the first token is to be chosen, empty: it is not wanted. Blocks after the first ``num_skipped`` may be sent along
+    ``sampling`` is the packed sampling fingerprint, empty: no first token is requested. Blocks after the first ``num_skipped`` may be sent along
     with the response, at most so many that they are ``push_bytes`` in the pool. Older engines read none of it, and send neither.
     """
 
@@ -171,7 +171,7 @@ class PrefillRequest(_Body):
     timeout_s: float
     priority: int = 0
     weight: float | None = None
-    terms: bytes = b""
+    sampling: bytes = b""
     push_bytes: int = 0
     num_skipped: int = 0
 
@@ -219,7 +219,7 @@ def decode_token(token: Token) -> FirstToken:
 class PrefillResponse(_Body):
     """The prompt is computed: so many of its leading tokens are held under a hold id, and for how long.
 
-    ``token`` is the first after it, if it was wanted by terms that hold there, too. ``num_pushed`` blocks follow, and ``COMMIT``.
+    ``token`` is the first after it, if it was requested and the fingerprint matches. ``num_pushed`` blocks follow, and ``COMMIT``.
     """
 
     hold_id: str

@@ -13,7 +13,7 @@ from trencadis.records import RowStart
 
 __all__ = ["CarriedStates"]
 
-_MAX_PARKED = 4096
+_MAX_SAVED = 4096
 
 _Key = tuple[int, bytes, str]
 
@@ -37,15 +37,15 @@ class CarriedStates:
     def __init__(self, processors: Sequence[LogitsProcessor]) -> None:
         self._processors = tuple(processors)
         self._holders: dict[int, _Holder] = {}
-        self._parked: OrderedDict[_Key, list[Any]] = OrderedDict()
+        self._saved: OrderedDict[_Key, list[Any]] = OrderedDict()
 
     def leave(self, row: int) -> None:
         """Keep the state of whoever holds a row that is about to be given away."""
         holder = self._holders.pop(row, None)
         if holder is not None:
-            self._parked[holder.key] = _snapshots(holder, row)
-            if len(self._parked) > _MAX_PARKED:
-                self._parked.popitem(last=False)
+            self._saved[holder.key] = _snapshots(holder, row)
+            if len(self._saved) > _MAX_SAVED:
+                self._saved.popitem(last=False)
 
     def enter(self, start: RowStart) -> None:
         """Give a sequence that had a row before its state back; after the processors' own ``start_row``."""
@@ -63,7 +63,7 @@ class CarriedStates:
         for row, holder in self._holders.items():
             if holder.key == sequence.key:
                 return _snapshots(holder, row)
-        return self._parked.pop(sequence.key, [])
+        return self._saved.pop(sequence.key, [])
 
 
 def _snapshots(holder: _Holder, row: int) -> list[Any]:

@@ -18,7 +18,7 @@ import torch
 from trencadis.interfaces import SamplingContext, SupportsPreparation, Vocabulary
 from trencadis.records import Int32Array, RowStart, SamplingParams
 from trencadis_plugins.sampling.grammar import CompiledGrammar, grammars_of
-from trencadis_plugins.sampling.grammar_walk import GrammarWalk
+from trencadis_plugins.sampling.grammar_state import GrammarState
 from trencadis_plugins.sampling.row_processor import RowProcessor, on_device
 
 __all__ = ["Structured"]
@@ -31,14 +31,14 @@ class _Row:
     """State of a sequence with structured output.
 
     Attributes:
-        walk: Its place in the grammar; while ``ahead`` runs, that thread's.
+        state: Its place in the grammar; while ``ahead`` runs, that thread's.
         num_prompt_tokens: Its output begins after them.
         ahead: The last mask that was computed ahead, or is.
         position: Where that mask belongs for certain; -1: that depends on which drafts stood.
         outputs: Of the logits rows in the last call, if they were looked at.
     """
 
-    walk: GrammarWalk
+    state: GrammarState
     num_prompt_tokens: int
     ahead: Future[_Mask]
     position: int
@@ -79,7 +79,7 @@ class Structured(RowProcessor, SupportsPreparation):
 
     def can_start_with(self, start: RowStart, token_id: int) -> bool:
         """Return whether a text of the grammar may begin with a token."""
-        mask = self._walk(start).mask([])
+        mask = self._state(start).mask([])
         word, bit = divmod(token_id, 32)
         return mask is not None and word < len(mask) and bool(mask[word] >> bit & 1)
 
@@ -95,22 +95,22 @@ class Structured(RowProcessor, SupportsPreparation):
     def _take(self, start: RowStart) -> None:
         if start.params.structured is None:
             return
-        walk = self._walk(start)
+        state = self._state(start)
         output = start.token_ids[start.num_prompt_tokens :].tolist()
         self._rows[start.row] = _Row(
-            walk=walk,
+            state=state,
             num_prompt_tokens=start.num_prompt_tokens,
-            ahead=self._submit(lambda: walk.mask(output)),
+            ahead=self._submit(lambda: state.mask(output)),
             position=len(start.token_ids) - 1,
         )
 
-    def _walk(self, start: RowStart) -> GrammarWalk:
+    def _state(self, start: RowStart) -> GrammarState:
         """Return a sequence's way through its grammar, at the beginning."""
         wanted, grammars = start.params.structured, grammars_of(self._vocabulary)
         assert wanted is not None, "it asks"
         matcher = grammars.matcher(wanted)
         vocabulary, eos_token_id = grammars.vocabulary, grammars.eos_token_id
-        return GrammarWalk(
+        return GrammarState(
             matcher,
             num_tokens=len(vocabulary.tokens),
             eos_token_id=eos_token_id,
@@ -148,9 +148,9 @@ class Structured(RowProcessor, SupportsPreparation):
             row = self._rows[context.rows[index]]
             is_done = row.ahead.done()
             row.ahead.result()
-            self.num_ready += is_done and row.walk.knows(output)
+            self.num_ready += is_done and row.state.knows(output)
             row.outputs.append(output)
-            masks[index] = row.walk.mask(output)
+            masks[index] = row.state.mask(output)
         return masks
 
     def _outputs(self, context: SamplingContext, index: Sequence[int]) -> list[list[int]]:
@@ -176,10 +176,10 @@ class Structured(RowProcessor, SupportsPreparation):
             row = self._rows[number]
             if len(indices) == 1:
                 row.position = context.positions[indices[0]] + 1
-                row.ahead = self._submit(_one_more(row.walk, tokens, indices[0]))
+                row.ahead = self._submit(_one_more(row.state, tokens, indices[0]))
             else:
                 row.position = -1
-                row.ahead = self._submit(_most_likely(row.walk, tokens, indices, row.outputs))
+                row.ahead = self._submit(_most_likely(row.state, tokens, indices, row.outputs))
 
     def _submit(self, work: Callable[[], _Mask]) -> Future[_Mask]:
         if self._thread is None:
@@ -187,12 +187,12 @@ class Structured(RowProcessor, SupportsPreparation):
         return self._thread.submit(work)
 
 
-def _one_more(walk: GrammarWalk, tokens: Callable[[], list[int]], index: int) -> Callable[[], _Mask]:
-    return lambda: walk.advance(tokens()[index])
+def _one_more(state: GrammarState, tokens: Callable[[], list[int]], index: int) -> Callable[[], _Mask]:
+    return lambda: state.advance(tokens()[index])
 
 
 def _most_likely(
-    walk: GrammarWalk, tokens: Callable[[], list[int]], indices: list[int], outputs: list[list[int]]
+    state: GrammarState, tokens: Callable[[], list[int]], indices: list[int], outputs: list[list[int]]
 ) -> Callable[[], _Mask]:
     """Return what computes the mask after the drafts that were drawn as well; a rule may let others stand."""
 
@@ -200,7 +200,7 @@ def _most_likely(
         chosen = tokens()
         for output, place, following in zip(outputs, indices, [*outputs[1:], []], strict=True):
             if following[-1:] != [chosen[place]]:
-                return walk.mask([*output, chosen[place]])
+                return state.mask([*output, chosen[place]])
         return None
 
     return work

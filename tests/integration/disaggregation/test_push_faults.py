@@ -35,7 +35,7 @@ from trencadis_kv.wire.stream_messages import Commit, PrefillRequest, Token
 @pytest.mark.parametrize("at", [200, 380, 700, 1500, 2300])
 @pytest.mark.parametrize("fault", ["cut_at", "flip_at", "stall_at"])
 def test_fault_on_the_way_costs_time_and_no_text(fault: str, at: int) -> None:
-    """The first 150 bytes are greeting and offer; each block is 232 bytes with its heads."""
+    """The first 150 bytes are greeting and response; each block is 232 bytes with its heads."""
     with (
         Station(lease_s=0.5) as prefiller,
         FaultProxy(port_of(prefiller)) as proxy,
@@ -62,41 +62,41 @@ def test_what_came_before_a_fault_is_used_and_the_rest_is_pulled() -> None:
 
 @contextlib.contextmanager
 def count_delegated(
-    on_invite: Callable[[RogueProducer, FrameStream, PrefillRequest], None], **config: Any
+    on_request: Callable[[RogueProducer, FrameStream, PrefillRequest], None], **config: Any
 ) -> Iterator[tuple[Decoder, RogueProducer]]:
     """Have an engine whose only prefill engine does as a test says."""
     with Station() as like:
         identity, layout = attrs.evolve(like.node.identity, engine="rogue"), like.node.pool.layout
-    with RogueProducer(identity, layout, on_invite) as rogue, decoder(rogue.port, **config) as one:
+    with RogueProducer(identity, layout, on_request) as rogue, decoder(rogue.port, **config) as one:
         yield one, rogue
 
 
-def _others_blocks(rogue: RogueProducer, stream: FrameStream, invite: PrefillRequest) -> None:
-    stream.send(rogue.offer(40, NUM_BLOCKS))
+def _others_blocks(rogue: RogueProducer, stream: FrameStream, request: PrefillRequest) -> None:
+    stream.send(rogue.response(40, NUM_BLOCKS))
     for index in range(NUM_BLOCKS):
         rogue.send_block(stream, bytes([index]) * 32)
     stream.send(Commit(num_blocks=NUM_BLOCKS))
 
 
-def _more_than_there_is_room_for(rogue: RogueProducer, stream: FrameStream, invite: PrefillRequest) -> None:
-    stream.send(rogue.offer(40, 1 + invite.push_bytes // BLOCK_BYTES))
+def _more_than_there_is_room_for(rogue: RogueProducer, stream: FrameStream, request: PrefillRequest) -> None:
+    stream.send(rogue.response(40, 1 + request.push_bytes // BLOCK_BYTES))
 
 
-def _no_offer_at_all(rogue: RogueProducer, stream: FrameStream, invite: PrefillRequest) -> None:
+def _no_response_at_all(rogue: RogueProducer, stream: FrameStream, request: PrefillRequest) -> None:
     rogue.send_block(stream, bytes(32))
 
 
-def _a_negative_number(rogue: RogueProducer, stream: FrameStream, invite: PrefillRequest) -> None:
-    stream.send(rogue.offer(40, -1))
+def _a_negative_number(rogue: RogueProducer, stream: FrameStream, request: PrefillRequest) -> None:
+    stream.send(rogue.response(40, -1))
 
 
 @pytest.mark.parametrize(
-    "on_invite", [_others_blocks, _more_than_there_is_room_for, _no_offer_at_all, _a_negative_number]
+    "on_request", [_others_blocks, _more_than_there_is_room_for, _no_response_at_all, _a_negative_number]
 )
 def test_producer_that_sends_what_nobody_wants_is_hung_up_on(
-    on_invite: Callable[[RogueProducer, FrameStream, PrefillRequest], None],
+    on_request: Callable[[RogueProducer, FrameStream, PrefillRequest], None],
 ) -> None:
-    with count_delegated(on_invite) as (one, _):
+    with count_delegated(on_request) as (one, _):
         assert serve(one).token_ids.tolist() == true_text(PROMPT, 6)
         assert one.count("transfer_failures", cause="corrupt") == 1
         assert one.count("pushed_bytes", end="received") == 0
@@ -107,7 +107,7 @@ def test_producer_that_sends_what_nobody_wants_is_hung_up_on(
 def test_blocks_that_nobody_has_room_for_are_refused_before_one_is_read() -> None:
     with count_delegated(_others_blocks, push=False) as (one, rogue):
         assert serve(one).token_ids.tolist() == true_text(PROMPT, 6)
-        assert [invite.push_bytes for invite in rogue.invites] == [0]
+        assert [request.push_bytes for request in rogue.requests] == [0]
         assert one.count("transfer_failures", cause="corrupt") == 1
 
 
@@ -124,13 +124,13 @@ def test_one_block_more_than_was_said_breaks_the_connection_and_those_before_cou
         rows = np.empty((NUM_BLOCKS, BLOCK_BYTES), np.uint8)
         like.node.pool.read(blocks, rows, timeout_s=1.0)
 
-    def on_invite(rogue: RogueProducer, stream: FrameStream, invite: PrefillRequest) -> None:
-        stream.send(rogue.offer(40, 3))
+    def on_request(rogue: RogueProducer, stream: FrameStream, request: PrefillRequest) -> None:
+        stream.send(rogue.response(40, 3))
         for index in range(4):
             rogue.send_block(stream, sequence_hashes[index], rows[index].tobytes())
         stream.send(Commit(num_blocks=4))
 
-    with count_delegated(on_invite) as (one, rogue):
+    with count_delegated(on_request) as (one, rogue):
         end = serve(one)
         assert (end.token_ids.tolist(), end.num_cached_tokens) == (true_text(PROMPT, 6), 12)
         assert one.count("transfer_failures", cause="corrupt") == 1
@@ -139,32 +139,32 @@ def test_one_block_more_than_was_said_breaks_the_connection_and_those_before_cou
 
 
 def test_producer_that_dies_while_it_sends_costs_no_text() -> None:
-    def on_invite(rogue: RogueProducer, stream: FrameStream, invite: PrefillRequest) -> None:
-        stream.send(rogue.offer(40, NUM_BLOCKS, token=Token(token_id=true_text(PROMPT, 1)[0])))
+    def on_request(rogue: RogueProducer, stream: FrameStream, request: PrefillRequest) -> None:
+        stream.send(rogue.response(40, NUM_BLOCKS, token=Token(token_id=true_text(PROMPT, 1)[0])))
         rogue.vanish()
 
-    with count_delegated(on_invite) as (one, _):
+    with count_delegated(on_request) as (one, _):
         assert serve(one).token_ids.tolist() == true_text(PROMPT, 6)
         assert firsts_of(one) == {"taken": 1}
         check_nothing_is_left(one)
 
 
 def test_token_of_no_vocabulary_is_refused() -> None:
-    def on_invite(rogue: RogueProducer, stream: FrameStream, invite: PrefillRequest) -> None:
-        stream.send(rogue.offer(40, 0, token=Token(token_id=1 << 40)))
+    def on_request(rogue: RogueProducer, stream: FrameStream, request: PrefillRequest) -> None:
+        stream.send(rogue.response(40, 0, token=Token(token_id=1 << 40)))
 
-    with count_delegated(on_invite) as (one, _):
+    with count_delegated(on_request) as (one, _):
         assert serve(one).token_ids.tolist() == true_text(PROMPT, 6)
         assert firsts_of(one) == {"vocabulary": 1}
         check_nothing_is_left(one)
 
 
 def test_token_that_nobody_asked_for_is_not_looked_at() -> None:
-    def on_invite(rogue: RogueProducer, stream: FrameStream, invite: PrefillRequest) -> None:
-        assert invite.terms == b""
-        stream.send(rogue.offer(40, 0, token=Token(token_id=3)))
+    def on_request(rogue: RogueProducer, stream: FrameStream, request: PrefillRequest) -> None:
+        assert request.sampling == b""
+        stream.send(rogue.response(40, 0, token=Token(token_id=3)))
 
-    with count_delegated(on_invite, first_token=False) as (one, _):
+    with count_delegated(on_request, first_token=False) as (one, _):
         assert serve(one).token_ids.tolist() == true_text(PROMPT, 6)
         assert firsts_of(one) == {}
 

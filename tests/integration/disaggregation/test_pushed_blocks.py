@@ -1,4 +1,4 @@
-"""Blocks and first tokens that come along with an offer, between engines in one process that are stepped by hand."""
+"""Blocks and first tokens that come along with a response, between engines in one process that are stepped by hand."""
 
 from __future__ import annotations
 

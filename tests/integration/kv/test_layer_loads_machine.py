@@ -96,12 +96,12 @@ class LayerMachine(RuleBasedStateMachine):
         self.wild.fate, self.wild.fate_layer, self.wild.by_layer = fate, layer, by_layer
 
     @rule(pick=st.integers(0, 9), num_valid=st.integers(-1, 4))
-    def parked_load_ends(self, pick: int, num_valid: int) -> None:
-        parked = sorted(
+    def load_of_waiting_sequence_ends(self, pick: int, num_valid: int) -> None:
+        waiting = sorted(
             transfer_id for transfer_id in self.wild.loads if transfer_id in self.engine._state.transfers._loads
         )
-        if parked:
-            transfer_id = parked[pick % len(parked)]
+        if waiting:
+            transfer_id = waiting[pick % len(waiting)]
             if num_valid < 0:
                 self.wild.arrive(transfer_id)
             else:

@@ -97,13 +97,13 @@ def pulled(
 
 
 @pytest.mark.representatives(1)
-def test_tokens_are_the_same_and_nobody_is_parked(
+def test_tokens_are_the_same_and_no_request_waits_for_kv(
     layout: str, producer: Engine, truth: Mapping[str, list[int]]
 ) -> None:
     with engine(layout, layerwise=True) as consumer:
         ends = pulled(producer, consumer)
         transfers = consumer._state.transfers
-        assert (transfers.num_loaded, transfers.layered.num_voided) == (1, 0)
+        assert (transfers.num_loaded, transfers.layered.num_discarded) == (1, 0)
     assert {name: end.token_ids.tolist() for name, end in ends.items()} == truth
     assert ends["r"].num_cached_tokens == 224
 
@@ -125,7 +125,7 @@ def test_tokens_are_the_same_whatever_happens_in_the_middle_of_a_layer(
     with engine(layout, layerwise=True, layer_wait_s=wait_s) as consumer:
         ends = pulled(producer, consumer, fault=fault)
         transfers = consumer._state.transfers
-        assert (transfers.num_loaded, transfers.layered.num_voided) == (0, 1)
+        assert (transfers.num_loaded, transfers.layered.num_discarded) == (0, 1)
         assert consumer.totals.num_failed_steps == 0
     assert {name: end.token_ids.tolist() for name, end in ends.items()} == truth
     assert (ends["r"].num_cached_tokens, ends["beside"].num_preemptions) == (0, 0)

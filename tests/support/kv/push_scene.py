@@ -1,4 +1,4 @@
-"""An engine that has its prompts computed by others in the same process, which send their blocks along with the offer."""
+"""An engine that has its prompts computed by others in the same process, which send their blocks along with the response."""
 
 from __future__ import annotations
 

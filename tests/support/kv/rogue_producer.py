@@ -1,4 +1,4 @@
-"""A producer that answers invitations as a test says, over real sockets."""
+"""A producer that answers remote prefill requests as a test says, over real sockets."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ class RogueProducer:
     Args:
         identity: What it says of itself.
         layout: Of the blocks that it sends.
-        on_invite: Answers an prefill; the connection is closed behind it.
+        on_request: Answers an prefill; the connection is closed behind it.
     """
 
     def __init__(
         self,
         identity: Identity,
         layout: KVLayout,
-        on_invite: Callable[[RogueProducer, FrameStream, PrefillRequest], None],
+        on_request: Callable[[RogueProducer, FrameStream, PrefillRequest], None],
     ) -> None:
         self._identity = identity
         self._layout = layout
-        self._on_invite = on_invite
+        self._on_request = on_request
         self._streams: list[FrameStream] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self.num_pulls = 0
-        self.invites: list[PrefillRequest] = []
+        self.requests: list[PrefillRequest] = []
         self._thread = threading.Thread(target=self._listen, daemon=True)
         self._thread.start()
 
-    def offer(self, num_tokens: int, num_pushed: int, **more: object) -> PrefillResponse:
-        """Return an offer of blocks that nobody holds."""
+    def response(self, num_tokens: int, num_pushed: int, **more: object) -> PrefillResponse:
+        """Return a response of blocks that nobody holds."""
         return PrefillResponse(hold_id="rogue", num_tokens=num_tokens, lease_s=30.0, num_pushed=num_pushed, **more)  # type: ignore[arg-type]
 
     def send_block(self, stream: FrameStream, block_hash: bytes, payload: bytes = b"") -> None:
@@ -91,9 +91,9 @@ class RogueProducer:
             case Pull():
                 self.num_pulls += 1
                 stream.send(Abort(cause="lost", reason="nothing is held here"))
-            case PrefillRequest() as invite:
-                self.invites.append(invite)
-                self._on_invite(self, stream, invite)
+            case PrefillRequest() as request:
+                self.requests.append(request)
+                self._on_request(self, stream, request)
                 return False
         return True
 

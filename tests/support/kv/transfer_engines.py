@@ -36,7 +36,7 @@ def engine_on(wild: WildConnector, **options: Any) -> tuple[Engine, SimulatedClo
     return engine, clock
 
 
-def parked(engine: Engine, wild: WildConnector, name: str = "r") -> int:
+def waiting_for_kv(engine: Engine, wild: WildConnector, name: str = "r") -> int:
     """Add a request whose load starts; return its transfer id."""
     engine.add(request(name, tuple(range(1, 21))))
     engine.step()

@@ -20,7 +20,7 @@ class WildConnector:
 
     Attributes:
         store: Content by block hash, as it was saved.
-        offers: Transfer ids of hits that the engine has said nothing of yet.
+        unanswered_hits: Transfer ids of hits that the engine has said nothing of yet.
         unused: Transfer ids of hits that it does not load.
         claims: Tokens that every look-up finds, whatever is stored; None: what is stored.
         loads: Blocks and hashes by transfer id, of loads that were asked for and neither ended nor cancelled.
@@ -40,7 +40,7 @@ class WildConnector:
         self.answer = answer
         self.holds = False
         self.store: dict[bytes, list] = {}
-        self.offers: set[int] = set()
+        self.unanswered_hits: set[int] = set()
         self.unused: list[int] = []
         self.claims: int | None = None
         self.loads: dict[int, tuple[list[int], list[bytes]]] = {}
@@ -172,11 +172,11 @@ class WildScheduler(KVSchedulerSide, SupportsLayerwise, SupportsMetrics):
         if wild.claims is None and num_tokens <= num_local_tokens:
             return Lookup()
         transfer_id = next(wild.transfer_ids)
-        wild.offers.add(transfer_id)
+        wild.unanswered_hits.add(transfer_id)
         return Lookup(num_tokens=num_tokens, transfer_id=transfer_id, timeout_s=wild.timeout_s, layerwise=wild.by_layer)
 
     def on_unused(self, transfer_id):
-        self._wild.offers.remove(transfer_id)
+        self._wild.unanswered_hits.remove(transfer_id)
         self._wild.unused.append(transfer_id)
 
     def on_layerwise(self, transfer_id):
@@ -184,7 +184,7 @@ class WildScheduler(KVSchedulerSide, SupportsLayerwise, SupportsMetrics):
         self._wild.layered.add(transfer_id)
 
     def on_allocated(self, transfer_id, *, blocks, block_hashes):
-        self._wild.offers.remove(transfer_id)
+        self._wild.unanswered_hits.remove(transfer_id)
         self._wild.loads[transfer_id] = (list(blocks), list(block_hashes))
         self._wild.called("on_allocated")
 

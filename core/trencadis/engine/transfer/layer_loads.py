@@ -44,12 +44,12 @@ class LayerLoads:
     """The loads of one engine, by transfer id; few, and each for a step or two.
 
     Attributes:
-        num_voided: Sequences whose work was for nothing because their load did not come.
+        num_discarded: Sequences whose work was for nothing because their load did not come.
     """
 
     def __init__(self) -> None:
         self._loads: dict[int, LayerLoad] = {}
-        self.num_voided = 0
+        self.num_discarded = 0
 
     def __contains__(self, transfer_id: int) -> bool:
         return transfer_id in self._loads
@@ -96,7 +96,7 @@ class LayerLoads:
         state.blocks.release(load.blocks, now_s=now_s)
         if too_late:
             sequence.num_cached_tokens = load.num_cached_tokens
-            self.void(sequence, state)
+            self.discard(sequence, state)
 
     def drop(self, transfer_id: int) -> LayerLoad:
         """Forget a load that did not come; its reference on the blocks is the caller's now."""
@@ -106,9 +106,9 @@ class LayerLoads:
             load.sequence.num_cached_tokens = load.num_cached_tokens
         return load
 
-    def void(self, sequence: Sequence, state: EngineState) -> None:
+    def discard(self, sequence: Sequence, state: EngineState) -> None:
         """Have a sequence computed anew, from what it knew before."""
-        self.num_voided += 1
+        self.num_discarded += 1
         state.preempt(sequence, kv_valid=False)
 
     def of(self, slots: Iterable[int]) -> list[Sequence]:

@@ -315,7 +315,7 @@ class Transfers:
                 "KV load %d did not come with its layers; its tokens are computed here.", sequence.transfer_id
             )
             self._missed(sequence, state)
-            self.layered.void(sequence, state)
+            self.layered.discard(sequence, state)
         return bool(missing)
 
     def step_done(self, *, num_tokens: int, device_s: float) -> None:
@@ -382,7 +382,7 @@ class Transfers:
             load = self.layered.drop(failed.transfer_id)
             sequence = load.sequence
             state.blocks.release(load.blocks, now_s=state.clock.now_s())
-            self.layered.void(sequence, state)
+            self.layered.discard(sequence, state)
         else:
             waiting = self._loads.pop(failed.transfer_id)
             sequence = waiting.sequence

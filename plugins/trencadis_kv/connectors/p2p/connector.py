@@ -220,11 +220,11 @@ class P2PScheduler(
         """Have another engine compute what one has computed in vain, once."""
         return "retry" if self._delegation.tries_again(request.request_id) else "compute"
 
-    def on_sampling(self, terms: SamplingFingerprint) -> None:
+    def on_sampling(self, fingerprint: SamplingFingerprint) -> None:
         """Have first tokens chosen where prompts are computed, here and there."""
         if self._node.config.first_token:
-            self._node.terms = terms
-            self._node.remote_prefills.unpack = terms.unpack
+            self._node.fingerprint = fingerprint
+            self._node.remote_prefills.unpack = fingerprint.unpack
 
     def on_role(self, role: str) -> None:
         """Take prompts of others, or none."""

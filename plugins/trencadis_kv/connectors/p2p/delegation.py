@@ -45,7 +45,7 @@ class DelegatedPrefill:
         request: Whose prompt.
         node: This engine; its identity is known.
         timeout_s: The longest wait for the response.
-        terms: How the first token is to be chosen; empty: it is not wanted.
+        sampling: Packed sampling fingerprint; empty: no first token is requested.
         push: Takes blocks that are sent along; None: none are wanted.
         num_skipped: Leading blocks of the prompt that are here already.
 
@@ -64,7 +64,7 @@ class DelegatedPrefill:
         node: Node,
         *,
         timeout_s: float,
-        terms: bytes = b"",
+        sampling: bytes = b"",
         push: Push | None = None,
         num_skipped: int = 0,
     ) -> None:
@@ -72,7 +72,7 @@ class DelegatedPrefill:
         self._node = node
         self._request = request
         self._timeout_s = timeout_s
-        self._terms = terms
+        self._sampling = sampling
         self._push = push
         self._num_skipped = num_skipped
         self._connection: PeerConnection | None = None
@@ -143,9 +143,11 @@ class DelegatedPrefill:
             num_tokens=response.num_tokens,
             lease_s=response.lease_s,
         )
-        if response.token is not None and self._terms:
+        if response.token is not None and self._sampling:
             self.first = decode_token(response.token)
-        self._node.metrics.offered("unasked" if not self._terms else "none" if self.first is None else "given")
+        self._node.metrics.count_response(
+            "unasked" if not self._sampling else "none" if self.first is None else "given"
+        )
         with self._lock:
             if not self._is_withdrawn:
                 if self._push is not None and response.num_pushed:
@@ -178,7 +180,7 @@ class DelegatedPrefill:
             timeout_s=self._timeout_s,
             priority=request.priority,
             weight=request.weight,
-            terms=self._terms,
+            sampling=self._sampling,
             push_bytes=0 if self._push is None else self._push.num_bytes,
             num_skipped=self._num_skipped,
         )
@@ -315,14 +317,14 @@ class Delegation:
         engine = engines[index]
         engine.num_sent_tokens += num_tokens
         num_local = num_local_tokens // node.block_size
-        terms = node.terms.pack(request) if node.terms and wants_token else b""
-        is_all = bool(terms) and request.params.max_tokens == 1  # the token alone is an answer
+        sampling = node.fingerprint.pack(request) if node.fingerprint and wants_token else b""
+        is_all = bool(sampling) and request.params.max_tokens == 1  # the token alone is an answer
         prefill = DelegatedPrefill(
             engine,
             request,
             node,
             timeout_s=self._patience_s(view),
-            terms=terms,
+            sampling=sampling,
             push=None if is_all else node.pushes.open(block_hashes[num_local:], block_bytes=node.block_bytes),
             num_skipped=num_local,
         )

@@ -56,7 +56,7 @@ class P2PMetrics(TransferCounters):
         """Count a delegated prefill by its result."""
         self._delegated.labels(self._name, result).inc()
 
-    def offered(self, token: str) -> None:
+    def count_response(self, token: str) -> None:
         """Count a prefill response by whether the first token came with it."""
         self._responses.labels(self._name, token).inc()
 

@@ -47,7 +47,7 @@ class Node:
         pace: When pulls give way to steps.
         remote_prefills: Prompts that are computed for others.
         pushes: Blocks that other engines send along with their prefill responses.
-        terms: How first tokens are chosen here; None: nobody can be told.
+        fingerprint: Of sampling here; None: first tokens are not chosen by other engines.
         registry: Engines that compute prompts for this one.
         server: Gives blocks to others.
         block_size: Tokens of a block; 0 before :meth:`start`.
@@ -86,7 +86,7 @@ class Node:
         self.metrics.watch_remote_prefills(lambda: self.remote_prefills.num_remote_prefills)
         self.pushes = Pushes(_room(config))
         self.metrics.watch_aside(lambda: self.pushes.num_bytes)
-        self.terms: SamplingFingerprint | None = None
+        self.fingerprint: SamplingFingerprint | None = None
         self.prefill_pool = PrefillPool(
             config.prefill_engines, connect_timeout_s=config.connect_timeout_s, heartbeat_s=config.heartbeat_s
         )

@@ -71,7 +71,7 @@ class RemotePrefills:
         accepts: False: further requests are refused.
         num_backlog_tokens: Tokens that wait in the engine, as it reported last.
         wake: Wakes the engine.
-        unpack: Reads the terms of a first token; None: they do not hold here.
+        unpack: Decodes a sampling fingerprint to parameters; None: this engine samples otherwise.
     """
 
     def __init__(self, max_remote_prefills: int, *, release: Callable[[str], object]) -> None:
@@ -103,7 +103,7 @@ class RemotePrefills:
         Raises:
             TransferError: ``full``: too many are here, or this engine takes none. ``raised``: it is no prompt.
         """
-        params = self.unpack(message.terms) if message.terms else None
+        params = self.unpack(message.sampling) if message.sampling else None
         request = _request_of(message, params or SamplingParams(max_tokens=1, temperature=0.0))
         with self._lock:
             if not self.accepts:

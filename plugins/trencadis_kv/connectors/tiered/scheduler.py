@@ -436,9 +436,9 @@ class TieredScheduler(KVSchedulerSide, SupportsHandover, SupportsStepTimes, Supp
 class RemotePrefillScheduler(TieredScheduler, SupportsRemotePrefill):
     """The same over children some of which bring requests of other engines."""
 
-    def on_sampling(self, terms: SamplingFingerprint) -> None:
+    def on_sampling(self, fingerprint: SamplingFingerprint) -> None:
         """Pass on how first tokens are chosen."""
-        self._tell(SupportsRemotePrefill, "on_sampling", lambda side: side.on_sampling(terms))
+        self._tell(SupportsRemotePrefill, "on_sampling", lambda side: side.on_sampling(fingerprint))
 
     def on_waker(self, wake: Callable[[], None]) -> None:
         """Pass on the function that wakes the engine."""

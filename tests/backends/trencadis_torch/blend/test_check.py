@@ -9,7 +9,7 @@ from support.backends import tiny_models
 from support.backends.blend_scene import BlendScene
 from trencadis.errors import BackendError
 from trencadis_torch.blend.blender import check_layers, make_blender, pairs_of_layers
-from trencadis_torch.blend.partial_forward import LayerWalk
+from trencadis_torch.blend.partial_forward import PartialForward
 from trencadis_torch.blend.reposition import Pairs, Rotary
 
 
@@ -19,12 +19,12 @@ def scene():
 
 
 def test_pairs_are_what_two_positions_agree_on(scene):
-    walk, rotary = LayerWalk(scene.model), Rotary(scene.model)
+    walk, rotary = PartialForward(scene.model), Rotary(scene.model)
     assert pairs_of_layers(walk, rotary, torch.device("cpu"), scene.cache.layers) == (Pairs.HALVES,) * 3
 
 
 def test_keys_that_depend_on_the_position_otherwise_are_refused(scene, monkeypatch):
-    walk, rotary = LayerWalk(scene.model), Rotary(scene.model)
+    walk, rotary = PartialForward(scene.model), Rotary(scene.model)
     look = walk.look
 
     def bent(index, walkers):
@@ -42,7 +42,7 @@ def test_model_that_does_something_between_its_layers_is_refused(scene):
     )
     calls = iter([True])  # the whole forward comes first: only that one is changed
     with pytest.raises(BackendError, match="do not give what the model gives"):
-        check_layers(scene.model, LayerWalk(scene.model), scene.cache.layers)
+        check_layers(scene.model, PartialForward(scene.model), scene.cache.layers)
 
 
 def test_backend_that_was_not_given_a_way_to_blend_has_none(scene):

@@ -9,7 +9,7 @@ from support.backends import tiny_models
 from support.backends.blend_scene import BlendScene, tokens_of
 from trencadis.errors import BackendError
 from trencadis_torch.attention.whole_texts import WholeTexts
-from trencadis_torch.blend.partial_forward import LayerWalk
+from trencadis_torch.blend.partial_forward import PartialForward
 
 KINDS = ("llama", "qwen3", "gpt_neox", "qwen3_moe")
 
@@ -21,7 +21,7 @@ def scene(request):
 
 @torch.inference_mode()
 def test_all_layers_one_by_one_are_the_models_own_forward(scene):
-    tokens, walk = tokens_of(0, 12), LayerWalk(scene.model)
+    tokens, walk = tokens_of(0, 12), PartialForward(scene.model)
     walkers = walk.begin(torch.from_numpy(tokens).long(), torch.arange(12))
     expected = scene.exact(tokens)
     for index in range(len(walk)):
@@ -33,7 +33,7 @@ def test_all_layers_one_by_one_are_the_models_own_forward(scene):
 
 @torch.inference_mode()
 def test_tokens_that_are_left_keep_their_positions(scene):
-    tokens, walk = tokens_of(0, 12), LayerWalk(scene.model)
+    tokens, walk = tokens_of(0, 12), PartialForward(scene.model)
     walkers = walk.begin(torch.from_numpy(tokens).long(), torch.arange(100, 112))
     kept = torch.tensor([1, 5, 11])
     keys, _ = walk.look(0, walkers.only(kept))
@@ -41,7 +41,7 @@ def test_tokens_that_are_left_keep_their_positions(scene):
 
 
 def test_looking_leaves_the_model_as_it_was(scene):
-    walk = LayerWalk(scene.model)
+    walk = PartialForward(scene.model)
     walk.begin(torch.arange(4), torch.arange(4))
     assert not any(module._forward_pre_hooks for module in scene.model.modules())
     assert len(scene.exact(tokens_of(0, 6))) == len(walk)
@@ -49,4 +49,4 @@ def test_looking_leaves_the_model_as_it_was(scene):
 
 def test_model_without_a_list_of_layers_is_refused():
     with pytest.raises(BackendError, match="no list of layers"):
-        LayerWalk(tiny_models.make_model("gpt2"))
+        PartialForward(tiny_models.make_model("gpt2"))

@@ -81,7 +81,7 @@ def test_a_suspect_takes_its_place_from_others_and_nobody_ends_for_it(overlap: b
     assert not fails.is_due
 
 
-def test_loaded_blocks_of_another_one_are_no_room_for_a_suspect_that_is_parked() -> None:
+def test_loaded_blocks_of_another_one_are_no_room_for_a_suspect_that_waits_for_kv() -> None:
     fails = Hiccup()
     fails.is_due = False
     wild = WildConnector()
@@ -142,7 +142,7 @@ def test_a_suspect_is_not_ended_by_a_first_token_from_elsewhere_while_it_is_to_r
     drain(engine)
     engine._state.blocks.reset_cache()
     engine.add(request("c", prompts["c"], 1))
-    engine.step()  # c is parked, so that nobody else is looked up
+    engine.step()  # c waits for remote KV, so that no other sequence is looked up
     engine.add(request("b", prompts["b"], 1))
     engine.add(request("a", prompts["a"], 1))
     fails.is_due = True

@@ -48,16 +48,16 @@ def test_policy_that_starves_guests_ends_them_and_the_connector_hears_of_it() ->
     host, policy = Host(), Stops()
     policy.is_stopped = True
     engine = engine_of(host, policy)
-    host.new = [prompt("guest")]
+    host.new = [prompt("remote")]
     for _ in range(6):
         engine.step()
     ((name, is_served, error),) = host.ends
-    assert (name, is_served) == ("guest", False)
+    assert (name, is_served) == ("remote", False)
     assert "scheduled nothing twice in a row with 0 sequences running and 1 waiting" in error
 
 
-@pytest.mark.parametrize("guest", [True, False])
-def test_blocks_that_are_held_for_others_are_no_excuse(guest: bool) -> None:
+@pytest.mark.parametrize("remote", [True, False])
+def test_blocks_that_are_held_for_others_are_no_excuse(remote: bool) -> None:
     """They may be held for a minute, one behind the other."""
     host, policy = Holding(), Stops()
     engine = engine_of(host, policy)
@@ -66,7 +66,7 @@ def test_blocks_that_are_held_for_others_are_no_excuse(guest: bool) -> None:
         pass
     assert engine.inspect().transfers.num_pinned_blocks > 0
     policy.is_stopped = True
-    if guest:
+    if remote:
         host.new = [prompt("starved", first=40)]
     else:
         engine.add(prompt("starved", first=40))

@@ -298,7 +298,7 @@ def test_client_that_leaves_behind_the_token_leaves_nothing_behind() -> None:
     assert scene.engine.inspect().blocks.num_used == 0
 
 
-def test_sequence_with_its_first_token_is_parked_also_where_loads_come_by_layer() -> None:
+def test_sequence_with_its_first_token_waits_for_kv_also_where_loads_come_by_layer() -> None:
     scene = Scene(by_layer=True)
     before = len(scene.bringer.layerwise)
     slot = scene.add("r", first=truth(PROMPT, 1)[0], max_tokens=5)

@@ -69,7 +69,7 @@ def test_sequence_runs_at_once_and_its_layers_are_waited_for_in_order(wild: Wild
     engine = engine_on(wild)
     engine.add(request())
     engine.step()
-    assert engine.num_running == 1, "nobody is parked"
+    assert engine.num_running == 1, "no sequence waits for remote KV"
     (transfer_id,) = {transfer_id for transfer_id, _ in wild.waited}
     assert wild.waited == [(transfer_id, layer) for layer in range(3)]
     assert ends_well(engine, wild).num_cached_tokens == 20
@@ -125,7 +125,7 @@ def test_load_that_does_not_come_is_void_and_shows_nobody_a_token(
             break
     assert told == fake_text(PROMPT, 8, eos=-1)
     transfers = engine._state.transfers
-    assert transfers.layered.num_voided == 1
+    assert transfers.layered.num_discarded == 1
     assert transfers.num_failed_loads + transfers.num_loaded == 1
     assert engine.inspect().blocks.num_used == 0
 
@@ -234,7 +234,7 @@ def test_load_that_could_not_be_begun_is_given_up_and_may_write_all_the_same(wil
     assert ends_well(engine, wild).num_cached_tokens == 0
 
 
-def test_second_attempt_of_a_sequence_is_parked(wild: WildConnector) -> None:
+def test_second_attempt_of_a_sequence_waits_for_kv(wild: WildConnector) -> None:
     engine = engine_on(wild)
     wild.answer, wild.fate = "retry", "fails"
     engine.add(request())

@@ -29,29 +29,29 @@ def report(
 class Books:
     """The engine's side, as small as can be: loads that have not ended, and those given up that are not released."""
 
-    def __init__(self, parked: Sequence[int] = (), held: Sequence[int] = ()) -> None:
-        self.parked, self.held = set(parked), set(held)
+    def __init__(self, waiting: Sequence[int] = (), held: Sequence[int] = ()) -> None:
+        self.waiting, self.held = set(waiting), set(held)
 
     def merge(self, quorum: RankQuorum, reports: dict[int, ConnectorReport]) -> ConnectorReport:
         merged = quorum.merge(
             reports,
-            is_awaited=lambda transfer_id: transfer_id in self.parked | self.held,
+            is_awaited=lambda transfer_id: transfer_id in self.waiting | self.held,
             is_pinned=self.held.__contains__,
         )
-        self.parked -= {*merged.loaded, *[one.transfer_id for one in merged.failed]}
+        self.waiting -= {*merged.loaded, *[one.transfer_id for one in merged.failed]}
         self.held -= set(merged.released)
         return merged
 
 
 def test_one_ranks_report_passes_as_it_is() -> None:
-    books, quorum = Books(parked=[1, 2, 3], held=[4, 5]), RankQuorum()
+    books, quorum = Books(waiting=[1, 2, 3], held=[4, 5]), RankQuorum()
     said = report(loaded=[3, 1], failures=[failed(2, 8)], released=[5, 4])
     assert books.merge(quorum, {0: said}) == said
     assert quorum.num_ignored == 0
 
 
 def test_load_is_whole_when_the_last_rank_says_so() -> None:
-    books, quorum = Books(parked=[7]), RankQuorum(3)
+    books, quorum = Books(waiting=[7]), RankQuorum(3)
     assert books.merge(quorum, {2: report(loaded=[7])}) == report()
     assert books.merge(quorum, {0: report(loaded=[7]), 2: report()}) == report()
     assert books.merge(quorum, {1: report(loaded=[7])}) == report(loaded=[7])
@@ -59,7 +59,7 @@ def test_load_is_whole_when_the_last_rank_says_so() -> None:
 
 def test_load_that_one_rank_failed_waits_for_the_others_and_keeps_the_least_that_arrived() -> None:
     """Until all have ended one may still write; and a token is there when every rank has its share."""
-    books, quorum = Books(parked=[7]), RankQuorum(3)
+    books, quorum = Books(waiting=[7]), RankQuorum(3)
     assert books.merge(quorum, {1: report(failures=[failed(7, 12, "slow")])}) == report()
     assert books.merge(quorum, {0: report(loaded=[7])}) == report()
     last = failed(7, 4, "evicted")
@@ -73,12 +73,12 @@ def test_blocks_are_free_when_no_rank_touches_them() -> None:
     assert books.merge(quorum, {0: report(released=[7])}) == report()
     assert books.merge(quorum, {1: report(released=[7])}) == report(released=[7])
     assert quorum.num_ignored == 0
-    books.parked.add(7)
+    books.waiting.add(7)
     assert books.merge(quorum, {1: report(loaded=[7])}) == report(), "rank 0 has said nothing of this one"
 
 
 def test_rank_that_says_a_thing_twice_is_one_rank(caplog: pytest.LogCaptureFixture) -> None:
-    books, quorum = Books(parked=[7], held=[8]), RankQuorum(2)
+    books, quorum = Books(waiting=[7], held=[8]), RankQuorum(2)
     with caplog.at_level(logging.WARNING):
         for said in (report(loaded=[7, 7], released=[8]), report(failures=[failed(7)], released=[8, 8])):
             assert books.merge(quorum, {0: said}) == report()
@@ -89,14 +89,14 @@ def test_rank_that_says_a_thing_twice_is_one_rank(caplog: pytest.LogCaptureFixtu
 
 def test_only_rank_that_ends_a_load_twice_in_one_report_ends_it_once() -> None:
     """As broken, if it says both: the cautious of the two."""
-    books, quorum = Books(parked=[6, 7]), RankQuorum()
+    books, quorum = Books(waiting=[6, 7]), RankQuorum()
     said = report(loaded=[6, 6, 7], failures=[failed(7, 3)])
     assert books.merge(quorum, {0: said}) == report(loaded=[6], failures=[failed(7, 3)])
     assert quorum.num_ignored == 2
 
 
 def test_rank_of_nobody_and_transfer_ids_of_nobody_count_for_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    books, quorum = Books(parked=[7], held=[8]), RankQuorum(2)
+    books, quorum = Books(waiting=[7], held=[8]), RankQuorum(2)
     said = report(loaded=[7], failures=[failed(9)], released=[8])
     with caplog.at_level(logging.WARNING):
         assert books.merge(quorum, {2: said, -1: said, 0: said}) == report()
@@ -107,9 +107,9 @@ def test_rank_of_nobody_and_transfer_ids_of_nobody_count_for_nothing(caplog: pyt
 
 def test_release_of_a_load_that_goes_on_counts_for_nothing() -> None:
     """It would free blocks that are being written, once the load is given up."""
-    books, quorum = Books(parked=[7]), RankQuorum()
+    books, quorum = Books(waiting=[7]), RankQuorum()
     assert books.merge(quorum, {0: report(released=[7])}) == report()
-    books.parked, books.held = set(), {7}
+    books.waiting, books.held = set(), {7}
     assert books.merge(quorum, {0: report()}) == report()
     assert quorum.num_ignored == 1
 
@@ -118,10 +118,10 @@ def test_nothing_is_remembered_of_what_is_over() -> None:
     """An engine lives for millions of transfer ids."""
     books, quorum = Books(), RankQuorum(2)
     for transfer_id in range(1_000):
-        books.parked = {transfer_id}
+        books.waiting = {transfer_id}
         books.merge(quorum, {0: report(loaded=[transfer_id])})
         books.merge(quorum, {1: report(loaded=[transfer_id, transfer_id]), 0: report(loaded=[transfer_id])})
-    books.parked = set()
+    books.waiting = set()
     books.merge(quorum, {0: report()})
     assert quorum._known == {}
 
@@ -153,7 +153,7 @@ def test_any_interleaving_of_any_ranks_gives_what_the_definition_says(
     story: tuple[int, list[list[tuple[int, int, int]]], list[list[tuple[int, int]]]],
 ) -> None:
     num_ranks, ends, releases = story
-    quorum, books = RankQuorum(num_ranks), Books(parked=range(4), held=range(10, 13))
+    quorum, books = RankQuorum(num_ranks), Books(waiting=range(4), held=range(10, 13))
     found: dict[int, int] = {}
     said: list[tuple[int, int, int]] = []
     freed: list[int] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from support.core.invariants import broken_invariants
-from support.kv.transfer_engines import PROMPT, counts, ends_well, engine_on, parked, request
+from support.kv.transfer_engines import PROMPT, counts, ends_well, engine_on, request, waiting_for_kv
 from support.kv.wild_connector import WildConnector
 from trencadis.clock import SimulatedClock
 from trencadis.engine.engine import Engine
@@ -135,7 +135,7 @@ def wild() -> WildConnector:
 def test_load_is_given_up_at_the_look_ups_own_deadline(wild: WildConnector) -> None:
     engine, clock = engine_on(wild, load_timeout_s=30.0)
     wild.timeout_s = 2.0
-    transfer_id = parked(engine, wild)
+    transfer_id = waiting_for_kv(engine, wild)
     clock.advance(1.9)
     engine.step()
     assert engine.num_waiting == 1
@@ -150,7 +150,7 @@ def test_load_is_given_up_at_the_look_ups_own_deadline(wild: WildConnector) -> N
 def test_configured_deadline_holds_for_a_look_up_that_allows_more(wild: WildConnector) -> None:
     engine, clock = engine_on(wild, load_timeout_s=3.0)
     wild.timeout_s = 100.0
-    transfer_id = parked(engine, wild)
+    transfer_id = waiting_for_kv(engine, wild)
     clock.advance(3.0)
     engine.step()
     assert transfer_id in wild.cancelled
@@ -161,7 +161,7 @@ def test_configured_deadline_holds_for_a_look_up_that_allows_more(wild: WildConn
 def test_what_arrived_of_a_failed_load_is_used_and_only_that(wild: WildConnector) -> None:
     engine, _ = engine_on(wild)
     before = counts(engine)
-    transfer_id = parked(engine, wild)
+    transfer_id = waiting_for_kv(engine, wild)
     wild.fail(transfer_id, num_valid=3)
     assert ends_well(engine).num_cached_tokens == 12
     assert [after - b for after, b in zip(counts(engine), before, strict=True)] == [1, 0, 1, 0]
@@ -170,7 +170,7 @@ def test_what_arrived_of_a_failed_load_is_used_and_only_that(wild: WildConnector
 @pytest.mark.parametrize("num_valid_tokens", [-1_000, 1_000])
 def test_impossible_number_of_valid_tokens_is_cut_to_the_load(wild: WildConnector, num_valid_tokens: int) -> None:
     engine, _ = engine_on(wild)
-    transfer_id = parked(engine, wild)
+    transfer_id = waiting_for_kv(engine, wild)
     wild.arrive(transfer_id)
     failed = FailedLoad(transfer_id=transfer_id, num_valid_tokens=num_valid_tokens, cause="odd")
     wild.next = ConnectorReport(failed=(failed,))
@@ -180,7 +180,7 @@ def test_impossible_number_of_valid_tokens_is_cut_to_the_load(wild: WildConnecto
 def test_failed_load_is_looked_up_again_if_the_connector_asks_for_it(wild: WildConnector) -> None:
     engine, _ = engine_on(wild)
     wild.answer = "retry"
-    wild.fail(parked(engine, wild))
+    wild.fail(waiting_for_kv(engine, wild))
     while not wild.loads:
         engine.step()
     wild.arrive(max(wild.loads))
@@ -193,7 +193,7 @@ def test_second_look_up_finds_in_the_prefix_cache_what_the_first_load_brought(wi
     reader = WildConnector(answer="retry")
     reader.store = wild.store
     engine = make_engine(connector=reader.pair(), backend=FakeBackend(eos=-1))
-    reader.fail(parked(engine, reader), num_valid=3)
+    reader.fail(waiting_for_kv(engine, reader), num_valid=3)
     while not reader.loads:
         engine.step()
     (blocks, hashes) = reader.loads[max(reader.loads)]
@@ -236,10 +236,10 @@ def test_connector_that_gives_no_blocks_back_is_closed_and_serving_goes_on(
 ) -> None:
     engine, clock = engine_on(wild, release_timeout_s=10.0)
     total = engine._state.blocks.num_blocks
-    lost = parked(engine, wild, "aborted")
+    lost = waiting_for_kv(engine, wild, "aborted")
     engine.abort("aborted")
     clock.advance(5.0)
-    waits = parked(engine, wild, "r")
+    waits = waiting_for_kv(engine, wild, "r")
     assert {lost} == set(wild.cancelled)
     assert waits in wild.loads
     assert engine.inspect().transfers.num_pinned_blocks == 4
@@ -261,7 +261,7 @@ def test_connector_that_gives_no_blocks_back_is_closed_and_serving_goes_on(
 def test_held_blocks_of_a_finished_sequence_come_back_after_the_quarantine_as_well(wild: WildConnector) -> None:
     engine, clock = engine_on(wild, release_timeout_s=10.0)
     wild.holds = True
-    wild.arrive(parked(engine, wild))
+    wild.arrive(waiting_for_kv(engine, wild))
     while "r" in engine.inspect().sequences:
         engine.step()
     assert engine.inspect().transfers.num_pinned_blocks > 0
@@ -275,7 +275,7 @@ def test_held_blocks_of_a_finished_sequence_come_back_after_the_quarantine_as_we
 def test_blocks_that_are_released_in_time_cost_nothing(wild: WildConnector) -> None:
     engine, clock = engine_on(wild, release_timeout_s=10.0)
     for _ in range(5):
-        transfer_id = parked(engine, wild, "aborted")
+        transfer_id = waiting_for_kv(engine, wild, "aborted")
         engine.abort("aborted")
         clock.advance(9.0)
         engine.step()
@@ -284,7 +284,7 @@ def test_blocks_that_are_released_in_time_cost_nothing(wild: WildConnector) -> N
     assert wild.is_closed == [False, False]
 
 
-def test_no_more_sequences_are_parked_than_may_be(wild: WildConnector) -> None:
+def test_no_more_sequences_wait_for_kv_than_may(wild: WildConnector) -> None:
     engine, _ = engine_on(wild, max_waiting_loads=2)
     for i in range(5):
         engine.add(request(str(i), tuple(range(1, 21))))
@@ -302,7 +302,7 @@ def test_no_more_sequences_are_parked_than_may_be(wild: WildConnector) -> None:
 def test_late_and_repeated_reports_change_nothing(wild: WildConnector) -> None:
     engine, _ = engine_on(wild)
     before = counts(engine)
-    transfer_id = parked(engine, wild)
+    transfer_id = waiting_for_kv(engine, wild)
     engine.abort("r")
     wild.repeat(transfer_id)
     wild.repeat(4_711)
@@ -320,7 +320,7 @@ def test_late_and_repeated_reports_change_nothing(wild: WildConnector) -> None:
 
 def test_release_of_a_load_that_goes_on_changes_nothing(wild: WildConnector) -> None:
     engine, _ = engine_on(wild)
-    transfer_id = parked(engine, wild)
+    transfer_id = waiting_for_kv(engine, wild)
     wild.release(transfer_id)
     for _ in range(3):
         engine.step()
@@ -341,7 +341,7 @@ def test_hit_that_is_no_longer_than_the_local_one_is_said_to_be_unused() -> None
     engine, _ = engine_on(wild, prefix_caching=True)
     wild.claims = 16
     assert ends_well(next_one(engine)).num_cached_tokens == 16
-    assert (len(wild.unused), wild.loads, wild.offers) == (1, {}, set())
+    assert (len(wild.unused), wild.loads, wild.unanswered_hits) == (1, {}, set())
 
 
 def next_one(engine: Engine) -> Engine:
@@ -360,7 +360,7 @@ def test_hit_that_there_is_no_room_for_is_said_to_be_unused_and_the_next_look_up
     engine.step()
     assert engine.num_waiting == 1
     assert len(wild.unused) >= 1
-    assert (wild.loads, wild.offers) == ({}, set())
+    assert (wild.loads, wild.unanswered_hits) == ({}, set())
     while not wild.loads:
         engine.step()
     assert wild.asked.count("r") == len(wild.unused) + 1

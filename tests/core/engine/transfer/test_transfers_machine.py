@@ -103,7 +103,7 @@ class TransferMachine(RuleBasedStateMachine):
         if not hasattr(self, "engine"):
             return
         assert broken_invariants(self.engine) == []
-        assert self.wild.offers == set(), "the engine says of every hit what becomes of it"
+        assert self.wild.unanswered_hits == set(), "the engine says of every hit what becomes of it"
         num_loads, *ended = counts(self.engine)
         assert num_loads == sum(ended) + len(self.engine.inspect().waiting_for_remote_kv)
         for block_hash, block in self.engine._state.blocks._block_of.items():

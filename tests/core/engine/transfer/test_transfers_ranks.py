@@ -8,7 +8,7 @@ import attrs
 import pytest
 
 from support.core.invariants import broken_invariants
-from support.kv.transfer_engines import ends_well, engine_on, parked
+from support.kv.transfer_engines import ends_well, engine_on, waiting_for_kv
 from support.kv.wild_connector import WildConnector
 from trencadis.clock import SimulatedClock
 from trencadis.engine.engine import Engine
@@ -57,7 +57,7 @@ def engine_on_two_ranks(wild: WildConnector) -> tuple[Engine, TwoRanks]:
 
 def test_sequence_waits_until_every_rank_has_loaded_its_share(wild: WildConnector) -> None:
     engine, executor = engine_on_two_ranks(wild)
-    transfer_id = parked(engine, wild)
+    transfer_id = waiting_for_kv(engine, wild)
     wild.arrive(transfer_id)
     for _ in range(3):
         engine.step()
@@ -68,7 +68,7 @@ def test_sequence_waits_until_every_rank_has_loaded_its_share(wild: WildConnecto
 
 def test_what_one_rank_lacks_is_computed_on_all(wild: WildConnector) -> None:
     engine, executor = engine_on_two_ranks(wild)
-    transfer_id = parked(engine, wild)
+    transfer_id = waiting_for_kv(engine, wild)
     executor.second = ConnectorReport(
         failed=(FailedLoad(transfer_id=transfer_id, num_valid_tokens=8, cause="evicted"),)
     )
@@ -81,7 +81,7 @@ def test_what_one_rank_lacks_is_computed_on_all(wild: WildConnector) -> None:
 
 def test_blocks_of_a_load_given_up_stay_held_until_every_rank_has_let_go(wild: WildConnector) -> None:
     engine, executor = engine_on_two_ranks(wild)
-    transfer_id = parked(engine, wild)
+    transfer_id = waiting_for_kv(engine, wild)
     engine.abort("r")
     engine.step()
     wild.release(transfer_id)

@@ -50,8 +50,8 @@ def test_later_minor_versions_may_append_fields(message: msgspec.Struct) -> None
 
 def test_invitation_of_an_engine_that_knows_no_priorities_has_none_and_is_read_by_it() -> None:
     fields = msgspec.msgpack.encode([b"\1\0\0\0", "t", "s", "a", 2.5])
-    invite = msgspec.msgpack.decode(fields, type=PrefillRequest)
-    assert (invite.adapter, invite.timeout_s, invite.priority, invite.weight) == ("a", 2.5, 0, None)
+    request = msgspec.msgpack.decode(fields, type=PrefillRequest)
+    assert (request.adapter, request.timeout_s, request.priority, request.weight) == ("a", 2.5, 0, None)
 
     class OldInvite(msgspec.Struct, array_like=True):
         tokens: bytes
@@ -60,7 +60,7 @@ def test_invitation_of_an_engine_that_knows_no_priorities_has_none_and_is_read_b
         adapter: str
         timeout_s: float
 
-    new = msgspec.msgpack.encode(msgspec.structs.replace(invite, priority=5, weight=2.0))
+    new = msgspec.msgpack.encode(msgspec.structs.replace(request, priority=5, weight=2.0))
     assert msgspec.msgpack.decode(new, type=OldInvite).timeout_s == 2.5
 
 
@@ -81,15 +81,15 @@ def test_engines_of_before_offers_brought_anything_along_are_understood_and_unde
         num_tokens: int
         lease_s: float
 
-    old_invite, old_offer = OldInvite(b"\1\0\0\0", "t", "s", "a", 5.0, 2, 1.5), OldOffer("hold_id", 16, 30.0)
-    invite = msgspec.msgpack.decode(msgspec.msgpack.encode(old_invite), type=PrefillRequest)
-    assert (invite.weight, invite.terms, invite.push_bytes, invite.num_skipped) == (1.5, b"", 0, 0)
-    offer = msgspec.msgpack.decode(msgspec.msgpack.encode(old_offer), type=PrefillResponse)
-    assert (offer.hold_id, offer.token, offer.num_pushed) == ("hold_id", None, 0)
-    new_invite = msgspec.structs.replace(invite, terms=b"terms", push_bytes=4096, num_skipped=1)
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(new_invite), type=OldInvite) == old_invite
-    new_offer = msgspec.structs.replace(offer, token=Token(token_id=3), num_pushed=2)
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(new_offer), type=OldOffer) == old_offer
+    old_request, old_response = OldInvite(b"\1\0\0\0", "t", "s", "a", 5.0, 2, 1.5), OldOffer("hold_id", 16, 30.0)
+    request = msgspec.msgpack.decode(msgspec.msgpack.encode(old_request), type=PrefillRequest)
+    assert (request.weight, request.sampling, request.push_bytes, request.num_skipped) == (1.5, b"", 0, 0)
+    response = msgspec.msgpack.decode(msgspec.msgpack.encode(old_response), type=PrefillResponse)
+    assert (response.hold_id, response.token, response.num_pushed) == ("hold_id", None, 0)
+    new_request = msgspec.structs.replace(request, sampling=b"sampling", push_bytes=4096, num_skipped=1)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(new_request), type=OldInvite) == old_request
+    new_response = msgspec.structs.replace(response, token=Token(token_id=3), num_pushed=2)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(new_response), type=OldOffer) == old_response
 
 
 def entry(**changes):

@@ -73,7 +73,7 @@ def test_sequences_that_do_not_ask_are_not_kept(seat):
 
 
 def test_the_oldest_are_forgotten(seat, monkeypatch):
-    monkeypatch.setattr(module, "_MAX_PARKED", 2)
+    monkeypatch.setattr(module, "_MAX_SAVED", 2)
     take, counter = seat
     for seed in range(4):
         take(0, seed=seed)

@@ -17,8 +17,8 @@ from trencadis.records import StructuredOutput
 from trencadis.text import load_tokenizer, vocabulary_of
 from trencadis_plugins.sampling import grammar
 from trencadis_plugins.sampling.grammar import Grammars, grammars_of
+from trencadis_plugins.sampling.grammar_state import GrammarState
 from trencadis_plugins.sampling.grammar_trial import MAX_CPU_S
-from trencadis_plugins.sampling.grammar_walk import GrammarWalk
 
 
 @pytest.fixture(scope="module")
@@ -224,7 +224,7 @@ def test_a_grammar_whose_shared_states_are_used_up_is_compiled_anew_for_the_next
     text = list(vocabulary.encode("abcdefg" * 20))
 
     def read(matcher):
-        walk = GrammarWalk(
+        state = GrammarState(
             matcher,
             num_tokens=len(vocabulary.tokens),
             eos_token_id=grammars.eos_token_id,
@@ -232,7 +232,7 @@ def test_a_grammar_whose_shared_states_are_used_up_is_compiled_anew_for_the_next
             on_failure=lambda: grammars.spend(wanted),
         )
         for end in range(len(text)):
-            walk.mask(text[:end])
+            state.mask(text[:end])
 
     prepared = grammars.begin(wanted).result()  # of a request that runs on
     with pytest.raises(InvalidRequestError, match="too many states"):

@@ -16,10 +16,10 @@ from trencadis.records import Int32Array
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-__all__ = ["GrammarWalk"]
+__all__ = ["GrammarState"]
 
 
-class GrammarWalk:
+class GrammarState:
     """Follows an output, forwards and back; a mask is a function of the output alone.
 
     Args:

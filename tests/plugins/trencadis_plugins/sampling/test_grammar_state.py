@@ -7,7 +7,7 @@ from trencadis.errors import InvalidRequestError
 from trencadis.records import StructuredOutput
 from trencadis.text import load_tokenizer, vocabulary_of
 from trencadis_plugins.sampling.grammar import Grammars
-from trencadis_plugins.sampling.grammar_walk import GrammarWalk
+from trencadis_plugins.sampling.grammar_state import GrammarState
 
 WANTED = (
     StructuredOutput.json_object(),
@@ -34,7 +34,7 @@ def walk_of(vocabulary):
     grammars = Grammars(lambda: vocabulary)
 
     def make(wanted, ends=(0,)):
-        return GrammarWalk(
+        return GrammarState(
             grammars.matcher(wanted),
             num_tokens=len(vocabulary.tokens),
             eos_token_id=grammars.eos_token_id,
@@ -48,12 +48,12 @@ def _tokens(mask):
     return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
 
 
-def _outputs(walk, rng, count):
+def _outputs(state, rng, count):
     """Random beginnings of texts, all of them legal."""
     output = []
     yield list(output)
     for _ in range(count):
-        allowed = _tokens(walk.mask(output))
+        allowed = _tokens(state.mask(output))
         text = allowed[allowed != 0]
         if not len(text):
             return
@@ -82,34 +82,34 @@ def test_a_mask_is_a_function_of_the_output_whatever_the_way_there(walk_of, want
 @pytest.mark.parametrize("wanted", WANTED, ids=lambda one: one.kind)
 def test_a_mask_allows_what_can_be_gone_on_with_and_nothing_else(walk_of, vocabulary, wanted):
     """The other definition: a token is allowed if the output with it is a beginning, too."""
-    walk, rng = walk_of(wanted), np.random.default_rng(1)
+    state, rng = walk_of(wanted), np.random.default_rng(1)
     for output in _outputs(walk_of(wanted), np.random.default_rng(7), 8):
-        allowed = set(_tokens(walk.mask(output)).tolist())
+        allowed = set(_tokens(state.mask(output)).tolist())
         assert allowed
         for token in {*rng.integers(1, 4096, 40).tolist(), *list(allowed)[:40]} - {0}:
             # What is forced may be offered in its canonical tokens alone.
             if token in allowed:
-                assert walk.mask([*output, token]) is not None
+                assert state.mask([*output, token]) is not None
 
 
 def test_the_end_is_allowed_where_the_text_may_end_and_alone_behind_it(walk_of, vocabulary):
-    walk = walk_of(StructuredOutput.regex("ab?"))
+    state = walk_of(StructuredOutput.regex("ab?"))
     a, b = vocabulary.encode("a")[0], vocabulary.encode("b")[0]
-    assert 0 not in _tokens(walk.mask([]))
-    assert set(_tokens(walk.mask([a]))) == {0, b}
-    assert _tokens(walk.mask([a, b])).tolist() == [0]
-    assert _tokens(walk.mask([a, 0])).tolist() == [0]
-    assert _tokens(walk.mask([a, 0, b, 0])).tolist() == [0]
-    assert walk.mask([0]) is None
-    assert walk.mask([b]) is None
-    assert walk.advance(a) is None
-    assert set(_tokens(walk.mask([a]))) == {0, b}
+    assert 0 not in _tokens(state.mask([]))
+    assert set(_tokens(state.mask([a]))) == {0, b}
+    assert _tokens(state.mask([a, b])).tolist() == [0]
+    assert _tokens(state.mask([a, 0])).tolist() == [0]
+    assert _tokens(state.mask([a, 0, b, 0])).tolist() == [0]
+    assert state.mask([0]) is None
+    assert state.mask([b]) is None
+    assert state.advance(a) is None
+    assert set(_tokens(state.mask([a]))) == {0, b}
 
 
 def test_a_sequence_may_have_ends_of_its_own(walk_of, vocabulary):
-    walk = walk_of(StructuredOutput.regex("a?"), ends=(2, 3))
-    assert set(_tokens(walk.mask([]))) == {2, 3, vocabulary.encode("a")[0]}
-    assert _tokens(walk.advance(3)).tolist() == [2, 3]
+    state = walk_of(StructuredOutput.regex("a?"), ends=(2, 3))
+    assert set(_tokens(state.mask([]))) == {2, 3, vocabulary.encode("a")[0]}
+    assert _tokens(state.advance(3)).tolist() == [2, 3]
     beyond = walk_of(StructuredOutput.regex("a"), ends=(2, 99_999))
     assert _tokens(beyond.mask(list(vocabulary.encode("a")))).tolist() == [2]
 
@@ -121,9 +121,9 @@ def test_a_text_that_no_token_goes_on_with_is_an_error_not_an_empty_mask(vocabul
         vocabulary, tokens=tuple(t if b"q" not in t else b"" for t in vocabulary.tokens), encode=lambda _: ()
     )
     grammars = Grammars(lambda: lame)
-    walk = GrammarWalk(
+    state = GrammarState(
         grammars.matcher(StructuredOutput.regex("[ab]q")), num_tokens=4096, eos_token_id=0, end_token_ids=(0,)
     )
-    first = _tokens(walk.mask([]))
+    first = _tokens(state.mask([]))
     with pytest.raises(InvalidRequestError, match="structured output"):
-        walk.mask([int(first[0])])
+        state.mask([int(first[0])])
