@@ -1,4 +1,4 @@
-"""Several engines on this machine, for trying and for tests: some compute prompts, the others generate and serve clients.
+"""A cluster of engines on this machine, for trying out and for tests: prefill engines, and engines that serve clients.
 
 plan_cluster ─▶ Members ─▶ run_cluster: start, watch, forward, end
 """

@@ -1,4 +1,4 @@
-"""Whether an engine that serves clients knows one that computes prompts: its metrics say so."""
+"""Whether a serving engine has found a prefill engine, read from its metrics."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _GAUGE: Final = b"trencadis_kv_prefill_engines{"
 
 
 async def knows_prefill(host: str, port: int, *, timeout_s: float) -> bool:
-    """Wait until an engine knows one that computes prompts for it; False if it does not in time, or does not answer.
+    """Wait until an engine has a prefill engine; False on timeout, or if it does not respond.
 
     Args:
         host: Of its HTTP server.

@@ -1,4 +1,4 @@
-"""One port before several servers: connection after connection goes to the next one; bytes are passed on as they come."""
+"""Round-robin TCP forwarder: one port for several servers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CONNECT_S = 2.0
 
 
 class Forwarder:
-    """Passes connections on; knows nothing of HTTP, so that streams, keep-alive and bodies of any size are the server's own.
+    """Forwards connections as bytes; HTTP features such as streams and keep-alive are the servers' own.
 
     Args:
         host: To listen on, and where the servers are.
@@ -32,7 +32,7 @@ class Forwarder:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self, port: int) -> int:
-        """Listen; returns the port, which is any that is free if 0 was asked for.
+        """Listen; returns the port, a free one if 0 was given.
 
         Raises:
             OSError: The port is in use.
@@ -49,7 +49,7 @@ class Forwarder:
         return found
 
     async def close(self) -> None:
-        """Listen no more, and cut what is open."""
+        """Stop listening, and close open connections."""
         if self._accepting is not None and self._listener is not None:
             self._accepting.close()
             await self._accepting.wait_closed()
@@ -78,7 +78,7 @@ class Forwarder:
                 one.transport.abort()
 
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
-        """Return a connection to the next server that takes one."""
+        """Return a connection to the next server that accepts one."""
         for _ in self._ports:
             port = self._ports[self._next % len(self._ports)]
             self._next += 1
@@ -88,7 +88,7 @@ class Forwarder:
 
 
 async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Copy until the end, and pass the end on."""
+    """Copy bytes until the end of the stream, and forward the end."""
     while data := await reader.read(_CHUNK_BYTES):
         writer.write(data)
         await writer.drain()

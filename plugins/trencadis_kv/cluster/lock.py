@@ -1,4 +1,4 @@
-"""A file that says which process runs the cluster at a port, for as long as that process lives."""
+"""Lock file with the process that runs the cluster at a port."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _POLL_S = 0.05
 
 @contextlib.contextmanager
 def running_at(port: int) -> Iterator[None]:
-    """Be the cluster at a port while the block runs.
+    """Hold the lock of a cluster at a port while the block runs.
 
     Raises:
         ConfigError: There is one already.
@@ -40,7 +40,7 @@ def running_at(port: int) -> Iterator[None]:
 
 
 def end_cluster(port: int, *, timeout_s: float) -> None:
-    """Have the cluster at a port end, and wait for that.
+    """Stop the cluster at a port, and wait for its end.
 
     Raises:
         ConfigError: There is none, or it has not ended in time.

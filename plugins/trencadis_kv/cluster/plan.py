@@ -48,7 +48,7 @@ class Member:
 
 
 def plan_cluster(*, num_prefill: int, num_decode: int, port: int, flags: Sequence[str] = ()) -> tuple[Member, ...]:
-    """Return the members: those that compute prompts, then those that serve clients; they know a secret that is made here.
+    """Return the members: prefill engines, then serving engines, with a newly made common secret.
 
     Args:
         num_prefill: Engines that compute prompts; with 0 the others do it themselves.
@@ -108,7 +108,7 @@ def _check(flags: Sequence[str]) -> None:
 
 
 def _free_ports(number: int, *, but: int) -> list[int]:
-    """Return ports that nobody listens on at the moment."""
+    """Return ports that are free at the moment."""
     listeners = [socket.create_server((HOST, 0)) for _ in range(number + 1)]
     try:
         ports = [listener.getsockname()[1] for listener in listeners]

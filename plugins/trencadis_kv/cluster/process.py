@@ -1,4 +1,4 @@
-"""One member of a cluster as a process: started, heard, ended."""
+"""One member of a cluster as a process: start, output, end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class MemberProcess:
-    """Runs ``trencadis serve``. Used by one event loop.
+    """Runs ``trencadis serve``. Event loop only.
 
     Args:
         member: Whose.
@@ -42,11 +42,11 @@ class MemberProcess:
 
     @property
     def pid(self) -> int:
-        """Of the process; 0 before it was started."""
+        """Process id; 0 before the start."""
         return 0 if self._process is None else self._process.pid
 
     async def start(self) -> None:
-        """Start it; does not wait until it serves."""
+        """Start the process; does not wait until it serves."""
         self._ready.clear()
         self._process = await asyncio.create_subprocess_exec(
             *self._command,
@@ -62,7 +62,7 @@ class MemberProcess:
         self._reader = asyncio.create_task(self._read(self._process))
 
     async def ready(self) -> bool:
-        """Wait until it serves; False if it ended before."""
+        """Wait until it serves; False if the process ended first."""
         assert self._reader is not None, "it was started"
         waiting = asyncio.create_task(self._ready.wait())
         await asyncio.wait({waiting, self._reader}, return_when=asyncio.FIRST_COMPLETED)
@@ -70,7 +70,7 @@ class MemberProcess:
         return self._ready.is_set()
 
     async def ended(self) -> int:
-        """Wait for its end; returns the exit code, negative for a signal."""
+        """Wait for the end; returns the exit code, negative for a signal."""
         assert self._process is not None, "it was started"
         code = await self._process.wait()
         if self._reader is not None:
@@ -78,7 +78,7 @@ class MemberProcess:
         return code
 
     async def end(self) -> None:
-        """Let it end in order, and make sure that it does."""
+        """Send SIGTERM, and SIGKILL if it does not end."""
         self._signal(signal.SIGTERM)
         try:
             await asyncio.wait_for(self.ended(), _END_S)
@@ -87,7 +87,7 @@ class MemberProcess:
             await self.ended()
 
     def kill(self) -> None:
-        """End it at once."""
+        """Send SIGKILL."""
         self._signal(signal.SIGKILL)
 
     def _signal(self, number: int) -> None:
@@ -105,7 +105,7 @@ class MemberProcess:
 
 
 def _ends_with_parent() -> Callable[[], None] | None:
-    """Return what a child calls first so that it gets SIGTERM when this process dies, however that happens; None where there is no such call.
+    """Return a function for the child to call first, by which it gets SIGTERM when this process dies; None if not supported.
 
     Source: prctl(2), PR_SET_PDEATHSIG.
     """

@@ -1,4 +1,4 @@
-"""A cluster from its start to its end: who computes prompts is started anew when it dies; who serves clients is reported."""
+"""Runs a cluster: a prefill engine that dies is restarted; the end of a serving engine is reported."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MAX_EARLY_ENDS: Final = 5
 
 
 class Cluster:
-    """Runs members until :meth:`stop`. Used by one event loop.
+    """Runs members until :meth:`stop`. Event loop only.
 
     Args:
         members: As planned.
@@ -47,7 +47,7 @@ class Cluster:
         self._num_stops = 0
 
     def stop(self) -> None:
-        """End in order; a second call ends at once."""
+        """Shut down in order; a second call kills all members."""
         self._num_stops += 1
         self._stop.set()
         if self._num_stops > 1:
@@ -55,7 +55,7 @@ class Cluster:
                 process.kill()
 
     async def run(self) -> int:
-        """Run; returns 0 after :meth:`stop`, 1 if nobody is left who serves clients, or a member could not be started.
+        """Run; returns 0 after :meth:`stop`, 1 if no serving engine is left or a member could not be started.
 
         Raises:
             ConfigError: The port is in use.
@@ -95,7 +95,7 @@ class Cluster:
         return not self._stop.is_set()
 
     async def _meet(self) -> None:
-        """Wait until everybody who generates knows somebody who computes prompts: the first prompt shall go there."""
+        """Wait until every serving engine has a prefill engine, for the first prompt to go there."""
         members = [process.member for process in self._processes if process.member.role == "decode"]
         meetings = [knows_prefill(HOST, member.port, timeout_s=_MEET_S) for member in members]
         know = await self._unless_stopped(asyncio.gather(*meetings)) or ()
@@ -147,7 +147,7 @@ class Cluster:
         self._announce(f"{process.member.name} cannot be started; prompts are computed where they come.")
 
     async def _unless_stopped(self, what: Awaitable[T]) -> T | None:
-        """Return a result, or None if the cluster is stopped before."""
+        """Return a result, or None if the cluster is stopped first."""
         task = asyncio.ensure_future(what)
         stopped = asyncio.create_task(self._stop.wait())
         await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""Built-in KV codecs: how a KV block's bytes are kept in a store."""
+"""Built-in KV codecs: the encoding of a KV block's bytes in a store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""AES-GCM: nobody without the key reads, changes or makes up a KV block.
+"""AES-GCM codec: encrypts and authenticates KV blocks.
 
 0   nonce [12], random
 12  ciphertext
@@ -26,7 +26,7 @@ _PERSON = b"trencadis kv aes"
 
 
 class AesGcm(KVCodec):
-    """Encrypts what another codec returns, and authenticates it together with the object's header.
+    """Encrypts the output of another codec, and authenticates it together with the object's header.
 
     A block under another block's key, of another model or with another key is refused like one that was changed. Each object is
     encrypted under a key of its own, derived from the header, so that the limit of 2³² random nonces under one key, which a large
@@ -66,7 +66,7 @@ class AesGcm(KVCodec):
         return nonce + sealed
 
     def decode(self, data: memoryview, header: bytes, out: memoryview) -> None:
-        """Decrypt; nothing reaches ``out`` before the tag is verified."""
+        """Decrypt; ``out`` is written only after the tag is verified."""
         if data.nbytes < _NONCE_BYTES + _TAG_BYTES:
             raise _corrupt(f"it has {data.nbytes} bytes")
         try:

@@ -1,4 +1,4 @@
-"""Reads a key from where the operator keeps it. Its digits are in no message."""
+"""Reads a key from a file or the environment. No message contains its digits."""
 
 from __future__ import annotations
 

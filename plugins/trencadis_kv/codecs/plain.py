@@ -1,4 +1,4 @@
-"""Bytes as they are."""
+"""Codec ``none``: unchanged bytes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Plain"]
 
 
 class Plain(KVCodec):
-    """Keeps payloads as they are on the device; nothing is copied before it is stored."""
+    """Returns payloads as they are in the KV cache; nothing is copied before it is stored."""
 
     flags = 0
     max_growth_bytes = 0

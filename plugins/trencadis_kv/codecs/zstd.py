@@ -1,4 +1,4 @@
-"""Zstandard over shuffled bytes: of floats, the bytes with sign and exponent repeat, those of the mantissa are noise.
+"""Zstandard over shuffled bytes: bytes with sign and exponent of floats compress well, those of the mantissa do not.
 
 0  u8 item bytes: parts were sorted by significance; 0: what follows is the payload, which compression made no smaller
 1  one frame of Zstandard
@@ -26,12 +26,12 @@ _STORED = 0
 
 
 def item_bytes_of(model: ModelFacts | None) -> int:
-    """Return the bytes of one element of a model's KV cache as far as its dtype tells, else 4. Pure."""
+    """Return the bytes of one element of a model's KV cache, by its dtype; 4 if unknown. Pure."""
     return 4 if model is None else _ITEM_BYTES.get(model.dtype, 4)
 
 
 class Zstd(KVCodec):
-    """Compresses; what does not get smaller is kept as it is, one byte longer.
+    """Compresses payloads; one that does not get smaller is stored uncompressed, one byte longer.
 
     It notices data that are cut, that do not decompress, or that have another length; for the rest there is the object's checksum.
     Decompressing takes no more memory than ``out``, whatever the data claim.
@@ -63,7 +63,7 @@ class Zstd(KVCodec):
         self._own = threading.local()
 
     def encode(self, payload: memoryview, header: bytes) -> bytes:
-        """Return the smaller one of the compressed and the plain payload."""
+        """Return the smaller one of the compressed and the uncompressed payload."""
         width = self._item_bytes if payload.nbytes % self._item_bytes == 0 else 1
         packed: bytes = self._compressor().compress(_shuffled(payload, width))
         if len(packed) >= payload.nbytes:
@@ -71,7 +71,7 @@ class Zstd(KVCodec):
         return bytes([width]) + packed
 
     def decode(self, data: memoryview, header: bytes, out: memoryview) -> None:
-        """Decompress, and put bytes back to their places."""
+        """Decompress and unshuffle."""
         width = data[0] if data.nbytes else -1
         if width == _STORED:
             if data.nbytes - 1 != out.nbytes:
@@ -96,7 +96,7 @@ class Zstd(KVCodec):
         return plain
 
     def _compressor(self) -> zstandard.ZstdCompressor:
-        """Return this thread's own: they cannot be shared."""
+        """Return the thread's compressor: they cannot be shared."""
         if not hasattr(self._own, "compressor"):
             self._own.compressor = self._zstd.ZstdCompressor(level=self._level)
         compressor: zstandard.ZstdCompressor = self._own.compressor

@@ -1,4 +1,4 @@
-"""``trencadis kv``: what lies in a directory of KV blocks, whether it is whole, and taking it elsewhere."""
+"""``trencadis kv``: list, verify, export and import a directory of KV blocks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_alone(args: argparse.Namespace, flags: Sequence[str]) -> int:
-    """Do what was asked for; returns 0, or 1 if ``verify`` found something broken and left it there.
+    """Run the subcommand; returns 0, or 1 if ``verify`` found broken objects and did not delete them.
 
     Raises:
         ConfigError: Flags contradict each other, there is no such directory, or a file cannot be read or written.

@@ -1,4 +1,4 @@
-"""Calls into libraries that offer no way to break one off: each runs on a thread that can be left behind.
+"""Calls of libraries that cannot be interrupted: each runs on a thread that can be abandoned.
 
 A library that waits for a peer that stands still waits for as long as that stands still, and then writes to the memory it was given.
 So whoever calls waits no longer than it wants to, and what the call may still write to is kept until it has returned: the thread that
@@ -26,7 +26,7 @@ _NOTHING: Final = object()
 
 
 class LeftBehind:
-    """Counts the calls of one connector that were left behind. From any thread.
+    """Counts the abandoned calls of one connector. From any thread.
 
     Args:
         limit: With so many of them no further call is begun: each holds a thread and memory.
@@ -39,7 +39,7 @@ class LeftBehind:
 
     @property
     def number(self) -> int:
-        """Calls that were left behind and have not returned."""
+        """Abandoned calls that have not returned."""
         return self._number
 
     @property
@@ -48,13 +48,13 @@ class LeftBehind:
         return self._number < self._limit
 
     def add(self, number: int) -> None:
-        """Count one more, or one less."""
+        """Add to the count, 1 or -1."""
         with self._lock:
             self._number += number
 
 
 class NativeCalls:
-    """Runs the calls of one caller on a thread, which starts with the first. Of no use any more once a call was left behind.
+    """Runs calls on a thread, which starts with the first. Unusable once a call was abandoned.
 
     Args:
         name: Of the thread.
@@ -76,7 +76,7 @@ class NativeCalls:
         self.is_left = False
 
     def run(self, call: Callable[[], T], *, timeout_s: float, what: str) -> T:
-        """Return what a call returns. One caller at a time.
+        """Return the result of a call. One caller at a time.
 
         Args:
             call: What to run.
@@ -108,14 +108,14 @@ class NativeCalls:
             return result
 
     def interrupt(self) -> None:
-        """Leave the call behind that runs, if one does. From any thread."""
+        """Abandon the running call, if there is one. From any thread."""
         with self._changed:
             if self._call is not None and not self._is_returned:
                 self._is_interrupted = True
                 self._changed.notify_all()
 
     def close(self) -> None:
-        """End the thread; returns when it has ended, unless a call was left behind. Not while a call runs; may be called twice."""
+        """Stop the thread and wait for it, unless a call was abandoned. Not while a call runs; may be called twice."""
         with self._changed:
             was_over, self._is_over = self._is_over, True
             self._changed.notify_all()

@@ -1,1 +1,1 @@
-"""Directories of KV objects as one safetensors file, and back."""
+"""Export of directories of KV objects to a safetensors file, and import."""

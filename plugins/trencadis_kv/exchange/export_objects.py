@@ -1,4 +1,4 @@
-"""The blocks of a directory into a safetensors file; see :mod:`trencadis_kv.exchange.file_layout` for what is in it."""
+"""Export of a directory's blocks to a safetensors file; for the format see :mod:`trencadis_kv.exchange.file_layout`."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def export_objects(
 
 
 class _RankBlocks:
-    """Blocks with one prefix, in the form that they take in the file."""
+    """Blocks of one key prefix, and their tensors in the file."""
 
     def __init__(self, prefix: str, found: Sequence[StoredObject], directory: ObjectDirectory) -> None:
         self._prefix = prefix
@@ -73,7 +73,7 @@ class _RankBlocks:
         self.keys = [*self._plain, *(one.key for one in encoded)]
 
     def tensors(self) -> dict[str, StoredTensor]:
-        """Return what this group needs in the file."""
+        """Return the tensors of this group."""
         num_plain, num_encoded = len(self._plain), len(self.keys) - len(self._plain)
         made = {}
         if num_plain:
@@ -86,7 +86,7 @@ class _RankBlocks:
         return {self._prefix + name: tensor for name, tensor in made.items()}
 
     def put(self, row: int, whole: bytes, data: Mapping[str, NDArray[np.uint8]]) -> None:
-        """Fill one row; with zeros if there is nothing, or something else than was listed."""
+        """Fill one row; zeros if the object is missing or does not match the listing."""
         content = np.frombuffer(whole, np.uint8)
         payload = content[HEADER_BYTES:]
         if row < len(self._plain):
@@ -113,7 +113,7 @@ def _by_prefix(directory: ObjectDirectory, namespace: str) -> list[tuple[str, li
 
 
 def _described(directory: ObjectDirectory, key: BlockKey) -> tuple[str, Description] | None:
-    """Return the key and the description of a block's layout, if somebody left it and its parts have names of their own."""
+    """Return key and description of a layout, if it is stored and its parts have unique names."""
     name = description_key(key.namespace, key.compat)
     data = directory.read(name)
     if data is None:
@@ -127,7 +127,7 @@ def _described(directory: ObjectDirectory, key: BlockKey) -> tuple[str, Descript
 
 
 def _whole(directory: ObjectDirectory, key: str, moved: Moved) -> bytes:
-    """Return an object that is whole, or nothing; count it."""
+    """Return an object if it is intact, else None; counts it."""
     data = directory.read(key)
     if data is None:
         return b""

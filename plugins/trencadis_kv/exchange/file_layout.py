@@ -1,4 +1,4 @@
-"""A directory of objects as one safetensors file, and back: to carry a prefix to another site, or to look at it with other tools.
+"""Format of exported blocks in a safetensors file, to move a prefix to another site or inspect it with other tools.
 
 Each group, the blocks of one rank of one model, becomes a few tensors; row i of each is one block::
 
@@ -37,7 +37,7 @@ PAYLOADS: Final = "encoded.payloads"
 
 @attrs.define(kw_only=True)
 class Moved:
-    """What was moved.
+    """Result of an export or import.
 
     Attributes:
         num_objects: Blocks.
@@ -51,5 +51,5 @@ class Moved:
 
 
 def part_name(part: KVPart) -> str:
-    """Return the name of a part's tensor after its group's prefix. Pure."""
+    """Return the name of a part's tensor, without its group's prefix. Pure."""
     return f"layers.{part.layer}.{part.kind}"

@@ -1,4 +1,4 @@
-"""The blocks of a safetensors file into a directory; see :mod:`trencadis_kv.exchange.file_layout` for what is in it."""
+"""Import of a safetensors file's blocks into a directory; for the format see :mod:`trencadis_kv.exchange.file_layout`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PREFIX: Final = re.compile(r"kv1/[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}/[0-9a-f]{32}
 def import_objects(
     file: Path, directory: ObjectDirectory, *, namespace: str = "", progress: Callable[[int], object] = lambda _: None
 ) -> Moved:
-    """Write the blocks of a safetensors file into a directory; those that it has already are replaced.
+    """Write the blocks of a safetensors file into a directory, replacing existing ones.
 
     Args:
         file: See :func:`export_objects`.
@@ -69,7 +69,7 @@ def _prefixes(tensors: Mapping[str, StoredTensor]) -> list[tuple[str, bool]]:
 def _rows(
     file: Path, prefix: str, tensors: Mapping[str, StoredTensor], metadata: Mapping[str, str], *, encoded: bool
 ) -> Iterator[tuple[bytes, bytes]]:
-    """Return headers and payloads, after a look at whether the tensors fit each other."""
+    """Return headers and payloads, after checking that the tensors match."""
     try:
         if encoded:
             headers = tensors[prefix + ENCODED + HEADERS].data.reshape(-1, HEADER_BYTES)

@@ -1,4 +1,4 @@
-"""Safetensors files larger than memory: tensors as mapped bytes, of every dtype, written in place.
+"""Safetensors files larger than memory: tensors of every dtype as mapped bytes, written in place.
 
 The library reads and writes whole tensors, and through NumPy no bfloat16.
 
@@ -44,7 +44,7 @@ _MAX_HEADER_BYTES: Final = 100_000_000
 
 @attrs.frozen(kw_only=True, eq=False)
 class StoredTensor:
-    """A tensor of a file.
+    """Entry of a tensor in a file.
 
     Attributes:
         dtype: As the format names it, such as ``BF16``.
@@ -58,7 +58,7 @@ class StoredTensor:
 
     @property
     def num_bytes(self) -> int:
-        """Of the tensor."""
+        """Bytes of the tensor."""
         return math.prod(self.shape) * _ITEM_BYTES.get(self.dtype, 1)
 
 
@@ -66,7 +66,7 @@ class StoredTensor:
 def write_tensors(
     file: Path, tensors: Mapping[str, StoredTensor], metadata: Mapping[str, str]
 ) -> Iterator[Mapping[str, NDArray[np.uint8]]]:
-    """Make a file, and yield each tensor's bytes to be filled; it appears under its name at the end, if nothing was raised.
+    """Create a file, and yield each tensor's bytes to be filled; it gets its name at the end unless an exception was raised.
 
     Args:
         file: Where; a file that is there is replaced.
@@ -124,7 +124,7 @@ def read_tensors(file: Path) -> tuple[Mapping[str, StoredTensor], Mapping[str, s
 
 
 def _head(tensors: Mapping[str, StoredTensor], metadata: Mapping[str, str]) -> tuple[bytes, Sequence[int]]:
-    """Return the bytes in front of the tensors, and where each begins after them, with the end."""
+    """Return the header bytes, and each tensor's offset after them, with the end."""
     start = [0]
     head: dict[str, Any] = {"__metadata__": dict(metadata)}
     for name, tensor in tensors.items():

@@ -1,4 +1,4 @@
-"""Moving KV blocks between engines and stores: what is the same whatever the store.
+"""Toolkit for connectors over a store: everything that does not depend on the store.
 
 A store moves bytes and decides nothing; this package owns identity, verification, deadlines, back-pressure and the transfer ids' life.
 A plugin that has a store implements :class:`BlockStore`, six calls that may wait, and returns :func:`store_connector` from its

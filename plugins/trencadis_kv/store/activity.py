@@ -1,4 +1,4 @@
-"""How much work is in flight on threads, so that its end can be waited for."""
+"""Counter of tasks in flight on threads, to wait for their end."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ __all__ = ["Activity"]
 
 
 class Activity:
-    """A number of tasks under way. From any thread."""
+    """Number of tasks in flight. From any thread."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._number = 0
 
     def begin(self, number: int = 1) -> None:
-        """Note tasks that will be done."""
+        """Count tasks that were started."""
         with self._changed:
             self._number += number
 
     def end(self, number: int = 1) -> None:
-        """Note tasks that are done, or will not be."""
+        """Count tasks that ended or were dropped."""
         with self._changed:
             self._number -= number
             if self._number <= 0:
                 self._changed.notify_all()
 
     def wait_idle(self, timeout_s: float) -> bool:
-        """Wait until nothing is under way; False if that takes longer.
+        """Wait until no task is in flight; False on timeout.
 
         Args:
             timeout_s: Seconds of real time.

@@ -1,4 +1,4 @@
-"""Mappings and sets that forget what was not used for longest."""
+"""Mappings and sets of bounded size that evict the oldest entry."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ V = TypeVar("V")
 
 
 class BoundedDict(OrderedDict[K, V], Generic[K, V]):
-    """A dictionary of bounded size: what was set longest ago goes first.
+    """A dictionary of bounded size; evicts the entry that was set longest ago.
 
     Args:
         max_entries: Its size.
@@ -32,7 +32,7 @@ class BoundedDict(OrderedDict[K, V], Generic[K, V]):
 
 
 class RecentHashes:
-    """Hashes of blocks that were handed to a store lately. From any thread.
+    """Hashes of blocks that were recently handed to a store. From any thread.
 
     Args:
         max_entries: So many are remembered.
@@ -43,18 +43,18 @@ class RecentHashes:
         self._hashes: BoundedDict[bytes, None] = BoundedDict(max_entries)
 
     def unknown(self, hashes: Sequence[bytes]) -> list[int]:
-        """Return the indices of those that are not remembered."""
+        """Return the indices of hashes that are not recent."""
         with self._lock:
             return [i for i, block_hash in enumerate(hashes) if block_hash not in self._hashes]
 
     def add(self, hashes: Iterable[bytes]) -> None:
-        """Remember hashes."""
+        """Add hashes."""
         with self._lock:
             for block_hash in hashes:
                 self._hashes[block_hash] = None
 
     def discard(self, hashes: Iterable[bytes]) -> None:
-        """Forget hashes: the store has not got them, so that they are worth saving again."""
+        """Remove hashes of blocks that the store does not have, so that they are saved again."""
         with self._lock:
             for block_hash in hashes:
                 self._hashes.pop(block_hash, None)

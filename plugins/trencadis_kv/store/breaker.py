@@ -1,4 +1,4 @@
-"""Leaving a store alone that keeps failing, and trying it again with one small object.
+"""Circuit breaker of a store: repeated failures open it; a probe with one small object closes it.
 
 closed ── failure_limit failures in failure_window_s ──▶ open
   ▲                                                       │ cooldown_s
@@ -33,7 +33,7 @@ BREAKING_CAUSES = frozenset(
 
 
 class BreakerState(IntEnum):
-    """Whether a store is used; the numbers are those of the metric."""
+    """State of a circuit breaker; the numbers are those of the metric."""
 
     CLOSED = 0
     HALF_OPEN = 1
@@ -41,7 +41,7 @@ class BreakerState(IntEnum):
 
 
 class Breaker:
-    """Counts failures and decides whether a store is used. From any thread.
+    """Circuit breaker that counts a store's failures. From any thread.
 
     Args:
         clock: The engine's.
@@ -66,22 +66,22 @@ class Breaker:
 
     @property
     def state(self) -> BreakerState:
-        """Whether the store is used."""
+        """Present state."""
         return self._state
 
     @property
     def allows(self) -> bool:
-        """True while the store is used."""
+        """True while the store may be used."""
         return self._state is BreakerState.CLOSED
 
     @property
     def half_open_s(self) -> float:
-        """Seconds since the probe that is under way was called for; 0 if there is none."""
+        """Seconds since the running probe was requested; 0 if there is none."""
         with self._lock:
             return self._clock.now_s() - self._since_s if self._state is BreakerState.HALF_OPEN else 0.0
 
     def failed(self, cause: str) -> None:
-        """Count a failure, unless its cause says nothing about the store."""
+        """Count a failure, unless the store is not its cause."""
         if cause not in BREAKING_CAUSES:
             return
         now_s = self._clock.now_s()
@@ -102,12 +102,12 @@ class Breaker:
         )
 
     def open(self) -> None:
-        """Leave the store alone from now on."""
+        """Stop using the store."""
         with self._lock:
             self._open(self._clock.now_s())
 
     def wants_probe(self) -> bool:
-        """Return True, to one caller, once the store is to be tried; :meth:`probed` must follow."""
+        """Return True, to one caller, when a probe is due; :meth:`probed` must follow."""
         with self._lock:
             now_s = self._clock.now_s()
             if self._state is not BreakerState.OPEN or now_s - self._since_s < self._cooldown_s:
@@ -116,7 +116,7 @@ class Breaker:
             return True
 
     def probed(self, *, works: bool) -> None:
-        """Take the probe's result."""
+        """Record the probe's result."""
         with self._lock:
             is_news = works and self._state is not BreakerState.CLOSED
             if works:

@@ -1,4 +1,4 @@
-"""Trying a store with one small object: what an operator wants to know at start-up, not by a hit rate of zero."""
+"""Probe of a store with one small object, so that a bad configuration is noticed at start-up."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NO_MODELS = KVLayout(
 
 
 class Canary:
-    """Puts an object, gets it back and deletes it; the breaker is told. A task for a thread.
+    """Puts an object, gets it back, deletes it, and reports to the breaker. A task for a thread.
 
     A store that works is left a description of the blocks. A connector that only loads asks for an object that nobody has; one that
     only saves gets nothing back.
@@ -50,7 +50,7 @@ class Canary:
         self.is_wanted = True
 
     def run(self, client: StoreClient) -> None:
-        """Try the store."""
+        """Probe the store."""
         try:
             client.call(self._try)
         except TransferError as error:
@@ -85,7 +85,7 @@ class Canary:
             store.put([key], [[memoryview(description)]])
 
     def _get(self, store: BlockStore, keys: list[str], block_hash: bytes, payload: bytes) -> None:
-        """Get the object back; a full store keeps nothing and may evict at once, and can be read all the same."""
+        """Get the object back; a full store that did not keep it counts as readable."""
         raw = bytearray(self._objects.max_bytes)
         (num_bytes,) = store.get(keys, [memoryview(raw)])
         if num_bytes < 0 or not payload:
@@ -97,7 +97,7 @@ class Canary:
 
 
 def try_store(parts: StoreParts) -> TransferError | None:
-    """Return why the store of a connector without an engine cannot be used, or None; nothing is left in it.
+    """Return why the store of a connector without an engine cannot be used, or None; removes the probe's object.
 
     Takes ``start_timeout_s`` at most, and ``close_timeout_s`` for a store that does not let go.
 

@@ -1,4 +1,4 @@
-"""One connection to a store, for one thread: made when it is first needed, and interrupted by others."""
+"""One thread's connection to a store: opened on first use, interruptible from other threads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class StoreClient:
-    """Calls a store; whatever it raises comes out as ``TransferError``.
+    """Calls a store and converts its exceptions to ``TransferError``.
 
     Args:
         make_store: Returns a new connection.
@@ -36,7 +36,7 @@ class StoreClient:
         self._faults = FaultLog(logger)
 
     def call(self, run: Callable[[BlockStore], T]) -> T:
-        """Return what a call of the store returns. By the thread whose client this is.
+        """Return the result of a call of the store. By the owning thread.
 
         Raises:
             TransferError: It could not be done.
@@ -61,7 +61,7 @@ class StoreClient:
                 self._is_calling = False
 
     def interrupt(self) -> None:
-        """Let the call that runs, if one does, raise soon. From any thread."""
+        """Make the running call raise soon, if there is one. From any thread."""
         with self._lock:
             if self._store is None or not self._is_calling:
                 return
@@ -71,7 +71,7 @@ class StoreClient:
                 self._faults.say("interrupt", f"The KV store of {self._name} raised from interrupt().", error=error)
 
     def close(self) -> None:
-        """Give the connection up. By the thread whose client this is."""
+        """Close the connection. By the owning thread."""
         store, self._store = self._store, None
         if store is None:
             return

@@ -1,4 +1,4 @@
-"""What loading takes and what computing takes, predicted from what was measured here."""
+"""Cost model: predicts the time of loading and of computing from recent measurements."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class CostModel:
             self._believed_until_s = now_s + self._retry_s
 
     def computed(self, *, num_tokens: int, seconds: float) -> None:
-        """Learn what a step took; one with few tokens is ignored."""
+        """Add the measurement of a step; one with few tokens is ignored."""
         if num_tokens < _MIN_STEP_TOKENS or seconds <= 0.0:
             return
         with self._lock:
@@ -106,7 +106,7 @@ class CostModel:
             self._seconds = self._seconds * _DECAY + seconds
 
     def load_s(self, num_bytes: int, *, call_bytes: int) -> float:
-        """Return what loading takes, seconds; nan while nothing was measured lately.
+        """Return the predicted time of a load, seconds; nan without recent measurements.
 
         Args:
             num_bytes: In all.
@@ -120,6 +120,6 @@ class CostModel:
             return seconds + self._loads.at(rest) if rest else seconds
 
     def compute_s(self, num_tokens: int) -> float:
-        """Return what computing takes, seconds; nan while nothing was measured. Pure."""
+        """Return the predicted time of computing, seconds; nan without measurements. Pure."""
         with self._lock:
             return num_tokens * self._seconds / self._tokens if self._tokens else math.nan

@@ -1,4 +1,4 @@
-"""What a connector counts, in Prometheus' text format."""
+"""Metrics of a connector, in Prometheus' text format."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class TransferCounters:
         self._lookups.labels(self._name, result).inc()
 
     def answered(self, seconds: float) -> None:
-        """Note how long the store took to answer."""
+        """Record the store's response time."""
         self._lookup_s.labels(self._name).observe(seconds)
 
     def failed(self, cause: str) -> None:
@@ -54,7 +54,7 @@ class TransferCounters:
         self._failures.labels(self._name, str(cause)).inc()
 
     def moved(self, direction: str, *, num_tokens: int, num_bytes: int) -> None:
-        """Count what was moved.
+        """Count transferred blocks.
 
         Args:
             direction: ``load`` or ``save``.
@@ -65,7 +65,7 @@ class TransferCounters:
         self._bytes.labels(self._name, direction).inc(num_bytes)
 
     def ended(self, seconds: float) -> None:
-        """Note how long a load took."""
+        """Record the time of a load."""
         self._load_s.labels(self._name).observe(seconds)
 
     def dropped(self, reason: str, num_blocks: int) -> None:
@@ -73,7 +73,7 @@ class TransferCounters:
         self._dropped.labels(self._name, reason).inc(num_blocks)
 
     def watch(self, *, breaker_state: Callable[[], float], staged_bytes: Callable[[], float]) -> None:
-        """Read two gauges from where they are when it is read."""
+        """Bind two gauges to functions that are called when the metrics are read."""
         self._breaker.labels(self._name).set_function(breaker_state)
         self._staged.labels(self._name).set_function(staged_bytes)
 

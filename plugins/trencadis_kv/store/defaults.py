@@ -1,4 +1,4 @@
-"""Codec and policy where no engine says which: bytes as they are, and waits that are no longer than computing."""
+"""Codec and policy outside an engine: plain bytes, and loads that take no longer than computing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SHARE = 0.8
 
 
 class IdentityCodec(KVCodec):
-    """Keeps payloads as they are."""
+    """Returns payloads unchanged."""
 
     flags = 0
     max_growth_bytes = 0
@@ -39,7 +39,7 @@ class IdentityCodec(KVCodec):
 
 
 class NoLongerThanComputing(KVPolicy):
-    """Waits for a load at most a share of what computing its tokens is predicted to take, and declines what will take longer."""
+    """Admits a load if it is predicted to take at most a share of the time of computing its tokens."""
 
     def admits_load(self, view: LoadView) -> float:
         """Return that share, or 0."""

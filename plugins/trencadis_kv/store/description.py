@@ -1,4 +1,4 @@
-"""What the blocks under a compatibility id are, said once beside them: the id is a digest, and says nothing itself.
+"""Description of the blocks under a compatibility id, stored once beside them, since the id is only a digest.
 
 kv1/{namespace}/{compatibility id}/layout   JSON; the id can be computed from it, so it cannot belong to another one
 """
@@ -27,7 +27,7 @@ def description_key(namespace: str, compat: bytes) -> str:
 
 @attrs.frozen(kw_only=True)
 class Description:
-    """What a compatibility id stands for.
+    """Meaning of a compatibility id.
 
     Attributes:
         layout: Of the blocks.
@@ -46,7 +46,7 @@ class Description:
 
     @property
     def model(self) -> str:
-        """The model in a few words: its class, its dtype, and the beginning of its fingerprint."""
+        """Short description of the model: class, dtype and the beginning of its fingerprint."""
         architecture, dtype, fingerprint = (*self.identity.split("\0"), "", "")[:3]
         return " ".join(word for word in (architecture, dtype, fingerprint[:12]) if word)
 
@@ -59,7 +59,7 @@ class Description:
 
     @classmethod
     def from_json(cls, data: bytes | str, *, compat: bytes) -> Description:
-        """Return the description that an id stands for.
+        """Return the decoded description, checked against its id.
 
         Args:
             data: See :meth:`to_json`, from wherever.

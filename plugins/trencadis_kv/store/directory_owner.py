@@ -1,4 +1,4 @@
-"""Whether a directory of objects may be used, whose files in it count, and what its errors mean in words."""
+"""Checks of a store's directory: permissions, ownership of files, and readable errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _REMEDY: Final = "Name a directory of this user's own; or set trust_others, if e
 
 
 class DirectoryOwner:
-    """One directory, as seen by the user whose process this is. Any thread may call it.
+    """One directory and the user of this process. From any thread.
 
     Args:
         root: The directory.
@@ -32,7 +32,7 @@ class DirectoryOwner:
         self._device: int | None = None
 
     def check(self) -> None:
-        """Make the directory if there is none.
+        """Create the directory if it is missing.
 
         Raises:
             TransferError: ``unreachable``: it cannot be used, or must not be; the message says why.
@@ -53,7 +53,7 @@ class DirectoryOwner:
             raise self.unusable("it lies on another device than before", "Mount its file system again.")
 
     def owns(self, facts: os.stat_result) -> bool:
-        """Return whether a file counts: a plain one, and of this user unless others are trusted. Pure."""
+        """Return whether a file may be used: a regular one, of this user unless others are trusted. Pure."""
         return stat.S_ISREG(facts.st_mode) and (self._trust_others or facts.st_uid == os.geteuid())
 
     def unusable(self, why: str, remedy: str) -> TransferError:
@@ -62,7 +62,7 @@ class DirectoryOwner:
         return TransferError(message, cause=TransferCause.UNREACHABLE, hint=remedy)
 
     def in_words(self, error: OSError) -> TransferError:
-        """Return an error of the file system with its cause, ``full`` or ``unreachable``, and what to do. Pure."""
+        """Return a file-system error as a transfer error, ``full`` or ``unreachable``, with a hint. Pure."""
         what = f"{error.strerror or error} ({errno.errorcode.get(error.errno or 0, 'no number')})"
         if error.errno in _FULL:
             hint = "Free space or raise the quota; until then nothing is saved."

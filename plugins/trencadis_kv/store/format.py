@@ -1,4 +1,4 @@
-"""What a KV block looks like outside an engine: a header that proves what it is, and bytes.
+"""Format of a KV block outside an engine: a header that identifies and authenticates it, and the payload.
 
 One object is one block of one rank, or one layer of it: 128 bytes of header, then the payload, which a codec may have changed. Little endian::
 
@@ -66,7 +66,7 @@ _KEYS_THEN_VALUES: Final = 1
 
 
 class Header(NamedTuple):
-    """What a header says; made for every block that is verified, so a tuple, which is made quickly.
+    """Parsed header; a tuple, since one is made for every verified block.
 
     Attributes:
         version: Of the format.
@@ -102,7 +102,7 @@ class Header(NamedTuple):
 def start_header(
     layout: KVLayout, *, compat: bytes, block_hash: bytes, codec_flags: int = 0, first_token: int = 0
 ) -> bytes:
-    """Return a header whose payload is not known yet, 128 bytes; its length and its checksum are zeros. Pure.
+    """Return a header of 128 bytes with length and checksum of the payload still 0. Pure.
 
     Args:
         layout: Of the block.
@@ -141,7 +141,7 @@ def start_header(
 
 
 def for_block(draft: bytes, block_hash: bytes) -> bytes:
-    """Return a started header for another block of the same layout, without looking at the layout again. Pure."""
+    """Return a started header for another block of the same layout. Pure."""
     return draft[:52] + block_hash + draft[_SIGNED:]
 
 
@@ -166,18 +166,18 @@ def seal_header(draft: bytes, payload: Buffer | Sequence[Buffer]) -> bytes:
 def pack_header(
     layout: KVLayout, *, compat: bytes, block_hash: bytes, payload: Buffer, codec_flags: int = 0, first_token: int = 0
 ) -> bytes:
-    """Return the header of a payload that is known, 128 bytes; see :func:`start_header`. Pure."""
+    """Return the complete header of a payload, 128 bytes; see :func:`start_header`. Pure."""
     draft = start_header(layout, compat=compat, block_hash=block_hash, codec_flags=codec_flags, first_token=first_token)
     return seal_header(draft, payload)
 
 
 def unsealed(header: bytes) -> bytes:
-    """Return a header as it was started: what the codec was given when it encoded. Pure."""
+    """Return a header without length and checksum, as the codec got it when encoding. Pure."""
     return header[:28] + bytes(8) + header[36:_SIGNED] + bytes(HEADER_BYTES - _SIGNED)
 
 
 def parse_header(header: Buffer) -> Header:
-    """Return what a header says; nothing is said about its payload. Pure.
+    """Return the parsed header; the payload is not checked. Pure.
 
     Raises:
         TransferError: It is none (``corrupt``), or of another version (``incompatible``).
@@ -207,7 +207,7 @@ def verify(
     codec_flags: int | None = None,
     layer: int | None = None,
 ) -> Header:
-    """Return what the header of an object says, if the object is the one that was asked for, and whole. Pure.
+    """Return the parsed header if the object is the requested one and intact. Pure.
 
     Args:
         header: The first 128 bytes.

@@ -1,4 +1,4 @@
-"""A KV codec, guarded: what it raises, or returns that is no payload, is its own fault and not the store's."""
+"""Guard of a KV codec: its exceptions and invalid results do not count as failures of the store."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MAX_FLAGS = 0xFFFF
 
 
 class GuardedCodec(KVCodec):
-    """Calls a codec; whatever it raises comes out as ``TransferError`` that names it. From any thread, as the codec itself.
+    """Calls a codec and converts its exceptions to ``TransferError``. Thread-safe as the codec itself.
 
     Args:
         codec: Who encodes.
@@ -35,7 +35,7 @@ class GuardedCodec(KVCodec):
         self.max_growth_bytes = self._number("max_growth_bytes", codec.max_growth_bytes, 1 << 30)
 
     def encode(self, payload: memoryview, header: bytes) -> memoryview:
-        """Return the bytes to keep."""
+        """Return the encoded payload."""
         num_bytes = payload.nbytes
 
         def encode() -> memoryview:
@@ -49,7 +49,7 @@ class GuardedCodec(KVCodec):
         return self._called("encode", encode)
 
     def decode(self, data: memoryview, header: bytes, out: memoryview) -> None:
-        """Fill ``out``."""
+        """Decode a payload into ``out``."""
         self._called("decode", lambda: self._codec.decode(data, header, out))
 
     def _called(self, method: str, call: Callable[[], T]) -> T:

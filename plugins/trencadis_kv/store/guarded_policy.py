@@ -1,4 +1,4 @@
-"""A KV policy, guarded: what it raises, or answers beyond its range, is replaced by the contract's default."""
+"""Guard of a KV policy: an exception or an answer out of range is replaced by the contract's default."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _DEFAULTS = KVPolicy()
 
 
 class GuardedPolicy(KVPolicy):
-    """Asks a policy, and answers as the contract says.
+    """Calls a policy and returns valid answers only.
 
     Args:
         policy: Who decides.
@@ -46,7 +46,7 @@ class GuardedPolicy(KVPolicy):
         )
 
     def admits_load(self, view: LoadView) -> float:
-        """Return how long the load may take, 0 .. ``timeout_s``."""
+        """Return the longest time that the load may take, 0 .. ``timeout_s``."""
         return self._asked(
             "admits_load", lambda policy: policy.admits_load(view), lambda answer: 0.0 <= answer <= view.timeout_s
         )
@@ -68,13 +68,13 @@ class GuardedPolicy(KVPolicy):
         )
 
     def on_failure(self, view: FailureView) -> Literal["compute", "retry"]:
-        """Return what becomes of lost tokens."""
+        """Return the treatment of lost tokens."""
         return self._asked(
             "on_failure", lambda policy: policy.on_failure(view), lambda answer: answer in ("compute", "retry")
         )
 
     def _asked(self, name: str, ask: Callable[[KVPolicy], T], is_legal: Callable[[T], bool]) -> T:
-        """Return the policy's answer if it is legal, else that of the contract's defaults."""
+        """Return the policy's answer if it is valid, else the contract's default."""
         if self._is_off:
             return ask(_DEFAULTS)
         began_s = self._meter.begin()

@@ -1,4 +1,4 @@
-"""Which KV blocks are the same: the compatibility id of an engine's blocks, and the keys of objects.
+"""Identity of KV blocks: the compatibility id of an engine's blocks, and the keys of objects.
 
     kv1/{namespace}/{compatibility id}/{group}.{stage}.{first head}-{last head}/{block hash}
 
@@ -46,7 +46,7 @@ def is_namespace(name: str) -> bool:
 
 
 def key_prefix(namespace: str, *, compat: bytes, layout: KVLayout, group: int = 0, stage: int = 0) -> str:
-    """Return what the keys of all blocks of one rank begin with; the block's hash in hex follows. Pure.
+    """Return the prefix of the keys of one rank; the block's hash in hex follows. Pure.
 
     Args:
         namespace: Whose objects these are; see :func:`is_namespace`.

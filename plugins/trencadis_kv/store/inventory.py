@@ -1,4 +1,4 @@
-"""What lies in a directory of objects, and which of it is broken."""
+"""Inventory of a directory of objects, with the broken ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _DESCRIPTION: Final = re.compile(rf"kv1/(?P<namespace>[^/]+)/(?P<compat>[0-9a-f]
 
 @attrs.frozen(kw_only=True)
 class BlockKey:
-    """A block's key, taken apart.
+    """Parts of a block's key.
 
     Attributes:
         namespace: Whose it is.
@@ -47,7 +47,7 @@ class BlockKey:
 
     @property
     def prefix(self) -> str:
-        """What the keys of its summary begin with."""
+        """Prefix of the keys of its namespace summary."""
         return f"kv1/{self.namespace}/{self.compat.hex()}/{self.shard}/"
 
 
@@ -76,7 +76,7 @@ class NamespaceSummary:
 
 @attrs.frozen(kw_only=True)
 class Finding:
-    """What is known of an object after it was read.
+    """Result of checking one object.
 
     Attributes:
         key: Its name.
@@ -92,7 +92,7 @@ class Finding:
 
 
 def take_stock(directory: ObjectDirectory) -> list[NamespaceSummary]:
-    """Return what a directory has, by name; reads descriptions, no blocks.
+    """Return a directory's content, by name; reads descriptions, no blocks.
 
     Raises:
         TransferError: ``unreachable``.
@@ -116,7 +116,7 @@ def take_stock(directory: ObjectDirectory) -> list[NamespaceSummary]:
 
 
 def examine(directory: ObjectDirectory) -> Iterator[Finding]:
-    """Read every object and yield what became of it, in no order.
+    """Read and check every object; yields the results in no order.
 
     Raises:
         TransferError: ``unreachable``.
@@ -126,7 +126,7 @@ def examine(directory: ObjectDirectory) -> Iterator[Finding]:
 
 
 def check_object(key: str, data: bytes) -> None:
-    """Check that an object is what its key says, and whole. Pure.
+    """Check that an object is intact and matches its key. Pure.
 
     Raises:
         TransferError: ``corrupt``, or ``incompatible`` for one of another format version.
@@ -153,7 +153,7 @@ def _finding(directory: ObjectDirectory, found: StoredObject) -> Finding:
 
 
 def _model_of(directory: ObjectDirectory, key: str) -> dict[tuple[str, str], str]:
-    """Return what a description says the model is, by namespace and compatibility id; nothing for another object."""
+    """Return the model in a description, by namespace and compatibility id; empty for other objects."""
     match = _DESCRIPTION.fullmatch(key)
     data = directory.read(key) if match is not None else None
     if match is None or data is None:

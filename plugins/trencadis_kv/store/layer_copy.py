@@ -1,4 +1,4 @@
-"""Blocks on their way out layer by layer, while the step that may overwrite them is being computed."""
+"""Layer-wise copy of blocks to host memory during the step that may overwrite them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Places = Sequence[tuple[slice, slice]]
 
 
 def layer_places(layout: KVLayout) -> dict[int, list[tuple[slice, slice]]]:
-    """Return of each layer its parts: where they lie among the bytes of a block, and among those of the layer. Pure."""
+    """Return for each layer its parts: their places in a block's bytes and in the layer's bytes. Pure."""
     places: dict[int, list[tuple[slice, slice]]] = {layer: [] for layer in layout.layers}
     start = 0
     for part in layout.parts:
@@ -30,7 +30,7 @@ def layer_places(layout: KVLayout) -> dict[int, list[tuple[slice, slice]]]:
 
 
 class LayerCopy:
-    """A copy of some blocks to host memory. From any thread: who comes first copies a layer, who comes second waits for that.
+    """A copy of some blocks to host memory. From any thread; a layer is copied by the first thread that needs it.
 
     A task for a thread as well, which then copies ahead of the step.
 
@@ -62,7 +62,7 @@ class LayerCopy:
         self.error: Exception | None = None
 
     def copy(self, layer: int) -> None:
-        """Return when a layer is copied, or is known not to be; does not raise."""
+        """Copy a layer, or wait for the thread that does; does not raise."""
         with self._lock:
             places = self._left.pop(layer, None)
             if places is None:
@@ -74,12 +74,12 @@ class LayerCopy:
                 self._left.clear()
 
     def run(self, client: StoreClient) -> None:
-        """Copy what is left, in the order in which a step comes to it; does not raise."""
+        """Copy the remaining layers in order of computation; does not raise."""
         for layer in tuple(self._left):
             self.copy(layer)
 
     def give_up(self) -> None:
-        """Let nothing touch blocks or memory from now on; waits for a layer that is being copied."""
+        """Stop copying; waits for a layer that is being copied."""
         with self._lock:
             self._left.clear()
 

@@ -1,4 +1,4 @@
-"""Loads on threads: bytes go to memory of our own, are proven to be what was asked for, and only then to the device.
+"""Loads on threads: bytes are received in host memory, verified, and then copied to the device.
 
     order ─▶ queue ─▶ thread: get ▶ verify ─┬─ host memory, no codec ───────────▶ write_blocks ─▶ finished ─▶ poll
                                             └─ decode ─┬─ any_thread ─────────▶ write_blocks ─▶ finished ─▶ poll
@@ -32,7 +32,7 @@ __all__ = ["Load", "Loads"]
 
 
 class Load:
-    """One load under way. A task for a thread.
+    """One load in flight. A task for a thread.
 
     Args:
         order: What to load.
@@ -86,7 +86,7 @@ class Load:
         loads.finished.append(self)
 
     def cancel(self) -> None:
-        """Let nothing touch its blocks from now on; waits for a copy that is being made."""
+        """Stop writing to its blocks; waits for a copy in progress."""
         self._is_cancelled = True  # before the lock, which the thread could take again and again
         self._was_cancelled.set()
         self._pace.end()
@@ -94,7 +94,7 @@ class Load:
             self._go_on()
 
     def write(self, pool: KVPool, blocks: Sequence[int], data: NDArray[np.uint8]) -> None:
-        """Copy verified bytes to the device, unless it was cancelled. Rows that lie apart are copied one by one."""
+        """Copy verified bytes to the device unless cancelled; rows that are not adjacent are copied one by one."""
         number = len(blocks) if data.flags.c_contiguous else 1
         for first in range(0, len(blocks), number):
             with self._lock:
@@ -104,7 +104,7 @@ class Load:
                 self.num_valid_blocks += number
 
     def was_taken(self) -> None:
-        """Let the thread go on that waits for the backend's thread, if it does."""
+        """Resume the thread that waits for the backend's thread, if there is one."""
         with self._lock:
             self._go_on()
 
@@ -126,7 +126,7 @@ class Load:
             self._hand_over(blocks, data)
 
     def _hand_over(self, blocks: Sequence[int], data: NDArray[np.uint8]) -> None:
-        """Wait until the backend's thread took the bytes; meanwhile this thread counts as idle."""
+        """Wait until the backend's thread has copied the bytes; the thread counts as idle meanwhile."""
         with self._lock:
             if self._is_cancelled:
                 return
@@ -137,7 +137,7 @@ class Load:
 
 
 class Loads:
-    """All loads of one rank. Methods run on the backend's thread unless they say otherwise.
+    """All loads of one rank. Methods run on the backend's thread unless stated otherwise.
 
     Args:
         parts: Of the connector.
@@ -184,7 +184,7 @@ class Loads:
             self.finished.append(load)
 
     def cancel(self, transfer_id: int) -> None:
-        """Give a load up; its transfer id is released with the next report."""
+        """Cancel a load; its transfer id is released with the next report."""
         load = self._live.pop(transfer_id, None)
         if load is not None:
             load.cancel()
@@ -194,7 +194,7 @@ class Loads:
         self._released.append(transfer_id)
 
     def poll(self) -> ConnectorReport:
-        """Copy what arrived, and return what ended."""
+        """Copy received blocks to the device, and return the loads that ended."""
         self._write_arrived()
         # A call that began just when it was interrupted would block its thread: so once more.
         self._cancelled = [load for load in self._cancelled if self._threads.is_running(load)]
@@ -225,7 +225,7 @@ class Loads:
         self._threads.close(timeout_s)
 
     def fetch(self, client: StoreClient, hashes: Sequence[bytes]) -> tuple[NDArray[np.uint8], TransferError | None]:
-        """Get, verify and decode blocks. From a thread of ours.
+        """Get, verify and decode blocks. From a thread of this class.
 
         Args:
             client: Of the thread.
@@ -263,7 +263,7 @@ class Loads:
         return decoded[:num_good], error
 
     def _memory(self) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-        """Return memory for objects and for decoded blocks, ``[chunk, ...]``; the calling thread's own, used again and again.
+        """Return the calling thread's buffers for objects and for decoded blocks, ``[chunk, ...]``.
 
         Where nothing is decoded, the blocks are columns of the objects.
         """
@@ -294,7 +294,7 @@ class Loads:
         return None
 
     def _disown(self, client: StoreClient, hashes: Sequence[bytes], key: str, error: TransferError) -> None:
-        """Note that the store has not got blocks after all, and delete a broken one so that it is saved again."""
+        """Record that the store does not have blocks, and delete a broken one so that it is saved again."""
         self.parts.recent.discard(hashes)
         if error.cause != TransferCause.CORRUPT or not self.parts.settings.saves:
             return
@@ -304,7 +304,7 @@ class Loads:
             self.parts.failed(not_deleted, "delete")
 
     def _write_arrived(self) -> None:
-        """Copy what waits, at most a step's share; a chunk is never larger than that."""
+        """Copy received blocks, at most a step's share; a chunk is never larger than that."""
         left = self.parts.settings.max_load_bytes_per_step
         is_first = True
         while self.arrived and (is_first or self.arrived[0][2].nbytes <= left):

@@ -1,4 +1,4 @@
-"""Asking the store what it has of a prompt, on a thread: a question is asked once, however many requests wait for it.
+"""Look-ups of prompts in the store, on a thread; equal look-ups of several requests are made once.
 
 request ─▶ question ─▶ thread: contains ─▶ answer, kept for the request
               └ lookup_timeout_s ─▶ a miss; the call is interrupted
@@ -29,7 +29,7 @@ _KEPT = 4
 
 
 class Question:
-    """How many leading blocks of a chain the store has. A task for a thread.
+    """Look-up of the number of leading blocks of a chain that the store has. A task for a thread.
 
     Args:
         parts: Of the connector.
@@ -54,11 +54,11 @@ class Question:
 
     @property
     def key(self) -> tuple[bytes, int]:
-        """What makes two questions the same."""
+        """Identity of the look-up."""
         return self._hashes[-1], self.first
 
     def run(self, client: StoreClient) -> None:
-        """Ask the store."""
+        """Look up in the store."""
         num_found = 0
         try:
             num_found = self._ask(client)
@@ -70,7 +70,7 @@ class Question:
         self.num_found = num_found
 
     def give_up(self) -> None:
-        """Answer that there is nothing."""
+        """Set the answer to none."""
         self.is_wanted = False
         self.num_found = 0
 
@@ -99,7 +99,7 @@ class _Asked:
 
 
 class Lookups:
-    """Questions in flight and answers of late. Engine thread.
+    """Look-ups in flight and recent answers. Engine thread.
 
     Args:
         parts: Of the connector.
@@ -117,11 +117,11 @@ class Lookups:
 
     @property
     def num_remembered(self) -> int:
-        """Requests whose question or answer is remembered."""
+        """Requests with a look-up in flight or an answer."""
         return len(self._asked)
 
     def find(self, request_id: str, hashes: Sequence[bytes], *, first: int) -> int | None:
-        """Return how many leading blocks can be had; None while it is unknown.
+        """Return how many leading blocks the store has; None while it is unknown.
 
         Args:
             request_id: Who asks.
@@ -151,17 +151,17 @@ class Lookups:
         return question.first + question.num_found
 
     def forget(self, request_id: str) -> None:
-        """Forget a request that has ended, or whose load was started."""
+        """Remove a request that has ended, or whose load was started."""
         self._asked.pop(request_id, None)
 
     def probe(self) -> Canary:
-        """Have the store tried, after what was asked before."""
+        """Queue a probe of the store after the earlier look-ups."""
         canary = Canary(self._parts, self._objects)
         self._threads.put(canary)
         return canary
 
     def interrupt_unwanted(self) -> None:
-        """Interrupt what that are not waited for any more."""
+        """Interrupt look-ups that no request waits for."""
         self._threads.interrupt_unwanted()
 
     def close(self) -> None:
@@ -179,7 +179,7 @@ class Lookups:
         return question
 
     def _sweep(self, now_s: float, timeout_s: float) -> None:
-        """Forget requests that nobody asked about for long: they ended while they waited."""
+        """Remove requests that were not looked up for long: they ended while they waited."""
         while self._asked:
             request_id, oldest = next(iter(self._asked.items()))
             if now_s - oldest.since_s <= _KEPT * timeout_s:

@@ -1,4 +1,4 @@
-"""What the scheduler side of a connector asks of the worker side: one message a step, as bytes."""
+"""Messages from the scheduler side of a connector to its worker side: one a step, as bytes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MESSAGE_VERSION = 1
 
 
 class LoadOrder(msgspec.Struct, frozen=True, array_like=True):
-    """Fill blocks with what is stored under hashes.
+    """Fill blocks with the objects of these hashes.
 
     Attributes:
         transfer_id: To report it by.
@@ -29,7 +29,7 @@ class LoadOrder(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SaveOrder(msgspec.Struct, frozen=True, array_like=True):
-    """Store blocks under hashes; they may be overwritten once the step begins.
+    """Save blocks under these hashes; the blocks may be overwritten once the step begins.
 
     Attributes:
         blocks: Ids, in order.
@@ -41,7 +41,7 @@ class SaveOrder(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepOrders(msgspec.Struct, frozen=True, array_like=True):
-    """What is to be done with a step.
+    """Loads and saves of one step.
 
     Attributes:
         version: Of the message.
@@ -62,7 +62,7 @@ def encode_orders(orders: StepOrders) -> bytes:
 
 
 def decode_orders(message: bytes) -> StepOrders:
-    """Return what a message says; nothing if it is empty. Pure.
+    """Return the decoded message; no orders if it is empty. Pure.
 
     Raises:
         TransferError: It is no message, or of another version.

@@ -1,4 +1,4 @@
-"""A directory that keeps objects by key, one file each: the store of one machine, or of many behind a shared file system.
+"""A directory of objects, one file per key: the store of one machine, or of several with a shared file system.
 
     kv1/default/1f…/0.0.0-8/3fa9…   the key
     kv1/default/1f…/0.0.0-8/3/3f/3fa9…   its file: 256 folders under each prefix
@@ -45,7 +45,7 @@ _MAX_READ_BYTES: Final = 1 << 30
 
 @attrs.frozen(kw_only=True)
 class StoredObject:
-    """An object as a directory lists it.
+    """Directory entry of an object.
 
     Attributes:
         key: Its name.
@@ -59,7 +59,7 @@ class StoredObject:
 
 
 class ObjectDirectory:
-    """Reads and writes objects. Keeps nothing open; any thread may call it, several at once.
+    """Reads and writes objects; keeps no file open. From any thread, several at once.
 
     Args:
         root: The directory; made on first use if its parent allows it.
@@ -77,7 +77,7 @@ class ObjectDirectory:
         self._checked: dict[str, float] = {}
 
     def check(self) -> None:
-        """Make the directory if there is none.
+        """Create the directory if it is missing.
 
         Raises:
             TransferError: ``unreachable``: it cannot be used, or must not be; the message says why.
@@ -85,7 +85,7 @@ class ObjectDirectory:
         self._owner.check()
 
     def holds(self, key: str) -> bool:
-        """Return whether an object is there.
+        """Return whether an object exists.
 
         Raises:
             TransferError: ``unreachable``.
@@ -97,7 +97,7 @@ class ObjectDirectory:
             return self._missing(error)
 
     def read_into(self, key: str, target: memoryview) -> int:
-        """Read an object; return its bytes, or -1 if it is not there or longer than ``target``.
+        """Read an object; return its bytes, or -1 if it is missing or longer than ``target``.
 
         Raises:
             TransferError: ``unreachable``.
@@ -124,7 +124,7 @@ class ObjectDirectory:
             os.close(descriptor)
 
     def read(self, key: str) -> bytes | None:
-        """Return an object, or None if it is not there.
+        """Return an object, or None if it is missing.
 
         Raises:
             TransferError: ``unreachable``.
@@ -139,7 +139,7 @@ class ObjectDirectory:
         return None if num_bytes < 0 else bytes(data[:num_bytes])
 
     def write(self, key: str, pieces: Sequence[memoryview], *, used_ns: int = 0) -> None:
-        """Keep an object, in place of the one that is there under its key.
+        """Write an object, replacing an older one of the same key.
 
         Args:
             key: Its name.
@@ -171,7 +171,7 @@ class ObjectDirectory:
             raise self._owner.in_words(error) from error
 
     def remove(self, key: str) -> None:
-        """Forget an object, if it is there.
+        """Remove an object, if it exists.
 
         Raises:
             TransferError: ``unreachable``.
@@ -186,7 +186,7 @@ class ObjectDirectory:
                 raise self._owner.in_words(error) from error
 
     def folders(self) -> Iterator[tuple[str, list[os.DirEntry[str]]]]:
-        """Yield each folder with its files, in no order; what vanishes meanwhile is left out.
+        """Yield each folder with its files, in no order; entries that are deleted meanwhile are left out.
 
         Raises:
             TransferError: ``unreachable``: the directory itself cannot be read.
@@ -208,7 +208,7 @@ class ObjectDirectory:
             yield folder, files
 
     def objects(self) -> Iterator[StoredObject]:
-        """Yield what is there, in no order.
+        """Yield all objects, in no order.
 
         Raises:
             TransferError: ``unreachable``: the directory itself cannot be read.
@@ -217,7 +217,7 @@ class ObjectDirectory:
             yield from (found for found in map(self.object_of, files) if found is not None)
 
     def object_of(self, entry: os.DirEntry[str]) -> StoredObject | None:
-        """Return what a file is, or None for one that is no object or has vanished."""
+        """Return the object of a file, or None if it is not one or was deleted."""
         *folders, name = entry.path.removeprefix(self._prefix).split("/")
         key = "/".join([*folders[:-2], name])
         if folders[-2:] != [name[:1], name[:2]] or not _is_key(key):
@@ -313,7 +313,7 @@ def _is_key(key: str) -> bool:
 
 
 def _touch(descriptor: int, facts: os.stat_result) -> None:
-    """Note a use, if the last one is long ago. A file system that cannot is left as it is: only eviction needs to know."""
+    """Set a file's time of last use, if the old one is long ago; errors are ignored, since only eviction needs it."""
     now = time.time_ns()
     if abs(now - facts.st_mtime_ns) > _TOUCH_NS:
         # The last full minute, and the old seconds: objects that were written together keep their order.
@@ -323,7 +323,7 @@ def _touch(descriptor: int, facts: os.stat_result) -> None:
 
 
 def _read_all(descriptor: int, target: memoryview) -> int:
-    """Read until the target or the file ends; return how many bytes that was."""
+    """Read until the target is full or the file ends; return the number of bytes."""
     done = 0
     while done < target.nbytes:
         num_bytes = os.readv(descriptor, [target[done : done + _MAX_READ_BYTES]])

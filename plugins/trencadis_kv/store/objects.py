@@ -1,4 +1,4 @@
-"""From a block's bytes to an object in a store, and back: identity, codec and checksum in one place."""
+"""Conversion between a block's bytes and an object in a store: identity, codec and checksum."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ class BlockObjects:
 
     @property
     def is_plain(self) -> bool:
-        """Whether payloads are the blocks' bytes: the codec changes nothing."""
+        """Whether payloads equal the blocks' bytes: the codec changes nothing."""
         return not self._codec.flags
 
     def payload(self, block_hash: bytes, data: memoryview) -> memoryview:
-        """Return the payload of an object, once it is proven to be that block's; a view. Pure.
+        """Return the payload of an object after verifying that it is the block's; a view. Pure.
 
         Args:
             block_hash: That was asked for.
@@ -89,7 +89,7 @@ class BlockObjects:
         return payload
 
     def unpack(self, block_hash: bytes, data: memoryview, out: memoryview) -> None:
-        """Fill a block's bytes with what an object holds; as :meth:`payload`, through the codec.
+        """Decode an object into a block's bytes; otherwise as :meth:`payload`.
 
         Args:
             block_hash: That was asked for.

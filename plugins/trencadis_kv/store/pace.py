@@ -1,4 +1,4 @@
-"""Loads give way: while the engine computes, a thread that loads rests between two calls, as long as the load can bear it.
+"""Throttling of loads: while the engine computes, loading threads rest between calls as long as their deadline allows.
 
 A load and a step share processors, caches and the way to memory. A load is short, so it falls on few steps, whose tokens come late;
 spread over many steps the same work is felt by none::
@@ -36,7 +36,7 @@ _LATELY_S: Final = 0.02
 
 
 class Pace:
-    """Knows whether the engine computes, and how many loads there are. From any thread.
+    """Tracks whether the engine computes and how many loads are running. From any thread.
 
     Args:
         share: The part of the time that loads work while the engine computes, over 0 .. 1; 1: they never rest.
@@ -78,7 +78,7 @@ class Pace:
         self._computes_until_s = self._clock.now_s() + max(_LATELY * device_s, _LATELY_S)
 
     def load(self, num_tokens: int, *, wait_s: float) -> LoadPace:
-        """Return the pace of a load that waits for a thread from now on.
+        """Return the throttle of a load that is queued now.
 
         Args:
             num_tokens: That would have to be computed without it.
@@ -92,13 +92,13 @@ class Pace:
         return load
 
     def ended(self, load: LoadPace) -> None:
-        """Called when a load is over, or will not be."""
+        """Called when a load ended or was dropped."""
         with self._lock:
             self._loads.discard(load)
 
     @property
     def rest_ratio(self) -> float:
-        """How long to rest for each second of work; 0: not now."""
+        """Seconds to rest per second of work; 0: no rest."""
         if not self.is_needed or self._share >= 1.0 or self._clock.now_s() >= self._computes_until_s:
             return 0.0
         with self._lock:
@@ -108,7 +108,7 @@ class Pace:
 
 
 class LoadPace:
-    """When one load rests. For its thread, but for :meth:`end`.
+    """Throttle of one load. For its thread, except :meth:`end`.
 
     Args:
         pace: Of all.
@@ -132,20 +132,20 @@ class LoadPace:
 
     @property
     def gives_way(self) -> bool:
-        """The engine computes, so that a load had better use one processor and not two."""
+        """Whether the engine computes, so that a load should use one processor only."""
         return self._pace.rest_ratio > 0.0
 
     def begin(self) -> None:
-        """Work from now on, on this thread."""
+        """Start the clock, on this thread."""
         self.is_running = True
         self._since_s, self._since_cpu_s = self._clock.now_s(), self._cpu_s()
 
     def end(self) -> None:
-        """Be over; may be called twice."""
+        """Stop; may be called twice."""
         self._pace.ended(self)
 
     def rest_s(self, done: float) -> float:
-        """Return how long to rest now, seconds; what passes until the next call counts as that and work.
+        """Return how long to rest now, seconds; the time to the next call counts as rest and work.
 
         Args:
             done: Share of the load that is done, over 0 .. 1.

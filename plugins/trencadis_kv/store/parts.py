@@ -1,4 +1,4 @@
-"""What both sides of a connector over a store share: they live in one process."""
+"""State shared by both sides of a connector over a store, which run in one process."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ cache when all of it is verified."""
 
 @attrs.frozen(kw_only=True, eq=False)
 class StoreParts:
-    """Settings, collaborators and books of one connector.
+    """Settings, collaborators and records of one connector.
 
     Attributes:
         name: Of the connector, in logs and metrics.
@@ -80,7 +80,7 @@ class StoreParts:
         return StoreClient(self.make_store, name=self.label or self.name)
 
     def objects(self, layout: KVLayout) -> BlockObjects:
-        """Return what packs blocks of a layout."""
+        """Return the converter between blocks of a layout and objects."""
         return BlockObjects(
             layout,
             identity=self.identity,
@@ -90,7 +90,7 @@ class StoreParts:
         )
 
     def failed(self, error: TransferError, what: str) -> None:
-        """Count a failure; the first of each cause is a warning. From any thread.
+        """Count a failure; the first of each cause is logged as a warning. From any thread.
 
         Args:
             error: What happened.

@@ -1,4 +1,4 @@
-"""A KV pool for threads of a connector's own, whichever thread the device wants.
+"""Access to a KV pool from a connector's threads, for devices that require their own thread as well.
 
 Where the pool may be used from any thread, a copy happens at once. Where it may not, the copy waits until the backend's thread calls
 :meth:`PoolAccess.serve`, once a step, and does no more bytes than the step can bear.
@@ -23,12 +23,12 @@ __all__ = ["PoolAccess", "is_on_host"]
 
 
 def is_on_host(pool: KVPool) -> bool:
-    """Return whether blocks lie in host memory: then the processors compute the steps, too. Pure."""
+    """Return whether blocks are in host memory, so that steps are computed on the CPU. Pure."""
     return pool.any_thread and pool.view_blocks([]) is not None
 
 
 class PoolAccess:
-    """Reads and writes blocks from any thread; none is touched after :meth:`close`.
+    """Reads and writes blocks from any thread; none after :meth:`close`.
 
     Args:
         pool: Of one rank.
@@ -62,7 +62,7 @@ class PoolAccess:
         self._do(lambda: self._pool.read_blocks(blocks, out), out.nbytes, timeout_s)
 
     def view(self, blocks: Sequence[int]) -> Sequence[Sequence[memoryview]] | None:
-        """Return where blocks lie in host memory, by block and piece, or None if they have to be copied.
+        """Return views of blocks in host memory, by block and piece, or None if they must be copied.
 
         The caller that reads there does not keep :meth:`close` waiting, so it must have ended before the pool may go.
 
@@ -99,7 +99,7 @@ class PoolAccess:
         self._do(lambda: self._pool.write_layer(layer, blocks, data), data.nbytes, timeout_s)
 
     def serve(self, *, max_bytes: int) -> None:
-        """Do what waits; at least one copy, and no further one that would be over ``max_bytes``. On the backend's thread."""
+        """Run queued copies, at least one and at most ``max_bytes``. On the backend's thread."""
         num_bytes = 0
         while self._jobs:
             with self._lock:
@@ -110,7 +110,7 @@ class PoolAccess:
                 job.run()
 
     def close(self) -> None:
-        """Let nobody in any more; returns when nobody is."""
+        """Refuse further access, and wait until running copies end."""
         with self._lock:
             self._is_closed = True
             while self._jobs:

@@ -1,4 +1,4 @@
-"""Saves on threads: a step copies blocks to bounded memory of our own, threads write them; what finds no room is dropped.
+"""Saves on threads: a step copies blocks to bounded staging memory, threads write them to the store; blocks without room are dropped.
 
 stage ─┬─ whole ────▶ read_blocks ─────────────────────────────────▶ queue ─▶ thread: pack ▶ put
        └─ by layer ─▶ queue ─▶ thread: read_layer 0, 1, … ─┐
@@ -45,7 +45,7 @@ class Batch:
         self._saves = saves
 
     def run(self, client: StoreClient) -> None:
-        """Write what the store has not got yet."""
+        """Write the blocks that the store does not have."""
         try:
             self._saves.write(client, self)
         except TransferError as error:
@@ -56,11 +56,11 @@ class Batch:
             self.end()
 
     def end(self) -> None:
-        """Give the memory back."""
+        """Free the staging memory."""
         self._saves.staging.give_back(self.slots)
 
     def failed(self, error: TransferError) -> None:
-        """Count that it is not saved."""
+        """Count the blocks as not saved."""
         parts = self._saves.parts
         parts.recent.discard(self.hashes)
         parts.failed(error, "save")
@@ -68,7 +68,7 @@ class Batch:
 
 
 class Saves:
-    """All saves of one rank. Methods run on the backend's thread unless they say otherwise.
+    """All saves of one rank. Methods run on the backend's thread unless stated otherwise.
 
     Args:
         parts: Of the connector.
@@ -103,11 +103,11 @@ class Saves:
 
     @property
     def is_copying(self) -> bool:
-        """True if layers of some blocks are still to be copied."""
+        """True while layers of some blocks are still to be copied."""
         return bool(self._under_way)
 
     def stage(self, order: SaveOrder, *, by_layer: bool = False) -> None:
-        """Copy blocks out, and queue them; a store that is too slow loses the oldest.
+        """Copy blocks to staging memory and queue them; if the store is too slow, the oldest are dropped.
 
         Args:
             order: What to save.
@@ -135,13 +135,13 @@ class Saves:
             self._put(batch)
 
     def copy_layer(self, layer: int) -> None:
-        """Return when the layer of everything that is staged is copied, so that the step may write to it; does not raise."""
+        """Copy a layer of all staged blocks before the step writes to it; does not raise."""
         self._waited.add(layer)
         for _, copy in self._under_way:
             copy.copy(layer)
 
     def finish(self) -> None:
-        """Have what is copied written, at the end of a step.
+        """Queue the copied blocks for writing, at the end of a step.
 
         What the step did not ask for it may have overwritten before it was copied: blocks with such a layer are dropped.
         """
@@ -159,7 +159,7 @@ class Saves:
                 self._put(batch)
 
     def write(self, client: StoreClient, batch: Batch) -> None:
-        """Write blocks that the store has not got. From a thread of ours.
+        """Write blocks that the store does not have. From a thread of this class.
 
         Raises:
             TransferError: It could not be done.
@@ -184,7 +184,7 @@ class Saves:
         parts.counters.moved("save", num_tokens=num_kept * objects.block_size, num_bytes=num_bytes)
 
     def close(self, timeout_s: float) -> None:
-        """Write what is staged, as far as time allows, and stop; the staging memory is given up with the last thread.
+        """Write staged blocks until a deadline, and stop; the last thread frees the staging memory.
 
         Args:
             timeout_s: Seconds of real time, for either.
@@ -199,7 +199,7 @@ class Saves:
             self.staging.close()
 
     def _make_room(self, number: int) -> list[int]:
-        """Return slots, at the cost of batches that wait; none if what is being written has them."""
+        """Return free slots, dropping queued batches if necessary; none if batches being written occupy them."""
         while not (slots := self.staging.take(number)):
             oldest = self._take_oldest()
             if oldest is None:
@@ -209,7 +209,7 @@ class Saves:
         return slots
 
     def _take_oldest(self) -> Batch | None:
-        """Take the oldest batch off the queue; what would be copied ahead on the way to it the step copies by itself."""
+        """Remove the oldest batch from the queue; earlier layer copies in the queue are left to the step."""
         while isinstance(task := self._threads.take_oldest(), LayerCopy):
             pass
         return task

@@ -1,4 +1,4 @@
-"""What every connector over a store lets an operator set."""
+"""Settings common to all connectors over a store."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _is_namespace(_: object, attribute: attrs.Attribute[str], name: str) -> None
 
 @attrs.frozen(kw_only=True)
 class StoreSettings:
-    """Settings of a connector over a store; the config class of one inherits from it and adds its own."""
+    """Settings of a connector over a store; the config class of a connector inherits from it."""
 
     namespace: str = setting(
         "default",

@@ -1,4 +1,4 @@
-"""Memory for blocks that wait to be saved: taken from the system once, and used again and again."""
+"""Staging memory for blocks that wait to be saved, allocated once and reused."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Staging", "runs"]
 
 
 class Staging:
-    """Slots of one block each. From any thread, once it is open.
+    """Slots of one block each. From any thread, once open.
 
     What was given back last is taken first: memory that was touched is cheaper than new memory.
 
@@ -33,7 +33,7 @@ class Staging:
         self.num_slots = 0
 
     def open(self, block_bytes: int) -> None:
-        """Take the memory; the system hands it out as it is touched, and slots nobody took yet cost nothing.
+        """Allocate the memory; unused slots cost nothing, since pages are mapped on first use.
 
         Args:
             block_bytes: Of a slot.
@@ -42,7 +42,7 @@ class Staging:
         self._memory = np.empty((self.num_slots, block_bytes), np.uint8)
 
     def close(self) -> None:
-        """Return the memory to the system, as soon as it is not read any more; there are no slots from then on. May be called twice."""
+        """Free the memory as soon as it is not read any more; no slots afterwards. May be called twice."""
         with self._lock:
             self.num_slots = 0
             self._num_touched = self._num_taken
@@ -51,16 +51,16 @@ class Staging:
 
     @property
     def num_bytes(self) -> int:
-        """In slots that are taken."""
+        """Bytes of used slots."""
         return self._num_taken * int(self._memory.shape[1])
 
     @property
     def fraction(self) -> float:
-        """Share of the slots that is taken, 0 .. 1."""
+        """Share of slots in use, 0 .. 1."""
         return self._num_taken / self.num_slots if self.num_slots else 1.0
 
     def take(self, number: int) -> list[int]:
-        """Return slots; none if there are not as many."""
+        """Return free slots; none if there are too few."""
         with self._lock:
             if number > self.num_slots - self._num_taken:
                 return []
@@ -71,7 +71,7 @@ class Staging:
             return [*again, *range(first, self._num_touched)]
 
     def give_back(self, slots: Sequence[int]) -> None:
-        """Give slots back; their content may be overwritten."""
+        """Free slots; their content may be overwritten."""
         with self._lock:
             self._given_back.extend(reversed(slots))
 

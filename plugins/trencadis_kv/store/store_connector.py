@@ -1,4 +1,4 @@
-"""A connector over any store: all that a plugin with a :class:`~trencadis.interfaces.block_store.BlockStore` needs.
+"""Connector over any store: makes one from a :class:`~trencadis.interfaces.block_store.BlockStore`.
 
 Example::
 
@@ -30,7 +30,7 @@ __all__ = ["StoreConnector", "store_connector"]
 
 @attrs.frozen(kw_only=True)
 class StoreConnector(ConnectorPair):
-    """A pair over a store.
+    """Scheduler and worker side over a store.
 
     Attributes:
         with_stores: ``with_stores(wrap)`` returns the same connector anew, each of its connections wrapped: what test kits put faults

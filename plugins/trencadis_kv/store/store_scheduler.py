@@ -43,7 +43,7 @@ class _Started:
 
 
 class StoreScheduler(KVSchedulerSide, SupportsStepTimes, SupportsMetrics):
-    """Asks, decides and keeps the books; moves nothing.
+    """Looks up, decides and records; moves no blocks.
 
     Args:
         parts: Of the connector.
@@ -64,7 +64,7 @@ class StoreScheduler(KVSchedulerSide, SupportsStepTimes, SupportsMetrics):
         self._failed: dict[int, _Started] = {}
 
     def on_ready(self, layout: KVLayout) -> None:
-        """Try the store; one that does not work is left alone, and tried again later.
+        """Probe the store; one that fails is not used, and probed again later.
 
         Raises:
             ConfigValueError: It does not work, and ``required`` is set.
@@ -91,7 +91,7 @@ class StoreScheduler(KVSchedulerSide, SupportsStepTimes, SupportsMetrics):
         )
 
     def lookup(self, request: Request, *, block_hashes: Sequence[bytes], num_local_tokens: int) -> Lookup:
-        """Ask the store for what lies beyond the local hit."""
+        """Look up the blocks after the local hit in the store."""
         if self._objects is None or self._lookups is None:
             return Lookup()
         first = num_local_tokens // self._objects.block_size
@@ -111,17 +111,17 @@ class StoreScheduler(KVSchedulerSide, SupportsStepTimes, SupportsMetrics):
         return self._answer(request, num_blocks, num_local_tokens)
 
     def on_allocated(self, transfer_id: int, *, blocks: Sequence[int], block_hashes: Sequence[bytes]) -> None:
-        """Order the load."""
+        """Add the load to the message."""
         wait_s = self._waits_s.pop(transfer_id, self._parts.settings.load_timeout_s)
         self._started[transfer_id] = _Started(len(blocks), self._parts.clock.now_s() + wait_s)
         self._orders.loads.append(LoadOrder(transfer_id, list(blocks), list(block_hashes), wait_s))
 
     def on_unused(self, transfer_id: int) -> None:
-        """Forget how long its load might have taken."""
+        """Drop the prediction for its load."""
         self._waits_s.pop(transfer_id, None)
 
     def on_computed(self, *, blocks: Sequence[int], block_hashes: Sequence[bytes]) -> None:
-        """Order what the store is not known to have, as far as the policy admits it."""
+        """Add blocks that the store may not have to the message, as far as the policy admits them."""
         if self._objects is None or not self._parts.settings.saves:
             return
         wanted = self._parts.recent.unknown(block_hashes)
@@ -142,14 +142,14 @@ class StoreScheduler(KVSchedulerSide, SupportsStepTimes, SupportsMetrics):
             self._orders.saves.append(SaveOrder([blocks[i] for i in wanted], hashes))
 
     def on_finished(self, request: Request, *, blocks: Sequence[int]) -> int | None:
-        """Hold nothing: what is to be saved was copied."""
+        """Pin no blocks: those to be saved were copied."""
         self._attempts.pop(request.request_id, None)
         if self._lookups is not None:
             self._lookups.forget(request.request_id)
         return None
 
     def on_cancelled(self, transfer_id: int) -> None:
-        """Order the end of a load; one that took too long counts against the store."""
+        """Cancel the load; one that took too long counts as a failure of the store."""
         started = self._started.pop(transfer_id, None)
         self._orders.cancels.append(transfer_id)
         if started is None:
@@ -162,19 +162,19 @@ class StoreScheduler(KVSchedulerSide, SupportsStepTimes, SupportsMetrics):
         )
 
     def take_message(self) -> bytes:
-        """Return the orders."""
+        """Return the message of loads and saves."""
         orders, self._orders = self._orders, StepOrders(loads=[], saves=[], cancels=[])
         return encode_orders(orders) if orders.loads or orders.saves or orders.cancels else b""
 
     def on_report(self, report: ConnectorReport) -> None:
-        """Close the books of what ended."""
+        """Remove ended loads, and keep the failed ones for :meth:`on_failed`."""
         for transfer_id in report.loaded:
             self._started.pop(transfer_id, None)
         failed = [(one.transfer_id, self._started.pop(one.transfer_id, None)) for one in report.failed]
         self._failed = {transfer_id: started for transfer_id, started in failed if started is not None}
 
     def on_failed(self, request: Request, failed: FailedLoad) -> str:
-        """Ask the policy whether to look once more."""
+        """Return the policy's decision on looking up again."""
         started = self._failed.pop(failed.transfer_id, None)
         if started is None or self._objects is None:
             return "compute"
@@ -192,16 +192,16 @@ class StoreScheduler(KVSchedulerSide, SupportsStepTimes, SupportsMetrics):
         )
 
     def on_step(self, *, num_tokens: int, device_s: float) -> None:
-        """Learn what computing takes, and that somebody computes."""
+        """Update the cost model and the throttle of loads."""
         self._parts.cost.computed(num_tokens=num_tokens, seconds=device_s)
         self._parts.pace.stepped(device_s=device_s)
 
     def metrics(self) -> str:
-        """Return the counts."""
+        """Return the metrics."""
         return self._parts.counters.text()
 
     def close(self) -> None:
-        """End the look-up thread."""
+        """Stop the look-up thread."""
         if self._lookups is not None:
             self._lookups.close()
 
@@ -239,7 +239,7 @@ class StoreScheduler(KVSchedulerSide, SupportsStepTimes, SupportsMetrics):
         )
 
     def _is_usable(self) -> bool:
-        """Return whether the store is used now; one that is left alone is tried again after a while."""
+        """Return whether the store may be used; requests a probe when one is due."""
         breaker = self._parts.breaker
         if breaker.allows:
             return True

@@ -14,7 +14,7 @@ __all__ = ["StoreWorker"]
 
 
 class StoreWorker(KVWorkerSide):
-    """Starts loads and saves; threads do them.
+    """Starts loads and saves, which run on threads.
 
     Args:
         parts: Of the connector.
@@ -29,17 +29,17 @@ class StoreWorker(KVWorkerSide):
         self._expects_layers = False
 
     def register(self, kv_cache: KVPool) -> None:
-        """Take the device's blocks."""
+        """Receive the KV pool."""
         objects = self._parts.objects(kv_cache.layout)
         self._loads = Loads(self._parts, kv_cache, objects)
         self._saves = Saves(self._parts, kv_cache, objects, self._staging)
 
     def expect_layers(self) -> None:
-        """Let the next step's saves be copied while it is computed, if that was asked for."""
+        """Let the next step's saves be copied while it runs, if configured."""
         self._expects_layers = self._parts.settings.layerwise_saves
 
     def begin_step(self, message: bytes) -> None:
-        """Copy out what is to be saved, give up what is cancelled, start loads.
+        """Copy out blocks to be saved, cancel and start loads.
 
         In this order: a block may be saved and then given to a load. A load that was cancelled since it was ordered never starts.
         """
@@ -62,22 +62,22 @@ class StoreWorker(KVWorkerSide):
         return self._saves is not None and self._saves.is_copying
 
     def wait_layer(self, layer: int, *, budget_s: float) -> bool:
-        """Return when the step may write to the layer: one copy, for which no budget is too small; no load comes by layer here."""
+        """Copy a layer out before the step writes to it; loads are not layer-wise here."""
         if self._saves is not None:
             self._saves.copy_layer(layer)
         return True
 
     def end_step(self) -> None:
-        """Have what was copied meanwhile written."""
+        """Queue the copied blocks for writing."""
         if self._saves is not None:
             self._saves.finish()
 
     def poll(self) -> ConnectorReport:
-        """Return what ended."""
+        """Return the report of ended loads."""
         return ConnectorReport() if self._loads is None else self._loads.poll()
 
     def wait_idle(self, timeout_s: float) -> bool:
-        """Wait until the threads of both sides have nothing to do, or wait for :meth:`poll`; False if that takes longer.
+        """Wait until the threads of both sides are idle, or wait for :meth:`poll`; False on timeout.
 
         Args:
             timeout_s: Seconds of real time.
@@ -85,7 +85,7 @@ class StoreWorker(KVWorkerSide):
         return self._parts.activity.wait_idle(timeout_s)
 
     def close(self) -> None:
-        """Stop loads, write what is staged, end the threads."""
+        """Stop loads, write staged blocks, stop the threads."""
         timeout_s = self._parts.settings.close_timeout_s
         if self._loads is not None:
             self._loads.close(timeout_s)
@@ -94,6 +94,6 @@ class StoreWorker(KVWorkerSide):
 
 
 def _share_blocks(orders: StepOrders) -> bool:
-    """Return whether a load writes to a block that is to be saved: threads do that at once, whatever layer the step is at."""
+    """Return whether a load writes to a block to be saved: then it cannot be copied layer by layer."""
     loaded = {block for load in orders.loads for block in load.blocks}
     return any(not loaded.isdisjoint(save.blocks) for save in orders.saves)

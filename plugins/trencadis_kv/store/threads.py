@@ -1,4 +1,4 @@
-"""Threads that do what may wait, each with a connection of its own to the store."""
+"""Background threads, each with a connection of its own to the store."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _INTERRUPT_EVERY_S = 0.05
 
 
 def let_others_first() -> None:
-    """Let the calling thread interrupt nobody when it wakes up; it is given as much processor time as before, a little later.
+    """Set the scheduling policy SCHED_BATCH: the calling thread does not preempt others when it wakes up.
 
     A low priority would be another thing: who has Python's lock and is given no processor keeps everybody waiting.
     Source: SCHED_BATCH in sched(7) of Linux; nothing is done elsewhere.
@@ -34,15 +34,15 @@ def let_others_first() -> None:
 
 
 class StoreTask(Protocol):
-    """What a thread does."""
+    """A task for a thread."""
 
     @property
     def is_wanted(self) -> bool:
-        """False once it is not waited for: a call that runs for it may be interrupted."""
+        """False once no one waits for the result: a running call may be interrupted."""
         ...
 
     def run(self, client: StoreClient) -> None:
-        """Do it, and note how it ended. Must not raise."""
+        """Run, and record the result. Must not raise."""
         ...
 
 
@@ -50,7 +50,7 @@ Task = TypeVar("Task", bound=StoreTask)
 
 
 class StoreThreads(Generic[Task]):
-    """A queue of tasks and the threads that do them; they start with the first task.
+    """A task queue and its threads, which start with the first task.
 
     Args:
         name: Of the threads.
@@ -86,7 +86,7 @@ class StoreThreads(Generic[Task]):
             return True
 
     def take_back(self, task: Task) -> bool:
-        """Take a task off the queue; False if it is not there."""
+        """Remove a task from the queue; False if it is not there."""
         with self._changed:
             if task not in self._queue:
                 return False
@@ -95,7 +95,7 @@ class StoreThreads(Generic[Task]):
         return True
 
     def take_oldest(self) -> Task | None:
-        """Take the task off the queue that would be done next."""
+        """Remove and return the next task of the queue."""
         with self._changed:
             if not self._queue:
                 return None
@@ -104,12 +104,12 @@ class StoreThreads(Generic[Task]):
         return task
 
     def is_running(self, task: Task) -> bool:
-        """Return whether a thread is doing it now."""
+        """Return whether a thread runs the task now."""
         with self._changed:
             return task in self._running.values()
 
     def interrupt_unwanted(self) -> None:
-        """Interrupt the calls that run for tasks that are not waited for any more."""
+        """Interrupt calls of running tasks whose result is not needed."""
         with self._changed:
             clients = [client for client, task in self._running.items() if not task.is_wanted]
         for client in clients:
@@ -125,7 +125,7 @@ class StoreThreads(Generic[Task]):
             return self._changed.wait_for(lambda: not self._queue and not self._running, timeout_s)
 
     def close(self, timeout_s: float) -> bool:
-        """Forget what is queued, interrupt what runs, and end the threads; False if one does not end in time.
+        """Clear the queue, interrupt running calls, and stop the threads; False if one does not stop in time.
 
         Args:
             timeout_s: Seconds of real time.

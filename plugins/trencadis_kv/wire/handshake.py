@@ -1,4 +1,4 @@
-"""The handshake of two engines: same protocol, same blocks, the engine that is meant, and the same secret.
+"""Handshake of two engines: protocol version, block compatibility, engine id, and the shared secret.
 
 Each side proves that it knows it, by a MAC of the other's nonce: ``HMAC-SHA256(secret, role + both nonces + compat)``. That
 keeps strangers out; it neither hides the blocks nor protects them from who can change what is on the wire. An engine that knows the
@@ -26,7 +26,7 @@ _NONCE_BYTES: Final = 16
 
 @attrs.frozen(kw_only=True)
 class Identity:
-    """What an engine says of itself.
+    """Identity that an engine presents.
 
     Attributes:
         engine: Its id, of this one process: one that was started anew has another.
@@ -44,7 +44,7 @@ class Identity:
 
 
 def greet(stream: FrameStream, me: Identity, *, wants: str) -> str:
-    """Introduce a consumer; returns the producer's id when that lets it in.
+    """Introduce a consumer; returns the producer's id once it is accepted.
 
     Args:
         stream: Connected.
@@ -79,7 +79,7 @@ def greet(stream: FrameStream, me: Identity, *, wants: str) -> str:
 
 
 def welcome(stream: FrameStream, me: Identity) -> None:
-    """Look at who has connected, and let it in.
+    """Check a consumer that has connected, and accept it.
 
     Args:
         stream: Connected.

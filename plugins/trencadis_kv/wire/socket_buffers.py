@@ -1,4 +1,4 @@
-"""Buffers of sockets that carry blocks, as large as one read: the fewer times a sender waits for a reader, the less both have to wake up."""
+"""Socket buffers as large as one read, for fewer wake-ups of sender and reader."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _OPTIONS: Final = {"receive": socket.SO_RCVBUF, "send": socket.SO_SNDBUF}
 
 
 def set_buffer(connection: socket.socket, way: Literal["receive", "send"]) -> None:
-    """Have the kernel hold :data:`BUFFER_BYTES` for a connection, where a process may ask for as much.
+    """Set a connection's buffer to :data:`BUFFER_BYTES`, if the process may.
 
     Where it may not, nothing is done: the kernel makes a buffer larger by itself, up to some megabytes, but none that somebody has set.
     Source: ``SO_RCVBUF``, ``rmem_max`` in socket(7); ``tcp_rmem`` in tcp(7).
@@ -32,7 +32,7 @@ def set_buffer(connection: socket.socket, way: Literal["receive", "send"]) -> No
 
 @functools.cache
 def _may_have(way: Literal["receive", "send"]) -> bool:
-    """Return whether the kernel gives a socket as much; found out on one that is not used, for the limits cannot be read everywhere."""
+    """Return whether the kernel allows a buffer of that size; tested on a spare socket, since limits cannot be read everywhere."""
     try:
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, _OPTIONS[way], BUFFER_BYTES)

@@ -1,4 +1,4 @@
-"""What two engines say to each other when one pulls KV blocks from the other, and how it lies on the wire.
+"""Protocol between two engines of which one pulls KV blocks from the other: messages, their order, and frames.
 
 A frame is 8 bytes of head and a body; little endian: ``u32`` bytes of the body, ``u16`` kind, ``u16`` zero. The body of a ``BLOCK`` is
 an object see :mod:`trencadis_kv.store.format`: 128 bytes of header, and the payload. All others are msgpack. A kind that is not known is
@@ -111,7 +111,7 @@ _MAX_PIECES: Final = 512
 
 
 def block_head(header: bytes, payload_bytes: int) -> bytes:
-    """Return what stands before the payload of a ``BLOCK``: the frame's head and the object's header. Pure."""
+    """Return the bytes before the payload of a ``BLOCK``: the frame's head and the object's header. Pure."""
     return _HEAD.pack(HEADER_BYTES + payload_bytes, Kind.BLOCK, 0) + header
 
 
@@ -136,12 +136,12 @@ class FrameStream:
         self.set_deadline(timeout_s)
 
     def set_deadline(self, timeout_s: float) -> None:
-        """Let everything from now on be over in so many seconds, real time."""
+        """Set the deadline of all following calls, seconds from now, real time."""
         self._deadline_s = time.monotonic() + timeout_s
         self._arm(timeout_s)
 
     def trust(self) -> None:
-        """Take messages of every size from now on: the other side has proved who it is."""
+        """Accept messages of every size: the other side is authenticated."""
         self._is_known = True
 
     def send(self, message: Message) -> None:
@@ -150,7 +150,7 @@ class FrameStream:
         self.send_pieces([_HEAD.pack(len(body), KINDS[type(message)], 0), body])
 
     def send_pieces(self, pieces: Sequence[bytes | bytearray | memoryview]) -> None:
-        """Send bytes that lie in several places, one after the other, without copying them together.
+        """Send several buffers one after the other, without joining them.
 
         Args:
             pieces: Views are of single bytes.
@@ -166,7 +166,7 @@ class FrameStream:
                 left = _behind(left, num_bytes)
 
     def receive(self) -> Message | int:
-        """Return the next message; for a ``BLOCK`` the bytes of its body, which :meth:`receive_block` takes next."""
+        """Return the next message; for a ``BLOCK`` the size of its body, for :meth:`receive_block`."""
         while True:
             num_bytes, number = self._receive_head()
             if not self._is_known and num_bytes > _MAX_GREETING_BYTES:
@@ -199,7 +199,7 @@ class FrameStream:
             first += got
 
     def receive_block(self, header: memoryview, payload: memoryview) -> None:
-        """Take the body of a ``BLOCK``, and the head of the frame behind it: there always is one, and it saves a call for each block.
+        """Receive the body of a ``BLOCK`` and the head of the frame after it, which saves a call for each block.
 
         Args:
             header: Writable, filled.
@@ -220,7 +220,7 @@ class FrameStream:
 
     @property
     def is_gone(self) -> bool:
-        """True if the other side has closed the connection and nothing of it is left to receive; does not wait."""
+        """True if the other side has closed the connection and nothing is left to receive; does not wait."""
         try:
             return not self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -229,7 +229,7 @@ class FrameStream:
             return True
 
     def has_more(self, wait_s: float) -> bool:
-        """Return whether something is there to receive, or comes within so many seconds; also true if the other side is gone."""
+        """Return whether data arrives within so many seconds; also true if the connection was closed."""
         if self._num_head_bytes:
             return True
         poll = select.poll()
@@ -237,14 +237,14 @@ class FrameStream:
         return bool(poll.poll(1000 * wait_s))
 
     def cut(self) -> None:
-        """End the connection: a thread that waits in a call raises. From any thread; may be called twice."""
+        """Shut the connection down: blocked calls raise. From any thread; may be called twice."""
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
             return  # it was not connected any more
 
     def close(self) -> None:
-        """Give the connection up; may be called twice."""
+        """Close the connection; may be called twice."""
         self._socket.close()
 
     def _receive_head(self) -> tuple[int, int]:
@@ -257,7 +257,7 @@ class FrameStream:
         return num_bytes, number
 
     def _receive_body(self, num_bytes: int) -> bytearray:
-        """Return so many bytes; memory is taken as they come, so that a head alone costs nothing."""
+        """Receive so many bytes; memory grows as they arrive, so that a head alone allocates nothing."""
         data = bytearray()
         while len(data) < num_bytes:
             first = len(data)
@@ -283,7 +283,7 @@ class FrameStream:
             self._arm(left_s)
 
     def _arm(self, timeout_s: float) -> None:
-        """Let the system end calls that take longer: Python's own time-outs cost a system call more for each call."""
+        """Set the socket's own time-outs: Python's cost one more system call per call."""
         self._armed_s = timeout_s
         value = struct.pack("@ll", *divmod(max(1, int(timeout_s * 1e6)), 1_000_000))
         try:
@@ -294,7 +294,7 @@ class FrameStream:
 
 
 def _behind(pieces: Sequence[bytes | bytearray | memoryview], num_bytes: int) -> list[bytes | bytearray | memoryview]:
-    """Return what is left of pieces behind so many bytes."""
+    """Return the rest of pieces after so many bytes."""
     if num_bytes == sum(map(len, pieces)):
         return []
     for index, piece in enumerate(pieces):

@@ -38,7 +38,7 @@ __all__ = [
 
 
 class Kind(enum.IntEnum):
-    """What a frame is."""
+    """Kinds of frames."""
 
     HELLO = 1
     WELCOME = 2
@@ -65,7 +65,7 @@ class _Body(msgspec.Struct, array_like=True, gc=False):
 
 
 class Hello(_Body):
-    """The consumer's identity. ``compat`` and ``block_bytes`` are those of its own blocks, ``wants`` the engine id that it was told of, or empty: any."""
+    """The consumer's identity: ``compat`` and ``block_bytes`` of its own blocks, ``wants`` the expected engine id, or empty."""
 
     major: int
     minor: int
@@ -76,7 +76,7 @@ class Hello(_Body):
 
 
 class Welcome(_Body):
-    """The producer is the one that is wanted, and knows the secret."""
+    """The producer is the expected one, and proves the secret."""
 
     engine: str
     nonce: bytes
@@ -84,20 +84,20 @@ class Welcome(_Body):
 
 
 class Refuse(_Body):
-    """The producer will not speak with this consumer; ``cause`` is a word of ``TransferCause``."""
+    """The producer refuses this consumer; ``cause`` is a word of ``TransferCause``."""
 
     cause: str
     reason: str
 
 
 class Proof(_Body):
-    """The consumer knows the secret."""
+    """The consumer proves the secret."""
 
     proof: bytes
 
 
 class Pull(_Body):
-    """Send the leading blocks of these hashes that a hold has.
+    """Requests the leading blocks of these hashes from a hold.
 
     ``via`` names another way for their bytes, which the producer may know too, and ``target`` is what that has to know. ``by_layer``
     asks for the first layer of all blocks, then the second, and so on, all or nothing; a producer that can begins with ``LAYERS``.
@@ -111,42 +111,42 @@ class Pull(_Body):
 
 
 class Commit(_Body):
-    """All is sent: so many blocks."""
+    """All blocks were sent: their number."""
 
     num_blocks: int
 
 
 class Abort(_Body):
-    """No more will be sent; ``cause`` is a word of ``TransferCause``."""
+    """No more blocks follow; ``cause`` is a word of ``TransferCause``."""
 
     cause: str
     reason: str
 
 
 class Renew(_Body):
-    """The blocks of a hold are still wanted."""
+    """Renews the lease of a hold."""
 
     hold_id: str
 
 
 class Release(_Body):
-    """The blocks of a hold are not wanted any more."""
+    """Releases a hold."""
 
     hold_id: str
 
 
 class Ack(_Body):
-    """Renewed or released; ``known`` is False if there was no such hold."""
+    """Reply to ``Renew`` and ``Release``; ``known`` is False if there was no such hold."""
 
     known: bool
 
 
 class Status(_Body):
-    """Asks for the producer's load."""
+    """Requests the producer's load."""
 
 
 class State(_Body):
-    """Whether prefills are accepted; accepted ones not yet computed; queued tokens of all requests; and tokens per second, 0 while unknown."""
+    """Reply to ``Status``: whether prefills are accepted, those not computed yet, queued tokens, tokens per second (0: unknown)."""
 
     accepts: bool
     num_remote_prefills: int
@@ -155,7 +155,7 @@ class State(_Body):
 
 
 class PrefillRequest(_Body):
-    """Compute a prompt, and hold its blocks. ``tokens`` are int32, little endian.
+    """Requests a prefill whose blocks are then held. ``tokens`` are int32, little endian.
 
     ``tenant``, ``cache_salt`` and ``adapter`` are part of the blocks' identity, and with ``priority`` and ``weight`` say when its turn comes;
     without a weight, that of the tenant counts. Older engines send neither, and do not read them.
@@ -177,7 +177,7 @@ class PrefillRequest(_Body):
 
 
 class Token(_Body):
-    """A token, and its log-probabilities if they were wanted: then ``rank`` is at least 1."""
+    """A token, and its log-probabilities if requested: then ``rank`` is at least 1."""
 
     token_id: int
     logprob: float = 0.0
@@ -187,7 +187,7 @@ class Token(_Body):
 
 
 def encode_token(first: FirstToken) -> Token:
-    """Return what is sent of a token. Pure."""
+    """Return the message of a first token. Pure."""
     logprobs = first.logprobs
     if logprobs is None:
         return Token(token_id=first.token_id)
@@ -201,7 +201,7 @@ def encode_token(first: FirstToken) -> Token:
 
 
 def decode_token(token: Token) -> FirstToken:
-    """Return the token that was sent; the engine looks at whether it can be. Pure."""
+    """Return the first token of a message; the engine validates it. Pure."""
     if token.rank < 1:
         return FirstToken(token_id=token.token_id)
     logprobs = TokenLogprobs(
@@ -217,7 +217,7 @@ def decode_token(token: Token) -> FirstToken:
 
 
 class PrefillResponse(_Body):
-    """The prompt is computed: so many of its leading tokens are held under a hold id, and for how long.
+    """The prefill is computed: number of tokens held, hold id and lease.
 
     ``token`` is the first after it, if it was requested and the fingerprint matches. ``num_pushed`` blocks follow, and ``COMMIT``.
     """

@@ -1,4 +1,4 @@
-"""The one door by which a first token comes in that this engine has not chosen: checked, taken once, and then like any other token.
+"""Validates and applies first tokens received from another engine.
 
 lookup ─▶ Hit with a first token ─▶ take ─┬─ refused ─▶ the engine chooses its own
                                           └─ taken ─▶ shown with this step's tokens; loaded and run on, or ended by it
@@ -29,7 +29,7 @@ logger = logging.getLogger("trencadis.engine")
 
 
 class FirstTokens:
-    """First tokens of one engine's sequences that came from elsewhere.
+    """First tokens that other engines chose for sequences of this one.
 
     Args:
         vocab_size: Legal token ids are 0 .. vocab_size - 1.
@@ -53,7 +53,7 @@ class FirstTokens:
         self.num_new = 0
 
     def take(self, sequence: Sequence, first: FirstToken, state: EngineState) -> bool:
-        """Give a sequence its first token, unless something is wrong with that.
+        """Append a first token to its sequence, if it is valid.
 
         Args:
             sequence: It waits.
@@ -83,17 +83,17 @@ class FirstTokens:
         return ended is not None
 
     def take_ended(self) -> tuple[FinishedSequence, ...]:
-        """Return and forget the sequences that their first token ended."""
+        """Return and clear the sequences that their first token finished."""
         ended, self.ended = tuple(self.ended), []
         return ended
 
     def take_num_new(self) -> int:
-        """Return and forget how many tokens were taken."""
+        """Return and clear the number of tokens taken."""
         num_new, self.num_new = self.num_new, 0
         return num_new
 
     def ahead_of(self, deltas: TokenDeltas) -> TokenDeltas:
-        """Return the tokens that were taken since the last step, and then this step's news; forgets them.
+        """Return the deltas of tokens taken since the last step, before those of this step; clears them.
 
         A sequence whose prefix is loaded layer by layer, or not at all in the end, may run in the step that was planned with its token.
         """
@@ -120,7 +120,7 @@ class FirstTokens:
         )
 
     def _refusal(self, sequence: Sequence, first: FirstToken, state: EngineState) -> str:
-        """Return why a token is not taken, or nothing. Pure."""
+        """Return why a token is rejected; empty: it is not. Pure."""
         table, slot, params = state.table, sequence.slot, sequence.request.params
         if not state.is_waiting(slot) or table.num_tokens[slot] != table.num_prompt_tokens[slot]:
             return "late"
@@ -146,7 +146,7 @@ class FirstTokens:
 
 
 def _are_good(found: TokenLogprobs | None, first: FirstToken, num_asked: int) -> bool:
-    """Return whether log-probabilities are those of a token, and as many as were asked for. Pure."""
+    """Return whether log-probabilities match the token and the number requested. Pure."""
     if found is None or found.token_id != first.token_id or found.rank < 1:
         return False
     values = (found.logprob, *found.top_logprobs)

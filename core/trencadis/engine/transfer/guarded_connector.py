@@ -42,7 +42,7 @@ _MAX_ERRORS = 3
 
 
 class _Guard:
-    """Calls of one scheduler side; nothing that they raise gets out.
+    """Calls of one scheduler side; their exceptions are caught and logged.
 
     Args:
         label: Names the component and its distribution in messages.
@@ -82,7 +82,7 @@ class _Guard:
         return result
 
     def contained(self, name: str, call: Callable[[], T], otherwise: T) -> T:
-        """Return what a call returns whose failure is no reason to switch the side off."""
+        """Return the result of a call whose failure does not count towards switching the side off."""
         try:
             return call()
         except BaseException as error:
@@ -91,7 +91,7 @@ class _Guard:
             return otherwise
 
     def say(self, name: str, fault: str, error: BaseException | None = None) -> None:
-        """Log a fault of a method, once in a while."""
+        """Log a fault of a method, at a limited rate."""
         self._faults.say(f"{self.label}.{name}", f"{self.label} {fault}", error=error)
 
     def _raised(self, name: str, error: BaseException) -> None:
@@ -112,7 +112,7 @@ class _Guard:
 
 
 class GuardedHandover:
-    """Calls of a scheduler side that hands requests over; nothing that they raise gets out."""
+    """Calls of a scheduler side with ``SupportsHandover``; exceptions are caught."""
 
     def __init__(self, side: SupportsHandover, guard: _Guard) -> None:
         self._side = side
@@ -123,43 +123,43 @@ class GuardedHandover:
         return self._call("finished_params", lambda: transfer_table(self._side.finished_params(request)), None)
 
     def on_rejected(self, transfer_params: Mapping[str, Any]) -> None:
-        """Pass on that a request is not served."""
+        """Forward that a request was rejected."""
         self._call("on_rejected", lambda: self._side.on_rejected(transfer_params), None)
 
     def on_abandoned(self, request: Request) -> None:
-        """Pass on that a request is not looked up again."""
+        """Forward that a request will not be looked up again."""
         self._call("on_abandoned", lambda: self._side.on_abandoned(request), None)
 
     def on_role(self, role: str) -> None:
-        """Pass the engine's role on."""
+        """Forward the engine's role."""
         self._call("on_role", lambda: self._side.on_role(role), None)
 
 
 class GuardedRemotePrefill:
-    """Calls of a scheduler side that brings requests of other engines; nothing that they raise gets out."""
+    """Calls of a scheduler side with ``SupportsRemotePrefill``; exceptions are caught."""
 
     def __init__(self, side: SupportsRemotePrefill, guard: _Guard) -> None:
         self._side = side
         self._call = guard.call
 
     def on_waker(self, wake: Callable[[], None]) -> None:
-        """Pass on the function that wakes the engine."""
+        """Forward the function that wakes the engine."""
         self._call("on_waker", lambda: self._side.on_waker(wake), None)
 
     def take_requests(self) -> Sequence[Request]:
-        """Return requests of other engines."""
+        """Return new requests of other engines."""
         return self._call("take_requests", lambda: _all_of(self._side.take_requests(), Request), ())
 
     def take_withdrawn(self) -> Sequence[str]:
-        """Return ids of such requests that are no longer wanted."""
+        """Return ids of such requests that were withdrawn."""
         return self._call("take_withdrawn", lambda: _all_of(self._side.take_withdrawn(), str), ())
 
     def on_request_token(self, request_id: str, first: FirstToken) -> None:
-        """Pass on the first token of such a request."""
+        """Forward the first token of such a request."""
         self._call("on_request_token", lambda: self._side.on_request_token(request_id, first), None)
 
     def on_request_ended(self, request_id: str, *, transfer_params: Mapping[str, Any] | None, error: str) -> None:
-        """Pass on that such a request has ended; also to a side that is off."""
+        """Forward that such a request ended; also to a side that is off."""
         self._call(
             "on_request_ended",
             lambda: self._side.on_request_ended(request_id, transfer_params=transfer_params, error=error),
@@ -168,12 +168,12 @@ class GuardedRemotePrefill:
         )
 
     def on_backlog(self, num_tokens: int) -> None:
-        """Pass the number of queued tokens on."""
+        """Forward the number of queued tokens."""
         self._call("on_backlog", lambda: self._side.on_backlog(num_tokens), None)
 
 
 class GuardedConnector:
-    """Calls a scheduler side; nothing that it raises gets out.
+    """Calls a scheduler side; exceptions are caught.
 
     Args:
         side: The scheduler side.
@@ -200,7 +200,7 @@ class GuardedConnector:
 
     @property
     def is_off(self) -> bool:
-        """It was switched off or closed: it is asked nothing any more, and nothing is saved."""
+        """Whether it was switched off or closed: no more look-ups or saves."""
         return self._guard.is_off
 
     @property
@@ -216,7 +216,7 @@ class GuardedConnector:
     def lookup(
         self, request: Request, *, block_hashes: Sequence[bytes], num_local_tokens: int, is_used: Callable[[int], bool]
     ) -> Lookup:
-        """Return what can be loaded; nothing if the answer breaks the contract.
+        """Return the prefix that can be loaded; a miss if the answer breaks the contract.
 
         Args:
             request: Whose prompt.
@@ -242,7 +242,7 @@ class GuardedConnector:
         return self._call("lookup", ask, Lookup())
 
     def on_allocated(self, transfer_id: int, *, blocks: Sequence[int], block_hashes: Sequence[bytes]) -> bool:
-        """Pass on the blocks to load into; False if it raised, so that the load is to be given up."""
+        """Forward the blocks to load into; False if it raised: the load must be given up."""
 
         def tell() -> bool:
             self._side.on_allocated(transfer_id, blocks=blocks, block_hashes=block_hashes)
@@ -251,7 +251,7 @@ class GuardedConnector:
         return self._call("on_allocated", tell, False)
 
     def on_layerwise(self, transfer_id: int) -> bool:
-        """Pass on that a step waits for a load; False if it raised or cannot, so that no step is to."""
+        """Forward that a step waits for a load layer by layer; False if it raised or is not supported."""
 
         def tell() -> bool:
             if not isinstance(self._side, SupportsLayerwise):
@@ -262,11 +262,11 @@ class GuardedConnector:
         return self._call("on_layerwise", tell, False)
 
     def on_unused(self, transfer_id: int) -> None:
-        """Pass on that nothing is loaded for a hit."""
+        """Forward that a hit is not loaded."""
         self._call("on_unused", lambda: self._side.on_unused(transfer_id), None)
 
     def on_computed(self, *, blocks: Sequence[int], block_hashes: Sequence[bytes]) -> None:
-        """Offer blocks for saving."""
+        """Forward full blocks that may be saved."""
         self._call("on_computed", lambda: self._side.on_computed(blocks=blocks, block_hashes=block_hashes), None)
 
     def on_finished(self, request: Request, *, blocks: Sequence[int]) -> int | None:
@@ -276,11 +276,11 @@ class GuardedConnector:
         )
 
     def on_cancelled(self, transfer_id: int) -> None:
-        """Pass on that a load is given up; also to a side that is off, for it must still release the blocks."""
+        """Forward that a load is given up; also to a side that is off, which must still release the blocks."""
         self._call("on_cancelled", lambda: self._side.on_cancelled(transfer_id), None, always=True)
 
     def on_failed(self, request: Request, failed: FailedLoad) -> bool:
-        """Return whether a sequence whose load failed is to be looked up again."""
+        """Return whether a sequence whose load failed should be looked up again."""
 
         def ask() -> bool:
             answer = self._side.on_failed(request, failed)
@@ -291,21 +291,21 @@ class GuardedConnector:
         return self._call("on_failed", ask, False)
 
     def take_message(self) -> bytes:
-        """Return what the worker side is to do."""
+        """Return the message for the worker side."""
         return self._call("take_message", lambda: _of_type(self._side.take_message(), bytes), b"", always=True)
 
     def on_report(self, report: ConnectorReport) -> None:
-        """Pass a report on."""
+        """Forward a report."""
         self._call("on_report", lambda: self._side.on_report(report), None, always=True)
 
     def on_step(self, *, num_tokens: int, device_s: float) -> None:
-        """Pass on what a step computed, to a side that is timed."""
+        """Forward the tokens and the time of a step, if the side supports it."""
         side = self._side
         if isinstance(side, SupportsStepTimes):
             self._call("on_step", lambda: side.on_step(num_tokens=num_tokens, device_s=device_s), None)
 
     def metrics(self) -> str:
-        """Return what it counts; empty if it does not."""
+        """Return the connector's metrics; empty if it has none."""
         if not isinstance(self._side, SupportsMetrics):
             return ""
         text = self._guard.contained("metrics", self._side.metrics, "")
@@ -345,7 +345,7 @@ def _all_of(answers: Iterable[T], kind: type[T]) -> tuple[T, ...]:
 
 
 class GuardedWorker(KVWorkerSide):
-    """Calls a worker side; nothing that it raises after the start gets out. On the backend's thread.
+    """Calls a worker side; after the start exceptions are caught. On the backend's thread.
 
     A call that raises has brought nothing: what it was to load is computed once the load times out.
 
@@ -379,30 +379,30 @@ class GuardedWorker(KVWorkerSide):
             ) from error
 
     def expect_layers(self) -> None:
-        """Tell that blocks to be saved may be copied out while the step is computed."""
+        """Announce that blocks to be saved may be copied out during the step."""
         self._call("expect_layers", self._side.expect_layers, None)
 
     def begin_step(self, message: bytes) -> None:
-        """Pass the scheduler side's message on."""
+        """Forward the scheduler side's message."""
         self._call("begin_step", lambda: self._side.begin_step(message), None)
 
     @property
     def wants_layers(self) -> bool:
-        """Whether the step that was begun last is to wait for layers."""
+        """Whether the current step has to wait for layers."""
         return self._call("wants_layers", lambda: bool(self._side.wants_layers), False)
 
     def wait_layer(self, layer: int, *, budget_s: float) -> bool:
-        """Wait for a layer; one whose wait raised has not come."""
+        """Wait for a layer; False if the wait raised."""
         return self._call(
             "wait_layer", lambda: bool(self._side.wait_layer(layer, budget_s=budget_s)), False, waits=True
         )
 
     def end_step(self) -> None:
-        """Tell that the step is over."""
+        """Forward the end of the step."""
         self._call("end_step", self._side.end_step, None)
 
     def poll(self) -> ConnectorReport:
-        """Return what finished; nothing if the answer is no report."""
+        """Return the report; an empty one if the answer is not a report."""
 
         def poll() -> ConnectorReport:
             report = self._side.poll()

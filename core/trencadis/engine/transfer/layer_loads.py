@@ -1,4 +1,4 @@
-"""Loads beside which their sequences run: the step waits for each layer, and counts only if the load came.
+"""Layer-wise loads: the sequence runs while its KV is loaded; the step waits for each layer and counts only if the load succeeds.
 
     lookup ─▶ runs ─┬─ loaded, with the report of the same step ─▶ goes on; its blocks can be found
                     └─ failed, or no word ─▶ void: preempted, computed anew; blocks held as of any load that was given up
@@ -25,7 +25,7 @@ __all__ = ["LayerLoad", "LayerLoads"]
 
 @attrs.frozen(kw_only=True, eq=False)
 class LayerLoad:
-    """One load.
+    """One layer-wise load.
 
     Attributes:
         sequence: That runs beside it.
@@ -41,7 +41,7 @@ class LayerLoad:
 
 
 class LayerLoads:
-    """The loads of one engine, by transfer id; few, and each for a step or two.
+    """The layer-wise loads of one engine, by transfer id; few, each for a step or two.
 
     Attributes:
         num_discarded: Sequences whose work was for nothing because their load did not come.
@@ -63,7 +63,7 @@ class LayerLoads:
     def begin(
         self, transfer_id: int, sequence: Sequence, blocks: Int32Array, *, first: int, state: EngineState
     ) -> None:
-        """Note a load whose sequence is about to be admitted."""
+        """Register a load whose sequence is about to be scheduled."""
         state.blocks.share(blocks)
         sequence.transfer_id = transfer_id
         before = sequence.num_cached_tokens
@@ -75,12 +75,12 @@ class LayerLoads:
         )
 
     def came(self, transfer_id: int, state: EngineState, *, too_late: bool) -> None:
-        """Let a load's blocks be found.
+        """Make the blocks of a finished load available to the prefix cache.
 
         Args:
             transfer_id: Of the load.
             state: Of the engine; changed.
-            too_late: The step did not wait for them: what it computed is void.
+            too_late: The step did not wait for them: its result is discarded.
         """
         load = self._loads.pop(transfer_id)
         sequence, now_s = load.sequence, state.clock.now_s()
@@ -99,7 +99,7 @@ class LayerLoads:
             self.discard(sequence, state)
 
     def drop(self, transfer_id: int) -> LayerLoad:
-        """Forget a load that did not come; its reference on the blocks is the caller's now."""
+        """Remove a failed load; its reference on the blocks passes to the caller."""
         load = self._loads.pop(transfer_id)
         load.sequence.transfer_id = -1
         if load.sequence.num_cached_tokens >= 0:
@@ -107,12 +107,12 @@ class LayerLoads:
         return load
 
     def discard(self, sequence: Sequence, state: EngineState) -> None:
-        """Have a sequence computed anew, from what it knew before."""
+        """Preempt a sequence; all its KV is recomputed."""
         self.num_discarded += 1
         state.preempt(sequence, kv_valid=False)
 
     def of(self, slots: Iterable[int]) -> list[Sequence]:
-        """Return the sequences among these slots that run beside a load. Pure."""
+        """Return the sequences among these slots that run during a layer-wise load. Pure."""
         if not self._loads:
             return []
         planned = set(slots)

@@ -1,4 +1,4 @@
-"""What several ranks report of KV transfers, made into one outcome: by the set of ranks that spoke, never by a count.
+"""Merges the ranks' reports of KV transfers into one outcome, by the set of ranks that reported.
 
 Each rank has a worker side of its own, and a share of every block. A block is of use once all of it is there, and free once
 no rank uses it any more:
@@ -22,7 +22,7 @@ logger = logging.getLogger("trencadis.engine")
 
 @attrs.frozen
 class _Transfer:
-    """What is known of one transfer id.
+    """Reports so far of one transfer id.
 
     Attributes:
         ends: How the load ended, by rank; None is whole.
@@ -34,7 +34,7 @@ class _Transfer:
 
 
 class RankQuorum:
-    """Merges what the ranks of one engine report. Knows of no block and no sequence; engine thread.
+    """Merges the reports of the ranks of one engine; independent of blocks and sequences. Engine thread.
 
     What a rank says for the second time, what comes from a rank that is not in the set, and what is said of a transfer id that is not
     awaited change nothing, and are counted.
@@ -58,7 +58,7 @@ class RankQuorum:
         is_awaited: Callable[[int], bool],
         is_pinned: Callable[[int], bool],
     ) -> ConnectorReport:
-        """Take the reports of a step, by rank; return what all ranks are through with since.
+        """Merge the reports of a step, by rank; return the transfers that all ranks have now finished.
 
         Args:
             reports: Of any of the ranks, in any order.
@@ -87,7 +87,7 @@ class RankQuorum:
         return ConnectorReport(loaded=tuple(loaded), failed=tuple(failed), released=tuple(released))
 
     def _ended(self, rank: int, transfer_id: int, end: FailedLoad | None, *, is_awaited: bool) -> bool:
-        """Note how a rank's share of a load ended; True if it was the last one."""
+        """Record the end of a rank's part of a load; True if it was the last one."""
         known = self._known.get(transfer_id, _Transfer())
         if not is_awaited or rank in known.ends or rank in known.released:
             self._ignore(rank, f"reports an end of load {transfer_id} that is not awaited of it")
@@ -97,7 +97,7 @@ class RankQuorum:
         return known.ends.keys() == self._ranks
 
     def _released(self, rank: int, transfer_id: int, *, is_pinned: bool) -> bool:
-        """Note that a rank touches the blocks of a transfer id no more; True if it was the last one."""
+        """Record that a rank released a transfer id; True if it was the last one."""
         known = self._known.get(transfer_id, _Transfer())
         if not is_pinned or rank in known.released:
             self._ignore(rank, f"releases transfer id {transfer_id}, which is not awaited of it")

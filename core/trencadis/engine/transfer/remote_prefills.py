@@ -23,7 +23,7 @@ logger = logging.getLogger("trencadis.engine")
 
 
 class RemotePrefills:
-    """The requests of other engines in one engine; there is one only if the KV connector brings such requests.
+    """Requests of other engines in this one; exists only if the KV connector supports remote prefills.
 
     Args:
         connector: The scheduler side.
@@ -60,14 +60,14 @@ class RemotePrefills:
         return self._is_woken
 
     def admit(self) -> None:
-        """Add the requests that came, and end those that are no longer wanted; before each step."""
+        """Add new remote prefills and abort withdrawn ones; before each step."""
         if self._is_woken:
             self._is_woken = False  # first: what comes from now on wakes again
             self._admit_new()
         self._report_backlog()
 
     def without(self, deltas: TokenDeltas) -> TokenDeltas:
-        """Return the deltas of clients' requests, and pass those of remote prefills on to the connector."""
+        """Return the deltas of clients' requests; those of remote prefills go to the connector."""
         self._report_backlog()
         if not self._slot_of:
             return deltas
@@ -103,7 +103,7 @@ class RemotePrefills:
                 self._connector.on_request_ended(request_id, transfer_params=None, error="it was withdrawn")
 
     def _pass_tokens(self, deltas: TokenDeltas, is_remote: BoolArray) -> None:
-        """Pass the first token of each remote prefill on."""
+        """Forward the first token of each remote prefill."""
         firsts = np.cumsum(deltas.num_tokens) - deltas.num_tokens
         for i in np.flatnonzero(is_remote).tolist():
             request_id = self._without_token.pop(int(deltas.slots[i]), None)
@@ -113,7 +113,7 @@ class RemotePrefills:
                 self._connector.on_request_token(request_id, first)
 
     def _report_backlog(self) -> None:
-        """Pass the number of queued tokens on, so that prompts are not sent to an engine where they wait."""
+        """Report the number of queued tokens, by which other engines balance their load."""
         num_tokens = self._backlog()
         if num_tokens != self._last_backlog:
             self._last_backlog = num_tokens

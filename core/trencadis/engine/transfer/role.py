@@ -1,4 +1,4 @@
-"""Which requests an engine takes: those whose prompt it computes for another engine, those it generates for, or both."""
+"""Requests accepted by an engine's role: prefill for other engines, decode, or both."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROLES = ("both", "prefill", "decode")
 
 
 class EngineRole:
-    """The role of one engine. It may change between two steps: who is here stays to the end, newcomers are judged by the new one.
+    """The role of one engine. A change between two steps affects new requests only.
 
     Args:
         name: ``both``, ``prefill`` or ``decode``.
@@ -32,7 +32,7 @@ class EngineRole:
         transfers.role(name)
 
     def change(self, name: str) -> None:
-        """Take another role.
+        """Change the role.
 
         Raises:
             InvalidRequestError: There is no such role, or nothing that hands KV over.
@@ -50,7 +50,7 @@ class EngineRole:
         self._transfers.role(name)
 
     def check(self, request: Request) -> None:
-        """Raise unless the role takes the request.
+        """Raise unless the role accepts the request.
 
         Raises:
             WrongRoleError: This engine computes prompts for others only, and the request asks for a text.

@@ -1,4 +1,4 @@
-"""What the engine counts of KV transfers, for Prometheus; what the connector counts itself stands beside it."""
+"""The engine's metrics of KV transfers, for Prometheus, beside the connector's own."""
 
 from __future__ import annotations
 

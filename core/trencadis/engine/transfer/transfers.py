@@ -111,12 +111,12 @@ class Transfers:
 
     @property
     def has_message(self) -> bool:
-        """True if the connector may have orders for its worker side that no step has taken there yet."""
+        """True if the connector may have a message for its worker side that no step has carried yet."""
         return self._has_news or bool(self._unsent)
 
     @property
     def wants_step(self) -> bool:
-        """True while a step can change anything: a report is awaited, or what was computed last is not saved yet."""
+        """True while an empty step is useful: a report is awaited, or the last computed blocks are not saved yet."""
         return self.is_active or self.has_message
 
     @property
@@ -126,21 +126,21 @@ class Transfers:
 
     @property
     def waiting_for_kv(self) -> tuple[int, ...]:
-        """Slots that wait for a load."""
+        """Slots of sequences that wait for a load."""
         return tuple([load.sequence.slot for load in self._loads.values()])
 
     @property
     def num_pinned_blocks(self) -> int:
-        """Blocks that only a transfer holds."""
+        """Blocks that only a transfer references."""
         return sum(len(blocks) for blocks in self._pinned.values())
 
     @property
     def num_ignored(self) -> int:
-        """Entries of reports that changed nothing: repeated, or about transfer ids that are not awaited."""
+        """Entries of reports without effect: repeated, or of unknown transfer ids."""
         return self._quorum.num_ignored
 
     def lookup(self, sequence: Sequence, *, num_local_tokens: int, now_s: float) -> Lookup:
-        """Ask the connector what it has of a prompt; asked again only while it answers ``pending``, and not for ever."""
+        """Look up a prompt in the connector; again only while the answer is ``pending``, and until a timeout."""
         if self.connector is None or sequence.looked_up or len(self._loads) >= self._max_waiting_loads:
             return Lookup()
         found = self.connector.lookup(
@@ -158,7 +158,7 @@ class Transfers:
         return self._look_no_longer(sequence) if now_s >= sequence.lookup_deadline_s else found
 
     def _look_no_longer(self, sequence: Sequence) -> Lookup:
-        """Take a look-up that is still pending for a miss."""
+        """Treat a pending look-up as a miss."""
         assert self.connector is not None, "only a connector is still looking"
         sequence.looked_up, sequence.lookup_deadline_s = True, math.inf
         self.num_late_lookups += 1
@@ -171,13 +171,13 @@ class Transfers:
         return Lookup()
 
     def unused(self, found: Lookup) -> None:
-        """Tell the connector that nothing is loaded for its answer, if that was a hit."""
+        """Notify the connector that its hit is not loaded."""
         if self.connector is not None and found.num_tokens:
             self.num_unused += 1
             self.connector.on_unused(found.transfer_id)
 
     def goes_by_layer(self, sequence: Sequence, found: Lookup) -> bool:
-        """Whether a sequence runs beside its load.
+        """Whether a sequence runs during a layer-wise load.
 
         One whose load failed waits for the next, so that others wait for it but once; and so does one that has its first token, and any
         whose order would come a step late, after a refused plan's.
@@ -189,7 +189,7 @@ class Transfers:
     def run_beside(
         self, sequence: Sequence, found: Lookup, *, blocks: Int32Array, first: int, state: EngineState
     ) -> bool:
-        """Begin a load into ``blocks``, from place ``first`` of the sequence on, whose layers the sequence's next step waits for.
+        """Begin a layer-wise load into ``blocks``, from place ``first`` of the sequence on.
 
         Returns:
             False if it could not be begun: it may write to the blocks all the same, so they are given to no sequence.
@@ -208,7 +208,7 @@ class Transfers:
     def load(
         self, sequence: Sequence, found: Lookup, *, blocks: Int32Array, span: tuple[int, int], now_s: float
     ) -> None:
-        """Note a load into ``blocks[first:last]`` of ``span``; those before are a local hit, those after will be computed."""
+        """Begin a load into ``blocks[first:last]`` of ``span``; earlier blocks are a local hit, later ones will be computed."""
         assert self.connector is not None, "only a connector's hit is loaded"
         transfer_id = found.transfer_id
         sequence.transfer_id, sequence.load_deadline_s = transfer_id, now_s + min(self._load_timeout_s, found.timeout_s)
@@ -222,18 +222,18 @@ class Transfers:
             sequence.load_deadline_s = now_s
 
     def cancel(self, sequence: Sequence, blocks: BlockManager, *, now_s: float) -> None:
-        """Give up a load that is not wanted any more; blocks it may still write to stay pinned."""
+        """Cancel a load; blocks it may still write to stay pinned."""
         self.num_cancelled_loads += 1
         self._give_up(sequence, blocks, now_s=now_s)
 
     def computed(self, blocks: list[int], hashes: list[bytes]) -> None:
-        """Offer committed full blocks for saving."""
+        """Pass committed full blocks to the connector for saving."""
         if self.connector is not None and blocks:
             self._has_news = True
             self.connector.on_computed(blocks=blocks, block_hashes=hashes)
 
     def pin(self, sequence: Sequence, blocks: Int32Array, *, now_s: float) -> bool:
-        """True if the connector keeps the blocks of a finished sequence for now."""
+        """Return True if the connector pins the blocks of a finished sequence."""
         if self.connector is None:
             return False
         transfer_id = self.connector.on_finished(sequence.request, blocks=blocks.tolist())
@@ -243,38 +243,38 @@ class Transfers:
         return True
 
     def finished_params(self, request: Request) -> Mapping[str, Any] | None:
-        """Return what the engine that goes on with a finished request is to be told; None for nothing."""
+        """Return the transfer parameters for the engine that continues a finished request, or None."""
         return None if self._handover is None else self._handover.finished_params(request)
 
     def not_served(self, transfer_params: Mapping[str, Any] | None) -> None:
-        """Tell the connector that a request was refused, or given up before it was looked up."""
+        """Notify the connector that a request was rejected, or aborted before its look-up."""
         if self._handover is not None and transfer_params is not None:
             self._handover.on_rejected(transfer_params)
 
     def role(self, name: str) -> None:
-        """Tell the connector which role the engine has."""
+        """Notify the connector of the engine's role."""
         if self._handover is not None:
             self._handover.on_role(name)
 
     def abandoned(self, request: Request) -> None:
-        """Tell the connector that a request was given up before it was loaded."""
+        """Notify the connector that a request was aborted before it was loaded."""
         if self._handover is not None:
             self.not_served(request.transfer_params)
             self._handover.on_abandoned(request)
 
     def take_message(self) -> bytes:
-        """Return what the worker side is to do in the next step; first what it was to do in one that never was."""
+        """Return the message for the worker side; first that of a step which was never run."""
         message, self._unsent = self._unsent, b""
         if not message and self.connector is not None:
             self._has_news, message = False, self.connector.take_message()
         return message
 
     def put_back(self, message: bytes) -> None:
-        """Keep the message of a plan that did not become a step."""
+        """Keep the message of a plan that was not run."""
         self._unsent = message
 
     def apply(self, reports: Mapping[int, ConnectorReport], state: EngineState, *, missed_layers: bool = False) -> None:
-        """Take the ranks' reports: end the wait of sequences whose load ended, free what was released; then enforce deadlines.
+        """Apply the ranks' reports: resume sequences whose load ended, free released blocks, enforce deadlines.
 
         Args:
             reports: Of a step, by rank.
@@ -303,7 +303,7 @@ class Transfers:
         self._enforce_deadlines(state)
 
     def confirm(self, slots: Int32Array, state: EngineState) -> bool:
-        """Void the sequences of a committed plan whose loads its report did not call loaded; True if there were any.
+        """Discard the sequences of a committed plan whose layer-wise loads did not succeed; True if there were any.
 
         Args:
             slots: Of the plan, those that still hold their row.
@@ -319,13 +319,13 @@ class Transfers:
         return bool(missing)
 
     def step_done(self, *, num_tokens: int, device_s: float) -> None:
-        """Tell the connector what computing takes here."""
+        """Pass the tokens and the time of a step to the connector."""
         if self._is_timed and num_tokens:
             assert self.connector is not None, "only a connector is timed"
             self.connector.on_step(num_tokens=num_tokens, device_s=device_s)
 
     def metrics(self) -> str:
-        """Return what is counted here, in Prometheus' text format; empty without a connector."""
+        """Return the metrics in Prometheus' text format; empty without a connector."""
         if self.connector is None:
             return ""
         from trencadis.engine.transfer.transfer_metrics import (
@@ -344,7 +344,7 @@ class Transfers:
         return next((load.sequence for load in reversed(self._loads.values())), None)
 
     def inspect(self) -> TransferSnapshot:
-        """Return a copy of what is kept here, for tests and debuggers."""
+        """Return a copy of the state, for tests and debuggers."""
         loads = [
             LoadSnapshot(
                 transfer_id=transfer_id,
@@ -375,7 +375,7 @@ class Transfers:
         return transfer_id in self._loads or transfer_id in self.layered or transfer_id in self._pinned
 
     def _failed(self, failed: FailedLoad, state: EngineState) -> None:
-        """Keep what arrived; the rest is computed, or looked up again if the connector asks for it."""
+        """Keep the blocks that arrived; the rest is computed, or looked up again if the connector wants to retry."""
         assert self.connector is not None, "only a connector's hit is loaded"
         self.num_failed_loads += 1
         if failed.transfer_id in self.layered:
@@ -405,7 +405,7 @@ class Transfers:
         self._give_up(sequence, state.blocks, now_s=state.clock.now_s())
 
     def _give_up(self, sequence: Sequence, blocks: BlockManager, *, now_s: float) -> None:
-        """Pin the blocks of a load until it does not write to them any more."""
+        """Pin the blocks of a load until nothing writes to them."""
         assert self.connector is not None, "only a connector's hit is loaded"
         transfer_id, sequence.transfer_id = sequence.transfer_id, -1
         if transfer_id in self.layered:
@@ -426,7 +426,7 @@ class Transfers:
             self._switch_off(state, overdue)
 
     def _switch_off(self, state: EngineState, overdue: list[int]) -> None:
-        """Close a connector that does not give blocks back: what is closed touches none, so all are free."""
+        """Close a connector that does not release blocks; all its blocks are free afterwards."""
         assert self.connector is not None, "only a connector holds blocks"
         logger.error(
             "%s has held %d blocks for over %g s (transfer ids %s) and is closed; serving goes on without it. Mend it, or choose another "

@@ -1,4 +1,4 @@
-"""A load that its sequence waits for, and the two ways in which that ends.
+"""A load that a sequence waits for, and its two outcomes.
 
 blocks of the sequence:   0 ‥ first     first ‥ last       last ‥
                           local hit     being loaded       to be computed
@@ -41,11 +41,11 @@ class WaitingLoad:
 
     @property
     def told(self) -> slice:
-        """Places of the blocks that the connector is told; one that blends also reads the local hit."""
+        """Places of the blocks that the connector fills; an approximate one also reads the local hit."""
         return slice(0 if self.is_approximate else self.first, self.last)
 
     def end(self, state: EngineState, *, num_valid_tokens: int | None = None) -> None:
-        """Let the sequence run with what has come.
+        """Let the sequence run with the blocks that arrived.
 
         Args:
             state: Of the engine; changed.
@@ -71,6 +71,6 @@ class WaitingLoad:
         state.end_remote_kv_wait(sequence)
 
     def give_up(self, blocks: BlockManager, *, now_s: float) -> Int32Array:
-        """Give back the blocks that no transfer touches; returns the others, which are the caller's now."""
+        """Free the blocks that no transfer touches; return the others, which the caller has to free."""
         blocks.release(np.concatenate([self.blocks[: self.first], self.blocks[self.last :]]), now_s=now_s)
         return self.blocks[self.first : self.last]

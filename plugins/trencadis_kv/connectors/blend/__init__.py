@@ -1,1 +1,1 @@
-"""Chunks of prompts in any order: approximate."""
+"""Connector ``blend``: approximate KV of chunks of prompts, in any order."""

@@ -1,4 +1,4 @@
-"""Chunks on their way to the store: blocks are copied as they are computed; a complete chunk loses its position and is written."""
+"""Saving chunks: blocks are copied as they are computed; a complete chunk is made position-independent and written."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ChunkObjects:
         self._token_bytes = token_bytes
 
     def key(self, chunk_key: bytes) -> str:
-        """Return the key of a chunk: never that of a block. Pure."""
+        """Return the key of a chunk, which differs from that of any block. Pure."""
         return f"kvb1/{self._compat.hex()}/{chunk_key.hex()}"
 
     def num_bytes(self, num_tokens: int) -> int:
@@ -54,7 +54,7 @@ class ChunkObjects:
         return [memoryview(header), payload]
 
     def unpack(self, chunk_key: bytes, data: NDArray[np.uint8], *, num_tokens: int) -> NDArray[np.uint8]:
-        """Return the tokens of an object, ``[num_tokens, token_bytes]``, once it is proven to be that chunk.
+        """Return the tokens of an object, ``[num_tokens, token_bytes]``, after verifying that it is the chunk.
 
         Args:
             chunk_key: That was asked for.
@@ -74,7 +74,7 @@ class ChunkObjects:
 
 
 class _Part:
-    """A chunk, as far as it was computed; then a task for a thread.
+    """A partly computed chunk; once complete, a task for a thread.
 
     Args:
         order: The first of its orders.
@@ -91,11 +91,11 @@ class _Part:
 
     @property
     def is_wanted(self) -> bool:
-        """Always: nothing takes long enough to be interrupted."""
+        """Always True: no call is long enough to be interrupted."""
         return True
 
     def take(self, order: SaveChunkOrder, pool: KVPool) -> bool:
-        """Copy blocks; True if it is complete."""
+        """Copy blocks; True if the chunk is complete."""
         found = np.empty((len(order.blocks), self.blocks.shape[1]), np.uint8)
         pool.read_blocks(order.blocks, found)
         self.blocks[order.places] = found
@@ -103,7 +103,7 @@ class _Part:
         return bool(self._is_there.all())
 
     def run(self, client: StoreClient) -> None:
-        """Put it into the store."""
+        """Write the chunk to the store."""
         order, keeper, shared = self._order, self._keeper, self._keeper.shared
         try:
             skip = order.position % keeper.block_size
@@ -122,7 +122,7 @@ class _Part:
 
 
 class ChunkSaver:
-    """Keeps the chunks of one rank. Methods run on the backend's thread unless they say otherwise.
+    """Saves the chunks of one rank. Methods run on the backend's thread unless stated otherwise.
 
     Args:
         shared: Of the connector.
@@ -164,17 +164,17 @@ class ChunkSaver:
             self.done(part, is_kept=False)
 
     def done(self, part: _Part, *, is_kept: bool) -> None:
-        """Say what became of a chunk. From any thread."""
+        """Report the result of a chunk. From any thread."""
         self._leaving.pop(part.number, None)
         (self.shared.kept if is_kept else self.shared.lost).append(part.number)
 
     def close(self, timeout_s: float) -> None:
-        """Forget what is not in the store, and end the thread."""
+        """Drop chunks that are not written yet, and stop the thread."""
         self._parts.clear()
         self._threads.close(timeout_s)
 
     def _begin(self, order: SaveChunkOrder) -> _Part | None:
-        """Return memory for a chunk; the one that got nothing for longest is evicted."""
+        """Allocate memory for a chunk; evicts the one that got no block for longest."""
         budget = self.shared.config.staging_bytes - order.num_blocks * self._block_bytes
         while self._parts and self._num_bytes() > budget:
             self._lose(next(iter(self._parts)))

@@ -1,4 +1,4 @@
-"""Where a prompt is cut into chunks, and which blocks of a sequence make up the chunks that are to be kept."""
+"""Splitting prompts into chunks, and the blocks of a sequence that make up the chunks to be saved."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _CHUNK_WORK, _NOTED_WORK, _BLOCK_WORK = 128, 128, 16
 def cut(
     tokens: PromptTokens, *, chunk_tokens: int, min_tokens: int, separator: Sequence[int] = ()
 ) -> Iterator[list[tuple[int, int]]]:
-    """Yield where chunks begin and end, from left to right: those that each further piece of the prompt settles.
+    """Yield the bounds of chunks, from left to right, as further pieces of the prompt are read.
 
     Args:
         tokens: The prompt, read up to that piece.
@@ -50,7 +50,7 @@ def cut(
 
 
 def _ends_of(token_ids: Int32Array, separator: Sequence[int], before: int, read: int) -> list[int]:
-    """Return where separators end that end after the first ``before`` tokens, and no later than at ``read``."""
+    """Return the ends of separators after the first ``before`` tokens, up to ``read``."""
     first = max(0, before + 1 - len(separator))
     count = read - len(separator) + 1 - first
     if not separator or count <= 0:
@@ -83,7 +83,7 @@ class WantedChunk:
 
 
 class WantedChunks:
-    """Chunks of prompts that are being computed, by the blocks they lie in. One thread.
+    """Chunks to be saved of prompts that are being computed, by block. One thread.
 
     Args:
         block_size: Tokens per block.
@@ -113,7 +113,7 @@ class WantedChunks:
         *,
         is_kept: Callable[[Tenant, bytes], bool],
     ) -> Iterator[int]:
-        """Note the chunks of a prompt, from left to right; yield the tokens that were read and hashed for each part of it.
+        """Register the chunks of a prompt, from left to right; yields the number of tokens read and hashed so far.
 
         Args:
             tenant: Whose.
@@ -157,7 +157,7 @@ class WantedChunks:
         return list(orders.values())
 
     def drop(self, chunk: WantedChunk) -> None:
-        """Want a chunk no more."""
+        """Remove a chunk."""
         del self._wanted[chunk.tenant, chunk.key], self._by_number[chunk.number]
         for block_hash in chunk.hashes:
             self._of_block[block_hash].pop(chunk.number, None)
@@ -165,7 +165,7 @@ class WantedChunks:
                 del self._of_block[block_hash]
 
     def take(self, number: int) -> WantedChunk | None:
-        """Return a chunk by its number, and want it no more."""
+        """Remove and return a chunk by its number."""
         chunk = self._by_number.get(number)
         if chunk is not None:
             self.drop(chunk)

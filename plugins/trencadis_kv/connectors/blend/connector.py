@@ -1,4 +1,4 @@
-"""Connector ``blend``: the KV of text that was seen before, in another order and at other places, put together with little computing.
+"""Connector ``blend``: reuses the KV of text seen before, at other positions and in other order, with little recomputation.
 
     exact prompts ─▶ chunks, without positions ─▶ host memory
     prompts of requests that ask for it ─▶ chunks found ─▶ positions put in ─▶ what differs most is computed anew
@@ -30,7 +30,7 @@ _MAX_CHUNKS = 1 << 17
 
 
 def make_blend(config: BlendConfig, context: ComponentContext) -> StoreConnector:
-    """Return a connector with a memory of its own.
+    """Return a connector with host memory of its own.
 
     Args:
         config: Its table.

@@ -1,4 +1,4 @@
-"""Which chunks are kept, and where they stand in a prompt: anywhere, in any order. One table for each tenant.
+"""Index of saved chunks, to find them in a prompt at any position. One table per tenant.
 
 A chunk is found by the hash of its first tokens; then its tokens are compared, and it counts as far as they agree. A table knows
 nothing of another tenant's chunks, so that nobody learns what others have asked.
@@ -34,7 +34,7 @@ _COMPARED_WORK = 256
 
 
 def tenant_of(request: Request) -> Tenant:
-    """Return whose table a request uses. Pure."""
+    """Return the tenant whose table a request uses. Pure."""
     return request.cache_salt, request.adapter
 
 
@@ -55,7 +55,7 @@ class _Chunk:
 
 
 class ChunkIndex:
-    """The tables. One thread.
+    """The tables of all tenants. One thread.
 
     Args:
         windows: Hashes of as many tokens as the shortest chunk has.
@@ -72,11 +72,11 @@ class ChunkIndex:
         return len(self._chunks)
 
     def has(self, tenant: Tenant, key: bytes) -> bool:
-        """Return whether a chunk is kept."""
+        """Return whether a chunk is saved."""
         return (tenant, key) in self._chunks
 
     def add(self, tenant: Tenant, key: bytes, token_ids: Int32Array) -> None:
-        """Note a chunk of at least ``windows.window`` tokens."""
+        """Add a chunk of at least ``windows.window`` tokens."""
         if self.has(tenant, key):
             return
         first = int(self._windows.of(token_ids[: self._windows.window])[0])
@@ -86,7 +86,7 @@ class ChunkIndex:
             self.forget(*next(iter(self._chunks)))
 
     def forget(self, tenant: Tenant, key: bytes) -> None:
-        """Forget a chunk, if it is known."""
+        """Remove a chunk, if it is there."""
         if self._chunks.pop((tenant, key), self) is self:
             return
         table = self._tables[tenant]
@@ -95,7 +95,7 @@ class ChunkIndex:
             del self._tables[tenant]
 
     def search(self, tenant: Tenant, token_ids: Int32Array, found: FoundChunks) -> Iterator[int]:
-        """Find chunks of a tenant in a prompt, from left to right, none over another, the longest where several begin.
+        """Find a tenant's chunks in a prompt, from left to right, without overlaps; the longest if several match at a place.
 
         Yields the tokens that were hashed and compared for each part of it.
 
@@ -127,7 +127,7 @@ class ChunkIndex:
     def _at(
         self, tenant: Tenant, table: _Table, window_hash: int, token_ids: Int32Array, position: int
     ) -> tuple[ChunkPlace | None, int]:
-        """Return the chunk that begins at a position, if one does, and the tokens that were compared."""
+        """Return the chunk that begins at a position, or None, and the number of tokens compared."""
         chunk, length, work = table.longest(window_hash, token_ids[position:], least=self._windows.window)
         if chunk is None:
             return None, work
@@ -156,13 +156,13 @@ class _Table:
             del self._by_first[chunk.first]  # the filter keeps its bit: it may say yes in vain
 
     def begins(self, hashes: Int64Array) -> tuple[list[tuple[int, int]], int]:
-        """Return where a chunk's first tokens may stand, with their hashes, and how many places had to be tried."""
+        """Return where first tokens of chunks may be, with their hashes, and the number of places tried."""
         places = np.flatnonzero(self._filter[hashes % _FILTER_BITS])
         tried = zip(places.tolist(), hashes[places].tolist(), strict=True)
         return [(place, found) for place, found in tried if found in self._by_first], len(places)
 
     def longest(self, first: int, token_ids: Int32Array, *, least: int) -> tuple[_Chunk | None, int, int]:
-        """Return the chunk that agrees with a text for longest, and for how many tokens; None for none of ``least``.
+        """Return the chunk with the longest match and its length; None if no match has ``least`` tokens.
 
         Last comes how many tokens were compared, and what else it took.
         """

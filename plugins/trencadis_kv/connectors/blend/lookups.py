@@ -1,4 +1,4 @@
-"""Look-ups under way: prompts are worked through a part at a call, since no call of a scheduler side may take long.
+"""Incremental look-ups of chunks: each call of the scheduler side scans a part of a prompt, within a time budget.
 
 asks for blending ─▶ chunks wanted ─▶ chunks found ─▶ answered; pending until then
 does not ask      ─▶ answered at once; the rest of its chunks is noted with the next steps, ahead of what they compute
@@ -26,7 +26,7 @@ _MAX_ANSWERED = 64
 
 @attrs.define(kw_only=True, eq=False)
 class PromptScan:
-    """One prompt, as far as it was worked through.
+    """Scan of one prompt.
 
     Attributes:
         request_id: Whose.
@@ -45,7 +45,7 @@ class PromptScan:
     work: Iterator[int]
 
     def advance(self, budget: int) -> int:
-        """Work, for a little more than a budget at most; return what is left of it, above 0 if all is done."""
+        """Continue for about a time budget; returns the rest of the budget, above 0 if the scan is complete."""
         while budget > 0:
             done = next(self.work, None)
             if done is None:
@@ -54,7 +54,7 @@ class PromptScan:
         return budget
 
     def is_of(self, request: Request, last_hash: bytes, num_tokens: int) -> bool:
-        """Whether it answers a question, or one about another prompt of this name."""
+        """Whether the scan is of this request and prompt."""
         return (self.last_hash, len(self.tokens)) == (last_hash, num_tokens) and self.tenant == tenant_of(request)
 
 
@@ -81,7 +81,7 @@ class BlendLookups:
         return len(self._asked) + len(self._learning) + len(self._answered)
 
     def ask(self, request: Request, block_hashes: Sequence[bytes]) -> PromptScan | None:
-        """Work on a request's scan; return it at its end, and None before: then ask again.
+        """Continue a request's scan; returns it when complete, else None.
 
         Args:
             request: Whose prompt.
@@ -94,7 +94,7 @@ class BlendLookups:
         return None
 
     def learn(self, request: Request, block_hashes: Sequence[bytes]) -> None:
-        """Note the first chunks of a prompt, and the others with later calls of :meth:`advance`.
+        """Register the first chunks of a prompt, and the others in later calls of :meth:`advance`.
 
         Args:
             request: Whose prompt.
@@ -105,7 +105,7 @@ class BlendLookups:
             self._learning[scan.request_id] = scan
 
     def advance(self) -> None:
-        """Work on what is learnt from, the oldest first."""
+        """Continue registering chunks of prompts, the oldest first."""
         budget = CALL_WORK
         while self._learning and budget > 0:
             request_id = next(iter(self._learning))
@@ -114,11 +114,11 @@ class BlendLookups:
                 del self._learning[request_id]
 
     def keep(self, scan: PromptScan) -> None:
-        """Keep a scan that was answered for nothing: an engine that is full asks again at every step, and is to be told at once."""
+        """Keep a scan whose hit was not used: a full engine looks up again at every step, and gets the answer at once."""
         self._answered[scan.request_id] = scan
 
     def forget(self, request_id: str) -> None:
-        """Learn that a request is not asked about again, and computes nothing more."""
+        """Remove a request that will not be looked up again."""
         for scans in (self._asked, self._learning, self._answered):
             scans.pop(request_id, None)
 
@@ -130,7 +130,7 @@ class BlendLookups:
         *,
         finds: bool,
     ) -> PromptScan:
-        """Return the request's scan, which is nowhere else from now on, or a new one."""
+        """Remove and return the request's scan, or return a new one."""
         last_hash, num_tokens = block_hashes[-1] if block_hashes else b"", len(block_hashes) * self._block_size
         scans = [scan for scans in known if (scan := scans.pop(request.request_id, None)) is not None]
         for scan in scans:

@@ -34,7 +34,7 @@ _VERSION = 1
 
 
 class SaveChunkOrder(msgspec.Struct, frozen=True, array_like=True):
-    """Copy blocks that belong to a chunk; it is kept once all of them were copied. They may be overwritten once the step begins.
+    """Copy blocks of a chunk; it is saved once complete. The blocks may be overwritten once the step begins.
 
     Attributes:
         number: Names the chunk.
@@ -94,7 +94,7 @@ class AssembleOrder(msgspec.Struct, frozen=True, array_like=True):
 
 
 class BlendOrders(msgspec.Struct, frozen=True, array_like=True):
-    """What is to be done with a step.
+    """Orders for one step.
 
     Attributes:
         version: Of the message.
@@ -179,7 +179,7 @@ class BlendShared:
         return StoreClient(self.make_store, name="blend")
 
     def failed(self, error: TransferError, what: str) -> None:
-        """Count a failure, and log it. From any thread.
+        """Count and log a failure. From any thread.
 
         Args:
             error: What happened.

@@ -1,4 +1,4 @@
-"""A prompt that is read a piece at a time, the hashes of its windows, and the parameters of a request that asks for blending.
+"""Incremental reading of a prompt, hashes of its windows, and the blending parameters of a request.
 
     hash(i) = sum of token(i + k) × base^k for k < window, modulo 2^31 - 1
 
@@ -27,12 +27,12 @@ __all__ = ["FoundChunks", "FoundPart", "PIECE_TOKENS", "PromptTokens", "WindowHa
 
 
 def wants_blend(params: Mapping[str, Any] | None) -> bool:
-    """Return whether a request asks for blending: others never get approximate KV. Pure."""
+    """Return whether a request opted in to blending: other requests never get approximate KV. Pure."""
     return params is not None and params.get("blend") is True
 
 
 def blend_ratio_of(params: Mapping[str, Any] | None, default: float) -> float | None:
-    """Return the share of tokens to compute anew; None for a value that is no share: such a request is computed. Pure.
+    """Return the share of tokens to recompute; None if invalid: such a request is computed in full. Pure.
 
     Args:
         params: The request's.
@@ -48,7 +48,7 @@ _PRIME = 2**31 - 1
 
 
 class WindowHash:
-    """Hashes windows. One thread.
+    """Rolling hash of windows. One thread.
 
     Args:
         window: Tokens of one.
@@ -90,7 +90,7 @@ PIECE_TOKENS = 1024
 
 
 class PromptTokens:
-    """The first tokens of a prompt as an array that fills while it is read.
+    """The first tokens of a prompt as an array that is filled on demand.
 
     Args:
         token_ids: The prompt.
@@ -110,7 +110,7 @@ class PromptTokens:
         return len(self.array)
 
     def upto(self, count: int) -> Int32Array:
-        """Return the array, read at least so far.
+        """Return the array, filled to at least this length.
 
         Args:
             count: Tokens, at most all.
@@ -141,7 +141,7 @@ class FoundPart:
 
 
 class FoundChunks:
-    """Chunks in one prompt, from left to right, none over another. Sums run along, so that no question adds them up again.
+    """Chunks found in one prompt, from left to right, without overlaps, with running sums.
 
     Args:
         num_first_tokens: Of each chunk, that are no late ones.
@@ -158,7 +158,7 @@ class FoundChunks:
         return len(self._places)
 
     def add(self, place: ChunkPlace) -> None:
-        """Note the next one."""
+        """Append a chunk."""
         tokens, late, read = self._sums[-1]
         self._places.append(place)
         self._starts.append(place.position)
@@ -166,7 +166,7 @@ class FoundChunks:
         self._sums.append((tokens + place.num_tokens, late + self._late(place), read + place.chunk_tokens))
 
     def part(self, first: int = 0, *, block_size: int = 1) -> FoundPart | None:
-        """Return those after some tokens, up to the last full block that they reach; None if there are none.
+        """Return the chunks after some tokens, up to the last full block that they reach; None if there are none.
 
         Args:
             first: Tokens in front that are not wanted: a chunk that begins in them counts from there on.

@@ -1,4 +1,4 @@
-"""The scheduler side of ``blend``: cuts prompts into chunks to be saved, and finds chunks in the prompts of those who ask."""
+"""Scheduler side of ``blend``: splits prompts into chunks to be saved, and finds chunks in prompts of requests that opted in."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _LEAST, _MOST = 0.1, 10.0
 
 
 class BlendShare:
-    """Learns how far its prediction is off. One thread.
+    """Corrects its prediction of blending time from measurements. One thread.
 
     Args:
         num_layers: Of the model.
@@ -55,7 +55,7 @@ class BlendShare:
         return self._factor * (self._floor + (1.0 - self._floor) * share)
 
     def took(self, *, predicted_s: float, seconds: float) -> None:
-        """Learn from a prediction of :meth:`of` and what it came to; one of nothing is ignored."""
+        """Update from a prediction of :meth:`of` and its measured time; a prediction of 0 is ignored."""
         if not seconds > 0.0 or not predicted_s > 0.0 or math.isinf(predicted_s):
             return
         found = self._factor * seconds / predicted_s
@@ -77,7 +77,7 @@ _MESSAGE_PARTS = 16384
 
 @attrs.frozen(kw_only=True, eq=False)
 class _Plan:
-    """A prompt that can be put together.
+    """Plan of a blended prompt.
 
     Attributes:
         scan: Of the prompt.
@@ -95,7 +95,7 @@ class _Plan:
 
 
 class BlendScheduler(KVSchedulerSide, SupportsHandover, SupportsStepTimes, SupportsMetrics):
-    """Finds and decides.
+    """Finds chunks and decides whether to blend.
 
     Args:
         shared: Of the connector.
@@ -118,7 +118,7 @@ class BlendScheduler(KVSchedulerSide, SupportsHandover, SupportsStepTimes, Suppo
         self._orders = BlendOrders(saves=[], assemblies=[], cancels=[])
 
     def on_ready(self, layout: KVLayout) -> None:
-        """Learn the size of a block, and read the separator."""
+        """Receive the block size, and tokenize the separator."""
         config = self._shared.config
         self._block_size = layout.block_size
         self._share = BlendShare(num_layers=max(1, len({part.layer for part in layout.parts})))
@@ -133,7 +133,7 @@ class BlendScheduler(KVSchedulerSide, SupportsHandover, SupportsStepTimes, Suppo
         )
 
     def lookup(self, request: Request, *, block_hashes: Sequence[bytes], num_local_tokens: int) -> Lookup:
-        """Want the prompt's chunks, and find those that are there if the request asks for it: pending while that goes on."""
+        """Register the prompt's chunks for saving, and find saved ones if the request opted in; pending until complete."""
         self._take_news(_MAX_NEWS // 4)
         lookups, asks = self._lookups, wants_blend(request.transfer_params)
         if lookups is None or not self._shared.token_bytes or not (asks or self._shared.config.saves == "all"):
@@ -146,7 +146,7 @@ class BlendScheduler(KVSchedulerSide, SupportsHandover, SupportsStepTimes, Suppo
         return Lookup(pending=True) if scan is None else self._answer(request, scan, num_local_tokens, ratio)
 
     def on_allocated(self, transfer_id: int, *, blocks: Sequence[int], block_hashes: Sequence[bytes]) -> None:
-        """Order the blocks to be filled; those of the local hit come first among them."""
+        """Order the blocks to be filled; those of the local hit come first."""
         if not blocks:
             return
         plan = self._filling[transfer_id] = self._plans.pop(transfer_id)
@@ -156,29 +156,29 @@ class BlendScheduler(KVSchedulerSide, SupportsHandover, SupportsStepTimes, Suppo
         )
 
     def on_unused(self, transfer_id: int) -> None:
-        """Forget the plan, but not what was found: an engine that has no room asks again."""
+        """Drop the plan, but keep the scan: an engine without room looks up again."""
         plan = self._plans.pop(transfer_id, None)
         if plan is not None and self._lookups is not None:
             self._lookups.keep(plan.scan)
 
     def on_abandoned(self, request: Request) -> None:
-        """Forget its look-up."""
+        """Drop the request's look-up."""
         if self._lookups is not None:
             self._lookups.forget(request.request_id)
 
     def on_computed(self, *, blocks: Sequence[int], block_hashes: Sequence[bytes]) -> None:
-        """Order what belongs to chunks that are wanted."""
+        """Order saves of blocks that belong to registered chunks."""
         if self._wanted is not None:
             self._orders.saves.extend(self._wanted.computed(blocks, block_hashes))
 
     def on_finished(self, request: Request, *, blocks: Sequence[int]) -> int | None:
-        """Hold nothing: what is to be kept was copied."""
+        """Pin no blocks: those to be saved were copied."""
         if self._lookups is not None:
             self._lookups.forget(request.request_id)
         return None
 
     def on_cancelled(self, transfer_id: int) -> None:
-        """Order the end of an assembly, which may not have been ordered yet."""
+        """Cancel an assembly, which may not have been ordered yet."""
         self._orders.assemblies[:] = [
             assembly for assembly in self._orders.assemblies if assembly.transfer_id != transfer_id
         ]
@@ -187,7 +187,7 @@ class BlendScheduler(KVSchedulerSide, SupportsHandover, SupportsStepTimes, Suppo
             self._shared.counters.failed(TransferCause.CANCELLED)
 
     def take_message(self) -> bytes:
-        """Return the orders, and learn from prompts. Assemblies can wait for the next message, blocks to be saved cannot."""
+        """Return the orders, and register chunks of prompts. Assemblies can wait for the next message, saves cannot."""
         self._take_news(_MAX_NEWS)
         self._learn()
         orders, count = self._orders, self._num_fills()
@@ -197,7 +197,7 @@ class BlendScheduler(KVSchedulerSide, SupportsHandover, SupportsStepTimes, Suppo
         )
 
     def on_report(self, report: ConnectorReport) -> None:
-        """Learn what blending takes, and forget chunks that could not be read: one of them is not there."""
+        """Update the prediction of blending time, and remove chunks that could not be read."""
         self._take_news(_MAX_NEWS)
         for transfer_id in report.loaded:
             self._filling.pop(transfer_id, None)
@@ -208,7 +208,7 @@ class BlendScheduler(KVSchedulerSide, SupportsHandover, SupportsStepTimes, Suppo
         self._forget()
 
     def on_step(self, *, num_tokens: int, device_s: float) -> None:
-        """Learn what computing takes, and from prompts."""
+        """Update the prediction of computing time, and register chunks of prompts."""
         self._shared.cost.computed(num_tokens=num_tokens, seconds=device_s)
         self._learn()
 
@@ -248,14 +248,14 @@ class BlendScheduler(KVSchedulerSide, SupportsHandover, SupportsStepTimes, Suppo
             self._lookups.advance()
 
     def _num_fills(self) -> int:
-        """Return how many assemblies go with the next message: one at least."""
+        """Return how many assemblies the next message has, at least one."""
         parts = itertools.accumulate(
             len(assembly.blocks) + len(assembly.chunks) for assembly in self._orders.assemblies
         )
         return max(1, sum(1 for _ in itertools.takewhile(lambda total: total <= _MESSAGE_PARTS, parts)))
 
     def _ratio(self, request: Request) -> float | None:
-        """Return the share of tokens that a request wants computed anew; None if its prompt is computed as any other.
+        """Return the share of tokens to recompute; None if the prompt is computed in full.
 
         With a share of 1 blending would save nothing, and mark KV as approximate that is exact.
         """
@@ -284,7 +284,7 @@ class BlendScheduler(KVSchedulerSide, SupportsHandover, SupportsStepTimes, Suppo
         return Lookup(num_tokens=plan.part.end, transfer_id=transfer_id, timeout_s=wait_s, approximate=True)
 
     def _plan(self, scan: PromptScan, num_exact: int, ratio: float) -> _Plan | None:
-        """Return how a prompt can be put together, up to the last full block that chunks reach; None if too little is there."""
+        """Return the plan for a prompt, up to the last full block that chunks reach; None if too few tokens are found."""
         config = self._shared.config
         part = scan.found.part(num_exact, block_size=self._block_size)
         if part is None:
@@ -294,7 +294,7 @@ class BlendScheduler(KVSchedulerSide, SupportsHandover, SupportsStepTimes, Suppo
         return _Plan(scan=scan, num_exact=num_exact, part=part, ratio=ratio)
 
     def _predicted(self, request: Request, plan: _Plan) -> tuple[_Plan, LoadView]:
-        """Return the plan with what it is to take, and what the policy is asked."""
+        """Return the plan with its predicted time, and the question for the policy."""
         shared, num_tokens = self._shared, plan.part.end - plan.num_exact
         num_free = plan.part.num_late_tokens
         num_anew = num_tokens - num_free + plan.ratio * num_free

@@ -1,4 +1,4 @@
-"""The worker side of ``blend``: chunks are read on a thread and assembled between steps, on the backend's thread.
+"""Worker side of ``blend``: chunks are read on a thread and assembled between steps, on the backend's thread.
 
     begin ─▶ waiting ─▶ thread: get ▶ verify ─┬─▶ blend, some layers a step ─▶ loaded
                                               └─▶ failed
@@ -29,7 +29,7 @@ _MAX_READ = 2
 
 
 class _Assembly:
-    """One prompt under way. A task for a thread, then work for the backend's.
+    """Assembly of one prompt. A task for a thread, then for the backend's thread.
 
     Args:
         order: What to assemble.
@@ -63,7 +63,7 @@ class _Assembly:
         self.is_read = True
 
     def advance(self, until_s: float) -> bool:
-        """Blend, at least one part and until it is late; True at the end. On the backend's thread."""
+        """Blend at least one part, until the time is over; True when complete. On the backend's thread."""
         clock = self._assembler.shared.clock
         while True:
             since_s = clock.now_s()
@@ -142,11 +142,11 @@ class ChunkAssembler:
         )
 
     def begin(self, order: AssembleOrder) -> None:
-        """Take an order."""
+        """Queue an order."""
         self._waiting.append(order)
 
     def cancel(self, transfer_id: int) -> None:
-        """Give an assembly up; its transfer id is released with the next report."""
+        """Cancel an assembly; its transfer id is released with the next report."""
         self._waiting = deque(order for order in self._waiting if order.transfer_id != transfer_id)
         self._ended = [assembly for assembly in self._ended if assembly.order.transfer_id != transfer_id]
         assembly = self._live.pop(transfer_id, None)
@@ -157,7 +157,7 @@ class ChunkAssembler:
         self._released.append(transfer_id)
 
     def advance(self) -> None:
-        """Blend chunks that were read, the oldest first, for as long as a step may be held up; start to read what waits."""
+        """Blend chunks that were read, the oldest first, within a step's time budget; start queued reads."""
         until_s = self.shared.clock.now_s() + self.shared.config.step_budget_s
         for assembly in list(self._live.values()):
             if not assembly.is_read:
@@ -192,7 +192,7 @@ class ChunkAssembler:
         )
 
     def close(self, timeout_s: float) -> None:
-        """Give everything up, and end the thread; no block is touched afterwards."""
+        """Cancel all, and stop the thread; no block is touched afterwards."""
         for transfer_id in [order.transfer_id for order in self._waiting] + list(self._live):
             self.cancel(transfer_id)
         self._threads.close(timeout_s)
@@ -212,7 +212,7 @@ logger = logging.getLogger("trencadis.kv")
 
 
 class BlendWorker(KVWorkerSide):
-    """Copies chunks out, reads them, and lets the backend blend them.
+    """Copies chunks out, reads them, and has the backend blend them.
 
     Args:
         shared: Of the connector.
@@ -224,7 +224,7 @@ class BlendWorker(KVWorkerSide):
         self._assembler: ChunkAssembler | None = None
 
     def register(self, kv_cache: KVPool) -> None:
-        """Take the device's blocks; where nothing blends, say so once, and do nothing from then on."""
+        """Receive the KV pool; a backend that cannot blend is logged once, and the connector does nothing."""
         try:
             blender = kv_cache.blender()
             reason = "this backend cannot blend"
@@ -241,7 +241,7 @@ class BlendWorker(KVWorkerSide):
         self._shared.token_bytes = blender.token_bytes
 
     def begin_step(self, message: bytes) -> None:
-        """Copy out what is to be saved, then give up, begin and go on with assemblies."""
+        """Copy out blocks to be saved, then cancel, begin and continue assemblies."""
         if self._keeper is None or self._assembler is None:
             return
         orders = decode_orders(message)
@@ -254,14 +254,14 @@ class BlendWorker(KVWorkerSide):
         self._assembler.advance()
 
     def end_step(self) -> None:
-        """Nothing is left to secure."""
+        """Do nothing."""
 
     def poll(self) -> ConnectorReport:
         """Return the assemblies that ended."""
         return ConnectorReport() if self._assembler is None else self._assembler.poll()
 
     def wait_idle(self, timeout_s: float) -> bool:
-        """Wait until the threads have nothing to do; False if that takes longer.
+        """Wait until the threads are idle; False on timeout.
 
         Args:
             timeout_s: Seconds of real time.
@@ -269,7 +269,7 @@ class BlendWorker(KVWorkerSide):
         return self._shared.activity.wait_idle(timeout_s)
 
     def close(self) -> None:
-        """End the threads, and let go of the model."""
+        """Stop the threads, and release the model."""
         timeout_s = self._shared.config.close_timeout_s
         keeper, self._keeper = self._keeper, None
         assembler, self._assembler = self._assembler, None

@@ -1,4 +1,4 @@
-"""Blocks as files in a directory: what survives a restart, and what engines of one machine or one network file system share."""
+"""Connector ``filesystem``: blocks as files in a directory, which survive a restart and can be shared by several engines."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def make_filesystem(config: FilesystemConfig, context: ComponentContext) -> Conn
 
 
 class FilesystemStore(BlockStore):
-    """One thread's view of a directory.
+    """One thread's access to a directory.
 
     Reads and writes of a local disk are short, and cannot be broken off; those of a network file system that hangs can neither, and
     take as long as its mount options say. An interrupt is noticed between two objects.
@@ -79,7 +79,7 @@ class FilesystemStore(BlockStore):
         return len(keys)
 
     def get(self, keys: Sequence[str], targets: Sequence[memoryview]) -> Sequence[int]:
-        """Read objects; -1 for one that is not there.
+        """Read objects; -1 for missing ones.
 
         Raises:
             TransferError: ``unreachable`` or ``cancelled``.
@@ -92,7 +92,7 @@ class FilesystemStore(BlockStore):
         return found
 
     def put(self, keys: Sequence[str], objects: Sequence[Sequence[memoryview]]) -> int:
-        """Write objects until there is no room; return how many were written.
+        """Write objects while there is room; returns how many were written.
 
         Raises:
             TransferError: ``unreachable`` or ``cancelled``.
@@ -113,7 +113,7 @@ class FilesystemStore(BlockStore):
         return len(keys)
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Remove objects; those that are not there are ignored.
+        """Remove objects; missing ones are ignored.
 
         Raises:
             TransferError: ``unreachable`` or ``cancelled``.
@@ -124,11 +124,11 @@ class FilesystemStore(BlockStore):
             self._directory.remove(key)
 
     def interrupt(self) -> None:
-        """Have the call that runs raise at its next object."""
+        """Make the running call raise at its next object."""
         self._interrupted = True
 
     def close(self) -> None:
-        """End the eviction that runs, if this was the last store of its engine."""
+        """Stop a running eviction, if this is the last store of its engine."""
         if not self._is_closed:
             self._is_closed = True
             self._room.closed()

@@ -1,4 +1,4 @@
-"""How much of a directory and its disk blocks may take, and which of them go when it is too much.
+"""Disk quota of a directory of blocks, and eviction when it is exceeded.
 
 Nobody keeps an index: engines share a directory, and each knows what it wrote itself. A sweep now and then looks at every file. It
 begins when the engine does, when about a twentieth of the limit was written since the last, and when the limit is reached. What was
@@ -37,7 +37,7 @@ _LOG = logging.getLogger("trencadis.kv.filesystem")
 
 
 class DiskQuota:
-    """The limits of one directory, for all stores of one engine. Any thread may call it.
+    """The limits of one directory, for all stores of one engine. From any thread.
 
     Args:
         directory: Whose files are counted and deleted.
@@ -74,7 +74,7 @@ class DiskQuota:
         self._stop = threading.Event()
 
     def opened(self) -> None:
-        """Called for a store; the first has the directory looked at, on a thread of its own."""
+        """Count a store; the first one starts a sweep in the background."""
         with self._lock:
             self._num_stores += 1
             if self._num_stores == 1:
@@ -82,7 +82,7 @@ class DiskQuota:
                 self._start_sweep()
 
     def closed(self) -> None:
-        """Called when a store was closed; the last one ends the sweep that runs."""
+        """Count a closed store; the last one stops a running sweep."""
         with self._lock:
             self._num_stores -= 1
             sweeper = self._sweeper
@@ -93,7 +93,7 @@ class DiskQuota:
             sweeper.join(_CLOSE_S)
 
     def take(self, num_bytes: int) -> bool:
-        """Return whether so many bytes may be written, and count them if they may."""
+        """Reserve bytes; False if there is no room."""
         if not self._disk_has(num_bytes):
             self.refused(
                 f"The disk of the KV directory {self._directory.root} has less than min_free_ratio = {self._min_free_ratio:g} of "
@@ -113,7 +113,7 @@ class DiskQuota:
             return True
 
     def refused(self, why: str) -> None:
-        """Say that something was not written, now and then."""
+        """Log that an object was not written, at a limited rate."""
         with self._lock:
             now = time.monotonic()
             if now < self._next_word_s:
@@ -122,7 +122,7 @@ class DiskQuota:
         _LOG.warning("%s", why)
 
     def sweep(self) -> int:
-        """Count what is there, delete what dead writers left, and evict down to the low-water mark; return the objects evicted.
+        """Count all objects, delete leftovers of dead writers, evict to the low-water mark; return the objects evicted.
 
         While another engine sweeps, nothing is done.
 
@@ -150,7 +150,7 @@ class DiskQuota:
     # ---------------------------------------------------------------------------------------------- helpers
 
     def _start_sweep(self) -> None:
-        """Sweep on a thread of its own, unless one does or just did. The lock is held."""
+        """Start a sweep in the background, unless one is running or just ran. The lock is held."""
         now = time.monotonic()
         if not self._sweeps:
             return
@@ -178,7 +178,7 @@ class DiskQuota:
 
     @contextlib.contextmanager
     def _claim(self) -> Iterator[int | None]:
-        """Keep other engines from sweeping too; yields the file system's time, or None while another one sweeps."""
+        """Lock the directory against sweeps of other engines; yields the file system's time, or None if it is locked."""
         import fcntl
 
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -199,7 +199,7 @@ class DiskQuota:
             os.close(descriptor)
 
     def _count(self, now_ns: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return when each object was last used, and its bytes; delete what dead writers left."""
+        """Return each object's last use and bytes; deletes leftovers of dead writers."""
         used, sizes = array.array("q"), array.array("q")
         for _, files in self._folders():
             for entry in files:
@@ -212,7 +212,7 @@ class DiskQuota:
         return np.array(used, np.int64), np.array(sizes, np.int64)
 
     def _evict(self, used: NDArray[np.int64], sizes: NDArray[np.int64]) -> tuple[int, int]:
-        """Delete the objects that were unused for longest; return how many, and their bytes."""
+        """Delete the least recently used objects; return how many, and their bytes."""
         order = np.argsort(used, kind="stable")
         excess = int(sizes.sum()) - self._low_water_bytes
         last = int(np.searchsorted(np.cumsum(sizes[order]), excess))
@@ -231,7 +231,7 @@ class DiskQuota:
         return num_evicted, num_bytes
 
     def _folders(self) -> Iterator[tuple[str, list[os.DirEntry[str]]]]:
-        """Yield folders and rest between them; ends early when the engine closes."""
+        """Yield folders, with pauses; ends early when the engine closes."""
         for folder, files in self._directory.folders():
             began = time.perf_counter()
             if self._stop.is_set():

@@ -1,4 +1,4 @@
-"""Connector ``host_offload``: blocks go to host memory and come back, for prefixes that the device has no room for.
+"""Connector ``host_offload``: KV blocks in host memory, for prefixes that do not fit on the device.
 
 The memory is plain: no driver is asked to pin it. It is taken as objects come, object by object, because a codec makes objects of
 any size.
@@ -15,7 +15,7 @@ __all__ = ["make_host_offload"]
 
 
 def make_host_offload(config: HostOffloadConfig, context: ComponentContext) -> ConnectorPair:
-    """Return a connector with a memory of its own.
+    """Return a connector with host memory of its own.
 
     Args:
         config: Its table.

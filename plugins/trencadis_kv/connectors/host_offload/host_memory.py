@@ -26,7 +26,7 @@ class _Object:
 
 
 class HostMemory:
-    """Objects by key, at most so many bytes. From any thread.
+    """Objects by key, up to a number of bytes. From any thread.
 
     The eviction policy is fed as an engine's is: an object is a block that is in use while it is read or written, and a candidate
     else. What the policy knows as depth is the place within a call, and there is no salt.
@@ -50,19 +50,19 @@ class HostMemory:
 
     @property
     def num_bytes(self) -> int:
-        """Of all objects."""
+        """Bytes of all objects."""
         return self._num_bytes
 
     def __len__(self) -> int:
         return len(self._objects)
 
     def opened(self) -> None:
-        """Note a store that uses the memory."""
+        """Count a store."""
         with self._lock:
             self._num_stores += 1
 
     def closed(self) -> None:
-        """Note that one does no longer; with the last, the connector is closed, and all objects are given up."""
+        """Count a closed store; the last one frees all objects."""
         with self._lock:
             self._num_stores -= 1
             if not self._num_stores:
@@ -75,7 +75,7 @@ class HostMemory:
             return sum(1 for _ in itertools.takewhile(self._objects.__contains__, keys))
 
     def get(self, keys: Sequence[str]) -> list[NDArray[np.uint8] | None]:
-        """Return objects, and count them as used."""
+        """Return objects, and mark them as used."""
         with self._lock:
             found = [self._objects.get(key) for key in keys]
             used = list({one.number: one for one in found if one is not None}.values())
@@ -86,7 +86,7 @@ class HostMemory:
             return [None if one is None else one.data for one in found]
 
     def put(self, key: str, data: NDArray[np.uint8], *, depth: int) -> bool:
-        """Keep an object in the place of an older one; False if it is larger than the memory. It must not change afterwards."""
+        """Store an object, replacing an older one; False if it is larger than the memory. It must not change afterwards."""
         with self._lock:
             self._delete(key)
             if len(data) > self._capacity:
@@ -99,7 +99,7 @@ class HostMemory:
             return True
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Forget objects."""
+        """Remove objects."""
         with self._lock:
             for key in keys:
                 self._delete(key)
@@ -131,7 +131,7 @@ class HostMemory:
 
 
 class HostStore(BlockStore):
-    """One thread's way to the memory; nothing in it waits.
+    """One thread's access to the memory; its calls do not block.
 
     Args:
         memory: That all threads share.
@@ -158,26 +158,26 @@ class HostStore(BlockStore):
         return sizes
 
     def put(self, keys: Sequence[str], objects: Sequence[Sequence[memoryview]]) -> int:
-        """Copy objects in; copies are made before anybody else has to wait for the memory."""
+        """Copy objects in; the copies are made before the lock is taken."""
         copies = [_copy(pieces) for pieces in objects]
         return sum(self._memory.put(key, data, depth=i) for i, (key, data) in enumerate(zip(keys, copies, strict=True)))
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Forget objects."""
+        """Remove objects."""
         self._memory.delete(keys)
 
     def interrupt(self) -> None:
-        """Nothing waits."""
+        """Do nothing: no call blocks."""
 
     def close(self) -> None:
-        """Stop using the memory, which the threads of a connector do when it is closed; may be called twice."""
+        """Release the memory; called by each thread of a connector when it is closed; may be called twice."""
         if not self._is_closed:
             self._is_closed = True
             self._memory.closed()
 
 
 def _copy(pieces: Sequence[memoryview]) -> NDArray[np.uint8]:
-    """Return the pieces one after the other. NumPy copies without Python's lock: the engine does not stand still meanwhile."""
+    """Return the concatenated pieces; NumPy copies without holding the GIL."""
     copy = np.empty(sum(piece.nbytes for piece in pieces), np.uint8)
     start = 0
     for piece in pieces:

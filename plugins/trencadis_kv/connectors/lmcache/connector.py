@@ -1,4 +1,4 @@
-"""KV blocks in the stores that LMCache knows, one object each."""
+"""KV blocks in the stores of LMCache, one object each."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class LMCacheStore(BlockStore):
-    """One thread's way to LMCache; what its calls read and write is memory of their own, since none can be broken off.
+    """One thread's access to LMCache; its calls use buffers of their own, since they cannot be interrupted.
 
     Args:
         client: Of the connector.
@@ -65,7 +65,7 @@ class LMCacheStore(BlockStore):
         return sizes
 
     def put(self, keys: Sequence[str], objects: Sequence[Sequence[memoryview]]) -> int:
-        """Keep objects, until there is no memory; returns when they are there.
+        """Store objects while there is memory; returns when they are there.
 
         Raises:
             TransferError: ``unreachable``, ``deadline``, ``cancelled``; ``raised``: LMCache took them and has them not.
@@ -85,7 +85,7 @@ class LMCacheStore(BlockStore):
         return self._call(write)
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Forget objects.
+        """Remove objects.
 
         Raises:
             TransferError: ``unreachable``, ``deadline`` or ``cancelled``.
@@ -98,11 +98,11 @@ class LMCacheStore(BlockStore):
         self._call(remove)
 
     def interrupt(self) -> None:
-        """Leave a call behind that another thread is waiting in."""
+        """Abandon a call that another thread waits for."""
         self._calls.interrupt()
 
     def close(self) -> None:
-        """Give the connection up; may be called twice."""
+        """Close the connection; may be called twice."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -122,7 +122,7 @@ class LMCacheStore(BlockStore):
 
 
 def make_lmcache(config: LMCacheConfig, context: ComponentContext) -> ConnectorPair:
-    """Return the connector over LMCache; nothing is connected yet.
+    """Return the connector over LMCache; connects on first use.
 
     Raises:
         ConfigError: The package lmcache is missing.
@@ -131,7 +131,7 @@ def make_lmcache(config: LMCacheConfig, context: ComponentContext) -> ConnectorP
 
 
 def lmcache_stores(config: LMCacheConfig) -> Callable[[], LMCacheStore]:
-    """Return what makes a store, one for each thread that needs one; raises what :func:`make_lmcache` does."""
+    """Return the factory of stores, one per thread; raises as :func:`make_lmcache`."""
     check_package()
     client = LMCacheClient(config)
     return lambda: LMCacheStore(client, config)

@@ -1,4 +1,4 @@
-"""What is used of LMCache, in one place: its storage manager, with keys and objects of our own.
+"""Wrapper of the used parts of LMCache: its storage manager, with keys and objects of this project.
 
 Its engine would cut prompts into chunks and name them by 64-bit hashes that know neither tenant nor model revision. Here an object's
 whole key is a tag of its own, which is part of the name that LMCache gives it in every store.
@@ -29,7 +29,7 @@ _HASH_BYTES: Final = 7
 
 
 def check_package() -> None:
-    """Find out whether the package is there; importing it takes seconds, and is left to a thread.
+    """Check that the package is installed; importing it takes seconds and is left to a thread.
 
     Raises:
         ConfigError: It is missing.
@@ -42,7 +42,7 @@ def check_package() -> None:
 
 
 class LMCacheLibrary:
-    """LMCache's storage manager as far as it is used. From any thread.
+    """LMCache's storage manager. From any thread.
 
     Args:
         config: Of the connector.
@@ -60,7 +60,7 @@ class LMCacheLibrary:
         self._manager = self._start(config)
 
     def holds(self, key: str) -> bool:
-        """Return whether an object is there."""
+        """Return whether an object exists."""
         return self._manager.contains(self._key(key), search_range=self._places or None) is not None
 
     def read(self, key: str) -> bytes | None:
@@ -74,7 +74,7 @@ class LMCacheLibrary:
             found.ref_count_down()
 
     def write(self, key: str, data: bytearray) -> bool:
-        """Begin to keep an object; False if there is no memory for it."""
+        """Begin to store an object; False if there is no memory for it."""
         shape = self._torch.Size([1, 1, 1, len(data)])
         place = self._manager.allocate(shape, self._torch.uint8, self._format, busy_loop=False)
         if place is None:
@@ -89,7 +89,7 @@ class LMCacheLibrary:
         self._manager.remove(self._key(key), locations=places)
 
     def close(self) -> None:
-        """End its threads."""
+        """Stop its threads."""
         self._manager.close()
 
     def _removes(self, place: Any) -> bool:
@@ -127,7 +127,7 @@ class LMCacheLibrary:
 
 
 class LMCacheClient:
-    """Started when it is first needed, closed with the last store. From any thread.
+    """Shared instance, started on first use, closed with the last store. From any thread.
 
     Args:
         config: Of the connector.
@@ -141,7 +141,7 @@ class LMCacheClient:
         self.left = LeftBehind(config.max_left_calls)
 
     def open(self) -> None:
-        """Count one more store."""
+        """Count a store."""
         with self._lock:
             self._num_users += 1
 
@@ -164,7 +164,7 @@ class LMCacheClient:
             return self._library
 
     def wait_kept(self, keys: Sequence[str], timeout_s: float) -> None:
-        """Return when objects that were begun to be kept are there: LMCache keeps them when it has time.
+        """Wait until objects that were begun to be stored are there: LMCache stores them asynchronously.
 
         Raises:
             TransferError: They do not appear: LMCache says so nowhere else.
@@ -180,7 +180,7 @@ class LMCacheClient:
             time.sleep(_NAP_S)
 
     def close(self) -> None:
-        """Count one less; the last one closes the library."""
+        """Count a closed store; the last one closes the library."""
         with self._lock:
             self._num_users -= 1
             if self._num_users or self._library is None:

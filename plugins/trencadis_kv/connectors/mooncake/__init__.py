@@ -1,1 +1,1 @@
-"""Blocks in memory that engines share through Mooncake."""
+"""Connector ``mooncake``: blocks in memory that engines share through Mooncake."""

@@ -1,4 +1,4 @@
-"""One client of a Mooncake store for all threads of a connector.
+"""Client of a Mooncake store, shared by all threads of a connector.
 
 The library holds Python's lock while a client is set up, up to ten minutes with a master that does not answer, and while it is closed.
 So a process of its own sets one up first, and a client is closed only when the master has just answered.
@@ -58,7 +58,7 @@ def check_package() -> None:
 
 
 class MooncakeClient:
-    """Set up when it is first needed, closed with the last store. From any thread.
+    """Shared client, set up on first use, closed with the last store. From any thread.
 
     Args:
         config: Of the connector.
@@ -72,7 +72,7 @@ class MooncakeClient:
         self.left = LeftBehind(config.max_left_calls)
 
     def open(self) -> None:
-        """Count one more store."""
+        """Count a store."""
         with self._lock:
             self._num_users += 1
 
@@ -88,7 +88,7 @@ class MooncakeClient:
             return self._library
 
     def close(self) -> None:
-        """Count one less; the last one closes the client, and what it holds for the pool is lost."""
+        """Count a closed store; the last one closes the client, and the pool loses the objects in its memory."""
         with self._lock:
             self._num_users -= 1
             if self._num_users or self._library is None:
@@ -126,7 +126,7 @@ class MooncakeClient:
         return library
 
     def _reach(self, master: str) -> None:
-        """Find out cheaply that nothing listens there."""
+        """Check cheaply whether the master can be reached."""
         host, _, port = master.rpartition(":")
         try:
             socket.create_connection((host.strip("[]"), int(port)), timeout=self._config.start_timeout_s).close()
@@ -134,7 +134,7 @@ class MooncakeClient:
             raise _no_master(master, str(error)) from error
 
     def _try(self, words: list[Any]) -> None:
-        """Have another process set a client up."""
+        """Set up a client in another process first, as a trial."""
         try:
             done = subprocess.run(
                 [sys.executable, "-c", _TRY, json.dumps(words)],
@@ -153,7 +153,7 @@ class MooncakeClient:
 
 
 def replication(num_replicas: int) -> Any:
-    """Return what a put is told about copies.
+    """Return the replication settings of a put.
 
     Args:
         num_replicas: At least 1.

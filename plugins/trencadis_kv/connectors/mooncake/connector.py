@@ -45,7 +45,7 @@ _MASTER: Final = range(-1099, -899)
 
 
 def transfer_error(code: int, master: str) -> TransferError:
-    """Return what to raise for a code. Pure.
+    """Return the transfer error for a code of the library. Pure.
 
     Args:
         code: Negative.
@@ -86,11 +86,11 @@ class IOWorker:
 
     @property
     def is_left(self) -> bool:
-        """True once a call was left behind with the buffer."""
+        """True once a call that uses the buffer was abandoned."""
         return self._calls.is_left
 
     def run(self, call: Callable[[Any], T], *, timeout_s: float) -> T:
-        """Return what a call of the library returns; see :meth:`NativeCalls.run`."""
+        """Return the result of a call of the library; see :meth:`NativeCalls.run`."""
 
         def on_thread() -> T:
             self._register()
@@ -99,11 +99,11 @@ class IOWorker:
         return self._calls.run(on_thread, timeout_s=timeout_s, what="Mooncake")
 
     def interrupt(self) -> None:
-        """Leave the call behind that runs. From any thread."""
+        """Abandon the running call. From any thread."""
         self._calls.interrupt()
 
     def close(self) -> None:
-        """Give the buffer up, once nothing writes to it."""
+        """Free the buffer once nothing writes to it."""
         self._calls.close()
 
     def _register(self) -> None:
@@ -121,7 +121,7 @@ class IOWorker:
 
 
 class BadKeys:
-    """Keys that the store claims to have, and whose objects are of no use. Shared by the stores of a connector; from any thread.
+    """Keys that exist in the store with unusable objects. Shared by the stores of a connector; from any thread.
 
     An object that is being read cannot always be deleted, one whose holder died stays listed for some seconds, and a put keeps the
     old value of a key: such a key counts as absent until it was overwritten.
@@ -135,18 +135,18 @@ class BadKeys:
         return key in self._keys
 
     def add(self, key: str) -> None:
-        """Remember one."""
+        """Add a key."""
         with self._lock:
             self._keys[key] = None
 
     def discard(self, key: str) -> None:
-        """Forget one: it has a new value, or none."""
+        """Remove a key: it was written anew or deleted."""
         with self._lock:
             self._keys.pop(key, None)
 
 
 class MooncakeStore(BlockStore):
-    """One thread's way to the pool.
+    """One thread's access to the pool.
 
     Args:
         client: Of the connector.
@@ -179,7 +179,7 @@ class MooncakeStore(BlockStore):
         return len(keys)
 
     def get(self, keys: Sequence[str], targets: Sequence[memoryview]) -> Sequence[int]:
-        """Read objects, through memory of our own: a read that ends late writes to no memory that was given on.
+        """Read objects, through a buffer of its own: a read that ends late cannot write to reused memory.
 
         Raises:
             TransferError: ``unreachable``, ``deadline`` or ``cancelled``.
@@ -190,7 +190,7 @@ class MooncakeStore(BlockStore):
         return sizes
 
     def put(self, keys: Sequence[str], objects: Sequence[Sequence[memoryview]]) -> int:
-        """Keep objects; stops when the pool is full.
+        """Store objects; stops when the pool is full.
 
         Raises:
             TransferError: ``unreachable``, ``deadline`` or ``cancelled``.
@@ -205,7 +205,7 @@ class MooncakeStore(BlockStore):
         return num_kept
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Forget objects; what cannot be deleted now counts as absent from now on.
+        """Remove objects; one that cannot be removed now is treated as missing.
 
         Raises:
             TransferError: ``unreachable``, ``deadline`` or ``cancelled``.
@@ -219,13 +219,13 @@ class MooncakeStore(BlockStore):
                 self._bad.add(key)
 
     def interrupt(self) -> None:
-        """Leave a call behind that another thread is waiting in."""
+        """Abandon a call that another thread waits for."""
         io_worker = self._io_worker
         if io_worker is not None:
             io_worker.interrupt()
 
     def close(self) -> None:
-        """Give the memory up."""
+        """Free the memory."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -272,7 +272,7 @@ class MooncakeStore(BlockStore):
         return len(keys)
 
     def _are_kept(self, keys: Sequence[str], codes: Sequence[int]) -> bool:
-        """Return whether all were; some of a group that was not kept whole may be there all the same."""
+        """Return whether all objects were stored; a part of a failed group may have been stored as well."""
         are_whole = True
         for key, code in zip(keys, codes, strict=True):
             if code in (0, EXISTS):
@@ -284,7 +284,7 @@ class MooncakeStore(BlockStore):
         return are_whole
 
     def _room(self, sizes: Sequence[int]) -> tuple[IOWorker, list[int]]:
-        """Return an I/O worker with room for objects, and where each goes."""
+        """Return an I/O worker whose buffer fits the objects, and the place of each."""
         offsets, end = [], 0
         for size in sizes:
             offsets.append(end)
@@ -308,7 +308,7 @@ class MooncakeStore(BlockStore):
 
 
 def _groups(sizes: Sequence[int], most: int) -> Iterator[slice]:
-    """Yield slices of items whose sizes are together at most ``most``, or single ones. Pure."""
+    """Yield slices of items with a total size of at most ``most``, or single ones. Pure."""
     first = num_bytes = 0
     for at, size in enumerate(sizes):
         if at > first and num_bytes + size > most:
@@ -320,7 +320,7 @@ def _groups(sizes: Sequence[int], most: int) -> Iterator[slice]:
 
 
 def make_mooncake(config: MooncakeConfig, context: ComponentContext) -> ConnectorPair:
-    """Return the connector over the pool of the master that the config names; nothing is connected yet.
+    """Return the connector over the pool of the configured master; connects on first use.
 
     Raises:
         ConfigError: The package mooncake is missing, or a library that it needs.
@@ -329,7 +329,7 @@ def make_mooncake(config: MooncakeConfig, context: ComponentContext) -> Connecto
 
 
 def mooncake_stores(config: MooncakeConfig) -> Callable[[], MooncakeStore]:
-    """Return what makes a store, one for each thread that needs one; raises what :func:`make_mooncake` does."""
+    """Return the factory of stores, one per thread; raises as :func:`make_mooncake`."""
     check_package()
     client, bad = MooncakeClient(config), BadKeys()
     return lambda: MooncakeStore(client, bad, config)

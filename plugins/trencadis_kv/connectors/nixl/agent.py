@@ -1,4 +1,4 @@
-"""One incarnation of a NIXL agent: memory that other engines may write to, and writes to theirs.
+"""A NIXL agent: memory that other engines may write to, and writes to theirs.
 
 A write cannot be broken off: when its handle is released, and even when the other agent is removed, its bytes still arrive. What ends
 them is the end of the agent that they come from or go to. So an agent whose memory somebody may still write to is replaced by another,
@@ -29,7 +29,7 @@ _NAP_S: Final = 1e-4
 
 
 class ProgressThread:
-    """Calls a function repeatedly while it has users, who may come from any thread; its thread starts with the first.
+    """Calls a function repeatedly while it has users; the thread starts with the first one.
 
     Args:
         progress: The function; must not raise.
@@ -43,7 +43,7 @@ class ProgressThread:
         self._is_closed = False
 
     def begin(self) -> None:
-        """Count one who needs it."""
+        """Count a user."""
         with self._changed:
             self._num_users += 1
             if self._thread is None and not self._is_closed:
@@ -52,12 +52,12 @@ class ProgressThread:
             self._changed.notify_all()
 
     def end(self) -> None:
-        """Count one less."""
+        """Count a user less."""
         with self._changed:
             self._num_users -= 1
 
     def close(self) -> None:
-        """End the thread; the function does not run any more when this returns. May be called twice."""
+        """Stop the thread and wait for it. May be called twice."""
         with self._changed:
             self._is_closed = True
             thread = self._thread
@@ -108,7 +108,7 @@ def check_package() -> Any:
 
 
 def tell_ucx(config: NixlConfig) -> None:
-    """Set what UCX is to use, where the environment does not say it."""
+    """Set the environment variables of UCX that are not set."""
     os.environ.setdefault("UCX_LOG_FILE", "stderr")  # the standard output is somebody else's
     if config.protocol == "tcp":
         # With the RDMA modules a process may crash at its end: two copies of libnl meet.
@@ -120,7 +120,7 @@ def tell_ucx(config: NixlConfig) -> None:
 
 
 class NixlAgent:
-    """Memory in pieces, known to a NIXL agent. From any thread.
+    """Registered memory in pieces, and its NIXL agent. From any thread.
 
     Args:
         library: See :func:`check_package`.
@@ -152,7 +152,7 @@ class NixlAgent:
 
     @property
     def num_pieces(self) -> int:
-        """Of its memory."""
+        """Pieces of its memory."""
         return len(self._memory)
 
     def rows(self, piece: int) -> NDArray[np.uint8]:
@@ -161,11 +161,11 @@ class NixlAgent:
         return rows
 
     def address(self, piece: int) -> int:
-        """Return where a piece begins."""
+        """Return the address of a piece."""
         return int(self._memory[piece].ctypes.data)
 
     def take(self, number: int) -> list[int]:
-        """Return pieces; none if there are not as many."""
+        """Return free pieces; none if there are too few."""
         with self._lock:
             self._collect()
             if number > len(self._free):
@@ -174,7 +174,7 @@ class NixlAgent:
             return taken
 
     def give_back(self, pieces: list[int]) -> None:
-        """Give pieces back that nobody writes to or reads from."""
+        """Free pieces that are neither read nor written."""
         with self._lock:
             self._free.extend(pieces)
 
@@ -188,7 +188,7 @@ class NixlAgent:
         timeout_s: float,
         is_gone: Callable[[], bool],
     ) -> None:
-        """Write the beginning of a piece to another agent's memory; returns when it is there.
+        """Write the beginning of a piece to another agent's memory; returns when it is complete.
 
         Args:
             piece: Of ours. After an error it is not given back by the caller: it is, when nothing reads it any more.
@@ -227,7 +227,7 @@ class NixlAgent:
             self._release(handle)
 
     def close(self) -> None:
-        """Give the agent up, and its memory; nobody may have pieces of it."""
+        """Close the agent and free its memory; no piece may be in use."""
         self.pump.close()
         with self._lock:
             self._undone.clear()
@@ -258,7 +258,7 @@ class NixlAgent:
             raise RuntimeError(f"the transfer ended as {state}")
 
     def _other(self, metadata: bytes) -> str:
-        """Return the name of another agent, which must be told of once and no more: it would break what is under way."""
+        """Return the name of a remote agent, which is registered once only: registering it again breaks running transfers."""
         if metadata not in self._others:
             if len(self._others) >= _MAX_OTHERS:
                 self._forget(next(iter(self._others)))
@@ -284,7 +284,7 @@ class NixlAgent:
             logger.debug("A handle could not be released.", exc_info=True)
 
     def _collect(self) -> None:
-        """Take the pieces back whose writes have ended after all."""
+        """Free the pieces of timed-out writes that have ended."""
         left = []
         for handle, piece in self._undone:
             try:

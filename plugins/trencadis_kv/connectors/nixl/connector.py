@@ -1,4 +1,4 @@
-"""KV blocks from engine to engine through NIXL: the connector ``p2p`` with another transport.
+"""Connector ``nixl``: the connector ``p2p`` with NIXL as transport.
 
 It is the producer that writes, and not the consumer that reads: a producer whose consumer vanished in the middle of a read was ended by
 UCX, with all that it served.
@@ -41,7 +41,7 @@ _LOST_RATIO: Final = 0.25
 
 
 class _Target(msgspec.Struct, array_like=True):
-    """Where a receive_buffer is."""
+    """Address of a receive buffer."""
 
     metadata: bytes
     addresses: list[int]
@@ -50,7 +50,7 @@ class _Target(msgspec.Struct, array_like=True):
 
 
 class NixlTransport(Transport):
-    """Agents of one engine: one that is used, and those before it whose memory is still in use.
+    """Agents of one engine: the present one, and older ones whose memory is still in use.
 
     Args:
         config: Of the connector.
@@ -83,7 +83,7 @@ class NixlTransport(Transport):
             ) from error
 
     def receive_buffer(self) -> ReceiveBuffer | None:
-        """Return memory for a pull."""
+        """Return a receive buffer for a pull."""
         with self._lock:
             agent = self._agent
             pieces = [] if agent is None else agent.take(_NUM_LENT)
@@ -109,7 +109,7 @@ class NixlTransport(Transport):
         return _NixlFlight(self, agent, pieces[0], found)
 
     def close(self) -> None:
-        """Give the agent up, now or with its last user."""
+        """Close the agent, now or with its last user."""
         with self._lock:
             self._is_closed = True
             agent, self._agent = self._agent, None
@@ -184,7 +184,7 @@ class _NixlReceiveBuffer(ReceiveBuffer):
         return 0 <= index < len(self._pieces) and num_rows <= len(self.rows(index))
 
     def close(self) -> None:
-        """Give the pieces back, or let them go with their agent."""
+        """Free the pieces, or leave them to the end of their agent."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -195,7 +195,7 @@ class _NixlReceiveBuffer(ReceiveBuffer):
 
 
 class _NixlFlight(Flight):
-    """One piece of an agent's memory, and where it is written to."""
+    """One piece of an agent's memory, and its remote target."""
 
     def __init__(self, transport: NixlTransport, agent: NixlAgent, piece: int, target: _Target) -> None:
         self._transport = transport
@@ -208,7 +208,7 @@ class _NixlFlight(Flight):
         self.num_pieces = len(target.addresses)
 
     def rows(self, index: int) -> NDArray[np.uint8]:
-        """Return the piece of this side, whatever the other one: it is free again when a write returns."""
+        """Return the local piece, the same for every remote one: it is free again when a write returns."""
         return self._rows
 
     def write(self, index: int, num_rows: int, *, timeout_s: float, is_gone: Callable[[], bool]) -> None:
@@ -229,7 +229,7 @@ class _NixlFlight(Flight):
             raise
 
     def close(self) -> None:
-        """Give the piece back."""
+        """Free the piece."""
         if self._is_ours:
             self._agent.give_back([self._piece])
         self._transport.left(self._agent)

@@ -182,7 +182,7 @@ class P2PConfig:
 
 
 def check_hold(config: P2PConfig, context: ComponentContext, *, name: str) -> None:
-    """Refuse to hold blocks for others until the engine loses patience: it would close the connector. Pure.
+    """Refuse a hold time at which the engine would close the connector. Pure.
 
     Args:
         config: Of the connector.
@@ -201,7 +201,7 @@ def check_hold(config: P2PConfig, context: ComponentContext, *, name: str) -> No
 
 
 def check_secret(config: P2PConfig, *, name: str) -> None:
-    """Refuse to speak with engines that prove nothing. Pure.
+    """Refuse to run without a secret of sufficient length. Pure.
 
     Args:
         config: Of the connector.

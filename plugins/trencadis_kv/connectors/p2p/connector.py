@@ -1,4 +1,4 @@
-"""KV blocks from engine to engine: one computes a prefix and holds it, another pulls it and goes on.
+"""Connector ``p2p``: KV blocks from engine to engine; a prefill engine holds the blocks of a prefix, a decode engine pulls them.
 
 They go over TCP, and between engines of one machine through memory that both see.
 
@@ -73,7 +73,7 @@ _ValueT = TypeVar("_ValueT")
 class P2PScheduler(
     KVSchedulerSide, SupportsHandover, SupportsRemotePrefill, SupportsLayerwise, SupportsStepTimes, SupportsMetrics
 ):
-    """Holds the blocks of prefills for who goes on with them, and finds the prefixes that others hold.
+    """Holds the blocks of prefills for decode engines, and finds the prefixes that other engines hold.
 
     Args:
         node: What both sides share.
@@ -92,7 +92,7 @@ class P2PScheduler(
         self._keys = KeyCheck()
 
     def on_ready(self, layout: KVLayout) -> None:
-        """Listen for other engines.
+        """Start to listen for other engines.
 
         Raises:
             ConfigValueError: The address or the port cannot be listened on.
@@ -100,7 +100,7 @@ class P2PScheduler(
         self._node.start(layout)
 
     def lookup(self, request: Request, *, block_hashes: Sequence[bytes], num_local_tokens: int) -> Lookup:
-        """Answer from the request's parameters, if they say where its prefix is; else another engine may compute it."""
+        """Answer from the request's transfer parameters, or delegate the prefill to another engine."""
         node, is_ours = self._node, False
         self._keys.look_at(request.transfer_params)
         prefix: RemotePrefix | Pending | None = RemotePrefix.of(request.transfer_params)
@@ -140,7 +140,7 @@ class P2PScheduler(
         )
 
     def on_allocated(self, transfer_id: int, *, blocks: Sequence[int], block_hashes: Sequence[bytes]) -> None:
-        """Have the blocks pulled."""
+        """Order the pull."""
         if not blocks:
             return
         prefix, request_id = self._found.pop(transfer_id)
@@ -161,21 +161,21 @@ class P2PScheduler(
         self._work.loads.append(order)
 
     def on_unused(self, transfer_id: int) -> None:
-        """Forget it; who holds the prefix goes on doing so until the request is looked up again, or has ended without it."""
+        """Drop the hit; the prefix stays held until the request is looked up again or ends."""
         if transfer_id in self._found:
             _, request_id = self._found.pop(transfer_id)
             _remember(self._unused, request_id, None)
 
     def on_layerwise(self, transfer_id: int) -> None:
-        """Have the blocks pulled layer by layer."""
+        """Pull the blocks layer by layer."""
         for order in self._work.loads[-1:]:
             order.by_layer = order.transfer_id == transfer_id
 
     def on_computed(self, *, blocks: Sequence[int], block_hashes: Sequence[bytes]) -> None:
-        """Nothing is saved."""
+        """Do nothing: no blocks are saved."""
 
     def on_finished(self, request: Request, *, blocks: Sequence[int]) -> int | None:
-        """Hold the blocks of a prefill that another engine is to go on with."""
+        """Hold the blocks of a prefill that another engine continues."""
         self._delegation.forget(request.request_id)
         if request.request_id in self._unused:
             del self._unused[request.request_id]
@@ -202,7 +202,7 @@ class P2PScheduler(
         return transfer_id
 
     def finished_params(self, request: Request) -> Mapping[str, Any] | None:
-        """Return where the blocks are that are held for the request."""
+        """Return the transfer parameters of the blocks held for the request."""
         return self._handover_params.pop(request.request_id, None)
 
     def on_rejected(self, transfer_params: Mapping[str, Any]) -> None:
@@ -217,17 +217,17 @@ class P2PScheduler(
         self._unused.pop(request.request_id, None)
 
     def on_failed(self, request: Request, failed: FailedLoad) -> str:
-        """Have another engine compute what one has computed in vain, once."""
+        """Delegate the prefill once more after a failed pull, else compute."""
         return "retry" if self._delegation.tries_again(request.request_id) else "compute"
 
     def on_sampling(self, fingerprint: SamplingFingerprint) -> None:
-        """Have first tokens chosen where prompts are computed, here and there."""
+        """Enable first tokens from prefill engines, in both directions."""
         if self._node.config.first_token:
             self._node.fingerprint = fingerprint
             self._node.remote_prefills.unpack = fingerprint.unpack
 
     def on_role(self, role: str) -> None:
-        """Take prompts of others, or none."""
+        """Accept remote prefills unless the role is decode."""
         self._node.remote_prefills.accepts = role != "decode"
         if role == "decode" and not self._node.prefill_pool.engines:
             logger.warning(
@@ -236,19 +236,19 @@ class P2PScheduler(
             )
 
     def on_waker(self, wake: Callable[[], None]) -> None:
-        """Wake the engine when another one sends a prompt."""
+        """Set the function that wakes the engine for a remote prefill."""
         self._node.remote_prefills.wake = wake
 
     def take_requests(self) -> Sequence[Request]:
-        """Return prompts of others."""
+        """Return new remote prefills."""
         return self._node.remote_prefills.take_new()
 
     def take_withdrawn(self) -> Sequence[str]:
-        """Return those that are not wanted any more."""
+        """Return the ids of withdrawn remote prefills."""
         return self._node.remote_prefills.take_withdrawn()
 
     def on_request_token(self, request_id: str, first: FirstToken) -> None:
-        """Keep the first token for the engine that delegated the prefill."""
+        """Add the first token to the prefill response."""
         self._node.remote_prefills.said(request_id, first)
 
     def on_request_ended(self, request_id: str, *, transfer_params: Mapping[str, Any] | None, error: str) -> None:
@@ -256,20 +256,20 @@ class P2PScheduler(
         self._node.remote_prefills.ended(request_id, transfer_params, error)
 
     def on_backlog(self, num_tokens: int) -> None:
-        """Let other engines know before they send more."""
+        """Set the number of queued tokens that is reported to other engines."""
         self._node.remote_prefills.num_backlog_tokens = num_tokens
 
     def on_step(self, *, num_tokens: int, device_s: float) -> None:
-        """Learn what computing takes, and that somebody computes."""
+        """Update the cost model and the throttle of pulls."""
         self._node.cost.computed(num_tokens=num_tokens, seconds=device_s)
         self._node.pace.stepped(device_s=device_s)
 
     def on_cancelled(self, transfer_id: int) -> None:
-        """Have a pull cut."""
+        """Cancel a pull."""
         self._work.cancels.append(transfer_id)
 
     def take_message(self) -> bytes:
-        """Return which pulls begin and which end."""
+        """Return the pulls to start and to cancel."""
         if not self._work.loads and not self._work.cancels:
             return b""
         message = msgspec.msgpack.encode(self._work)
@@ -277,14 +277,14 @@ class P2PScheduler(
         return message
 
     def on_report(self, report: ConnectorReport) -> None:
-        """The worker side counts by itself."""
+        """Do nothing: the worker side updates the metrics."""
 
     def metrics(self) -> str:
         """Return the counters, in Prometheus' text format."""
         return self._node.metrics.text()
 
     def close(self) -> None:
-        """Leave the other engines; may be called twice."""
+        """Close all connections; may be called twice."""
         self._delegation.close()
         self._node.close()
 

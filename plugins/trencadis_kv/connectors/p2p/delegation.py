@@ -1,4 +1,4 @@
-"""Requests of this engine whose prompts other engines compute. Failures stay inside: the prompt is computed elsewhere or here.
+"""Prefills delegated to other engines. A failure is handled here: the prompt is computed by another engine or by this one.
 
 ordinary request ─▶ policy ─┬─ here
                             └─ delegated ─┬─ response ─▶ pulled like any other prefix
@@ -38,7 +38,7 @@ logger = logging.getLogger("trencadis.kv.p2p")
 
 
 class DelegatedPrefill:
-    """Asks one engine to compute one prompt; :meth:`run` on a thread of its own, the rest from any.
+    """One prefill delegated to one engine; :meth:`run` on a thread of its own, the rest from any.
 
     Args:
         engine: Which.
@@ -84,7 +84,7 @@ class DelegatedPrefill:
         self.is_done = False
 
     def run(self) -> None:
-        """Ask, and wait; whatever happens, :attr:`is_done` says so."""
+        """Send the request and wait; sets :attr:`is_done` in every case."""
         error: TransferError | None = None
         try:
             self._run()
@@ -106,7 +106,7 @@ class DelegatedPrefill:
             self.is_done = True
 
     def withdraw(self) -> None:
-        """Want it no more: the other engine drops the prompt."""
+        """Withdraw the request: the other engine drops the prompt."""
         with self._lock:
             self._is_withdrawn = True
             if self._connection is not None:
@@ -117,7 +117,7 @@ class DelegatedPrefill:
             self._node.background_calls.release(self.prefix)
 
     def hang_up(self) -> None:
-        """Stop waiting; the response's hold is released by the caller."""
+        """Stop waiting; the caller releases the response's hold."""
         if self._push is not None:
             self._push.close()
 
@@ -135,7 +135,7 @@ class DelegatedPrefill:
                 self._receive(connection, response, self._push)
 
     def _accept(self, engine: str, response: PrefillResponse) -> bool:
-        """Let the request go on; False if it is gone."""
+        """Use the response; False if the request is gone."""
         prefix = attrs.evolve(
             self.engine.prefix,
             engine=engine,
@@ -158,7 +158,7 @@ class DelegatedPrefill:
         return False
 
     def _receive(self, connection: PeerConnection, response: PrefillResponse, push: Push) -> None:
-        """Take the blocks that are sent along."""
+        """Receive the pushed blocks."""
         if not response.num_pushed:
             push.close()
             return
@@ -170,7 +170,7 @@ class DelegatedPrefill:
         self._node.cost.loaded(num_bytes=num_bytes, seconds=time.monotonic() - start_s)
 
     def _message(self) -> PrefillRequest:
-        """Return the prefill request; encoding a long prompt takes milliseconds of this thread."""
+        """Return the prefill request; encoding a long prompt takes milliseconds."""
         request = self._request
         return PrefillRequest(
             tokens=np.array(request.prompt_token_ids, "<i4").tobytes(),
@@ -198,7 +198,7 @@ _GONE: Final = (TransferCause.UNREACHABLE, TransferCause.INCOMPATIBLE)
 
 
 class Pending(enum.Enum):
-    """The other engine has not answered yet."""
+    """Result of a delegated prefill without response so far."""
 
     PENDING = enum.auto()
 
@@ -212,7 +212,7 @@ class _Delegated:
 
 
 class Delegation:
-    """Decides where prompts are computed, and tracks those that are computed elsewhere. Engine thread.
+    """Decides where prompts are computed, and tracks delegated prefills. Engine thread.
 
     Args:
         node: What both sides share.
@@ -230,7 +230,7 @@ class Delegation:
     def find(
         self, request: Request, *, block_hashes: Sequence[bytes], num_local_tokens: int
     ) -> RemotePrefix | Pending | None:
-        """Return where another engine has computed a prompt; None: it is to be computed here."""
+        """Return the prefix that another engine computed for a prompt; None: compute it here."""
         if not self._node.prefill_pool.engines:
             return None
         delegated = self._delegated.get(request.request_id)
@@ -250,7 +250,7 @@ class Delegation:
         return self._begin(request, block_hashes, num_local_tokens, tried=delegated.tried, wants_token=wants_token)
 
     def take_token(self, request_id: str) -> FirstToken | None:
-        """Return the first token that came with a prefill response; once, so that no other engine is asked for it either."""
+        """Return the first token of a prefill response, once."""
         delegated = self._delegated.get(request_id)
         if delegated is None or delegated.has_given_token or delegated.prefill.first is None:
             return None
@@ -258,14 +258,14 @@ class Delegation:
         return delegated.prefill.first
 
     def loading(self, request_id: str) -> None:
-        """Note that the prefix that was found is being pulled."""
+        """Record that the prefix is being pulled."""
         delegated = self._delegated.pop(request_id, None)
         if delegated is not None:
             self._node.metrics.count_delegated("served")
             self._loading[request_id] = delegated
 
     def tries_again(self, request_id: str) -> bool:
-        """Return whether another engine is asked, now that a pull has failed."""
+        """Return whether to delegate again after a failed pull."""
         delegated = self._loading.pop(request_id, None)
         if delegated is None or len(delegated.tried) >= _MAX_TRIES or not self._candidates(delegated.tried):
             return False
@@ -274,7 +274,7 @@ class Delegation:
         return True
 
     def forget(self, request_id: str) -> None:
-        """Learn that a request has ended, or is not waiting for this any more."""
+        """Remove a request that has ended or does not wait any more."""
         self._loading.pop(request_id, None)
         delegated = self._delegated.pop(request_id, None)
         if delegated is None or delegated.has_failed:
@@ -283,7 +283,7 @@ class Delegation:
         delegated.prefill.withdraw()
 
     def close(self) -> None:
-        """Withdraw all; may be called twice."""
+        """Withdraw all delegated prefills; may be called twice."""
         for request_id in list(self._delegated):
             self.forget(request_id)
         for delegated in self._loading.values():
@@ -362,7 +362,7 @@ class Delegation:
         )
 
     def _patience_s(self, view: PrefillView) -> float:
-        """Return how long a prefill response is waited for: an engine that takes longer than the policy was told to bear is slow."""
+        """Return the timeout for a prefill response: longer than the policy's limit counts as slow."""
         longest_s = self._node.config.prefill_timeout_s
         if math.isnan(view.compute_s):
             return longest_s
@@ -379,7 +379,7 @@ class Delegation:
 
 
 def _remote_s(engine: PrefillEngine, num_tokens: int, pull_s: float) -> float:
-    """Return how long it takes until the KV of a prompt is here, nan if the engine's rate is not known. Pure."""
+    """Return the predicted time until the KV of a prompt is here; nan if the engine's rate is unknown. Pure."""
     state = engine.state
     if state is None or state.tokens_per_s <= 0:
         return math.nan

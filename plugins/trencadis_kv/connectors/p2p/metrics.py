@@ -57,11 +57,11 @@ class P2PMetrics(TransferCounters):
         self._delegated.labels(self._name, result).inc()
 
     def count_response(self, token: str) -> None:
-        """Count a prefill response by whether the first token came with it."""
+        """Count a prefill response by its first token."""
         self._responses.labels(self._name, token).inc()
 
     def pushed(self, end: str, *, num_bytes: int) -> None:
-        """Count blocks that were sent along with a prefill response.
+        """Count pushed blocks.
 
         Args:
             end: ``sent`` or ``received``.
@@ -70,7 +70,7 @@ class P2PMetrics(TransferCounters):
         self._pushed.labels(self._name, end).inc(num_bytes)
 
     def pulled(self, way: str, *, num_bytes: int) -> None:
-        """Count blocks that were asked for.
+        """Count pulled blocks.
 
         Args:
             way: Name of a transport, or ``connection``.
@@ -79,19 +79,19 @@ class P2PMetrics(TransferCounters):
         self._pulled.labels(self._name, way).inc(num_bytes)
 
     def watch_aside(self, num_bytes: Callable[[], int]) -> None:
-        """Read a gauge from where it is when it is read."""
+        """Set the function that reads the gauge."""
         self._aside.labels(self._name).set_function(lambda: float(num_bytes()))
 
     def watch_remote_prefills(self, num_remote_prefills: Callable[[], int]) -> None:
-        """Read a gauge from where it is when it is read."""
+        """Set the function that reads the gauge."""
         self._remote_prefills.labels(self._name).set_function(lambda: float(num_remote_prefills()))
 
     def watch_away(self, num_away: Callable[[], int]) -> None:
-        """Read a gauge from where it is when it is read."""
+        """Set the function that reads the gauge."""
         self._running.labels(self._name).set_function(lambda: float(num_away()))
 
     def watch_engines(self, num_engines: Callable[[], int]) -> None:
-        """Read a gauge from where it is when it is read."""
+        """Set the function that reads the gauge."""
         self._engines.labels(self._name).set_function(lambda: float(num_engines()))
 
     def _gauge(self, name: str, text: str) -> Gauge:
@@ -99,7 +99,7 @@ class P2PMetrics(TransferCounters):
 
 
 class _State(Collector):
-    """Reads holds and peers when it is read."""
+    """Collects metrics of holds and peers."""
 
     def __init__(self, name: str, holds: Holds, peers: Peers) -> None:
         self._name = name

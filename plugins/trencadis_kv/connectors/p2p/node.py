@@ -1,4 +1,4 @@
-"""What both sides of the connector between engines share: one engine as others see it."""
+"""State shared by both sides of the connector between engines: this engine as a peer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["Node"]
 
 
 class Node:
-    """One engine among others. Both sides run in one process, with one rank.
+    """One engine as a peer of others. Both sides run in one process, with one rank.
 
     Args:
         config: The connector's.
@@ -129,7 +129,7 @@ class Node:
         return self.config.advertised_host or self.config.host, self.server.port
 
     def close(self) -> None:
-        """Leave; may be called twice."""
+        """Close all connections; may be called twice."""
         self.remote_prefills.close()
         self.pushes.close()
         self.server.close()
@@ -140,5 +140,5 @@ class Node:
 
 
 def _room(config: P2PConfig) -> int:
-    """Return the bytes for blocks that are sent along: none where they come by layer. Pure."""
+    """Return the bytes for pushed blocks: none with layer-wise pulls. Pure."""
     return config.max_pushed_bytes if config.push and not config.layerwise else 0

@@ -1,4 +1,4 @@
-"""What travels with a request from the engine that computed its prefix to the one that goes on, in vLLM's words.
+"""Transfer parameters of a request, from the engine that computed its prefix to the one that continues it, named as in vLLM.
 
 A request with ``do_remote_decode`` is a prefill: its blocks are kept, and the answer's parameters say where. A request with those
 parameters has ``do_remote_prefill``: its prefix is pulled. A router need only carry them over.
@@ -45,7 +45,7 @@ _MAX_KEYS: Final = 256
 
 @attrs.frozen(kw_only=True)
 class RemotePrefix:
-    """Where a prefix is.
+    """Location of a prefix at another engine.
 
     Attributes:
         engine: Id of the engine.
@@ -65,7 +65,7 @@ class RemotePrefix:
 
     @classmethod
     def of(cls, params: Mapping[str, Any] | None) -> RemotePrefix | None:
-        """Return where a request's parameters say its prefix is, or None if they do not, or not so that it can be understood. Pure."""
+        """Return the prefix in a request's transfer parameters, or None if there is no valid one. Pure."""
         if not params or params.get("do_remote_prefill") is not True:
             return None
         texts = [params.get(name) for name in ("remote_engine_id", "remote_request_id", "remote_host")]
@@ -86,13 +86,13 @@ class RemotePrefix:
 
 
 class KeyCheck:
-    """Warns of keys that are one of ours misspelt, once for each; foreign ones pass, since routers send them."""
+    """Warns once for each key that looks like a misspelt one of ours; foreign keys pass, since routers send them."""
 
     def __init__(self) -> None:
         self._seen: set[str] = set()
 
     def look_at(self, params: Mapping[str, Any] | None) -> None:
-        """Look at a request's parameters."""
+        """Check a request's parameters."""
         for key in params or ():
             if key in _KEYS or key in self._seen or len(key) > _MAX_CHARACTERS or len(self._seen) >= _MAX_KEYS:
                 continue
@@ -107,12 +107,12 @@ class KeyCheck:
 
 
 def wants_hold(params: Mapping[str, Any] | None) -> bool:
-    """Return whether another engine is to go on with a request. Pure."""
+    """Return whether another engine continues a request. Pure."""
     return bool(params) and params is not None and params.get("do_remote_decode") is True
 
 
 def handover_params(prefix: RemotePrefix, *, blocks: Sequence[int]) -> dict[str, Any]:
-    """Return the parameters that say where a prefix is. Pure.
+    """Return the transfer parameters of a prefix. Pure.
 
     Args:
         prefix: Where.

@@ -1,4 +1,4 @@
-"""A connection to an engine that holds blocks: pull them, and verify each before anybody sees it."""
+"""Connection to an engine that holds blocks: pulls and verifies them."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ _NEXT_S: Final = 0.001
 
 
 class Rests(Protocol):
-    """When a pull gives way to others."""
+    """Throttle of a pull."""
 
     @property
     def gives_way(self) -> bool:
-        """Others need the processors now."""
+        """Whether the pull should leave the processors to the engine."""
         ...
 
     def due_s(self) -> float:
-        """Return how long to rest now, seconds; asked whenever blocks were taken."""
+        """Return how long to rest now, seconds; called after blocks were received."""
         ...
 
     def rest(self, seconds: float) -> None:
@@ -74,7 +74,7 @@ NO_RESTS: Final[Rests] = _NoRests()
 
 
 class PeerConnection:
-    """One connection to one producer. One thread at a time; :meth:`cut` from any.
+    """One connection to a producer. One thread at a time; :meth:`cut` from any.
 
     Args:
         prefix: Where the producer is, and what it holds.
@@ -178,7 +178,7 @@ class PeerConnection:
         self._check_end(answer, num_sent=num_taken + num_pending, num_wanted=len(hashes))
 
     def renew(self, *, timeout_s: float) -> bool:
-        """Ask to hold the blocks for another lease; False if they are not held any more.
+        """Renew the lease of a hold; False if it is gone.
 
         Raises:
             TransferError: See :class:`FrameStream`.
@@ -188,7 +188,7 @@ class PeerConnection:
         return self._is_known()
 
     def release(self, *, timeout_s: float) -> bool:
-        """Say that the blocks are not wanted any more; False if they were not held.
+        """Release a hold; False if it is gone.
 
         Raises:
             TransferError: See :class:`FrameStream`.
@@ -198,7 +198,7 @@ class PeerConnection:
         return self._is_known()
 
     def ask_state(self, *, timeout_s: float) -> State:
-        """Return how much the other engine has to do.
+        """Return the other engine's load.
 
         Raises:
             TransferError: See :class:`FrameStream`.
@@ -211,7 +211,7 @@ class PeerConnection:
         return answer
 
     def request_prefill(self, message: PrefillRequest) -> PrefillResponse:
-        """Have a prompt computed; returns when its blocks are held there.
+        """Request a prefill; returns when its blocks are held there.
 
         Raises:
             TransferError: They are not: ``full``, or whatever else went wrong there; also see :class:`FrameStream`.
@@ -231,7 +231,7 @@ class PeerConnection:
         return answer
 
     def receive_pushed(self, num_blocks: int, push: Push, *, timeout_s: float) -> None:
-        """Take the blocks that a prefill response sends along; each is verified before it counts.
+        """Receive and verify the blocks pushed after a prefill response.
 
         Args:
             num_blocks: As many as the response says.
@@ -252,11 +252,11 @@ class PeerConnection:
         self._check_end(self._stream.receive(), num_sent=num_blocks, num_wanted=num_blocks)
 
     def cut(self) -> None:
-        """End the connection: calls that wait raise. From any thread; may be called twice."""
+        """Shut the connection down: blocked calls raise. From any thread; may be called twice."""
         self._stream.cut()
 
     def close(self) -> None:
-        """Give it up; may be called twice."""
+        """Close the connection; may be called twice."""
         self._stream.close()
 
     def __enter__(self) -> Self:
@@ -266,7 +266,7 @@ class PeerConnection:
         self.close()
 
     def _pull_layers(self, hashes: Sequence[bytes], sink: LayerSink, *, num_bytes: int) -> None:
-        """Take one layer of all blocks after the other, so many bytes at once."""
+        """Receive the layers of all blocks, in batches of so many bytes."""
         for layer in sink.layout.layers:
             size = sink.layout.layer_bytes(layer)
             rows = np.empty((max(1, min(len(hashes), num_bytes // size)), size), np.uint8)
@@ -289,7 +289,7 @@ class PeerConnection:
         take: Callable[[int, NDArray[np.uint8]], None],
         first: int,
     ) -> int:
-        """Take the blocks that lie in a piece of the receive_buffer, up to the first that is not right; returns how many."""
+        """Verify and take the blocks in a piece of the receive buffer, up to the first invalid one; returns how many."""
         num_placed = len(placed.headers)
         if not 0 < num_placed <= len(hashes) or not receive_buffer.holds(placed.index, num_placed):
             raise TransferError(f"{num_placed} blocks were placed that nobody asked for.", cause=TransferCause.CORRUPT)
@@ -341,7 +341,7 @@ class PeerConnection:
 
 
 class _Pieces:
-    """Gives pieces of a receive buffer back to the producer: at once; where the pull gives way, one at a time, and none before a rest.
+    """Returns pieces of a receive buffer to the producer: at once, or one at a time after a rest if the pull is throttled.
 
     Ends that work at the same time take two processors from who needs them. What was written long before it is read has left the
     processors' caches, and is fetched from memory once more.
@@ -360,7 +360,7 @@ class _Pieces:
         self._due_s = 0.0
 
     def was_taken(self, index: int, *, is_last: bool) -> None:
-        """Give a piece back, or keep it for now.
+        """Return a piece, or keep it for now.
 
         Args:
             index: Of the piece.

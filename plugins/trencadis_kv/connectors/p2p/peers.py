@@ -1,4 +1,4 @@
-"""Other engines: those that blocks are pulled from, those that compute prompts for this one, and short calls to them in the background."""
+"""Other engines: sources of pulls, prefill engines, and short background calls to them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _NEVER: Final = float("inf")
 
 
 class Peers:
-    """What is known of other engines. From any thread.
+    """Allowed engines and their failures. From any thread.
 
     Args:
         allowed: Addresses see :func:`peer_of`.
@@ -55,13 +55,13 @@ class Peers:
 
     @property
     def num_down(self) -> int:
-        """Engines that are left alone now."""
+        """Engines that are not used now."""
         now_s = self._clock.now_s()
         with self._lock:
             return sum(until_s > now_s for until_s in self._down_until_s.values())
 
     def allows(self, host: str, port: int) -> bool:
-        """Return whether blocks may be pulled from an address; the first time it may not is an entry in the log."""
+        """Return whether blocks may be pulled from an address; logs the first refusal."""
         ports = (port, ANY_PORT)
         if any((host.lower(), one) in self._hosts for one in ports) or self._is_in_network(host, ports):
             return True
@@ -80,12 +80,12 @@ class Peers:
         return False
 
     def is_down(self, prefix: RemotePrefix) -> bool:
-        """Return whether an engine is to be left alone."""
+        """Return whether an engine is not to be used now."""
         with self._lock:
             return self._down_until_s.get(_key(prefix), 0.0) > self._clock.now_s()
 
     def failed(self, prefix: RemotePrefix, error: TransferError) -> None:
-        """Learn that an engine could not be pulled from."""
+        """Record that a pull from an engine failed."""
         if error.cause == TransferCause.INCOMPATIBLE:
             until_s = _NEVER
         elif error.cause in (TransferCause.UNREACHABLE, TransferCause.DEADLINE):
@@ -152,7 +152,7 @@ class BackgroundCalls:
         self._put(("renew", prefix))
 
     def close(self) -> None:
-        """Make the calls that wait, for no longer than one call takes; may be called twice."""
+        """Make the queued calls, for at most the time of one, and stop; may be called twice."""
         with self._lock:
             self._is_closed = True
         if self._thread is not None:
@@ -184,7 +184,7 @@ class BackgroundCalls:
 
 
 class PrefillEngine:
-    """One engine that was named, as it is seen from here. Written by its thread, read by any.
+    """One configured prefill engine and its last status. Written by its thread, read by any.
 
     Args:
         name: Its address, as the config says.
@@ -208,12 +208,12 @@ class PrefillEngine:
 
     @property
     def prefix(self) -> RemotePrefix:
-        """Where it is; it holds nothing for us yet."""
+        """Its address, as a prefix without blocks."""
         return RemotePrefix(engine="", hold_id="", host=self.host, port=self.port, num_tokens=0, lease_s=0.0)
 
     @property
     def num_waiting_tokens(self) -> int:
-        """Queued tokens of that engine, as far as is known."""
+        """Queued tokens of that engine, as of its last status and the prompts sent since."""
         state = self.state
         return self.num_sent_tokens + (0 if state is None else state.num_tokens)
 
@@ -226,7 +226,7 @@ class PrefillEngine:
         self.state = state if state.accepts else None
 
     def lost(self, error: TransferError) -> None:
-        """Learn that it does not answer; said once, and again when the cause is another."""
+        """Record that it does not respond; logged once per cause."""
         self.state = None
         if error.cause != self._why:
             self._why = error.cause
@@ -234,7 +234,7 @@ class PrefillEngine:
             logger.log(level, "No prompts go to the engine at %s: %s It is asked again.", self.name, error)
 
     def affinity(self, block_hash: bytes) -> float:
-        """Return a number, 0 .. 1, that is large for the same engine whenever a prompt begins alike. Pure.
+        """Return a number, 0 .. 1, for a prompt's beginning; largest at the engine preferred for it. Pure.
 
         Source: rendezvous hashing (Thaler and Ravishankar, 1998).
         """
@@ -243,7 +243,7 @@ class PrefillEngine:
 
 
 class PrefillPool:
-    """Asks every named engine again and again, one thread each.
+    """Polls the status of every configured prefill engine, one thread each.
 
     Args:
         names: Addresses.
@@ -262,18 +262,18 @@ class PrefillPool:
         self._threads: list[threading.Thread] = []
 
     def start(self, me: Identity) -> None:
-        """Begin to ask."""
+        """Start to poll."""
         for engine in self.engines:
             thread = threading.Thread(target=self._watch, args=(engine, me), name="trencadis-p2p-watch", daemon=True)
             self._threads.append(thread)
             thread.start()
 
     def ready(self) -> list[PrefillEngine]:
-        """Return those that take prompts now."""
+        """Return the engines that accept prefills now."""
         return [engine for engine in self.engines if engine.state is not None]
 
     def close(self) -> None:
-        """Ask no more; may be called twice."""
+        """Stop polling; may be called twice."""
         self._end.set()
         for thread in self._threads:
             thread.join(3 * self._timeout_s)

@@ -55,7 +55,7 @@ class RemotePrefill:
         return self._done.wait(timeout_s)
 
     def end(self, prefix: RemotePrefix | None, error: str) -> None:
-        """Note how it ended."""
+        """Set the result."""
         self.prefix, self.error = prefix, error
         self._done.set()
 
@@ -88,17 +88,17 @@ class RemotePrefills:
 
     @property
     def num_remote_prefills(self) -> int:
-        """Prompts taken and not computed yet."""
+        """Accepted prefills that are not computed yet."""
         return len(self._remote_prefills)
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that wait here: those of all requests in the engine, and of prompts that it has not seen yet."""
+        """Queued tokens: those in the engine, and of prompts that it has not taken yet."""
         with self._lock:
             return self.num_backlog_tokens + sum(len(prefill.request.prompt_token_ids) for prefill in self._new)
 
     def enter(self, message: PrefillRequest) -> RemotePrefill:
-        """Take a prompt.
+        """Accept a prefill request.
 
         Raises:
             TransferError: ``full``: too many are here, or this engine takes none. ``raised``: it is no prompt.
@@ -119,7 +119,7 @@ class RemotePrefills:
         return prefill
 
     def withdraw(self, prefill: RemotePrefill) -> None:
-        """Note that a prefill was withdrawn; its blocks are released, however it ends."""
+        """Withdraw a prefill; its blocks are released in any case."""
         with self._lock:
             prefill.is_wanted = False
             if prefill in self._new:
@@ -132,13 +132,13 @@ class RemotePrefills:
         self.wake()
 
     def take_new(self) -> Sequence[Request]:
-        """Return and forget the requests that came. Engine thread."""
+        """Return and clear the new requests. Engine thread."""
         with self._lock:
             new, self._new = self._new, []
         return [prefill.request for prefill in new]
 
     def take_withdrawn(self) -> Sequence[str]:
-        """Return and forget the ids of requests that are not wanted any more. Engine thread."""
+        """Return and clear the ids of withdrawn requests. Engine thread."""
         with self._lock:
             withdrawn, self._withdrawn = self._withdrawn, []
         return withdrawn
@@ -151,7 +151,7 @@ class RemotePrefills:
             prefill.first = first
 
     def ended(self, request_id: str, transfer_params: Mapping[str, Any] | None, error: str) -> None:
-        """Learn how one ended. Engine thread."""
+        """Set the result of a prefill. Engine thread."""
         prefix = RemotePrefix.of(transfer_params)
         with self._lock:
             prefill = self._remote_prefills.pop(request_id, None)
@@ -217,7 +217,7 @@ class Hold:
 
 
 class Holds:
-    """The books of one producer. From any thread.
+    """Held blocks of this engine, as a producer. From any thread.
 
     Args:
         clock: Source of time.
@@ -241,16 +241,16 @@ class Holds:
 
     @property
     def num_bytes(self) -> int:
-        """Held now."""
+        """Bytes held now."""
         return self._num_bytes
 
     @property
     def num_holds(self) -> int:
-        """Prefills that are held now."""
+        """Prefills held now."""
         return len(self._by_name)
 
     def add(self, transfer_id: int, name: str, index: Mapping[bytes, int], *, num_bytes: int) -> bool:
-        """Hold blocks; False if there is no room for so many bytes."""
+        """Hold blocks; False if the limit of bytes is reached."""
         with self._lock:
             if self._num_bytes + num_bytes > self._max_bytes:
                 self.ends["refused"] += 1
@@ -269,7 +269,7 @@ class Holds:
             return True
 
     def open(self, name: str, cut: Callable[[], None]) -> Hold:
-        """Return a hold that a reader begins to read; its blocks stay until :meth:`close`.
+        """Return a hold for reading; its blocks stay until :meth:`close`.
 
         Args:
             name: Of the hold.
@@ -286,13 +286,13 @@ class Holds:
             return hold
 
     def close(self, hold: Hold, cut: Callable[[], None]) -> None:
-        """Called when a reader is done."""
+        """Called when a reader has finished."""
         with self._lock:
             hold.readers.remove(cut)
             hold.expires_s = min(hold.ends_s, self._clock.now_s() + self._lease_s)
 
     def renew(self, name: str) -> bool:
-        """Let a lease begin anew; False if there is no such hold."""
+        """Renew the lease of a hold; False if there is no such hold."""
         with self._lock:
             hold = self._by_name.get(name)
             if hold is None or hold.is_over:
@@ -310,7 +310,7 @@ class Holds:
             return True
 
     def take_free(self) -> tuple[int, ...]:
-        """Return and forget the transfer ids of holds that are over and that are not read; called every step."""
+        """Return and clear the transfer ids of ended holds without readers; called every step."""
         if not self._by_name:
             return ()
         now_s = self._clock.now_s()

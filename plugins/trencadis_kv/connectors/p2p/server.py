@@ -1,4 +1,4 @@
-"""Gives held blocks to engines that ask for them: one thread that listens, one for each connection."""
+"""Server for other engines: sends held blocks and runs remote prefills; one thread to listen, one per connection."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ class BlockServer:
                 _turn_away(stream)
 
     def _complain(self, error: Exception) -> None:
-        """Say that a connection could not be accepted: the first time, and then at most twice a minute."""
+        """Log that a connection could not be accepted: the first time, then at most twice a minute."""
         self._num_failures += 1
         if time.monotonic() < self._complained_s + _SILENCE_S:
             return
@@ -247,7 +247,7 @@ class BlockServer:
         )
 
     def _serve_prefill(self, stream: FrameStream, message: PrefillRequest) -> None:
-        """Have a prompt computed; the other engine's going away, and its time-out, end that."""
+        """Run a remote prefill; it ends early if the other engine disconnects or the time is over."""
         try:
             prefill = self._remote_prefills.enter(message)
         except TransferError as error:
@@ -276,7 +276,7 @@ class BlockServer:
     def _to_push(
         self, stream: FrameStream, prefill: RemotePrefill, message: PrefillRequest, stack: contextlib.ExitStack
     ) -> tuple[Hold | None, list[bytes]]:
-        """Return the push to send with a prefill response: blocks that the other engine does not have, as far as it has room for them."""
+        """Return the blocks to push after a prefill response: those that the other engine lacks, within its room."""
         pool, prefix = self._find_pool(), prefill.prefix
         if pool is None or prefix is None or not self._config.push:
             return None, []
@@ -293,7 +293,7 @@ class BlockServer:
         return (hold, hashes) if hashes else (None, [])
 
     def _push(self, stream: FrameStream, hold: Hold, hashes: list[bytes]) -> None:
-        """Push blocks; a consumer that cannot take them any more closes the connection."""
+        """Push blocks; a consumer without room closes the connection."""
         pool = self._find_pool()
         assert pool is not None, "it was there when the response was made"
         stream.set_deadline(self._config.pull_timeout_s)
@@ -340,7 +340,7 @@ class BlockServer:
     def _place_blocks(
         self, stream: FrameStream, pool: PoolAccess, hold: Hold, hashes: list[bytes], flight: Flight
     ) -> None:
-        """Write blocks to the other engine's memory; piece by piece, as it gives them back."""
+        """Write blocks to the other engine's memory, piece by piece, as pieces are returned."""
         assert self._identity is not None, "it listens"
         layout, timeout_s = pool.layout, self._config.pull_timeout_s
         draft = start_header(layout, compat=self._identity.compat, block_hash=bytes(32))
@@ -391,7 +391,7 @@ class BlockServer:
             self._metrics.moved("send", num_tokens=len(part) * layout.block_size, num_bytes=num_bytes)
 
     def _payloads(self, pool: PoolAccess, blocks: list[int], rows: NDArray[np.uint8]) -> Sequence[Sequence[memoryview]]:
-        """Return the bytes of blocks: where they lie, if those are not many small pieces; else a copy of them."""
+        """Return the bytes of blocks: views if these have few pieces, else a copy."""
         layout = pool.layout
         assert self._identity is not None, "it listens"
         if not self._identity.codec.flags and layout.block_bytes >= _MIN_PIECE_BYTES * len(layout.parts):
@@ -423,7 +423,7 @@ def _answer_of(prefill: RemotePrefill, *, num_pushed: int = 0) -> PrefillRespons
 
 
 def _turn_away(stream: FrameStream) -> None:
-    """Refuse a connection without waiting for anything."""
+    """Refuse a connection without blocking."""
     try:
         stream.send(Refuse(cause=TransferCause.UNREACHABLE, reason="it serves as many engines as it may"))
     except TransferError as error:

@@ -1,4 +1,4 @@
-"""KV that comes in parts which are used as they arrive: layer by layer, or pushed after a prefill response.
+"""KV that is used while it arrives: layer by layer, or pushed after a prefill response.
 
 Layer by layer, each layer of each block is an object of its own: verified by itself, and only then written to the device.
 
@@ -41,7 +41,7 @@ _BATCH_BYTES: Final = 1 << 19
 
 @attrs.frozen(kw_only=True)
 class LayerSink:
-    """Where a pull puts layers.
+    """Destination of the layers of a pull.
 
     Attributes:
         layout: Of the blocks.
@@ -54,7 +54,7 @@ class LayerSink:
 
 
 class Arrivals:
-    """Which layers of one pull are in their blocks. The pull's thread tells, the backend's waits.
+    """The layers of one pull that have arrived. Written by the pull's thread, awaited by the backend's.
 
     Args:
         layers: That are to come.
@@ -67,7 +67,7 @@ class Arrivals:
 
     @property
     def are_all_there(self) -> bool:
-        """Whether every layer came, and none too late."""
+        """Whether every layer arrived in time."""
         with self._changed:
             return not self._missing and not self._is_given_up
 
@@ -78,7 +78,7 @@ class Arrivals:
             self._changed.notify_all()
 
     def end(self, *, is_complete: bool) -> None:
-        """Called when nothing more will come.
+        """Called when the pull has ended.
 
         Args:
             is_complete: Because all is there.
@@ -90,7 +90,7 @@ class Arrivals:
             self._changed.notify_all()
 
     def wait(self, layer: int, *, until_s: float) -> bool:
-        """Return whether a layer is there, as soon as that is known; if not, the whole load counts as missing from then on.
+        """Return whether a layer has arrived, waiting for it; if not, the whole load counts as failed.
 
         Args:
             layer: Which.
@@ -113,7 +113,7 @@ def send_layers(
     *,
     timeout_s: float,
 ) -> int:
-    """Send blocks layer by layer; returns the bytes of it.
+    """Send blocks layer by layer; returns the number of bytes.
 
     Args:
         stream: To who asked for it.
@@ -146,7 +146,7 @@ def send_layers(
 
 
 class Push:
-    """Blocks of one prompt on their way. One thread receives, one takes; the rest from any.
+    """Pushed blocks of one prompt. One thread receives, one takes; the rest from any.
 
     Args:
         hashes: Of the blocks, in order.
@@ -171,12 +171,12 @@ class Push:
 
     @property
     def num_bytes(self) -> int:
-        """Set aside for it."""
+        """Bytes of reserved memory."""
         return self._num_bytes
 
     @property
     def is_closed(self) -> bool:
-        """Cancelled: the blocks are not needed any more."""
+        """Whether it was cancelled."""
         return self._is_closed
 
     def begin(self, num_blocks: int, cut: Callable[[], None]) -> None:
@@ -194,7 +194,7 @@ class Push:
             cut()
 
     def row(self, index: int) -> NDArray[np.uint8]:
-        """Return where a block is to be received, ``[block_bytes]``.
+        """Return the buffer of a block, ``[block_bytes]``.
 
         Raises:
             TransferError: ``cancelled``: it was cancelled.
@@ -206,13 +206,13 @@ class Push:
             return row
 
     def came(self) -> None:
-        """Called when the next block is there and verified."""
+        """Called when the next block was received and verified."""
         with self._changed:
             self._num_there += 1
             self._changed.notify_all()
 
     def end(self, error: TransferError | None = None) -> None:
-        """Called when nothing more comes; may be called twice."""
+        """Called when receiving has ended; may be called twice."""
         with self._changed:
             if self._has_ended:
                 return
@@ -223,7 +223,7 @@ class Push:
             self._give_back()
 
     def wait(self, num_blocks: int, *, until_s: float) -> NDArray[np.uint8]:
-        """Return the blocks that are there, ``[n, block_bytes]``, once there are more than ``num_blocks``, or there will not be.
+        """Return the received blocks, ``[n, block_bytes]``, once there are more than ``num_blocks``, or no more will come.
 
         Args:
             num_blocks: That are known to be there.
@@ -237,7 +237,7 @@ class Push:
             return self._rows[: 0 if self._is_closed else self._num_there]
 
     def close(self) -> None:
-        """Want nothing of it any more; may be called twice."""
+        """Cancel; may be called twice."""
         with self._changed:
             if self._is_closed:
                 return
@@ -250,7 +250,7 @@ class Push:
             cut()
 
     def _is_due(self, num_blocks: int) -> bool:
-        """Return whether more than so many blocks may be there later, and are not yet."""
+        """Return whether more than so many blocks may still arrive and have not yet."""
         is_open = not self._has_ended and not self._is_closed
         return is_open and self._num_there <= num_blocks < self._num_due
 
@@ -260,7 +260,7 @@ class Push:
 
 
 class Pushes:
-    """All that come to one engine, and the memory for them. From any thread.
+    """All pushes to one engine, and their memory. From any thread.
 
     Args:
         max_bytes: Set aside at most.
@@ -274,11 +274,11 @@ class Pushes:
 
     @property
     def num_bytes(self) -> int:
-        """Set aside now."""
+        """Bytes of reserved memory."""
         return self._num_bytes
 
     def open(self, hashes: Sequence[bytes], *, block_bytes: int) -> Push | None:
-        """Set memory aside for as many leading blocks as there is room for; None if there is none for any."""
+        """Reserve memory for as many leading blocks as possible; None if for none."""
         with self._lock:
             num_blocks = min(len(hashes), (self._max_bytes - self._num_bytes) // block_bytes)
             if num_blocks < 1:
@@ -287,12 +287,12 @@ class Pushes:
         return Push(hashes[:num_blocks], block_bytes, free=self._give_back)
 
     def name(self, hold_id: str, push: Push) -> None:
-        """Let a push be found by the id of the hold at the other engine."""
+        """Register a push under the id of the hold at the other engine."""
         with self._lock:
             self._by_name[hold_id] = push
 
     def take(self, hold_id: str) -> Push | None:
-        """Return and forget the push for a hold id, which the caller owns from now on; None if there is none."""
+        """Remove and return the push for a hold id; None if there is none."""
         with self._lock:
             return self._by_name.pop(hold_id, None)
 

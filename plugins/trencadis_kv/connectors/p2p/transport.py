@@ -1,4 +1,4 @@
-"""Another way for the bytes of blocks than the connection that two engines talk over.
+"""Transports of blocks between engines other than their connection, such as shared memory.
 
 The connection says what is to be moved, and what was. The producer writes blocks to memory that the consumer lends it, piece by piece;
 the consumer verifies them there, and only then are they the device's::
@@ -38,7 +38,7 @@ __all__ = ["Flight", "ReceiveBuffer", "SharedMemory", "Transport", "shared_memor
 
 
 class ReceiveBuffer(ABC):
-    """Pieces of memory that one producer may write to, for one pull.
+    """Pieces of memory for one pull, to which one producer writes.
 
     Attributes:
         via: Name of the transport.
@@ -62,15 +62,15 @@ class ReceiveBuffer(ABC):
 
     @abstractmethod
     def holds(self, index: int, num_rows: int) -> bool:
-        """Return whether there is such a piece, with so many rows. Pure."""
+        """Return whether a piece exists and has so many rows. Pure."""
 
     @abstractmethod
     def close(self) -> None:
-        """Give the memory back; without ``is_quiet`` it stays out of use until nobody can write to it."""
+        """Free the memory; unless ``is_quiet``, only once no producer can write to it."""
 
 
 class Flight(ABC):
-    """A producer's way to one receive buffer; a context manager that closes it.
+    """A producer's access to one receive buffer; a context manager that closes it.
 
     Attributes:
         num_pieces: Of the receive buffer.
@@ -80,7 +80,7 @@ class Flight(ABC):
 
     @abstractmethod
     def rows(self, index: int) -> NDArray[np.uint8]:
-        """Return where blocks for a piece are put together, ``[rows, block_bytes]``: memory of the producer's, or the piece itself.
+        """Return the buffer for a piece, ``[rows, block_bytes]``: memory of the producer's, or the piece itself.
 
         Args:
             index: Of a piece that is the producer's to write to.
@@ -88,7 +88,7 @@ class Flight(ABC):
 
     @abstractmethod
     def write(self, index: int, num_rows: int, *, timeout_s: float, is_gone: Callable[[], bool]) -> None:
-        """Write leading rows of :meth:`rows` to the piece; returns when they are there.
+        """Write leading rows of :meth:`rows` to the piece; returns when it is complete.
 
         Args:
             index: Of the piece.
@@ -102,7 +102,7 @@ class Flight(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Give the memory back, once nothing reads it any more."""
+        """Free the memory once nothing reads it."""
 
     def __enter__(self) -> Self:
         return self
@@ -122,7 +122,7 @@ class Transport(ABC):
 
     @abstractmethod
     def open(self, block_bytes: int) -> None:
-        """Take memory.
+        """Allocate memory.
 
         Args:
             block_bytes: Of a block.
@@ -133,11 +133,11 @@ class Transport(ABC):
 
     @abstractmethod
     def receive_buffer(self) -> ReceiveBuffer | None:
-        """Return memory for a pull; None if there is none now, so that the bytes go over the connection."""
+        """Return memory for a pull; None if there is none: the bytes go over the connection."""
 
     @abstractmethod
     def flight(self, target: bytes) -> Flight | None:
-        """Return a way to a receive buffer; None if there is no memory now, so that the bytes go over the connection.
+        """Return the access to a receive buffer; None if there is no memory: the bytes go over the connection.
 
         Args:
             target: Of the receive buffer.
@@ -163,7 +163,7 @@ _NUM_PIECES: Final = 2
 
 
 class _Target(msgspec.Struct, array_like=True):
-    """Where a receive_buffer is."""
+    """Address of a receive buffer."""
 
     machine: str
     process: int
@@ -178,13 +178,13 @@ class _Target(msgspec.Struct, array_like=True):
         return _HEAD_BYTES + self.num_pieces * self.num_rows * self.block_bytes
 
     def pieces(self, memory: mmap.mmap) -> NDArray[np.uint8]:
-        """Return the pieces, ``[pieces, rows, block_bytes]``; they keep the memory."""
+        """Return the pieces, ``[pieces, rows, block_bytes]``; they keep the memory alive."""
         shape = self.num_pieces, self.num_rows, self.block_bytes
         return np.frombuffer(memory, np.uint8, offset=_HEAD_BYTES, count=self.num_bytes - _HEAD_BYTES).reshape(shape)
 
 
 def shared_memory(num_landings: int) -> SharedMemory | None:
-    """Return the transport, or None where the system does not have it.
+    """Return the transport, or None if the system does not support it.
 
     Args:
         num_landings: Most pulls that have memory at once; others go over the connection.
@@ -194,7 +194,7 @@ def shared_memory(num_landings: int) -> SharedMemory | None:
 
 
 class SharedMemory(Transport):
-    """Memory that engines of one machine lend each other.
+    """Shared memory between engines of one machine.
 
     Args:
         machine: What only processes that see each other have in common.
@@ -212,11 +212,11 @@ class SharedMemory(Transport):
         self._is_closed = False
 
     def open(self, block_bytes: int) -> None:
-        """Note the size of a block; memory is taken with the first pull."""
+        """Set the size of a block; memory is allocated with the first pull."""
         self._block_bytes = block_bytes
 
     def receive_buffer(self) -> ReceiveBuffer | None:
-        """Return memory for a pull; None where there is none left."""
+        """Return memory for a pull; None if none is left."""
         with self._lock:
             if self._is_closed or (not self._free and not self._num_left):
                 return None
@@ -231,7 +231,7 @@ class SharedMemory(Transport):
             return None
 
     def flight(self, target: bytes) -> Flight | None:
-        """Return a way to a receive buffer; None if this process cannot see it."""
+        """Return the access to a receive buffer; None if this process cannot open it."""
         try:
             found = msgspec.msgpack.decode(target, type=_Target)
         except msgspec.MsgspecError as error:
@@ -250,7 +250,7 @@ class SharedMemory(Transport):
             memory.close()
 
     def give_back(self, memory: _Memory, *, is_quiet: bool) -> None:
-        """Take memory back that a pull was lent.
+        """Take back the memory of a pull.
 
         Args:
             memory: Which.
@@ -267,7 +267,7 @@ class SharedMemory(Transport):
 
 
 class _Memory:
-    """Memory of this process that others can open.
+    """Shared memory of this process.
 
     Raises:
         OSError: There is none.
@@ -292,12 +292,12 @@ class _Memory:
         self.pieces = self.target.pieces(memory)
 
     def close(self) -> None:
-        """Unlink it: it cannot be opened any more, and is freed with its last user."""
+        """Unlink it: it is freed with its last user."""
         os.close(self._descriptor)
 
 
 class _SharedReceiveBuffer(ReceiveBuffer):
-    """Memory, for one pull."""
+    """Shared memory of one pull."""
 
     via = SharedMemory.name
 
@@ -318,14 +318,14 @@ class _SharedReceiveBuffer(ReceiveBuffer):
         return 0 <= index < len(self._pieces) and num_rows <= len(self._pieces[index])
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         memory, self._memory = self._memory, None
         if memory is not None:
             self._transport.give_back(memory, is_quiet=self.is_quiet)
 
 
 class _SharedFlight(Flight):
-    """The pieces themselves: what is read from the device to them is there."""
+    """The pieces themselves: blocks are read from the device into them."""
 
     def __init__(self, pieces: NDArray[np.uint8]) -> None:
         self._pieces: NDArray[np.uint8] | None = pieces
@@ -341,12 +341,12 @@ class _SharedFlight(Flight):
         """Do nothing: the rows are the piece."""
 
     def close(self) -> None:
-        """Let the memory go."""
+        """Release the memory."""
         self._pieces = None
 
 
 def _opened(target: _Target) -> mmap.mmap | None:
-    """Return the memory of another process; None if it cannot be had, or is not what the target says."""
+    """Return the memory of another process; None if it cannot be opened or does not match the target."""
     link = f"/proc/{target.process}/fd/{target.descriptor}"
     try:
         if not os.readlink(link).startswith(f"/memfd:{_NAME}"):
@@ -368,7 +368,7 @@ def _opened(target: _Target) -> mmap.mmap | None:
 
 
 def _this_machine() -> str:
-    """Return what all processes that this one can see have in common, and no others; empty where that is not known."""
+    """Return an identity of the machine or container, common to all processes that can share memory; empty if unknown."""
     if not all(hasattr(os, name) for name in ("memfd_create", "posix_fallocate")):
         return ""
     try:

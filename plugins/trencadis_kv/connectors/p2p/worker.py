@@ -1,4 +1,4 @@
-"""The worker side of the connector between engines: pulls blocks on threads of its own, gives held ones back."""
+"""Worker side of the connector between engines: pulls blocks on threads, and releases held ones."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _SLOW: Final = frozenset({TransferCause.DEADLINE, TransferCause.CANCELLED})
 
 
 class LoadOrder(msgspec.Struct, array_like=True):
-    """A prefix to pull, and where to."""
+    """A prefix to pull, and its destination."""
 
     transfer_id: int
     engine: str
@@ -50,7 +50,7 @@ class LoadOrder(msgspec.Struct, array_like=True):
 
 
 class Work(msgspec.Struct, array_like=True):
-    """What a step's message says."""
+    """Message of one step."""
 
     loads: list[LoadOrder]
     cancels: list[int]
@@ -75,12 +75,12 @@ class P2PWorker(KVWorkerSide):
         self._is_closed = False
 
     def register(self, kv_cache: KVPool) -> None:
-        """Take the pool."""
+        """Receive the KV pool."""
         self._node.pool = PoolAccess(kv_cache)
         self._node.pace.is_needed = is_on_host(kv_cache)
 
     def begin_step(self, message: bytes) -> None:
-        """Start pulls, and cut those that are not wanted any more."""
+        """Start pulls, and cancel others."""
         if not message:
             return
         work = self._decoder.decode(message)
@@ -97,11 +97,11 @@ class P2PWorker(KVWorkerSide):
 
     @property
     def wants_layers(self) -> bool:
-        """Whether pulls began with this step that come layer by layer."""
+        """Whether layer-wise pulls began with this step."""
         return bool(self._waited)
 
     def wait_layer(self, layer: int, *, budget_s: float) -> bool:
-        """Wait until these pulls have brought a layer; those that have not are given up."""
+        """Wait until these pulls have received a layer; those that have not are given up."""
         until_s = time.monotonic() + budget_s
         late = [pull for pull in self._waited if not pull.has_layer(layer, until_s=until_s)]
         for pull in late:
@@ -110,11 +110,11 @@ class P2PWorker(KVWorkerSide):
         return not late
 
     def end_step(self) -> None:
-        """Nothing is saved."""
+        """Do nothing: no blocks are saved."""
         self._waited.clear()
 
     def poll(self) -> ConnectorReport:
-        """Return which pulls ended and which holds are over; copy blocks where only this thread may."""
+        """Return which pulls and holds ended; copies blocks that only this thread may copy."""
         node = self._node
         if node.pool is not None and not self._is_closed:
             node.pool.serve(max_bytes=node.config.max_bytes_per_step)
@@ -132,7 +132,7 @@ class P2PWorker(KVWorkerSide):
         )
 
     def close(self) -> None:
-        """Cut every pull and every reader; may be called twice."""
+        """Cut all pulls and readers; may be called twice."""
         self._is_closed = True
         for pull in self._pulls.values():
             pull.cancel()
@@ -143,7 +143,7 @@ class P2PWorker(KVWorkerSide):
 
 
 class _Pull:
-    """One load on its way."""
+    """One pull in flight."""
 
     def __init__(self, order: LoadOrder, node: Node) -> None:
         self.order = order
@@ -175,7 +175,7 @@ class _Pull:
 
     @property
     def is_done(self) -> bool:
-        """Nothing is written to its blocks any more."""
+        """Whether it writes to its blocks no more."""
         return self._has_ended or (self.arrivals is not None and self.arrivals.are_all_there)
 
     @property
@@ -192,7 +192,7 @@ class _Pull:
         )
 
     def keep_alive(self) -> None:
-        """Ask the other engine for patience while the pull waits for a thread."""
+        """Renew the lease while the pull waits for a thread."""
         now_s = time.monotonic()
         if not self._is_running and now_s - self._renewed_s > self.order.lease_s / 3:
             self._renewed_s = now_s
@@ -232,7 +232,7 @@ class _Pull:
         self._rested_s += time.monotonic() - since_s
 
     def run(self) -> None:
-        """Pull; on a thread of its own. Whatever happens, :attr:`is_done` says so, and nothing is touched from then on."""
+        """Pull, on a thread; sets :attr:`is_done` in every case, and touches nothing afterwards."""
         self._is_running = True
         try:
             self._pull()
@@ -295,7 +295,7 @@ class _Pull:
                 node.background_calls.release(self._prefix)
 
     def _take_pushed(self, pool: PoolAccess) -> int:
-        """Take blocks that were sent along, as they come; returns how many leading ones of the order these are.
+        """Take pushed blocks as they arrive; returns how many leading ones of the order.
 
         Raises:
             TransferError: See :meth:`_take`, or the sender is too slow to be asked for the rest.
@@ -344,7 +344,7 @@ class _Pull:
             arrivals.came(layer)
 
     def _count(self) -> None:
-        """Note what came, and what it took: of a pull that broke off, that is what its blocks took."""
+        """Record received bytes and the time they took, for an incomplete pull as well."""
         node, pool = self._node, self._node.pool
         if pool is None or not self._num_taken:
             return
@@ -363,7 +363,7 @@ class _Pull:
             node.metrics.pulled("connection", num_bytes=num_bytes - num_placed)
 
     def _gave_up(self, cause: str) -> None:
-        """Note how long the rest of a pull was waited for in vain.
+        """Record how long the rest of a pull was awaited in vain.
 
         One that somebody else gave up says something only if it had lasted longer than computing would have: clients leave, too.
         """

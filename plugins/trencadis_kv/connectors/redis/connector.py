@@ -1,4 +1,4 @@
-"""KV blocks in a Redis or Valkey server: checks of the server at start, and the factory of the connector."""
+"""Connector ``redis``: KV blocks in a Redis or Valkey server; checks the server once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ logger = logging.getLogger("trencadis.kv.redis")
 
 
 class RedisControl:
-    """Looks at a server once, and logs what could be better. Called from any thread; never raises.
+    """Checks a server's settings once, and logs advice. From any thread; never raises.
 
     Args:
         config: How the server is reached.
@@ -34,7 +34,7 @@ class RedisControl:
         self._is_done = False
 
     def look(self) -> None:
-        """Log version and advice, the first time that the server answers."""
+        """Log version and advice, at the server's first response."""
         with self._lock:
             if self._is_done:
                 return
@@ -81,7 +81,7 @@ class RedisControl:
 
 
 def advice(info: Mapping[str, Any], *, ttl_s: int = 0) -> list[str]:
-    """Return what an operator should change on a server, as sentences. Pure.
+    """Return recommended changes of a server's settings, as sentences. Pure.
 
     Args:
         info: Its INFO.
@@ -113,14 +113,14 @@ def advice(info: Mapping[str, Any], *, ttl_s: int = 0) -> list[str]:
 
 
 def _product(info: Mapping[str, Any]) -> tuple[str, str]:
-    """Return what the server is; Valkey also says which Redis it stands in for."""
+    """Return product and version; Valkey also reports the Redis version that it is compatible with."""
     if "valkey_version" in info:
         return "Valkey", str(info["valkey_version"])
     return "Redis", str(info.get("redis_version", "of unknown version"))
 
 
 def make_redis(config: RedisConfig, context: ComponentContext) -> ConnectorPair:
-    """Return the connector over the server that the config names; nothing is connected yet.
+    """Return the connector over the configured server; connects on first use.
 
     Raises:
         ConfigError: The package redis is missing.
@@ -130,7 +130,7 @@ def make_redis(config: RedisConfig, context: ComponentContext) -> ConnectorPair:
 
 
 def redis_stores(config: RedisConfig) -> Callable[[], RedisStore]:
-    """Return what makes a store, one for each thread that needs one; raises what :func:`make_redis` does."""
+    """Return the factory of stores, one per thread; raises as :func:`make_redis`."""
     try:
         importlib.import_module("redis")
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""One connection to a Redis server: gathered writes, scattered reads, and an end that another thread can make.
+"""One connection to a Redis server: gathered writes, scattered reads, and interruption from other threads.
 
 Nothing is tried twice. What fails closes the connection, so a reply that comes late is never taken for that of another command.
 """
@@ -26,7 +26,7 @@ _MAX_PIECES = 1024
 
 @attrs.frozen(kw_only=True)
 class Timeouts:
-    """How long a server may keep silent, seconds.
+    """Time-outs for a server's response, seconds.
 
     Attributes:
         connect_s: Until it accepts a connection.
@@ -39,7 +39,7 @@ class Timeouts:
 
 @attrs.frozen(kw_only=True)
 class Credentials:
-    """Who we are, and whom we believe.
+    """Own credentials, and trusted certificates of the server.
 
     Attributes:
         user: Of the access control list; empty: the default user.
@@ -53,7 +53,7 @@ class Credentials:
 
 
 class RedisLink:
-    """A connection, made by :meth:`open`. Used by one thread at a time; only :meth:`interrupt` is for others.
+    """A connection, made by :meth:`open`. One thread at a time; :meth:`interrupt` from any.
 
     Args:
         address: Of the server.
@@ -75,11 +75,11 @@ class RedisLink:
 
     @property
     def is_interrupted(self) -> bool:
-        """It was ended by :meth:`interrupt`."""
+        """Whether :meth:`interrupt` was called."""
         return self._is_interrupted
 
     def open(self) -> None:
-        """Connect, and show who we are.
+        """Connect and authenticate.
 
         Raises:
             OSError: Nobody answers there, or too late.
@@ -90,7 +90,7 @@ class RedisLink:
         self._sign_in()
 
     def is_quiet(self) -> bool:
-        """True if it is open and nothing unasked for came: no farewell of the server, no reply to somebody else's question."""
+        """True if it is open and no unexpected data has arrived: no closing message, no reply to an earlier command."""
         if self._socket is None or self.reader.num_buffered:
             return False
         if isinstance(self._socket, ssl.SSLSocket):
@@ -100,7 +100,7 @@ class RedisLink:
         return not poll.poll(0)
 
     def send(self, pieces: Iterable[bytes | memoryview]) -> None:
-        """Send pieces one after the other; returns when the kernel has all of them.
+        """Send pieces one after the other; returns when the kernel has accepted all.
 
         Raises:
             OSError: The connection is lost, or the server takes nothing for too long.
@@ -114,7 +114,7 @@ class RedisLink:
             _send_all(connection, rest[first : first + _MAX_PIECES])
 
     def interrupt(self) -> None:
-        """Let whoever waits in another method get an ``OSError`` soon. From any thread; the link is of no use afterwards."""
+        """Make blocked calls raise ``OSError`` soon. From any thread; the link is unusable afterwards."""
         with self._lock:
             self._is_interrupted = True
             if self._socket is not None:
@@ -122,7 +122,7 @@ class RedisLink:
                     self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """End the connection, whatever is under way; may be called twice."""
+        """Close the connection; may be called twice."""
         with self._lock:
             ended, self._socket = self._socket, None
         if ended is not None:
@@ -164,7 +164,7 @@ class RedisLink:
         self._connection().settimeout(self._timeouts.io_s)
 
     def _adopt(self, connection: socket.socket) -> None:
-        """Make it the one that :meth:`interrupt` ends, before anybody waits for it."""
+        """Set the socket that :meth:`interrupt` closes, before any call blocks on it."""
         with self._lock:
             self._socket = connection
             if self._is_interrupted:
@@ -198,7 +198,7 @@ class RedisLink:
 
 
 def _send_all(connection: socket.socket, pieces: list[bytes | memoryview]) -> None:
-    """Send pieces; the kernel may take a part of what it is given."""
+    """Send pieces; handles partial writes."""
     first = 0
     while first < len(pieces):
         num_sent = connection.sendmsg(pieces[first:] if first else pieces)

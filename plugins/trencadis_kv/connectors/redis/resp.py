@@ -1,4 +1,4 @@
-"""RESP2, the protocol of Redis and Valkey, as far as a store of blocks needs it: payloads are never copied.
+"""RESP2, the protocol of Redis and Valkey, as far as a store of blocks needs it; payloads are not copied.
 
 Knows bytes only: what sends and receives them is handed in. Replies are nested nowhere: status, error, integer or bulk string.
 
@@ -22,7 +22,7 @@ _MAX_BULK_BYTES = 512 * 2**20
 
 
 class ProtocolError(Exception):
-    """What came is no RESP2: damaged on the way, or no Redis."""
+    """Received bytes are not RESP2: they are damaged, or the server is not Redis."""
 
 
 class ServerError(Exception):
@@ -68,7 +68,7 @@ def set_command(key: bytes, pieces: Sequence[memoryview], *, ttl_s: int = 0) -> 
 
 
 class ReplyReader:
-    """Takes replies apart, however they were split on the way; a payload goes straight to where it belongs.
+    """Parses replies, however they were split; payloads are received directly into their destination.
 
     Args:
         receive: Fills buffers one after the other with what came, and returns how many bytes; it waits for at least one,
@@ -83,7 +83,7 @@ class ReplyReader:
 
     @property
     def num_buffered(self) -> int:
-        """Bytes that came and that nobody asked for yet; 0 between calls if the server keeps to the protocol."""
+        """Received bytes that were not read; 0 between calls if the server keeps to the protocol."""
         return self._end - self._start
 
     def read_status(self) -> str:

@@ -1,4 +1,4 @@
-"""Blocks in a Redis or Valkey server, one key each; its failures as transfer errors."""
+"""Blocks in a Redis or Valkey server, one key each; failures become transfer errors."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _PASSING = {"LOADING", "BUSY", "TRYAGAIN"}
 
 
 def transfer_error(error: Exception, address: RedisAddress, *, is_interrupted: bool = False) -> TransferError:
-    """Return what to raise for what a link raised. Pure.
+    """Return the transfer error for an exception of a link. Pure.
 
     Args:
         error: ``OSError``, ``ServerError`` or ``ProtocolError``.
@@ -87,7 +87,7 @@ has to hold for us stays small."""
 
 
 class RedisStore(BlockStore):
-    """One connection, made when it is needed and given up at the first fault.
+    """One connection, opened on first use and closed at the first fault.
 
     Args:
         make_link: Makes a link that is not open yet.
@@ -113,7 +113,7 @@ class RedisStore(BlockStore):
         self._is_busy = self._is_closed = False
 
     def contains(self, keys: Sequence[str]) -> int:
-        """Return how many leading keys are there, in at most two trips: EXISTS counts, and does not say which."""
+        """Return how many leading keys exist, in at most two round trips: EXISTS only counts."""
         names = [key.encode() for key in keys]
 
         def ask(link: RedisLink) -> int:
@@ -139,7 +139,7 @@ class RedisStore(BlockStore):
         return sizes
 
     def put(self, keys: Sequence[str], objects: Sequence[Sequence[memoryview]]) -> int:
-        """Keep objects; stops soon after the server is full."""
+        """Store objects; stops soon after the server is full."""
         num_kept = 0
 
         def send(link: RedisLink, group: slice) -> None:
@@ -157,7 +157,7 @@ class RedisStore(BlockStore):
         return num_kept
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Forget objects; the server frees them on a thread of its own."""
+        """Remove objects; the server frees them in the background."""
 
         def send(link: RedisLink, group: slice) -> None:
             link.send([command(b"UNLINK", *[key.encode() for key in keys[group]])])
@@ -169,14 +169,14 @@ class RedisStore(BlockStore):
         self._call(lambda link: _pipelined(link, _groups([0] * len(keys)), send, read))
 
     def interrupt(self) -> None:
-        """Let a call that another thread is waiting in raise soon; it costs the connection."""
+        """Make a call that another thread waits for raise soon, by closing the connection."""
         with self._lock:
             link = self._link if self._is_busy else None
         if link is not None:
             link.interrupt()
 
     def close(self) -> None:
-        """Give the connection up; a call that is under way raises, and so do later ones."""
+        """Close the connection; running and later calls raise."""
         with self._lock:
             self._is_closed = True
             link, is_busy = self._link, self._is_busy
@@ -227,7 +227,7 @@ class RedisStore(BlockStore):
 
 
 def _num_leading(link: RedisLink, groups: Sequence[Sequence[bytes]]) -> int:
-    """Return how many leading groups of keys are there whole."""
+    """Return how many leading groups of keys exist in full."""
     link.send([b"".join([command(b"EXISTS", *group) for group in groups])])
     are_whole = [link.reader.read_integer() == len(group) for group in groups]
     return [*are_whole, False].index(False)
@@ -253,7 +253,7 @@ def _read_kept(link: RedisLink) -> bool:
 
 
 def _groups(sizes: Sequence[int]) -> Iterator[slice]:
-    """Yield slices of items that go into one window."""
+    """Yield slices of items that fit one window."""
     first = num_bytes = 0
     for at, size in enumerate(sizes):
         if at > first and (num_bytes + size > _WINDOW_BYTES or at - first == _WINDOW_COMMANDS):
@@ -270,7 +270,7 @@ def _pipelined(
     send: Callable[[RedisLink, slice], None],
     read: Callable[[RedisLink, slice], bool],
 ) -> None:
-    """Send each group before the answers to the one before it are read; no more are sent once ``read`` returns False."""
+    """Send each group before the replies to the previous one are read; stops once ``read`` returns False."""
     sent: deque[slice] = deque()
     for group in groups:
         send(link, group)

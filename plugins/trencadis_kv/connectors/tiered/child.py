@@ -1,4 +1,4 @@
-"""One child of the tiered connector, guarded: what it raises stays here, and one that keeps failing is left alone.
+"""One child of the tiered connector, guarded: its exceptions are caught, and one that keeps failing is not used for a while.
 
 asked ─ raises, times out, loads fail ▶ left alone for a while ▶ asked again
       └ raises where blocks are at stake, or never gives blocks back ▶ closed for good
@@ -27,7 +27,7 @@ logger = logging.getLogger("trencadis.kv")
 
 
 class TierCounters:
-    """Totals since the start by child."""
+    """Metrics by child."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -56,7 +56,7 @@ class TierCounters:
         self._promoted.labels(tier).inc(num_blocks)
 
     def watch(self, tier: str, state: Callable[[], float]) -> None:
-        """Read a child's state when it is read."""
+        """Set the function that reads a child's state."""
         self._state.labels(tier).set_function(state)
 
     def value(self, name: str, **labels: str) -> float:
@@ -94,7 +94,7 @@ def merged(texts: Mapping[str, str]) -> str:
 
 
 class _Families(Collector):
-    """Shows what was gathered."""
+    """Collector of gathered metric families."""
 
     def __init__(self, families: Iterable[Metric]) -> None:
         self._families = list(families)
@@ -152,11 +152,11 @@ class Child:
 
     @property
     def is_used(self) -> bool:
-        """True while blocks are offered to it for saving."""
+        """True while blocks are saved to it."""
         return not self.is_closed and self._breaker.allows
 
     def may_be_asked(self) -> bool:
-        """True if the next look-up asks it: also once in a while when it was left alone."""
+        """True if the next look-up includes it; once in a while also if it keeps failing."""
         if self._breaker.half_open_s > self._probe_s:  # whoever asked was aborted, or had enough from another child
             self._breaker.probed(works=False)
         asked = not self.is_closed and (self._breaker.allows or self._breaker.wants_probe())
@@ -185,21 +185,21 @@ class Child:
         return found
 
     def unused(self, transfer_id: int) -> None:
-        """Tell it that nothing is loaded under the transfer id of its answer."""
+        """Notify it that its hit is not loaded."""
         self.call("on_unused", lambda side: side.on_unused(transfer_id), None)
 
     def timed_out(self) -> None:
-        """Note that it did not answer in time."""
+        """Record that it did not answer in time."""
         self._breaker.failed(TransferCause.DEADLINE)
         self._unanswered("timeout")
 
     def loaded(self, *, num_tokens: int, seconds: float) -> None:
-        """Note a load that arrived."""
+        """Record a successful load."""
         self.load_s.add(num_tokens, seconds)
         self._counters.ended(self.name, "loaded")
 
     def failed(self, cause: str, *, num_valid_tokens: int = 0) -> None:
-        """Note a load that did not; one that brought something under a cause nobody knows counts as everyday life."""
+        """Record a failed load; a partial one of unknown cause is not a fault."""
         self._counters.ended(self.name, "failed")
         known = cause in set(TransferCause)
         if not known and not num_valid_tokens:
@@ -208,7 +208,7 @@ class Child:
             self._breaker.failed(cause)
 
     def ready(self, layout: KVLayout) -> None:
-        """Tell it what blocks are made of; one that raises is closed.
+        """Pass it the KV layout; closed if it raises.
 
         Raises:
             ConfigValueError: What its config names cannot be used, and must be.
@@ -226,7 +226,7 @@ class Child:
             self.close()
 
     def call(self, name: str, call: Callable[[KVSchedulerSide], T], otherwise: T) -> T:
-        """Return what a call returns; ``otherwise`` if the child is closed or raises.
+        """Return the result of a call; ``otherwise`` if the child is closed or raises.
 
         Args:
             name: Of the method, for the log.
@@ -249,12 +249,12 @@ class Child:
         return isinstance(self._side, capability)
 
     def ask(self, capability: type[Any], name: str, call: Callable[[Any], T], otherwise: T) -> T:
-        """Return what a call of a capability returns; ``otherwise`` if the child lacks it, is closed or raises."""
+        """Return the result of a call of a capability; ``otherwise`` if the child lacks it, is closed or raises."""
         side = self._side
         return self.call(name, lambda _: call(side), otherwise) if isinstance(side, capability) else otherwise
 
     def insist(self, name: str, call: Callable[[KVSchedulerSide], None]) -> bool:
-        """Make a call on which the fate of blocks depends; a child that raises is closed, and False returned."""
+        """Make a call that must succeed for blocks to stay valid; a child that raises is closed, and False returned."""
         if self.is_closed:
             return False
         try:
@@ -267,7 +267,7 @@ class Child:
         return not self.is_closed
 
     def close(self) -> None:
-        """Close it for good; may be called twice."""
+        """Close it permanently; may be called twice."""
         self.is_closed = True
         try:
             self._side.close()

@@ -1,4 +1,4 @@
-"""The scheduler side of several connectors in one: all are looked up, the longest prefix wins, saves go to all."""
+"""Scheduler side of the tiered connector: looks up in all children, loads the longest prefix, saves to all."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class _Asked:
 
 
 class TierLookups:
-    """Look-ups under way.
+    """Look-ups in flight.
 
     Args:
         children: The nearest first.
@@ -67,7 +67,7 @@ class TierLookups:
         num_tokens: int,
         without: Collection[int],
     ) -> list[tuple[int, Lookup]] | None:
-        """Return children and what each has beyond the local hit, the nearest first; None while it is pending.
+        """Return the children and their tokens after the local hit, the nearest first; None while pending.
 
         All are asked at once; a child that has everything is not waited beyond. One whose answer is not returned is told so.
 
@@ -103,19 +103,19 @@ class TierLookups:
         return [(child, found) for child, found in sorted(asked.answers.items()) if found.num_tokens > num_local_tokens]
 
     def forget(self, request_id: str) -> None:
-        """Learn that a request is not asked about again."""
+        """Remove a request that will not be looked up again."""
         asked = self._open.pop(request_id, None)
         if asked is not None:
             self._unused(asked)
 
     def _unused(self, asked: _Asked, *, num_local_tokens: int | None = None) -> None:
-        """Tell children that their hits are of no use: all, or those that bring no more than the local hit."""
+        """Notify children that their hits are not used: all, or those not longer than the local hit."""
         for child, found in asked.answers.items():
             if found.num_tokens and (num_local_tokens is None or found.num_tokens <= num_local_tokens):
                 self._children[child].unused(found.transfer_id)
 
     def _asked(self, request_id: str, last_hash: bytes, without: Collection[int]) -> _Asked:
-        """Return the question under way, or a new one: what is much too old was some other request's of this name."""
+        """Return the look-up in flight, or a new one if it is outdated: of an earlier request with the same id."""
         now_s = self._clock.now_s()
         asked = self._open.get(request_id)
         is_recent = asked is not None and now_s - asked.since_s < 2 * self._timeout_s + 1
@@ -134,7 +134,7 @@ _MAX_REMEMBERED = 4096
 
 @attrs.define
 class _Load:
-    """What one child was asked to load, or offered to.
+    """One child's load, or hit.
 
     Attributes:
         child: Which.
@@ -152,7 +152,7 @@ class _Load:
 
 
 class TieredScheduler(KVSchedulerSide, SupportsHandover, SupportsStepTimes, SupportsMetrics):
-    """Asks all children and passes every call on to all; no child knows of the others.
+    """Forwards every call to all children, which are independent of each other.
 
     Args:
         children: The nearest first.
@@ -191,7 +191,7 @@ class TieredScheduler(KVSchedulerSide, SupportsHandover, SupportsStepTimes, Supp
         self._told_closed: set[int] = set()
 
     def on_ready(self, layout: KVLayout) -> None:
-        """Tell every child; one after the other, so that the log has their order."""
+        """Notify every child, one after the other, for an ordered log."""
         self._block_size = layout.block_size
         for child in self._children:
             child.ready(layout)
@@ -199,7 +199,7 @@ class TieredScheduler(KVSchedulerSide, SupportsHandover, SupportsStepTimes, Supp
     # --------------------------------------------------------------------------------------------------- loads
 
     def lookup(self, request: Request, *, block_hashes: Sequence[bytes], num_local_tokens: int) -> Lookup:
-        """Return the offer of the child that the policy chooses; by default the longest, of equals the nearest."""
+        """Return the hit of the child that the policy chooses; by default the longest, the nearest of equals."""
         hits = self._lookups.ask(
             request,
             block_hashes=block_hashes,
@@ -223,7 +223,7 @@ class TieredScheduler(KVSchedulerSide, SupportsHandover, SupportsStepTimes, Supp
         return attrs.evolve(found, transfer_id=transfer_id)
 
     def on_allocated(self, transfer_id: int, *, blocks: Sequence[int], block_hashes: Sequence[bytes]) -> None:
-        """Keep it for the message: what others are to save may lie in these very blocks."""
+        """Keep the load for the message: saves of other children may read these blocks first."""
         load = self._offers.pop(transfer_id, None)
         if load is None:  # the engine takes what was offered, and nothing else
             return
@@ -234,13 +234,13 @@ class TieredScheduler(KVSchedulerSide, SupportsHandover, SupportsStepTimes, Supp
         self._later.append((child, "on_allocated", _allocated(own, blocks, block_hashes)))
 
     def on_unused(self, transfer_id: int) -> None:
-        """Tell the child whose offer it was."""
+        """Notify the child whose hit it is."""
         if self._offers.pop(transfer_id, None) is not None:
             child, own = self._names.inside(transfer_id)
             self._children[child].unused(own)
 
     def on_cancelled(self, transfer_id: int) -> None:
-        """Tell the child whose load it is, after its begin."""
+        """Notify the child whose load it is, after its begin."""
         child, own = self._names.inside(transfer_id)
         if child >= len(self._children):
             return
@@ -250,7 +250,7 @@ class TieredScheduler(KVSchedulerSide, SupportsHandover, SupportsStepTimes, Supp
         self._later.append((child, "on_cancelled", lambda side: side.on_cancelled(own)))
 
     def on_failed(self, request: Request, failed: FailedLoad) -> str:
-        """Try again if the child wants to, or if another one offered more than arrived."""
+        """Retry if the child wants to, or if another one has a longer prefix than arrived."""
         child, own = self._names.inside(failed.transfer_id)
         load = self._lost.pop(failed.transfer_id, None)
         inner = attrs.evolve(failed, transfer_id=own)
@@ -266,13 +266,13 @@ class TieredScheduler(KVSchedulerSide, SupportsHandover, SupportsStepTimes, Supp
     # --------------------------------------------------------------------------------------------------- saves
 
     def on_computed(self, *, blocks: Sequence[int], block_hashes: Sequence[bytes]) -> None:
-        """Offer to all that are used."""
+        """Forward full blocks to all children in use."""
         for child in self._children:
             if child.is_used:
                 child.call("on_computed", lambda side: side.on_computed(blocks=blocks, block_hashes=block_hashes), None)
 
     def on_finished(self, request: Request, *, blocks: Sequence[int]) -> int | None:
-        """Hold the blocks until the last child that wants them has released them."""
+        """Pin the blocks until every child that needs them has released them."""
         self._avoided.pop(request.request_id, None)
         members = []
         for i, child in enumerate(self._children):
@@ -289,7 +289,7 @@ class TieredScheduler(KVSchedulerSide, SupportsHandover, SupportsStepTimes, Supp
         return transfer_id
 
     def finished_params(self, request: Request) -> Mapping[str, Any] | None:
-        """Return those of the nearest child that has any."""
+        """Return the transfer parameters of the nearest child that has any."""
         for child in self._children:
             params: Mapping[str, Any] | None = child.ask(
                 SupportsHandover, "finished_params", lambda side: side.finished_params(request), None
@@ -299,22 +299,22 @@ class TieredScheduler(KVSchedulerSide, SupportsHandover, SupportsStepTimes, Supp
         return None
 
     def on_rejected(self, transfer_params: Mapping[str, Any]) -> None:
-        """Tell all: the parameters do not say whose they are."""
+        """Notify all children: the parameters do not name one."""
         self._tell(SupportsHandover, "on_rejected", lambda side: side.on_rejected(transfer_params))
 
     def on_abandoned(self, request: Request) -> None:
-        """Tell all."""
+        """Notify all children."""
         self._lookups.forget(request.request_id)
         self._tell(SupportsHandover, "on_abandoned", lambda side: side.on_abandoned(request))
 
     def on_role(self, role: str) -> None:
-        """Pass the role on to the children that hand over."""
+        """Forward the role to the children with ``SupportsHandover``."""
         self._tell(SupportsHandover, "on_role", lambda side: side.on_role(role))
 
     # --------------------------------------------------------------------------------------------------- steps
 
     def take_message(self) -> bytes:
-        """Return the children's messages: first what they save, then what they load."""
+        """Return the children's messages: first saves, then loads."""
         self._close_overdue()
         before = [child.call("take_message", _message, b"") for child in self._children]
         later, self._later = self._later, []
@@ -332,7 +332,7 @@ class TieredScheduler(KVSchedulerSide, SupportsHandover, SupportsStepTimes, Supp
         return b"" if is_empty else msgspec.msgpack.encode(orders)
 
     def on_report(self, report: ConnectorReport) -> None:
-        """Give every child its part, and keep the books."""
+        """Split the report among the children, and update metrics."""
         for i, child in enumerate(self._children):
             child.call("on_report", _reported(self._part_of(i, report)), None)
         for transfer_id in report.loaded:
@@ -343,7 +343,7 @@ class TieredScheduler(KVSchedulerSide, SupportsHandover, SupportsStepTimes, Supp
             self._unreleased.pop(transfer_id, None)
 
     def on_step(self, *, num_tokens: int, device_s: float) -> None:
-        """Learn what computing takes, and tell all."""
+        """Update the cost model, and notify all."""
         self._cost.computed(num_tokens=num_tokens, seconds=device_s)
         self._tell(SupportsStepTimes, "on_step", lambda side: side.on_step(num_tokens=num_tokens, device_s=device_s))
 
@@ -365,7 +365,7 @@ class TieredScheduler(KVSchedulerSide, SupportsHandover, SupportsStepTimes, Supp
             child.ask(capability, name, tell, None)
 
     def _is_new(self, child: int, own: int) -> bool:
-        """Return whether a transfer id names nothing else yet; a child that gives one twice has a fault."""
+        """Return whether a transfer id is unused; a child that returns one twice is faulty."""
         transfer_id = self._names.outside(child, own)
         if transfer_id not in self._loads and transfer_id not in self._unreleased:
             return True
@@ -382,7 +382,7 @@ class TieredScheduler(KVSchedulerSide, SupportsHandover, SupportsStepTimes, Supp
         return self._policy.choose_source(sources)
 
     def _part_of(self, child: int, report: ConnectorReport) -> ConnectorReport:
-        """Return a child's part of a report, with the transfer ids as it calls them."""
+        """Return a child's part of a report, with the child's transfer ids."""
 
         def own(transfer_ids: Sequence[int]) -> tuple[int, ...]:
             return tuple(number for i, number in map(self._names.inside, transfer_ids) if i == child)
@@ -417,7 +417,7 @@ class TieredScheduler(KVSchedulerSide, SupportsHandover, SupportsStepTimes, Supp
             child.close()
 
     def _close_overdue(self) -> None:
-        """Close children that do not give blocks back, before the engine closes all of them."""
+        """Close children that do not release blocks, before the engine closes all of them."""
         oldest_s = self._clock.now_s() - self._config.release_timeout_s
         for transfer_id in [transfer_id for transfer_id, since_s in self._unreleased.items() if since_s <= oldest_s]:
             i, _ = self._names.inside(transfer_id)
@@ -434,36 +434,36 @@ class TieredScheduler(KVSchedulerSide, SupportsHandover, SupportsStepTimes, Supp
 
 
 class RemotePrefillScheduler(TieredScheduler, SupportsRemotePrefill):
-    """The same over children some of which bring requests of other engines."""
+    """As :class:`TieredScheduler`, if a child supports remote prefills."""
 
     def on_sampling(self, fingerprint: SamplingFingerprint) -> None:
-        """Pass on how first tokens are chosen."""
+        """Forward the sampling fingerprint."""
         self._tell(SupportsRemotePrefill, "on_sampling", lambda side: side.on_sampling(fingerprint))
 
     def on_waker(self, wake: Callable[[], None]) -> None:
-        """Pass on the function that wakes the engine."""
+        """Forward the function that wakes the engine."""
         self._tell(SupportsRemotePrefill, "on_waker", lambda side: side.on_waker(wake))
 
     def take_requests(self) -> Sequence[Request]:
-        """Return those of all children."""
+        """Return the requests of all children."""
         found: list[Request] = []
         for child in self._children:
             found += child.ask(SupportsRemotePrefill, "take_requests", lambda side: tuple(side.take_requests()), ())
         return found
 
     def take_withdrawn(self) -> Sequence[str]:
-        """Return those of all children."""
+        """Return the withdrawn ids of all children."""
         found: list[str] = []
         for child in self._children:
             found += child.ask(SupportsRemotePrefill, "take_withdrawn", lambda side: tuple(side.take_withdrawn()), ())
         return found
 
     def on_request_token(self, request_id: str, first: FirstToken) -> None:
-        """Pass it on to all: ids are unique."""
+        """Forward to all: ids are unique."""
         self._tell(SupportsRemotePrefill, "on_request_token", lambda side: side.on_request_token(request_id, first))
 
     def on_request_ended(self, request_id: str, *, transfer_params: Mapping[str, Any] | None, error: str) -> None:
-        """Pass it on to all: ids are unique."""
+        """Forward to all: ids are unique."""
         self._tell(
             SupportsRemotePrefill,
             "on_request_ended",
@@ -471,7 +471,7 @@ class RemotePrefillScheduler(TieredScheduler, SupportsRemotePrefill):
         )
 
     def on_backlog(self, num_tokens: int) -> None:
-        """Pass the number of queued tokens on."""
+        """Forward the number of queued tokens."""
         self._tell(SupportsRemotePrefill, "on_backlog", lambda side: side.on_backlog(num_tokens))
 
 

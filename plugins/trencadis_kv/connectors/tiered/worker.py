@@ -1,4 +1,4 @@
-"""The worker side of several connectors in one: each gets its part of the message, and their reports become one.
+"""Worker side of the tiered connector: splits the message among the children, and merges their reports.
 
 Every child counts transfer ids by itself. With ``n`` children, transfer id ``t`` of child ``i`` is called ``t * (n + 1) + i`` outside, so that
 no table is needed; the numbers of the class ``n`` name blocks that several children hold.
@@ -21,7 +21,7 @@ __all__ = ["Hold", "Orders", "TieredWorker", "TransferIds"]
 
 
 class Hold(msgspec.Struct, array_like=True, frozen=True):
-    """Blocks that several children hold: they are free when the last one releases them.
+    """Blocks pinned by several children: free when the last one releases them.
 
     Attributes:
         transfer_id: By which the engine knows them.
@@ -55,7 +55,7 @@ class Orders(msgspec.Struct, array_like=True, frozen=True):
 
 
 class TransferIds:
-    """Translates transfer ids. Pure.
+    """Translates between the children's transfer ids and the engine's. Pure.
 
     Args:
         num_children: Their number.
@@ -65,15 +65,15 @@ class TransferIds:
         self._num_classes = num_children + 1
 
     def outside(self, child: int, transfer_id: int) -> int:
-        """Return what a child's transfer id is called outside."""
+        """Return the engine's id for a child's transfer id."""
         return transfer_id * self._num_classes + child
 
     def shared(self, number: int) -> int:
-        """Return the name of blocks that several children hold."""
+        """Return the id of blocks that several children pin."""
         return number * self._num_classes + self._num_classes - 1
 
     def inside(self, transfer_id: int) -> tuple[int, int]:
-        """Return the child, and what it calls the transfer id; the child is their number for blocks that several hold."""
+        """Return the child and its transfer id; for shared blocks the number of children."""
         number, child = divmod(transfer_id, self._num_classes)
         return child, number
 
@@ -142,7 +142,7 @@ class _Part:
 
 
 class TieredWorker(KVWorkerSide):
-    """Passes calls on. Transfer ids of a child that was closed fail and are released: nothing can touch their blocks any more.
+    """Forwards calls. Transfer ids of a closed child fail and are released: nothing can touch their blocks any more.
 
     Args:
         names: Of the children, the nearest first.
@@ -157,7 +157,7 @@ class TieredWorker(KVWorkerSide):
         self._holders: dict[int, set[int]] = {}
 
     def register(self, kv_cache: KVPool) -> None:
-        """Show the cache to all; a child that cannot use it is closed."""
+        """Pass the KV pool to all; a child that cannot use it is closed."""
         for part in self._parts:
             registered = False
 
@@ -171,7 +171,7 @@ class TieredWorker(KVWorkerSide):
                 part.close()
 
     def begin_step(self, message: bytes) -> None:
-        """Let all children save, and then all load: blocks to be saved may be those that another child loads into."""
+        """Run all saves, then all loads: a load may overwrite blocks that another child saves."""
         if not message:
             for part in self._parts:
                 part.call("begin_step", _begin(b""))
@@ -186,12 +186,12 @@ class TieredWorker(KVWorkerSide):
                 part.call("begin_step", _begin(after))
 
     def end_step(self) -> None:
-        """Let all secure what they save."""
+        """Forward the end of the step."""
         for part in self._parts:
             part.call("end_step", _end)
 
     def poll(self) -> ConnectorReport:
-        """Return what finished in any child."""
+        """Return the merged report."""
         loaded: list[int] = []
         failed: list[FailedLoad] = []
         released: list[int] = []
@@ -221,7 +221,7 @@ class TieredWorker(KVWorkerSide):
         return ConnectorReport(loaded=tuple(loaded), failed=tuple(failed), released=self._released(released))
 
     def wait_idle(self, timeout_s: float) -> bool:
-        """Wait until no child transfers anything, as far as they can say; True if so. For tests and tools, from any thread."""
+        """Wait until no child transfers anything, as far as known; True if so. For tests and tools, from any thread."""
         end_s = time.monotonic() + timeout_s
         return all(part.wait_idle(max(0.0, end_s - time.monotonic())) for part in self._parts)
 
@@ -253,7 +253,7 @@ class TieredWorker(KVWorkerSide):
         return self._parts[self._transfer_ids.inside(transfer_id)[0]]
 
     def _released(self, transfer_ids: Sequence[int]) -> tuple[int, ...]:
-        """Return the transfer ids that the engine waits for: blocks that several children hold are free with the last one."""
+        """Return the engine's released transfer ids: shared blocks are free with the last child."""
         found = []
         for member in transfer_ids:
             shared = self._shared.pop(member, None)
