@@ -104,7 +104,7 @@ def _add_middlewares(
 
 
 def _tidy_openapi(app: FastAPI) -> None:
-    """Take out of the document what never happens: FastAPI's own answer to invalid requests."""
+    """Remove FastAPI's own answer to invalid requests from the document, since it is never sent."""
     generate = app.openapi
     lock = threading.Lock()
 

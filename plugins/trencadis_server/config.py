@@ -112,7 +112,7 @@ class ServerConfig:
 
     @property
     def is_open_to_all(self) -> bool:
-        """Whether other machines may reach the server and no key is asked for."""
+        """Whether the server is reachable from other machines without a key."""
         return self.host not in LOOPBACK and not self.api_keys
 
 

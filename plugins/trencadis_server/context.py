@@ -1,4 +1,4 @@
-"""What every endpoint needs: the engine of the moment, the limits, the names it answers to. One for each application."""
+"""State shared by all endpoints of an application: current engine, admission control, model names."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _MAX_PARSED_INLINE = 16_384
 
 
 class Hold(Protocol):
-    """A place in the server, given back when its ``with`` block ends. Event loop only."""
+    """A request's place in admission control, freed when its ``with`` block ends. Event loop only."""
 
     def first_token(self) -> None:
-        """Say that the prompt has been computed: its tokens wait no longer. A second call does nothing."""
+        """Mark the prompt as computed: its tokens do not count as waiting any more. A second call does nothing."""
 
 
 @runtime_checkable
@@ -33,7 +33,7 @@ class Admission(Protocol):
     """Keeps the server within ``server.max_requests`` and ``server.max_waiting_tokens``. Event loop only."""
 
     def hold(self, num_prompt_tokens: int, num_requests: int = 1, *, caller: str = "") -> AbstractContextManager[Hold]:
-        """Take a place for an HTTP request; leaving the block gives it back, whatever happened.
+        """Acquire a place for an HTTP request; leaving the block frees it.
 
         Args:
             num_prompt_tokens: Prompt tokens of all its engine requests together.
@@ -47,7 +47,7 @@ class Admission(Protocol):
 
 @runtime_checkable
 class EngineSource(Protocol):
-    """The caller that owns the engine: it may be loading, restarting or gone."""
+    """Owner of the engine, which may be loading, restarting or gone."""
 
     @property
     def llm(self) -> AsyncLLM:
@@ -59,7 +59,7 @@ class EngineSource(Protocol):
 
 
 class ServerContext:
-    """What ``request.app.state.context`` is.
+    """Type of ``request.app.state.context``.
 
     Args:
         engines: Has the engine of the moment.
@@ -110,7 +110,7 @@ class ServerContext:
 
     @property
     def fingerprint(self) -> str:
-        """What ``system_fingerprint`` says: plugins, versions and options, hashed.
+        """Value of ``system_fingerprint``: a hash of plugins, versions and options.
 
         Raises:
             EngineEndedError: There is no engine.
@@ -130,7 +130,7 @@ _MAX_INLINE_CHARACTERS = 2000
 
 
 class Encoder:
-    """Keeps the work of long texts off the event loop, and the memory of it bounded. Event loop only.
+    """Runs work on long texts on threads, off the event loop, with bounded memory. Event loop only.
 
     Args:
         max_threads: Long texts that are worked on at once; each may take a hundred bytes a token.
@@ -142,7 +142,7 @@ class Encoder:
         self._max_inline = max_inline
 
     async def run(self, call: Callable[[], _T], *, num_characters: int) -> _T:
-        """Return what ``call`` returns.
+        """Return the result of ``call``, run on a thread if the text is long.
 
         Args:
             call: Uses the tokenizer, or parses; touches nothing else.

@@ -1,4 +1,4 @@
-"""Errors as clients of the API see them: OpenAI's shape, whatever went wrong.
+"""Errors of the API, in OpenAI's format.
 
 exception ▶ as_api_error ▶ ApiError ▶ ``{"error": {"message", "type", "param", "code"}}``, status and headers
 
@@ -70,12 +70,12 @@ class ApiError(Exception):
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
     def encoded(self) -> bytes:
-        """Return the body as JSON, ASCII only: a message may quote what no UTF-8 can hold, such as half a surrogate pair."""
+        """Return the body as ASCII JSON: a message may quote characters that UTF-8 cannot encode, such as lone surrogates."""
         return json.dumps(self.body()).encode("ascii")
 
 
 class TooBusyError(RequestRefusedError):
-    """A cap of the server is reached.
+    """A limit of the server is reached.
 
     Cause: ``server.max_requests`` or ``server.max_waiting_tokens``.
     Fix: send it again after ``retry_after_s``, or raise the cap.
@@ -108,7 +108,7 @@ class EngineUnavailableError(EngineEndedError):
 
 
 def as_api_error(error: BaseException, *, param: str | None = None, request_id: str = "") -> ApiError:
-    """Return what a client is told about an exception; of an unexpected one no more than the request id. Pure.
+    """Return the API error for an exception; an unexpected one reveals only the request id. Pure.
 
     Args:
         error: What was raised.
@@ -141,7 +141,7 @@ def as_api_error(error: BaseException, *, param: str | None = None, request_id: 
 
 
 def retry_headers(retry_after_s: float | None) -> dict[str, str]:
-    """Return the headers that say when to try again; None: not at all. Pure."""
+    """Return the headers on whether and when to retry; None: not at all. Pure."""
     if retry_after_s is None:
         return {"x-should-retry": "false"}
     return {"x-should-retry": "true", "Retry-After": str(max(1, math.ceil(retry_after_s)))}

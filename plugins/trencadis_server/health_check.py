@@ -1,4 +1,4 @@
-"""The health check of ``trencadis serve``: its ports and keys."""
+"""Health check of ``trencadis serve``: ports and keys."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LOOPBACK = "127.0.0.1"
 
 
 def check_server(config: Config) -> Iterator[Finding]:
-    """Check that both ports can be listened on, and that a server for the whole network asks for a key."""
+    """Check that both ports can be bound, and that a server for other machines requires a key."""
     server = server_of(config)
     yield _check_port(server.host, server.port, key="port")
     if server.admin_port:

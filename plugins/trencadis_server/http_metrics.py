@@ -1,4 +1,4 @@
-"""What the HTTP side counts, in a registry of its own; ``/metrics`` shows it beside what the engine's observers have."""
+"""Metrics of the HTTP side, in a registry of their own; ``/metrics`` shows them together with those of the engine's observers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _WINDOW_S = 30.0
 
 
 class LoopWatch:
-    """Measures how long the event loop is kept from its callbacks, by being late itself. Event loop only.
+    """Measures the delay of the event loop's callbacks by a periodic timer. Event loop only.
 
     Args:
         call_later: Of the event loop.
@@ -45,7 +45,7 @@ class LoopWatch:
         self._present = self._before = (0.0, 0.0)
 
     def start(self) -> None:
-        """Begin to look, until the event loop ends."""
+        """Start to measure, until the event loop ends."""
         now_s = self._now_s()
         self._window_end_s = now_s + _WINDOW_S
         self._spent_s = self._thread_s()
@@ -53,7 +53,7 @@ class LoopWatch:
         self._call_later(_LOOK_S, self._look)
 
     def largest(self) -> tuple[float, float]:
-        """Return by how much callbacks were late at most, and how much of such a delay was the thread's own CPU time, seconds."""
+        """Return the largest delay, and the part of it that was the thread's own CPU time, seconds."""
         return max(self._present[0], self._before[0]), max(self._present[1], self._before[1])
 
     def _look(self) -> None:
@@ -115,7 +115,7 @@ class HttpMetrics:
 
     @contextlib.contextmanager
     def in_flight(self) -> Iterator[None]:
-        """Count a request for as long as the block runs."""
+        """Count a request as in flight while the block runs."""
         self._in_flight.inc()
         try:
             yield
@@ -123,7 +123,7 @@ class HttpMetrics:
             self._in_flight.dec()
 
     def note(self, *, route: str, method: str, status: int, num_bytes: int, duration_s: float) -> None:
-        """Count a request that has ended.
+        """Count a finished request.
 
         Args:
             route: Its path as declared, such as ``/v1/models/{model}``; empty if there is none.
@@ -140,7 +140,7 @@ class HttpMetrics:
             self._refused.inc()
 
     def note_restart(self) -> None:
-        """Count an engine that was started in place of one that ended."""
+        """Count a restart of the engine."""
         self._restarts.inc()
 
     def text(self, *, engine_up: bool, num_requests: int = 0, num_waiting_tokens: int = 0) -> str:

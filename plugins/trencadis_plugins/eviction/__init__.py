@@ -1,4 +1,4 @@
-"""Built-in eviction policies: which unreferenced cached blocks go first."""
+"""Built-in eviction policies: the order in which unreferenced cached blocks are evicted."""
 
 from __future__ import annotations
 

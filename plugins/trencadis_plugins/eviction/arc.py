@@ -1,4 +1,4 @@
-"""Adaptive replacement: recency and frequency share the cache as the trace rewards them."""
+"""ARC: adaptive balance between recency and frequency."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Arc"]
 
 
 class Arc(TrackingPolicy):
-    """Keeps contents used once and contents used more often apart, each by last use, and moves the border between them.
+    """Keeps two lists, contents used once and contents used more often, each by last use, and adapts their sizes.
 
         enter ──▶ once  ──used again──▶ often           target: contents that "once" may hold
                    │                      │             a remembered one of "once" comes back: target up
@@ -32,7 +32,7 @@ class Arc(TrackingPolicy):
         self._often_remembered: History[bool] = History()
 
     def enter(self, block: int, key: bytes, depth: int, salt: str) -> None:
-        """Join the contents used once; a remembered one joins the others and moves the border."""
+        """Add to the contents used once; one with a ghost entry is added to the others, and sizes adapt."""
         num_once, num_often = len(self._once_remembered), len(self._often_remembered)
         if self._once_remembered.recall(key):
             self._target = min(self.capacity, self._target + max(1.0, num_often / num_once))
@@ -44,27 +44,27 @@ class Arc(TrackingPolicy):
         self._num_often += 1
 
     def reuse(self, block: int) -> None:
-        """Join the contents used more often."""
+        """Move to the contents used more often."""
         if block in self._is_once:
             self._is_once.discard(block)
             self._num_often += 1
 
     def offer(self, block: int) -> None:
-        """Become the newest of its kind."""
+        """Append to its list."""
         (self._once if block in self._is_once else self._often).add(block)
 
     def withdraw(self, block: int) -> None:
-        """Drop the candidate."""
+        """Remove the candidate."""
         self._once.discard(block)
         self._often.discard(block)
 
     def choose(self) -> int:
-        """Return the oldest of the kind that exceeds its side of the border."""
+        """Return the oldest block of the list that exceeds its size."""
         from_once = bool(self._once) and (len(self._is_once) > self._target or not self._often)
         return (self._once if from_once else self._often).take()
 
     def leave(self, block: int, key: bytes, *, evicted: bool) -> None:
-        """Remember an evicted content with those of its kind."""
+        """Add a ghost entry for an evicted content."""
         is_once = block in self._is_once
         if is_once:
             self._is_once.discard(block)

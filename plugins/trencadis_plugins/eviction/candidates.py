@@ -1,4 +1,4 @@
-"""Candidates in the order of their ranks."""
+"""Candidates for eviction, ordered by rank."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MIN_STALE = 64
 
 
 class Candidates:
-    """A set of blocks from which the one of lowest rank is taken; among equals the one added first.
+    """A set of blocks that returns the one of lowest rank; the oldest of equals.
 
     Adding and taking cost O(log n), dropping O(1): entries of dropped blocks stay in the heap until they come to its top, or
     until they are more than half of it.
@@ -31,19 +31,19 @@ class Candidates:
         return block in self._number_of
 
     def add(self, block: int, rank: float = 0.0) -> None:
-        """Add a block, or give it another rank; without one, blocks are taken in the order in which they were added."""
+        """Add a block, or change its rank; without rank, blocks are returned in the order in which they were added."""
         number = next(self._numbers)
         self._number_of[block] = number
         heappush(self._heap, (rank, number, block))
         self._sweep()
 
     def discard(self, block: int) -> None:
-        """Drop a block if it is there."""
+        """Remove a block if it is there."""
         if self._number_of.pop(block, None) is not None:
             self._sweep()
 
     def lowest_rank(self) -> float:
-        """Return the rank of the block that would be taken.
+        """Return the lowest rank.
 
         Raises:
             IndexError: There is none.
@@ -64,7 +64,7 @@ class Candidates:
         return block
 
     def _sweep(self) -> None:
-        """Drop stale entries once they are the larger part: so each is paid for by the call that made it stale."""
+        """Drop stale entries when they are the larger part, for amortised O(1)."""
         if len(self._heap) > 2 * len(self._number_of) + _MIN_STALE:
             self._heap = [entry for entry in self._heap if self._is_live(entry)]
             heapify(self._heap)

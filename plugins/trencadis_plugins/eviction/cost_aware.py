@@ -1,4 +1,4 @@
-"""Evicts the least saved compute per byte first, with ageing."""
+"""Cost-aware eviction with ageing: the least saved compute per byte goes first."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class CostAware(TrackingPolicy):
         self._history: History[int] = History()
 
     def enter(self, block: int, key: bytes, depth: int, salt: str) -> None:
-        """Count the first use, or one more of a remembered content."""
+        """Count the first use, or one more of a content with a ghost entry."""
         attention_blocks = self._config.attention_blocks
         self._cost[block] = 1.0 + depth / attention_blocks if attention_blocks else 1.0
         self._num_uses[block] = self._history.recall(key) or 0
@@ -50,32 +50,32 @@ class CostAware(TrackingPolicy):
         self.reuse(block)
 
     def reuse(self, block: int) -> None:
-        """Count a use, and weigh it at the present clock."""
+        """Count a use, and compute the worth at the present clock."""
         self._num_uses[block] += 1
         worth = self._clock + self._num_uses[block] * self._cost[block]
         self._worth[block] = max(self._worth[block], worth)
 
     def on_free(self, blocks: Sequence[int], *, depths: Sequence[int], now_s: float) -> None:
-        """Offer the blocks, none worth less than those behind it."""
+        """Add the blocks as candidates; none gets a lower worth than those after it."""
         self._worth_behind = 0.0
         super().on_free(blocks, depths=depths, now_s=now_s)
 
     def offer(self, block: int) -> None:
-        """Rank by worth."""
+        """Add the candidate, ranked by worth."""
         self._worth_behind = self._worth[block] = max(self._worth[block], self._worth_behind)
         self._candidates.add(block, self._worth[block])
 
     def withdraw(self, block: int) -> None:
-        """Drop the candidate."""
+        """Remove the candidate."""
         self._candidates.discard(block)
 
     def choose(self) -> int:
-        """Return the candidate of lowest worth; the clock moves there."""
+        """Return the candidate of lowest worth; the clock advances to it."""
         self._clock = max(self._clock, self._candidates.lowest_rank())
         return self._candidates.take()
 
     def leave(self, block: int, key: bytes, *, evicted: bool) -> None:
-        """Remember how often an evicted content was used."""
+        """Add a ghost entry with the number of uses."""
         num_uses = self._num_uses.pop(block)
         del self._worth[block], self._cost[block]
         if evicted:

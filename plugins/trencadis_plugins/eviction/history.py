@@ -1,4 +1,4 @@
-"""Ghost entries: history of evicted contents."""
+"""Ghost entries of evicted contents."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class History(Generic[T]):
-    """A bounded memory of evicted contents ("ghosts") by key; the one evicted first is forgotten first. O(1)."""
+    """A bounded table of evicted contents ("ghosts") by key; drops the oldest first. O(1)."""
 
     def __init__(self) -> None:
         self._facts: OrderedDict[bytes, T] = OrderedDict()
@@ -20,7 +20,7 @@ class History(Generic[T]):
         return len(self._facts)
 
     def remember(self, key: bytes, fact: T, *, most: float) -> None:
-        """Note a fact about an evicted content; an empty key names none.
+        """Add a value for an evicted content; ignored for an empty key.
 
         Args:
             key: Of the content.
@@ -33,10 +33,10 @@ class History(Generic[T]):
         self.shrink(most)
 
     def shrink(self, most: float) -> None:
-        """Forget the oldest until there are at most so many."""
+        """Drop the oldest entries down to a number."""
         while self._facts and len(self._facts) > most:
             self._facts.popitem(last=False)
 
     def recall(self, key: bytes) -> T | None:
-        """Return and forget what is known of a content, or None."""
+        """Remove and return the value of a content, or None."""
         return self._facts.pop(key, None)

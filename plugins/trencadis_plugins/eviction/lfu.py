@@ -1,4 +1,4 @@
-"""Least frequently used first, with ageing and a memory."""
+"""LFU with ageing and ghost entries."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Lfu"]
 
 
 class Lfu(TrackingPolicy):
-    """Evicts the content whose uses weigh least; among equals the one unused for longest, tail first. O(log n) a block.
+    """Evicts the content of lowest score; of equals the least recently used, tail first. O(log n) a block.
 
     A use at time t weighs 2^(-(now - t) / half-life). All weights shrink alike, so their order only changes with a use, and a
     score that never has to be touched orders as they do: log2 of the sum of 2^(t / half-life). Without a half-life the score
@@ -33,19 +33,19 @@ class Lfu(TrackingPolicy):
         self._history: History[float] = History()
 
     def enter(self, block: int, key: bytes, depth: int, salt: str) -> None:
-        """Start with one use, or where an evicted content's score stood."""
+        """Start with one use, or with an evicted content's score."""
         self._score[block] = self._used(self._history.recall(key))
 
     def reuse(self, block: int) -> None:
-        """Add a use."""
+        """Add a use to the score."""
         self._score[block] = self._used(self._score[block])
 
     def offer(self, block: int) -> None:
-        """Rank by score."""
+        """Add the candidate, ranked by score."""
         self._candidates.add(block, self._score[block])
 
     def withdraw(self, block: int) -> None:
-        """Drop the candidate."""
+        """Remove the candidate."""
         self._candidates.discard(block)
 
     def choose(self) -> int:
@@ -53,7 +53,7 @@ class Lfu(TrackingPolicy):
         return self._candidates.take()
 
     def leave(self, block: int, key: bytes, *, evicted: bool) -> None:
-        """Remember the score of an evicted content."""
+        """Add a ghost entry with the score."""
         score = self._score.pop(block)
         if evicted:
             self._history.remember(key, score, most=self._config.history * self.capacity)

@@ -30,7 +30,7 @@ class Lru(EvictionPolicy):
             self._candidates.move_to_end(block)
 
     def on_hit(self, blocks: Sequence[int], *, now_s: float) -> None:
-        """Drop the blocks; they come back as the newest when they are freed."""
+        """Remove the blocks; they are the newest when they are freed again."""
         self.forget(blocks)
 
     def victims(self, num_blocks: int) -> list[int]:
@@ -38,6 +38,6 @@ class Lru(EvictionPolicy):
         return [self._candidates.popitem(last=False)[0] for _ in range(num_blocks)]
 
     def forget(self, blocks: Sequence[int]) -> None:
-        """Drop the blocks; one that is no candidate is left alone."""
+        """Remove the blocks; others than candidates are ignored."""
         for block in blocks:
             self._candidates.pop(block, None)

@@ -1,4 +1,4 @@
-"""S3-FIFO: a small queue on probation, a main queue with second chances, and a memory."""
+"""S3-FIFO: a small queue for new contents, a main queue with reinsertion, and ghost entries."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PROMOTED = 2
 
 
 class S3Fifo(TrackingPolicy):
-    """Evicts from the small queue what was hardly used, from the main queue what was not used since its last turn.
+    """Evicts rarely used contents from the small queue, and those not used since their last turn from the main queue.
 
         enter ──▶ small ──used twice──▶ main ──┐ used: once more around
                     │                    ▲  ▲──┘
@@ -43,29 +43,29 @@ class S3Fifo(TrackingPolicy):
         self._remembered: History[bool] = History()
 
     def enter(self, block: int, key: bytes, depth: int, salt: str) -> None:
-        """Start in the small queue, or in the main one if remembered."""
+        """Add to the small queue, or to the main one if there is a ghost entry."""
         self._count[block] = 0
         if not self._remembered.recall(key):
             self._is_small.add(block)
 
     def reuse(self, block: int) -> None:
-        """Count, up to 3."""
+        """Count a use, up to 3."""
         self._count[block] = min(_MAX_COUNT, self._count[block] + 1)
 
     def offer(self, block: int) -> None:
-        """Go to the block's place, at first the last."""
+        """Add the candidate at the block's place, at first the end."""
         if block not in self._place:
             self._num_places += 1
             self._place[block] = self._num_places
         (self._small if block in self._is_small else self._main).add(block, self._place[block])
 
     def withdraw(self, block: int) -> None:
-        """Drop the candidate."""
+        """Remove the candidate."""
         self._small.discard(block)
         self._main.discard(block)
 
     def choose(self) -> int:
-        """Turn the queues until a block comes up that was used too little to stay."""
+        """Turn the queues until a block with too few uses comes up."""
         while True:
             too_many = len(self._is_small) > int(self._config.small_ratio * self.capacity)
             if self._small and (too_many or not self._main):
@@ -81,7 +81,7 @@ class S3Fifo(TrackingPolicy):
             self._requeue(block, self._count[block] - 1)
 
     def leave(self, block: int, key: bytes, *, evicted: bool) -> None:
-        """Remember an evicted content of the small queue."""
+        """Add a ghost entry for a content evicted from the small queue."""
         if evicted and block in self._is_small:
             self._remembered.remember(key, True, most=int(self._config.history * self.capacity))
         self._is_small.discard(block)

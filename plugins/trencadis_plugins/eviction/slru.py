@@ -1,4 +1,4 @@
-"""Segmented least recently used: blocks that were used again go last."""
+"""Segmented LRU: blocks that were used again are evicted last."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Slru"]
 
 
 class Slru(TrackingPolicy):
-    """Evicts the oldest block on probation, and protected ones only when there is no other. O(log n) a block.
+    """Evicts the oldest block on probation, protected ones only if there is no other. O(log n) a block.
 
         enter ──▶ probation ──used again──▶ protected        each from oldest to newest
                       ▲                        │
@@ -36,7 +36,7 @@ class Slru(TrackingPolicy):
         self.reuse(block)
 
     def reuse(self, block: int) -> None:
-        """Count a use; enough of them protect the block."""
+        """Count a use; after enough of them the block is protected."""
         self._num_uses[block] += 1
         if self._num_uses[block] >= self._config.protected_uses:
             self._is_protected.add(block)
@@ -46,7 +46,7 @@ class Slru(TrackingPolicy):
         (self._protected if block in self._is_protected else self._probation).add(block)
 
     def withdraw(self, block: int) -> None:
-        """Drop the candidate."""
+        """Remove the candidate."""
         self._protected.discard(block)
         self._probation.discard(block)
 
@@ -59,6 +59,6 @@ class Slru(TrackingPolicy):
         return (self._probation or self._protected).take()
 
     def leave(self, block: int, key: bytes, *, evicted: bool) -> None:
-        """Drop what is known."""
+        """Drop the block's record."""
         del self._num_uses[block]
         self._is_protected.discard(block)

@@ -1,4 +1,4 @@
-"""Base of policies that track contents, not only blocks."""
+"""Base of policies that track contents as well as blocks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["TrackingPolicy"]
 
 
 class TrackingPolicy(EvictionPolicy):
-    """Turns the core's calls into the life of each content.
+    """Translates the engine's calls to events of each content.
 
         enter ──▶ in use ──offer──▶ candidate ──choose──▶ leave (evicted)
                    │  ▲                │
@@ -33,7 +33,7 @@ class TrackingPolicy(EvictionPolicy):
     def on_use(
         self, blocks: Sequence[int], *, keys: Sequence[bytes], depths: Sequence[int], salt: str, now_s: float
     ) -> None:
-        """Let new contents enter, and count the use of known ones."""
+        """Call :meth:`enter` for new contents, :meth:`reuse` for others."""
         self.now_s = now_s
         known = self._key_of
         for block, key, depth in zip(blocks, keys, depths, strict=True):
@@ -46,7 +46,7 @@ class TrackingPolicy(EvictionPolicy):
             self.enter(block, key, depth, salt)
 
     def on_free(self, blocks: Sequence[int], *, depths: Sequence[int], now_s: float) -> None:
-        """Offer the blocks, in the order given."""
+        """Make the blocks candidates, in the order given."""
         self.now_s = now_s
         for block, depth in zip(blocks, depths, strict=True):
             if block not in self._key_of:
@@ -55,13 +55,13 @@ class TrackingPolicy(EvictionPolicy):
             self.offer(block)
 
     def on_hit(self, blocks: Sequence[int], *, now_s: float) -> None:
-        """Withdraw the blocks."""
+        """Make the blocks candidates no more."""
         self.now_s = now_s
         for block in blocks:
             self.withdraw(block)
 
     def victims(self, num_blocks: int) -> list[int]:
-        """Choose one block after the other."""
+        """Choose blocks one after the other."""
         self.capacity = len(self._key_of) - num_blocks
         chosen = []
         for _ in range(num_blocks):
@@ -71,7 +71,7 @@ class TrackingPolicy(EvictionPolicy):
         return chosen
 
     def forget(self, blocks: Sequence[int]) -> None:
-        """Let the contents go without remembering them; a block that is unknown is left alone."""
+        """Drop the contents without ghost entries; unknown blocks are ignored."""
         for block in blocks:
             if block in self._key_of:
                 self._lose(block)
@@ -82,24 +82,24 @@ class TrackingPolicy(EvictionPolicy):
 
     @abstractmethod
     def enter(self, block: int, key: bytes, depth: int, salt: str) -> None:
-        """A content is used for the first time since it was last evicted, if ever."""
+        """Called at a content's first use since it was last evicted, if ever."""
 
     @abstractmethod
     def reuse(self, block: int) -> None:
-        """A sequence found the content and uses it again."""
+        """Called when a sequence found the content and uses it again."""
 
     @abstractmethod
     def offer(self, block: int) -> None:
-        """The block becomes a candidate, as the newest."""
+        """Called when the block becomes a candidate, as the newest."""
 
     @abstractmethod
     def withdraw(self, block: int) -> None:
-        """The block is no candidate any more, if it was one."""
+        """Called when the block is no candidate any more, if it was one."""
 
     @abstractmethod
     def choose(self) -> int:
-        """Return the candidate that goes first; it is no candidate any more. There is one."""
+        """Remove and return the candidate to evict. There is one."""
 
     @abstractmethod
     def leave(self, block: int, key: bytes, *, evicted: bool) -> None:
-        """The content is gone: drop what is known of the block, or remember it by its key (empty: unknown)."""
+        """Called when the content is gone: drop the block's record, or keep a ghost entry under its key (empty: unknown)."""

@@ -1,4 +1,4 @@
-"""Least recently used first, but for pinned prefixes: they stay for a time."""
+"""LRU with prefixes that are pinned for a time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SEPARATORS = ("/", "\0")
 
 
 class Ttl(TrackingPolicy):
-    """Evicts the block unused for longest; pinned ones only when no other is left, the next to expire first. O(log n) a block.
+    """Evicts the least recently used block; pinned ones only if no other is left, the next to expire first. O(log n) a block.
 
     The first ``pinned_blocks`` blocks of every sequence with a pinned salt are pinned until ``pinned_s`` after their last use. Contents
     of different salts are never shared, and a block is pinned together with all before it, so no prefix loses its beginning.
@@ -30,25 +30,25 @@ class Ttl(TrackingPolicy):
         self._pinned = Candidates()
 
     def enter(self, block: int, key: bytes, depth: int, salt: str) -> None:
-        """Pin the block if its salt and depth say so."""
+        """Pin the block if its salt and depth are configured."""
         most = self._config.pinned_blocks
         if key and (not most or depth < most) and any(_names(name, salt) for name in self._config.pinned_salts):
             self._is_pinned.add(block)
 
     def reuse(self, block: int) -> None:
-        """Nothing: a block's time starts when it is offered."""
+        """Do nothing: a block's time starts when it becomes a candidate."""
 
     def offer(self, block: int) -> None:
-        """Become the newest of its kind."""
+        """Append to its kind, pinned or not."""
         (self._pinned if block in self._is_pinned else self._plain).add(block, self.now_s)
 
     def withdraw(self, block: int) -> None:
-        """Drop the candidate."""
+        """Remove the candidate."""
         self._plain.discard(block)
         self._pinned.discard(block)
 
     def choose(self) -> int:
-        """Return the oldest candidate that is not pinned, or no longer."""
+        """Return the oldest candidate that is not pinned, or whose pin expired."""
         while self._pinned:
             freed_s = self._pinned.lowest_rank()
             if freed_s + self._config.pinned_s > self.now_s:
@@ -57,7 +57,7 @@ class Ttl(TrackingPolicy):
         return (self._plain or self._pinned).take()
 
     def leave(self, block: int, key: bytes, *, evicted: bool) -> None:
-        """Drop what is known."""
+        """Drop the block's record."""
         self._is_pinned.discard(block)
 
 

@@ -1,4 +1,4 @@
-"""2Q: a FIFO queue for contents that were used once, an LRU queue for contents that were used again."""
+"""2Q: a FIFO queue for contents used once, an LRU queue for contents used again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["TwoQueue"]
 
 
 class TwoQueue(TrackingPolicy):
-    """Evicts the first that came of the new contents, or the one unused for longest of the proven ones. O(log n) a block.
+    """Evicts the oldest of the new contents, or the least recently used of the others. O(log n) a block.
 
         enter ──▶ new, by arrival ──▶ remembered        A content is proven when it comes back while it is remembered:
         enter, remembered ──▶ proven, by last use       uses in quick succession prove nothing.
@@ -33,15 +33,15 @@ class TwoQueue(TrackingPolicy):
         self._remembered: History[bool] = History()
 
     def enter(self, block: int, key: bytes, depth: int, salt: str) -> None:
-        """Sort the content into a queue."""
+        """Assign the content to a queue."""
         if not self._remembered.recall(key):
             self._is_new.add(block)
 
     def reuse(self, block: int) -> None:
-        """Nothing: proven contents move when they are offered."""
+        """Do nothing: contents of the LRU queue move when they become candidates."""
 
     def offer(self, block: int) -> None:
-        """Append to the proven contents, or go to the place of the first arrival."""
+        """Append to the LRU queue, or add at the place of the first arrival."""
         if block not in self._is_new:
             self._proven.add(block)
             return
@@ -51,17 +51,17 @@ class TwoQueue(TrackingPolicy):
         self._new.add(block, self._arrival[block])
 
     def withdraw(self, block: int) -> None:
-        """Drop the candidate."""
+        """Remove the candidate."""
         self._new.discard(block)
         self._proven.discard(block)
 
     def choose(self) -> int:
-        """Return the first of the new contents while they exceed their share, else of the proven ones."""
+        """Return the first of the new contents while they exceed their share, else of the others."""
         too_many = len(self._is_new) > int(self._config.new_ratio * self.capacity)
         return (self._new if self._new and (too_many or not self._proven) else self._proven).take()
 
     def leave(self, block: int, key: bytes, *, evicted: bool) -> None:
-        """Remember an evicted content that was new."""
+        """Add a ghost entry for an evicted new content."""
         if evicted and block in self._is_new:
             self._remembered.remember(key, True, most=int(self._config.history * self.capacity))
         self._is_new.discard(block)

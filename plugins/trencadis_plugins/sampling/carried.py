@@ -1,4 +1,4 @@
-"""State of processors that outlives a preemption: the sequence comes back, in this row or another, and goes on with it."""
+"""Processors' state across a preemption: restored when the sequence gets a row again."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Holder:
 
 
 class CarriedStates:
-    """Knows which row holds which sequence's state, and keeps the state of those that lost their row.
+    """Tracks which row has which sequence's state, and saves the state of sequences that lost their row.
 
     A sequence is known by its seed, its prompt and its parameters: two that agree in all of these have, at the same position, the
     same state.
@@ -40,7 +40,7 @@ class CarriedStates:
         self._saved: OrderedDict[_Key, list[Any]] = OrderedDict()
 
     def leave(self, row: int) -> None:
-        """Keep the state of whoever holds a row that is about to be given away."""
+        """Save the state of a row's sequence before the row is reassigned."""
         holder = self._holders.pop(row, None)
         if holder is not None:
             self._saved[holder.key] = _snapshots(holder, row)
@@ -48,7 +48,7 @@ class CarriedStates:
                 self._saved.popitem(last=False)
 
     def enter(self, start: RowStart) -> None:
-        """Give a sequence that had a row before its state back; after the processors' own ``start_row``."""
+        """Restore the state of a sequence that had a row before; after the processors' own ``start_row``."""
         processors = tuple(one for one in self._processors if one.applies_to(start))
         if not processors:
             return

@@ -1,4 +1,4 @@
-"""The standard chain's processors and their order.
+"""The processors of the standard chain, and their order.
 
     masks, bias, penalties ─▶ temperature and truncation, in the order asked for ─▶ processors from elsewhere
 

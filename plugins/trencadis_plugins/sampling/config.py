@@ -1,4 +1,4 @@
-"""Config tables of the samplers; no torch here, the command line reads them."""
+"""Config tables of the samplers; does not import torch, since the command line reads them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cutoffs of the tail by probability: a fixed one, and one that falls with the entropy.
+"""Epsilon and eta cutoffs: drop tokens below a probability, fixed or by entropy.
 
 Shapes: R rows, V vocabulary.
 """
@@ -72,5 +72,5 @@ class EtaCutoff(RowProcessor):
 
 
 def _drop_below(logits: torch.Tensor, distribution: torch.Tensor, cutoff: torch.Tensor) -> torch.Tensor:
-    """Mask, in place, what is below a cutoff ``[R, 1]`` and not the most likely."""
+    """Mask, in place, tokens below a cutoff ``[R, 1]``, except the most likely."""
     return logits.masked_fill_((distribution < cutoff) & (logits < logits.amax(-1, keepdim=True)), -torch.inf)

@@ -1,4 +1,4 @@
-"""Distributions for acceptance rules, and the random numbers that belong to them.
+"""Distributions for acceptance rules, and their random numbers.
 
 Shapes: L logits rows in a call, V vocabulary.
 """

@@ -1,4 +1,4 @@
-"""Logits processors from other packages, by import path or by the name of an entry point, with a guard that confines their errors to their rows."""
+"""Logits processors of other packages, by import path or entry point, with a guard that confines their errors to their rows."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 def installed_processors() -> list[str]:
-    """Return the names of the logits processors of other packages that are installed, sorted."""
+    """Return the names of installed logits processors of other packages, sorted."""
     return sorted({point.name for point in entry_points(group=PROCESSOR_GROUP)})
 
 
@@ -75,7 +75,7 @@ def _entry_point(name: str) -> EntryPoint | None:
 
 
 class IsolatedProcessor(LogitsProcessor):
-    """A processor from elsewhere that sees copies of the rows that asked for it, and changes no others.
+    """A processor of another package; it gets copies of the rows that use it, and changes no others.
 
     What it returns is checked. What it raises ends the sequences that asked for it, with an error that names it.
 
@@ -104,11 +104,11 @@ class IsolatedProcessor(LogitsProcessor):
         return f'logits processor "{self._configured}" of {where}'
 
     def check(self, arguments: Mapping[str, Any]) -> None:
-        """Refuse what the processor refuses."""
+        """Call the processor's check."""
         self.inner.check(arguments)
 
     def check_params(self, params: SamplingParams) -> None:
-        """Refuse what the processor refuses."""
+        """Call the processor's check."""
         self.inner.check_params(params)
 
     def can_start_with(self, start: RowStart, token_id: int) -> bool:
@@ -125,14 +125,14 @@ class IsolatedProcessor(LogitsProcessor):
         self._named(lambda: self.inner.allocate(num_rows=num_rows, vocab_size=vocab_size, device=device))
 
     def start_row(self, start: RowStart) -> None:
-        """Show the processor a sequence."""
+        """Pass a sequence to the processor."""
         self._asked[start.row] = False
         tokens = start.token_ids.copy()  # the engine's own
         self._named(lambda: self.inner.start_row(attrs.evolve(start, token_ids=tokens)))
         self._asked[start.row] = self.applies_to(start)
 
     def apply(self, logits: torch.Tensor, context: SamplingContext) -> torch.Tensor:
-        """Change the rows that asked, in place.
+        """Change the rows that use the processor, in place.
 
         Raises:
             RowsFailedError: Some of them were left without a token.
@@ -158,7 +158,7 @@ class IsolatedProcessor(LogitsProcessor):
         return logits
 
     def commit(self, token_ids: torch.Tensor, context: SamplingContext) -> None:
-        """Tell the processor what was chosen in the rows that asked."""
+        """Pass the chosen tokens of its rows to the processor."""
         index = np.flatnonzero(self._asked[np.asarray(context.rows, dtype=np.intp)])
         if len(index):
             part = token_ids[torch.as_tensor(index, device=token_ids.device)]
@@ -173,12 +173,12 @@ class IsolatedProcessor(LogitsProcessor):
             return None
 
     def restore(self, row: int, state: Any) -> None:
-        """Give a row the state that ``snapshot`` returned."""
+        """Restore a row's state from ``snapshot``."""
         if state is not None:
             self._named(lambda: self.inner.restore(row, state))
 
     def _context(self, context: SamplingContext, index: np.ndarray) -> SamplingContext:
-        """Return whose the rows are that asked, with copies of their histories at the same places."""
+        """Return the rows' sequences, with copies of their histories at the same places."""
         if self._tokens is None or self._tokens.shape != context.tokens.shape:
             self._tokens = torch.zeros_like(context.tokens)
         part = whose(context, index)
@@ -196,7 +196,7 @@ class IsolatedProcessor(LogitsProcessor):
         return changed
 
     def _named(self, call: Callable[[], T]) -> T:
-        """Call the processor; what it raises names it."""
+        """Call the processor; exceptions name it."""
         try:
             return call()
         except (Exception, SystemExit) as error:
@@ -204,7 +204,7 @@ class IsolatedProcessor(LogitsProcessor):
             raise StepFailedError(f"{self.label}: {type(error).__name__}: {str(error)[:_MAX_TEXT]}") from error
 
     def _note(self, error: BaseException) -> None:
-        """Log a fault: the first with its traceback, then the number of them."""
+        """Log a fault: the first with its traceback, then counts."""
         self._num_faults += 1
         if self._num_faults == 1:
             logger.error(

@@ -1,4 +1,4 @@
-"""Compiles structured-output constraints into grammars of llguidance, in the background and once for all requests with equal constraints.
+"""Compiles structured-output constraints to grammars of llguidance, in the background and once for equal constraints.
 
     StructuredOutput ─▶ queue ─▶ thread: trial in a process that may be killed ─▶ LLMatcher, kept ─▶ a copy for each sequence
 
@@ -61,7 +61,7 @@ _MAX_REASON = 500
 
 @lru_cache(maxsize=2)
 def grammars_of(vocabulary: Callable[[], Vocabulary]) -> Grammars:
-    """Return the compiler for a vocabulary: the same for all who ask in this process."""
+    """Return the compiler for a vocabulary, shared within this process."""
     return Grammars(vocabulary)
 
 
@@ -88,7 +88,7 @@ class CompiledGrammar:
 
 @attrs.define(eq=False)
 class _Job:
-    """A grammar that is to be compiled, for a tenant, and who waits for it."""
+    """A grammar to compile, its tenant, and the waiting requests."""
 
     wanted: StructuredOutput
     tenant: str
@@ -124,12 +124,12 @@ class Grammars:
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """Of the model; read by the first call, which takes up to seconds."""
+        """The model's vocabulary; the first call reads it, which takes up to seconds."""
         return self._read()
 
     @property
     def eos_token_id(self) -> int:
-        """The token by which a mask says that the text may end.
+        """The token that a mask allows where the text may end.
 
         Raises:
             InvalidRequestError: The tokenizer has none.
@@ -137,7 +137,7 @@ class Grammars:
         return _end_of(self.vocabulary)
 
     def begin(self, wanted: StructuredOutput, *, tenant: str = "") -> Future[CompiledGrammar]:
-        """Return a grammar, at once if it is known; else when a thread has compiled it. Does not wait.
+        """Return a future of the compiled grammar, complete if it is cached. Does not wait.
 
         Short ones come first, and one of a tenant at a time.
 
@@ -159,7 +159,7 @@ class Grammars:
         return future
 
     def matcher(self, wanted: StructuredOutput) -> LLMatcher:
-        """Return a new matcher at the beginning of a text; waits for the grammar if nobody has prepared it.
+        """Return a new matcher at the beginning of a text; waits for the grammar if it is not compiled.
 
         Raises:
             RequestError: See :meth:`begin`.
@@ -170,7 +170,7 @@ class Grammars:
         return (live or self.begin(wanted).result()).matcher()
 
     def spend(self, wanted: StructuredOutput) -> None:
-        """Have a grammar compiled anew for the next request, since the library gave up on it."""
+        """Remove a grammar on which the library failed: the next request compiles it anew."""
         with self._changed:
             live = self._live.get(wanted)
             if live is not None:
@@ -230,7 +230,7 @@ class Grammars:
         return job
 
     def _serve(self) -> None:
-        """Compile what is queued until nothing is for a while."""
+        """Compile queued grammars; ends when the queue was empty for a while."""
         trial = _Trial(self._max_cpu_s)
         while (job := self._next()) is not None:
             outcome = self._outcome(job, trial)
@@ -245,7 +245,7 @@ class Grammars:
         trial.close()
 
     def _next(self) -> _Job | None:
-        """Return the shortest grammar whose tenant has none in work; None: there was none for a while, and the thread ends."""
+        """Return the shortest grammar of a tenant without a running job; None: the queue was empty for a while."""
         with self._changed:
             self._num_idle += 1
             try:
@@ -302,14 +302,14 @@ _RUNNING: Final[set[subprocess.Popen[bytes]]] = set()
 
 
 class _Trial:
-    """A process that tries out grammars, started when it is needed and again after it was killed. Used by one thread."""
+    """A subprocess that compiles grammars on trial, started on demand and again after it was killed. One thread."""
 
     def __init__(self, max_cpu_s: float) -> None:
         self._max_cpu_s = max_cpu_s
         self._process: subprocess.Popen[bytes] | None = None
 
     def run(self, wanted: StructuredOutput, vocabulary: Vocabulary, eos_token_id: int) -> dict[str, Any]:
-        """Return ``grammar`` in the library's form and ``num_bytes``, or ``reason``."""
+        """Return ``grammar`` in the library's format and ``num_bytes``, or ``reason``."""
         process = self._started(vocabulary, eos_token_id)
         assert process.stdin is not None, "it is a pipe"
         assert process.stdout is not None, "it is a pipe"
@@ -333,7 +333,7 @@ class _Trial:
         return {"reason": f"the library crashed (exit code {code})."}
 
     def close(self) -> None:
-        """End the process, if there is one."""
+        """Stop the process, if there is one."""
         process, self._process = self._process, None
         if process is not None:
             _end(process)
@@ -383,7 +383,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _line_of(file: int, deadline_s: float) -> bytes:
-    """Return the next line, or nothing if the other end closes or time is up."""
+    """Return the next line; empty if the other end closes or on timeout."""
     poll, parts = select.poll(), [b""]
     poll.register(file, select.POLLIN)
     while not parts[-1].endswith(b"\n"):
@@ -397,7 +397,7 @@ def _line_of(file: int, deadline_s: float) -> bytes:
 
 
 class _TokenTable:
-    """A vocabulary with the names that llguidance reads."""
+    """A vocabulary with the attributes that llguidance reads."""
 
     def __init__(self, vocabulary: Vocabulary, eos_token_id: int) -> None:
         self.eos_token_id = eos_token_id

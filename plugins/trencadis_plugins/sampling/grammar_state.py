@@ -1,4 +1,4 @@
-"""Position of one sequence in its grammar, and the tokens allowed next.
+"""State of one sequence in its grammar, and the tokens allowed next.
 
 Shapes: W = ceil(tokens of the vocabulary / 32) words of a mask; bit i of word w stands for token 32 w + i, 1 is allowed.
 """
@@ -20,7 +20,7 @@ __all__ = ["GrammarState"]
 
 
 class GrammarState:
-    """Follows an output, forwards and back; a mask is a function of the output alone.
+    """Matcher state after an output, moved forwards and back; a mask is a function of the output alone.
 
     Args:
         matcher: At the beginning of the text; of this sequence alone.
@@ -51,7 +51,7 @@ class GrammarState:
         self._filled: Int32Array | None = None
 
     def mask(self, output: Sequence[int]) -> Int32Array | None:
-        """Return which tokens may follow an output, int32 ``[W]``, not to be changed; at least one.
+        """Return the tokens allowed after an output, int32 ``[W]``, read-only; at least one.
 
         None: the output is not the beginning of a text of the grammar, as after a draft that it forbids.
 
@@ -72,7 +72,7 @@ class GrammarState:
         return self._current()
 
     def advance(self, token: int) -> Int32Array | None:
-        """Return which tokens may follow the output of the last call and one more token; as :meth:`mask`, but O(1)."""
+        """Return the tokens allowed after the last output and one more token; as :meth:`mask`, but O(1)."""
         if token in self._end_token_ids:
             self._end()
         elif not self._is_ended:
@@ -80,7 +80,7 @@ class GrammarState:
         return self._current()
 
     def knows(self, output: Sequence[int]) -> bool:
-        """Return whether the mask after an output is there already. Pure."""
+        """Return whether the mask after an output is already computed. Pure."""
         return self._filled is not None and self._taken == list(output)
 
     def _take(self, tokens: list[int]) -> None:
@@ -129,7 +129,7 @@ class GrammarState:
 
 
 def _num_common(taken: Sequence[int], output: Sequence[int]) -> int:
-    """Return how many tokens two lists begin with alike. Pure."""
+    """Return the length of the common prefix of two lists. Pure."""
     if list(output[: len(taken)]) == taken:
         return len(taken)
     shorter = min(len(taken), len(output))

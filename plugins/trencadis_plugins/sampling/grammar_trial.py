@@ -1,4 +1,4 @@
-"""Tries out grammars in a process of its own, where time and memory have a bound: llguidance can neither be stopped nor bounded itself.
+"""Compiles grammars on trial in a subprocess with bounded time and memory: llguidance can be neither interrupted nor bounded.
 
     stdin: one JSON line per grammar ─▶ notation ▶ LLMatcher ▶ first mask ─▶ stdout: one JSON line, the grammar or why there is none
 
@@ -49,7 +49,7 @@ _BARREN = "no text is of this kind."
 
 
 def reason_of(matcher: Any) -> str:
-    """Return why a matcher is of no use, after its first mask was computed; empty: it is fine. Pure."""
+    """Return why a matcher cannot be used, after its first mask was computed; empty: it can. Pure."""
     # The first mask compiles what the constructor left for later.
     if not matcher.is_error():
         matcher.compute_bitmask()
@@ -90,7 +90,7 @@ def _tried(library: Any, tokenizer: Any, *, kind: str, text: str, choices: list[
 
 
 def _grammar_text(library: Any, kind: str, text: str, choices: list[str]) -> str:
-    """Return the grammar in the library's own form. Pure."""
+    """Return the grammar in the library's format. Pure."""
     match kind:
         case "json_schema" | "json_object":
             schema = text or '{"type": "object"}'
@@ -105,7 +105,7 @@ def _grammar_text(library: Any, kind: str, text: str, choices: list[str]) -> str
 
 
 class _ByteTokens:
-    """A vocabulary of single bytes, with the special tokens of a model where that has them: small, and as good for a trial.
+    """A vocabulary of single bytes with the model's special tokens: small, and sufficient for a trial.
 
     Args:
         setup: ``num_tokens`` of the model, ``eos_token_id``, and ``special``: pairs of id and text.
@@ -147,7 +147,7 @@ class _MallInfo(ctypes.Structure):
 
 
 def _held_bytes() -> int:
-    """Return the bytes that were allocated and not freed; where malloc does not say, those that are resident.
+    """Return the allocated bytes; resident ones if malloc does not report them.
 
     Resident memory does not grow by what fits into what an earlier grammar has left.
     """
@@ -166,7 +166,7 @@ def _resident_bytes() -> int:
 
 
 def _end_with(parent: int) -> None:
-    """Have the process killed when its parent ends, however that happens. Source: prctl(2), PR_SET_PDEATHSIG."""
+    """Have the process killed when its parent ends. Source: prctl(2), PR_SET_PDEATHSIG."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
         if os.getppid() != parent:

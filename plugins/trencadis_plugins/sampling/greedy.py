@@ -16,7 +16,7 @@ __all__ = ["GreedySampler"]
 
 
 class GreedySampler(Sampler):
-    """Always chooses the most likely token, the lowest id among equals.
+    """Always chooses the most likely token, the lowest id of equals.
 
     Requests that ask for another temperature than 0 or the default, for masks, bias or penalties are refused; log-probabilities are
     reported. For measurements in which sampling must cost nothing and every run must give the same text.
@@ -27,7 +27,7 @@ class GreedySampler(Sampler):
     _is_static = False
 
     def use_static_shapes(self) -> tuple[SamplingParams, ...]:
-        """Work with static shapes from now on: with log-probabilities or without."""
+        """Use static shapes from now on: with log-probabilities or without."""
         self._is_static = True
         return tuple(SamplingParams(temperature=0.0, logprobs=logprobs) for logprobs in (None, 1))
 
@@ -36,7 +36,7 @@ class GreedySampler(Sampler):
         self._reporter = LogprobReporter(num_rows)
 
     def start_row(self, start: RowStart) -> None:
-        """Take whether log-probabilities are wanted, and nothing else."""
+        """Record whether log-probabilities are requested."""
         self._reporter.start_row(start)
 
     @torch.no_grad()
@@ -72,7 +72,7 @@ class GreedySampler(Sampler):
     def verify(
         self, logits: torch.Tensor, context: SamplingContext, choose: Callable[[Distributions], torch.Tensor]
     ) -> Sampled:
-        """Let an acceptance rule choose from one-hot distributions at the most likely token; otherwise as :meth:`sample`."""
+        """Apply an acceptance rule to one-hot distributions at the most likely token; otherwise as :meth:`sample`."""
         failures = RowFailures()
         logits = failures.check_logits(logits, context)
         keep, report = self._reporter.keep, self._reporter.report

@@ -1,4 +1,4 @@
-"""Finds rows that no token can be chosen for, while the other rows of the call go on."""
+"""Errors of single rows, without failing the other rows of a call."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ class RowFailures:
         self._found: dict[_Place, tuple[str, bool]] = {}
 
     def add(self, context: SamplingContext, index: int, message: str, *, is_invalid: bool = False) -> None:
-        """Note why a logits row has no token; the first reason counts. ``is_invalid``: its request asks for what cannot be done."""
+        """Record why a logits row has no token; the first reason counts. ``is_invalid``: the request itself is invalid."""
         self._found.setdefault(_place(context, index), (message, is_invalid))
 
     def check_logits(self, logits: torch.Tensor, context: SamplingContext) -> torch.Tensor:
-        """Return logits without NaN: rows whose largest logit is not finite become 0 and are noted. Waits for the device once.
+        """Return logits without NaN: rows without a finite maximum become 0 and are recorded. Waits for the device once.
 
         Args:
             logits: The model's, ``[L, V]``; overwritten where they are wrong.
@@ -64,7 +64,7 @@ class RowFailures:
     def check_choices(
         self, logits: torch.Tensor, peaks: torch.Tensor, context: SamplingContext, asked: Callable[[int], str]
     ) -> None:
-        """Note rows in which masks and bias leave no token, and let all their tokens be chosen. Waits for the device once.
+        """Record rows in which masks and bias leave no token, and allow all their tokens. Waits for the device once.
 
         Args:
             logits: Processed, ``[L, V]``; overwritten where nothing is left.
@@ -79,7 +79,7 @@ class RowFailures:
             logits[index], peaks[index] = 0.0, 0.0
 
     def errors(self, context: SamplingContext) -> tuple[RowError, ...]:
-        """Return what went wrong, by index into the whole call. Pure."""
+        """Return the errors, by index into the whole call. Pure."""
         if not self._found:
             return ()
         found = ((index, self._found.get(_place(context, index))) for index in range(len(context.rows)))
@@ -100,7 +100,7 @@ def no_finite_maximum(peaks: torch.Tensor) -> list[tuple[int, float]]:
 
 
 def check_one_position(context: SamplingContext, processor: LogitsProcessor) -> None:
-    """Refuse drafts to a processor that is not safe with them. Pure; host only.
+    """Refuse drafts for a processor that does not support them. Pure; host only.
 
     Args:
         context: Whose logits are sampled.

@@ -1,4 +1,4 @@
-"""The host path of a device that compiles: logits come to the host, tokens go back, and nothing in between is compiled."""
+"""Sampling on the host for a device that compiles: logits are copied to the host, tokens back, and nothing in between is compiled."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class HostThread:
         self._pool: ThreadPoolExecutor | None = None
 
     def run(self, choose: Choose, logits: torch.Tensor, context: SamplingContext, rows: np.ndarray) -> torch.Tensor:
-        """Return what ``choose`` returns for copies on the host, on the device of ``logits``.
+        """Return the result of ``choose`` for host copies, on the device of ``logits``.
 
         Args:
             choose: May overwrite the logits it is given.

@@ -1,4 +1,4 @@
-"""Numbers that a request adds to the logits of single tokens."""
+"""``logit_bias``: numbers added to the logits of single tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Log-probabilities under the model's own logits, before anything changed them, or under those that a chain has made of them.
+"""Log-probabilities of the model's own logits, or of those that the chain has processed.
 
 Shapes: A logits rows that asked, V vocabulary.
 """
@@ -36,7 +36,7 @@ class RawLogits:
 
 
 class LogprobReporter:
-    """Knows which rows want log-probabilities, and reports them.
+    """Tracks which rows request log-probabilities, and reports them.
 
     Args:
         num_rows: Rows to make room for.
@@ -46,16 +46,16 @@ class LogprobReporter:
         self._num_top = np.full(num_rows, _OFF, dtype=np.int64)
 
     def start_row(self, start: RowStart) -> None:
-        """Take what a sequence wants; forgets what the row held."""
+        """Record the request of a sequence; replaces that of the row's former one."""
         self._num_top[start.row] = _OFF if start.params.logprobs is None else start.params.logprobs
 
     def applies_to(self, context: SamplingContext) -> np.ndarray:
-        """Return which logits rows want log-probabilities, bool ``[L]``. Pure."""
+        """Return which logits rows request log-probabilities, bool ``[L]``. Pure."""
         wants: np.ndarray = self._num_top[np.asarray(context.rows, dtype=np.intp)] != _OFF
         return wants
 
     def keep(self, logits: torch.Tensor, context: SamplingContext) -> RawLogits | None:
-        """Return a copy of what the report needs, or None if no row asked. Pure."""
+        """Return a copy of the rows to report, or None if there are none. Pure."""
         num_top = self._num_top[np.asarray(context.rows, dtype=np.intp)]
         index = np.flatnonzero(num_top != _OFF)
         if not len(index):
@@ -105,7 +105,7 @@ class LogprobReporter:
         )
 
     def keep_all(self, logits: torch.Tensor, context: SamplingContext) -> RawLogits | None:
-        """Return what the report needs with shapes that do not depend on who asked, or None if no row did. Pure.
+        """Return the rows to report with static shapes, or None if there are none. Pure.
 
         ``logits`` and ``log_totals`` are then of all L rows; ``index`` still names those that asked.
         """
@@ -124,7 +124,7 @@ class LogprobReporter:
         )
 
     def report_all(self, raw: RawLogits | None, token_ids: torch.Tensor) -> tuple[SampledLogprobs, ...]:
-        """Return the log-probabilities of rows that asked, from what :meth:`keep_all` kept; waits for the device."""
+        """Return the log-probabilities of the requested rows from :meth:`keep_all`; waits for the device."""
         if raw is None:
             return ()
         chosen = raw.logits.gather(1, token_ids[:, None])
@@ -147,7 +147,7 @@ class LogprobReporter:
 
 
 def _most_likely(logits: torch.Tensor, num_top: int) -> tuple[list[int], list[float]]:
-    """Return ids and logits of the largest, best first, the lower id first among equals. Pure.
+    """Return ids and logits of the largest, descending, the lower id first of equals. Pure.
 
     ``topk`` alone would pick any of the tokens that tie for the last place.
     """

@@ -1,4 +1,4 @@
-"""Min-p: tokens that are far less likely than the most likely one are dropped."""
+"""Min-p: drops tokens that are far less likely than the most likely one."""
 
 from __future__ import annotations
 
@@ -40,6 +40,6 @@ class MinP(RowProcessor):
         return logits.masked_fill_(logits < threshold, -torch.inf)
 
     def apply_all(self, logits: torch.Tensor, context: SamplingContext, *, width: int) -> torch.Tensor:
-        """Compare every row with its threshold, minus infinity where it was not asked for."""
+        """Compare every row with its threshold, minus infinity for rows without min-p."""
         threshold = logits.amax(-1, keepdim=True).double() + self._column_or(self._log_share, -np.inf, context)
         return logits.masked_fill_(logits < threshold, -torch.inf)

@@ -1,4 +1,4 @@
-"""No end of sequence before ``min_tokens`` tokens were generated."""
+"""``min_tokens``: no end of sequence before this number of tokens."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class MinTokens(RowMask):
         self._yields = np.zeros(num_rows, dtype=np.bool_)
 
     def applies_to(self, start: RowStart) -> bool:
-        """Return whether a token could come too early. Pure."""
+        """Return whether the end of sequence could come too early. Pure."""
         return start.params.min_tokens > 0 and bool(self._known_ids(start))
 
     def _known_ids(self, start: RowStart) -> list[int]:
@@ -53,6 +53,6 @@ class MinTokens(RowMask):
         return logits
 
     def add_to(self, bias: np.ndarray, row: int, position: int) -> None:
-        """Ban the row's end-of-sequence and stop tokens as long as it is too early for them."""
+        """Mask the row's end-of-sequence and stop tokens while the output is too short."""
         if position < self._first_free_position[row]:
             bias[self._ids[row]] = -np.inf

@@ -1,4 +1,4 @@
-"""Mirostat 2.0: cuts the tail where a feedback loop wants it, so that the text's surprise stays near a target.
+"""Mirostat 2.0: truncates by a feedback loop that keeps the text's surprise near a target.
 
 Shapes: R rows, V vocabulary, W positions whose state is kept.
 """
@@ -44,11 +44,11 @@ class Mirostat(RowProcessor):
         self._mu = np.zeros((num_rows, NUM_KEPT_POSITIONS), dtype=np.float64)
 
     def applies_to(self, start: RowStart) -> bool:
-        """Return whether the surprise is steered. Pure."""
+        """Return whether Mirostat is on. Pure."""
         return start.params.mirostat_mode == 2 and not start.params.is_greedy
 
     def start_row(self, start: RowStart) -> None:
-        """Take the parameters of a sequence; mu begins anew."""
+        """Set the parameters of a sequence and its initial mu."""
         super().start_row(start)
         self._held[start.row] = -1
 
@@ -60,7 +60,7 @@ class Mirostat(RowProcessor):
         return self._held[row].copy(), self._mu[row].copy()
 
     def restore(self, row: int, state: Any) -> None:
-        """Give a row what ``snapshot`` returned."""
+        """Restore a row's mu from ``snapshot``."""
         held, mu = state
         self._held[row] = held
         self._mu[row] = mu
@@ -86,7 +86,7 @@ class Mirostat(RowProcessor):
         return logits
 
     def commit(self, token_ids: torch.Tensor, context: SamplingContext) -> None:
-        """Move mu by the surprise of the chosen tokens."""
+        """Update mu by the surprise of the chosen tokens."""
         index = np.flatnonzero(self.asked(context))
         if len(index):
             chosen = token_ids[torch.as_tensor(index, device=token_ids.device)]
@@ -121,7 +121,7 @@ def _depths(context: SamplingContext) -> np.ndarray:
 
 
 def _cut(logits: torch.Tensor, mu: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return logits without what surprises more than mu, and the logarithm of what is left, float64 ``[R, 1]``. In place."""
+    """Mask, in place, tokens of more surprise than mu; also return the log of the mass left, float64 ``[R, 1]``."""
     surprise = logits.double().log_softmax(-1).div_(-np.log(2))
     logits.masked_fill_((surprise > mu) & (logits < logits.amax(-1, keepdim=True)), -torch.inf)
     return logits, logits.double().logsumexp(-1, keepdim=True)

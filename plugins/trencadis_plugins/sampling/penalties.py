@@ -53,7 +53,7 @@ class Penalties(RowProcessor):
         return self._penalise(logits, context, length=max(context.positions) + 1)
 
     def apply_all(self, logits: torch.Tensor, context: SamplingContext, *, width: int) -> torch.Tensor:
-        """Compute every row over the longest possible history, with penalties of 1 and 0 where it was not asked for."""
+        """Process every row with the longest possible history, with penalties of 1 and 0 for rows without any."""
         return self._penalise(logits, context, length=context.tokens.shape[1])
 
     def _penalise(self, logits: torch.Tensor, context: SamplingContext, *, length: int) -> torch.Tensor:
@@ -70,7 +70,7 @@ class Penalties(RowProcessor):
         return logits.scatter_(1, tokens, cells)
 
     def _history(self, context: SamplingContext, length: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return tokens int64 ``[R, T]``, and which places are known, and which are output, bool ``[R, T]``."""
+        """Return tokens int64 ``[R, T]``, which places are filled, and which are output, bool ``[R, T]``."""
         device = context.tokens.device
         rows = torch.as_tensor(context.histories, device=device)
         places = torch.arange(length, device=device)

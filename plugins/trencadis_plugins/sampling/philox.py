@@ -54,7 +54,7 @@ def philox4x32(counter: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
 
 
 def _pair(words: tuple[int, int], device: torch.device) -> torch.Tensor:
-    """Return two words, int64 ``[2]``, computed there: a copy from the host would wait for what the device does."""
+    """Return two words, int64 ``[2]``, computed on the device: a copy from the host would synchronise."""
     return torch.arange(2, device=device) * (words[1] - words[0]) + words[0]
 
 

@@ -1,4 +1,4 @@
-"""Base of the standard chain's processors: tracks the rows that a processor applies to, and changes only those."""
+"""Base of the standard chain's processors: tracks the rows that use a processor, and changes only those."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["RowMask", "RowProcessor", "histories", "largest", "on_device", "sele
 
 
 def select(logits: torch.Tensor, context: SamplingContext, index: np.ndarray) -> tuple[torch.Tensor, SamplingContext]:
-    """Return some of the logits rows, and whose they are. Pure; a copy unless ``index`` has every row.
+    """Return some of the logits rows, and their sequences. Pure; a copy unless ``index`` has every row.
 
     Args:
         logits: ``[L, V]``.
@@ -29,7 +29,7 @@ def select(logits: torch.Tensor, context: SamplingContext, index: np.ndarray) ->
 
 
 def whose(context: SamplingContext, index: np.ndarray) -> SamplingContext:
-    """Return whose some of the logits rows are. Pure."""
+    """Return the sequences of some logits rows. Pure."""
     rows = tuple(context.rows[i] for i in index)
     positions = tuple(context.positions[i] for i in index)
     branches = None if context.branches is None else tuple(context.branches[i] for i in index)
@@ -44,7 +44,7 @@ def largest(logits: torch.Tensor, width: int) -> torch.Tensor:
 
 
 def on_device(numbers: np.ndarray, logits: torch.Tensor) -> torch.Tensor:
-    """Return numbers as a tensor where the logits are. Pure."""
+    """Return numbers as a tensor on the logits' device. Pure."""
     return torch.as_tensor(numbers, device=logits.device)
 
 
@@ -57,7 +57,7 @@ def histories(context: SamplingContext) -> list[Int32Array]:
 
 
 class RowProcessor(LogitsProcessor):
-    """A processor that only some rows ask for; a subclass sees logits of those rows only.
+    """A processor that only some rows use; a subclass gets the logits of those rows only.
 
     Attributes:
         label: The request's fields with which it may mask every token, for messages; empty: it always leaves a token.
@@ -76,16 +76,16 @@ class RowProcessor(LogitsProcessor):
 
     @abstractmethod
     def applies_to(self, start: RowStart) -> bool:
-        """Return whether the sequence's parameters ask for this processor. Pure."""
+        """Return whether the sequence's parameters use this processor. Pure."""
 
     def start_row(self, start: RowStart) -> None:
-        """Take the parameters of a sequence; forgets what the row held."""
+        """Set the parameters of a sequence; replaces those of the row's former one."""
         self._asked[start.row] = asked = self.applies_to(start)
         if asked:
             self._take(start)
 
     def apply(self, logits: torch.Tensor, context: SamplingContext) -> torch.Tensor:
-        """Change the rows that asked, in place; no work if there are none."""
+        """Change the rows that use the processor, in place; no work if there are none."""
         index = np.flatnonzero(self._asked[np.asarray(context.rows, dtype=np.intp)])
         if not len(index):
             return logits
@@ -97,7 +97,7 @@ class RowProcessor(LogitsProcessor):
         return logits
 
     def apply_all(self, logits: torch.Tensor, context: SamplingContext, *, width: int) -> torch.Tensor:
-        """Change rows by operations that follow from the shape of ``logits`` and from ``width`` alone; may work in place.
+        """Change rows by operations that depend on the shape of ``logits`` and on ``width`` only; may work in place.
 
         Rows that did not ask are computed with parameters that change nothing, and stay bit-equal.
 
@@ -112,27 +112,27 @@ class RowProcessor(LogitsProcessor):
         raise NotImplementedError(f"{type(self).__name__} has no form with static shapes")
 
     def asked(self, context: SamplingContext) -> np.ndarray:
-        """Return which logits rows asked, bool ``[L]``. Pure."""
+        """Return which logits rows use the processor, bool ``[L]``. Pure."""
         return self._asked[np.asarray(context.rows, dtype=np.intp)]
 
     @abstractmethod
     def _take(self, start: RowStart) -> None:
-        """Remember the parameters of a sequence that asks."""
+        """Keep the parameters of a sequence that uses the processor."""
 
     @abstractmethod
     def _change(self, logits: torch.Tensor, context: SamplingContext) -> torch.Tensor:
-        """Return changed logits of rows that all asked, float32 ``[R, V]``; may work in place."""
+        """Return changed logits of rows that all use the processor, float32 ``[R, V]``; may work in place."""
 
     def _column(self, values: np.ndarray, context: SamplingContext) -> torch.Tensor:
         """Return the rows' values as a column ``[R, 1]`` on the device."""
         return torch.as_tensor(values[np.asarray(context.rows, dtype=np.intp)], device=context.tokens.device)[:, None]
 
     def _flags(self, context: SamplingContext) -> torch.Tensor:
-        """Return which rows asked as a column on the device, bool ``[L, 1]``."""
+        """Return which rows use the processor, as a column on the device, bool ``[L, 1]``."""
         return torch.as_tensor(self.asked(context), device=context.tokens.device)[:, None]
 
     def _column_or(self, values: np.ndarray, neutral: float, context: SamplingContext) -> torch.Tensor:
-        """Return the same, with ``neutral`` for rows that did not ask."""
+        """Return the same, with ``neutral`` for rows that do not use the processor."""
         chosen = np.where(self.asked(context), values[np.asarray(context.rows, dtype=np.intp)], neutral)
         return torch.as_tensor(chosen.astype(values.dtype), device=context.tokens.device)[:, None]
 
@@ -142,7 +142,7 @@ class RowMask(RowProcessor):
 
     @abstractmethod
     def add_to(self, bias: np.ndarray, row: int, position: int) -> None:
-        """Work into ``bias`` what the row asks for, after what stands there; for rows that asked.
+        """Add the row's mask or bias to ``bias``; for rows that use the processor.
 
         Args:
             bias: float32 ``[V]`` on the host, changed in place.

@@ -34,7 +34,7 @@ __all__ = ["StandardSampler"]
 
 
 class StandardSampler(Sampler, SupportsPreparation):
-    """Applies a chain of logits processors and draws.
+    """Applies a chain of logits processors, then draws.
 
     A draw is a function of the row's seed, the position of the token and the processed logits: not of the batch, the
     chunking, a preemption or what other rows ask for.
@@ -57,7 +57,7 @@ class StandardSampler(Sampler, SupportsPreparation):
         self._moves = np.array([not processor.argmax_invariant for processor in self._chain], np.bool_)
 
     def use_static_shapes(self) -> tuple[SamplingParams, ...]:
-        """Work with static shapes from now on, if the chain's order allows it; see ``static.py``."""
+        """Use static shapes from now on, if the chain's order allows it; see ``static.py``."""
         static = StaticChain.of(self._chain)
         if static is None:
             return ()
@@ -65,7 +65,7 @@ class StandardSampler(Sampler, SupportsPreparation):
         return static.paths()
 
     def check(self, params: SamplingParams) -> None:
-        """Refuse processors that the chain does not have, arguments that they do not take, and what no text can be."""
+        """Refuse unknown processors, invalid arguments, and unsatisfiable constraints."""
         known = {processor.name: processor for processor in self._chain if processor.name}
         for name, arguments in params.logits_processors.items():
             if name not in known:
@@ -90,7 +90,7 @@ class StandardSampler(Sampler, SupportsPreparation):
             processor.check_params(params)
 
     def prepare(self, params: SamplingParams, *, tenant: str) -> tuple[Future[Any], ...]:
-        """Begin what processors of the chain have to do before a sequence can run."""
+        """Start the work that processors need before a sequence can run."""
         able = (processor for processor in self._chain if isinstance(processor, SupportsPreparation))
         return tuple(future for processor in able for future in processor.prepare(params, tenant=tenant))
 
@@ -109,7 +109,7 @@ class StandardSampler(Sampler, SupportsPreparation):
             processor.allocate(num_rows=num_rows, vocab_size=vocab_size, device=where)
 
     def start_row(self, start: RowStart) -> None:
-        """Take the parameters and the seed of a sequence; forgets what the row held."""
+        """Set the parameters and the seed of a sequence; replaces those of the row's former one."""
         self._refused.pop(start.row, None)
         self._carried.leave(start.row)
         asks = [self._started(processor, start) for processor in self._chain]
@@ -124,7 +124,7 @@ class StandardSampler(Sampler, SupportsPreparation):
         self._keys[start.row] = start.seed & 0xFFFFFFFF, start.seed >> 32
 
     def _started(self, processor: LogitsProcessor, start: RowStart) -> bool:
-        """Show a processor a sequence; returns whether it asks. If it raises, the sequence ends with the error."""
+        """Pass a sequence to a processor; returns whether it uses the processor. An exception ends the sequence."""
         try:
             processor.start_row(start)
             return processor.applies_to(start)
@@ -161,7 +161,7 @@ class StandardSampler(Sampler, SupportsPreparation):
         return self._failures.errors(context)
 
     def supports_drafts(self, params: SamplingParams, *, branching: bool) -> bool:
-        """Return whether every processor that the sequence asks for is safe with drafts.
+        """Return whether every processor that the sequence uses supports drafts.
 
         State is kept by position, not by branch, and histories are looked for in their branch by those alone that say so.
         """
@@ -169,11 +169,11 @@ class StandardSampler(Sampler, SupportsPreparation):
         return all(one.speculation_safe and (_supports_branches(one) or not branching) for one in asked)
 
     def is_portable(self, params: SamplingParams) -> bool:
-        """Return whether no processor that the sequence asks for keeps what tokens do not tell."""
+        """Return whether the state of every processor that the sequence uses can be rebuilt from its tokens."""
         return all(one.rebuilds_state or not one.has_state for one in self._asked(_nowhere(params)))
 
     def can_start_with(self, start: RowStart, token_id: int) -> bool:
-        """Return whether every processor that the sequence asks for lets it begin with a token."""
+        """Return whether every processor that the sequence uses allows a first token."""
         return all(one.can_start_with(start, token_id) for one in self._asked(start))
 
     def _asked(self, start: RowStart) -> list[LogitsProcessor]:
@@ -183,7 +183,7 @@ class StandardSampler(Sampler, SupportsPreparation):
     def verify(
         self, logits: torch.Tensor, context: SamplingContext, choose: Callable[[Distributions], torch.Tensor]
     ) -> Sampled:
-        """Leave the choice to an acceptance rule, by the distributions of the whole chain.
+        """Apply an acceptance rule to the distributions of the whole chain.
 
         Args:
             logits: ``[L, V]`` in the model's dtype; overwritten if float32.
@@ -246,7 +246,7 @@ class StandardSampler(Sampler, SupportsPreparation):
         return Sampled(token_ids=token_ids, logprobs=logprobs, row_errors=self._errors(context))
 
     def _reported(self, logits: torch.Tensor, context: SamplingContext, rows: np.ndarray) -> torch.Tensor:
-        """Return the logits whose log-probabilities are reported; ``logits`` stay as they are."""
+        """Return the logits whose log-probabilities are reported; ``logits`` are not changed."""
         asks = self._reporter.applies_to(context) & ~self._is_plain[rows]
         if not (self._reports_processed and asks.any()):
             return logits
@@ -255,7 +255,7 @@ class StandardSampler(Sampler, SupportsPreparation):
         return self._processed(logits.to(torch.float32, copy=True), context, rows)
 
     def _processed(self, logits: torch.Tensor, context: SamplingContext, rows: np.ndarray) -> torch.Tensor:
-        """Return what the chain makes of rows that want log-probabilities, the others as they are; works in place."""
+        """Return processed logits of rows that request log-probabilities, the others unchanged; works in place."""
         asks, is_greedy = self._reporter.applies_to(context), self._is_greedy[rows]
         for index, among in (
             (np.flatnonzero(asks & is_greedy), self._moves),
@@ -293,7 +293,7 @@ class StandardSampler(Sampler, SupportsPreparation):
         self._failures.check_choices(logits, peaks, context, self._ruling)
 
     def _ruling(self, row: int) -> str:
-        """Name what a row asks for that can rule tokens out."""
+        """Return the names of a row's parameters that can mask tokens."""
         asking = [one for one, asks in zip(self._chain, self._asks[row], strict=True) if asks]
         named = [getattr(one, "label", "") for one in asking]
         return " and ".join([name for name in named if name]) or "the parameters"
@@ -301,7 +301,7 @@ class StandardSampler(Sampler, SupportsPreparation):
     def _applied(
         self, processors: Sequence[LogitsProcessor], logits: torch.Tensor, context: SamplingContext
     ) -> torch.Tensor:
-        """Return what processors make of logits, one after the other; what fails for one sequence is noted, and fails for no other."""
+        """Return logits after the given processors; a failure for one sequence is recorded, and affects no other."""
         for processor in processors:
             try:
                 logits = processor.apply(logits, context)
@@ -316,7 +316,7 @@ class StandardSampler(Sampler, SupportsPreparation):
     def _applied_apart(
         self, processor: LogitsProcessor, logits: torch.Tensor, context: SamplingContext, error: Exception
     ) -> torch.Tensor:
-        """Apply a processor that raised to one sequence after the other."""
+        """Apply a processor that raised to the sequences one by one."""
         indices_of: dict[int, list[int]] = {}
         for index, row in enumerate(context.rows):
             indices_of.setdefault(row, []).append(index)
@@ -332,7 +332,7 @@ class StandardSampler(Sampler, SupportsPreparation):
     def _committed(
         self, token_ids: torch.Tensor, active: Sequence[LogitsProcessor], context: SamplingContext
     ) -> torch.Tensor:
-        """Tell processors with a state what was chosen. If one raises, its state is lost: the sequences that asked for it end."""
+        """Pass the chosen tokens to processors with state. If one raises, its sequences end: its state is lost."""
         for processor in active:
             if not processor.has_state:
                 continue
@@ -344,7 +344,7 @@ class StandardSampler(Sampler, SupportsPreparation):
         return token_ids
 
     def _active(self, context: SamplingContext, among: np.ndarray | bool = True) -> list[LogitsProcessor]:
-        """Return the processors that some row asks for: the others cost nothing."""
+        """Return the processors that at least one row uses."""
         is_active = self._asks[np.asarray(context.rows, dtype=np.intp)].any(0) & among
         active = [self._chain[i] for i in np.flatnonzero(is_active)]
         for processor in active:
@@ -367,7 +367,7 @@ def _supports_branches(processor: LogitsProcessor) -> bool:
 
 
 def _note(failures: RowFailures, context: SamplingContext, index: int, error: Exception) -> None:
-    """Note an exception as words for the client whose row it ends."""
+    """Record an exception as message for the client whose row it ends."""
     named = isinstance(error, ValueError | TrencadisError)
     message = str(error) if named else f"{type(error).__name__}: {error}"
     failures.add(context, index, message, is_invalid=isinstance(error, RequestError))

@@ -62,7 +62,7 @@ class StaticChain:
 
     @classmethod
     def of(cls, chain: Sequence[LogitsProcessor]) -> StaticChain | None:
-        """Return the static form of a chain; None if its order is another than masks, penalties, truncation."""
+        """Return the static form of a chain; None unless its order is masks, penalties, truncation."""
         static = [one for one in chain if _is_static(one)]
         masks = [one for one in static if isinstance(one, RowMask)]
         penalties = [one for one in static if isinstance(one, Penalties)]
@@ -74,7 +74,7 @@ class StaticChain:
         return cls(chain, masks, penalties[0], tail)
 
     def paths(self) -> tuple[SamplingParams, ...]:
-        """Return parameters that take each path, those with log-probabilities last. Pure."""
+        """Return parameters that use each path, those with log-probabilities last. Pure."""
         tails = ({"temperature": 0.0}, {"temperature": 0.7}, {"temperature": 0.7, "top_k": 8}, {"top_p": 0.9})
         heads: tuple[dict[str, float], ...] = ({}, {"presence_penalty": 0.5})
         of_host = dict(one.example for one in self._on_host if isinstance(one, RowProcessor) and one.example)
@@ -107,7 +107,7 @@ class StaticChain:
         return logits
 
     def _bias(self, context: SamplingContext, vocab_size: int) -> np.ndarray:
-        """Return what masks and biases add, float32 ``[L, V]`` on the host."""
+        """Return the sum of masks and biases, float32 ``[L, V]`` on the host."""
         bias = np.zeros((len(context.rows), vocab_size), np.float32)
         for one in self._masks:
             for index in np.flatnonzero(one.asked(context)).tolist():
@@ -115,7 +115,7 @@ class StaticChain:
         return bias
 
     def _width(self, context: SamplingContext, draws: np.ndarray, vocab_size: int) -> int:
-        """Return how many tokens truncation looks at: none, ``NARROW``, or all."""
+        """Return how many tokens truncation needs: none, ``NARROW``, or all."""
         asked = np.any([one.asked(context) & draws for one in self._truncations], axis=0)
         if not asked.any():
             return 0
@@ -129,7 +129,7 @@ class StaticChain:
 
 
 def _is_static(one: LogitsProcessor) -> bool:
-    """Return whether a processor has a static form. A subclass from elsewhere may do anything: it has none."""
+    """Return whether a processor has a static form; subclasses of other packages do not. Pure."""
     if not isinstance(one, RowProcessor) or not type(one).__module__.startswith("trencadis_plugins."):
         return False
     return isinstance(one, RowMask) or type(one).apply_all is not RowProcessor.apply_all

@@ -1,4 +1,4 @@
-"""Structured output: only tokens that a grammar allows. Masks are computed while the model runs.
+"""Structured output: masks tokens that a grammar forbids. Masks are computed while the model runs.
 
     commit ─▶ thread: the token, as soon as the device has it ─▶ a step in the grammar ─▶ the mask of the next position
     apply  ◀─ that mask; after drafts, and where tokens were taken back, those that the histories ask for
@@ -46,7 +46,7 @@ class _Row:
 
 
 class Structured(RowProcessor, SupportsPreparation):
-    """Masks every token that cannot go on to a text of the kind that the request wants.
+    """Masks every token that cannot continue a text of the requested grammar.
 
     The text ends where it may, with end-of-sequence tokens: they are masked anywhere else, and all that is left behind a text that is
     complete. Logits after a draft that is forbidden stay as they are: they never count.
@@ -72,7 +72,7 @@ class Structured(RowProcessor, SupportsPreparation):
         self.num_ready = 0
 
     def prepare(self, params: SamplingParams, *, tenant: str) -> tuple[Future[CompiledGrammar], ...]:
-        """Compile the grammar of a request that asks; fails with the library's reason if it cannot be served."""
+        """Compile the grammar of a request; fails with the library's reason if it cannot be served."""
         if params.structured is None:
             return ()
         return (grammars_of(self._vocabulary).begin(params.structured, tenant=tenant),)
@@ -84,11 +84,11 @@ class Structured(RowProcessor, SupportsPreparation):
         return mask is not None and word < len(mask) and bool(mask[word] >> bit & 1)
 
     def applies_to(self, start: RowStart) -> bool:
-        """Return whether the request wants structured output. Pure."""
+        """Return whether the request has a structured-output constraint. Pure."""
         return start.params.structured is not None
 
     def start_row(self, start: RowStart) -> None:
-        """Take a sequence; the mask after its tokens is computed from now on."""
+        """Add a sequence, and start to compute its next mask."""
         self._rows.pop(start.row, None)
         super().start_row(start)
 
@@ -105,7 +105,7 @@ class Structured(RowProcessor, SupportsPreparation):
         )
 
     def _state(self, start: RowStart) -> GrammarState:
-        """Return a sequence's way through its grammar, at the beginning."""
+        """Return a sequence's state at the beginning of its grammar."""
         wanted, grammars = start.params.structured, grammars_of(self._vocabulary)
         assert wanted is not None, "it asks"
         matcher = grammars.matcher(wanted)
@@ -167,7 +167,7 @@ class Structured(RowProcessor, SupportsPreparation):
     # ------------------------------------------------------------------------------------------------- ahead
 
     def commit(self, token_ids: torch.Tensor, context: SamplingContext) -> None:
-        """Begin with the masks of the next positions; does not wait for the device."""
+        """Start to compute the masks of the next positions; does not wait for the device."""
         asked = np.flatnonzero(self.asked(context)).tolist()
         if not asked:
             return
@@ -194,7 +194,7 @@ def _one_more(state: GrammarState, tokens: Callable[[], list[int]], index: int) 
 def _most_likely(
     state: GrammarState, tokens: Callable[[], list[int]], indices: list[int], outputs: list[list[int]]
 ) -> Callable[[], _Mask]:
-    """Return what computes the mask after the drafts that were drawn as well; a rule may let others stand."""
+    """Return the computation of the mask after the drafts as drawn; the acceptance rule may accept others."""
 
     def work() -> _Mask:
         chosen = tokens()
@@ -226,7 +226,7 @@ def _ends(start: RowStart, eos_token_id: int, special_token_ids: frozenset[int])
 
 
 def _tokens_of(token_ids: torch.Tensor) -> Callable[[], list[int]]:
-    """Return what waits for tokens of a call; the copy to the host begins now."""
+    """Return a function that waits for a call's tokens; their copy to the host starts now."""
     if token_ids.device.type != "cuda":
         tokens = token_ids.tolist()
         return lambda: tokens
@@ -243,7 +243,7 @@ def _tokens_of(token_ids: torch.Tensor) -> Callable[[], list[int]]:
 
 
 def _banned(words: np.ndarray, logits: torch.Tensor) -> torch.Tensor:
-    """Return which tokens masks forbid, bool ``[R, V]`` where the logits are; tokens that the vocabulary does not have, too. Pure.
+    """Return which tokens masks forbid, bool ``[R, V]`` on the logits' device, with tokens outside of the vocabulary. Pure.
 
     Args:
         words: int32 ``[R, W]``.
@@ -260,6 +260,6 @@ def _banned(words: np.ndarray, logits: torch.Tensor) -> torch.Tensor:
 
 
 def _banned_on_device(words: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """Return the same from words that are there: what travels is 32 times smaller than what is masked. Pure."""
+    """Return the same from words on the device: they are 32 times smaller than the mask. Pure."""
     bits = (words[:, :, None] >> torch.arange(32, dtype=torch.int32, device=words.device)) & 1
     return bits.flatten(1)[:, :vocab_size] == 0

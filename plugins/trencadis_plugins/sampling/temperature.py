@@ -1,4 +1,4 @@
-"""Temperature: a flatter or a steeper distribution."""
+"""Temperature scaling."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Temperature"]
 
 
 class Temperature(RowProcessor):
-    """Divides the logits by the temperature; greedy rows never come here."""
+    """Divides the logits by the temperature; greedy rows are left out."""
 
     honours = frozenset({"temperature"})
     argmax_invariant = True
@@ -34,5 +34,5 @@ class Temperature(RowProcessor):
         return logits.div_(self._column(self._temperature, context))
 
     def apply_all(self, logits: torch.Tensor, context: SamplingContext, *, width: int) -> torch.Tensor:
-        """Divide every row, by 1 where it was not asked for."""
+        """Divide every row, by 1 for rows without temperature."""
         return logits.div_(self._column_or(self._temperature, 1.0, context))

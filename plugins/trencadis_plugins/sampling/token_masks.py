@@ -1,4 +1,4 @@
-"""Masks by token id: only these, or none of these."""
+"""Masks by token id: allowed tokens and bad tokens."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class AllowedTokens(RowMask):
         return logits
 
     def add_to(self, bias: np.ndarray, row: int, position: int) -> None:
-        """Ban every other token."""
+        """Mask every other token."""
         ids = self._ids[row]
         kept = bias[ids]
         bias.fill(-np.inf)
@@ -70,5 +70,5 @@ class BadTokens(RowMask):
         return logits
 
     def add_to(self, bias: np.ndarray, row: int, position: int) -> None:
-        """Ban the row's tokens."""
+        """Mask the row's tokens."""
         bias[self._ids[row]] = -np.inf

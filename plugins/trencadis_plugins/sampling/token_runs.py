@@ -1,4 +1,4 @@
-"""Bans that depend on the last tokens: no run of n tokens twice, and no bad word of several tokens."""
+"""Masks that depend on the last tokens: no repeated n-grams, and no bad words of several tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _Word = tuple[Int32Array, int]
 
 
 class NoRepeatNgram(RowProcessor):
-    """Bans every token that would complete a run of ``no_repeat_ngram_size`` tokens that occurred before, prompt included.
+    """Masks every token that would complete an n-gram of ``no_repeat_ngram_size`` that occurred before, in the prompt too.
 
     Source: Paulus, Xiong, Socher, "A deep reinforced model for abstractive summarization", 2018, section 2.5; the rule of
     transformers.
@@ -33,7 +33,7 @@ class NoRepeatNgram(RowProcessor):
         self._size = np.zeros(num_rows, dtype=np.int64)
 
     def applies_to(self, start: RowStart) -> bool:
-        """Return whether runs must not repeat. Pure."""
+        """Return whether n-grams must not repeat. Pure."""
         return start.params.no_repeat_ngram_size > 0
 
     def _take(self, start: RowStart) -> None:
@@ -58,7 +58,7 @@ def _followers(history: Int32Array, size: int) -> np.ndarray:
 
 
 class BadWords(RowProcessor):
-    """Bans the last token of each of ``bad_words_ids`` where the tokens before it are the last of the history.
+    """Masks the last token of each of ``bad_words_ids`` if the tokens before it end the history.
 
     Source: transformers, ``NoBadWordsLogitsProcessor``.
     """

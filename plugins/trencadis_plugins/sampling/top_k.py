@@ -1,4 +1,4 @@
-"""Top-k: only the k most likely tokens stay."""
+"""Top-k: keeps the k most likely tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["TopK"]
 
 
 class TopK(RowProcessor):
-    """Drops tokens less likely than the k-th; tokens as likely as the k-th all stay, also if that makes more than k.
+    """Drops tokens less likely than the k-th; all ties with the k-th stay.
 
     Source: Fan, Lewis, Dauphin, "Hierarchical neural story generation", 2018, section 5.3; the tie rule is that of
     transformers and vLLM.
@@ -40,12 +40,12 @@ class TopK(RowProcessor):
         return logits.masked_fill_(logits < kth, -torch.inf)
 
     def apply_all(self, logits: torch.Tensor, context: SamplingContext, *, width: int) -> torch.Tensor:
-        """Compare every row with its k-th logit, or with minus infinity where it was not asked for; k is at most ``width``."""
+        """Compare every row with its k-th logit, or with minus infinity for rows without top-k; k is at most ``width``."""
         # Beyond ``width`` are only rows that are not drawn from.
         kth = largest(logits, width).gather(1, self._column_or(np.minimum(self._k, width), 1, context) - 1)
         kth = kth.masked_fill(~self._flags(context), -torch.inf)
         return logits.masked_fill_(logits < kth, -torch.inf)
 
     def num_kept(self, context: SamplingContext) -> np.ndarray:
-        """Return k of each logits row, 0 for those that did not ask, int64 ``[L]``. Pure."""
+        """Return k of each logits row, 0 for those without top-k, int64 ``[L]``. Pure."""
         return np.where(self.asked(context), self._k[np.asarray(context.rows, dtype=np.intp)], 0)

@@ -1,4 +1,4 @@
-"""Top-n-sigma: tokens within so many standard deviations of the largest logit."""
+"""Top-n-sigma: keeps tokens within n standard deviations of the largest logit."""
 
 from __future__ import annotations
 

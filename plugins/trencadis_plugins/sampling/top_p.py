@@ -1,4 +1,4 @@
-"""Top-p: the smallest set of most likely tokens whose mass reaches p.
+"""Top-p: keeps the smallest set of most likely tokens whose mass reaches p.
 
 Shapes: R rows, V vocabulary.
 """
@@ -57,7 +57,7 @@ class TopP(RowProcessor):
         return logits.masked_fill_(logits < threshold, -torch.inf)
 
     def apply_all(self, logits: torch.Tensor, context: SamplingContext, *, width: int) -> torch.Tensor:
-        """Cut every row where its mass is reached; where it was not asked for nothing is below the threshold."""
+        """Truncate every row where its mass is reached; rows without top-p stay whole."""
         peaks = logits.amax(-1, keepdim=True)
         total = (logits - peaks).exp_().sum(-1, keepdim=True, dtype=torch.float64)
         target = total * self._column_or(self._p, 1.0, context)
@@ -71,7 +71,7 @@ class TopP(RowProcessor):
 def _thresholds_within(
     logits: torch.Tensor, peaks: torch.Tensor, target: torch.Tensor, width: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the smallest logit that stays and how many of exactly that logit do, ``[L, 1]`` each. Pure.
+    """Return the smallest kept logit and how many of exactly that logit stay, ``[L, 1]`` each. Pure.
 
     Right if the mass is reached, or the row ends, within the ``width`` most likely tokens.
     """
@@ -84,7 +84,7 @@ def _thresholds_within(
 def _find_thresholds(
     logits: torch.Tensor, peaks: torch.Tensor, target: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return what stays of each row. Pure.
+    """Return the threshold of each row, and how many tokens at it stay. Pure.
 
     Args:
         logits: float32 ``[R, V]``.

@@ -1,4 +1,4 @@
-"""Locally typical sampling: tokens whose surprise is near the mean surprise.
+"""Locally typical sampling: keeps tokens whose surprise is near the entropy.
 
 Shapes: R rows, V vocabulary.
 """
@@ -51,7 +51,7 @@ class TypicalP(RowProcessor):
 
 
 def _last_kept(distance: torch.Tensor, distribution: torch.Tensor, mass: torch.Tensor) -> torch.Tensor:
-    """Return the distance of the token with which the mass is reached, float64 ``[R, 1]``. Pure."""
+    """Return the distance at which the mass is reached, float64 ``[R, 1]``. Pure."""
     vocab_size = distance.shape[1]
     # Only a host may look whether a few sufficed without waiting for a device.
     widths = [width for width in _WIDTHS if width < vocab_size] if distance.device.type == "cpu" else []

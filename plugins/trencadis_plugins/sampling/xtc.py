@@ -1,4 +1,4 @@
-"""XTC, "exclude top choices": now and then, the likely tokens make room for the least likely one that is still plausible."""
+"""XTC, "exclude top choices": drops, at random, all plausible tokens except the least likely one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many requests from a file, through the same application as those over HTTP; the files are those of OpenAI's batch API."""
+"""Batches of requests from a file, answered by the same application as over HTTP; the files are those of OpenAI's batch API."""
 
 from __future__ import annotations
 

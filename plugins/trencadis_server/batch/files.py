@@ -1,4 +1,4 @@
-"""Files of a batch. The output only grows, a line at a time, so that a run that was cut short can go on."""
+"""Files of a batch. Lines are only appended to the output, so that an interrupted run can be resumed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DUPLICATE = "duplicate_custom_id"
 
 @attrs.frozen(kw_only=True)
 class Done:
-    """What an earlier run has done.
+    """Lines that an earlier run has answered.
 
     Attributes:
         custom_ids: Names of lines with an answer.
@@ -37,7 +37,7 @@ class Done:
 
 
 def input_lines(file: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines that are not empty, with their numbers from 1; a byte-order mark before the first is no part of it.
+    """Yield the non-empty lines, with their numbers from 1; a byte-order mark is skipped.
 
     Raises:
         ConfigError: The file cannot be read.
@@ -54,7 +54,7 @@ def input_lines(file: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def count_lines(file: Path) -> int:
-    """Return how many lines are not empty.
+    """Return the number of non-empty lines.
 
     Raises:
         ConfigError: The file cannot be read.
@@ -63,7 +63,7 @@ def count_lines(file: Path) -> int:
 
 
 def read_output(file: Path) -> Done:
-    """Return what is in an output file; nothing if there is none.
+    """Return the content of an output file; empty if there is none.
 
     Raises:
         ConfigError: A line, other than a torn last one, is none of a batch's.
@@ -111,7 +111,7 @@ class OutputFile:
             raise ConfigError(f"{file}: cannot be written: {error.strerror}.", hint="Choose another file.") from error
 
     def write(self, line: OutputLine) -> None:
-        """Add a line; it is in the file, whole, before anything else happens.
+        """Append a line, unbuffered.
 
         Raises:
             ConfigError: The disk is full, or fails.
@@ -136,7 +136,7 @@ class OutputFile:
 
 
 def _check_regular(file: Path, why: str) -> None:
-    """Raise ConfigError for what is there and no regular file, since reading it may never end."""
+    """Raise ConfigError if a path exists and is not a regular file, since reading it may never end."""
     if file.exists() and not file.is_file():
         kind = "Is a directory" if file.is_dir() else "Is no regular file"
         raise ConfigError(f"{file}: cannot be used: {kind}.", hint=why)

@@ -1,4 +1,4 @@
-"""Lines of a batch: what one must look like, and what is written for it."""
+"""Lines of a batch: parsing of requests, and the output line of each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
 
 
 class BadLineError(Exception):
-    """A line that no endpoint is asked about.
+    """A line that is not a valid request.
 
     Args:
         code: For programs.
@@ -58,7 +58,7 @@ class _Error(msgspec.Struct, frozen=True):
 
 
 class OutputLine(msgspec.Struct, frozen=True):
-    """What became of one line: an answer, which may be an error of the endpoint, or why there is none.
+    """Output of one line: an answer, which may be an endpoint's error, or the reason why there is none.
 
     Attributes:
         id: Made from the line and its number, so that a second run gives the same.
@@ -84,7 +84,7 @@ class OutputLine(msgspec.Struct, frozen=True):
 
     @property
     def is_ok(self) -> bool:
-        """True if the endpoint answered with what was asked for."""
+        """True if the endpoint answered without an error."""
         return self.response is not None and self.response.status_code == 200
 
 
@@ -104,7 +104,7 @@ def line_id(text: bytes, number: int) -> str:
 
 
 def read_line(text: bytes, number: int) -> BatchLine:
-    """Return what a line asks for. Pure.
+    """Return the request of a line. Pure.
 
     Raises:
         BadLineError: It is no JSON, lacks a field, or asks for what a batch does not do.
@@ -133,7 +133,7 @@ def read_line(text: bytes, number: int) -> BatchLine:
 
 
 def _custom_id(text: bytes) -> str | None:
-    """Return the name of a line that is otherwise no good, if it can be told. Pure."""
+    """Return the ``custom_id`` of an otherwise invalid line, if it can be read. Pure."""
     try:
         found = msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

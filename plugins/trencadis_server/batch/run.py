@@ -1,4 +1,4 @@
-"""A batch from its files to its summary: engine, application, files, runner."""
+"""Runs a batch from its files to its summary: engine, application, files, runner."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ async def run_batch(
 
 @contextlib.asynccontextmanager
 async def _running(supervisor: Supervisor) -> AsyncIterator[None]:
-    """Have an engine for as long as the block runs."""
+    """Keep an engine open while the block runs."""
     engine = asyncio.create_task(supervisor.run())
     ready = asyncio.create_task(supervisor.is_serving.wait())
     try:
@@ -88,7 +88,7 @@ async def _running(supervisor: Supervisor) -> AsyncIterator[None]:
 
 
 def _check_files(files: list[Path]) -> None:
-    """Raise ConfigError if one file would be read and written, or written twice."""
+    """Raise ConfigError if one file would be both read and written, or written twice."""
     names = [file.resolve() for file in files]
     for file, name in zip(files, names, strict=True):
         if names.count(name) > 1:

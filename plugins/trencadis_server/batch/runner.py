@@ -20,7 +20,7 @@ __all__ = ["Answer", "BatchRunner", "Summary", "post"]
 
 @attrs.frozen(kw_only=True)
 class Answer:
-    """What the application answered.
+    """Response of the application.
 
     Attributes:
         status: HTTP status.
@@ -34,7 +34,7 @@ class Answer:
 
 
 async def post(app: ASGIApp, path: str, body: bytes) -> Answer:
-    """Send a JSON body and return the whole answer.
+    """Send a JSON body to an ASGI application in this process, without a socket, and return the whole response.
 
     Raises:
         BaseException: What the application raises instead of answering.
@@ -85,7 +85,7 @@ _MAX_RETRIES = 1000
 
 @attrs.define(kw_only=True)
 class Summary:
-    """What a run did.
+    """Counts of a run.
 
     Attributes:
         num_ok: Lines that were answered.
@@ -133,7 +133,7 @@ class BatchRunner:
         self._summary = Summary()
 
     async def run(self) -> Summary:
-        """Run every line; returns what became of them.
+        """Run every line; returns the summary.
 
         Raises:
             EngineEndedError: There is no engine any more; what has been written stays, and another run goes on from there.
@@ -159,7 +159,7 @@ class BatchRunner:
             self._advance(summary.num_ok + summary.num_failed + summary.num_skipped)
 
     async def _run_line(self, number: int, text: bytes) -> OutputLine | None:
-        """Return what is to be written for a line; None: it is there already."""
+        """Return the output of a line; None: it was answered by an earlier run."""
         id_ = line_id(text, number)
         if id_ in self._done.ids:
             self._claim(text, number)
@@ -178,7 +178,7 @@ class BatchRunner:
         )
 
     async def _ask(self, url: str, body: bytes) -> Answer:
-        """Ask until the server is not too busy to answer."""
+        """Repeat a request until the server is not too busy to answer."""
         answer = await post(self._app, url, body)
         for _ in range(_MAX_RETRIES):
             if answer.status not in _BUSY:
@@ -194,7 +194,7 @@ class BatchRunner:
         return answer
 
     def _claim(self, text: bytes, number: int) -> None:
-        """Keep the name of a line that is done, so that a later one of that name is still found out."""
+        """Reserve the ``custom_id`` of an answered line, to detect duplicates."""
         try:
             self._numbers.setdefault(read_line(text, number).custom_id, number)
         except BadLineError:
@@ -213,6 +213,6 @@ def _one_line(body: bytes) -> bytes:
 
 
 def _error(answer: Answer) -> dict[str, Any]:
-    """Return what an answer says about a failure. Pure."""
+    """Return the error message of an answer. Pure."""
     found: dict[str, Any] = msgspec.json.decode(answer.body, type=dict[str, Any])["error"]
     return found

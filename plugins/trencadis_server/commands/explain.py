@@ -1,4 +1,4 @@
-"""``trencadis explain``: why a request was scheduled or not in each of the last steps, asked of a server that runs."""
+"""``trencadis explain``: why a running server scheduled a request or not in each of the last steps."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
-    """Print the story of the request; returns 0.
+    """Print the request's timeline; returns 0.
 
     Raises:
         ConfigError: The address of the administration is not known.
@@ -62,7 +62,7 @@ def _address(url: str | None, config: Config) -> str:
 
 
 def _key(config: Config) -> str:
-    """Return the key that the administration asks for, as far as it is configured here too; empty: none."""
+    """Return the key of the administration pages, if it is configured here; else empty."""
     server = server_of(config)
     return server.admin_key or next((entry.partition(":")[2] or entry for entry in server.api_keys), "").strip()
 
@@ -89,7 +89,7 @@ def _ask(address: str, request_id: str, *, key: str) -> dict[str, Any]:
 
 
 def _refused(error: urllib.error.HTTPError, address: str) -> TrencadisError:
-    """Return the error for an answer that says no."""
+    """Return the error for a response with an error status."""
     with error:
         try:
             found = json.load(error)["error"]

@@ -85,7 +85,7 @@ _MAX_ARENAS = 2
 
 
 def give_back_large_blocks() -> bool:
-    """Let bodies and answers go back to the system as soon as they are freed; False where the C library is not glibc.
+    """Make malloc return freed request bodies and answers to the system; False if the C library is not glibc.
 
     By default glibc raises the size from which on a block is mapped by itself to that of the largest block freed so far, up to 32 MiB:
     after one long answer all others lie in heaps, which shrink from their ends only, and of heaps it makes eight for each core. To

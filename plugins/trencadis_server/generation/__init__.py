@@ -1,1 +1,1 @@
-"""From a request's fields to outputs of the engine, and from these to answers."""
+"""From a request's fields to engine requests, and from their outputs to answers."""

@@ -1,4 +1,4 @@
-"""Chat messages as clients write them to a prompt as the model's template writes it."""
+"""Converts chat messages to a prompt, by the model's template."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ async def encode_messages(
 
 
 def _size(message: ChatMessage) -> tuple[int, int]:
-    """Return how many characters a message has, and of how many things it is made: itself, its parts and its calls. Pure."""
+    """Return the characters of a message and its number of items: itself, its parts and its tool calls. Pure."""
     content, num_items = message.content or "", 1 + len(message.tool_calls or ())
     if not isinstance(content, str):
         num_items += len(content)
@@ -112,7 +112,7 @@ def _arguments(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain(message: ChatMessage, index: int, knows_developer: bool) -> dict[str, Any]:
-    """Return a message as templates read it. Pure.
+    """Return a message as a dictionary for templates. Pure.
 
     Raises:
         ApiError: A part that is no text, or arguments of a call that are no JSON.
@@ -156,7 +156,7 @@ def _part(part: Mapping[str, Any], path: str) -> str:
 
 
 def _call(call: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """Return a tool call with its arguments as an object: clients send them as JSON in a string, templates want them parsed."""
+    """Return a tool call with parsed arguments: clients send a JSON string, templates expect an object."""
     function = call.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
         return dict(call)

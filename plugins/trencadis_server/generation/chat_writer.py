@@ -1,4 +1,4 @@
-"""Outputs of the engine as chat answers, whole or in chunks."""
+"""Chat answers from outputs of the engine, whole or in chunks."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class ChatWriter:
     async def stream(
         self, generation: Generation, *, includes_usage: bool, is_continuous: bool
     ) -> AsyncGenerator[bytes, None]:
-        """Yield events; several at once if several choices have grown.
+        """Yield events; several at once if several choices have new tokens.
 
         Args:
             generation: Has one prompt.
@@ -109,7 +109,7 @@ class ChatWriter:
         ]
 
     def _new_chunks(self, output: RequestOutput, sent: list[Progress]) -> Iterator[ChunkChoice]:
-        """Yield what is new of each choice, its end apart."""
+        """Yield the new part of each choice; its end is a chunk of its own."""
         for one, progress in zip(output.outputs, sent, strict=True):
             if progress.is_finished:
                 continue

@@ -1,4 +1,4 @@
-"""Outputs of the engine as answers of ``/v1/completions``, whole or in chunks."""
+"""Answers of ``/v1/completions`` from outputs of the engine, whole or in chunks. Choice j of prompt i has the index i x n + j."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = ["ChoiceWriter", "CompletionFormat", "CompletionWriter", "PromptLogpro
 
 @attrs.frozen(kw_only=True, eq=False)
 class CompletionFormat:
-    """What a client wants to see.
+    """Parts that the client requested of an answer.
 
     Attributes:
         tokenizer: Of the model.
@@ -76,13 +76,13 @@ class PromptLogprobsWriter:
         self._echoed: tuple[CompletionLogprobs, CompletionLogprobsWriter] | None = None
 
     def listed(self, entries: tuple[TokenLogprobs, ...]) -> list[dict[str, PromptLogprob] | None]:
-        """Return them as vLLM has them; the same list for the same entries."""
+        """Return them in vLLM's format; the same list for the same entries."""
         if self._of is not entries:
             self._of, self._listed = entries, prompt_logprobs(entries, self._format.tokenizer)
         return self._listed
 
     def echoed(self, output: RequestOutput) -> tuple[CompletionLogprobs, CompletionLogprobsWriter]:
-        """Return them as an echoed prompt has them, and what writes those of the tokens after it; to be called once they are whole."""
+        """Return those of an echoed prompt, and the writer for the tokens after it; call once the prompt is complete."""
         if self._echoed is None:
             writer = CompletionLogprobsWriter(self._format.tokenizer, hidden=self._format.hidden)
             self._echoed = writer.prompt(output.prompt_token_ids, output.prompt_logprobs or ()), writer
@@ -91,7 +91,7 @@ class PromptLogprobsWriter:
 
 
 class ChoiceWriter:
-    """Writes what is new of a completion whose outputs are cumulative.
+    """Writes the new part of a completion whose outputs are cumulative. A whole answer is a stream of one chunk.
 
     Args:
         format: What to write.
@@ -116,7 +116,7 @@ class ChoiceWriter:
         self._logprobs = CompletionLogprobsWriter(format.tokenizer, hidden=format.hidden)
 
     def take(self, output: RequestOutput, one: CompletionOutput) -> CompletionChoice | None:
-        """Return what came since the last call, or None if nothing did.
+        """Return the new part since the last call, or None.
 
         Args:
             output: Of the prompt.
@@ -219,7 +219,7 @@ class CompletionWriter:
     async def stream(
         self, generation: Generation, *, includes_usage: bool, is_continuous: bool
     ) -> AsyncGenerator[bytes, None]:
-        """Yield events; several at once if several choices of a prompt have grown.
+        """Yield events; several at once if several choices of a prompt have new tokens.
 
         Args:
             generation: What runs.
@@ -265,7 +265,7 @@ class CompletionWriter:
 
 
 async def _taken(writers: Sequence[ChoiceWriter], output: RequestOutput) -> list[CompletionChoice | None]:
-    """Return what is new of each choice; on a thread if that may be the log-probabilities of a whole prompt."""
+    """Return the new part of each choice; on a thread if it may include log-probabilities of a whole prompt."""
 
     def take() -> list[CompletionChoice | None]:
         return [writer.take(output, one) for writer, one in zip(writers, output.outputs, strict=True)]

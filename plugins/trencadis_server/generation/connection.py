@@ -1,4 +1,4 @@
-"""Work for a client, for as long as the client is there."""
+"""Runs work for a request only while its client is connected."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CLIENT_GONE = 499
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, _T]) -> _T:
-    """Return what ``work`` returns; cancel it if the client leaves, and wait until it has cleaned up.
+    """Return the result of ``work``; cancel it and wait for its clean-up if the client disconnects.
 
     Args:
         receive: Of the connection; the request's body must have been read.
@@ -42,7 +42,7 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, _T]) -> _T
 
 
 async def answer_while_connected(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
-    """Return the response that ``work`` makes, or one that are not read if the client left.
+    """Return the response that ``work`` makes, or an empty one with status 499 if the client disconnected.
 
     Raises:
         BaseException: Whatever ``work`` raises.

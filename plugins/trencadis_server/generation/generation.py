@@ -1,4 +1,4 @@
-"""From a checked request to outputs of the engine: one engine request for each prompt, merged as they come.
+"""Runs the engine requests of one HTTP request, one for each prompt, and merges their outputs as they come.
 
 Leaving the loop ends all of them, so a client that goes away, or one prompt that fails, frees every block.
 """
@@ -38,7 +38,7 @@ def answer_id(prefix: str) -> str:
 
 @attrs.frozen(kw_only=True, eq=False)
 class Generation:
-    """What the engine is asked for one HTTP request.
+    """The engine requests of one HTTP request.
 
     Attributes:
         llm: The engine.
@@ -117,12 +117,12 @@ class Generation:
         )
 
     def _terms_of(self, index: int) -> RequestTerms:
-        """Return the scheduling parameters of one prompt. The answer has room for one prefix to hand over: that of the first."""
+        """Return the scheduling parameters of one prompt. Only the first prompt's prefix can be handed over."""
         is_first = index == 0 or self.terms.transfer_params is None
         return self.terms if is_first else attrs.evolve(self.terms, transfer_params=None)
 
     async def _search(self, index: int, prompt: tuple[int, ...], _: bool) -> AsyncIterator[RequestOutput]:
-        """Yield the output of a search, which is whole."""
+        """Yield the complete output of a beam search."""
         yield await self.llm.beam_search(prompt, self.beams, request_id=f"{self.answer_id}-{index}", terms=self.terms)
 
 
@@ -141,7 +141,7 @@ async def finished_outputs(generation: Generation) -> list[RequestOutput]:
 
 
 def usage_of(outputs: Collection[RequestOutput], *, counts_output: bool = True) -> Usage:
-    """Return the usage of outputs, one for each prompt; what ``best_of`` dropped counts, too. Pure; O(number of choices).
+    """Return the usage of outputs, one for each prompt, including choices that ``best_of`` dropped. Pure; O(number of choices).
 
     Args:
         outputs: The newest of each prompt.
@@ -156,7 +156,7 @@ def usage_of(outputs: Collection[RequestOutput], *, counts_output: bool = True) 
 
 
 def transfer_fields(output: RequestOutput) -> dict[str, Any]:
-    """Return the fields of an answer that say where another engine finds the prompt's KV; none if it finds it nowhere. Pure."""
+    """Return the answer's transfer parameters, by which another engine finds the prompt's KV; empty if there are none. Pure."""
     return {} if output.transfer_params is None else {"kv_transfer_params": dict(output.transfer_params)}
 
 
@@ -165,7 +165,7 @@ def _num_generated(output: RequestOutput) -> int:
 
 
 def _check(output: RequestOutput) -> None:
-    """Raise if a completion did not end as it should."""
+    """Raise if a completion failed or was aborted."""
     for one in output.outputs:
         if one.finish_reason is FinishReason.INVALID:
             raise InvalidRequestError(output.error)

@@ -1,4 +1,4 @@
-"""What chat and text completions do alike: look at a request, run it, and answer it whole or as a stream."""
+"""Common part of chat and text completions: validate a request, run it, and answer it whole or as a stream."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = ["GenerationCall", "StreamWriter", "open_call", "terms_of"]
 
 
 def terms_of(caller: str, body: GenerationRequest, *, allows_weight: bool) -> RequestTerms:
-    """Return the terms of a request. Pure.
+    """Return the scheduling parameters of a request. Pure.
 
     Cached prefixes are shared neither between API keys nor between users of one key: the time to the first token would tell whether
     another has sent the same prompt. A ``cache_salt`` names, within the key, with whom they are shared instead. Users within a key
@@ -93,7 +93,7 @@ class StreamWriter(Protocol):
 
 @attrs.frozen(kw_only=True, eq=False)
 class GenerationCall:
-    """A request whose model is served here.
+    """A validated request to chat or text completions.
 
     Attributes:
         request: The HTTP request.
@@ -118,7 +118,7 @@ class GenerationCall:
     is_continuous: bool
 
     async def params(self, make: Callable[[], SamplingParams]) -> SamplingParams:
-        """Return what ``make`` returns: on a thread if the request has long lists, each of whose elements is looked at.
+        """Return the result of ``make``; on a thread if the request has long lists.
 
         Raises:
             ApiError: As ``make``.
@@ -137,7 +137,7 @@ class GenerationCall:
         params: SamplingParams,
         beams: BeamSearchParams | None = None,
     ) -> Generation:
-        """Return what the engine is asked.
+        """Return the engine requests to run.
 
         Args:
             prefix: Of the answer's id, such as ``cmpl``.
@@ -164,7 +164,7 @@ class GenerationCall:
     async def answer(
         self, generation: Generation, writer: StreamWriter, whole: Callable[[list[RequestOutput]], msgspec.Struct]
     ) -> Response:
-        """Run a generation and return the answer that the client wants.
+        """Run a generation and return the answer, whole or as a stream.
 
         Args:
             generation: What to run.
@@ -187,7 +187,7 @@ class GenerationCall:
 
 
 def open_call(request: Request, body: GenerationRequest, *, param: str) -> GenerationCall:
-    """Return the call that a request makes.
+    """Validate a request and return its call.
 
     Args:
         request: The HTTP request.
@@ -217,6 +217,6 @@ def open_call(request: Request, body: GenerationRequest, *, param: str) -> Gener
 
 
 def _num_candidates(output: RequestOutput) -> int:
-    """Return how many log-probabilities an output has, roughly: writing one takes as long as encoding a character or two. Pure."""
+    """Return the number of log-probabilities of an output, as a measure of encoding time. Pure."""
     lists = [output.prompt_logprobs or (), *(one.logprobs or () for one in output.outputs)]
     return sum(len(entries) * (1 + len(entries[-1].top_token_ids)) for entries in lists if entries)

@@ -1,4 +1,4 @@
-"""Log-probabilities as each endpoint writes them.
+"""Log-probabilities in the format of each endpoint.
 
 The entry of each token is encoded as soon as it is made: an answer may have millions of candidates, which as objects would be visited
 by the garbage collector again and again, and encoded in one call that nothing interrupts.
@@ -42,7 +42,7 @@ def token_text(data: bytes, *, prefix: str = "") -> str:
 
 
 def chat_logprobs(entries: Iterable[TokenLogprobs], tokenizer: Tokenizer) -> ChatLogprobs:
-    """Return log-probabilities as chat answers have them. Pure."""
+    """Return log-probabilities in the format of chat completions. Pure."""
     content = []
     for entry in entries:
         data = tokenizer.token_bytes(entry.token_id)
@@ -61,7 +61,7 @@ def chat_logprobs(entries: Iterable[TokenLogprobs], tokenizer: Tokenizer) -> Cha
 
 
 def prompt_logprobs(entries: Sequence[TokenLogprobs], tokenizer: Tokenizer) -> list[dict[str, PromptLogprob] | None]:
-    """Return log-probabilities of a prompt as vLLM has them: by token id, null for the first token. Pure."""
+    """Return log-probabilities of a prompt in vLLM's format: by token id, null for the first token. Pure."""
     written: list[dict[str, PromptLogprob] | None] = [None]
     for entry in entries:
         candidates = {
@@ -74,7 +74,7 @@ def prompt_logprobs(entries: Sequence[TokenLogprobs], tokenizer: Tokenizer) -> l
 
 
 class CompletionLogprobsWriter:
-    """Writes the log-probabilities of one text completion, in one piece or several; offsets go on where they were.
+    """Writes the log-probabilities of one text completion, in one or several parts with continued offsets.
 
     Args:
         tokenizer: Of the model.
@@ -120,7 +120,7 @@ class CompletionLogprobsWriter:
         return written
 
     def copy(self) -> CompletionLogprobsWriter:
-        """Return a writer that goes on where this one is, by itself."""
+        """Return an independent writer with the same position."""
         other = CompletionLogprobsWriter(self._tokenizer, hidden=self._hidden)
         other._decoder.setstate(self._decoder.getstate())
         other._offset = self._offset
@@ -130,7 +130,7 @@ class CompletionLogprobsWriter:
         return token_text(self._tokenizer.token_bytes(token_id), prefix="bytes:")
 
     def _advance(self, token_id: int) -> int:
-        """Return where a token begins, in characters of the text, and go on behind it."""
+        """Return a token's offset in the text, and move behind the token."""
         offset = self._offset
         if token_id not in self._hidden:
             self._offset += len(self._decoder.decode(self._tokenizer.token_bytes(token_id)))
@@ -138,7 +138,7 @@ class CompletionLogprobsWriter:
 
 
 def joined(first: CompletionLogprobs, second: CompletionLogprobs) -> CompletionLogprobs:
-    """Return two runs of log-probabilities as one. Pure."""
+    """Concatenate two log-probability lists. Pure."""
     return CompletionLogprobs(
         tokens=first.tokens + second.tokens,
         token_logprobs=first.token_logprobs + second.token_logprobs,
@@ -148,7 +148,7 @@ def joined(first: CompletionLogprobs, second: CompletionLogprobs) -> CompletionL
 
 
 def _encoded(value: _T) -> _T:
-    """Return a value as what it is written as: for an encoder the two are the same. Pure."""
+    """Return a value as raw JSON, typed as the value itself. Pure."""
     return cast("_T", msgspec.Raw(_encode(value)))
 
 

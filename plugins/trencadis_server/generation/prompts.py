@@ -1,4 +1,4 @@
-"""Texts and token ids of a request to prompts that the model has room for."""
+"""Converts texts and token ids of a request to prompts, and checks their lengths."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def truncated(prompt: TokenIds, limit: int | None, *, max_model_len: int, max_to
 def check_room(
     prompts: Sequence[TokenIds], *, max_model_len: int, num_output: int, param: str, output_param: str = "max_tokens"
 ) -> None:
-    """Check that each prompt is one and leaves room for its output. Pure.
+    """Check that each prompt is not empty and leaves room for its output. Pure.
 
     Args:
         prompts: Token ids.
@@ -109,7 +109,7 @@ def check_room(
 
 
 def echoes(body: CompletionRequest, prompts: Sequence[TokenIds], tokenizer: Tokenizer) -> list[str | None]:
-    """Return for each prompt the text to stand before its output, or None without ``echo``. Pure.
+    """Return for each prompt the text before its output, or None without ``echo``. Pure.
 
     A prompt that came as text is echoed as it came, unless it was cut.
     """
@@ -147,7 +147,7 @@ def check_chat_length(num_messages: int, num_characters: int, max_model_len: int
 
 
 def _checked(prompts: list[TokenIds], vocab_size: int, param: str) -> list[TokenIds]:
-    """Return a client's own token ids. Pure.
+    """Return a client's token ids after validation. Pure.
 
     Raises:
         ApiError: One is outside the vocabulary.
@@ -171,7 +171,7 @@ def _encode(tokenizer: Tokenizer, text: str, where: str, *, add_special_tokens: 
 
 
 def _place(param: str, index: int, num_prompts: int) -> str:
-    """Return how a client calls a prompt: ``prompt``, or ``prompt[2]`` if there are several. Pure."""
+    """Return a prompt's name in error messages: ``prompt``, or ``prompt[2]`` if there are several. Pure."""
     return f"{param}[{index}]" if num_prompts > 1 else param
 
 
@@ -190,7 +190,7 @@ def _wanted(num_output: int, output_param: str) -> str:
 
 
 def _too_long(what: str, max_model_len: int, param: str, output_param: str = "") -> ApiError:
-    """Return the error for a text that is too long; ``output_param`` names the field that a lower value may help in. Pure."""
+    """Return the error for a text that is too long; ``output_param`` names the field that can be lowered instead. Pure."""
     if param == _EMBEDDED:
         limit = f"this model embeds at most {max_model_len} tokens of a text. Shorten or divide it."
     else:

@@ -1,4 +1,4 @@
-"""Fields of a request to ``SamplingParams`` or ``BeamSearchParams``."""
+"""Converts fields of a request to ``SamplingParams`` or ``BeamSearchParams``."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def sampling_params(
     logprobs: int | None,
     prompt_logprobs: int | None,
 ) -> SamplingParams:
-    """Return how the tokens of a request are chosen. Pure.
+    """Return the sampling parameters of a request. Pure.
 
     Args:
         body: The request.
@@ -71,7 +71,7 @@ def sampling_params(
 
 
 def http_field(body: GenerationRequest, name: str) -> str:
-    """Return how a request calls what :class:`trencadis.records.SamplingParams` calls ``name``. Pure.
+    """Return the request field for a field of :class:`trencadis.records.SamplingParams`. Pure.
 
     Args:
         body: A request that :func:`sampling_params` took.
@@ -137,7 +137,7 @@ _NOTHING: tuple[Any, ...] = ([], {}, {"type": "text"})
 
 
 def beam_params(body: GenerationRequest, *, max_tokens: int | None, logprobs: int | None) -> BeamSearchParams | None:
-    """Return how a request wants to search, or None if it does not. Pure.
+    """Return the beam search parameters of a request, or None if it samples. Pure.
 
     The beam width is ``best_of``, or else ``n``; ``n`` continuations are answered.
 

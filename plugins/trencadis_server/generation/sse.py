@@ -1,4 +1,4 @@
-"""Server-sent events: a response that streams them, chunks whose constant part is encoded once, and what of a growing completion was sent."""
+"""Server-sent events: streaming response, chunks whose constant part is encoded once, and the unsent part of a completion."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def check_stream_options(body: GenerationRequest) -> tuple[bool, bool]:
 
 
 class EventStream(Response):
-    """Sends events while the client is there.
+    """Streams events until the client disconnects.
 
     Nothing is sent before the first event: what fails until then is answered with a status of its own. What fails later becomes an
     event with ``error``. When the client leaves, the generator is closed.
@@ -74,7 +74,7 @@ class EventStream(Response):
         self._request_id = request_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send everything, as ASGI asks for it."""
+        """Send the response."""
         try:
             await while_connected(receive, self._send_all(send))
         except ClientDisconnect:
@@ -139,17 +139,17 @@ class ChunkEncoder(Generic[_ChoiceT]):
         return self._head + self._encode(choice) + self._tail
 
     def last(self, usage: Usage) -> bytes:
-        """Return the event with the usage, without choices; empty if it was not asked for."""
+        """Return the event with the usage, without choices; empty if not requested."""
         return event(self._encode(self._make([], usage))) if self.includes_usage else b""
 
 
 def finish_name(output: CompletionOutput) -> Literal["stop", "length"]:
-    """Return why a completion ended, in OpenAI's words; what failed or was aborted never gets here. Pure."""
+    """Return OpenAI's finish reason of a completion that neither failed nor was aborted. Pure."""
     return "length" if output.finish_reason is FinishReason.LENGTH else "stop"
 
 
 class Progress:
-    """Follows one completion of a stream; outputs are cumulative, chunks are not.
+    """Tracks the sent part of one completion; outputs are cumulative, chunks are not.
 
     Args:
         has_token_ids: Token ids are wanted; else :meth:`take` does not look for them.
@@ -168,7 +168,7 @@ class Progress:
         self._num_logprobs = 0
 
     def take(self, output: CompletionOutput) -> tuple[str, tuple[int, ...], tuple[TokenLogprobs, ...]]:
-        """Return the text, token ids and log-probabilities that came since the last call. O(what is new)."""
+        """Return the text, token ids and log-probabilities since the last call. O(their number)."""
         logprobs = output.logprobs or ()
         text = output.text[self._num_characters :]
         token_ids = tuple(output.token_ids[self._num_tokens :]) if self._has_token_ids else ()

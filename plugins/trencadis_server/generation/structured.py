@@ -1,4 +1,4 @@
-"""What the text must be, from the fields in which clients say so."""
+"""Structured-output constraint of a request, from the fields of OpenAI and vLLM."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OPTIONS = {"disable_fallback": "there is one library", "disable_additional_prop
 
 
 def structured_of(body: GenerationRequest) -> StructuredOutput | None:
-    """Return what the text of a request must be; None: anything. Pure.
+    """Return the structured-output constraint of a request, or None. Pure.
 
     Raises:
         ApiError: Two fields ask for something, or one holds what it cannot.
@@ -43,7 +43,7 @@ def structured_of(body: GenerationRequest) -> StructuredOutput | None:
 
 
 def structured_field(body: GenerationRequest) -> str:
-    """Return the field that says what the text must be, such as ``guided_regex``, or an empty string. Pure.
+    """Return the field with the constraint, such as ``guided_regex``, or an empty string. Pure.
 
     Raises:
         ApiError: A field holds what it cannot; not for a request that :func:`structured_of` took.
@@ -86,7 +86,7 @@ def _response_format(given: dict[str, Any] | None) -> Iterator[tuple[str, _Maker
 
 
 def _schema_of(wanted: Any) -> dict[str, Any]:
-    """Return the schema in OpenAI's ``json_schema``. Pure. It is kept to whether or not ``strict`` is true."""
+    """Return the schema in OpenAI's ``json_schema``. Pure. It is enforced whether or not ``strict`` is true."""
     where = "response_format.json_schema"
     if not isinstance(wanted, dict):
         raise _wrong(where, 'must be {"name": ..., "schema": ...}')

@@ -1,1 +1,1 @@
-"""A server from its start to its end: sockets, supervisor, application, shutdown."""
+"""A server's life cycle: sockets, supervisor, application, shutdown."""

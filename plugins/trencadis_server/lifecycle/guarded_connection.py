@@ -1,4 +1,4 @@
-"""One client's connection: limits that uvicorn's protocol does not have.
+"""HTTP connection with limits that uvicorn's protocol does not have.
 
     a head that never ends, or comes a byte at a time   ▶ 408 after ``head_timeout_s``; 431 after 64 KiB
     a connection on which no request begins             ▶ closed after ``head_timeout_s``
@@ -53,7 +53,7 @@ _KEEP_ALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 
 
 def connection_class(*, head_timeout_s: float, send_timeout_s: float) -> type[asyncio.Protocol]:
-    """Return the class of connections to give to uvicorn as ``http``.
+    """Return the connection class for uvicorn's ``http`` setting.
 
     Args:
         head_timeout_s: Longest time from the first byte of a request, or from the connection, to the end of its head.
@@ -130,7 +130,7 @@ class _GuardedConnection(HttpToolsProtocol):
         return True
 
     def send_400_response(self, msg: str) -> None:
-        """Answer bytes that are no HTTP; called by uvicorn's protocol."""
+        """Answer bytes that are not HTTP; called by uvicorn's protocol."""
         self._refuse(400, self._problem)
 
     def pause_writing(self) -> None:
@@ -178,7 +178,7 @@ class _GuardedConnection(HttpToolsProtocol):
     # ------------------------------------------------------------------------------------------------------
 
     def _feed(self, part: memoryview) -> None:
-        """Give bytes to the parser, and count those that are not a body."""
+        """Pass bytes to the parser, and count those outside of bodies."""
         self._has_ended = False
         before = self._num_body_bytes
         super().data_received(part)  # type: ignore[arg-type]  # the parser takes any buffer
@@ -195,7 +195,7 @@ class _GuardedConnection(HttpToolsProtocol):
             self.transport.abort()
 
     def _check_progress(self) -> None:
-        """Cut the connection if the client has taken nothing since the last look."""
+        """Abort the connection if the client has read nothing since the last check."""
         num_unsent_bytes = self.transport.get_write_buffer_size()
         if num_unsent_bytes < self._num_unsent_bytes:
             self._num_unsent_bytes = num_unsent_bytes
@@ -205,7 +205,7 @@ class _GuardedConnection(HttpToolsProtocol):
             self.transport.abort()
 
     def _check_half_closed(self) -> None:
-        """Cut the connection if the client has gone: nothing is read any more, so that the loop does not notice a reset."""
+        """Abort the connection if the client has reset it: the loop does not notice, since it does not read."""
         if self.transport.is_closing():
             return
         connection = self.transport.get_extra_info("socket")
@@ -225,7 +225,7 @@ class _GuardedConnection(HttpToolsProtocol):
             )
 
     def _refuse(self, status: int, message: str) -> None:
-        """Answer with an error and end the connection; what still comes is thrown away for a while."""
+        """Send an error and close the connection; further input is discarded for a while."""
         if self.transport.is_closing():
             return
         self._is_refused = True
@@ -240,7 +240,7 @@ class _GuardedConnection(HttpToolsProtocol):
         self._linger_timer = self.loop.call_later(_LINGER_S, self.transport.abort)
 
     def _give_up(self) -> None:
-        """Let the requests on this connection end."""
+        """Mark the requests of this connection as disconnected."""
         self.pipeline.clear()
         for cycle in (self._active, self.cycle):
             if cycle is not None and not cycle.response_complete:
@@ -270,7 +270,7 @@ def _answer(status: int, message: str) -> bytes:
 
 
 def _watch_peer(transport: asyncio.BaseTransport) -> None:
-    """Let the kernel ask whether the other machine is still there."""
+    """Enable TCP keep-alive, which detects that the other machine is gone."""
     connection = transport.get_extra_info("socket")
     if connection is None:
         return

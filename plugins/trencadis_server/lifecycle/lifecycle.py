@@ -1,4 +1,4 @@
-"""A server from its first byte to its last: listen, load, serve, drain, close.
+"""Runs a server: listen, load, serve, drain, close.
 
 run ─ HTTP listens ─ engine loads ─ … ─ stop ─▶ drain: nothing new, running ones end ─▶ engine closes ─▶ HTTP closes
 └─ stop again ─▶ at once
@@ -32,7 +32,7 @@ _LAST_ANSWERS_S = 3
 
 
 class _HttpServer(uvicorn.Server):
-    """Uvicorn's server with our accept loop; it installs no signal handlers, which the caller does."""
+    """Uvicorn's server with an accept loop of our own and without signal handlers, which the caller installs."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=[])
@@ -51,7 +51,7 @@ class _HttpServer(uvicorn.Server):
 
 
 class Service:
-    """One server: HTTP, the engine behind it, and the way they end.
+    """One server: HTTP, its engine, and their shutdown.
 
     Args:
         app: The application.
@@ -84,7 +84,7 @@ class Service:
         self._hurrying = asyncio.Event()
 
     def stop(self) -> None:
-        """Begin to end: nothing new comes in, what runs may end; called again: end at once. Event loop only."""
+        """Drain: refuse new requests and let running ones finish; a second call stops at once. Event loop only."""
         if self._stopping.is_set():
             self._hurrying.set()
         self._stopping.set()
@@ -152,7 +152,7 @@ class Service:
 
 
 def event_loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """Return what makes the fastest event loop that is installed; None: asyncio's own."""
+    """Return the factory of the fastest installed event loop; None: asyncio's own."""
     if importlib.util.find_spec("uvloop") is None:
         return None
     uvloop = importlib.import_module("uvloop")

@@ -1,4 +1,4 @@
-"""From a configuration to a server that can be run: limits, sockets, supervisor, application, administration pages."""
+"""Builds a server from a configuration: limits, sockets, supervisor, application, administration pages."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _ADMIN_HOST = "127.0.0.1"
 
 
 def open_server(config: Config, registry: Registry, *, resolved: ResolvedConfig) -> OpenServer:
-    """Return a server whose sockets listen already; nothing is loaded yet.
+    """Return a server with listening sockets; nothing is loaded yet.
 
     Args:
         config: As loaded; what the server adds is added here.
@@ -56,7 +56,7 @@ def open_server(config: Config, registry: Registry, *, resolved: ResolvedConfig)
 
 
 class OpenServer:
-    """A server's sockets and everything that is known before the engine is. A context manager: leaving it closes the sockets.
+    """A server's listening sockets and configuration, before the engine is loaded. A context manager that closes the sockets.
 
     Args:
         config: As the server runs it.
@@ -98,7 +98,7 @@ class OpenServer:
             )
 
     def greeting(self) -> list[str]:
-        """Return what to print at the start."""
+        """Return the lines to print at the start."""
         names = ", ".join(model_names_of(self._config))
         lines = [f"Listening at {self.url}/v1 for {names}; loading."]
         if self.admin_url:
@@ -106,7 +106,7 @@ class OpenServer:
         return lines
 
     def service(self, announce: Callable[[str], None] = lambda _: None) -> Service:
-        """Return what runs on the sockets; to be called once, in the event loop.
+        """Return the service on these sockets; call once, in the event loop.
 
         Args:
             announce: Told in a line when an engine is ready.
@@ -148,7 +148,7 @@ class OpenServer:
 
 
 def _opened(announce: Callable[[str], None], llm: AsyncLLM) -> None:
-    """Say that an engine serves; what loading has left behind lives as long as the process, so that collections pass it over.
+    """Announce that an engine serves, and exclude the objects made by loading from garbage collection.
 
     Each full collection would look at a hundred thousand objects for nothing, and the event loop would wait for it.
     """
@@ -159,7 +159,7 @@ def _opened(announce: Callable[[str], None], llm: AsyncLLM) -> None:
 
 
 def make_context(config: Config, supervisor: Supervisor) -> ServerContext:
-    """Return what the endpoints of a server need.
+    """Return the context of a server's endpoints.
 
     Args:
         config: As the server runs it.
@@ -187,7 +187,7 @@ def make_context(config: Config, supervisor: Supervisor) -> ServerContext:
 
 
 def config_to_serve(config: Config, *, placement: str = "process") -> Config:
-    """Return the configuration with what the server adds. Pure.
+    """Return the configuration with the server's additions. Pure.
 
     Args:
         config: As loaded.
@@ -205,13 +205,13 @@ def config_to_serve(config: Config, *, placement: str = "process") -> Config:
 
 
 def model_names_of(config: Config) -> tuple[str, ...]:
-    """Return the names clients may ask for: ``server.model_name``, split at commas, else ``model.path``. Pure."""
+    """Return the served model names: ``server.model_name``, split at commas, else ``model.path``. Pure."""
     names = tuple(dict.fromkeys(name for part in server_of(config).model_name.split(",") if (name := part.strip())))
     return names or (config.model.path,)
 
 
 def _named(options: Any, name: str) -> Any:
-    """Return an observer's options with the name of the model, if it asks for one and none is given. Pure."""
+    """Return an observer's options with the model's name filled in, if they have an empty one. Pure."""
     if attrs.has(type(options)) and getattr(options, "model_name", None) == "":
         return attrs.evolve(options, model_name=name)
     return options
@@ -223,7 +223,7 @@ _BACKLOG = 2048
 def listen(
     host: str, port: int, *, setting: str = "server.port", meaning_of_zero: str = "any free one"
 ) -> socket.socket:
-    """Return a socket that listens.
+    """Return a listening socket.
 
     Args:
         host: Name or address.
@@ -262,7 +262,7 @@ def listen(
 
 
 def url_of(listener: socket.socket) -> str:
-    """Return the address of a listening socket as clients write it. Pure."""
+    """Return the URL of a listening socket. Pure."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 

@@ -1,4 +1,4 @@
-"""Who owns the engine: opens it beside a server that already listens, watches it, and opens another one when it ends.
+"""Supervisor of the engine: opens it while the server already listens, watches it, and restarts it when it ends.
 
 loading ─▶ serving ─ends by itself─▶ restarting ─▶ serving
 │                                     └─too often, or impossible─▶ failed: `run` raises, the server ends and says why
@@ -34,7 +34,7 @@ _MAX_BACKOFF_S = 30.0
 
 
 class Supervisor:
-    """Opens, watches and replaces the engine; the :class:`trencadis_server.context.EngineSource` of a server. Event loop only.
+    """Opens, watches and restarts the engine; the :class:`trencadis_server.context.EngineSource` of a server. Event loop only.
 
     Args:
         open_llm: Opens an engine; blocks, and runs on a thread of its own.
@@ -135,7 +135,7 @@ class Supervisor:
         self._on_open(opened)
 
     async def _replace(self, failure: str) -> None:
-        """Open engines until one stands or too many have ended."""
+        """Open engines until one starts or too many have ended."""
         self.is_serving.clear()
         logger.error("The engine has ended: %s", failure)
         self._served_s, self._opened_s = self._now_s, self._clock.now_s()
@@ -174,7 +174,7 @@ class Supervisor:
 
     @property
     def _num_recent_ends(self) -> int:
-        """How many ends count still."""
+        """Ends within the restart window."""
         now_s = self._now_s
         self._ends = [end_s for end_s in self._ends if now_s - end_s < self._window_s]
         return len(self._ends)
@@ -183,7 +183,7 @@ class Supervisor:
         return min(self._backoff_s * 2.0 ** (num_ends - 2), _MAX_BACKOFF_S) if num_ends > 1 else 0.0
 
     def _after(self, failure: str, *, num_ends: int) -> _Absence:
-        """Return what is raised after an engine has ended, the last of ``num_ends`` that count. Pure."""
+        """Return the state after an engine ended: restarting, or failed if too many ended recently. Pure."""
         if num_ends <= self._max_restarts:
             retry_after_s = self._pause_s(num_ends) + _LOADING_RETRY_S
             return _absence("restarting", f"The engine is being started again: {failure}", retry_after_s)
@@ -191,7 +191,7 @@ class Supervisor:
         return _absence("failed", f"The engine has ended and is not started again ({limit}): {failure}", None)
 
     async def _wait(self, seconds: float) -> None:
-        """Wait that long, or until the end."""
+        """Wait for a time, or until :meth:`close`."""
         try:
             async with asyncio.timeout(seconds):
                 await self._closing.wait()
@@ -204,7 +204,7 @@ def _absence(state: str, message: str, retry_after_s: float | None) -> _Absence:
 
 
 async def _on_own_thread(open_llm: Callable[[], AsyncLLM]) -> AsyncLLM:
-    """Run a call that may take minutes; a daemon's thread, so that a server told to end meanwhile does not wait for it."""
+    """Run a call that may take minutes on a daemon thread, which does not delay the server's exit."""
     loop = asyncio.get_running_loop()
     opened: asyncio.Future[AsyncLLM] = loop.create_future()
 
@@ -224,7 +224,7 @@ async def _on_own_thread(open_llm: Callable[[], AsyncLLM]) -> AsyncLLM:
 def _tell(
     loop: asyncio.AbstractEventLoop, opened: asyncio.Future[AsyncLLM], llm: AsyncLLM | None, error: BaseException | None
 ) -> bool:
-    """Hand a result to the event loop; returns whether it is still awaited."""
+    """Pass a result to the event loop; returns whether it is still awaited."""
 
     def settle() -> None:
         # Cancelled: the loop is about to end, and the process with it.

@@ -1,4 +1,4 @@
-"""API keys: who may call, and the name under which a caller is known inside.
+"""API keys and the callers that they belong to.
 
 Keys are compared by digest, all of them each time, so that the time of a refusal tells nothing.
 """
@@ -45,7 +45,7 @@ class ApiKeys:
             self._callers[digest] = name.strip() if colon and name.strip() else f"key-{digest.hex()[:8]}"
 
     def __bool__(self) -> bool:
-        """True if keys are asked for."""
+        """True if keys are required."""
         return bool(self._callers)
 
     @property
@@ -54,7 +54,7 @@ class ApiKeys:
         return frozenset(self._callers.values())
 
     def caller_of(self, key: bytes) -> str | None:
-        """Return the name of the caller that a key belongs to, or None. Takes the same time for every key. Pure."""
+        """Return the caller's name for a key, or None. Takes the same time for every key. Pure."""
         given = _digest(key)
         found = None
         for digest, caller in self._callers.items():
@@ -64,7 +64,7 @@ class ApiKeys:
 
 
 class AuthMiddleware:
-    """Answers 401 unless the request has a known key; notes the caller in ``request.state.caller``.
+    """Answers 401 unless the request has a valid key; sets ``request.state.caller``.
 
     Args:
         app: What is behind.

@@ -1,4 +1,4 @@
-"""Request bodies: in a form that is understood, not too large, not too slow, whole before they are parsed.
+"""Request bodies: checks of encoding, size and time; a body is complete before it is parsed.
 
 A body is collected here, so that what is after never waits for a client, and one that is refused costs no more memory
 than the cap. Everything is answered in OpenAI's shape.
@@ -68,7 +68,7 @@ class BodyMiddleware:
         await self._app(scope, _replay(body, receive), send)
 
     async def _collect(self, scope: Scope, receive: Receive) -> bytes | None:
-        """Return the body, or None if the client has gone."""
+        """Return the body, or None if the client disconnected."""
         headers = Headers(scope=scope)
         _check_coding(headers)
         self._check_length(headers.get("content-length"))
@@ -97,7 +97,7 @@ class BodyMiddleware:
             self._num_collected_bytes -= num_bytes
 
     def _check_length(self, length: str | None) -> None:
-        """Refuse by what the client says, before a byte is read."""
+        """Refuse a body by its ``Content-Length``, before a byte is read."""
         if length is not None and length.isdecimal() and (len(length) > _MAX_DIGITS or int(length) > self._max_bytes):
             raise self._too_large(f"is {length[:_MAX_DIGITS]} bytes long")
 
@@ -122,7 +122,7 @@ class BodyMiddleware:
 
 
 def _check_coding(headers: Headers) -> None:
-    """Refuse a body that would be read as something else than its sender means.
+    """Refuse a body with a content encoding or a charset other than UTF-8.
 
     Raises:
         ApiError: 415: its content is encoded, or its characters are not UTF-8; 400: its transfer is encoded.
@@ -154,7 +154,7 @@ def _check_coding(headers: Headers) -> None:
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """Return a ``receive`` that gives the body first; then what the connection says, which is that the client has gone."""
+    """Return a ``receive`` that returns the body first, then the connection's messages, which is a disconnect."""
     pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replay() -> Message:

@@ -1,4 +1,4 @@
-"""Which requests are inside, and whether more may come in: what a shutdown waits for."""
+"""Counts running requests and refuses new ones during a shutdown."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OPEN_PATHS = frozenset({"/health", "/ready", "/metrics", "/version"})
 
 
 class DrainGuard:
-    """Counts HTTP requests that ask for work. Event loop only.
+    """Counts HTTP requests other than those of operators. Event loop only.
 
     Attributes:
         is_draining: No more may come in.
@@ -37,7 +37,7 @@ class DrainGuard:
 
     @contextlib.contextmanager
     def inside(self) -> Iterator[None]:
-        """Count a request for as long as the block runs."""
+        """Count a request while the block runs."""
         self.num_inside += 1
         self._is_empty.clear()
         try:
@@ -48,12 +48,12 @@ class DrainGuard:
                 self._is_empty.set()
 
     async def wait_empty(self) -> None:
-        """Wait until no request is inside."""
+        """Wait until no request is running."""
         await self._is_empty.wait()
 
 
 class DrainMiddleware:
-    """Counts requests in and out, and turns them away with 503 while the server shuts down.
+    """Counts requests, and answers 503 while the server shuts down.
 
     Args:
         app: What is behind.
@@ -78,6 +78,6 @@ class DrainMiddleware:
 
 
 def draining_error() -> EngineUnavailableError:
-    """Return what is said to those who come too late. Pure."""
+    """Return the error for requests during a shutdown. Pure."""
     # Another server after the same address may take the next attempt at once.
     return EngineUnavailableError("The server is shutting down.", state="draining", retry_after_s=1.0)

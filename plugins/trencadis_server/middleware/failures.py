@@ -1,4 +1,4 @@
-"""Error answers in OpenAI's shape: of routes, by one handler for each kind of exception, and of middlewares, which have no more than ``receive`` and ``send``.
+"""Error answers in OpenAI's format: exception handlers for routes, and ASGI messages for middlewares.
 
 Nothing that FastAPI or Starlette would say by themselves reaches a client.
 """
@@ -32,7 +32,7 @@ _MAX_PATH = 200
 
 
 def add_handlers(app: FastAPI) -> None:
-    """Let an application answer every error of a route in OpenAI's shape."""
+    """Add exception handlers that answer every error of a route in OpenAI's format."""
     app.add_exception_handler(RequestValidationError, _handler(_of_validation))
     app.add_exception_handler(HTTPException, _handler(_of_http))
     app.add_exception_handler(TrencadisError, _handler(_of_any))
@@ -40,7 +40,7 @@ def add_handlers(app: FastAPI) -> None:
 
 
 def validation_error(errors: Sequence[Mapping[str, Any]]) -> ApiError:
-    """Return the error for what pydantic found; it names the first field at fault. Pure.
+    """Return the API error for pydantic's errors; it names the first invalid field. Pure.
 
     Args:
         errors: ``ValidationError.errors()`` of pydantic or FastAPI.
@@ -64,7 +64,7 @@ def validation_error(errors: Sequence[Mapping[str, Any]]) -> ApiError:
 
 
 def _value(error: Mapping[str, Any]) -> str:
-    """Return the value at fault as a message quotes it, or nothing if it is long. Pure."""
+    """Return an invalid value for quoting in a message, or nothing if it is long. Pure."""
     value = error.get("input", ())
     if not isinstance(value, str | int | float | None) or (isinstance(value, str) and len(value) > _MAX_QUOTED):
         return ""
@@ -118,7 +118,7 @@ def _of_http(request: Request, error: HTTPException) -> ApiError:
 
 
 def _path(location: Sequence[str | int]) -> str:
-    """Return a place in the body as people write it: ``messages[0].content``. Pure."""
+    """Return a field's path as ``messages[0].content``. Pure."""
     parts = location[1:] if location and location[0] in {"body", "query", "path", "header"} else location
     path = ""
     for part in parts:
@@ -142,7 +142,7 @@ _PACE_S = 0.01
 
 
 def error_headers(error: ApiError, *, num_bytes: int, close: bool = False) -> list[tuple[bytes, bytes]]:
-    """Return the headers of an error's answer. Pure.
+    """Return the headers of an error answer. Pure.
 
     Args:
         error: The error.
@@ -159,7 +159,7 @@ def error_headers(error: ApiError, *, num_bytes: int, close: bool = False) -> li
 
 
 async def send_error(send: Send, error: ApiError, *, close: bool = False, more_body: bool = False) -> None:
-    """Answer with an error.
+    """Send an error answer.
 
     Args:
         send: Of the request.
@@ -174,7 +174,7 @@ async def send_error(send: Send, error: ApiError, *, close: bool = False, more_b
 
 
 async def refuse(scope: Scope, receive: Receive, send: Send, error: ApiError, *, close: bool = False) -> None:
-    """Answer with an error before the body was read: what still comes is thrown away for a while, then the connection closes.
+    """Send an error before the body was read: the rest is discarded for a while, then the connection closes.
 
     Args:
         scope: Of the request.
@@ -197,6 +197,6 @@ async def refuse(scope: Scope, receive: Receive, send: Send, error: ApiError, *,
 
 
 def has_body(scope: Scope) -> bool:
-    """Return whether a request announces a body. Pure."""
+    """Return whether a request has a body. Pure."""
     headers = Headers(scope=scope)
     return "transfer-encoding" in headers or headers.get("content-length", "0") != "0"

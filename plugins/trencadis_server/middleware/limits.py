@@ -1,4 +1,4 @@
-"""How much the server takes in: a cap on requests, and one on the prompt tokens that still wait for their first token.
+"""Admission control: limits of requests, and of prompt tokens whose first token is still awaited.
 
 One caller has at most a share of both, so that its requests do not keep all others out.
 
@@ -30,7 +30,7 @@ _WINDOW_S = 30.0
 
 
 class DrainRate:
-    """How fast something leaves, over the last 30 s.
+    """Rate at which work is finished, over the last 30 s.
 
     Args:
         clock: Of the server.
@@ -43,18 +43,18 @@ class DrainRate:
         self._busy_since_s = clock.now_s()
 
     def restart(self) -> None:
-        """Say that there was nothing to drain until now: what an idle server did not do says nothing about its speed."""
+        """Forget the past rate after an idle time."""
         self._left.clear()
         self._sum = 0
         self._busy_since_s = self._clock.now_s()
 
     def note(self, amount: int) -> None:
-        """Say that an amount has left now."""
+        """Record an amount of finished work."""
         self._left.append((self._clock.now_s(), amount))
         self._sum += amount
 
     def seconds_for(self, amount: int) -> float:
-        """Return how long an amount will take, 1 .. 60 s; if nothing has left yet, as long again as nothing did."""
+        """Return the predicted time for an amount, 1 .. 60 s; without measurements, as long as nothing has finished."""
         now_s = self._clock.now_s()
         while self._left and self._left[0][0] < now_s - _WINDOW_S:
             self._sum -= self._left.popleft()[1]
@@ -64,7 +64,7 @@ class DrainRate:
 
 
 class AdmissionControl:
-    """Keeps the server within its caps; the :class:`trencadis_server.context.Admission` of a server. Event loop only.
+    """Enforces the limits; the :class:`trencadis_server.context.Admission` of a server. Event loop only.
 
     Args:
         max_requests: Most engine requests at once.
@@ -91,7 +91,7 @@ class AdmissionControl:
         self._tokens_rate = DrainRate(clock)
 
     def hold(self, num_prompt_tokens: int, num_requests: int = 1, *, caller: str = "") -> AdmissionHold:
-        """Return a place to enter with ``with``; see :class:`trencadis_server.context.Admission`.
+        """Return a place, to be acquired by ``with``; see :class:`trencadis_server.context.Admission`.
 
         Raises:
             TooBusyError: On entering: a cap is reached.
@@ -100,7 +100,7 @@ class AdmissionControl:
         return AdmissionHold(self, num_prompt_tokens, num_requests, caller)
 
     def enter(self, num_prompt_tokens: int, num_requests: int, caller: str) -> None:
-        """Count a hold in, or raise as :meth:`hold` says."""
+        """Acquire a place, or raise as :meth:`hold`."""
         self._refuse_if_hopeless(num_prompt_tokens, num_requests)
         excess = self.num_requests + num_requests - self.max_requests
         if excess > 0:
@@ -129,19 +129,19 @@ class AdmissionControl:
         self._waiting_tokens_of[caller] += num_prompt_tokens
 
     def stop_waiting(self, num_prompt_tokens: int, caller: str) -> None:
-        """Count prompt tokens that wait no longer."""
+        """Subtract prompt tokens that were computed."""
         self.num_waiting_tokens -= num_prompt_tokens
         self._waiting_tokens_of[caller] -= num_prompt_tokens
         self._tokens_rate.note(num_prompt_tokens)
 
     def leave(self, num_requests: int, caller: str) -> None:
-        """Count requests out."""
+        """Subtract finished requests."""
         self.num_requests -= num_requests
         self._requests_of[caller] -= num_requests
         self._requests_rate.note(num_requests)
 
     def _check_share(self, num_prompt_tokens: int, num_requests: int, caller: str) -> None:
-        """Refuse a caller more than its share, so that others find room.
+        """Refuse a caller above its share, to leave room for others.
 
         Raises:
             TooBusyError: It has its share.
@@ -189,7 +189,7 @@ class AdmissionControl:
 
 
 class AdmissionHold:
-    """One hold; a context manager that is entered once.
+    """One place; a context manager that is entered once.
 
     Args:
         admission: Whose counts it changes.
@@ -206,7 +206,7 @@ class AdmissionHold:
         self._waits = False
 
     def first_token(self) -> None:
-        """Say that the prompts have been computed; a second call does nothing."""
+        """Mark the prompts as computed; a second call does nothing."""
         if self._waits:
             self._waits = False
             self._admission.stop_waiting(self._num_prompt_tokens, self._caller)

@@ -1,4 +1,4 @@
-"""What surrounds every request: its id, the log line, the counters, and an answer when something unexpected was raised.
+"""Request context: id, access log, metrics, and the answer to unexpected exceptions.
 
 The outermost of the middlewares: whatever is answered, and by whom, carries ``x-request-id``.
 """
@@ -36,12 +36,12 @@ def request_id_of(headers: Headers) -> str:
 
 
 def new_request_id() -> str:
-    """Return an id that no other request has."""
+    """Return a unique request id."""
     return f"req_{uuid.uuid4().hex}"
 
 
 class RequestContextMiddleware:
-    """Gives each request its id, and sees how it ends.
+    """Sets each request's id, and logs and counts its end.
 
     Args:
         app: What is behind.
@@ -107,12 +107,12 @@ class RequestContextMiddleware:
 
 
 def _plain(path: str) -> str:
-    """Return a path as the log may have it: a client may have put line breaks into it. Pure."""
+    """Return a path for the log, with line breaks escaped. Pure."""
     return ascii(path)[1:-1]
 
 
 class _Answer:
-    """What goes out: adds the id to the headers, and remembers status and length."""
+    """Wraps ``send``: adds the id to the headers, and records status and length."""
 
     def __init__(self, send: Send, request_id: str) -> None:
         self._send = send

@@ -1,4 +1,4 @@
-"""Requests with transfer parameters that are answered with an error: who holds KV for them is told at once.
+"""Rejected requests with transfer parameters: the engine that holds their KV is notified at once.
 
 A router has a prefix computed by one server and sends the request on to another. If that one refuses it, for whatever reason, the first
 would keep the blocks until their lease ends. Only this middleware sees every refusal: of a body that has the wrong fields, too.
@@ -26,7 +26,7 @@ _FIELD = "kv_transfer_params"
 
 
 class TransferRejectionMiddleware:
-    """Tells the engine of refused requests that carry transfer parameters.
+    """Notifies the engine of rejected requests with transfer parameters.
 
     Args:
         app: What is behind.
@@ -75,7 +75,7 @@ class TransferRejectionMiddleware:
 
 
 def _transfer_params(body: bytes) -> dict[str, Any]:
-    """Return the transfer parameters of a body; empty if it has none, or none that are well formed. Pure."""
+    """Return the transfer parameters of a body; empty if it has none or invalid ones. Pure."""
     with contextlib.suppress(ApiError, InvalidRequestError):
         data = decode(body)
         params = data.get(_FIELD) if isinstance(data, dict) else None

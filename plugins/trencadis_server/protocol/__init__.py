@@ -1,1 +1,1 @@
-"""What goes over the wire: requests (pydantic), answers (msgspec), and one table of every documented field."""
+"""Request models (pydantic), answer models (msgspec), and a table of every documented field."""

@@ -1,4 +1,4 @@
-"""Answers of the smaller endpoints and parts that several answers have. Encoded with msgspec, since chunks are many."""
+"""Answers of the smaller endpoints, and parts common to several answers. msgspec, since it encodes many chunks quickly."""
 
 from __future__ import annotations
 

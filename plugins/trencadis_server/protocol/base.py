@@ -1,4 +1,4 @@
-"""What all requests share: strict JSON types, no unknown field, and types that occur in several of them."""
+"""Base of all request models: strict JSON types, no unknown fields, and common types."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]  # as many errors as 
 
 
 def said_as(what: str) -> WrapValidator:
-    """Return a validator that says in one sentence what a field of several types must be. Pure.
+    """Return a validator whose message describes, in one sentence, a field of several types. Pure.
 
     Args:
         what: Such as ``text or token ids``.
@@ -56,7 +56,7 @@ def said_as(what: str) -> WrapValidator:
 
 
 def _stop_at_the_first(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
-    """Refuse a bias for the first key that is no token id: pydantic would report as many faults as there are keys."""
+    """Refuse a bias at the first invalid key: pydantic would report an error for every key."""
     if isinstance(value, dict):
         for key in value:
             if not (isinstance(key, str) and key.isascii() and key.isdigit() and len(key) <= _MAX_DIGITS):
@@ -143,7 +143,7 @@ def _refuse_long(data: dict[str, Any]) -> None:
 
 
 def _refuse_unknown(model: type[BaseModel], data: dict[str, Any], known: dict[str, Any]) -> None:
-    """Refuse the first field that no class has, also in objects inside.
+    """Refuse the first unknown field, also in nested objects.
 
     Raises:
         ApiError: There is one; the message has the closest name that exists.
@@ -164,7 +164,7 @@ def _refuse_unknown(model: type[BaseModel], data: dict[str, Any], known: dict[st
 
 
 def _unknown_in(model: type[BaseModel], data: dict[str, Any]) -> tuple[list[str], str, Collection[str]] | None:
-    """Return the steps to an object with an unknown field, the last one first, the field's name, and the names there are; or None."""
+    """Return the path to an object with an unknown field, innermost first, the field's name and the valid names; or None."""
     fields = _fields_of(model)
     for name, value in data.items():
         if name not in fields:
@@ -181,7 +181,7 @@ def _unknown_in(model: type[BaseModel], data: dict[str, Any]) -> tuple[list[str]
 
 @functools.cache
 def _fields_of(model: type[BaseModel]) -> dict[str, tuple[type[RequestModel], ...]]:
-    """Return the names of a class's fields, each with the classes of the objects in it. Pure."""
+    """Return a class's fields and the classes of their nested objects. Pure."""
     return {name: tuple(_models_in(field.annotation)) for name, field in model.model_fields.items()}
 
 

@@ -1,4 +1,4 @@
-"""Fields of the OpenAI API and of vLLM's extensions that this server does not act upon: which, what happens, and why.
+"""Fields of OpenAI's API and vLLM's extensions without an effect on this server, and whether they are ignored or refused.
 
 The fields it does act upon are those of the request classes in this package; together they are all that is documented. A field
 in neither place is refused with a suggestion. ``docs`` shows both as one table (:mod:`trencadis_server.protocol.fields_page`).
@@ -33,7 +33,7 @@ class OtherField:
     moot_if: tuple[str, Any] | None = None
 
     def accepts(self, value: Any, body: Mapping[str, Any]) -> bool:
-        """Return whether a value may be dropped, given the whole body. Pure."""
+        """Return whether a value is accepted and ignored, given the whole body. Pure."""
         if self.accepted is None or value is None:
             return True
         if self.moot_if is not None and _same(body.get(self.moot_if[0]), self.moot_if[1]):
@@ -42,7 +42,7 @@ class OtherField:
 
 
 def _same(value: Any, other: Any) -> bool:
-    """Return whether two JSON values are equal; 1 is not true. Pure."""
+    """Return whether two JSON values are equal; 1 differs from true. Pure."""
     return type(value) is type(other) and bool(value == other)
 
 
@@ -89,5 +89,5 @@ OTHER_FIELDS: tuple[OtherField, ...] = (
 
 
 def other_fields(endpoint: str) -> dict[str, OtherField]:
-    """Return the fields without an effect that an endpoint documents, by name. Pure."""
+    """Return an endpoint's documented fields without an effect, by name. Pure."""
     return {field.name: field for field in OTHER_FIELDS if endpoint in field.endpoints}

@@ -1,4 +1,4 @@
-"""The reference page of the API's fields, made from the request classes and the table of fields without an effect."""
+"""Reference page of the API's fields, made from the request models and the table of fields without an effect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fields that chat and text completions share."""
+"""Fields common to chat and text completions."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _not_zero(value: int) -> int:
 
 
 def _short_json(value: dict[str, Any]) -> dict[str, Any]:
-    """Refuse transfer parameters that the engine would not take: here, where a long value is looked at beside the event loop."""
+    """Refuse transfer parameters that the engine would refuse; here, since a long value is validated off the event loop."""
     try:
         transfer_table(value)
     except InvalidRequestError as error:
@@ -53,7 +53,7 @@ def _short_json(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def _fields_of_sampling() -> dict[str, Any]:
-    """Return the fields that are numbers or switches of ``SamplingParams``, with its names, ranges and descriptions. Pure.
+    """Return fields for the numbers and switches of ``SamplingParams``, with names, ranges and descriptions. Pure.
 
     A class may define one of them anew where the API's range is another.
     """

@@ -1,4 +1,4 @@
-"""JSON bodies of requests and responses: values of requests are counted before they are parsed, and large ones are parsed and validated on a thread.
+"""JSON bodies: the values of a request are counted before parsing, and large requests are parsed and validated on a thread.
 
     bytes ▶ count (400: too many values) ▶ decode ▶ validate ▶ endpoint
 
@@ -61,7 +61,7 @@ class ValueCheck:
         self._gate = asyncio.Semaphore(1)
 
     async def check(self, body: bytes) -> None:
-        """Check a body, whatever it is; a large one costs some milliseconds a megabyte, on a thread.
+        """Check a body, JSON or not; a large one takes some milliseconds per megabyte, on a thread.
 
         Raises:
             ApiError: It has too many.
@@ -80,7 +80,7 @@ class ValueCheck:
 
 
 def _excess(body: bytes, limits: tuple[int, int, int]) -> str:
-    """Return which limit JSON exceeds, in words, or an empty string; stops when that is known. Pure."""
+    """Return the limit that a JSON text exceeds, for the message, or an empty string. Pure."""
     max_containers, max_keys, max_values = limits
     num_containers = body.count(b"[") + body.count(b"{")
     if num_containers <= max_containers and body.count(b":") <= max_keys:
@@ -110,7 +110,7 @@ def _excess(body: bytes, limits: tuple[int, int, int]) -> str:
 
 
 def decode(body: bytes) -> Any:
-    """Return the value of a JSON text, which is UTF-8. Pure.
+    """Return the decoded JSON text. Pure.
 
     Raises:
         ApiError: 400: it is no JSON, or has what cannot be: NaN, infinity, half a surrogate pair, deep nesting. A number beyond 64
@@ -127,7 +127,7 @@ def decode(body: bytes) -> Any:
 
 
 def check_values(data: Any) -> None:
-    """Refuse a decoded body with a value that cannot be sent to an engine. Pure.
+    """Refuse a decoded body with a value that cannot be passed to an engine. Pure.
 
     Raises:
         ApiError: 400; it names the place.
@@ -138,7 +138,7 @@ def check_values(data: Any) -> None:
 
 
 def read_body(body: bytes, model: type[ModelT]) -> ModelT:
-    """Return a JSON text as an instance of a request class. Pure.
+    """Return a JSON text as an instance of a request model. Pure.
 
     Raises:
         ApiError: 400: it is none.
@@ -153,10 +153,10 @@ def read_body(body: bytes, model: type[ModelT]) -> ModelT:
 
 
 class JsonRoute(APIRoute):
-    """A route whose body is decoded and validated before FastAPI sees it: on a thread if it is large."""
+    """A route whose body is decoded and validated before FastAPI: on a thread if it is large."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return what serves a request."""
+        """Return the handler."""
         handle = super().get_route_handler()
         if self.body_field is None:
             return handle
@@ -173,7 +173,7 @@ class JsonRoute(APIRoute):
 
 
 def _decode_slowly(body: bytes) -> Any:
-    """Return the value of what the fast parser does not take, or say what is wrong and where."""
+    """Return a value that the fast parser refuses, or raise an error with the place of the fault."""
     try:
         data = json.loads(body)
     except json.JSONDecodeError as error:
@@ -192,7 +192,7 @@ def _decode_slowly(body: bytes) -> Any:
 
 
 def _too_deep(body: bytes) -> ApiError:
-    """Return the error for nesting that exhausts the stack, with the field of the first value that is too deep."""
+    """Return the error for too deep nesting, with the field where it begins."""
     depth, field, text = 0, "", b""
     for token in re.finditer(_TOKEN.pattern + rb"|[\]}]", body, re.DOTALL):
         match token[0][:1]:

@@ -1,4 +1,4 @@
-"""Schemas of answers for the OpenAPI document. They are put in place, so that routes need no registry of components."""
+"""JSON schemas of answers for the OpenAPI document, inlined, so that routes need no registry of components."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def schema_of(type_: Any) -> dict[str, Any]:
 
 
 def documented(answer: Any, *, stream: Any = None) -> dict[int | str, dict[str, Any]]:
-    """Return what a route says about its answers. Pure.
+    """Return the ``responses`` of a route. Pure.
 
     Args:
         answer: msgspec type of the answer with status 200.

@@ -1,4 +1,4 @@
-"""Types of the fields that say what the text must be: OpenAI's, vLLM's, and vLLM's older ones.
+"""Types of the structured-output fields of OpenAI, vLLM and older versions of vLLM.
 
 They are objects with keys such as ``json`` and ``schema``, which a request class cannot have as names of fields; what is in them,
 :mod:`trencadis_server.generation.structured` checks.

@@ -1,4 +1,4 @@
-"""Administration pages, on a loopback port of their own: what is installed and active, who set which value, scheduling and role."""
+"""Administration pages, on a loopback port of their own: plugins, configuration, scheduling and role."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _MAX_BODY_BYTES = 2**16
 def make_admin_app(
     context: ServerContext, *, supervisor: Supervisor, registry: Registry, plan: ResolvedPlan, resolved: ResolvedConfig
 ) -> FastAPI:
-    """Return the application of the administration pages. They show no secret, and change nothing but scheduling and the engine's role.
+    """Return the administration application. It shows no secrets, and can change only scheduling and the engine's role.
 
     Requests must name this machine as their host, and have a key if one is configured: ``server.admin_key``, else any of
     ``server.api_keys``.
@@ -144,7 +144,7 @@ _MAX_QUOTED = 100
 
 
 class HostMiddleware:
-    """Answers 403 unless a request names this machine as its host.
+    """Answers 403 unless the request's host is this machine.
 
     A page whose name its owner lets point to 127.0.0.1 (DNS rebinding) may send a browser here and read the answers; the browser
     names the page's host then.
@@ -174,7 +174,7 @@ class HostMiddleware:
 
 
 def check_content_type(request: Request) -> None:
-    """Refuse a body that a web page can make a browser send without asking this server first.
+    """Refuse a content type that a web page can send across origins without a preflight request.
 
     Raises:
         ApiError: 415.
@@ -184,7 +184,7 @@ def check_content_type(request: Request) -> None:
 
 
 def table_of(body: bytes) -> dict[str, Any]:
-    """Return the body of a change, a JSON object. Pure.
+    """Return the JSON object of a body. Pure.
 
     Raises:
         ApiError: 400: it is none, or has what cannot be sent to the engine.
@@ -231,7 +231,7 @@ _SOURCE = "POST /admin/scheduling"
 
 
 class PlanInForce:
-    """The plan as the administration shows it: the configuration's, with the scheduling of the engine that serves.
+    """The plan shown by the administration: the configured one, with the present scheduling of the engine.
 
     An engine that was opened again has the configuration's scheduling: that is what the operator wrote.
 
@@ -247,11 +247,11 @@ class PlanInForce:
         self._llm: AsyncLLM | None = None
 
     def of(self, llm: AsyncLLM | None) -> ResolvedPlan:
-        """Return the plan of an engine; None: there is none."""
+        """Return the plan of an engine; None: of the configuration."""
         return (self._present if llm is not None and llm is self._llm else self._written).plan
 
     def changed(self, llm: AsyncLLM, table: dict[str, Any]) -> None:
-        """Note a change that an engine has made."""
+        """Record a change of scheduling that an engine has made."""
         present = self._present if llm is self._llm else self._written
         try:
             self._present = resolve_change(present, self._registry, SchedulingChange.of(table, source=_SOURCE))
@@ -298,7 +298,7 @@ def scheduling_router(context: ServerContext, plans: PlanInForce) -> APIRouter:
 
 
 async def _answered(answer: Any) -> dict[str, Any]:
-    """Return an engine's answer; what is wrong with the question is the caller's, in the words of the configuration.
+    """Return an engine's answer; an invalid change becomes status 400 with the configuration's message.
 
     Raises:
         ApiError: 400.

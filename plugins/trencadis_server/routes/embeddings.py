@@ -76,7 +76,7 @@ async def _embed(
 
 
 def _answer(embeddings: Sequence[Embedding], *, model: str, is_base64: bool) -> Response:
-    """Return the answer. Each vector is encoded by itself: numbers of them all would be millions of objects, and one long call. Pure."""
+    """Return the answer. Vectors are encoded one by one: all their numbers at once would be one long call. Pure."""
     data = [
         cast(
             "EmbeddingItem",

@@ -1,4 +1,4 @@
-"""``/health`` and ``/ready``: may traffic come, and if not, why."""
+"""``/health`` and ``/ready``: whether the server can take traffic, with the reason if not."""
 
 from __future__ import annotations
 

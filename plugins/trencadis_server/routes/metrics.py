@@ -1,4 +1,4 @@
-"""``/metrics``: the engine's observers and the HTTP side, in Prometheus' text format; answers whether or not there is an engine."""
+"""``/metrics``: metrics of the engine's observers and of the HTTP side, in Prometheus' text format, with or without an engine."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def make_router(metrics: HttpMetrics) -> APIRouter:
 
 
 async def _engine_text(context: ServerContext) -> str | None:
-    """Return what the observers have, empty if they do not answer in time, None if there is no engine that makes progress."""
+    """Return the observers' metrics; empty on timeout, None if no engine makes progress."""
     try:
         if context.llm.stalled:
             return None

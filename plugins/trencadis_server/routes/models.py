@@ -1,4 +1,4 @@
-"""``/v1/models`` and ``/version``; and whether a request names a model that can do what it asks."""
+"""``/v1/models`` and ``/version``, and checks of the model that a request names."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def get_version() -> Response:
 
 
 def check_model(context: ServerContext, name: str | None) -> str:
-    """Return the name of the model that a request asks for; the first one if it names none. Pure.
+    """Return the requested model name, the first one if the request names none. Pure.
 
     Raises:
         ApiError: Nothing of that name is served (404).

@@ -113,7 +113,7 @@ class WantedChunks:
         *,
         is_kept: Callable[[Tenant, bytes], bool],
     ) -> Iterator[int]:
-        """Register the chunks of a prompt, from left to right; yields the number of tokens read and hashed so far.
+        """Register the chunks of a prompt, from left to right; yields the tokens read and hashed since the last yield.
 
         Args:
             tenant: Whose.

@@ -144,7 +144,7 @@ class RemotePrefills:
         return withdrawn
 
     def said(self, request_id: str, first: FirstToken) -> None:
-        """Learn the token of one. Engine thread."""
+        """Set the first token of a prefill. Engine thread."""
         with self._lock:
             prefill = self._remote_prefills.get(request_id)
         if prefill is not None and prefill.is_sampled:
