@@ -19,6 +19,9 @@ __all__ = ["Admission", "Encoder", "EngineSource", "Hold", "ServerContext", "con
 
 _MAX_PARSED_INLINE = 16_384
 """Bytes that are parsed and validated in a millisecond; handing them to a thread costs a tenth of that."""
+_T = TypeVar("_T")
+_MAX_INLINE_CHARACTERS = 2000
+"""About one millisecond of work; handing it to a thread costs a tenth of that."""
 
 
 class Hold(Protocol):
@@ -62,7 +65,7 @@ class ServerContext:
     """Type of ``request.app.state.context``.
 
     Args:
-        engines: Has the engine of the moment.
+        engines: Source of the current engine.
         config: Table ``[server]``.
         model_names: Names that clients may ask for, the first is the one in answers; at least one.
         admission: Says who may come in.
@@ -122,11 +125,6 @@ def context_of(request: Request) -> ServerContext:
     """Return the context of the application that serves a request. Pure."""
     context: ServerContext = request.app.state.context
     return context
-
-
-_T = TypeVar("_T")
-_MAX_INLINE_CHARACTERS = 2000
-"""About one millisecond of work; handing it to a thread costs a tenth of that."""
 
 
 class Encoder:

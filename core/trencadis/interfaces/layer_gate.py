@@ -1,4 +1,4 @@
-"""What a backend asks a KV connector in a step some of whose loads come, or saves go, layer by layer."""
+"""Layer gate: a backend waits in a step for layers of layer-wise loads and saves."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ logger = logging.getLogger("trencadis.kv")
 
 
 class LayerGate:
-    """Holds a step up until its layers are there, and no longer than it may be held up. On the backend's thread.
+    """Waits for the layers of a step, within a time budget. On the backend's thread.
 
     Made for each step by :meth:`of`; a connector that raises has not brought the layer.
 
@@ -32,7 +32,7 @@ class LayerGate:
 
     @classmethod
     def of(cls, connector: KVWorkerSide | None, *, budget_s: float) -> LayerGate | None:
-        """Return the gate of the step that begins now, or None if no layer of it needs one: nothing is to be called then."""
+        """Return the gate of the step that begins now, or None if the step needs no waits."""
         if connector is None:
             return None
         try:
@@ -43,7 +43,7 @@ class LayerGate:
         return cls(connector, budget_s=budget_s) if wants else None
 
     def wait(self, layer: int) -> None:
-        """Wait until a layer may be written to and read, or the load that was to bring it is given up: its sequence is void then.
+        """Wait until a layer may be written and read; a load that is late is given up, and its sequence is discarded.
 
         Args:
             layer: As in ``KVPart.layer``.

@@ -19,13 +19,13 @@ from typing import Any, Final, TypeVar
 from trencadis.errors import TransferError
 from trencadis.records import TransferCause
 
-__all__ = ["LeftBehind", "NativeCalls"]
+__all__ = ["AbandonedCalls", "NativeCalls"]
 
 T = TypeVar("T")
 _NOTHING: Final = object()
 
 
-class LeftBehind:
+class AbandonedCalls:
     """Counts the abandoned calls of one connector. From any thread.
 
     Args:
@@ -62,7 +62,7 @@ class NativeCalls:
         on_end: Called on the thread when no call runs or will run any more: gives up what the calls worked with.
     """
 
-    def __init__(self, name: str, *, left: LeftBehind, on_end: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, name: str, *, left: AbandonedCalls, on_end: Callable[[], None] = lambda: None) -> None:
         self._name = name
         self._left = left
         self._on_end = on_end

@@ -5,7 +5,7 @@ Each group, the blocks of one rank of one model, becomes a few tensors; row i of
     {prefix}headers              U8  [blocks, 128]
     {prefix}layers.0.key …       [blocks, block_size, num_heads, head_dim], one for each part of the layout
 
-Blocks that a codec changed, or whose layout nobody described, have no parts::
+Blocks that a codec changed, or whose layout has no description, have no parts::
 
     {prefix}encoded.headers      U8  [blocks, 128]
     {prefix}encoded.starts       I64 [blocks + 1]

@@ -32,7 +32,7 @@ class CostAware(KVPolicy):
         if math.isnan(view.compute_s):
             return view.timeout_s
         longest_s = self._config.max_load_fraction * view.compute_s
-        # A comparison with nan is false: a load that nobody has measured is tried.
+        # A comparison with nan is false: a load without measurements is tried.
         return 0.0 if view.load_s > longest_s else min(longest_s, view.timeout_s)
 
     def choose_source(self, sources: Sequence[SourceView]) -> int:

@@ -35,7 +35,7 @@ class RecentHashes:
     """Hashes of blocks that were recently handed to a store. From any thread.
 
     Args:
-        max_entries: So many are remembered.
+        max_entries: Of the set.
     """
 
     def __init__(self, max_entries: int) -> None:

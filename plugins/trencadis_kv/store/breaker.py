@@ -29,7 +29,7 @@ BREAKING_CAUSES = frozenset(
         TransferCause.RAISED,
     }
 )
-"""Failures that say something about the store; an evicted object or a full store is everyday life."""
+"""Failures that say something about the store; an evicted object or a full store is normal."""
 
 
 class BreakerState(IntEnum):

@@ -28,7 +28,7 @@ _NO_MODELS = KVLayout(
 class Canary:
     """Puts an object, gets it back, deletes it, and reports to the breaker. A task for a thread.
 
-    A store that works is left a description of the blocks. A connector that only loads asks for an object that nobody has; one that
+    A store that works is left a description of the blocks. A connector that only loads asks for an object that does not exist; one that
     only saves gets nothing back.
 
     Args:
@@ -38,7 +38,7 @@ class Canary:
 
     Attributes:
         error: Why the store cannot be used, or None.
-        is_wanted: False once nobody waits for the result.
+        is_wanted: False once no thread waits for the result.
     """
 
     def __init__(self, parts: StoreParts, objects: BlockObjects, *, describes: bool = True) -> None:

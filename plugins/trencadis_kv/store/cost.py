@@ -86,7 +86,7 @@ class CostModel:
         """Learn that one call for objects of so many bytes was not done after a time.
 
         One that was given up sooner than it was predicted to end says nothing. Else what was measured before is no guide any more, and
-        no mean of both either: the next load would be given up like this one. How long it would have taken nobody knows; twice as long
+        no mean of both either: the next load would be given up like this one. How long it would have taken is unknown; twice as long
         is as good a guess as any.
         """
         with self._lock:

@@ -8,7 +8,7 @@ One object is one block of one rank, or one layer of it: 128 bytes of header, th
     8  u32 flags             20  u32 first token        84  xxh3_128(header[0:84] + payload) [16]
     12 u8 dtype, u8 layout   24  u32 number of tokens   100 zeros [28]
 
-The checksum notices what is broken; it does not notice what somebody forged: that takes a codec that authenticates.
+The checksum detects damage, not forgery: that takes a codec that authenticates.
 
 A save starts a header, lets the codec have it, and seals it over what the codec returned; a load verifies, and gives the codec the
 header as it was started::

@@ -59,7 +59,7 @@ class NamespaceSummary:
         namespace: Whose they are.
         compat: Compatibility id, 32 hexadecimal digits.
         shard: Group, pipeline stage and range of heads.
-        model: In a few words; empty if nobody left a description.
+        model: In a few words; empty without a description.
         num_objects: Blocks.
         num_bytes: Of them, with headers.
         used_ns: Latest use, nanoseconds since 1970.

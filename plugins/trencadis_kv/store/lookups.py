@@ -116,7 +116,7 @@ class Lookups:
         )
 
     @property
-    def num_remembered(self) -> int:
+    def num_lookups(self) -> int:
         """Requests with a look-up in flight or an answer."""
         return len(self._asked)
 

@@ -106,7 +106,7 @@ class ObjectDirectory:
         if self._is_linked(folder):
             return -1
         try:
-            # Without O_NONBLOCK, opening a named pipe that somebody put there would wait for ever.
+            # Without O_NONBLOCK, opening a named pipe would wait for ever.
             flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
             descriptor = os.open(path, flags)
         except OSError as error:

@@ -6,7 +6,7 @@ spread over many steps the same work is felt by none::
     no step lately      ▸ no rest
     else                  work ▪▪ rest ······ work ▪▪ rest ······ │ no rest beyond what the load may take
 
-Work is a thread's processor time: who waits for a network disturbs nobody. Short rests are put together to longer ones. All loads
+Work is a thread's processor time: a thread that waits for a network disturbs no other. Short rests are put together to longer ones. All loads
 together have one share of the time. Those that wait for a thread shorten the rests of those that run. Where steps are computed on a
 device, nobody rests.
 """

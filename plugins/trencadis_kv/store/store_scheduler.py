@@ -31,7 +31,7 @@ __all__ = ["StoreScheduler"]
 
 logger = logging.getLogger("trencadis.kv")
 
-_MAX_REMEMBERED = 8192
+_MAX_ENTRIES = 8192
 
 
 @attrs.define
@@ -58,8 +58,8 @@ class StoreScheduler(KVSchedulerSide, SupportsStepTimes, SupportsMetrics):
         self._canary: Canary | None = None
         self._orders = StepOrders(loads=[], saves=[], cancels=[])
         self._transfer_ids = itertools.count()
-        self._waits_s: BoundedDict[int, float] = BoundedDict(_MAX_REMEMBERED)
-        self._attempts: BoundedDict[str, int] = BoundedDict(_MAX_REMEMBERED)
+        self._waits_s: BoundedDict[int, float] = BoundedDict(_MAX_ENTRIES)
+        self._attempts: BoundedDict[str, int] = BoundedDict(_MAX_ENTRIES)
         self._started: dict[int, _Started] = {}
         self._failed: dict[int, _Started] = {}
 

@@ -25,7 +25,7 @@ _INTERRUPT_EVERY_S = 0.05
 def let_others_first() -> None:
     """Set the scheduling policy SCHED_BATCH: the calling thread does not preempt others when it wakes up.
 
-    A low priority would be another thing: who has Python's lock and is given no processor keeps everybody waiting.
+    A low priority would not do: a thread that holds the GIL without a processor blocks all others.
     Source: SCHED_BATCH in sched(7) of Linux; nothing is done elsewhere.
     """
     if hasattr(os, "sched_setscheduler"):

@@ -49,7 +49,7 @@ def greet(stream: FrameStream, me: Identity, *, wants: str) -> str:
     Args:
         stream: Connected.
         me: The consumer.
-        wants: Id of the producer; empty: whoever is there.
+        wants: Id of the producer; empty: any.
 
     Raises:
         TransferError: ``incompatible``: another version, or blocks of another kind. ``lost``: another engine is there now.

@@ -21,7 +21,7 @@ slowly, and closing the connection ends a transfer at once::
                                          ◀─ STATE (whether it takes prompts, load, rate)
     PREFILL_REQUEST (prompt, salt, …)             ─▶
                       (computes it)      ◀─ PREFILL_RESPONSE (hold_id, number of tokens) | ABORT (cause, reason)
-    PREFILL_REQUEST (prompt, …, sampling, credit)    ─▶   the first token, and blocks that nobody has to ask for any more
+    PREFILL_REQUEST (prompt, …, sampling, credit)    ─▶   the first token, and blocks that need not be pulled
                                          ◀─ PREFILL_RESPONSE (hold_id, …, token, number of blocks)  BLOCK … BLOCK  COMMIT (number) | ABORT
 
 Who closes the connection while its prompt is computed wants it no more. Before both sides have proved that they know the secret, a

@@ -168,7 +168,7 @@ class IsolatedProcessor(LogitsProcessor):
         """Return a copy of a row's state; None if the processor raises."""
         try:
             return self.inner.snapshot(row)
-        except Exception as error:  # it concerns whoever had the row, not the sequence that gets it
+        except Exception as error:  # it concerns the sequence that had the row, not the one that gets it
             self._note(error)
             return None
 

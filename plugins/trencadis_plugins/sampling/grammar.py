@@ -2,7 +2,7 @@
 
     StructuredOutput ─▶ queue ─▶ thread: trial in a process that may be killed ─▶ LLMatcher, kept ─▶ a copy for each sequence
 
-The library lets go of Python's lock, so that a thread stops nobody; but only a process can be stopped, which is what the trial is for.
+The library lets go of Python's lock, so that a thread blocks no other; but only a process can be stopped, which is what the trial is for.
 """
 
 from __future__ import annotations

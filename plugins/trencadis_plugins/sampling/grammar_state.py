@@ -79,7 +79,7 @@ class GrammarState:
             self._take([token])
         return self._current()
 
-    def knows(self, output: Sequence[int]) -> bool:
+    def has_mask(self, output: Sequence[int]) -> bool:
         """Return whether the mask after an output is already computed. Pure."""
         return self._filled is not None and self._taken == list(output)
 

@@ -119,7 +119,7 @@ class StaticChain:
         asked = np.any([one.asked(context) & draws for one in self._truncations], axis=0)
         if not asked.any():
             return 0
-        # Behind a top-k nobody needs more tokens than it left; a top-p before it sees all.
+        # After a top-k no processor needs more tokens than it left; a top-p before it sees all.
         first = self._truncations[0]
         if not isinstance(first, TopK):
             return vocab_size

@@ -148,7 +148,7 @@ class Structured(RowProcessor, SupportsPreparation):
             row = self._rows[context.rows[index]]
             is_done = row.ahead.done()
             row.ahead.result()
-            self.num_ready += is_done and row.state.knows(output)
+            self.num_ready += is_done and row.state.has_mask(output)
             row.outputs.append(output)
             masks[index] = row.state.mask(output)
         return masks

@@ -17,6 +17,10 @@ from trencadis_server.batch.lines import BadLineError, OutputLine, line_id, read
 
 __all__ = ["Answer", "BatchRunner", "Summary", "post"]
 
+_BUSY = frozenset({429, 503})
+_ENDED = frozenset({"engine_failed", "engine_closed"})
+_MAX_RETRIES = 1000
+
 
 @attrs.frozen(kw_only=True)
 class Answer:
@@ -76,11 +80,6 @@ def _scope(path: str, body: bytes) -> dict[str, object]:
         "server": ("localhost", 80),
         "state": {},
     }
-
-
-_BUSY = frozenset({429, 503})
-_ENDED = frozenset({"engine_failed", "engine_closed"})
-_MAX_RETRIES = 1000
 
 
 @attrs.define(kw_only=True)

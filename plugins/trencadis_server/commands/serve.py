@@ -20,6 +20,10 @@ SHORT_FLAGS: Mapping[str, str] = {
     "--port": "--server.port",
     "--role": "--engine.role",
 }
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
+_LARGE_BYTES = 1 << 18
+_KEPT_BYTES = 1 << 20
+_MAX_ARENAS = 2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -76,12 +80,6 @@ def _serve(server: OpenServer) -> int:
     with asyncio.Runner(loop_factory=event_loop_factory()) as runner:
         runner.run(main())
     return 128 + signals[1] if len(signals) > 1 else 0
-
-
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
-_LARGE_BYTES = 1 << 18
-_KEPT_BYTES = 1 << 20
-_MAX_ARENAS = 2
 
 
 def give_back_large_blocks() -> bool:

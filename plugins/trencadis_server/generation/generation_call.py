@@ -30,6 +30,11 @@ if TYPE_CHECKING:
 
 __all__ = ["GenerationCall", "StreamWriter", "open_call", "terms_of"]
 
+_BYTES_PER_CHARACTER = 8
+"""Of a body: as many are looked at in the time in which a character is encoded."""
+_CHARACTERS_PER_WORD = 200
+"""Each banned word is encoded twice by itself, which takes as long."""
+
 
 def terms_of(caller: str, body: GenerationRequest, *, allows_weight: bool) -> RequestTerms:
     """Return the scheduling parameters of a request. Pure.
@@ -75,12 +80,6 @@ def _seconds(target_ms: float | None) -> float:
     return math.inf if target_ms is None else target_ms / 1e3
 
 
-_BYTES_PER_CHARACTER = 8
-"""Of a body: as many are looked at in the time in which a character is encoded."""
-_CHARACTERS_PER_WORD = 200
-"""Each banned word is encoded twice by itself, which takes as long."""
-
-
 class StreamWriter(Protocol):
     """Writes the events of an answer."""
 
@@ -99,7 +98,7 @@ class GenerationCall:
         request: The HTTP request.
         body: What it asks for.
         context: Of the server.
-        llm: The engine of the moment.
+        llm: The current engine.
         model: The name the client asked for.
         param: The field that holds the prompt, for errors.
         created: Seconds since 1970.

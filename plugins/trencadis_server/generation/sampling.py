@@ -30,6 +30,23 @@ _BREAKERS = ("\n", ":", '"', "*")
 
 Source: p-e-w, text-generation-webui pull request 5677.
 """
+_OWN = ("length_penalty", "early_stopping")
+"""Fields that say how to search."""
+_HONOURED = frozenset(
+    {
+        *("model", "prompt", "messages", "use_beam_search", "n", "best_of", *_OWN, "stream", "user"),
+        *("max_tokens", "max_completion_tokens", "stop_token_ids", "ignore_eos", "include_stop_str_in_output"),
+        *("skip_special_tokens", "return_token_ids", "logprobs", "top_logprobs", "echo", "truncate_prompt_tokens"),
+        *("add_special_tokens", "add_generation_prompt", "continue_final_message", "chat_template_kwargs"),
+        *attrs.fields_dict(RequestTerms),
+        *("ttft_target_ms", "tpot_target_ms"),
+        # Nothing is drawn, so there is nothing for them to change; nor is there one prefix to hand over.
+        *("seed", "temperature", "kv_transfer_params"),
+    }
+)
+"""Fields that hold with beam search; any other, of today or tomorrow, is refused rather than passed over."""
+_NOTHING: tuple[Any, ...] = ([], {}, {"type": "text"})
+"""Values with which a field asks for nothing; the last is a response_format."""
 
 
 def sampling_params(
@@ -113,27 +130,6 @@ def _tokens_of(text: str, tokenizer: Tokenizer) -> tuple[int, ...]:
         return tuple(tokenizer.encode(text, add_special_tokens=False))
     except InvalidRequestError:
         return ()
-
-
-_OWN = ("length_penalty", "early_stopping")
-"""Fields that say how to search."""
-
-_HONOURED = frozenset(
-    {
-        *("model", "prompt", "messages", "use_beam_search", "n", "best_of", *_OWN, "stream", "user"),
-        *("max_tokens", "max_completion_tokens", "stop_token_ids", "ignore_eos", "include_stop_str_in_output"),
-        *("skip_special_tokens", "return_token_ids", "logprobs", "top_logprobs", "echo", "truncate_prompt_tokens"),
-        *("add_special_tokens", "add_generation_prompt", "continue_final_message", "chat_template_kwargs"),
-        *attrs.fields_dict(RequestTerms),
-        *("ttft_target_ms", "tpot_target_ms"),
-        # Nothing is drawn, so there is nothing for them to change; nor is there one prefix to hand over.
-        *("seed", "temperature", "kv_transfer_params"),
-    }
-)
-"""Fields that hold with beam search; any other, of today or tomorrow, is refused rather than passed over."""
-
-_NOTHING: tuple[Any, ...] = ([], {}, {"type": "text"})
-"""Values with which a field asks for nothing; the last is a response_format."""
 
 
 def beam_params(body: GenerationRequest, *, max_tokens: int | None, logprobs: int | None) -> BeamSearchParams | None:

@@ -36,6 +36,7 @@ __all__ = ["OpenServer", "config_to_serve", "listen", "make_context", "model_nam
 logger = logging.getLogger("trencadis.server")
 
 _ADMIN_HOST = "127.0.0.1"
+_BACKLOG = 2048
 
 
 def open_server(config: Config, registry: Registry, *, resolved: ResolvedConfig) -> OpenServer:
@@ -215,9 +216,6 @@ def _named(options: Any, name: str) -> Any:
     if attrs.has(type(options)) and getattr(options, "model_name", None) == "":
         return attrs.evolve(options, model_name=name)
     return options
-
-
-_BACKLOG = 2048
 
 
 def listen(

@@ -29,6 +29,10 @@ _KEY = "[key]"
 
 _MAX_QUOTED = 40
 _MAX_PATH = 200
+_LINGER_S = 2.0
+"""How long a refused client may go on sending: closing at once would destroy the answer it has not read."""
+_PACE_S = 0.01
+"""Between two pieces of what a refused client goes on sending: it costs the server at most some 30 MB/s, and others nothing."""
 
 
 def add_handlers(app: FastAPI) -> None:
@@ -132,13 +136,6 @@ def _sentence(text: str) -> str:
     """Return pydantic's message as a sentence. Pure."""
     text = text.removeprefix("Value error, ").strip()
     return text if text.endswith((".", "?", "!")) else f"{text}."
-
-
-_LINGER_S = 2.0
-"""How long a refused client may go on sending: closing at once would destroy the answer it has not read."""
-
-_PACE_S = 0.01
-"""Between two pieces of what a refused client goes on sending: it costs the server at most some 30 MB/s, and others nothing."""
 
 
 def error_headers(error: ApiError, *, num_bytes: int, close: bool = False) -> list[tuple[bytes, bytes]]:

@@ -30,7 +30,7 @@ class TransferRejectionMiddleware:
 
     Args:
         app: What is behind.
-        context: Has the engine of the moment.
+        context: Of the server; has the current engine.
     """
 
     def __init__(self, app: ASGIApp, *, context: ServerContext) -> None:

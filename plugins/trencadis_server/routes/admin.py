@@ -50,6 +50,12 @@ __all__ = [
 
 _MAX_BODY_BYTES = 2**16
 
+logger = logging.getLogger("trencadis.server")
+
+_HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^:\[\]]+))(?::\d+)?", re.IGNORECASE)
+_MAX_QUOTED = 100
+_SOURCE = "POST /admin/scheduling"
+
 
 def make_admin_app(
     context: ServerContext, *, supervisor: Supervisor, registry: Registry, plan: ResolvedPlan, resolved: ResolvedConfig
@@ -139,10 +145,6 @@ def _server(context: ServerContext) -> dict[str, Any]:
     }
 
 
-_HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^:\[\]]+))(?::\d+)?", re.IGNORECASE)
-_MAX_QUOTED = 100
-
-
 class HostMiddleware:
     """Answers 403 unless the request's host is this machine.
 
@@ -223,11 +225,6 @@ def role_router(context: ServerContext) -> APIRouter:
             raise ApiError(400, str(error), code="invalid_role") from error
 
     return router
-
-
-logger = logging.getLogger("trencadis.server")
-
-_SOURCE = "POST /admin/scheduling"
 
 
 class PlanInForce:

@@ -86,7 +86,7 @@ class Committer:
         )
 
     def _apply_transfers(self, plan: Plan, output: StepOutput) -> None:
-        """Take what the KV connector's worker sides reported, and void those whose layers did not come."""
+        """Apply the reports of the KV connector's worker sides, and discard sequences whose layers did not come."""
         state, transfers = self._state, self._state.transfers
         has_waited = bool(transfers.layered)  # it took longer than computing takes
         transfers.apply(output.connector_reports, state, missed_layers=output.missed_layers)

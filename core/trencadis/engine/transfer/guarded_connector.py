@@ -87,17 +87,17 @@ class _Guard:
             return call()
         except BaseException as error:
             reraise_interrupt(error)
-            self.say(name, f"raised {as_words(error)} in {name}().", error)
+            self.log_fault(name, f"raised {as_words(error)} in {name}().", error)
             return otherwise
 
-    def say(self, name: str, fault: str, error: BaseException | None = None) -> None:
+    def log_fault(self, name: str, fault: str, error: BaseException | None = None) -> None:
         """Log a fault of a method, at a limited rate."""
         self._faults.say(f"{self.label}.{name}", f"{self.label} {fault}", error=error)
 
     def _raised(self, name: str, error: BaseException) -> None:
         self.num_errors += 1
         self._num_in_a_row += 1
-        self.say(name, f"raised {as_words(error)} in {name}(); counted as a miss.", error)
+        self.log_fault(name, f"raised {as_words(error)} in {name}(); counted as a miss.", error)
         if self._num_in_a_row >= _MAX_ERRORS:
             self._switch_off(f"raised {_MAX_ERRORS} times in a row")
 
@@ -311,7 +311,7 @@ class GuardedConnector:
         text = self._guard.contained("metrics", self._side.metrics, "")
         if isinstance(text, str):
             return text
-        self._guard.say("metrics returned", f"metrics() returned {type(text).__name__}, which is no text.")
+        self._guard.log_fault("metrics returned", f"metrics() returned {type(text).__name__}, which is no text.")
         return ""
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """Layer-wise loads: the sequence runs while its KV is loaded; the step waits for each layer and counts only if the load succeeds.
 
-    lookup ─▶ runs ─┬─ loaded, with the report of the same step ─▶ goes on; its blocks can be found
-                    └─ failed, or no word ─▶ void: preempted, computed anew; blocks held as of any load that was given up
+    lookup ─▶ runs ─┬─ loaded, with the report of the same step ─▶ continues; its blocks enter the prefix cache
+                    └─ failed, or no report ─▶ discarded: preempted, recomputed; blocks pinned as for any cancelled load
 
 Until then no other sequence may use the sequence's blocks: neither hashed nor offered for saving. The load has a reference of its own on those
 that it writes to, so that they stay when the sequence leaves.

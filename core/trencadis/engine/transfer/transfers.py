@@ -155,9 +155,9 @@ class Transfers:
             return found
         if sequence.lookup_deadline_s == math.inf:
             sequence.lookup_deadline_s = now_s + self._lookup_timeout_s
-        return self._look_no_longer(sequence) if now_s >= sequence.lookup_deadline_s else found
+        return self._end_lookup(sequence) if now_s >= sequence.lookup_deadline_s else found
 
-    def _look_no_longer(self, sequence: Sequence) -> Lookup:
+    def _end_lookup(self, sequence: Sequence) -> Lookup:
         """Treat a pending look-up as a miss."""
         assert self.connector is not None, "only a connector is still looking"
         sequence.looked_up, sequence.lookup_deadline_s = True, math.inf
@@ -217,7 +217,7 @@ class Transfers:
         )
         self.num_loads += 1
         if not self.connector.on_allocated(
-            transfer_id, blocks=blocks[load.told].tolist(), block_hashes=sequence.block_hashes[load.told]
+            transfer_id, blocks=blocks[load.filled].tolist(), block_hashes=sequence.block_hashes[load.filled]
         ):
             sequence.load_deadline_s = now_s
 

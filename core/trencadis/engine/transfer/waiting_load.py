@@ -40,7 +40,7 @@ class WaitingLoad:
     is_approximate: bool
 
     @property
-    def told(self) -> slice:
+    def filled(self) -> slice:
         """Places of the blocks that the connector fills; an approximate one also reads the local hit."""
         return slice(0 if self.is_approximate else self.first, self.last)
 

@@ -17,7 +17,7 @@ from trencadis_kv.store.bounded import BoundedDict
 __all__ = ["WantedChunk", "WantedChunks", "cut"]
 
 _MAX_WANTED = 4096
-"""Of prompts that were aborted nobody says so: their chunks are forgotten when others come."""
+"""Aborted prompts are not reported: their chunks are dropped when others come."""
 _MAX_SHARING = 32
 """Chunks that are awaited from one block: prompts that begin alike and differ within the chunk may be thousands."""
 _CHUNK_WORK, _NOTED_WORK, _BLOCK_WORK = 128, 128, 16
@@ -178,7 +178,7 @@ class WantedChunks:
         if known is not None and known.hashes == hashes:
             return
         if known is not None:
-            self.drop(known)  # whoever was to compute it may be gone
+            self.drop(known)  # the request that was to compute it may be gone
         chunk = WantedChunk(
             number=next(self._numbers),
             tenant=tenant,

@@ -1,6 +1,6 @@
 """Disk quota of a directory of blocks, and eviction when it is exceeded.
 
-Nobody keeps an index: engines share a directory, and each knows what it wrote itself. A sweep now and then looks at every file. It
+There is no index: engines share a directory, and each knows what it wrote itself. A sweep now and then looks at every file. It
 begins when the engine does, when about a twentieth of the limit was written since the last, and when the limit is reached. What was
 unused for longest goes first, until the low-water mark is reached; who reads a block that has just gone misses it.
 """
@@ -220,7 +220,7 @@ class DiskQuota:
         num_evicted = num_bytes = 0
         for folder, files in self._folders():
             if not files and folder != str(self._directory.root):
-                with contextlib.suppress(OSError):  # it has folders, or somebody is about to write here
+                with contextlib.suppress(OSError):  # it has folders, or another engine is about to write here
                     os.rmdir(folder)
             for entry in files:
                 found = self._directory.object_of(entry) if num_bytes < excess else None

@@ -33,7 +33,7 @@ class HostMemory:
 
     Args:
         capacity_bytes: Of all objects.
-        eviction: Which go first; used by nobody else.
+        eviction: Chooses the objects to evict; not shared.
         clock: The engine's.
     """
 

@@ -18,7 +18,7 @@ from typing import Any, Final
 from trencadis.errors import ConfigError, TransferError
 from trencadis.records import TransferCause
 from trencadis_kv.connectors.lmcache.config import LMCacheConfig
-from trencadis_kv.connectors.native_calls import LeftBehind, NativeCalls
+from trencadis_kv.connectors.native_calls import AbandonedCalls, NativeCalls
 
 __all__ = ["LMCacheClient", "LMCacheLibrary", "check_package"]
 
@@ -138,7 +138,7 @@ class LMCacheClient:
         self._lock = threading.Lock()
         self._num_users = 0
         self._library: LMCacheLibrary | None = None
-        self.left = LeftBehind(config.max_left_calls)
+        self.left = AbandonedCalls(config.max_left_calls)
 
     def open(self) -> None:
         """Count a store."""

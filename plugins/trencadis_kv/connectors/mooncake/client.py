@@ -19,7 +19,7 @@ from typing import Any, Final
 from trencadis.errors import ConfigError, TransferError
 from trencadis.records import TransferCause
 from trencadis_kv.connectors.mooncake.config import MooncakeConfig
-from trencadis_kv.connectors.native_calls import LeftBehind, NativeCalls
+from trencadis_kv.connectors.native_calls import AbandonedCalls, NativeCalls
 
 __all__ = ["MooncakeClient", "check_package"]
 
@@ -69,7 +69,7 @@ class MooncakeClient:
         self._lock = threading.Lock()
         self._num_users = 0
         self._library: Any = None
-        self.left = LeftBehind(config.max_left_calls)
+        self.left = AbandonedCalls(config.max_left_calls)
 
     def open(self) -> None:
         """Count a store."""

@@ -17,7 +17,7 @@ from trencadis.interfaces.block_store import BlockStore
 from trencadis.records import TransferCause
 from trencadis_kv.connectors.mooncake.client import MooncakeClient, check_package, replication
 from trencadis_kv.connectors.mooncake.config import MooncakeConfig
-from trencadis_kv.connectors.native_calls import LeftBehind, NativeCalls
+from trencadis_kv.connectors.native_calls import AbandonedCalls, NativeCalls
 from trencadis_kv.store.bounded import BoundedDict
 from trencadis_kv.store.store_connector import store_connector
 
@@ -77,7 +77,7 @@ class IOWorker:
         address: Of its first byte.
     """
 
-    def __init__(self, library: Any, num_bytes: int, *, left: LeftBehind) -> None:
+    def __init__(self, library: Any, num_bytes: int, *, left: AbandonedCalls) -> None:
         self._library = library
         self._is_registered = False
         self.data = np.empty(num_bytes, np.uint8)

@@ -1,8 +1,8 @@
 """A NIXL agent: memory that other engines may write to, and writes to theirs.
 
 A write cannot be broken off: when its handle is released, and even when the other agent is removed, its bytes still arrive. What ends
-them is the end of the agent that they come from or go to. So an agent whose memory somebody may still write to is replaced by another,
-with a name and memory of its own, and given up when nobody uses it.
+them is the end of the agent that they come from or go to. So an agent whose memory may still be written to is replaced by another,
+with a name and memory of its own, and closed when it is unused.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def check_package() -> Any:
         except ImportError as error:
             missing = error
             continue
-        log = logging.getLogger("nixl")  # it writes to the standard output, which is somebody else's
+        log = logging.getLogger("nixl")  # it writes to the standard output, which belongs to the command
         log.handlers.clear()
         log.propagate = True
         log.setLevel(logging.WARNING)
@@ -109,7 +109,7 @@ def check_package() -> Any:
 
 def tell_ucx(config: NixlConfig) -> None:
     """Set the environment variables of UCX that are not set."""
-    os.environ.setdefault("UCX_LOG_FILE", "stderr")  # the standard output is somebody else's
+    os.environ.setdefault("UCX_LOG_FILE", "stderr")  # the standard output belongs to the command
     if config.protocol == "tcp":
         # With the RDMA modules a process may crash at its end: two copies of libnl meet.
         os.environ.setdefault("UCX_MODULES", "^ib")
@@ -133,7 +133,7 @@ class NixlAgent:
         metadata: What other agents have to know.
         pump: Must run while others write to this one's memory.
         num_users: Who has pieces of it.
-        num_lost: Pieces that somebody may still write to.
+        num_lost: Pieces that may still be written to.
     """
 
     def __init__(self, library: Any, *, num_pieces: int, num_rows: int, block_bytes: int) -> None:
@@ -196,7 +196,7 @@ class NixlAgent:
             metadata: Of the other agent.
             address: In its memory.
             timeout_s: The longest wait.
-            is_gone: Whether nobody waits for it any more.
+            is_gone: Whether no thread waits for it any more.
 
         Raises:
             TransferError: ``deadline``, ``unreachable`` or ``cancelled``.

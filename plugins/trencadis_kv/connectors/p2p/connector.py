@@ -12,9 +12,8 @@ from __future__ import annotations
 import itertools
 import logging
 import uuid
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import attrs
 import msgspec
@@ -39,9 +38,15 @@ from trencadis_kv.connectors.p2p.node import Node
 from trencadis_kv.connectors.p2p.params import KeyCheck, RemotePrefix, handover_params, wants_hold
 from trencadis_kv.connectors.p2p.transport import shared_memory
 from trencadis_kv.connectors.p2p.worker import LoadOrder, P2PWorker, Work
+from trencadis_kv.store.bounded import BoundedDict
 from trencadis_kv.store.defaults import codec_of, policy_of
 
 __all__ = ["P2PScheduler", "make_p2p"]
+
+logger = logging.getLogger("trencadis.kv.p2p")
+
+_MAX_ENTRIES: Final = 4096
+"""Look-ups whose requests have not come back; those that were aborted never do."""
 
 
 def make_p2p(config: P2PConfig, context: ComponentContext) -> ConnectorPair:
@@ -62,14 +67,6 @@ def make_p2p(config: P2PConfig, context: ComponentContext) -> ConnectorPair:
     return ConnectorPair(scheduler=P2PScheduler(node, policy_of(context)), worker=P2PWorker(node))
 
 
-logger = logging.getLogger("trencadis.kv.p2p")
-
-_MAX_REMEMBERED: Final = 4096
-"""Look-ups whose requests have not come back; those that were aborted never do."""
-_KeyT = TypeVar("_KeyT")
-_ValueT = TypeVar("_ValueT")
-
-
 class P2PScheduler(
     KVSchedulerSide, SupportsHandover, SupportsRemotePrefill, SupportsLayerwise, SupportsStepTimes, SupportsMetrics
 ):
@@ -84,9 +81,9 @@ class P2PScheduler(
         self._node = node
         self._delegation = Delegation(node, policy or KVPolicy())
         self._transfer_ids = itertools.count()
-        self._hashes: OrderedDict[str, tuple[bytes, ...]] = OrderedDict()
-        self._found: OrderedDict[int, tuple[RemotePrefix, str]] = OrderedDict()
-        self._unused: OrderedDict[str, None] = OrderedDict()
+        self._hashes: BoundedDict[str, tuple[bytes, ...]] = BoundedDict(_MAX_ENTRIES)
+        self._found: BoundedDict[int, tuple[RemotePrefix, str]] = BoundedDict(_MAX_ENTRIES)
+        self._unused: BoundedDict[str, None] = BoundedDict(_MAX_ENTRIES)
         self._handover_params: dict[str, dict[str, Any]] = {}
         self._work = Work(loads=[], cancels=[])
         self._keys = KeyCheck()
@@ -105,7 +102,7 @@ class P2PScheduler(
         self._keys.look_at(request.transfer_params)
         prefix: RemotePrefix | Pending | None = RemotePrefix.of(request.transfer_params)
         if wants_hold(request.transfer_params):
-            _remember(self._hashes, request.request_id, tuple(block_hashes))
+            self._hashes[request.request_id] = tuple(block_hashes)
         elif prefix is None:
             is_ours = True
             prefix = self._delegation.find(request, block_hashes=block_hashes, num_local_tokens=num_local_tokens)
@@ -131,7 +128,7 @@ class P2PScheduler(
             node.background_calls.release(prefix)
             return Lookup()
         transfer_id = next(self._transfer_ids)
-        _remember(self._found, transfer_id, (prefix, request_id))
+        self._found[transfer_id] = (prefix, request_id)
         return Lookup(
             num_tokens=num_blocks * self._node.block_size,
             transfer_id=transfer_id,
@@ -164,7 +161,7 @@ class P2PScheduler(
         """Drop the hit; the prefix stays held until the request is looked up again or ends."""
         if transfer_id in self._found:
             _, request_id = self._found.pop(transfer_id)
-            _remember(self._unused, request_id, None)
+            self._unused[request_id] = None
 
     def on_layerwise(self, transfer_id: int) -> None:
         """Pull the blocks layer by layer."""
@@ -218,7 +215,7 @@ class P2PScheduler(
 
     def on_failed(self, request: Request, failed: FailedLoad) -> str:
         """Delegate the prefill once more after a failed pull, else compute."""
-        return "retry" if self._delegation.tries_again(request.request_id) else "compute"
+        return "retry" if self._delegation.can_retry(request.request_id) else "compute"
 
     def on_sampling(self, fingerprint: SamplingFingerprint) -> None:
         """Enable first tokens from prefill engines, in both directions."""
@@ -249,7 +246,7 @@ class P2PScheduler(
 
     def on_request_token(self, request_id: str, first: FirstToken) -> None:
         """Add the first token to the prefill response."""
-        self._node.remote_prefills.said(request_id, first)
+        self._node.remote_prefills.set_token(request_id, first)
 
     def on_request_ended(self, request_id: str, *, transfer_params: Mapping[str, Any] | None, error: str) -> None:
         """Send the prefill response to the engine that delegated the prefill."""
@@ -287,9 +284,3 @@ class P2PScheduler(
         """Close all connections; may be called twice."""
         self._delegation.close()
         self._node.close()
-
-
-def _remember(table: OrderedDict[_KeyT, _ValueT], key: _KeyT, value: _ValueT) -> None:
-    table[key] = value
-    if len(table) > _MAX_REMEMBERED:
-        table.popitem(last=False)

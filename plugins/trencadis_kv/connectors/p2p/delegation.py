@@ -111,12 +111,12 @@ class DelegatedPrefill:
             self._is_withdrawn = True
             if self._connection is not None:
                 self._connection.cut()
-        self.hang_up()
+        self.stop_waiting()
         if self.prefix is not None:
             self._node.pushes.take(self.prefix.hold_id)
             self._node.background_calls.release(self.prefix)
 
-    def hang_up(self) -> None:
+    def stop_waiting(self) -> None:
         """Stop waiting; the caller releases the response's hold."""
         if self._push is not None:
             self._push.close()
@@ -225,7 +225,7 @@ class Delegation:
         self._delegated: dict[str, _Delegated] = {}
         self._loading: BoundedDict[str, _Delegated] = BoundedDict(_MAX_LOADING)
         self._threads: ThreadPoolExecutor | None = None
-        node.metrics.watch_away(lambda: len(self._delegated))
+        node.metrics.watch_delegated(lambda: len(self._delegated))
 
     def find(
         self, request: Request, *, block_hashes: Sequence[bytes], num_local_tokens: int
@@ -264,7 +264,7 @@ class Delegation:
             self._node.metrics.count_delegated("served")
             self._loading[request_id] = delegated
 
-    def tries_again(self, request_id: str) -> bool:
+    def can_retry(self, request_id: str) -> bool:
         """Return whether to delegate again after a failed pull."""
         delegated = self._loading.pop(request_id, None)
         if delegated is None or len(delegated.tried) >= _MAX_TRIES or not self._candidates(delegated.tried):
@@ -287,7 +287,7 @@ class Delegation:
         for request_id in list(self._delegated):
             self.forget(request_id)
         for delegated in self._loading.values():
-            delegated.prefill.hang_up()
+            delegated.prefill.stop_waiting()
         if self._threads is not None:
             self._threads.shutdown(wait=True, cancel_futures=True)
 
@@ -323,7 +323,7 @@ class Delegation:
             engine,
             request,
             node,
-            timeout_s=self._patience_s(view),
+            timeout_s=self._timeout_s(view),
             sampling=sampling,
             push=None if is_all else node.pushes.open(block_hashes[num_local:], block_bytes=node.block_bytes),
             num_skipped=num_local,
@@ -361,7 +361,7 @@ class Delegation:
             ],
         )
 
-    def _patience_s(self, view: PrefillView) -> float:
+    def _timeout_s(self, view: PrefillView) -> float:
         """Return the timeout for a prefill response: longer than the policy's limit counts as slow."""
         longest_s = self._node.config.prefill_timeout_s
         if math.isnan(view.compute_s):

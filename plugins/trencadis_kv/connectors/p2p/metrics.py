@@ -78,7 +78,7 @@ class P2PMetrics(TransferCounters):
         """
         self._pulled.labels(self._name, way).inc(num_bytes)
 
-    def watch_aside(self, num_bytes: Callable[[], int]) -> None:
+    def watch_push_bytes(self, num_bytes: Callable[[], int]) -> None:
         """Set the function that reads the gauge."""
         self._aside.labels(self._name).set_function(lambda: float(num_bytes()))
 
@@ -86,7 +86,7 @@ class P2PMetrics(TransferCounters):
         """Set the function that reads the gauge."""
         self._remote_prefills.labels(self._name).set_function(lambda: float(num_remote_prefills()))
 
-    def watch_away(self, num_away: Callable[[], int]) -> None:
+    def watch_delegated(self, num_away: Callable[[], int]) -> None:
         """Set the function that reads the gauge."""
         self._running.labels(self._name).set_function(lambda: float(num_away()))
 

@@ -85,7 +85,7 @@ class Node:
         self.remote_prefills = RemotePrefills(config.max_remote_prefills, release=self.holds.release)
         self.metrics.watch_remote_prefills(lambda: self.remote_prefills.num_remote_prefills)
         self.pushes = Pushes(_room(config))
-        self.metrics.watch_aside(lambda: self.pushes.num_bytes)
+        self.metrics.watch_push_bytes(lambda: self.pushes.num_bytes)
         self.fingerprint: SamplingFingerprint | None = None
         self.prefill_pool = PrefillPool(
             config.prefill_engines, connect_timeout_s=config.connect_timeout_s, heartbeat_s=config.heartbeat_s

@@ -8,15 +8,15 @@ import logging
 import queue
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Final, TypeVar
+from typing import Final
 
 from trencadis.clock import Clock
 from trencadis.errors import TransferError
 from trencadis.records import TransferCause
 from trencadis_kv.connectors.p2p.params import ANY_PORT, RemotePrefix, address_of, peer_of
 from trencadis_kv.connectors.p2p.peer import PeerConnection
+from trencadis_kv.store.bounded import BoundedDict
 from trencadis_kv.wire.handshake import Identity
 from trencadis_kv.wire.stream_messages import State
 
@@ -24,12 +24,12 @@ __all__ = ["BackgroundCalls", "Peers", "PrefillEngine", "PrefillPool"]
 
 logger = logging.getLogger("trencadis.kv.p2p")
 
-_MAX_REMEMBERED: Final = 1024
-_MAX_STRANGERS: Final = 64
+_MAX_ENTRIES: Final = 1024
+_MAX_LOGGED: Final = 64
 """Addresses in the log that are not named: clients may make up any number."""
-_KeyT = TypeVar("_KeyT")
-_ValueT = TypeVar("_ValueT")
 _NEVER: Final = float("inf")
+_MAX_WAITING: Final = 1024
+"""Queued background calls; more are dropped, since a lease ends by itself."""
 
 
 class Peers:
@@ -49,8 +49,8 @@ class Peers:
         self._networks = [(network, port) for network, port in peers if not isinstance(network, str)]
         self._clock = clock
         self._retry_s = retry_s
-        self._down_until_s: OrderedDict[tuple[str, int, str], float] = OrderedDict()
-        self._strangers: set[tuple[str, int]] = set()
+        self._down_until_s: BoundedDict[tuple[str, int, str], float] = BoundedDict(_MAX_ENTRIES)
+        self._logged: set[tuple[str, int]] = set()
         self._lock = threading.Lock()
 
     @property
@@ -66,16 +66,16 @@ class Peers:
         if any((host.lower(), one) in self._hosts for one in ports) or self._is_in_network(host, ports):
             return True
         with self._lock:
-            is_new = (host, port) not in self._strangers and len(self._strangers) < _MAX_STRANGERS
+            is_new = (host, port) not in self._logged and len(self._logged) < _MAX_LOGGED
             if is_new:
-                self._strangers.add((host, port))
+                self._logged.add((host, port))
         if is_new:
             logger.warning(
                 "A request has its prefix at %s, port %d, which kv_connector.%s.peers does not name: its prompt is computed here.%s",
                 ascii(host)[1:-1],
                 port,
                 self._name,
-                " No more such addresses are logged." if len(self._strangers) == _MAX_STRANGERS else "",
+                " No more such addresses are logged." if len(self._logged) == _MAX_LOGGED else "",
             )
         return False
 
@@ -94,7 +94,7 @@ class Peers:
             return
         with self._lock:
             is_new = self._down_until_s.get(_key(prefix)) != until_s == _NEVER
-            _remember(self._down_until_s, _key(prefix), until_s)
+            self._down_until_s[_key(prefix)] = until_s
         if is_new:
             logger.error(
                 "No KV is pulled from engine %s at %s:%d any more: %s", prefix.engine, prefix.host, prefix.port, error
@@ -110,17 +110,6 @@ class Peers:
 
 def _key(prefix: RemotePrefix) -> tuple[str, int, str]:
     return prefix.host, prefix.port, prefix.engine
-
-
-def _remember(table: OrderedDict[_KeyT, _ValueT], key: _KeyT, value: _ValueT) -> None:
-    table[key] = value
-    table.move_to_end(key)
-    if len(table) > _MAX_REMEMBERED:
-        table.popitem(last=False)
-
-
-_MAX_WAITING: Final = 1024
-"""More are forgotten: a lease ends by itself, too."""
 
 
 class BackgroundCalls:

@@ -1,10 +1,10 @@
-"""Prefills for other engines: requests that run here until the response names their blocks, and these blocks until they are released.
+"""Remote prefills: requests of other engines that run here, and their blocks, held until released.
 
 server thread   enter ─────────────────▶ wait ─▶ PREFILL_RESPONSE | ABORT
 engine thread     └▶ take ─▶ it runs ─▶ ended ─┘
 
 A hold ends when the other engine releases it, when its lease is over, or at the latest after ``max_hold_s``; blocks are given back once
-nobody reads them. A reader that would keep them longer loses its connection.
+no reader is left. A reader that would keep them longer loses its connection.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["Hold", "Holds", "RemotePrefill", "RemotePrefills"]
 
 
 class RemotePrefill:
-    """A prompt that this engine computes for another one.
+    """A request whose prefill this engine computes for another one.
 
     Args:
         request: As this engine runs it.
@@ -143,7 +143,7 @@ class RemotePrefills:
             withdrawn, self._withdrawn = self._withdrawn, []
         return withdrawn
 
-    def said(self, request_id: str, first: FirstToken) -> None:
+    def set_token(self, request_id: str, first: FirstToken) -> None:
         """Set the first token of a prefill. Engine thread."""
         with self._lock:
             prefill = self._remote_prefills.get(request_id)
@@ -196,8 +196,8 @@ class Hold:
     """Blocks of one finished prefill.
 
     Attributes:
-        transfer_id: That the engine knows it by.
-        name: That other engines know it by; nobody can guess it.
+        transfer_id: Id for the engine.
+        name: Id for other engines; cannot be guessed.
         index: Block ids by block hash.
         num_bytes: Of all blocks.
         expires_s: End of the lease, engine clock.

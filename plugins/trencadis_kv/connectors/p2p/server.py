@@ -63,7 +63,7 @@ _MAX_REMOTE_PREFILL_S: Final = 600.0
 _GRACE_S: Final = 1.0
 """The caller that gives a prompt up closes the connection; one that vanished never does."""
 _RATE_TOKENS: Final = 1000
-_MAX_STRANGERS: Final = 32
+_MAX_UNKNOWN: Final = 32
 """Connections that have not proved who they are; one more ends the oldest. They take no place from engines that have."""
 _PAUSE_S: Final = 0.5
 """After a connection could not be accepted: it waits in the kernel meanwhile."""
@@ -176,8 +176,8 @@ class BlockServer:
             thread = threading.Thread(target=self._attend, args=(stream,), name="trencadis-p2p-peer", daemon=True)
             with self._lock:
                 has_room = len(self._known) < self._config.max_connections and not self._is_closed
-                strangers = [other for one, other in self._threads.items() if one not in self._known]
-                for other in strangers[: max(0, len(strangers) - _MAX_STRANGERS + 1)]:
+                unknown = [other for one, other in self._threads.items() if one not in self._known]
+                for other in unknown[: max(0, len(unknown) - _MAX_UNKNOWN + 1)]:
                     other.cut()
                 if has_room:
                     thread.start()  # with the lock: close() joins what is listed

@@ -30,7 +30,7 @@ __all__ = ["TAKEN_BYTES", "LoadOrder", "P2PWorker", "Work"]
 logger = logging.getLogger("trencadis.kv.p2p")
 
 TAKEN_BYTES: Final = 4 << 20
-"""Copied at once to the pool of what came over the connection: whoever wakes the sender more often is interrupted by it more often."""
+"""Copied at once to the pool of what came over the connection: a reader that wakes the sender more often is interrupted by it more often."""
 _SLOW: Final = frozenset({TransferCause.DEADLINE, TransferCause.CANCELLED})
 """Ends of pulls that might have gone on: who cuts a connection, or answers nonsense, says nothing of how quick the way is."""
 
@@ -183,7 +183,7 @@ class _Pull:
         return self._error is None if self.arrivals is None else self.arrivals.are_all_there
 
     def failure(self) -> FailedLoad:
-        error = self._error or _late()  # the last layer came when nobody waited any more
+        error = self._error or _late()  # the last layer came after the wait had ended
         pool = self._node.pool
         block_size = 0 if pool is None else pool.layout.block_size
         cause = f"{error.cause}: {error}"
@@ -365,7 +365,7 @@ class _Pull:
     def _gave_up(self, cause: str) -> None:
         """Record how long the rest of a pull was awaited in vain.
 
-        One that somebody else gave up says something only if it had lasted longer than computing would have: clients leave, too.
+        One that was cancelled counts only if it had lasted longer than computing would have: clients leave, too.
         """
         pool, cost = self._node.pool, self._node.cost
         num_left = len(self.order.hashes) - self._num_taken

@@ -82,7 +82,7 @@ class RedisLink:
         """Connect and authenticate.
 
         Raises:
-            OSError: Nobody answers there, or too late.
+            OSError: There is no answer, or too late.
             ServerError: The server wants no such client.
             ProtocolError: It is no Redis.
         """

@@ -18,7 +18,7 @@ _LINE_BYTES = 4096
 _SPILL_BYTES = 64
 """Read beyond a payload in the same call: its end and the length of the next, and little of what must be copied then."""
 _MAX_BULK_BYTES = 512 * 2**20
-"""``proto-max-bulk-len`` of a server that nobody tuned; a longer announcement is a damaged one."""
+"""``proto-max-bulk-len`` of an untuned server; a longer announcement is a damaged one."""
 
 
 class ProtocolError(Exception):

@@ -41,7 +41,7 @@ def transfer_error(error: Exception, address: RedisAddress, *, is_interrupted: b
     Args:
         error: ``OSError``, ``ServerError`` or ``ProtocolError``.
         address: Of the server.
-        is_interrupted: Somebody here ended the connection.
+        is_interrupted: The connection was ended from this side.
     """
     if is_interrupted:
         return TransferError(f"the call to {address} was interrupted.", cause=TransferCause.CANCELLED)
@@ -237,7 +237,7 @@ def _read_value(link: RedisLink, target: memoryview) -> int:
     try:
         return link.reader.read_bulk_into(target)
     except ServerError as error:
-        if error.code == "WRONGTYPE":  # somebody else's list or hash under our key
+        if error.code == "WRONGTYPE":  # another program's list or hash under our key
             return -1
         raise
 

@@ -155,9 +155,9 @@ class Child:
         """True while blocks are saved to it."""
         return not self.is_closed and self._breaker.allows
 
-    def may_be_asked(self) -> bool:
+    def can_look_up(self) -> bool:
         """True if the next look-up includes it; once in a while also if it keeps failing."""
-        if self._breaker.half_open_s > self._probe_s:  # whoever asked was aborted, or had enough from another child
+        if self._breaker.half_open_s > self._probe_s:  # the request was aborted, or served by another child
             self._breaker.probed(works=False)
         asked = not self.is_closed and (self._breaker.allows or self._breaker.wants_probe())
         if not asked:
@@ -253,7 +253,7 @@ class Child:
         side = self._side
         return self.call(name, lambda _: call(side), otherwise) if isinstance(side, capability) else otherwise
 
-    def insist(self, name: str, call: Callable[[KVSchedulerSide], None]) -> bool:
+    def call_or_close(self, name: str, call: Callable[[KVSchedulerSide], None]) -> bool:
         """Make a call that must succeed for blocks to stay valid; a child that raises is closed, and False returned."""
         if self.is_closed:
             return False

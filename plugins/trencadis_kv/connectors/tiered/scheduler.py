@@ -122,13 +122,13 @@ class TierLookups:
         if asked is not None and is_recent and asked.last_hash == last_hash:
             return asked
         self.forget(request_id)
-        children = [i for i, child in enumerate(self._children) if i not in without and child.may_be_asked()]
+        children = [i for i, child in enumerate(self._children) if i not in without and child.can_look_up()]
         return _Asked(last_hash=last_hash, since_s=now_s, children=tuple(children))
 
 
 logger = logging.getLogger("trencadis.kv")
 
-_MAX_REMEMBERED = 4096
+_MAX_ENTRIES = 4096
 """Offers that the engine did not take, and failures of requests that are gone, are forgotten."""
 
 
@@ -181,10 +181,10 @@ class TieredScheduler(KVSchedulerSide, SupportsHandover, SupportsStepTimes, Supp
         self._cost = CostModel(clock)
         self._block_size = 0
         self._shared = itertools.count()
-        self._offers: BoundedDict[int, _Load] = BoundedDict(_MAX_REMEMBERED)
+        self._offers: BoundedDict[int, _Load] = BoundedDict(_MAX_ENTRIES)
         self._loads: dict[int, _Load] = {}
-        self._lost: BoundedDict[int, _Load] = BoundedDict(_MAX_REMEMBERED)
-        self._avoided: BoundedDict[str, frozenset[int]] = BoundedDict(_MAX_REMEMBERED)
+        self._lost: BoundedDict[int, _Load] = BoundedDict(_MAX_ENTRIES)
+        self._avoided: BoundedDict[str, frozenset[int]] = BoundedDict(_MAX_ENTRIES)
         self._unreleased: dict[int, float] = {}
         self._later: list[tuple[int, str, Callable[[KVSchedulerSide], None]]] = []
         self._orders = _no_orders()
@@ -319,7 +319,7 @@ class TieredScheduler(KVSchedulerSide, SupportsHandover, SupportsStepTimes, Supp
         before = [child.call("take_message", _message, b"") for child in self._children]
         later, self._later = self._later, []
         for i, name, tell in later:
-            self._children[i].insist(name, tell)
+            self._children[i].call_or_close(name, tell)
         told = {i for i, _, _ in later}
         after = [
             child.call("take_message", _message, b"") if i in told else b"" for i, child in enumerate(self._children)

@@ -74,8 +74,8 @@ def test_what_is_approximate_is_told_and_found_by_nobody(house, valid, approxima
 
 
 def test_connector_that_blends_is_told_the_local_hit_as_well(house):
-    assert house.load().told == slice(2, 5)
-    assert House().load(is_approximate=True).told == slice(0, 5)
+    assert house.load().filled == slice(2, 5)
+    assert House().load(is_approximate=True).filled == slice(0, 5)
 
 
 def test_given_up_load_keeps_only_what_may_still_be_written(house):

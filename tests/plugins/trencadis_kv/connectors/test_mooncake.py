@@ -27,7 +27,7 @@ from trencadis_kv.connectors.mooncake.connector import (
     make_mooncake,
     transfer_error,
 )
-from trencadis_kv.connectors.native_calls import LeftBehind
+from trencadis_kv.connectors.native_calls import AbandonedCalls
 from trencadis_testing.connector_harness import ConnectorHarness, hashes_of
 from trencadis_testing.fake_pool import FakeKVCache
 
@@ -80,7 +80,7 @@ class Library:
 
 def test_buffer_is_registered_for_the_first_call_and_until_the_end():
     library = Library()
-    io_worker = IOWorker(library, 4096, left=LeftBehind(1))
+    io_worker = IOWorker(library, 4096, left=AbandonedCalls(1))
     assert library.registered == []
     assert io_worker.run(lambda one: len(one.registered), timeout_s=5.0) == 1
     assert io_worker.run(lambda one: one.registered[:], timeout_s=5.0) == [(io_worker.address, 4096)]
@@ -90,7 +90,7 @@ def test_buffer_is_registered_for_the_first_call_and_until_the_end():
 
 
 def test_memory_that_cannot_be_registered_is_an_error():
-    io_worker = IOWorker(Library(code=-1), 4096, left=LeftBehind(1))
+    io_worker = IOWorker(Library(code=-1), 4096, left=AbandonedCalls(1))
     with pytest.raises(TransferError, match="registers no memory: code -1") as caught:
         io_worker.run(lambda _: 1, timeout_s=5.0)
     assert caught.value.cause == TransferCause.RAISED
@@ -99,7 +99,7 @@ def test_memory_that_cannot_be_registered_is_an_error():
 
 def test_buffer_of_a_call_that_was_left_behind_stays_registered_until_it_returns():
     library, go_on = Library(), threading.Event()
-    io_worker = IOWorker(library, 4096, left=LeftBehind(1))
+    io_worker = IOWorker(library, 4096, left=AbandonedCalls(1))
     with pytest.raises(TransferError):
         io_worker.run(lambda _: go_on.wait(), timeout_s=0.05)
     assert io_worker.is_left

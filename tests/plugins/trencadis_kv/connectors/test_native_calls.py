@@ -6,13 +6,13 @@ import pytest
 
 from trencadis.errors import TransferError
 from trencadis.records import TransferCause
-from trencadis_kv.connectors.native_calls import LeftBehind, NativeCalls
+from trencadis_kv.connectors.native_calls import AbandonedCalls, NativeCalls
 
 WHAT = "the library"
 
 
 def calls(left=None, **options):
-    return NativeCalls("test", left=left or LeftBehind(4), **options)
+    return NativeCalls("test", left=left or AbandonedCalls(4), **options)
 
 
 def test_call_returns_what_it_returns_and_raises_what_it_raises():
@@ -26,7 +26,7 @@ def test_call_returns_what_it_returns_and_raises_what_it_raises():
 
 
 def test_call_that_takes_too_long_is_left_behind_and_what_it_holds_is_kept_until_it_returns():
-    left, ended, go_on = LeftBehind(4), threading.Event(), threading.Event()
+    left, ended, go_on = AbandonedCalls(4), threading.Event(), threading.Event()
     one = calls(left, on_end=ended.set)
     with pytest.raises(TransferError, match="did not return within") as caught:
         one.run(go_on.wait, timeout_s=0.01, what=WHAT)
@@ -81,7 +81,7 @@ def test_nothing_runs_after_a_call_was_left_behind():
 
 
 def test_too_many_calls_left_behind_are_a_store_that_cannot_be_reached():
-    left, go_on = LeftBehind(2), threading.Event()
+    left, go_on = AbandonedCalls(2), threading.Event()
     for _ in range(2):
         with pytest.raises(TransferError):
             calls(left).run(go_on.wait, timeout_s=0.01, what=WHAT)

@@ -105,16 +105,16 @@ def test_approximate_answer_is_declined():
 def test_one_that_keeps_raising_is_left_alone_and_asked_once_in_a_while():
     scene = Scene(RaisingScheduler())
     for _ in range(3):
-        assert scene.child.may_be_asked()
+        assert scene.child.can_look_up()
         scene.lookup()
-    assert not scene.child.may_be_asked()
+    assert not scene.child.can_look_up()
     assert not scene.child.is_used
     assert scene.state == 2
     scene.clock.advance(5.0)
-    assert scene.child.may_be_asked()
-    assert not scene.child.may_be_asked(), "only one question tries it"
+    assert scene.child.can_look_up()
+    assert not scene.child.can_look_up(), "only one question tries it"
     scene.lookup()
-    assert not scene.child.may_be_asked(), "the trial raised"
+    assert not scene.child.can_look_up(), "the trial raised"
     assert scene.count("skipped") == 3
 
 
@@ -124,7 +124,7 @@ def test_one_that_answers_again_is_used_again():
         scene.child.timed_out()
     assert not scene.child.is_used
     scene.clock.advance(5.0)
-    assert scene.child.may_be_asked()
+    assert scene.child.can_look_up()
     scene.lookup()
     assert scene.child.is_used
     assert (scene.count("timeout"), scene.count("miss")) == (3, 1)
@@ -136,11 +136,11 @@ def test_a_trial_that_nobody_finished_is_no_answer():
     for _ in range(3):
         scene.child.timed_out()
     scene.clock.advance(5.0)
-    assert scene.child.may_be_asked()
+    assert scene.child.can_look_up()
     scene.clock.advance(0.6)
-    assert not scene.child.may_be_asked()
+    assert not scene.child.can_look_up()
     scene.clock.advance(5.0)
-    assert scene.child.may_be_asked()
+    assert scene.child.can_look_up()
 
 
 @pytest.mark.parametrize(
@@ -179,13 +179,13 @@ def test_one_that_raises_where_blocks_are_at_stake_is_closed():
     def fail(side):
         raise RuntimeError("half done")
 
-    assert not scene.child.insist("on_allocated", fail)
+    assert not scene.child.call_or_close("on_allocated", fail)
     assert scene.child.is_closed
     assert scene.state == 3
     assert ("close",) in side.told
-    assert not scene.child.insist("on_cancelled", lambda side: side.on_cancelled(1))
+    assert not scene.child.call_or_close("on_cancelled", lambda side: side.on_cancelled(1))
     assert scene.child.call("take_message", lambda side: b"x", b"") == b""
-    assert not scene.child.may_be_asked()
+    assert not scene.child.can_look_up()
 
 
 def test_one_that_is_not_ready_is_closed_unless_it_is_required():

@@ -148,12 +148,12 @@ def test_request_that_ended_while_it_waited_leaves_nothing_behind(house):
     one.find("ended")
     one.lookups.forget("ended")
     one.find("vanished")
-    assert one.lookups.num_remembered == 1
+    assert one.lookups.num_lookups == 1
     one.store.open()
     one.settle()
     one.parts.clock.advance(1.1)
     one.find("other")
-    assert one.lookups.num_remembered == 1
+    assert one.lookups.num_lookups == 1
 
 
 def test_store_that_raises_is_a_counted_miss(house):

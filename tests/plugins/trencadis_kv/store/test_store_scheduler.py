@@ -358,7 +358,7 @@ def test_finished_request_leaves_nothing_behind(house):
     one = house(gated=True)
     one.ask("gone")
     one.scheduler.on_finished(Request(request_id="gone", prompt_token_ids=(1,)), blocks=[])
-    assert one.scheduler._lookups.num_remembered == 0
+    assert one.scheduler._lookups.num_lookups == 0
 
 
 def test_close_may_come_twice_and_before_the_engine_is_ready():

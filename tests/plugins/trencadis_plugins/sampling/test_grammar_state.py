@@ -70,7 +70,7 @@ def test_a_mask_is_a_function_of_the_output_whatever_the_way_there(walk_of, want
         output = outputs[rng.integers(len(outputs))]
         found, expected = wandering.mask(output), walk_of(wanted).mask(output)
         assert np.array_equal(found, expected)
-        assert wandering.knows(output)
+        assert wandering.has_mask(output)
         if rng.random() < 0.5:
             token = int(rng.choice(_tokens(expected))) if rng.random() < 0.7 else int(rng.integers(4096))
             further = wandering.advance(token)
