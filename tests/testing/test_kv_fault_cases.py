@@ -84,12 +84,12 @@ def gives_up_for_good(patch: pytest.MonkeyPatch) -> None:
 
 def waits_for_the_store(patch: pytest.MonkeyPatch) -> None:
     """Looks up on the engine's thread, as nobody may."""
-    from trencadis_kv.store.lookups import Question
+    from trencadis_kv.store.lookups import LookupTask
 
     right = StoreThreads.put
 
     def put(self, task):
-        if isinstance(task, Question):
+        if isinstance(task, LookupTask):
             task.run(self._make_client())
             return True
         return right(self, task)

@@ -1,4 +1,4 @@
-"""Loads what is sooner here than computed."""
+"""Cost-aware policy: loads a prefix if that is predicted to be faster than computing it."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class CostModel:
         self._tokens = self._seconds = 0.0
 
     def loaded(self, *, num_bytes: int, seconds: float) -> None:
-        """Learn what one call for objects of so many bytes took."""
+        """Add the measurement of one call for objects of so many bytes."""
         with self._lock:
             now_s = self._clock.now_s()
             if now_s > self._believed_until_s:
@@ -83,7 +83,7 @@ class CostModel:
             self._believed_until_s = now_s + self._max_age_s
 
     def gave_up(self, *, num_bytes: int, seconds: float) -> None:
-        """Learn that one call for objects of so many bytes was not done after a time.
+        """Add the measurement of a call that was given up after a time.
 
         One that was given up sooner than it was predicted to end says nothing. Else what was measured before is no guide any more, and
         no mean of both either: the next load would be given up like this one. How long it would have taken is unknown; twice as long

@@ -1,6 +1,6 @@
 """Look-ups of prompts in the store, on a thread; equal look-ups of several requests are made once.
 
-request ─▶ question ─▶ thread: contains ─▶ answer, kept for the request
+request ─▶ task ─▶ thread: contains ─▶ answer, kept for the request
               └ lookup_timeout_s ─▶ a miss; the call is interrupted
 """
 
@@ -19,7 +19,7 @@ from trencadis_kv.store.objects import BlockObjects
 from trencadis_kv.store.parts import StoreParts
 from trencadis_kv.store.threads import StoreThreads
 
-__all__ = ["Lookups", "Question"]
+__all__ = ["LookupTask", "Lookups"]
 
 _MAX_KEYS = 512
 """Of one call."""
@@ -28,7 +28,7 @@ _KEPT = 4
 """An answer is kept for so many time-outs, for a request that is asked about again because there was no room."""
 
 
-class Question:
+class LookupTask:
     """Look-up of the number of leading blocks of a chain that the store has. A task for a thread.
 
     Args:
@@ -94,7 +94,7 @@ class Question:
 
 @attrs.define
 class _Asked:
-    question: Question
+    task: LookupTask
     since_s: float
 
 
@@ -109,9 +109,9 @@ class Lookups:
     def __init__(self, parts: StoreParts, objects: BlockObjects) -> None:
         self._parts = parts
         self._objects = objects
-        self._open: dict[tuple[bytes, int], Question] = {}
+        self._open: dict[tuple[bytes, int], LookupTask] = {}
         self._asked: BoundedDict[str, _Asked] = BoundedDict(_MAX_REQUESTS)
-        self._threads: StoreThreads[Question | Canary] = StoreThreads(
+        self._threads: StoreThreads[LookupTask | Canary] = StoreThreads(
             "trencadis-kv-lookup", 1, make_client=parts.client, activity=parts.activity
         )
 
@@ -134,21 +134,21 @@ class Lookups:
         now_s, timeout_s = self._parts.clock.now_s(), self._parts.settings.lookup_timeout_s
         self._sweep(now_s, timeout_s)
         asked = self._asked.get(request_id)
-        if asked is None or asked.question.key[0] != hashes[-1] or asked.question.first > first:
-            since_s = asked.since_s if asked is not None and asked.question.num_found is None else now_s
+        if asked is None or asked.task.key[0] != hashes[-1] or asked.task.first > first:
+            since_s = asked.since_s if asked is not None and asked.task.num_found is None else now_s
             asked = self._asked[request_id] = _Asked(self._post(hashes, first), since_s)
-        question = asked.question
-        if question.num_found is None and now_s - asked.since_s >= timeout_s:
-            question.give_up()
+        task = asked.task
+        if task.num_found is None and now_s - asked.since_s >= timeout_s:
+            task.give_up()
             self._threads.interrupt_unwanted()
             raise TransferError(
                 f"The KV store of {self._parts.name} did not answer a look-up within {timeout_s:g} s.",
                 cause=TransferCause.DEADLINE,
             )
-        if question.num_found is None:
+        if task.num_found is None:
             return None
-        self._open.pop(question.key, None)
-        return question.first + question.num_found
+        self._open.pop(task.key, None)
+        return task.first + task.num_found
 
     def forget(self, request_id: str) -> None:
         """Remove a request that has ended, or whose load was started."""
@@ -168,15 +168,15 @@ class Lookups:
         """End the thread."""
         self._threads.close(self._parts.settings.close_timeout_s)
 
-    def _post(self, hashes: Sequence[bytes], first: int) -> Question:
-        question = Question(self._parts, self._objects, hashes[first:], first=first)
-        open_one = self._open.get(question.key)
+    def _post(self, hashes: Sequence[bytes], first: int) -> LookupTask:
+        task = LookupTask(self._parts, self._objects, hashes[first:], first=first)
+        open_one = self._open.get(task.key)
         if open_one is not None and open_one.num_found is None:
             return open_one
-        self._open[question.key] = question
-        if not self._threads.put(question):
-            question.give_up()
-        return question
+        self._open[task.key] = task
+        if not self._threads.put(task):
+            task.give_up()
+        return task
 
     def _sweep(self, now_s: float, timeout_s: float) -> None:
         """Remove requests that were not looked up for long: they ended while they waited."""
@@ -185,4 +185,4 @@ class Lookups:
             if now_s - oldest.since_s <= _KEPT * timeout_s:
                 return
             del self._asked[request_id]
-            self._open.pop(oldest.question.key, None)
+            self._open.pop(oldest.task.key, None)

@@ -19,7 +19,7 @@ from trencadis.records import TransferCause
 from trencadis_kv.store.defaults import IdentityCodec
 from trencadis_kv.wire.stream import MAJOR, MINOR, FrameStream, Hello, Message, Proof, Refuse, Welcome
 
-__all__ = ["Identity", "greet", "welcome"]
+__all__ = ["Identity", "accept", "greet"]
 
 _NONCE_BYTES: Final = 16
 
@@ -78,7 +78,7 @@ def greet(stream: FrameStream, me: Identity, *, wants: str) -> str:
     return answer.engine
 
 
-def welcome(stream: FrameStream, me: Identity) -> None:
+def accept(stream: FrameStream, me: Identity) -> None:
     """Check a consumer that has connected, and accept it.
 
     Args:

@@ -10,12 +10,12 @@ import msgspec
 from trencadis.records import FirstToken, TokenLogprobs
 
 __all__ = [
+    "BODIES",
+    "KINDS",
     "Abort",
     "Ack",
-    "BODIES",
     "Commit",
     "Hello",
-    "KINDS",
     "Kind",
     "Layers",
     "Message",

@@ -24,7 +24,7 @@ from trencadis_plugins.speculation.by_sequence import BySequence
 from trencadis_plugins.speculation.config import SuffixConfig
 from trencadis_plugins.speculation.suffix_tree import END, Leaf, Node, SuffixTree
 
-__all__ = ["Found", "NOTHING", "PastOutputs", "Search", "Suffix"]
+__all__ = ["NOTHING", "Found", "PastOutputs", "Search", "Suffix"]
 
 
 class PastOutputs:

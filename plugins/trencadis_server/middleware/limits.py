@@ -43,7 +43,7 @@ class DrainRate:
         self._busy_since_s = clock.now_s()
 
     def restart(self) -> None:
-        """Forget the past rate after an idle time."""
+        """Drop the past rate after an idle time."""
         self._left.clear()
         self._sum = 0
         self._busy_since_s = self._clock.now_s()

@@ -11,7 +11,7 @@ from typing import Self
 from trencadis.errors import TransferError
 from trencadis.records import KVLayout
 from trencadis_kv.store.format import pack_header
-from trencadis_kv.wire.handshake import Identity, welcome
+from trencadis_kv.wire.handshake import Identity, accept
 from trencadis_kv.wire.stream import FrameStream, block_head
 from trencadis_kv.wire.stream_messages import Abort, Ack, PrefillRequest, PrefillResponse, Pull, Release, State, Status
 
@@ -74,7 +74,7 @@ class RogueProducer:
 
     def _attend(self, stream: FrameStream) -> None:
         try:
-            welcome(stream, self._identity)
+            accept(stream, self._identity)
             while self._answer(stream):
                 pass
         except TransferError:

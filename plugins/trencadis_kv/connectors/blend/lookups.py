@@ -74,44 +74,44 @@ class BlendLookups:
         self._block_size = block_size
         self._num_first_tokens = num_first_tokens
         self._asked: BoundedDict[str, PromptScan] = BoundedDict(_MAX_OPEN)
-        self._learning: BoundedDict[str, PromptScan] = BoundedDict(_MAX_OPEN)
+        self._registering: BoundedDict[str, PromptScan] = BoundedDict(_MAX_OPEN)
         self._answered: BoundedDict[str, PromptScan] = BoundedDict(_MAX_ANSWERED)
 
     def __len__(self) -> int:
-        return len(self._asked) + len(self._learning) + len(self._answered)
+        return len(self._asked) + len(self._registering) + len(self._answered)
 
-    def ask(self, request: Request, block_hashes: Sequence[bytes]) -> PromptScan | None:
+    def scan(self, request: Request, block_hashes: Sequence[bytes]) -> PromptScan | None:
         """Continue a request's scan; returns it when complete, else None.
 
         Args:
             request: Whose prompt.
             block_hashes: Of its full blocks.
         """
-        scan = self._scan(request, block_hashes, (self._asked, self._answered), finds=True)
+        scan = self._take_scan(request, block_hashes, (self._asked, self._answered), finds=True)
         if scan.advance(CALL_WORK) > 0:
             return scan
         self._asked[scan.request_id] = scan
         return None
 
-    def learn(self, request: Request, block_hashes: Sequence[bytes]) -> None:
+    def register(self, request: Request, block_hashes: Sequence[bytes]) -> None:
         """Register the first chunks of a prompt, and the others in later calls of :meth:`advance`.
 
         Args:
             request: Whose prompt.
             block_hashes: Of its full blocks.
         """
-        scan = self._scan(request, block_hashes, (self._learning,), finds=False)
+        scan = self._take_scan(request, block_hashes, (self._registering,), finds=False)
         if scan.advance(CALL_WORK) <= 0:
-            self._learning[scan.request_id] = scan
+            self._registering[scan.request_id] = scan
 
     def advance(self) -> None:
         """Continue registering chunks of prompts, the oldest first."""
         budget = CALL_WORK
-        while self._learning and budget > 0:
-            request_id = next(iter(self._learning))
-            budget = self._learning[request_id].advance(budget)
+        while self._registering and budget > 0:
+            request_id = next(iter(self._registering))
+            budget = self._registering[request_id].advance(budget)
             if budget > 0:
-                del self._learning[request_id]
+                del self._registering[request_id]
 
     def keep(self, scan: PromptScan) -> None:
         """Keep a scan whose hit was not used: a full engine looks up again at every step, and gets the answer at once."""
@@ -119,10 +119,10 @@ class BlendLookups:
 
     def forget(self, request_id: str) -> None:
         """Remove a request that will not be looked up again."""
-        for scans in (self._asked, self._learning, self._answered):
+        for scans in (self._asked, self._registering, self._answered):
             scans.pop(request_id, None)
 
-    def _scan(
+    def _take_scan(
         self,
         request: Request,
         block_hashes: Sequence[bytes],

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from trencadis.records import Int32Array, Int64Array
 from trencadis_kv.connectors.blend.messages import ChunkPlace
 
-__all__ = ["FoundChunks", "FoundPart", "PIECE_TOKENS", "PromptTokens", "WindowHash", "blend_ratio_of", "wants_blend"]
+__all__ = ["PIECE_TOKENS", "FoundChunks", "FoundPart", "PromptTokens", "WindowHash", "blend_ratio_of", "wants_blend"]
 
 
 def wants_blend(params: Mapping[str, Any] | None) -> bool:

@@ -140,9 +140,9 @@ class BlendScheduler(KVSchedulerSide, SupportsHandover, SupportsStepTimes, Suppo
             return Lookup()
         ratio = self._ratio(request) if asks else None
         if ratio is None:
-            lookups.learn(request, block_hashes)
+            lookups.register(request, block_hashes)
             return Lookup()
-        scan = lookups.ask(request, block_hashes)
+        scan = lookups.scan(request, block_hashes)
         return Lookup(pending=True) if scan is None else self._answer(request, scan, num_local_tokens, ratio)
 
     def on_allocated(self, transfer_id: int, *, blocks: Sequence[int], block_hashes: Sequence[bytes]) -> None:

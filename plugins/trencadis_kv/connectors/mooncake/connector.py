@@ -23,11 +23,11 @@ from trencadis_kv.store.store_connector import store_connector
 
 __all__ = [
     "ABSENT",
-    "BadKeys",
     "EXISTS",
     "FULL",
-    "IOWorker",
     "MISSING",
+    "BadKeys",
+    "IOWorker",
     "MooncakeStore",
     "make_mooncake",
     "mooncake_stores",

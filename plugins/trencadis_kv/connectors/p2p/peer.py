@@ -36,13 +36,13 @@ from trencadis_kv.wire.stream_messages import (
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["NO_RESTS", "PeerConnection", "Rests"]
+__all__ = ["NO_THROTTLE", "PeerConnection", "Throttle"]
 
 _NEXT_S: Final = 0.001
 """A piece that is being written comes within so many seconds, or its producer is held up."""
 
 
-class Rests(Protocol):
+class Throttle(Protocol):
     """Throttle of a pull."""
 
     @property
@@ -59,7 +59,7 @@ class Rests(Protocol):
         ...
 
 
-class _NoRests:
+class _NoThrottle:
     gives_way: Final = False
 
     def due_s(self) -> float:
@@ -69,7 +69,7 @@ class _NoRests:
         pass
 
 
-NO_RESTS: Final[Rests] = _NoRests()
+NO_THROTTLE: Final[Throttle] = _NoThrottle()
 """Never gives way."""
 
 
@@ -119,7 +119,7 @@ class PeerConnection:
         timeout_s: float,
         receive_buffer: ReceiveBuffer | None = None,
         by_layer: LayerSink | None = None,
-        rests: Rests = NO_RESTS,
+        throttle: Throttle = NO_THROTTLE,
     ) -> None:
         """Pull blocks, in order.
 
@@ -131,7 +131,7 @@ class PeerConnection:
             timeout_s: For all of them.
             receive_buffer: Where the producer may write them to, if it has that way, too.
             by_layer: Where their layers go, if the producer can send them one after the other; ``take`` is not called then.
-            rests: Says when to rest between two calls of ``take``.
+            throttle: Says when to rest between two calls of ``take``.
 
         Raises:
             TransferError: Not all came; those taken are right. ``lost``: they are not held any more, or only some; ``corrupt``; also
@@ -149,7 +149,7 @@ class PeerConnection:
             return
         rows = np.empty((min(num_rows, max(1, len(hashes))), self._me.block_bytes), np.uint8)
         num_taken = num_pending = 0
-        pieces = _Pieces(self._stream, 0 if receive_buffer is None else receive_buffer.num_pieces, rests)
+        pieces = _Pieces(self._stream, 0 if receive_buffer is None else receive_buffer.num_pieces, throttle)
         try:
             while True:
                 if receive_buffer is not None and isinstance(answer, Placed):
@@ -164,8 +164,8 @@ class PeerConnection:
                     if num_pending == len(rows):
                         take(num_taken, rows)
                         num_taken, num_pending = num_taken + num_pending, 0
-                        if due_s := rests.due_s():
-                            rests.rest(due_s)
+                        if due_s := throttle.due_s():
+                            throttle.rest(due_s)
                 else:
                     break
                 answer = self._stream.receive()
@@ -349,13 +349,13 @@ class _Pieces:
     Args:
         stream: To the producer.
         num_pieces: All of them are the producer's at first.
-        rests: Says when to give way and to rest.
+        throttle: Says when to give way and to rest.
     """
 
-    def __init__(self, stream: FrameStream, num_pieces: int, rests: Rests) -> None:
+    def __init__(self, stream: FrameStream, num_pieces: int, throttle: Throttle) -> None:
         self._stream = stream
         self._num_pieces = num_pieces
-        self._rests = rests
+        self._throttle = throttle
         self._kept: list[int] = []
         self._due_s = 0.0
 
@@ -367,12 +367,12 @@ class _Pieces:
             is_last: No further one will come.
         """
         self._kept.append(index)
-        self._due_s = 0.0 if is_last else self._due_s or self._rests.due_s()
-        is_alone = is_last or not (self._due_s or self._rests.gives_way)
+        self._due_s = 0.0 if is_last else self._due_s or self._throttle.due_s()
+        is_alone = is_last or not (self._due_s or self._throttle.gives_way)
         # A producer that has nothing to write waits for all pieces.
         while self._kept and (is_alone or len(self._kept) == self._num_pieces or not self._stream.has_more(_NEXT_S)):
             if self._due_s:
-                self._rests.rest(self._due_s)
+                self._throttle.rest(self._due_s)
                 self._due_s = 0.0
             self._stream.send(Taken(index=self._kept.pop(0)))
 

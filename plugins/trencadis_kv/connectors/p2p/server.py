@@ -24,7 +24,7 @@ from trencadis_kv.store.cost import CostModel
 from trencadis_kv.store.format import HEADER_BYTES, for_block, seal_header, start_header
 from trencadis_kv.store.pool_access import PoolAccess
 from trencadis_kv.store.threads import let_others_first
-from trencadis_kv.wire.handshake import Identity, welcome
+from trencadis_kv.wire.handshake import Identity, accept
 from trencadis_kv.wire.socket_buffers import set_buffer
 from trencadis_kv.wire.stream import FrameStream, block_head
 from trencadis_kv.wire.stream_messages import (
@@ -108,7 +108,7 @@ class BlockServer:
         self._lock = threading.Lock()
         self._is_closed = False
         self._num_failures = 0
-        self._complained_s = float("-inf")
+        self._logged_s = float("-inf")
         self._identity: Identity | None = None
         self._find_pool: Callable[[], PoolAccess | None] = lambda: None
         self.port = 0
@@ -163,7 +163,7 @@ class BlockServer:
             except (OSError, TransferError, RuntimeError) as error:  # RuntimeError: no thread can be started
                 if self._is_closed:
                     return
-                self._complain(error)
+                self._log_refused(error)
                 time.sleep(_PAUSE_S)
 
     def _begin(self, connection: socket.socket) -> None:
@@ -173,7 +173,7 @@ class BlockServer:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             set_buffer(connection, "send")
             stream = FrameStream(connection, timeout_s=self._config.connect_timeout_s)
-            thread = threading.Thread(target=self._attend, args=(stream,), name="trencadis-p2p-peer", daemon=True)
+            thread = threading.Thread(target=self._serve, args=(stream,), name="trencadis-p2p-peer", daemon=True)
             with self._lock:
                 has_room = len(self._known) < self._config.max_connections and not self._is_closed
                 unknown = [other for one, other in self._threads.items() if one not in self._known]
@@ -185,14 +185,14 @@ class BlockServer:
             if has_room:
                 undo.pop_all()
             else:
-                _turn_away(stream)
+                _refuse(stream)
 
-    def _complain(self, error: Exception) -> None:
+    def _log_refused(self, error: Exception) -> None:
         """Log that a connection could not be accepted: the first time, then at most twice a minute."""
         self._num_failures += 1
-        if time.monotonic() < self._complained_s + _SILENCE_S:
+        if time.monotonic() < self._logged_s + _SILENCE_S:
             return
-        self._complained_s = time.monotonic()
+        self._logged_s = time.monotonic()
         logger.error(
             "A connection of another engine to port %d could not be accepted, %d so far: %s. The next is tried again; if this goes on, "
             "let the process open more files (ulimit -n, LimitNOFILE).",
@@ -201,12 +201,12 @@ class BlockServer:
             error,
         )
 
-    def _attend(self, stream: FrameStream) -> None:
+    def _serve(self, stream: FrameStream) -> None:
         """Serve one connection to its end."""
         assert self._identity is not None, "it listens"
         let_others_first()
         try:
-            welcome(stream, self._identity)
+            accept(stream, self._identity)
             with self._lock:
                 self._known.add(threading.current_thread())
             while True:
@@ -422,7 +422,7 @@ def _answer_of(prefill: RemotePrefill, *, num_pushed: int = 0) -> PrefillRespons
     )
 
 
-def _turn_away(stream: FrameStream) -> None:
+def _refuse(stream: FrameStream) -> None:
     """Refuse a connection without blocking."""
     try:
         stream.send(Refuse(cause=TransferCause.UNREACHABLE, reason="it serves as many engines as it may"))

@@ -281,7 +281,7 @@ class _Pull:
                     timeout_s=config.pull_timeout_s,
                     receive_buffer=receive_buffer,
                     by_layer=sink,
-                    rests=self,
+                    throttle=self,
                 )
             finally:
                 if receive_buffer is not None:

@@ -248,7 +248,7 @@ class Child:
         """Return whether its scheduler side has a capability, such as ``SupportsHandover``."""
         return isinstance(self._side, capability)
 
-    def ask(self, capability: type[Any], name: str, call: Callable[[Any], T], otherwise: T) -> T:
+    def call_capability(self, capability: type[Any], name: str, call: Callable[[Any], T], otherwise: T) -> T:
         """Return the result of a call of a capability; ``otherwise`` if the child lacks it, is closed or raises."""
         side = self._side
         return self.call(name, lambda _: call(side), otherwise) if isinstance(side, capability) else otherwise

@@ -58,7 +58,7 @@ class TierLookups:
         self._timeout_s = timeout_s
         self._open: BoundedDict[str, _Asked] = BoundedDict(_MAX_OPEN)
 
-    def ask(
+    def find(
         self,
         request: Request,
         *,
@@ -200,7 +200,7 @@ class TieredScheduler(KVSchedulerSide, SupportsHandover, SupportsStepTimes, Supp
 
     def lookup(self, request: Request, *, block_hashes: Sequence[bytes], num_local_tokens: int) -> Lookup:
         """Return the hit of the child that the policy chooses; by default the longest, the nearest of equals."""
-        hits = self._lookups.ask(
+        hits = self._lookups.find(
             request,
             block_hashes=block_hashes,
             num_local_tokens=num_local_tokens,
@@ -291,7 +291,7 @@ class TieredScheduler(KVSchedulerSide, SupportsHandover, SupportsStepTimes, Supp
     def finished_params(self, request: Request) -> Mapping[str, Any] | None:
         """Return the transfer parameters of the nearest child that has any."""
         for child in self._children:
-            params: Mapping[str, Any] | None = child.ask(
+            params: Mapping[str, Any] | None = child.call_capability(
                 SupportsHandover, "finished_params", lambda side: side.finished_params(request), None
             )
             if params is not None:
@@ -349,7 +349,9 @@ class TieredScheduler(KVSchedulerSide, SupportsHandover, SupportsStepTimes, Supp
 
     def metrics(self) -> str:
         """Return the counters of this connector and, with the label ``tier``, by each child."""
-        texts = {child.name: child.ask(SupportsMetrics, "metrics", _metrics, "") for child in self._children}
+        texts = {
+            child.name: child.call_capability(SupportsMetrics, "metrics", _metrics, "") for child in self._children
+        }
         return self._counters.text() + merged(texts)
 
     def close(self) -> None:
@@ -362,7 +364,7 @@ class TieredScheduler(KVSchedulerSide, SupportsHandover, SupportsStepTimes, Supp
     def _tell(self, capability: type[Any], name: str, tell: Callable[[Any], None]) -> None:
         """Call a method of all children that have a capability."""
         for child in self._children:
-            child.ask(capability, name, tell, None)
+            child.call_capability(capability, name, tell, None)
 
     def _is_new(self, child: int, own: int) -> bool:
         """Return whether a transfer id is unused; a child that returns one twice is faulty."""
@@ -448,14 +450,18 @@ class RemotePrefillScheduler(TieredScheduler, SupportsRemotePrefill):
         """Return the requests of all children."""
         found: list[Request] = []
         for child in self._children:
-            found += child.ask(SupportsRemotePrefill, "take_requests", lambda side: tuple(side.take_requests()), ())
+            found += child.call_capability(
+                SupportsRemotePrefill, "take_requests", lambda side: tuple(side.take_requests()), ()
+            )
         return found
 
     def take_withdrawn(self) -> Sequence[str]:
         """Return the withdrawn ids of all children."""
         found: list[str] = []
         for child in self._children:
-            found += child.ask(SupportsRemotePrefill, "take_withdrawn", lambda side: tuple(side.take_withdrawn()), ())
+            found += child.call_capability(
+                SupportsRemotePrefill, "take_withdrawn", lambda side: tuple(side.take_withdrawn()), ()
+            )
         return found
 
     def on_request_token(self, request_id: str, first: FirstToken) -> None:

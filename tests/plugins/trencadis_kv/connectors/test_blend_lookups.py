@@ -40,9 +40,9 @@ class Lookups(BlendLookups):
         self.wanted = WantedChunks(block_size=size, chunk_tokens=longest, min_tokens=least, separator=separator)
         super().__init__(self.index, self.wanted, block_size=size, num_first_tokens=1)
 
-    def ask_to_the_end(self, prompt, **more):
+    def scan_to_the_end(self, prompt, **more):
         calls = 1
-        while (scan := self.ask(request(prompt, **more), hashes(prompt))) is None:
+        while (scan := self.scan(request(prompt, **more), hashes(prompt))) is None:
             calls += 1
         return scan, calls
 
@@ -101,7 +101,7 @@ def test_many_calls_find_and_want_what_one_call_would(library, parts, piece, bud
         for module in (blend_chunks, blend_index):
             patch.setattr(module, "PIECE_TOKENS", piece)
         lookups = Lookups(library)
-        scan, _ = lookups.ask_to_the_end(prompt)
+        scan, _ = lookups.scan_to_the_end(prompt)
         learner = Lookups(library)
         learner.learn(request(prompt), hashes(prompt))
         for _ in range(1000):
@@ -159,7 +159,7 @@ def test_call_works_on_few_tokens_of_a_long_prompt(worked, kept):
         library = [np.concatenate([prompt[:64], prompt[:100] + i]) for i in range(1, 20)]
     lookups = Lookups(library, least=64, longest=256)
     asked, known = request(prompt.tolist()), hashes(prompt)
-    each = calls_of(lambda: lookups.ask(asked, known) is not None, worked)
+    each = calls_of(lambda: lookups.scan(asked, known) is not None, worked)
     assert max(each) <= MOST
     assert worked["read"] == LONG
     assert len(each) >= (2 * LONG) // MOST
@@ -169,7 +169,7 @@ def test_call_works_on_few_tokens_of_a_long_prompt(worked, kept):
 def test_call_learns_from_few_tokens_of_a_long_prompt_but_from_a_steps_worth(worked):
     prompt = np.random.default_rng(0).integers(0, 50_000, LONG)
     lookups = Lookups(least=64, longest=256, size=16)
-    lookups.learn(request(prompt.tolist()), hashes(prompt, 16))
+    lookups.register(request(prompt.tolist()), hashes(prompt, 16))
     assert 2048 <= worked["read"] <= CALL_WORK, "so many as a step computes are noted before it"
     assert len(lookups.wanted) >= 2048 // 256 - 1
     each = calls_of(lambda: lookups.advance() or not len(lookups), worked)
@@ -181,15 +181,15 @@ def test_many_prompts_that_are_learnt_from_share_a_call(worked):
     lookups = Lookups(least=64, longest=256, size=16)
     for i in range(5):
         prompt = np.random.default_rng(i).integers(0, 50_000, 20_000)
-        lookups.learn(request(prompt.tolist(), f"r{i}"), hashes(prompt, 16, salt=i))
+        lookups.register(request(prompt.tolist(), f"r{i}"), hashes(prompt, 16, salt=i))
     assert len(lookups) == 5
     assert max(calls_of(lambda: lookups.advance() or not len(lookups), worked)) <= MOST
 
 
 def test_request_that_is_given_up_leaves_nothing():
     lookups, prompt = Lookups(least=64, longest=256), list(range(1, 30_001))
-    assert lookups.ask(request(prompt, "asks"), hashes(prompt)) is None
-    lookups.learn(request(prompt, "learns"), hashes(prompt))
+    assert lookups.scan(request(prompt, "asks"), hashes(prompt)) is None
+    lookups.register(request(prompt, "learns"), hashes(prompt))
     assert len(lookups) == 2
     lookups.forget("asks")
     lookups.forget("learns")
@@ -201,11 +201,11 @@ def test_other_prompt_of_the_same_name_begins_anew():
     library = [range(500, 510)]
     lookups = Lookups(library)
     first, second = [*range(1000, 31_000)], [*range(500, 510), 7, 7]
-    assert lookups.ask(request(first), hashes(first)) is None
-    scan, _ = lookups.ask_to_the_end(second)
+    assert lookups.scan(request(first), hashes(first)) is None
+    scan, _ = lookups.scan_to_the_end(second)
     assert [place.position for place in scan.found.part().places] == [0]
-    assert lookups.ask(request(first), hashes(first)) is None
-    other = lookups.ask(request(first, cache_salt="other"), hashes(first))
+    assert lookups.scan(request(first), hashes(first)) is None
+    other = lookups.scan(request(first, cache_salt="other"), hashes(first))
     assert other is None
     assert len(lookups) == 1
     assert lookups._asked["r"].tenant == ("other", "")
@@ -215,10 +215,10 @@ def test_other_prompt_of_the_same_name_begins_anew():
 def test_scan_that_was_answered_for_nothing_answers_at_once_when_asked_again():
     prompt = list(range(1, 30_001))
     lookups = Lookups([range(9, 90)])
-    scan, calls = lookups.ask_to_the_end(prompt)
+    scan, calls = lookups.scan_to_the_end(prompt)
     assert calls > 1
     lookups.keep(scan)
-    assert lookups.ask(request(prompt), hashes(prompt)) is scan
+    assert lookups.scan(request(prompt), hashes(prompt)) is scan
     assert len(lookups) == 0
     lookups.keep(scan)
     lookups.forget("r")
@@ -228,7 +228,7 @@ def test_scan_that_was_answered_for_nothing_answers_at_once_when_asked_again():
 def test_table_that_vanishes_while_it_is_searched_is_no_error():
     prompt = list(range(1, 30_001))
     lookups = Lookups([range(9, 90)], least=64, longest=256)
-    assert lookups.ask(request(prompt), hashes(prompt)) is None
+    assert lookups.scan(request(prompt), hashes(prompt)) is None
     lookups.index.forget(ME, chunk_key(ME, np.arange(9, 90, dtype=np.int32)))
-    scan, _ = lookups.ask_to_the_end(prompt)
+    scan, _ = lookups.scan_to_the_end(prompt)
     assert scan.found.part() is None

@@ -20,7 +20,7 @@ from trencadis_kv.connectors.p2p import transport as p2p_transport
 from trencadis_kv.connectors.p2p.peer import PeerConnection
 from trencadis_kv.connectors.p2p.transport import SharedMemory, shared_memory
 from trencadis_kv.store.format import pack_header
-from trencadis_kv.wire.handshake import welcome
+from trencadis_kv.wire.handshake import accept
 from trencadis_kv.wire.stream import Abort, Ack, Commit, FrameStream, Message, Pull, block_head
 from trencadis_testing.connector_harness import hashes_of
 
@@ -113,7 +113,7 @@ def test_no_piece_is_written_while_the_consumer_rests(small_pieces: SharedMemory
         hashes = [*HASHES[:5], *hashes_of([77])] if is_lost else HASHES
         with lost:
             connection.pull(
-                hashes, rested.take, num_rows=1, timeout_s=30.0, receive_buffer=receive_buffer, rests=rested
+                hashes, rested.take, num_rows=1, timeout_s=30.0, receive_buffer=receive_buffer, throttle=rested
             )
         assert receive_buffer.is_quiet
         receive_buffer.close()
@@ -128,7 +128,7 @@ def test_ends_take_turns_where_a_pull_gives_way(small_pieces: SharedMemory, give
         noted, receive_buffer = Rested(producer, seconds=0.0), small_pieces.receive_buffer()
         noted.gives_way = gives_way
         assert receive_buffer is not None
-        connection.pull(HASHES, noted.take, num_rows=1, timeout_s=30.0, receive_buffer=receive_buffer, rests=noted)
+        connection.pull(HASHES, noted.take, num_rows=1, timeout_s=30.0, receive_buffer=receive_buffer, throttle=noted)
         receive_buffer.close()
     ahead = [num_read - num_taken for num_read, num_taken in noted.noted_taken]
     assert any(ahead[1:]) == (not gives_way)
@@ -138,7 +138,7 @@ def test_ends_take_turns_where_a_pull_gives_way(small_pieces: SharedMemory, give
 def test_blocks_of_a_connection_rest_between_two_batches(producer: Producer) -> None:
     rested = Rested(producer)
     with producer.connect() as connection:
-        connection.pull(HASHES, rested.take, num_rows=2, timeout_s=30.0, rests=rested)
+        connection.pull(HASHES, rested.take, num_rows=2, timeout_s=30.0, throttle=rested)
     assert [taken for _, taken in rested.noted] == [2, 4, 6]
 
 
@@ -192,7 +192,7 @@ def _scripted(producer: Producer, answers: list[Message | list[bytes]]) -> tuple
         connection, _ = listener.accept()
         with connection, listener:
             stream = FrameStream(connection, timeout_s=5)
-            welcome(stream, producer.me)
+            accept(stream, producer.me)
             stream.receive()
             for answer in answers:
                 stream.send_pieces(answer) if isinstance(answer, list) else stream.send(answer)

@@ -26,7 +26,7 @@ class Scene:
         self.lookups = TierLookups(children, clock=self.clock, timeout_s=1.0)
 
     def ask(self, name="r", *, num_local_tokens=0, last=b"3", without=()):
-        hits = self.lookups.ask(
+        hits = self.lookups.find(
             Request(request_id=name, prompt_token_ids=(1,)),
             block_hashes=[b"1", b"2", last],
             num_local_tokens=num_local_tokens,

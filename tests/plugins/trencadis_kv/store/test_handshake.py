@@ -8,7 +8,7 @@ import attrs
 import pytest
 
 from trencadis.errors import TransferError
-from trencadis_kv.wire.handshake import Identity, greet, welcome
+from trencadis_kv.wire.handshake import Identity, accept, greet
 from trencadis_kv.wire.stream import MAJOR, FrameStream, Hello, Message, Refuse, Welcome
 
 PRODUCER = Identity(engine="p", compat=b"c" * 16, block_bytes=64, secret="between us")
@@ -23,7 +23,7 @@ def meet(producer: Identity, consumer: Identity, *, wants: str = "p") -> tuple[s
 
     def produce() -> None:
         try:
-            welcome(FrameStream(one, timeout_s=5), producer)
+            accept(FrameStream(one, timeout_s=5), producer)
         except TransferError as error:
             causes[0] = error.cause
             one.shutdown(socket.SHUT_RDWR)
@@ -67,7 +67,7 @@ def test_engine_that_knows_another_secret_is_noticed_on_both_sides() -> None:
 def test_nonces_of_other_lengths_are_refused(nonce: bytes) -> None:
     """What is authenticated is several fields one after the other: their lengths are fixed."""
     hello = Hello(major=MAJOR, minor=0, compat=b"c" * 16, block_bytes=64, wants="p", nonce=nonce)
-    for side, message in ((welcome, hello), (partial(greet, wants="p"), Welcome(engine="p", nonce=nonce, proof=b""))):
+    for side, message in ((accept, hello), (partial(greet, wants="p"), Welcome(engine="p", nonce=nonce, proof=b""))):
         one, other = socket.socketpair()
         with one, other:
             FrameStream(one, timeout_s=5).send(message)
@@ -80,7 +80,7 @@ def test_only_who_has_proved_to_know_the_secret_may_send_long_messages() -> None
     one, other = socket.socketpair()
     with one, other:
         sides = FrameStream(one, timeout_s=5), FrameStream(other, timeout_s=5)
-        thread = threading.Thread(target=welcome, args=(sides[0], PRODUCER), daemon=True)
+        thread = threading.Thread(target=accept, args=(sides[0], PRODUCER), daemon=True)
         thread.start()
         greet(sides[1], CONSUMER, wants="p")
         thread.join(60)
@@ -105,7 +105,7 @@ def test_consumer_without_the_secret_is_not_let_in_by_a_guess() -> None:
         thread = threading.Thread(target=ask, daemon=True)
         thread.start()
         with pytest.raises(TransferError, match="does not know the secret"):
-            welcome(FrameStream(one, timeout_s=5), PRODUCER)
+            accept(FrameStream(one, timeout_s=5), PRODUCER)
         thread.join(60)
         assert isinstance(stream.receive(), Refuse)
 
@@ -117,7 +117,7 @@ def test_another_major_version_is_refused_with_both_numbers() -> None:
             Hello(major=MAJOR + 1, minor=0, compat=b"", block_bytes=0, wants="p", nonce=NONCE)
         )
         with pytest.raises(TransferError) as caught:
-            welcome(FrameStream(other, timeout_s=5), PRODUCER)
+            accept(FrameStream(other, timeout_s=5), PRODUCER)
         assert caught.value.cause == "incompatible"
         answer = FrameStream(one, timeout_s=5).receive()
         assert isinstance(answer, Refuse)
