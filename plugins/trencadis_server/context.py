@@ -44,7 +44,7 @@ class Admission(Protocol):
             caller: Name of the API key.
 
         Raises:
-            TooBusyError: A cap is reached; answered 429 with Retry-After.
+            TooBusyError: A limit is reached; answered 429 with Retry-After.
         """
 
 
@@ -68,7 +68,7 @@ class ServerContext:
         engines: Source of the current engine.
         config: Table ``[server]``.
         model_names: Names that clients may ask for, the first is the one in answers; at least one.
-        admission: Says who may come in.
+        admission: Admission control.
         clock: Of the server.
 
     Attributes:
@@ -77,9 +77,9 @@ class ServerContext:
         admission: As given.
         clock: As given.
         created: When the server began, seconds since 1970.
-        encoder: Runs the tokenizer beside the event loop.
-        parser: Parses bodies beside the event loop.
-        writer: Writes long answers beside the event loop.
+        encoder: Runs the tokenizer off the event loop.
+        parser: Parses bodies off the event loop.
+        writer: Writes long answers off the event loop.
     """
 
     def __init__(

@@ -22,7 +22,7 @@ class LayerGate:
         budget_s: For all layers together, real time.
 
     Attributes:
-        is_whole: Everything that was waited for came so far.
+        is_whole: All layers waited for so far have come.
     """
 
     def __init__(self, connector: KVWorkerSide, *, budget_s: float) -> None:

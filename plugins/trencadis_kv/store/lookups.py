@@ -25,7 +25,7 @@ _MAX_KEYS = 512
 """Of one call."""
 _MAX_REQUESTS = 8192
 _KEPT = 4
-"""An answer is kept for so many time-outs, for a request that is asked about again because there was no room."""
+"""An answer is kept for so many time-outs, for a request that is looked up again because the engine had no room."""
 
 
 class LookupTask:
@@ -124,7 +124,7 @@ class Lookups:
         """Return how many leading blocks the store has; None while it is unknown.
 
         Args:
-            request_id: Who asks.
+            request_id: Of the request.
             hashes: Of its full blocks; at least ``first + 1``.
             first: Blocks that the engine has itself.
 

@@ -1,14 +1,14 @@
 """Throttling of loads: while the engine computes, loading threads rest between calls as long as their deadline allows.
 
-A load and a step share processors, caches and the way to memory. A load is short, so it falls on few steps, whose tokens come late;
-spread over many steps the same work is felt by none::
+A load and a step share processors, caches and the way to memory. A load is short, so it delays the tokens of few steps;
+spread over many steps the same work is not noticed::
 
     no step lately      ▸ no rest
     else                  work ▪▪ rest ······ work ▪▪ rest ······ │ no rest beyond what the load may take
 
-Work is a thread's processor time: a thread that waits for a network disturbs no other. Short rests are put together to longer ones. All loads
-together have one share of the time. Those that wait for a thread shorten the rests of those that run. Where steps are computed on a
-device, nobody rests.
+Work is a thread's processor time: a thread that waits for a network disturbs no other. Short rests are merged to longer ones. All loads
+have one common share of the time. Loads that wait for a thread shorten the rests of running ones. If steps are computed on a device, no
+load rests.
 """
 
 from __future__ import annotations

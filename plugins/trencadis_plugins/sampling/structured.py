@@ -1,9 +1,9 @@
 """Structured output: masks tokens that a grammar forbids. Masks are computed while the model runs.
 
     commit ─▶ thread: the token, as soon as the device has it ─▶ a step in the grammar ─▶ the mask of the next position
-    apply  ◀─ that mask; after drafts, and where tokens were taken back, those that the histories ask for
+    apply  ◀─ that mask; after drafts, and after rejected tokens, masks are computed from the histories
 
-Shapes: L logits rows of a call, R of them that ask, V vocabulary, W words of a mask.
+Shapes: L logits rows of a call, R of them with structured output, V vocabulary, W words of a mask.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class _Row:
     """State of a sequence with structured output.
 
     Attributes:
-        state: Its place in the grammar; while ``ahead`` runs, that thread's.
+        state: In the grammar; used by the thread of ``ahead`` while that runs.
         num_prompt_tokens: Its output begins after them.
-        ahead: The last mask that was computed ahead, or is.
-        position: Where that mask belongs for certain; -1: that depends on which drafts stood.
+        ahead: The last mask computed in advance.
+        position: Of that mask; -1: depends on which drafts are accepted.
         outputs: Of the logits rows in the last call, if they were looked at.
     """
 

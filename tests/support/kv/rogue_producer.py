@@ -24,7 +24,7 @@ class RogueProducer:
     Args:
         identity: What it says of itself.
         layout: Of the blocks that it sends.
-        on_request: Answers an prefill; the connection is closed behind it.
+        on_request: Answers a prefill request; the connection is closed afterwards.
     """
 
     def __init__(

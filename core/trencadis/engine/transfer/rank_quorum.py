@@ -36,8 +36,7 @@ class _Transfer:
 class RankQuorum:
     """Merges the reports of the ranks of one engine; independent of blocks and sequences. Engine thread.
 
-    What a rank says for the second time, what comes from a rank that is not in the set, and what is said of a transfer id that is not
-    awaited change nothing, and are counted.
+    Repeated entries, and those of unknown ranks or of transfer ids that are not awaited, are ignored and counted.
 
     Args:
         num_ranks: The set is 0 .. num_ranks - 1.

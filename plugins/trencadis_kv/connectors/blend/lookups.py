@@ -1,7 +1,7 @@
 """Incremental look-ups of chunks: each call of the scheduler side scans a part of a prompt, within a time budget.
 
-asks for blending ─▶ chunks wanted ─▶ chunks found ─▶ answered; pending until then
-does not ask      ─▶ answered at once; the rest of its chunks is noted with the next steps, ahead of what they compute
+opted in to blending ─▶ chunks registered ─▶ chunks found ─▶ answered; pending until then
+not opted in         ─▶ answered at once; its other chunks are registered with the next steps, before these compute them
 """
 
 from __future__ import annotations

@@ -41,20 +41,20 @@ class DelegatedPrefill:
     """One prefill delegated to one engine; :meth:`run` on a thread of its own, the rest from any.
 
     Args:
-        engine: Which.
+        engine: That computes the prompt.
         request: Whose prompt.
-        node: This engine; its identity is known.
+        node: This engine, after its start.
         timeout_s: The longest wait for the response.
         sampling: Packed sampling fingerprint; empty: no first token is requested.
-        push: Takes blocks that are sent along; None: none are wanted.
+        push: Receives pushed blocks; None: no push is requested.
         num_skipped: Leading blocks of the prompt that are here already.
 
     Attributes:
         engine: As given.
-        prefix: Where the blocks are, once they are offered.
+        prefix: Where the blocks are held, after the response.
         first: The token after the prompt, if that came with the response.
         error: Why there is no response.
-        is_done: There is an response, or an error, or it was withdrawn.
+        is_done: There is a response or an error, or it was withdrawn.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class DelegatedPrefill:
         except TransferError as raised:
             error = raised
         except Exception as raised:
-            logger.warning("An prefill failed unexpectedly.", exc_info=raised)
+            logger.warning("A prefill failed unexpectedly.", exc_info=raised)
             error = TransferError(f"{type(raised).__name__}: {raised}", cause=TransferCause.RAISED)
         finally:
             if self._push is not None:
@@ -215,8 +215,8 @@ class Delegation:
     """Decides where prompts are computed, and tracks delegated prefills. Engine thread.
 
     Args:
-        node: What both sides share.
-        policy: Chooses.
+        node: State shared by both sides.
+        policy: Chooses the engine.
     """
 
     def __init__(self, node: Node, policy: KVPolicy) -> None:

@@ -70,7 +70,7 @@ class _NoThrottle:
 
 
 NO_THROTTLE: Final[Throttle] = _NoThrottle()
-"""Never gives way."""
+"""No rests."""
 
 
 class PeerConnection:
@@ -131,7 +131,7 @@ class PeerConnection:
             timeout_s: For all of them.
             receive_buffer: Where the producer may write them to, if it has that way, too.
             by_layer: Where their layers go, if the producer can send them one after the other; ``take`` is not called then.
-            throttle: Says when to rest between two calls of ``take``.
+            throttle: Rests between two calls of ``take``.
 
         Raises:
             TransferError: Not all came; those taken are right. ``lost``: they are not held any more, or only some; ``corrupt``; also
@@ -349,7 +349,7 @@ class _Pieces:
     Args:
         stream: To the producer.
         num_pieces: All of them are the producer's at first.
-        throttle: Says when to give way and to rest.
+        throttle: Of the pull.
     """
 
     def __init__(self, stream: FrameStream, num_pieces: int, throttle: Throttle) -> None:

@@ -65,11 +65,11 @@ class RemotePrefills:
 
     Args:
         max_remote_prefills: Most at once.
-        release: Gives up a hold by its name, when the other engine does not want it any more.
+        release: Releases a hold by its name, after a withdrawal.
 
     Attributes:
         accepts: False: further requests are refused.
-        num_backlog_tokens: Tokens that wait in the engine, as it reported last.
+        num_backlog_tokens: Queued tokens of the engine, by its last report.
         wake: Wakes the engine.
         unpack: Decodes a sampling fingerprint to parameters; None: this engine samples otherwise.
     """

@@ -33,7 +33,7 @@ REQUEST = Request(
 
 
 class Sent:
-    """An prefill on its thread."""
+    """A delegated prefill on its thread."""
 
     def __init__(self, producer: Producer, *, timeout_s: float = 5.0, port: int = 0) -> None:
         engine = PrefillEngine(f"127.0.0.1:{port or producer.node.server.port}")
