@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
+from collections.abc import Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -50,6 +52,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     mark_repeats(functions)
     if config.getoption("markexpr") == "not slow":
         try_fewer_examples(functions)
+
+
+@pytest.fixture(autouse=True)
+def level_of_logs() -> Iterator[None]:
+    """Give the loggers of Trencadís their level back, which commands set for their process."""
+    logger = logging.getLogger("trencadis")
+    level = logger.level
+    yield
+    logger.setLevel(level)
 
 
 def pytest_collection_finish() -> None:

@@ -103,7 +103,7 @@ def test_many_calls_find_and_want_what_one_call_would(library, parts, piece, bud
         lookups = Lookups(library)
         scan, _ = lookups.scan_to_the_end(prompt)
         learner = Lookups(library)
-        learner.learn(request(prompt), hashes(prompt))
+        learner.register(request(prompt), hashes(prompt))
         for _ in range(1000):
             learner.advance()
     part = scan.found.part()
