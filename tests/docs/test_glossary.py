@@ -75,6 +75,7 @@ def words_of(name: str) -> str:
     return re.sub(r"_|(?<=[a-z0-9])(?=[A-Z])", " ", name).lower()
 
 
+@pytest.mark.slow
 def test_public_names_use_the_words_of_the_glossary() -> None:
     places: dict[str, Path] = {}
     for path in SOURCES:

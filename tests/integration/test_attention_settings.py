@@ -48,6 +48,7 @@ def expected() -> list[list[int]]:
     return texts
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("attention", ["sdpa", pytest.param("native", marks=needs_compiler)])
 @pytest.mark.parametrize(
     "speculation", [{}, {"speculation": {"name": "ngram"}}, {"speculation": {"name": "suffix"}}], ids=str
@@ -56,6 +57,7 @@ def test_greedy_text_equals_transformers(expected, attention, speculation):
     assert generate(backend={"torch": {"attention": attention}}, **speculation)[1] == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", ["sdpa", pytest.param("native", marks=needs_compiler)])
 @pytest.mark.parametrize("kv_dtype", ["float16", "bfloat16", "int8"])
 def test_narrow_cache_begins_texts_alike(expected, attention, kv_dtype):

@@ -31,6 +31,7 @@ def generate(tmp_path, options, **tables) -> tuple[list[list[int]], str]:
         return [list(output.outputs[0].token_ids) for output in outputs], llm._frontend.engine.engine.metrics()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tables", [{}, {"speculation": {"name": "ngram"}}], ids=str)
 def test_texts_are_those_without_graphs_and_decodes_are_replayed(tmp_path, tables):
     expected, _ = generate(tmp_path, {}, **tables)

@@ -51,6 +51,7 @@ def test_greedy_text_of_real_prompts_equals_transformers(llm: LLM) -> None:
     check(llm, PROMPTS)
 
 
+@pytest.mark.slow
 def test_greedy_text_of_benchmark_questions_equals_transformers(llm: LLM) -> None:
     if not QUESTIONS.exists():
         pytest.skip(f"{QUESTIONS} is not there: the shared data folder is not part of the repository")

@@ -123,6 +123,7 @@ def facts(outputs: list[RequestOutput]) -> Any:
     return plain, [entry.logprob for entry in asked], [entry.top_token_ids for entry in asked]
 
 
+@pytest.mark.slow
 def test_the_same_requests_give_the_same_tokens_through_every_door() -> None:
     with LLM("demo", engine={"warmup": False}) as llm:
         plain, logprobs, top = facts(llm.generate(PROMPTS, PARAMS))
@@ -172,6 +173,7 @@ def test_streams_metrics_and_embeddings_come_from_the_other_process(run_shared: 
     run_shared(use)
 
 
+@pytest.mark.slow
 def test_a_reader_that_leaves_ends_its_request_there(run_shared: Callable[..., Any]) -> None:
     async def use(llm: AsyncLLM) -> None:
         outputs: Any = llm.generate((5, 6), LONG, request_id="left")
@@ -188,6 +190,7 @@ def test_a_reader_that_leaves_ends_its_request_there(run_shared: Callable[..., A
     run_shared(use)
 
 
+@pytest.mark.slow
 def test_closing_gives_readers_what_there_is() -> None:
     async def main() -> RequestOutput:
         llm = AsyncLLM("demo", **tables())
@@ -215,6 +218,7 @@ def test_closing_gives_readers_what_there_is() -> None:
     assert tokens == tuple(fake_text((5, 6), len(tokens), vocab_size=4096, eos=-1))
 
 
+@pytest.mark.slow
 def test_admission_refuses_one_and_the_others_go_on() -> None:
     async def use(llm: AsyncLLM) -> list[Any]:
         waiting = [last_of(llm, (5, number), SamplingParams(max_tokens=5), streams=False) for number in range(20)]
@@ -309,6 +313,7 @@ def test_offline_the_death_of_the_engine_is_raised() -> None:
     llm.close()
 
 
+@pytest.mark.slow
 def test_an_engine_that_hangs_is_killed() -> None:
     async def use(llm: AsyncLLM) -> None:
         pid = child_of(llm)
@@ -399,6 +404,7 @@ def test_beams_and_totals_come_through_the_door_of_another_process(
     assert offline.totals()["num_emitted_tokens"] - before == 7
 
 
+@pytest.mark.slow
 def test_a_refusal_by_another_process_ends_a_search_of_this_one(offline: LLM) -> None:
     with pytest.raises(InvalidRequestError, match=r"prompts\[1\]: .*vocabulary"):
         offline.beam_search([(5,), (4096,)], BeamSearchParams(max_tokens=2))

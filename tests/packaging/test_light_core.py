@@ -31,6 +31,7 @@ def test_contracts_engine_and_plugins_command_load_no_torch() -> None:
     assert not set(_run(code).split()) & {"torch", "transformers"}
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], []])
 def test_commands_are_listed_without_importing_the_module_of_any(arguments: list[str]) -> None:
     code = (

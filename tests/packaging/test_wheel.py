@@ -22,6 +22,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     return zipfile.ZipFile(path)
 
 
+@pytest.mark.slow
 def test_wheel_holds_all_packages_typed(wheel: zipfile.ZipFile) -> None:
     names = set(wheel.namelist())
     for package in (

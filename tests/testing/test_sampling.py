@@ -234,6 +234,7 @@ def test_a_planted_fault_is_noticed(mutant, test):
         getattr(_Suite(mutant), f"test_{test}")()
 
 
+@pytest.mark.slow
 def test_every_test_of_the_suite_is_passed_by_the_faultless_sampler():
     suite = _Suite(StandardSampler)
     for test in sorted(set(_TESTS_THAT_NOTICE.values())):

@@ -137,6 +137,7 @@ def test_bad_input_is_refused_with_what_is_possible(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_model_whose_maker_is_not_prepared_says_which(cache: Path) -> None:
     with pytest.raises(ModelError, match="the environment gguf that makes gguf files: not prepared"):
         files_of(TINY, "gguf", "int8", cache)

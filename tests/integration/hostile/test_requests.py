@@ -138,6 +138,7 @@ def test_numbers_without_end_and_half_surrogates_are_written_as_they_are() -> No
     assert dump(value).startswith(b'{"a":[1e999,"\\ud800"],"b":')
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("header", "num_faults"), [("Retry-After: 5\r\n", 0), ("", 1)])
 def test_a_raw_503_is_excused_while_an_engine_is_absent_if_it_says_when_to_try_again(
     header: str, num_faults: int

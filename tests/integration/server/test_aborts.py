@@ -132,6 +132,7 @@ def _streamed(body: bytes, n: int) -> list[list[int]]:
     return tokens
 
 
+@pytest.mark.slow
 def test_clients_may_leave_at_every_moment(server: LiveServer) -> None:
     run_state_machine_as_test(
         make_machine(server),

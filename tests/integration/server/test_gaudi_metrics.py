@@ -36,6 +36,9 @@ names = ["prometheus"]
 """
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
     """Samples before the first request, and after some."""

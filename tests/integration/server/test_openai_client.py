@@ -340,6 +340,7 @@ def test_a_stream_that_is_left_frees_its_blocks(client: openai.OpenAI, llm: Asyn
     assert until_idle(client, llm) == 0
 
 
+@pytest.mark.slow
 def test_sixty_four_streams_at_once_say_what_each_says_alone(server: Running, client: openai.OpenAI) -> None:
     prompts = [f"Chapter {i}. {PROMPT}" for i in range(64)]
     request: Any = {"model": "demo", "max_tokens": 12, "temperature": 0}

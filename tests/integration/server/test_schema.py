@@ -88,6 +88,7 @@ def test_the_values_tried_do_not_depend_on_imported_modules(tmp_path: Path, monk
     assert tried() == before
 
 
+@pytest.mark.slow
 def test_every_operation_of_the_document_is_tried(api: schemathesis.BaseSchema) -> None:
     operations = [found.ok() for found in api.get_all_operations()]
     assert {(one.method.upper(), one.path) for one in operations} == set(OPERATIONS)
@@ -216,7 +217,7 @@ def apart(body: dict[str, Any]) -> None:
         body.pop("top_logprobs", None)
 
 
-@pytest.mark.representatives(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("path", COMPLETIONS)
 def test_most_of_what_the_document_allows_succeeds_once_the_fields_go_together(
     api: schemathesis.BaseSchema, path: str
