@@ -64,7 +64,7 @@ def check(output: RequestOutput, expected: list[tuple[tuple[int, ...], float]]) 
 CASES = list(itertools.product((2, 4), (0.0, 1.0, 2.0), (False, True, "never")))
 
 
-@pytest.mark.representatives(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("stops", [(), ("\n", ",")], ids=["to the end", "ending at every line and comma"])
 def test_texts_and_scores_are_those_of_transformers(llm: LLM, reference: Any, stops: tuple[str, ...]) -> None:
     ends = [llm.tokenizer.encode(stop)[0] for stop in stops]

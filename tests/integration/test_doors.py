@@ -20,6 +20,8 @@ from trencadis.errors import BackendError, EngineEndedError, InvalidRequestError
 from trencadis.records import FinishReason
 from trencadis_testing.fakes import fake_embedding, fake_text
 
+pytestmark = pytest.mark.slow
+
 KIT = "trencadis_testing."
 LONG = SamplingParams(max_tokens=15_000)
 OPTIONS = {"vocab_size": 4096, "eos": -1, "max_model_len": 20_000, "strict": False}
@@ -123,7 +125,6 @@ def facts(outputs: list[RequestOutput]) -> Any:
     return plain, [entry.logprob for entry in asked], [entry.top_token_ids for entry in asked]
 
 
-@pytest.mark.slow
 def test_the_same_requests_give_the_same_tokens_through_every_door() -> None:
     with LLM("demo", engine={"warmup": False}) as llm:
         plain, logprobs, top = facts(llm.generate(PROMPTS, PARAMS))
@@ -173,7 +174,6 @@ def test_streams_metrics_and_embeddings_come_from_the_other_process(run_shared: 
     run_shared(use)
 
 
-@pytest.mark.slow
 def test_a_reader_that_leaves_ends_its_request_there(run_shared: Callable[..., Any]) -> None:
     async def use(llm: AsyncLLM) -> None:
         outputs: Any = llm.generate((5, 6), LONG, request_id="left")
@@ -190,7 +190,6 @@ def test_a_reader_that_leaves_ends_its_request_there(run_shared: Callable[..., A
     run_shared(use)
 
 
-@pytest.mark.slow
 def test_closing_gives_readers_what_there_is() -> None:
     async def main() -> RequestOutput:
         llm = AsyncLLM("demo", **tables())
@@ -218,7 +217,6 @@ def test_closing_gives_readers_what_there_is() -> None:
     assert tokens == tuple(fake_text((5, 6), len(tokens), vocab_size=4096, eos=-1))
 
 
-@pytest.mark.slow
 def test_admission_refuses_one_and_the_others_go_on() -> None:
     async def use(llm: AsyncLLM) -> list[Any]:
         waiting = [last_of(llm, (5, number), SamplingParams(max_tokens=5), streams=False) for number in range(20)]
@@ -234,7 +232,6 @@ def test_admission_refuses_one_and_the_others_go_on() -> None:
     assert all(one.outputs[0].finish_reason is FinishReason.LENGTH for one in good)
 
 
-@pytest.mark.slow
 def test_offline_a_refusal_from_there_ends_its_prompt_or_is_raised_and_names_it() -> None:
     with LLM("demo", **tables(scheduling={"name": "support.core.remote_parts:AtMostTwo", "fallback": ""})) as llm:
         with pytest.raises(RequestRefusedError, match=r"prompts\[\d+\]: .*two wait already"):
@@ -269,7 +266,6 @@ async def ended(llm: AsyncLLM) -> str:
     return llm.failure
 
 
-@pytest.mark.slow
 def test_a_killed_engine_is_noticed_also_when_nothing_runs() -> None:
     async def use(llm: AsyncLLM) -> None:
         os.kill(child_of(llm), signal.SIGKILL)
@@ -299,7 +295,6 @@ def test_when_the_engine_dies_every_request_is_told_why(number: int, words: str)
     run(use)
 
 
-@pytest.mark.slow
 def test_offline_the_death_of_the_engine_is_raised() -> None:
     llm = LLM("demo", **tables())
     stream = llm.stream((5, 6), LONG)
@@ -313,7 +308,6 @@ def test_offline_the_death_of_the_engine_is_raised() -> None:
     llm.close()
 
 
-@pytest.mark.slow
 def test_an_engine_that_hangs_is_killed() -> None:
     async def use(llm: AsyncLLM) -> None:
         pid = child_of(llm)
@@ -331,7 +325,6 @@ def test_an_engine_that_hangs_is_killed() -> None:
     )
 
 
-@pytest.mark.slow
 def test_an_engine_that_is_stopped_while_it_rests_does_not_answer_and_goes_on_if_it_is_let_go_in_time() -> None:
     async def use(llm: AsyncLLM) -> None:
         os.kill(child_of(llm), signal.SIGSTOP)
@@ -344,7 +337,6 @@ def test_an_engine_that_is_stopped_while_it_rests_does_not_answer_and_goes_on_if
     run(use)
 
 
-@pytest.mark.slow
 def test_an_engine_that_is_stopped_while_it_rests_is_killed_without_any_request() -> None:
     async def use(llm: AsyncLLM) -> None:
         os.kill(child_of(llm), signal.SIGSTOP)
@@ -354,7 +346,6 @@ def test_an_engine_that_is_stopped_while_it_rests_is_killed_without_any_request(
     run(use, engine={"watchdog_s": 1.0})
 
 
-@pytest.mark.slow
 def test_offline_an_engine_that_hangs_is_killed_too() -> None:
     with LLM("demo", **tables(engine={"watchdog_s": 1.0})) as llm:
         stream = llm.stream((5, 6), LONG)
@@ -373,7 +364,6 @@ def test_an_interrupt_of_the_terminal_is_the_parents_to_handle(run_shared: Calla
     run_shared(use)
 
 
-@pytest.mark.slow
 def test_an_engine_that_fails_says_so_before_it_ends() -> None:
     async def use(llm: AsyncLLM) -> None:
         with pytest.raises(EngineEndedError, match="the engine failed: a broken invariant of a test"):
@@ -404,7 +394,6 @@ def test_beams_and_totals_come_through_the_door_of_another_process(
     assert offline.totals()["num_emitted_tokens"] - before == 7
 
 
-@pytest.mark.slow
 def test_a_refusal_by_another_process_ends_a_search_of_this_one(offline: LLM) -> None:
     with pytest.raises(InvalidRequestError, match=r"prompts\[1\]: .*vocabulary"):
         offline.beam_search([(5,), (4096,)], BeamSearchParams(max_tokens=2))

@@ -139,7 +139,7 @@ def reference() -> list[list[int]]:
     return texts
 
 
-@pytest.mark.representatives(4)
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize(
     "case",
     [

@@ -45,7 +45,7 @@ def started() -> Started:
     return Started(frozenset(last["modules"]), result.stderr)
 
 
-@pytest.mark.representatives(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("names", [SERVERS, NOT_CHOSEN, NOT_FOR_TEXT], ids=["servers", "not chosen", "not for text"])
 def test_generating_imports_nothing_that_it_does_not_need(started: Started, names: tuple[str, ...]) -> None:
     assert {"torch", "transformers"} <= started.modules

@@ -78,7 +78,7 @@ def loaded(path, layout="ragged", **options):
     return backend
 
 
-@pytest.mark.representatives(6)
+@pytest.mark.representatives(3)
 @pytest.mark.parametrize("layout", ["ragged", "padded"])
 @pytest.mark.parametrize("kind", tiny_models.ARCHITECTURES)
 def test_greedy_tokens_are_those_of_transformers(model_path, kind, layout):

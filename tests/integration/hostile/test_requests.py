@@ -21,7 +21,10 @@ from raw_http import MUST_ANSWER, RAW_CASES, run_raw
 
 from trencadis_server.app import make_app
 
-pytestmark = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the engine in Linux's /proc")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the engine in Linux's /proc"),
+]
 
 SEED = 22
 NUM_CASES = 200
@@ -61,7 +64,6 @@ def assert_unharmed(server: Server, engine: int | None) -> None:
     assert held_s < MOST_HELD_S
 
 
-@pytest.mark.slow
 def test_bad_requests_are_refused_and_harm_nobody(server: Server, bad: BadRequests) -> None:
     attack = Attack(bad, server.port, server.admin_port, at_once=4, raw_share=0.0)
     undisturbed, engine = asyncio.run(texts(server)), server.engine_pid()
@@ -110,7 +112,6 @@ def document() -> Any:
     return make_app(make_context(OneEngine(None))).openapi()
 
 
-@pytest.mark.slow
 def test_a_case_depends_on_seed_and_index_alone() -> None:
     found = document()
     one, other = BadRequests(5, found), BadRequests(5, found)
@@ -118,7 +119,6 @@ def test_a_case_depends_on_seed_and_index_alone() -> None:
     assert one.case(7) != BadRequests(6, found).case(7)
 
 
-@pytest.mark.slow
 def test_the_series_tries_every_kind_and_every_field_of_the_document() -> None:
     found = document()
     series = BadRequests(1, found, kinds=("wrong_type", "edge", "combination"))
@@ -138,7 +138,6 @@ def test_numbers_without_end_and_half_surrogates_are_written_as_they_are() -> No
     assert dump(value).startswith(b'{"a":[1e999,"\\ud800"],"b":')
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("header", "num_faults"), [("Retry-After: 5\r\n", 0), ("", 1)])
 def test_a_raw_503_is_excused_while_an_engine_is_absent_if_it_says_when_to_try_again(
     header: str, num_faults: int
@@ -169,7 +168,6 @@ def test_a_raw_503_is_excused_while_an_engine_is_absent_if_it_says_when_to_try_a
     assert len(attack.faults()) == 1
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("own_mib", "kv_mib", "last_s", "missed"),
     [

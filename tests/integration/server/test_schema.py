@@ -114,7 +114,7 @@ TRIED = settings(
 )
 
 
-@pytest.mark.representatives(4)
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize(("mode", "method", "path"), TRIALS)
 def test_no_request_that_the_document_allows_or_forbids_breaks_the_server(
     api: schemathesis.BaseSchema, mode: schemathesis.GenerationMode, method: str, path: str
