@@ -319,7 +319,7 @@ class GaudiBackend(Backend):
     def submit(self, batch: Batch) -> PendingStep:
         """Launch a batch; in eager mode of the emulated device it has run when this returns."""
         with self._on_device():
-            timer = GaudiTimer(self.habana, self._clock)
+            timer = GaudiTimer(self.habana)
             # In eager mode operations are compiled as they come.
             with self.watch.compilations(warns=self._config.mode != "eager") as compiled:
                 for start in batch.row_starts:

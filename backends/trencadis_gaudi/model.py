@@ -84,8 +84,6 @@ def load_model(source: ModelSource, habana: Habana, *, check: bool) -> LoadedMod
 
 
 def _moved(model: Any, source: ModelSource, habana: Habana) -> Any:
-    if habana.emulated is not None:
-        return model
     try:
         return model.to(habana.device)
     except RuntimeError as error:

@@ -1,0 +1,241 @@
+"""Tensors of the emulated device: they report the device ``hpu``, and hold a tensor of the CPU that nothing else may touch.
+
+Factories and copies to the device come in through the kernels registered here, any other operation through the tensors themselves; all
+of them reach the device's recorder. To torch.compile they are plain tensors of the device ``hpu``.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from contextvars import ContextVar
+from functools import cache, partial
+from typing import Any, Protocol
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from trencadis.errors import BackendError
+
+__all__ = ["CPU", "HPU", "HpuTensor", "OperationHandler", "current_handler", "is_hpu", "register_device", "wrap"]
+
+CPU = torch.device("cpu")
+HPU = torch.device("hpu", 0)
+
+
+class OperationHandler(Protocol):
+    """Runs the operations of one emulated device."""
+
+    def dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operation with at least one tensor of the device among its arguments."""
+        ...
+
+
+class HpuTensor(torch.Tensor):
+    """A tensor of an emulated device; made by :func:`wrap`.
+
+    Attributes:
+        on_host: The same elements, on the CPU.
+        handler: Runs its operations.
+        is_view: It shares memory with a tensor of another shape.
+    """
+
+    on_host: torch.Tensor
+    handler: OperationHandler
+    is_view: bool
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # noqa: SLF001 - documented for subclasses with __torch_dispatch__
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Hand an operation to the device of the first of its tensors."""
+        return _handler_of(args)(func, args, kwargs or {})
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        """Name the tensor within, for torch.compile."""
+        return ["on_host"], None
+
+    @staticmethod
+    def __tensor_unflatten__(inner: dict[str, Any], context: None, size: Any, stride: Any) -> torch.Tensor:
+        """Return the tensor that torch.compile traces with: one of the device, without anything within."""
+        fake = inner["on_host"]
+        shape = torch.empty_strided(size, stride, dtype=fake.dtype, device="meta")
+        return FakeTensor(fake.fake_mode, shape, HPU)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Index as PyTorch does, which wants a device guard for ``hpu`` of the Gaudi software."""
+        with _Relay(self.handler) as relay:
+            return relay.wrapped(relay.within(self)[relay.within(index)])
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        """Assign as PyTorch does; see :meth:`__getitem__`."""
+        with _Relay(self.handler) as relay:
+            relay.within(self)[relay.within(index)] = relay.within(value)
+
+    def __invert__(self) -> Any:
+        """Return ``~self``; see :meth:`__getitem__`."""
+        return self.bitwise_not()
+
+    def tolist(self) -> Any:
+        """Copy the elements to the host; PyTorch refuses this for subclasses."""
+        return self.cpu().tolist()
+
+    def __repr__(self, *, tensor_contents: object = None) -> str:
+        """Show the elements without counting as a read."""
+        return f"HpuTensor({self.on_host!r})"
+
+
+class _Relay(TorchDispatchMode):
+    """Runs what PyTorch does to the tensors within on the tensors of the device instead."""
+
+    def __init__(self, handler: OperationHandler) -> None:
+        super().__init__()
+        self._handler = handler
+        self._wrappers: dict[int, HpuTensor] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        found, kwargs = tree_map_only(torch.Tensor, self.wrapped, (args, kwargs or {}))
+        is_of_device = any(isinstance(tensor, HpuTensor) for tensor in tree_leaves((found, kwargs)))
+        return self.within(self._handler.dispatch(func, found, kwargs)) if is_of_device else func(*args, **kwargs)
+
+    def within(self, value: Any) -> Any:
+        """Return a value with tensors of the CPU for those of the device, which are remembered."""
+        return tree_map_only(HpuTensor, self._remember, value)
+
+    def wrapped(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the tensor of the device for a tensor within; any other as it is."""
+        return self._wrappers.get(id(tensor), tensor)
+
+    def _remember(self, tensor: HpuTensor) -> torch.Tensor:
+        self._wrappers[id(tensor.on_host)] = tensor
+        return tensor.on_host
+
+
+def wrap(tensor: torch.Tensor, handler: OperationHandler, *, is_view: bool = False) -> HpuTensor:
+    """Return a tensor of the device around one of the CPU."""
+    wrapped: HpuTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]  # noqa: SLF001 - as documented for subclasses
+        HpuTensor,
+        tensor.shape,
+        strides=tensor.stride(),
+        storage_offset=tensor.storage_offset(),
+        dtype=tensor.dtype,
+        device=HPU,
+    )
+    wrapped.on_host = tensor
+    wrapped.handler = handler
+    wrapped.is_view = is_view
+    return wrapped
+
+
+def _handler_of(args: Any) -> Callable[..., Any]:
+    for value in args:
+        if isinstance(value, HpuTensor):
+            return value.handler.dispatch
+        if isinstance(value, list | tuple):
+            return _handler_of(value)
+    return current_handler().dispatch
+
+
+def is_hpu(value: Any) -> bool:
+    """Return whether an argument names the device. Pure."""
+    if isinstance(value, str):
+        return value.partition(":")[0] == "hpu"
+    return isinstance(value, torch.device) and value.type == "hpu"
+
+
+# ------------------------------------------------------------------------------------------------- registration
+
+active: ContextVar[OperationHandler | None] = ContextVar("active", default=None)
+"""Of the thread: where factories put their tensors."""
+
+_latest: list[weakref.ref[OperationHandler]] = []
+
+
+def current_handler() -> OperationHandler:
+    """Return the device that is active on this thread, or the one made last.
+
+    Raises:
+        BackendError: There is none.
+    """
+    found = active.get() or (_latest[0]() if _latest else None)
+    if found is None:
+        raise BackendError("The process has no emulated device any more.")
+    return found
+
+
+def register_device(handler: OperationHandler) -> None:
+    """Make ``hpu`` a device of this process, and ``handler`` the one it stands for.
+
+    Raises:
+        BackendError: The Gaudi software is loaded, and has made ``hpu`` its own.
+    """
+    _register_once()
+    _latest[:] = [weakref.ref(handler)]
+
+
+@cache
+def _register_once() -> None:
+    if hasattr(torch, "hpu"):
+        raise BackendError(
+            "The emulated device cannot be used beside the Gaudi software, which is loaded.",
+            hint="Start the process with TORCH_DEVICE_BACKEND_AUTOLOAD=0.",
+        )
+    torch._register_device_module("hpu", _DeviceModule())  # noqa: SLF001 - how a backend outside of PyTorch registers
+    global _library  # noqa: PLW0603 - kernels are there as long as the library object is
+    _library = torch.library.Library("aten", "IMPL")
+    for func in _FACTORIES:
+        _library.impl(func, partial(_make, func), "HPU")
+    _library.impl("_copy_from", _copy_from, "HPU")
+
+
+_ATEN = torch.ops.aten
+_FACTORIES = (
+    _ATEN.arange.default,
+    _ATEN.arange.start,
+    _ATEN.arange.start_step,
+    _ATEN.empty.memory_format,
+    _ATEN.empty_strided.default,
+    _ATEN.eye.default,
+    _ATEN.full.default,
+    _ATEN.linspace.default,
+    _ATEN.ones.default,
+    _ATEN.scalar_tensor.default,
+    _ATEN.zeros.default,
+)
+"""What makes tensors out of numbers; PyTorch composes others of these."""
+
+_library: Any = None
+
+
+class _DeviceModule:
+    """``torch.hpu``: the calls that PyTorch makes itself."""
+
+    def _lazy_init(self) -> None:
+        """Do nothing."""
+
+    def current_device(self) -> int:
+        return 0
+
+    def device_count(self) -> int:
+        return 1
+
+    def is_available(self) -> bool:
+        return True
+
+
+def _make(func: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+    made: torch.Tensor = current_handler().dispatch(func, args, kwargs)
+    return made
+
+
+def _copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    """Copy to the device where PyTorch passes tensors by, as ``torch.as_tensor`` does."""
+    copied: torch.Tensor = current_handler().dispatch(_ATEN.copy_.default, (target, source, non_blocking), {})
+    return copied
