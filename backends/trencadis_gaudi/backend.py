@@ -221,6 +221,7 @@ class GaudiBackend(Backend):
             margin_bytes=self._shares.margin_bytes,
             clear=getattr(self._adapter, "clear_cache", lambda: None),
         )
+        habana.mark_step()  # or the zeros of the cache would be part of the first step's recipe
 
     # -------------------------------------------------------------------------------------------------- warm-up
 

@@ -24,8 +24,8 @@ from trencadis_gaudi.attention.fused_sdpa import FusedSDPA, emulated_fused_sdpa,
 from trencadis_gaudi.config import GaudiConfig
 from trencadis_gaudi.emulated import EmulatedDevice, emulated_habana
 from trencadis_gaudi.emulated.compiler import counting_backend
-from trencadis_gaudi.emulated.tensor import HPU
-from trencadis_gaudi.emulated.tensor import HPU
+from trencadis_gaudi.emulated.tensor import hpu
+from trencadis_gaudi.emulated.tensor import hpu
 from trencadis_gaudi.environment import set_environment
 
 __all__ = ["DISTRIBUTION", "NEEDED", "VERSIONS", "Habana", "load_habana"]
@@ -153,7 +153,7 @@ def _emulated(config: GaudiConfig, clock: Clock) -> Habana:
         core=modules.core,
         hpu=modules.hpu,
         internal=modules.internal,
-        device=HPU,
+        device=hpu(),
         is_lazy=modules.utils.internal.is_lazy(),
         kernel=emulated_fused_sdpa if config.fused_sdpa else None,
         compiler=counting_backend(device, recorder),

@@ -75,8 +75,9 @@ def load_model(source: ModelSource, habana: Habana, *, check: bool) -> LoadedMod
     if check:
         check_model(model, layers, layout="padded")
     adapter.switch(model, adapter.PAGED)
-    model = _moved(model, source, habana)
+    # On the CPU, where weights that are shared can be told by their address.
     facts = attrs.evolve(model_facts(model, layers), embedding_size=0, fingerprint=fingerprint(files))
+    model = _moved(model, source, habana)
     logger.info(
         "%s: %.1f M parameters, %s, on %s.", facts.architecture, facts.num_parameters / 1e6, facts.dtype, habana.device
     )

@@ -31,7 +31,7 @@ class HostCopies:
 
     def finish(self, position: int | None = None) -> None:
         """Let the copies up to a position arrive, or all of them."""
-        with self._lock:
+        with self._lock, torch.inference_mode():
             while self._pending and (position is None or self._pending[0][0] <= position):
                 _, target, source = self._pending.popleft()
                 target.copy_(source)

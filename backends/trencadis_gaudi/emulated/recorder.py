@@ -203,7 +203,13 @@ class Recorder:
                 return known
             if result.dtype.is_complex:
                 raise EmulatedDeviceError(f"{operation.name} yields {result.dtype}: the device has no complex numbers.")
-            return wrap(result, self, is_view=operation.may_alias and call.is_view(operation.name, result))
+            base = call.base_of(result) if operation.may_alias else None
+            if base is None:
+                return wrap(result, self)
+            is_view = base.is_view or operation.name not in {"aten.detach", "aten.alias"}
+            # PyTorch tracks the views of a tensor that was made outside of inference mode, and only they may be tracked.
+            with torch.inference_mode(base.is_inference()):
+                return wrap(result, self, is_view=is_view)
         if isinstance(result, list | tuple):
             return type(result)(self._wrapped(operation, call, item) for item in result)
         return result
@@ -253,10 +259,10 @@ class Call:
             self.wrappers[id(tensor)].is_view for tensor in _tensors(self.args[place]) if id(tensor) in self.wrappers
         )
 
-    def is_view(self, name: str, result: torch.Tensor) -> bool:
-        """Return whether a result shares memory with an argument that it is not just another name of. Pure."""
-        base = next((tensor for tensor in self.wrappers.values() if _storage(tensor.on_host) == _storage(result)), None)
-        return base is not None and (base.is_view or name not in {"aten.detach", "aten.alias"})
+    def base_of(self, result: torch.Tensor) -> HpuTensor | None:
+        """Return the argument that a result shares memory with. Pure."""
+        storage = _storage(result)
+        return next((tensor for tensor in self.wrappers.values() if _storage(tensor.on_host) == storage), None)
 
 
 def _narrow(result: Any) -> None:

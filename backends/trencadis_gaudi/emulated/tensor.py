@@ -14,16 +14,13 @@ from typing import Any, Protocol
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
 from trencadis.errors import BackendError
 
-__all__ = ["CPU", "HPU", "HpuTensor", "OperationHandler", "current_handler", "is_hpu", "register_device", "wrap"]
+__all__ = ["CPU", "HpuTensor", "OperationHandler", "current_handler", "hpu", "is_hpu", "register_device", "wrap"]
 
 CPU = torch.device("cpu")
-HPU = torch.device("hpu", 0)
 
 
 class OperationHandler(Protocol):
@@ -65,21 +62,7 @@ class HpuTensor(torch.Tensor):
         """Return the tensor that torch.compile traces with: one of the device, without anything within."""
         fake = inner["on_host"]
         shape = torch.empty_strided(size, stride, dtype=fake.dtype, device="meta")
-        return FakeTensor(fake.fake_mode, shape, HPU)
-
-    def __getitem__(self, index: Any) -> Any:
-        """Index as PyTorch does, which wants a device guard for ``hpu`` of the Gaudi software."""
-        with _Relay(self.handler) as relay:
-            return relay.wrapped(relay.within(self)[relay.within(index)])
-
-    def __setitem__(self, index: Any, value: Any) -> None:
-        """Assign as PyTorch does; see :meth:`__getitem__`."""
-        with _Relay(self.handler) as relay:
-            relay.within(self)[relay.within(index)] = relay.within(value)
-
-    def __invert__(self) -> Any:
-        """Return ``~self``; see :meth:`__getitem__`."""
-        return self.bitwise_not()
+        return FakeTensor(fake.fake_mode, shape, hpu())
 
     def tolist(self) -> Any:
         """Copy the elements to the host; PyTorch refuses this for subclasses."""
@@ -90,34 +73,6 @@ class HpuTensor(torch.Tensor):
         return f"HpuTensor({self.on_host!r})"
 
 
-class _Relay(TorchDispatchMode):
-    """Runs what PyTorch does to the tensors within on the tensors of the device instead."""
-
-    def __init__(self, handler: OperationHandler) -> None:
-        super().__init__()
-        self._handler = handler
-        self._wrappers: dict[int, HpuTensor] = {}
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        found, kwargs = tree_map_only(torch.Tensor, self.wrapped, (args, kwargs or {}))
-        is_of_device = any(isinstance(tensor, HpuTensor) for tensor in tree_leaves((found, kwargs)))
-        return self.within(self._handler.dispatch(func, found, kwargs)) if is_of_device else func(*args, **kwargs)
-
-    def within(self, value: Any) -> Any:
-        """Return a value with tensors of the CPU for those of the device, which are remembered."""
-        return tree_map_only(HpuTensor, self._remember, value)
-
-    def wrapped(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the tensor of the device for a tensor within; any other as it is."""
-        return self._wrappers.get(id(tensor), tensor)
-
-    def _remember(self, tensor: HpuTensor) -> torch.Tensor:
-        self._wrappers[id(tensor.on_host)] = tensor
-        return tensor.on_host
-
-
 def wrap(tensor: torch.Tensor, handler: OperationHandler, *, is_view: bool = False) -> HpuTensor:
     """Return a tensor of the device around one of the CPU."""
     wrapped: HpuTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]  # noqa: SLF001 - as documented for subclasses
@@ -126,7 +81,7 @@ def wrap(tensor: torch.Tensor, handler: OperationHandler, *, is_view: bool = Fal
         strides=tensor.stride(),
         storage_offset=tensor.storage_offset(),
         dtype=tensor.dtype,
-        device=HPU,
+        device=hpu(),
     )
     wrapped.on_host = tensor
     wrapped.handler = handler
@@ -155,19 +110,19 @@ def is_hpu(value: Any) -> bool:
 active: ContextVar[OperationHandler | None] = ContextVar("active", default=None)
 """Of the thread: where factories put their tensors."""
 
-_latest: list[weakref.ref[OperationHandler]] = []
+_made: list[weakref.ref[OperationHandler]] = []
 
 
 def current_handler() -> OperationHandler:
-    """Return the device that is active on this thread, or the one made last.
+    """Return the device that is active on this thread, or else the one made last."""
+    return active.get() or [found for reference in _made if (found := reference()) is not None][-1]
 
-    Raises:
-        BackendError: There is none.
-    """
-    found = active.get() or (_latest[0]() if _latest else None)
-    if found is None:
-        raise BackendError("The process has no emulated device any more.")
-    return found
+
+@cache
+def hpu() -> torch.device:
+    """Return the device, which has its name from the registration on."""
+    _register_once()
+    return torch.device("hpu", 0)
 
 
 def register_device(handler: OperationHandler) -> None:
@@ -177,7 +132,7 @@ def register_device(handler: OperationHandler) -> None:
         BackendError: The Gaudi software is loaded, and has made ``hpu`` its own.
     """
     _register_once()
-    _latest[:] = [weakref.ref(handler)]
+    _made[:] = [reference for reference in _made if reference() is not None] + [weakref.ref(handler)]
 
 
 @cache
@@ -187,12 +142,12 @@ def _register_once() -> None:
             "The emulated device cannot be used beside the Gaudi software, which is loaded.",
             hint="Start the process with TORCH_DEVICE_BACKEND_AUTOLOAD=0.",
         )
-    torch._register_device_module("hpu", _DeviceModule())  # noqa: SLF001 - how a backend outside of PyTorch registers
+    _setup_privateuseone_for_python_backend(rename="hpu", backend_module=_DeviceModule())
     global _library  # noqa: PLW0603 - kernels are there as long as the library object is
     _library = torch.library.Library("aten", "IMPL")
     for func in _FACTORIES:
-        _library.impl(func, partial(_make, func), "HPU")
-    _library.impl("_copy_from", _copy_from, "HPU")
+        _library.impl(func, partial(_make, func), "PrivateUse1")
+    _library.impl("_copy_from", _copy_from, "PrivateUse1")
 
 
 _ATEN = torch.ops.aten
@@ -214,20 +169,18 @@ _FACTORIES = (
 _library: Any = None
 
 
-class _DeviceModule:
+class _DeviceModule(_DummyBackendModule):
     """``torch.hpu``: the calls that PyTorch makes itself."""
 
     def _lazy_init(self) -> None:
         """Do nothing."""
 
-    def current_device(self) -> int:
-        return 0
+    def get_rng_state(self, device: Any = None) -> torch.Tensor:
+        """Return no state: nothing is drawn on the device."""
+        return torch.empty(0, dtype=torch.uint8)
 
-    def device_count(self) -> int:
-        return 1
-
-    def is_available(self) -> bool:
-        return True
+    def set_rng_state(self, state: torch.Tensor, device: Any = None) -> None:
+        """Do nothing."""
 
 
 def _make(func: Any, *args: Any, **kwargs: Any) -> torch.Tensor:

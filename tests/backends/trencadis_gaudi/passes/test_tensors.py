@@ -173,7 +173,7 @@ def test_one_graph_serves_every_pass_of_its_bucket(layout):
         recorder.mark()
         outputs.append(graphed(made.token_ids, made.positions, made.tensors))
 
-    with torch.inference_mode(), recorder:
+    with torch.inference_mode(), recorder.active():
         for prefill in (True, False):
             run(((), (), ()), prefill)
         device.frozen = True
