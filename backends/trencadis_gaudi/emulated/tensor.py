@@ -64,6 +64,10 @@ class HpuTensor(torch.Tensor):
         shape = torch.empty_strided(size, stride, dtype=fake.dtype, device="meta")
         return FakeTensor(fake.fake_mode, shape, hpu())
 
+    def _is_view(self) -> bool:
+        """Return False: for torch.compile, which traces no view whose base has a tensor within."""
+        return False
+
     def tolist(self) -> Any:
         """Copy the elements to the host; PyTorch refuses this for subclasses."""
         return self.cpu().tolist()
