@@ -27,6 +27,7 @@ from trencadis_gaudi.emulated.compiler import counting_backend
 from trencadis_gaudi.emulated.tensor import hpu
 from trencadis_gaudi.emulated.tensor import hpu
 from trencadis_gaudi.environment import set_environment
+from trencadis_gaudi.graphs.dynamo import DynamoCounts
 
 __all__ = ["DISTRIBUTION", "NEEDED", "VERSIONS", "Habana", "load_habana"]
 
@@ -63,6 +64,7 @@ class Habana:
         compiler: Backend of torch.compile: the vendor's name, or a function.
         emulated: The emulated device, or None.
         active: Context in which everything runs that is meant for the device.
+        dynamo: Counts of what torch.compile gave up.
     """
 
     core: Any
@@ -74,6 +76,7 @@ class Habana:
     compiler: Any
     emulated: EmulatedDevice | None = None
     active: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+    dynamo: DynamoCounts = attrs.field(factory=DynamoCounts)
 
     def mark_step(self) -> None:
         """End a run of operations; nothing outside lazy mode."""
