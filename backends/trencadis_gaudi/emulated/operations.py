@@ -26,7 +26,8 @@ _DATA_SHAPED = frozenset(
 """Operations whose result the host reads, and those whose shape depends on what is in their tensors."""
 
 _FREE = frozenset(
-    f"aten.{name}" for name in "_local_scalar_dense item detach alias lift_fresh empty empty_strided empty_like new_empty new_empty_strided".split()
+    f"aten.{name}"
+    for name in "_local_scalar_dense item detach alias lift_fresh empty empty_strided empty_like new_empty new_empty_strided".split()
 )
 """Names, memory and reads, which need no recipe."""
 

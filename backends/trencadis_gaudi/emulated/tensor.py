@@ -47,6 +47,7 @@ class HpuTensor(torch.Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl  # noqa: SLF001 - documented for subclasses with __torch_dispatch__
 
     @classmethod
+    @torch._disable_dynamo  # noqa: SLF001 - after a graph break torch.compile would trace what runs between two graphs
     def __torch_dispatch__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -187,6 +188,7 @@ class _DeviceModule(_DummyBackendModule):
         """Do nothing."""
 
 
+@torch._disable_dynamo  # noqa: SLF001
 def _make(func: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
     made: torch.Tensor = current_handler().dispatch(func, args, kwargs)
     return made

@@ -30,9 +30,7 @@ def test_keys_and_values_are_flat_with_the_padding_block_last(device):
 
 
 def test_blocks_are_views_of_the_same_memory():
-    caches = [
-        kind(LAYERS, num_blocks=5, block_size=4, device=HABANA.device) for kind in (FlatKVCache, PagedKVCache)
-    ]
+    caches = [kind(LAYERS, num_blocks=5, block_size=4, device=HABANA.device) for kind in (FlatKVCache, PagedKVCache)]
     generator = torch.Generator().manual_seed(0)
     slots = torch.tensor([9, 2, 23]).to("hpu")
     for layer in LAYERS:

@@ -16,6 +16,8 @@ from trencadis_gaudi import timer
 from trencadis_gaudi.backend import GaudiBackend
 from trencadis_gaudi.config import GaudiConfig
 from trencadis_gaudi.flat_cache import FlatKVCache
+from trencadis_gaudi.graphs import warmup
+from trencadis_gaudi.habana import load_habana
 from trencadis_gaudi.passes import decode
 from trencadis_gaudi.passes.decode import GaudiDecode
 from trencadis_plugins.sampling.chain import standard_chain
@@ -49,12 +51,13 @@ def expected(model_path):
     return tiny_models.greedy_reference(model_path("llama"), tiny_models.prompt(20), 2)
 
 
-def within_attention(monkeypatch, fault):
+def within_attention(monkeypatch, fault, of_layer=lambda query, layer_index: None):
     """Plant a fault in the attention of decodes, which is part of a graph."""
     attend = GaudiDecode.attend
 
     def faulty(self, layer_index, query, *args, **kwargs):
         fault(query)
+        of_layer(query, layer_index)
         return attend(self, layer_index, query, *args, **kwargs)
 
     monkeypatch.setattr(GaudiDecode, "attend", faulty)
@@ -141,28 +144,27 @@ def test_graph_of_torch_compile_is_checked_as_a_captured_one(run, monkeypatch):
         run(mode="compile")
 
 
-def test_breaks_and_limits_of_torch_compile(run, monkeypatch):
+def test_graph_breaks_of_torch_compile(run, monkeypatch):
     backend, _ = run(mode="compile")
     assert backend.habana.dynamo.num_graph_breaks == 0
+    torch._dynamo.reset()
     within_attention(monkeypatch, lambda query: query.sum().item())
-    backend, _ = run(mode="compile", fullgraph=False)
+    backend, _ = run(mode="compile")
     assert backend.habana.dynamo.num_graph_breaks > 0
 
 
-def test_limit_of_torch_compile(monkeypatch):
-    from trencadis_gaudi.graphs.dynamo import DynamoCounts
-
-    counts = DynamoCounts()
+def test_layers_beyond_the_limit_of_torch_compile(run, monkeypatch):
+    """A graph for each layer, as its number is part of it."""
+    torch._dynamo.reset()
+    monkeypatch.setattr(warmup, "_set_dynamo_limits", lambda *args, **kwargs: None)
     monkeypatch.setattr("torch._dynamo.config.recompile_limit", 2)
-    layers = [torch.compile(lambda x, n=number: x * n, backend="eager", dynamic=False) for number in range(4)]
-    for layer in layers:
-        layer(torch.ones(2))
-    assert counts.num_limit_hits > 0
+    within_attention(monkeypatch, lambda query: None, of_layer=lambda query, layer_index: query * layer_index)
+    backend, _ = run(mode="compile")
+    assert backend.habana.dynamo.num_limit_hits > 0
+    torch._dynamo.reset()
 
 
 def test_wide_integers_and_floats_are_narrow_in_lazy_mode_alone():
-    from trencadis_gaudi.habana import load_habana
-
     found = {}
     for mode in ("lazy", "eager"):
         habana = load_habana(GaudiConfig(device="emulated", mode=mode), clock=SystemClock())
@@ -179,11 +181,8 @@ def test_wide_integers_and_floats_are_narrow_in_lazy_mode_alone():
     assert found["lazy"].third == float(torch.tensor(1 / 3, dtype=torch.float32))
 
 
-def test_numbers_drawn_with_products_of_64_bits_are_others(run):
+def test_numbers_drawn_with_products_of_64_bits_are_others():
     """The sampler's random numbers, made as the CPU makes them, are garbage where integers are narrow."""
-    from trencadis_gaudi.habana import load_habana
-
-    high = lambda x, y: (x * y) >> 32  # noqa: E731
     words = torch.tensor([0x12345678, 0x7FFFFFFF])
     habana = load_habana(GaudiConfig(device="emulated"), clock=SystemClock())
-    assert high(words.to(habana.device), 0xD2511F53).tolist() != high(words, 0xD2511F53).tolist()
+    assert (words.to(habana.device) * 0xD2511F53 >> 32).tolist() != (words * 0xD2511F53 >> 32).tolist()

@@ -74,7 +74,9 @@ def test_kernel_and_compiler_have_the_vendors_signatures():
     kernel = API[f"{ROOT}.hpex.kernels.FusedSDPA"]["classes"]["FusedSDPA"]["forward"]
     assert own(emulated_fused_sdpa) == names(kernel)
     backend = API[f"{ROOT}.dynamo.compile_backend.backends"]["functions"]["hpu_backend"]
-    assert own(counting_backend(make()[0], make()[2])) == [pair for pair in names(backend) if not pair[0].startswith("*")]
+    assert own(counting_backend(make()[0], make()[2])) == [
+        pair for pair in names(backend) if not pair[0].startswith("*")
+    ]
 
 
 def test_nothing_public_is_offered_that_the_vendor_does_not_have():
