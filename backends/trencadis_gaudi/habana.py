@@ -25,7 +25,6 @@ from trencadis_gaudi.config import GaudiConfig
 from trencadis_gaudi.emulated import EmulatedDevice, emulated_habana
 from trencadis_gaudi.emulated.compiler import counting_backend
 from trencadis_gaudi.emulated.tensor import hpu
-from trencadis_gaudi.emulated.tensor import hpu
 from trencadis_gaudi.environment import set_environment
 from trencadis_gaudi.graphs.dynamo import DynamoCounts
 

@@ -12,8 +12,7 @@ __all__ = ["KERNELS", "STABLE_SORT_LIMIT"]
 STABLE_SORT_LIMIT = 37
 """Longest dimension that a stable sort takes on the device. Source: ``hpu_ops/backend/sort_gen.cpp``, ``shouldFallback``."""
 
-KERNELS = frozenset(
-    """
+_NAMES = """
 __ilshift__ __irshift__ __lshift__ __rshift__ _adaptive_avg_pool2d _adaptive_avg_pool3d _add_relu _add_relu_ _addmm_activation
 _aminmax _assert_async _cdist_forward _copy_from _copy_from_and_resize _ctc_loss _efficientzerotensor _fused_dropout
 _index_put_impl_ _local_scalar_dense _log_softmax _logcumsumexp _masked_scale _native_batch_norm_legit
@@ -49,5 +48,6 @@ special_entr special_erfcx special_xlog1py split split_with_sizes sqrt sqrt_ squ
 tan tan_ tanh tanh_ threshold threshold_ topk trace transpose tril tril_ tril_indices triu triu_ triu_indices trunc trunc_
 unbind uniform_ unique_dim unsqueeze unsqueeze_ upsample_bicubic2d upsample_bilinear2d upsample_linear1d upsample_nearest1d
 upsample_nearest2d upsample_nearest3d upsample_trilinear3d var var_mean vdot view where xlogy xlogy_ zero_
-""".split()
-)
+"""
+
+KERNELS = frozenset(_NAMES.split())

@@ -12,39 +12,27 @@ from trencadis_gaudi.emulated.kernels import KERNELS, STABLE_SORT_LIMIT
 
 __all__ = ["Operation", "operation_of", "stable_sort_falls_back"]
 
-_HOST_READS = frozenset({"aten._local_scalar_dense", "aten.item", "aten.equal", "aten.is_nonzero"})
-_DATA_SHAPED = frozenset(
-    {
-        "aten.nonzero",
-        "aten.masked_select",
-        "aten._unique2",
-        "aten.unique_dim",
-        "aten.unique_consecutive",
-        "aten.bincount",
-    }
-)
+
+def _names(names: str) -> frozenset[str]:
+    return frozenset(f"aten.{name}" for name in names.split())
+
+
+_HOST_READS = _names("_local_scalar_dense item equal is_nonzero")
+_DATA_SHAPED = _names("nonzero masked_select _unique2 unique_dim unique_consecutive bincount")
 """Operations whose result the host reads, and those whose shape depends on what is in their tensors."""
 
-_FREE = frozenset(
-    f"aten.{name}"
-    for name in "_local_scalar_dense item detach alias lift_fresh empty empty_strided empty_like new_empty new_empty_strided".split()
+_FREE = _names(
+    "_local_scalar_dense item detach alias lift_fresh empty empty_strided empty_like new_empty new_empty_strided"
 )
 """Names, memory and reads, which need no recipe."""
 
-_DRAWS = frozenset(
-    f"aten.{name}"
-    for name in (
-        "bernoulli bernoulli_ cauchy_ exponential_ geometric_ log_normal_ multinomial normal normal_ poisson rand rand_like "
-        "randint randint_like randn randn_like random_ randperm uniform_"
-    ).split()
+_DRAWS = _names(
+    "bernoulli bernoulli_ cauchy_ exponential_ geometric_ log_normal_ multinomial normal normal_ poisson rand rand_like randint "
+    "randint_like randn randn_like random_ randperm uniform_"
 )
-
-_EXACT = frozenset(
-    (
-        "argmax argmin argsort cat clamp clamp_ clone flip gather index index_copy index_copy_ index_put index_put_ index_select "
-        "masked_fill masked_fill_ max maximum min minimum ones_like repeat roll scatter scatter_ sort stack topk where zeros_like "
-        "zero_"
-    ).split()
+_EXACT = _names(
+    "argmax argmin argsort cat clamp clamp_ clone flip gather index index_copy index_copy_ index_put index_put_ index_select "
+    "masked_fill masked_fill_ max maximum min minimum ones_like repeat roll scatter scatter_ sort stack topk where zeros_like zero_"
 )
 """Operations that choose among values which the narrow type holds already, or small ones."""
 
@@ -92,7 +80,7 @@ def operation_of(func: Any) -> Operation:
         is_data_shaped=name in _DATA_SHAPED,
         is_free=name in _FREE,
         draws=name in _DRAWS,
-        computes=short not in _EXACT and (bool(written) or not may_alias),
+        computes=name not in _EXACT and (bool(written) or not may_alias),
         has_kernel=short == name or short in KERNELS or any(_has_kernel(func, key) for key in _ALIASES),
         may_alias=may_alias,
         written=written,

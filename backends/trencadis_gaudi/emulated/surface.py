@@ -165,7 +165,7 @@ class _Event:
 
     def elapsed_time(self, end_event: _Event) -> float:
         """Return the milliseconds between two events."""
-        return 1e3 * (end_event._at_s - self._at_s)  # noqa: SLF001 - of the same class
+        return 1e3 * (end_event._at_s - self._at_s)
 
 
 class _Hpu:

@@ -7,7 +7,6 @@ of them reach the device's recorder. To torch.compile they are plain tensors of 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
 from contextvars import ContextVar
 from functools import cache, partial
 from typing import Any, Protocol
@@ -52,7 +51,8 @@ class HpuTensor(torch.Tensor):
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Hand an operation to the device of the first of its tensors."""
-        return _handler_of(args)(func, args, kwargs or {})
+        found = _first(args)
+        return (current_handler() if found is None else found.handler).dispatch(func, args, kwargs or {})
 
     def __tensor_flatten__(self) -> tuple[list[str], None]:
         """Name the tensor within, for torch.compile."""
@@ -94,13 +94,12 @@ def wrap(tensor: torch.Tensor, handler: OperationHandler, *, is_view: bool = Fal
     return wrapped
 
 
-def _handler_of(args: Any) -> Callable[..., Any]:
+def _first(args: Any) -> HpuTensor | None:
     for value in args:
-        if isinstance(value, HpuTensor):
-            return value.handler.dispatch
-        if isinstance(value, list | tuple):
-            return _handler_of(value)
-    return current_handler().dispatch
+        found = value if isinstance(value, HpuTensor) else _first(value) if isinstance(value, list | tuple) else None
+        if found is not None:
+            return found
+    return None
 
 
 def is_hpu(value: Any) -> bool:
