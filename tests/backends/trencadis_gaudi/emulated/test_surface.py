@@ -152,6 +152,14 @@ def test_metric_counts_the_compilations_of_its_block():
         pass
 
 
+def test_metric_counts_the_fallbacks_of_its_block():
+    device, modules, _ = make()
+    device.fall_back("aten.i0")
+    with modules.hpu.metrics.metric_localcontext("cpu_fallback") as metric:
+        device.fall_back("aten.i0")
+        assert metric.stats() == [("TotalNumber", 1), ("FallbackOps", {"aten.i0": 1})]
+
+
 def test_events_and_streams_have_always_happened():
     event, stream = LAZY.hpu.Event(enable_timing=True), LAZY.hpu.current_stream()
     event.record()
