@@ -89,7 +89,7 @@ def operation_of(func: Any) -> Operation:
 
 def _has_kernel(func: Any, key: str) -> bool:
     """Whether PyTorch composes the operation of others, for any device."""
-    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)  # noqa: SLF001 - the only way to ask
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key))  # noqa: SLF001 - the only way to ask
 
 
 def stable_sort_falls_back(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -103,4 +103,4 @@ def stable_sort_falls_back(name: str, args: tuple[Any, ...], kwargs: dict[str, A
     if name != "aten.sort" or not kwargs.get("stable", False):
         return False
     tensor, dim = args[0], kwargs.get("dim", -1)
-    return dim % tensor.dim() == 0 or tensor.shape[dim] > STABLE_SORT_LIMIT
+    return bool(dim % tensor.dim() == 0 or tensor.shape[dim] > STABLE_SORT_LIMIT)

@@ -12,6 +12,7 @@ from functools import cache, partial
 from typing import Any, Protocol
 
 import torch
+from torch._compile import _disable_dynamo
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
@@ -43,11 +44,12 @@ class HpuTensor(torch.Tensor):
     handler: OperationHandler
     is_view: bool
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # noqa: SLF001 - documented for subclasses with __torch_dispatch__
+    # As documented for subclasses with __torch_dispatch__.
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # noqa: SLF001
 
     @classmethod
-    @torch._disable_dynamo  # noqa: SLF001 - after a graph break torch.compile would trace what runs between two graphs
-    def __torch_dispatch__(
+    @_disable_dynamo  # after a graph break torch.compile would trace the operations between two graphs
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Hand an operation to the device of the first of its tensors."""
@@ -73,14 +75,14 @@ class HpuTensor(torch.Tensor):
         """Copy the elements to the host; PyTorch refuses this for subclasses."""
         return self.cpu().tolist()
 
-    def __repr__(self, *, tensor_contents: object = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         """Show the elements without counting as a read."""
         return f"HpuTensor({self.on_host!r})"
 
 
 def wrap(tensor: torch.Tensor, handler: OperationHandler, *, is_view: bool = False) -> HpuTensor:
     """Return a tensor of the device around one of the CPU."""
-    wrapped: HpuTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]  # noqa: SLF001 - as documented for subclasses
+    wrapped: HpuTensor = torch.Tensor._make_wrapper_subclass(  # noqa: SLF001 - as documented for subclasses
         HpuTensor,
         tensor.shape,
         strides=tensor.stride(),
@@ -148,7 +150,7 @@ def _register_once() -> None:
         )
     _setup_privateuseone_for_python_backend(rename="hpu", backend_module=_DeviceModule())
     global _library  # noqa: PLW0603 - kernels are there as long as the library object is
-    _library = torch.library.Library("aten", "IMPL")
+    _library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     for func in _FACTORIES:
         _library.impl(func, partial(_make, func), "PrivateUse1")
     _library.impl("_copy_from", _copy_from, "PrivateUse1")
@@ -187,7 +189,7 @@ class _DeviceModule(_DummyBackendModule):
         """Do nothing."""
 
 
-@torch._disable_dynamo  # noqa: SLF001
+@_disable_dynamo
 def _make(func: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
     made: torch.Tensor = current_handler().dispatch(func, args, kwargs)
     return made
