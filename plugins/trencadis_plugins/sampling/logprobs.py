@@ -11,6 +11,7 @@ import torch
 
 from trencadis.interfaces import SampledLogprobs, SamplingContext
 from trencadis.records import MAX_LOGPROBS, RowStart
+from trencadis_plugins.sampling.arithmetic import total
 from trencadis_plugins.sampling.row_processor import select
 
 __all__ = ["LogprobReporter", "RawLogits"]
@@ -26,7 +27,7 @@ class RawLogits:
         index: Which logits rows, ascending, length A.
         num_top: How many alternatives each wants.
         logits: float32 ``[A, V]``.
-        log_totals: Logarithm of the sum of the exponentials, float64 ``[A]``.
+        log_totals: Logarithm of the sum of the exponentials, float64 ``[A]``; float32 where there is no float64.
     """
 
     index: tuple[int, ...]
@@ -115,7 +116,7 @@ class LogprobReporter:
             return None
         every = logits.to(torch.float32, copy=True)
         peaks = every.amax(-1, keepdim=True)
-        totals = (every - peaks).exp_().sum(-1, dtype=torch.float64)
+        totals = total((every - peaks).exp_())[:, 0]
         return RawLogits(
             index=tuple(index.tolist()),
             num_top=tuple(num_top[index].tolist()),
