@@ -246,7 +246,9 @@ def test_trees_of_drawn_siblings_have_the_distribution_of_the_model(parents):
     assert not chi_square_fails(found[:, 0], target[0].double().numpy())
     longer = lengths > 1
     assert longer.double().mean() > 0.5
-    going_on = torch.where(longer, found[:, 1], drawn(target[1][found[:, 0]], numbers_of(keys_of(count), POSITION + 2), Purpose.SAMPLE))
+    going_on = torch.where(
+        longer, found[:, 1], drawn(target[1][found[:, 0]], numbers_of(keys_of(count), POSITION + 2), Purpose.SAMPLE)
+    )
     pairs = cells_of(torch.stack([found[:, 0], going_on], 1), vocab_size)
     assert not chi_square_fails(pairs, distribution_of_texts(target))
 

@@ -14,7 +14,7 @@ Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Any, TypeVar
 
@@ -31,6 +31,7 @@ _MASK = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _NUM_ROUNDS = 10
+_NUM_CACHED = 12288
 _LARGEST = np.float32(1 - 2.0**-24)
 """Below 1, which is what the largest numbers would be rounded to in float32."""
 
@@ -68,15 +69,15 @@ class RowNumbers:
     ) -> None:
         self._device = device
         self._is_on_host = not has_64_bits(device)
-        # Without rounds their word of the counter is 0.
-        counters = np.stack([positions, np.zeros(len(keys), np.int64) if rounds is None else rounds], axis=1)
-        words = np.concatenate([keys, counters], axis=1)
+        words = np.empty((len(keys), 4), np.int64)
+        words[:, :2], words[:, 2], words[:, 3] = keys, positions, 0 if rounds is None else rounds
         self._words: Any = words if self._is_on_host else torch.as_tensor(words, device=device)
 
     def uniforms(self, purpose: Purpose) -> torch.Tensor:
         """Return a number of the open interval (0, 1) for each row, ``[R]``."""
-        numbers = self._uniforms(self._words, purpose, 1)[:, 0]
-        return self._sent(np.minimum(numbers.astype(np.float32), _LARGEST)) if self._is_on_host else numbers
+        if self._is_on_host:
+            return self._from_host(lambda numbers: np.minimum(numbers.astype(np.float32), _LARGEST), purpose, 1)[:, 0]
+        return _row_uniforms(self._words, purpose, 1)[:, 0]
 
     def times(self, purpose: Purpose, count: int, index: torch.Tensor | None = None) -> torch.Tensor:
         """Return exponential waiting times of mean 1, ``[R, count]``.
@@ -87,16 +88,21 @@ class RowNumbers:
             index: Of which rows, on the device; None: of all.
         """
         if self._is_on_host:
-            times = self._sent(-np.log(self._uniforms(self._words, purpose, count)))
+            times = self._from_host(lambda numbers: -np.log(numbers), purpose, count)
             return times if index is None else times[index]
-        return self._uniforms(self._words if index is None else self._words[index], purpose, count).log_().neg_()
+        return _row_uniforms(self._words if index is None else self._words[index], purpose, count).log_().neg_()
 
-    def _sent(self, numbers: np.ndarray) -> torch.Tensor:
-        return torch.as_tensor(numbers.astype(np.float32), device=self._device)
+    def _from_host(self, finish: Callable[[np.ndarray], np.ndarray], purpose: Purpose, count: int) -> torch.Tensor:
+        """Return ``finish`` of uniform numbers, float32 ``[R, count]`` on the device; a few rows at a time, as fits a cache."""
+        numbers, step = np.empty((len(self._words), count), np.float32), max(1, _NUM_CACHED // count)
+        for first in range(0, len(numbers), step):
+            words = self._words[first : first + step]
+            numbers[first : first + step] = finish(_row_uniforms(words, purpose, count))
+        return torch.as_tensor(numbers, device=self._device)
 
-    @staticmethod
-    def _uniforms(words: Words, purpose: Purpose, count: int) -> Words:
-        return uniforms(words[:, :2], words[:, 2], purpose=purpose, count=count, rounds=words[:, 3])
+
+def _row_uniforms(words: Words, purpose: Purpose, count: int) -> Words:
+    return uniforms(words[:, :2], words[:, 2], purpose=purpose, count=count, rounds=words[:, 3])
 
 
 def philox4x32(counter: Words, key: Words) -> Words:

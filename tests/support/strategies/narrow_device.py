@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -32,11 +32,11 @@ class NarrowDevice(TorchDispatchMode):
         self.wrapped: list[str] = []
         self.doubles: list[str] = []
 
-    def __enter__(self) -> NarrowDevice:
+    def __enter__(self) -> Self:
         _HERE.is_device = True
         return super().__enter__()
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         _HERE.is_device = False
         super().__exit__(*error)
 

@@ -120,7 +120,9 @@ def test_philox_on_such_a_device_draws_something_else(monkeypatch):
 def test_drafts_are_those_of_the_cpu(narrow):
     params = SamplingParams(temperature=0.8, top_p=0.9, top_k=300, min_p=0.001)
     starts, context, logits = scene(1, "plain")
-    starts = [RowStart(row=s.row, token_ids=s.token_ids, num_prompt_tokens=1, params=params, seed=s.seed) for s in starts]
+    starts = [
+        RowStart(row=s.row, token_ids=s.token_ids, num_prompt_tokens=1, params=params, seed=s.seed) for s in starts
+    ]
     expected = sampled(DraftSampler(), starts, context, logits)
     with narrow() as device:
         found = sampled(DraftSampler(), starts, context, logits)
@@ -132,10 +134,9 @@ def verified(rule, seed):
     """Tokens that a rule emits of random drafts, three for each of 16 sequences: accepted drafts, and the last token."""
     starts, context, logits = scene(seed, "top-p")
     entries = torch.arange(NUM_ROWS).view(16, 3)
-    proposal = (logits + torch.randn(logits.shape, generator=torch.Generator().manual_seed(9))).softmax(-1)[entries[:, :2]]
-    keys = np.arange(64).reshape(32, 2)
-    numbers = RowNumbers(keys=keys, positions=[7] * 32, device=torch.device("meta")).times(Purpose.DRAFT, 1)
-    assert numbers.device.type == "meta"
+    proposal = (logits + torch.randn(logits.shape, generator=torch.Generator().manual_seed(9))).softmax(-1)[
+        entries[:, :2]
+    ]
     tokens = proposal.flatten(0, 1).multinomial(1, generator=torch.Generator().manual_seed(seed)).view(16, 2)
     out = []
 
@@ -190,6 +191,12 @@ def test_draws_follow_the_distribution(narrow):
     assert sum(one != other for one, other in zip(found, expected, strict=True)) == 0
 
 
+def test_numbers_of_the_host_are_sent_to_the_device():
+    numbers = RowNumbers(keys=np.arange(8).reshape(4, 2), positions=[7] * 4, device=torch.device("meta"))
+    for found, shape in ((numbers.times(Purpose.SAMPLE, 5), (4, 5)), (numbers.uniforms(Purpose.ACCEPT), (4,))):
+        assert (found.device.type, found.dtype, tuple(found.shape)) == ("meta", torch.float32, shape)
+
+
 def test_numbers_of_the_host_are_those_of_the_cpu_rounded_to_float32():
     rng = np.random.default_rng(0)
     keys, positions = rng.integers(0, 2**32, (40, 2)), rng.integers(0, 10**6, 40)
@@ -211,14 +218,16 @@ def test_no_number_is_rounded_to_1(monkeypatch):
     assert numbers.uniforms(Purpose.ACCEPT).tolist() == [1 - 2.0**-24]
 
 
-@pytest.mark.parametrize("scale", [0.0, 1.0, 8.0])
+@pytest.mark.parametrize("scale", [0.01, 1.0, 4.0, 8.0])
 def test_sums_in_two_stages_are_within_their_error(scale, narrow):
-    """4.6e-5 at most for 128k numbers in any order, and 1e-6 here; 100 times less than in one stage where they are all alike."""
-    values = (torch.randn((2, 128_000), generator=torch.Generator().manual_seed(0)) * scale).sort(descending=True).values
+    """4.6e-5 at most for 128k numbers; in the worst order 3e-6 here, where one stage has up to 5e-4."""
+    values = (
+        (torch.randn((2, 128_000), generator=torch.Generator().manual_seed(0)) * scale).sort(descending=True).values
+    )
     peaks = values[:, :1].clone()
     exact_total, exact = total((values - peaks).exp()), mass_before(values, peaks)
     with narrow():
         sums, before = total((values - peaks).exp()), mass_before(values, peaks)
     assert sums.dtype is before.dtype is torch.float32
-    assert ((sums - exact_total).abs() / exact_total).max() < 1e-6
-    assert ((before - exact).abs() / exact_total).max() < 1e-6
+    assert ((sums - exact_total).abs() / exact_total).max() < 4e-6
+    assert ((before - exact).abs() / exact_total).max() < 4e-6
