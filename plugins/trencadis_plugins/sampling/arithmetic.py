@@ -50,9 +50,7 @@ def total(weights: torch.Tensor) -> torch.Tensor:
     """
     if has_64_bits(weights.device):
         return weights.sum(-1, keepdim=True, dtype=torch.float64)
-    return (
-        pad(weights, (0, -weights.shape[1] % _BLOCK_SIZE)).unflatten(1, (-1, _BLOCK_SIZE)).sum(-1).sum(-1, keepdim=True)
-    )
+    return _blocks(pad(weights, (0, -weights.shape[1] % _BLOCK_SIZE))).sum(-1).sum(-1, keepdim=True)
 
 
 def mass_before(values: torch.Tensor, peaks: torch.Tensor) -> torch.Tensor:
@@ -68,6 +66,10 @@ def mass_before(values: torch.Tensor, peaks: torch.Tensor) -> torch.Tensor:
         return before
     width = values.shape[1]
     shifted = pad((values[:, :-1] - peaks).exp_(), (1, -width % _BLOCK_SIZE))
-    inside = shifted.unflatten(1, (-1, _BLOCK_SIZE)).cumsum(-1)
+    inside = _blocks(shifted).cumsum(-1)
     blocks_before = pad(inside[:, :-1, -1].cumsum(-1), (1, 0))
     return (inside + blocks_before[:, :, None]).flatten(1)[:, :width]
+
+
+def _blocks(numbers: torch.Tensor) -> torch.Tensor:
+    return numbers.view(len(numbers), -1, _BLOCK_SIZE)

@@ -77,7 +77,8 @@ class RowNumbers:
         """Return a number of the open interval (0, 1) for each row, ``[R]``."""
         if self._is_on_host:
             return self._from_host(lambda numbers: np.minimum(numbers.astype(np.float32), _LARGEST), purpose, 1)[:, 0]
-        return _row_uniforms(self._words, purpose, 1)[:, 0]
+        numbers: torch.Tensor = _row_uniforms(self._words, purpose, 1)
+        return numbers[:, 0]
 
     def times(self, purpose: Purpose, count: int, index: torch.Tensor | None = None) -> torch.Tensor:
         """Return exponential waiting times of mean 1, ``[R, count]``.
@@ -90,7 +91,8 @@ class RowNumbers:
         if self._is_on_host:
             times = self._from_host(lambda numbers: -np.log(numbers), purpose, count)
             return times if index is None else times[index]
-        return _row_uniforms(self._words if index is None else self._words[index], purpose, count).log_().neg_()
+        numbers: torch.Tensor = _row_uniforms(self._words if index is None else self._words[index], purpose, count)
+        return numbers.log_().neg_()
 
     def _from_host(self, finish: Callable[[np.ndarray], np.ndarray], purpose: Purpose, count: int) -> torch.Tensor:
         """Return ``finish`` of uniform numbers, float32 ``[R, count]`` on the device; a few rows at a time, as fits a cache."""
