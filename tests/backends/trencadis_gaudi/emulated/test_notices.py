@@ -157,9 +157,9 @@ def test_layers_beyond_the_limit_of_torch_compile(run, monkeypatch):
     """A graph for each layer, as its number is part of it."""
     torch._dynamo.reset()
     monkeypatch.setattr(warmup, "_set_dynamo_limits", lambda *args, **kwargs: None)
-    monkeypatch.setattr("torch._dynamo.config.recompile_limit", 2)
     within_attention(monkeypatch, lambda query: None, of_layer=lambda query, layer_index: query * layer_index)
-    backend, _ = run(mode="compile")
+    with torch._dynamo.config.patch(recompile_limit=2):
+        backend, _ = run(mode="compile")
     assert backend.habana.dynamo.num_limit_hits > 0
     torch._dynamo.reset()
 
