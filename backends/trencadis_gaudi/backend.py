@@ -221,6 +221,7 @@ class GaudiBackend(Backend):
             margin_bytes=self._shares.margin_bytes,
             clear=getattr(self._adapter, "clear_cache", lambda: None),
         )
+        habana.mark_step()  # or the zeros of the cache would be part of the first step's recipe
 
     # -------------------------------------------------------------------------------------------------- warm-up
 
@@ -319,7 +320,7 @@ class GaudiBackend(Backend):
     def submit(self, batch: Batch) -> PendingStep:
         """Launch a batch; in eager mode of the emulated device it has run when this returns."""
         with self._on_device():
-            timer = GaudiTimer(self.habana, self._clock)
+            timer = GaudiTimer(self.habana)
             # In eager mode operations are compiled as they come.
             with self.watch.compilations(warns=self._config.mode != "eager") as compiled:
                 for start in batch.row_starts:

@@ -73,10 +73,6 @@ class FlatKVCache(PagedKVCache):
         super().__init__(layers, num_blocks=num_blocks, block_size=block_size, device=device)
 
     def _empty(self, part: int, layer: AttentionLayer, head_dim: int) -> torch.Tensor:
-        if self.device.type == "cpu":
-            paged = super()._empty(part, layer, head_dim)
-            self._flat.append(paged.flatten(0, 1))
-            return paged
         num_slots = (self.num_blocks + 1) * self.block_size
         flat = torch.zeros(num_slots, layer.num_kv_heads, head_dim, dtype=layer.dtype, device=self.device)
         self._flat.append(flat)

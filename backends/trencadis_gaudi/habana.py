@@ -24,7 +24,9 @@ from trencadis_gaudi.attention.fused_sdpa import FusedSDPA, emulated_fused_sdpa,
 from trencadis_gaudi.config import GaudiConfig
 from trencadis_gaudi.emulated import EmulatedDevice, emulated_habana
 from trencadis_gaudi.emulated.compiler import counting_backend
+from trencadis_gaudi.emulated.tensor import hpu
 from trencadis_gaudi.environment import DISTRIBUTION, release_of, set_environment, with_mode
+from trencadis_gaudi.graphs.dynamo import DynamoCounts
 
 __all__ = ["NEEDED", "VERSIONS", "Habana", "load_habana"]
 
@@ -61,7 +63,7 @@ class Habana:
         compiler: Backend of torch.compile: the vendor's name, or a function.
         emulated: The emulated device, or None.
         active: Context in which everything runs that is meant for the device.
-        outside: Context within it for what torch.compile runs.
+        dynamo: Counts of what torch.compile gave up.
     """
 
     config: GaudiConfig
@@ -74,7 +76,7 @@ class Habana:
     compiler: Any
     emulated: EmulatedDevice | None = None
     active: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
-    outside: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+    dynamo: DynamoCounts = attrs.field(factory=DynamoCounts)
 
     def mark_step(self) -> None:
         """End a run of operations; nothing outside lazy mode."""
@@ -144,8 +146,6 @@ def load_habana(
 
 
 def _emulated(config: GaudiConfig, clock: Clock) -> Habana:
-    from torch.utils._python_dispatch import _disable_current_modes
-
     device = EmulatedDevice(
         total_bytes=config.emulated_memory_bytes,
         lazy=config.mode == "lazy",
@@ -158,13 +158,12 @@ def _emulated(config: GaudiConfig, clock: Clock) -> Habana:
         core=modules.core,
         hpu=modules.hpu,
         internal=modules.internal,
-        device=torch.device("cpu"),
+        device=hpu(),
         is_lazy=modules.utils.internal.is_lazy(),
         kernel=emulated_fused_sdpa if config.fused_sdpa else None,
-        compiler=counting_backend(device),
+        compiler=counting_backend(device, recorder),
         emulated=device,
-        active=lambda: recorder,
-        outside=_disable_current_modes,
+        active=recorder.active,
     )
 
 

@@ -77,8 +77,9 @@ def load_model(source: ModelSource, habana: Habana, *, check: bool) -> LoadedMod
         check_model(model, layers, layout="padded")
     register()
     adapter.switch(model, FLAT)
-    model = _moved(model, source, habana)
+    # On the CPU, where weights that are shared can be told by their address.
     facts = attrs.evolve(model_facts(model, layers), embedding_size=0, fingerprint=fingerprint(files))
+    model = _moved(model, source, habana)
     logger.info(
         "%s: %.1f M parameters, %s, on %s.", facts.architecture, facts.num_parameters / 1e6, facts.dtype, habana.device
     )
@@ -86,8 +87,6 @@ def load_model(source: ModelSource, habana: Habana, *, check: bool) -> LoadedMod
 
 
 def _moved(model: Any, source: ModelSource, habana: Habana) -> Any:
-    if habana.emulated is not None:
-        return model
     try:
         return model.to(habana.device)
     except RuntimeError as error:

@@ -103,8 +103,7 @@ def _compiled(adapter: ForwardAdapter, config: GaudiConfig, habana: Habana) -> F
         run = torch.compile(adapter, **options)
 
     def compiled(*args: Any, graph: bool) -> torch.Tensor:
-        with habana.outside():
-            logits: torch.Tensor = run(*args)
+        logits: torch.Tensor = run(*args)
         return logits
 
     return compiled

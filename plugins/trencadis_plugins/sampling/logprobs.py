@@ -130,9 +130,9 @@ class LogprobReporter:
             return ()
         chosen = raw.logits.gather(1, token_ids[:, None])
         ranks = (1 + (raw.logits > chosen).sum(-1)).tolist()
-        values, ids = raw.logits.sort(descending=True, stable=True)
-        logprobs = (values[:, :MAX_LOGPROBS] - raw.log_totals[:, None]).tolist()
-        top_ids, own = ids[:, :MAX_LOGPROBS].tolist(), (chosen[:, 0] - raw.log_totals).tolist()
+        values, ids = _most_likely_of_all(raw.logits, min(MAX_LOGPROBS, raw.logits.shape[1]))
+        logprobs = (values - raw.log_totals.cpu()[:, None]).tolist()
+        top_ids, own = ids.tolist(), (chosen[:, 0] - raw.log_totals).tolist()
         tokens = token_ids.tolist()
         return tuple(
             SampledLogprobs(
@@ -158,3 +158,20 @@ def _most_likely(logits: torch.Tensor, num_top: int) -> tuple[list[int], list[fl
     ids = (logits >= lowest).nonzero()[:, 0]
     values, order = logits[ids].sort(descending=True, stable=True)
     return ids[order[:num_top]].tolist(), values[:num_top].tolist()
+
+
+def _most_likely_of_all(logits: torch.Tensor, num_top: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return logits and ids ``[L, num_top]`` of the largest in each row, on the host; the order is that of :func:`_most_likely`. Pure.
+
+    A stable sort of the whole vocabulary would do, but not every device has one.
+    """
+    lowest = logits.topk(num_top).values[:, -1:]
+    size = logits.shape[1]
+    # All above the last place, then those that tie for it; float32 holds the numbers of any vocabulary.
+    places = (logits > lowest) * (2.0 * size) + (logits == lowest) * float(size)
+    keys = places - torch.arange(size, dtype=torch.float32, device=logits.device)
+    ids = keys.topk(num_top).indices
+    values, ids = logits.gather(1, ids).cpu(), ids.cpu()
+    ids, order = ids.sort()
+    values, order = values.gather(1, order).sort(descending=True, stable=True)
+    return values, ids.gather(1, order)

@@ -24,12 +24,15 @@ def make(num_blocks=6, num_host_blocks=0, **options):
     generator = torch.Generator().manual_seed(1)
     for part in (*cache.keys, *cache.values):
         part.copy_(torch.rand(part.shape, generator=generator))
+    habana.mark_step()
+    habana.emulated.num_compilations = 0
     return habana, cache, BlockSwaps(cache, config, habana, num_host_blocks=num_host_blocks)
 
 
 def checksum(cache):
-    return [part.double().sum().item() for part in (*cache.keys, *cache.values)] + [
-        (part.flatten().double() * torch.arange(part.numel())).sum().item() for part in (*cache.keys, *cache.values)
+    parts = [part.cpu().double() for part in (*cache.keys, *cache.values)]
+    return [part.sum().item() for part in parts] + [
+        (part.flatten() * torch.arange(part.numel())).sum().item() for part in parts
     ]
 
 
@@ -46,10 +49,10 @@ def test_copies_are_padded_to_two_for_each_pair_of_a_threshold(copies, padded):
 
 def test_blocks_change_places_and_nothing_else_moves():
     habana, cache, swaps = make()
-    before = [part.clone() for part in (*cache.keys, *cache.values)]
+    before = [part.cpu() for part in (*cache.keys, *cache.values)]
     with habana.active(), torch.inference_mode():
         swaps.copy(ints(5, 1, 4), ints(1, 5, 2))
-    for part, old in zip((*cache.keys, *cache.values), before, strict=True):
+    for part, old in zip([part.cpu() for part in (*cache.keys, *cache.values)], before, strict=True):
         assert torch.equal(part[[1, 5, 2]], old[[5, 1, 4]])
         assert torch.equal(part[[0, 3, 4, 6]], old[[0, 3, 4, 6]])
 
@@ -81,11 +84,11 @@ def test_swaps_of_every_warmed_size_compile_nothing_after_the_warm_up():
 
 def test_compiled_swaps_move_blocks_and_are_compiled_once_a_size():
     habana, cache, swaps = make(mode="compile")
-    old = cache.keys[0].clone()
+    old = cache.keys[0].cpu()
     with habana.active(), torch.inference_mode():
         swaps.copy(ints(0, 3), ints(3, 0))
         swaps.copy(ints(1, 2), ints(2, 1))
-    assert torch.equal(cache.keys[0][[3, 0, 2, 1]], old[[0, 3, 1, 2]])
+    assert torch.equal(cache.keys[0].cpu()[[3, 0, 2, 1]], old[[0, 3, 1, 2]])
     assert habana.emulated.num_compilations == 1
 
 
@@ -99,7 +102,7 @@ def test_cache_of_one_block_has_nothing_to_swap(caplog):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_blocks_come_back_from_host_memory_bit_for_bit(mode, dtype):
     habana, cache, swaps = make(num_host_blocks=4, mode=mode, dtype=dtype)
-    before = [part.view(torch.uint8).clone() for part in cache.parts]
+    before = [part.cpu().view(torch.uint8) for part in cache.parts]
     with habana.active(), torch.inference_mode():
         swaps.swap(outs=BlockCopies(sources=ints(5, 1, 4), targets=ints(0, 2, 3)), ins=BlockCopies.none())
     for part in cache.parts:
@@ -107,7 +110,7 @@ def test_blocks_come_back_from_host_memory_bit_for_bit(mode, dtype):
     with habana.active(), torch.inference_mode():
         swaps.swap(outs=BlockCopies.none(), ins=BlockCopies(sources=ints(3, 0, 2), targets=ints(1, 4, 5)))
     for part, old in zip(cache.parts, before, strict=True):
-        bits = part.view(torch.uint8)
+        bits = part.cpu().view(torch.uint8)
         assert torch.equal(bits[[1, 4, 5]], old[[4, 5, 1]])
         assert torch.equal(bits[[0, 2, 3, 6]], old[[0, 2, 3, 6]])
 

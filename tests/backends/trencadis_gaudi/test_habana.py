@@ -131,7 +131,7 @@ def test_emulated_device_keeps_books_and_is_frozen_on_request():
     assert habana.free_bytes() == 990
     habana.freeze()
     assert habana.emulated.frozen
-    assert habana.device.type == "cpu"
+    assert habana.device.type == "hpu"
 
 
 # ------------------------------------------------------------------- every call into the vendor's package, by its signature

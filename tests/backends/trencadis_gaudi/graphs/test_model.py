@@ -33,12 +33,12 @@ class World:
         cache = FlatKVCache(layers, num_blocks=8, block_size=16, device=self.habana.device)
         self.passes = GaudiPasses(cache, contiguous=False)
         self.rows = DeviceRows(PLAN, self.habana)
-        self.adapter = ForwardAdapter(model, self.passes)
+        self.adapter = ForwardAdapter(model.to(self.habana.device), self.passes)
         self.forward = make_forward(self.adapter, self.config, self.habana)
 
     def inputs(self, bucket):
         inputs = self.passes.inputs(empty_pass(bucket), self.rows, HostTables(3, 4).blocks)
-        keep = torch.zeros(bucket.batch_size, dtype=torch.int64)
+        keep = torch.zeros(bucket.batch_size, dtype=torch.int64, device=self.habana.device)
         return inputs.token_ids, inputs.positions, keep, inputs.tensors
 
     @torch.inference_mode()
@@ -49,7 +49,7 @@ class World:
             before = self.habana.emulated.num_compilations
             logits = self.forward(*inputs, graph=graph)
             self.habana.mark_step()
-        return logits, self.habana.emulated.num_compilations - before
+        return logits.cpu(), self.habana.emulated.num_compilations - before
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
