@@ -13,6 +13,7 @@ import torch
 
 from trencadis.errors import ModelLoadError, OutOfMemoryError
 from trencadis.records import ModelFacts, ModelSource
+from trencadis_gaudi.attention.adapter import FLAT, register
 from trencadis_gaudi.habana import Habana
 from trencadis_torch.attention import adapter
 from trencadis_torch.cache.kv_cache import AttentionLayer
@@ -74,7 +75,8 @@ def load_model(source: ModelSource, habana: Habana, *, check: bool) -> LoadedMod
         torch.set_num_threads(1)
     if check:
         check_model(model, layers, layout="padded")
-    adapter.switch(model, adapter.PAGED)
+    register()
+    adapter.switch(model, FLAT)
     model = _moved(model, source, habana)
     facts = attrs.evolve(model_facts(model, layers), embedding_size=0, fingerprint=fingerprint(files))
     logger.info(

@@ -41,6 +41,7 @@ class ForwardAdapter(torch.nn.Module):
         super().__init__()
         self.model = model
         self._passes = passes
+        passes.attach(model)
         self._selects = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def forward(

@@ -17,12 +17,12 @@ LAYERS = tuple(
 def test_keys_and_values_are_flat_with_the_padding_block_last(device):
     cache = FlatKVCache(LAYERS, num_blocks=5, block_size=4, device=torch.device(device))
     for layer in LAYERS:
-        keys, values = cache.flat_layer(layer.index)
-        assert keys.shape == (24, 2, 3)
-        assert values.shape == (24, 2, layer.value_dim)
+        flat = cache.flat_layer(layer.index)
+        assert flat.keys.shape == (24, 2, 3)
+        assert flat.values.shape == (24, 2, layer.value_dim)
         assert [part.shape[:2] for part in cache.layer(layer.index)] == [(6, 4), (6, 4)]
     # Nothing a graph writes to is a view on a device.
-    assert device == "cpu" or not cache.flat_layer(1)[0]._is_view()
+    assert device == "cpu" or not cache.flat_layer(1).keys._is_view()
 
 
 def test_blocks_are_views_of_the_same_memory():
@@ -51,8 +51,7 @@ def test_blocks_move_as_bytes_by_the_backends_thread_only():
     cache.read_blocks([3, 1], data)
     cache.write_blocks([0, 4], data)
     for layer in LAYERS:
-        for flat in cache.flat_layer(layer.index):
-            blocks = flat.unflatten(0, (-1, 4))
+        for blocks in cache.flat_layer(layer.index).blocks():
             assert torch.equal(blocks[[0, 4]], blocks[[3, 1]])
             assert not torch.equal(blocks[2], blocks[3])
     assert not cache.any_thread

@@ -7,6 +7,7 @@ from support.backends import tiny_models
 from trencadis.clock import SystemClock
 from trencadis.interfaces import AllocationPlan
 from trencadis.records import Bucket, Phase
+from trencadis_gaudi.attention.adapter import FLAT, register
 from trencadis_gaudi.config import GaudiConfig
 from trencadis_gaudi.device_rows import DeviceRows, HostTables
 from trencadis_gaudi.flat_cache import FlatKVCache
@@ -25,10 +26,10 @@ class World:
     def __init__(self, kind="llama", **options):
         self.config = GaudiConfig(device="emulated", **options)
         self.habana = load_habana(self.config, clock=SystemClock())
-        adapter.register()
+        register()
         model = tiny_models.make_model(kind)
         layers = attention_layers(model)
-        adapter.switch(model, adapter.PAGED)
+        adapter.switch(model, FLAT)
         cache = FlatKVCache(layers, num_blocks=8, block_size=16, device=self.habana.device)
         self.passes = GaudiPasses(cache, contiguous=False)
         self.rows = DeviceRows(PLAN, self.habana)

@@ -9,6 +9,7 @@ from support.backends.paged_scene import make_pass
 from trencadis.clock import SystemClock
 from trencadis.interfaces import AllocationPlan
 from trencadis.records import Bucket, Phase, UnifiedBucket
+from trencadis_gaudi.attention.adapter import FLAT, register
 from trencadis_gaudi.attention.fused_sdpa import emulated_fused_sdpa
 from trencadis_gaudi.emulated import EmulatedDevice, emulated_habana
 from trencadis_gaudi.emulated.graphs import input_hash
@@ -40,9 +41,9 @@ class World:
 
     def __init__(self, kind):
         adapter.register()
+        register()
         self.model = tiny_models.make_model(kind)
         self.layers = attention_layers(self.model)
-        adapter.switch(self.model, adapter.PAGED)
         self.rows = Rows(PLAN, CPU)
         self.rows.tokens[:] = torch.arange(self.rows.tokens.numel()).view_as(self.rows.tokens).int() * 7 % 100 + 3
         blocks = torch.randperm(44, generator=torch.Generator().manual_seed(2)).int()
@@ -57,6 +58,7 @@ class World:
 
     def expected(self):
         """Logits of every token of every step, by the torch backend's padded passes."""
+        adapter.switch(self.model, adapter.PAGED)
         runner = self.runner(self.cache(PagedKVCache))
         found = []
         for index, step in enumerate(STEPS):
@@ -69,7 +71,12 @@ class World:
         with torch.inference_mode():
             return runner.forward(inputs, tokens.astype(np.int64))
 
+    def attach(self, passes):
+        adapter.switch(self.model, FLAT)
+        passes.attach(self.model)
+
     def found(self, cache, inputs, passes, step):
+        self.attach(passes)
         attention = passes.attention(inputs.tensors)
         whole = ModelInputs(
             token_ids=inputs.token_ids, positions=inputs.positions, attention=attention, firsts=inputs.firsts
@@ -156,6 +163,7 @@ def test_one_graph_serves_every_pass_of_its_bucket(layout):
     """
     world = World("gemma3")
     passes = GaudiPasses(world.cache(FlatKVCache), **LAYOUTS[layout])
+    world.attach(passes)
     device = EmulatedDevice(total_bytes=1 << 30, lazy=True, clock=SystemClock())
     habana, recorder = emulated_habana(device)
     graphed = habana.hpu.wrap_in_hpu_graph(Graphed(world.model, passes), disable_tensor_cache=True)
