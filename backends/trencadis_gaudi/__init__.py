@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from trencadis.hookspecs import hookimpl
 from trencadis.interfaces import Backend, Component, ComponentContext
 from trencadis_gaudi.config import GaudiConfig
+from trencadis_gaudi.environment import prepare
 
 __all__ = ["trencadis_backends"]
 
@@ -20,6 +21,7 @@ def trencadis_backends() -> Iterable[Component]:
         config=GaudiConfig,
         summary="Intel Gaudi through habana_frameworks: buckets, HPU graphs or torch.compile; or emulated on a CPU.",
         interface_version=1,
+        prepare=prepare,
     )
 
 

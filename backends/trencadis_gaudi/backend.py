@@ -83,9 +83,9 @@ class GaudiBackend(Backend):
 
     def __init__(self, config: GaudiConfig, *, clock: Clock) -> None:
         config.check()
-        self._config = config
         self._clock = clock
         self.habana = load_habana(config, clock=clock)
+        config = self._config = self.habana.config
         self.watch = Watch(self.habana, counts_compilations=config.watch_compilations, logs_passes=config.log_passes)
         self._loaded: LoadedModel | None = None
         self._runner: GaudiRunner | None = None

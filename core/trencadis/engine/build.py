@@ -151,6 +151,8 @@ def _build(
 ) -> Engine | EmbeddingEngine:
     registry.configure(config)
     plan = resolve_plan(config, registry)
+    for choice in plan.choices.values():
+        registry.prepare(choice.component, choice.options)
     registry.warn_of_broken()
     _warn_of_silent_sampler(plan)
     context = ComponentContext(

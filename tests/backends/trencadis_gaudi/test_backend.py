@@ -20,7 +20,9 @@ BUCKETS = [Bucket(1, 32, 0), Bucket(1, 32, 4), Bucket(4, 1, 30, Phase.DECODE), B
 
 
 def make(**options):
-    return GaudiBackend(GaudiConfig(device="emulated", **{"check_model": False, **options}), clock=SystemClock())
+    return GaudiBackend(
+        GaudiConfig(device="emulated", **{"mode": "lazy", "check_model": False, **options}), clock=SystemClock()
+    )
 
 
 def loaded(path, *, sampler=None, plan=PLAN, **options):

@@ -15,7 +15,7 @@ from trencadis_torch.cache.kv_cache import AttentionLayer
 
 def make(num_blocks=6, num_host_blocks=0, **options):
     dtype = options.pop("dtype", torch.float32)
-    config = GaudiConfig(device="emulated", **options)
+    config = GaudiConfig(device="emulated", **{"mode": "lazy", **options})
     habana = load_habana(config, clock=SystemClock())
     layers = tuple(
         AttentionLayer(index=i, num_kv_heads=1, key_dim=2, value_dim=3, window=0, dtype=dtype) for i in range(2)

@@ -26,7 +26,7 @@ class Started(ArgmaxSampler):
 
 @pytest.fixture
 def habana():
-    return load_habana(GaudiConfig(device="emulated"), clock=SystemClock())
+    return load_habana(GaudiConfig(device="emulated", mode="lazy"), clock=SystemClock())
 
 
 def ints(*values):

@@ -24,7 +24,7 @@ DECODE = Bucket(2, 1, 4, Phase.DECODE)
 
 class World:
     def __init__(self, kind="llama", **options):
-        self.config = GaudiConfig(device="emulated", **options)
+        self.config = GaudiConfig(device="emulated", **{"mode": "lazy", **options})
         self.habana = load_habana(self.config, clock=SystemClock())
         register()
         model = tiny_models.make_model(kind)
