@@ -14,6 +14,7 @@ import torch
 from trencadis.errors import ModelLoadError, OutOfMemoryError
 from trencadis.records import ModelFacts, ModelSource
 from trencadis_gaudi.attention.adapter import FLAT, register
+from trencadis_gaudi.experts import use_experts, vendor_experts
 from trencadis_gaudi.habana import Habana
 from trencadis_gaudi.memory import MemoryMeter
 from trencadis_torch.attention import adapter
@@ -78,6 +79,7 @@ def load_model(source: ModelSource, habana: Habana, *, check: bool) -> LoadedMod
         check_model(model, layers, layout="padded")
     register()
     adapter.switch(model, FLAT)
+    use_experts(model, vendor_experts if habana.emulated is None else lambda: None)
     model = _moved(model, source, habana)
     facts = attrs.evolve(model_facts(model, layers), embedding_size=0, fingerprint=fingerprint(files))
     habana.declare("weights", facts.weights_bytes)

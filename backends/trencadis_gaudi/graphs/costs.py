@@ -76,5 +76,6 @@ class GraphCosts:
                     best[list(chosen)] = found
             if least < _TOLERANCE:
                 break
-        worst = float((1 / np.maximum(rows @ best, _TOLERANCE)).max())
-        return best / scale * max(1.0, worst)
+        worst = max(1.0, float((1 / np.maximum(rows @ best, _TOLERANCE)).max()))
+        weights: npt.NDArray[np.float64] = best / scale * worst
+        return weights
