@@ -20,12 +20,16 @@ from typing import Any, Protocol
 
 import torch
 
+from trencadis.errors import ModelLoadError
+
 __all__ = ["ExpertsKernel", "dense_experts", "kernel_experts", "use_experts", "vendor_experts"]
 
 logger = logging.getLogger("trencadis.gaudi")
 
 _DENSE, _KERNEL = "trencadis_dense", "trencadis_mixture"
 _ACTIVATIONS = ("silu", "gelu", "relu")
+_BY_DATA = ("DbrxExperts", "JetMoeParallelExperts")
+"""Experts that transformers 5.24 runs in one way only, with shapes that depend on the routing."""
 _AT_ONCE = 8
 """Experts of a matrix product: results of more would take memory for nothing."""
 
@@ -77,9 +81,17 @@ def use_experts(model: Any, find_kernel: Callable[[], ExpertsKernel | None]) -> 
     Args:
         model: Of transformers.
         find_kernel: Returns the vendor's kernel; None: plain operations.
+
+    Raises:
+        ModelLoadError: Shapes of the model's experts depend on the routing, and transformers has no other way to run them.
     """
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
+    if fixed := next((name for part in model.modules() if (name := type(part).__name__) in _BY_DATA), None):
+        raise ModelLoadError(
+            f"{type(model).__name__}: shapes in {fixed} depend on the routing of each token; a Gaudi would compile every step.",
+            hint='Set [backend] name = "torch".',
+        )
     if not any(hasattr(part, "is_transposed") and hasattr(part, "down_proj") for part in model.modules()):
         return
     kernel = find_kernel()

@@ -7,6 +7,7 @@ import torch
 from torch.nn.functional import gelu, relu, silu
 
 from support.backends import gaudi_engines, tiny_models
+from trencadis.errors import ModelLoadError
 from trencadis_gaudi.experts import dense_experts, kernel_experts, use_experts, vendor_experts
 
 KINDS = ("mixtral", "qwen3_moe", "gpt_oss")
@@ -128,6 +129,18 @@ def test_nothing_is_looked_for_in_a_model_without_experts():
         raise AssertionError("there are no experts")
 
     use_experts(tiny_models.make_model("llama"), never)
+
+
+def test_experts_whose_shapes_depend_on_the_routing_are_refused():
+    from transformers import AutoModelForCausalLM, JetMoeConfig
+
+    config = JetMoeConfig(
+        vocab_size=131, hidden_size=48, num_hidden_layers=1, num_key_value_heads=2, kv_channels=12, intermediate_size=40
+    )
+    with pytest.raises(
+        ModelLoadError, match="JetMoeForCausalLM: shapes in JetMoeParallelExperts depend on the routing"
+    ):
+        use_experts(AutoModelForCausalLM.from_config(config), lambda: None)
 
 
 @pytest.mark.parametrize("mode", ["lazy", "compile", "eager"])
