@@ -123,8 +123,9 @@ class GaudiBackend(Backend):
                 "The sampler %s makes no promise about shapes: what it runs is compiled when it is first needed.",
                 type(sampler).__name__,
             )
+        meter = MemoryMeter(self.habana)
         loaded = self._loaded = load_model(source, self.habana, check=self._config.check_model)
-        self.habana.declare("weights", loaded.facts.weights_bytes)
+        logger.info("Loading model weights took in total %s", meter.summary())
         # Until a profile run says what a step takes.
         self._shares = self._share(self.habana.free_bytes())
         return loaded.facts
@@ -183,6 +184,7 @@ class GaudiBackend(Backend):
                 hint=f"Leave it at 0 for {DEFAULT_BLOCK_SIZE}.",
             )
         loaded, habana, config = self._model(), self.habana, self._config
+        logger.info("# HPU blocks: %d, # CPU blocks: %d", plan.num_blocks, plan.num_host_blocks)
         self._meter = MemoryMeter(habana)
         self._acceptance: AcceptanceRule = plan.acceptance or MatchingPrefix()
         habana.declare("KV cache", (plan.num_blocks + 1) * self._block_bytes(plan.block_size))

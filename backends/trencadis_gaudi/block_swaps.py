@@ -114,10 +114,10 @@ class BlockSwaps:
     def warm_up(self) -> int:
         """Swap two blocks once for each size, and once more if they would stay swapped; returns the number of swaps."""
         num_blocks = self._cache.num_blocks + 1
+        logger.info("Warming up defragmenter with thresholds: %s", list(THRESHOLDS))
         if self._cache.num_blocks < 2:
             logger.warning("Skipping defragmenter warmup, insufficient blocks (%s)", num_blocks)
             return 0
-        logger.info("Warming up defragmenter with thresholds: %s", list(THRESHOLDS))
         sizes = THRESHOLDS + THRESHOLDS[: len(THRESHOLDS) % 2]
         for threshold in sizes:
             self._swap_two(threshold)

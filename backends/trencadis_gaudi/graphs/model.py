@@ -16,6 +16,7 @@ import torch
 
 from trencadis_gaudi.config import GaudiConfig
 from trencadis_gaudi.habana import Habana
+from trencadis_gaudi.memory import MemoryMeter
 from trencadis_gaudi.passes.tensors import GaudiPasses, PassTensors
 from trencadis_torch.attention.adapter import PASS_ARGUMENT
 
@@ -67,7 +68,9 @@ def make_forward(adapter: ForwardAdapter, config: GaudiConfig, habana: Habana) -
     """Return the adapter's forward in the config's mode; changes the adapter."""
     if config.mode == "lazy":
         mark_layers(adapter.model, habana.mark_step, every=config.mark_layers)
+        meter = MemoryMeter(habana)
         graphed = habana.hpu.wrap_in_hpu_graph(adapter, disable_tensor_cache=True)
+        logger.info("Wrapping in HPU Graph took %s", meter.summary())
 
         def replay(*args: Any, graph: bool) -> torch.Tensor:
             logits: torch.Tensor = graphed(*args, bypass_hpu_graphs=not graph)
