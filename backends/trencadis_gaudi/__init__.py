@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from trencadis.hookspecs import hookimpl
-from trencadis.interfaces import Backend, Component, ComponentContext
+from trencadis.interfaces import Backend, Component, ComponentContext, HealthCheck
 from trencadis_gaudi.config import GaudiConfig
+from trencadis_gaudi.environment import prepare
+from trencadis_gaudi.health_check import check_gaudi
 
-__all__ = ["trencadis_backends"]
+__all__ = ["trencadis_backends", "trencadis_health_checks"]
 
 
 @hookimpl
@@ -20,7 +22,14 @@ def trencadis_backends() -> Iterable[Component]:
         config=GaudiConfig,
         summary="Intel Gaudi through habana_frameworks: buckets, HPU graphs or torch.compile; or emulated on a CPU.",
         interface_version=1,
+        prepare=prepare,
     )
+
+
+@hookimpl
+def trencadis_health_checks() -> Iterable[HealthCheck]:
+    """Yield ``gaudi``."""
+    yield HealthCheck(name="gaudi", run=check_gaudi)
 
 
 def _make_gaudi(config: GaudiConfig, context: ComponentContext) -> Backend:

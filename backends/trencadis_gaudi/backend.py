@@ -83,9 +83,9 @@ class GaudiBackend(Backend):
 
     def __init__(self, config: GaudiConfig, *, clock: Clock) -> None:
         config.check()
-        self._config = config
         self._clock = clock
         self.habana = load_habana(config, clock=clock)
+        config = self._config = self.habana.config
         self.watch = Watch(self.habana, counts_compilations=config.watch_compilations, logs_passes=config.log_passes)
         self._loaded: LoadedModel | None = None
         self._runner: GaudiRunner | None = None
@@ -123,8 +123,9 @@ class GaudiBackend(Backend):
                 "The sampler %s makes no promise about shapes: what it runs is compiled when it is first needed.",
                 type(sampler).__name__,
             )
+        meter = MemoryMeter(self.habana)
         loaded = self._loaded = load_model(source, self.habana, check=self._config.check_model)
-        self.habana.declare("weights", loaded.facts.weights_bytes)
+        logger.info("Loading model weights took in total %s", meter.summary())
         # Until a profile run says what a step takes.
         self._shares = self._share(self.habana.free_bytes())
         return loaded.facts
@@ -183,6 +184,7 @@ class GaudiBackend(Backend):
                 hint=f"Leave it at 0 for {DEFAULT_BLOCK_SIZE}.",
             )
         loaded, habana, config = self._model(), self.habana, self._config
+        logger.info("# HPU blocks: %d, # CPU blocks: %d", plan.num_blocks, plan.num_host_blocks)
         self._meter = MemoryMeter(habana)
         self._acceptance: AcceptanceRule = plan.acceptance or MatchingPrefix()
         habana.declare("KV cache", (plan.num_blocks + 1) * self._block_bytes(plan.block_size))
@@ -221,6 +223,7 @@ class GaudiBackend(Backend):
             margin_bytes=self._shares.margin_bytes,
             clear=getattr(self._adapter, "clear_cache", lambda: None),
         )
+        habana.mark_step()  # or the zeros of the cache would be part of the first step's recipe
 
     # -------------------------------------------------------------------------------------------------- warm-up
 
@@ -319,7 +322,7 @@ class GaudiBackend(Backend):
     def submit(self, batch: Batch) -> PendingStep:
         """Launch a batch; in eager mode of the emulated device it has run when this returns."""
         with self._on_device():
-            timer = GaudiTimer(self.habana, self._clock)
+            timer = GaudiTimer(self.habana)
             # In eager mode operations are compiled as they come.
             with self.watch.compilations(warns=self._config.mode != "eager") as compiled:
                 for start in batch.row_starts:

@@ -70,12 +70,16 @@ class BlockSwaps:
         self._habana = habana
         self._copies: Any = _Copies(cache)
         self._host_blocks = HostBlocks(
-            cache, num_blocks=num_host_blocks, gather=self._gather, scatter=self._scatter, most=1
+            cache,
+            num_blocks=num_host_blocks,
+            gather=self._gather,
+            scatter=self._scatter,
+            most=1,
+            pins=habana.emulated is None,
         )
-        self._compiles = config.swaps_in_graphs and config.mode == "compile"
         if config.swaps_in_graphs and config.mode == "lazy":
             self._copies = habana.hpu.wrap_in_hpu_graph(self._copies, disable_tensor_cache=True)
-        elif self._compiles:
+        elif config.swaps_in_graphs and config.mode == "compile":
             self._copies = torch.compile(self._copies, backend=habana.compiler, fullgraph=True, dynamic=False)
 
     def copy(self, sources: Int32Array, targets: Int32Array) -> None:
@@ -84,29 +88,22 @@ class BlockSwaps:
         padded[:, : len(sources)] = sources, targets
         pair = [to_device(ids, self._cache.device) for ids in padded]
         self._habana.mark_step()
-        if self._compiles:
-            with self._habana.outside():
-                self._copies(*pair)
-        else:
-            self._copies(*pair)
+        self._copies(*pair)
         self._habana.mark_step()
 
     def swap(self, *, outs: BlockCopies, ins: BlockCopies) -> None:
         """Copy blocks to host memory and back, one after the other: every number of blocks has the same shape."""
         self._habana.mark_step()
-        with self._habana.outside():  # transfers are no operations of the device
-            self._host_blocks.swap(outs=outs, ins=ins)
+        self._host_blocks.swap(outs=outs, ins=ins)
 
     def _gather(self, blocks: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        with self._habana.active():
-            gathered = self._cache.gather(blocks)
-            self._habana.mark_step()
+        gathered = self._cache.gather(blocks)
+        self._habana.mark_step()
         return gathered
 
     def _scatter(self, blocks: torch.Tensor, contents: tuple[torch.Tensor, ...]) -> None:
-        with self._habana.active():
-            self._cache.scatter(blocks, contents)
-            self._habana.mark_step()
+        self._cache.scatter(blocks, contents)
+        self._habana.mark_step()
 
     def warm_up_host(self) -> None:
         """Copy the padding block out and back, if there is host memory for blocks."""
@@ -117,10 +114,10 @@ class BlockSwaps:
     def warm_up(self) -> int:
         """Swap two blocks once for each size, and once more if they would stay swapped; returns the number of swaps."""
         num_blocks = self._cache.num_blocks + 1
+        logger.info("Warming up defragmenter with thresholds: %s", list(THRESHOLDS))
         if self._cache.num_blocks < 2:
             logger.warning("Skipping defragmenter warmup, insufficient blocks (%s)", num_blocks)
             return 0
-        logger.info("Warming up defragmenter with thresholds: %s", list(THRESHOLDS))
         sizes = THRESHOLDS + THRESHOLDS[: len(THRESHOLDS) % 2]
         for threshold in sizes:
             self._swap_two(threshold)

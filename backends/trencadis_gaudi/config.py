@@ -16,8 +16,9 @@ from trencadis.interfaces import setting
 
 __all__ = ["BLOCK_SIZES", "DEFAULT_BLOCK_SIZE", "MODES", "GaudiConfig"]
 
-MODES = ("lazy", "compile", "eager")
-"""``lazy``: operations are gathered, and HPU graphs replayed. ``compile``: torch.compile. ``eager``: one operation at a time."""
+MODES = ("auto", "compile", "lazy", "eager")
+"""``auto``: the default of the Gaudi software's release. ``compile``: torch.compile. ``lazy``: operations are gathered, and HPU graphs
+replayed; the only mode of old releases. ``eager``: one operation at a time, for debugging."""
 
 DEFAULT_BLOCK_SIZE = 128
 _TRUE = frozenset({"true", "t", "1", "yes", "y", "on"})
@@ -64,8 +65,8 @@ class GaudiConfig:
         "hpu", "hpu: a Gaudi; emulated: a CPU that behaves like one.", validator=in_(["hpu", "emulated"])
     )
     mode: str = setting(
-        "lazy",
-        "lazy: HPU graphs; compile: torch.compile; eager: neither.",
+        "auto",
+        "compile: torch.compile; lazy: HPU graphs; eager: neither; auto: compile, or lazy for releases up to 1.19.",
         validator=in_(MODES),
         aliases={"PT_HPU_LAZY_MODE": _lazy_or_compile},
     )
@@ -211,7 +212,7 @@ class GaudiConfig:
         Raises:
             ConfigValueError: Two keys contradict each other.
         """
-        if self.capture == "budgeted" and self.mode != "lazy":
+        if self.capture == "budgeted" and self.mode not in {"auto", "lazy"}:
             raise ConfigValueError(
                 f'[backend.gaudi] capture = "budgeted" with mode = "{self.mode}": HPU graphs exist in lazy mode only.',
                 hint='Set mode = "lazy", or capture = "capture_all".',

@@ -1,23 +1,84 @@
-"""The environment variables of the Gaudi software, set once from the config before it is imported: it reads them then.
+"""The mode of the Gaudi software and its environment variables, which it reads when it is imported.
 
-Source: vllm-gaudi, vllm_gaudi/platform.py and utils.py; names and defaults, bridge 1.19.
+Since release 1.18 ``import torch`` imports ``habana_frameworks``, so the variables are set before torch is imported: in the engine's
+process before any of its components is made. Where torch was imported before that, the mode that it was imported in is used, or is an
+error if another one is configured.
+
+Source: vllm-gaudi, vllm_gaudi/platform.py and utils.py; names and defaults, bridge 1.19; documentation of the Gaudi software, "Runtime
+Environment Variables" (PT_HPU_LAZY_MODE unset was 1, and is 0 in later releases); entry points of torch, "Autoload Mechanism".
 """
 
 from __future__ import annotations
 
 import logging
+import os
+import sys
 from collections.abc import Mapping, MutableMapping
+from importlib import metadata
+
+import attrs
 
 from trencadis.errors import BackendError
 from trencadis_gaudi.config import GaudiConfig
 
-__all__ = ["defaults_of", "demands_of", "set_environment"]
+__all__ = ["DISTRIBUTION", "defaults_of", "demands_of", "prepare", "release_of", "set_environment", "with_mode"]
 
 logger = logging.getLogger("trencadis.gaudi")
 
+DISTRIBUTION = "habana-torch-plugin"
+_LAST_LAZY = (1, 19)
+"""Newest release whose default was lazy mode."""
+_MODULE = "habana_frameworks.torch"
+
+
+def prepare(config: GaudiConfig) -> None:
+    """Set the environment of this process; called before torch is imported."""
+    if config.device == "hpu":
+        set_environment(config, os.environ, sys.modules)
+
+
+def release_of(version: str) -> tuple[int, int] | None:
+    """Return major and minor number of a version; None if it has none. Pure."""
+    parts = version.split(".")
+    if len(parts) < 2 or not (parts[0].isdigit() and parts[1].isdigit()):
+        return None
+    return int(parts[0]), int(parts[1])
+
+
+def with_mode(config: GaudiConfig, *, release: tuple[int, int] | None, is_lazy: bool | None = None) -> GaudiConfig:
+    """Return the config with a mode in the place of ``auto``; logs which and why.
+
+    Args:
+        config: Table ``[backend.gaudi]``.
+        release: Of the installed Gaudi software; None: not known.
+        is_lazy: The mode in which it was imported already; None: it was not.
+
+    Raises:
+        BackendError: It was imported in another mode than configured.
+    """
+    if config.mode != "auto":
+        if is_lazy is not None and is_lazy != (config.mode == "lazy"):
+            found, needed = ("1", "0") if is_lazy else ("0", "1")
+            raise BackendError(
+                f'[backend.gaudi] mode = "{config.mode}" needs PT_HPU_LAZY_MODE={needed}, and habana_frameworks is imported already, '
+                f"with PT_HPU_LAZY_MODE={found}. Importing torch imports it.",
+                hint=f"Start the process with PT_HPU_LAZY_MODE={needed}, or import torch after the engine is made.",
+            )
+        return config
+    if config.capture == "budgeted":
+        mode, why = "lazy", 'capture = "budgeted" needs HPU graphs'
+    elif is_lazy is not None:
+        mode, why = "lazy" if is_lazy else "compile", "habana_frameworks is imported in this mode already"
+    elif release is not None and release <= _LAST_LAZY:
+        mode, why = "lazy", f"it is the default of release {release[0]}.{release[1]}"
+    else:
+        mode, why = "compile", "it is the default since release 1.20"
+    logger.info("[backend.gaudi] mode = %s: %s.", mode, why)
+    return with_mode(attrs.evolve(config, mode=mode), release=release, is_lazy=is_lazy)
+
 
 def demands_of(config: GaudiConfig) -> dict[str, str]:
-    """Return the variables that the config decides. Pure."""
+    """Return the variables that the config decides; its mode is none of ``auto``. Pure."""
     demands = {"PT_HPU_LAZY_MODE": "1" if config.mode == "lazy" else "0"}
     if config.recipe_cache:
         demands["PT_HPU_RECIPE_CACHE_CONFIG"] = config.recipe_cache
@@ -25,7 +86,7 @@ def demands_of(config: GaudiConfig) -> dict[str, str]:
 
 
 def defaults_of(config: GaudiConfig) -> dict[str, str]:
-    """Return the variables that are set if they were not. Pure."""
+    """Return the variables that are set if they were not; the config's mode is none of ``auto``. Pure."""
     defaults = {"PT_HPU_WEIGHT_SHARING": "0", "EXPERIMENTAL_WEIGHT_SHARING": "0"}
     if config.watch_compilations:
         defaults["PT_HPU_METRICS_GC_DETAILS"] = "1"
@@ -37,30 +98,38 @@ def defaults_of(config: GaudiConfig) -> dict[str, str]:
     return defaults
 
 
-def set_environment(config: GaudiConfig, environ: MutableMapping[str, str], modules: Mapping[str, object]) -> None:
-    """Set the variables.
+def set_environment(
+    config: GaudiConfig, environ: MutableMapping[str, str], modules: Mapping[str, object]
+) -> GaudiConfig:
+    """Set the variables, and return the config with its mode.
 
     Args:
         config: Decides.
-        environ: Changed.
-        modules: Those imported so far: once the Gaudi software is, nothing can be changed any more.
+        environ: Changed, unless ``habana_frameworks`` is imported: it reads nothing any more.
+        modules: Those imported so far.
 
     Raises:
-        BackendError: It was imported with another mode.
+        BackendError: It is imported in another mode than configured.
     """
-    late = "habana_frameworks.torch" in modules
+    imported = modules.get(_MODULE)
+    try:
+        release = release_of(metadata.version(DISTRIBUTION))
+    except metadata.PackageNotFoundError:
+        release = None
+    is_lazy = None if imported is None else bool(imported.utils.internal.is_lazy())  # type: ignore[attr-defined]
+    config = with_mode(config, release=release, is_lazy=is_lazy)
     for name, value in demands_of(config).items():
         before = environ.get(name)
         if before == value:
             continue
-        if late:
-            raise BackendError(
-                f"{name} is {before!r}, [backend.gaudi] needs {value!r}, and habana_frameworks is imported already.",
-                hint=f"Start the process with {name}={value}, or import nothing of habana_frameworks before the engine.",
-            )
+        if imported is not None:
+            if name != "PT_HPU_LAZY_MODE":
+                logger.warning("%s=%s has no effect: habana_frameworks is imported already.", name, value)
+            continue
         if before is not None:
             logger.warning("%s=%s is overridden with %s by [backend.gaudi].", name, before, value)
         environ[name] = value
-    if not late:
+    if imported is None:
         for name, value in defaults_of(config).items():
             environ.setdefault(name, value)
+    return config

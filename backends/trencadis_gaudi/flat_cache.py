@@ -2,11 +2,46 @@
 
 from __future__ import annotations
 
+import attrs
 import torch
 
 from trencadis_torch.cache.kv_cache import AttentionLayer, PagedKVCache
 
-__all__ = ["FlatKVCache"]
+__all__ = ["FlatKVCache", "FlatLayer"]
+
+
+@attrs.frozen(eq=False)
+class FlatLayer:
+    """Keys and values of one layer, kept at its attention module: torch.compile makes one graph for all layers of a kind.
+
+    A graph that finds its tensors by the layer's number would be a graph for each number.
+
+    Attributes:
+        keys: ``[num_slots, num_kv_heads, key_dim]``.
+        values: ``[num_slots, num_kv_heads, value_dim]``.
+        block_size: Tokens per block.
+        window: A query sees this many tokens, itself included; 0 sees all.
+    """
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    block_size: int
+    window: int
+
+    def write(self, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Store new keys and values in place, as whole tensors.
+
+        Args:
+            slots: int64 ``[T]``.
+            keys: ``[T, num_kv_heads, key_dim]``.
+            values: ``[T, num_kv_heads, value_dim]``.
+        """
+        self.keys.index_copy_(0, slots, keys)
+        self.values.index_copy_(0, slots, values)
+
+    def blocks(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return views of keys and values by block, each ``[num_blocks + 1, block_size, num_kv_heads, head_dim]``."""
+        return tuple(torch.unflatten(flat, 0, (-1, self.block_size)) for flat in (self.keys, self.values))  # type: ignore[return-value]
 
 
 class FlatKVCache(PagedKVCache):
@@ -38,24 +73,19 @@ class FlatKVCache(PagedKVCache):
         super().__init__(layers, num_blocks=num_blocks, block_size=block_size, device=device)
 
     def _empty(self, part: int, layer: AttentionLayer, head_dim: int) -> torch.Tensor:
-        if self.device.type == "cpu":
-            paged = super()._empty(part, layer, head_dim)
-            self._flat.append(paged.flatten(0, 1))
-            return paged
         num_slots = (self.num_blocks + 1) * self.block_size
         flat = torch.zeros(num_slots, layer.num_kv_heads, head_dim, dtype=layer.dtype, device=self.device)
         self._flat.append(flat)
         return torch.unflatten(flat, 0, (-1, self.block_size))
 
-    def flat_layer(self, layer_index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return keys and values of a layer, each ``[(num_blocks + 1) × block_size, num_kv_heads, head_dim]``."""
+    def flat_layer(self, layer_index: int) -> FlatLayer:
+        """Return keys and values of the layer with a module's ``layer_idx``."""
         at = self._at[layer_index]
-        return self._flat[at], self._flat[len(self.layers) + at]
+        return FlatLayer(self._flat[at], self._flat[len(self.layers) + at], self.block_size, self.layers[at].window)
 
     def write(self, layer_index: int, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Store new keys and values in place; as in the base class."""
-        for cache, new in zip(self.flat_layer(layer_index), (keys, values), strict=True):
-            cache.index_copy_(0, slots, new)
+        self.flat_layer(layer_index).write(slots, keys, values)
 
     def copy_blocks(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
         """Copy blocks in place, all layers; every source is read before any target is written.

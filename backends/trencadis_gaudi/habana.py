@@ -24,11 +24,12 @@ from trencadis_gaudi.attention.fused_sdpa import FusedSDPA, emulated_fused_sdpa,
 from trencadis_gaudi.config import GaudiConfig
 from trencadis_gaudi.emulated import EmulatedDevice, emulated_habana
 from trencadis_gaudi.emulated.compiler import counting_backend
-from trencadis_gaudi.environment import set_environment
+from trencadis_gaudi.emulated.tensor import hpu
+from trencadis_gaudi.environment import DISTRIBUTION, release_of, set_environment, with_mode
+from trencadis_gaudi.graphs.dynamo import DynamoCounts
 
-__all__ = ["DISTRIBUTION", "NEEDED", "VERSIONS", "Habana", "load_habana"]
+__all__ = ["NEEDED", "VERSIONS", "Habana", "load_habana"]
 
-DISTRIBUTION = "habana-torch-plugin"
 VERSIONS = ((1, 19), (1, 24))
 """Oldest and newest version of the Gaudi software that this backend was written for."""
 
@@ -52,6 +53,7 @@ class Habana:
     """A device and its software.
 
     Attributes:
+        config: Table ``[backend.gaudi]``, with the mode that was chosen.
         core: ``habana_frameworks.torch.core``.
         hpu: ``habana_frameworks.torch.hpu``.
         internal: ``habana_frameworks.torch.internal``.
@@ -61,9 +63,10 @@ class Habana:
         compiler: Backend of torch.compile: the vendor's name, or a function.
         emulated: The emulated device, or None.
         active: Context in which everything runs that is meant for the device.
-        outside: Context within it for what torch.compile runs.
+        dynamo: Counts of what torch.compile gave up.
     """
 
+    config: GaudiConfig
     core: Any
     hpu: Any
     internal: Any
@@ -73,7 +76,7 @@ class Habana:
     compiler: Any
     emulated: EmulatedDevice | None = None
     active: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
-    outside: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+    dynamo: DynamoCounts = attrs.field(factory=DynamoCounts)
 
     def mark_step(self) -> None:
         """End a run of operations; nothing outside lazy mode."""
@@ -126,11 +129,12 @@ def load_habana(
         BackendError: The Gaudi software is missing, broken, of a version that is not known, or finds no Gaudi.
     """
     if config.device == "emulated":
-        return _emulated(config, clock)
-    set_environment(config, os.environ, sys.modules)
+        return _emulated(with_mode(config, release=None), clock)
+    config = set_environment(config, os.environ, sys.modules)
     modules = _import(config, import_module, version_of)
     _check_device(modules)
     return Habana(
+        config=config,
         core=modules.core,
         hpu=modules.hpu,
         internal=modules.internal,
@@ -142,8 +146,6 @@ def load_habana(
 
 
 def _emulated(config: GaudiConfig, clock: Clock) -> Habana:
-    from torch.utils._python_dispatch import _disable_current_modes
-
     device = EmulatedDevice(
         total_bytes=config.emulated_memory_bytes,
         lazy=config.mode == "lazy",
@@ -152,16 +154,16 @@ def _emulated(config: GaudiConfig, clock: Clock) -> Habana:
     )
     modules, recorder = emulated_habana(device)
     return Habana(
+        config=config,
         core=modules.core,
         hpu=modules.hpu,
         internal=modules.internal,
-        device=torch.device("cpu"),
+        device=hpu(),
         is_lazy=modules.utils.internal.is_lazy(),
         kernel=emulated_fused_sdpa if config.fused_sdpa else None,
-        compiler=counting_backend(device),
+        compiler=counting_backend(device, recorder),
         emulated=device,
-        active=lambda: recorder,
-        outside=_disable_current_modes,
+        active=recorder.active,
     )
 
 
@@ -208,8 +210,8 @@ def _check_version(config: GaudiConfig, version_of: Callable[[str], str]) -> Non
     except metadata.PackageNotFoundError:
         version = "unknown"
     oldest, newest = VERSIONS
-    parts = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
-    if (len(parts) == 2 and oldest <= parts <= newest) or config.any_version:
+    release = release_of(version)
+    if (release is not None and oldest <= release <= newest) or config.any_version:
         return
     raise BackendError(
         f"The version of {DISTRIBUTION} is {version}; this backend was written for "

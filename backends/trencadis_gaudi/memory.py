@@ -6,8 +6,8 @@
        ├─ graphs        usable · reserve              recipes and their workspaces
        └─ KV cache      usable · (1 − reserve)        of which one block is the padding block
 
-Source: vllm-gaudi, v1/worker/hpu_worker.py, determine_available_memory; the log lines are its own: memory used over a span of the
-start-up, and used of the total after it.
+Source: vllm-gaudi, v1/worker/hpu_worker.py, determine_available_memory; the log lines, here and where each fact is known, are those of
+the run in its docs/features/warmup.md (091bbadd): memory used over a span of the start-up, and used of the total after it.
 """
 
 from __future__ import annotations

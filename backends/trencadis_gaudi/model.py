@@ -13,7 +13,10 @@ import torch
 
 from trencadis.errors import ModelLoadError, OutOfMemoryError
 from trencadis.records import ModelFacts, ModelSource
+from trencadis_gaudi.attention.adapter import FLAT, register
+from trencadis_gaudi.experts import use_experts, vendor_experts
 from trencadis_gaudi.habana import Habana
+from trencadis_gaudi.memory import MemoryMeter
 from trencadis_torch.attention import adapter
 from trencadis_torch.cache.kv_cache import AttentionLayer
 from trencadis_torch.loading.encoder import is_encoder
@@ -61,7 +64,7 @@ def load_model(source: ModelSource, habana: Habana, *, check: bool) -> LoadedMod
         if source.dtype not in {"auto", "bfloat16"}:
             logger.warning("[model] dtype = %s: a Gaudi computes in bfloat16, which is used instead.", source.dtype)
         source = attrs.evolve(source, dtype="bfloat16")
-    files = find_model(source)
+    files, meter = find_model(source), MemoryMeter(habana)
     if is_encoder(files.config):
         raise ModelLoadError(
             f"{source.path} only embeds; the backend gaudi serves models that generate.",
@@ -74,9 +77,14 @@ def load_model(source: ModelSource, habana: Habana, *, check: bool) -> LoadedMod
         torch.set_num_threads(1)
     if check:
         check_model(model, layers, layout="padded")
-    adapter.switch(model, adapter.PAGED)
-    model = _moved(model, source, habana)
+    register()
+    adapter.switch(model, FLAT)
+    use_experts(model, vendor_experts if habana.emulated is None else lambda: None)
+    # On the CPU, where weights that are shared can be told by their address.
     facts = attrs.evolve(model_facts(model, layers), embedding_size=0, fingerprint=fingerprint(files))
+    model = _moved(model, source, habana)
+    habana.declare("weights", facts.weights_bytes)
+    logger.info("Pre-loading model weights on %s took %s", habana.device, meter.summary())
     logger.info(
         "%s: %.1f M parameters, %s, on %s.", facts.architecture, facts.num_parameters / 1e6, facts.dtype, habana.device
     )
@@ -84,8 +92,6 @@ def load_model(source: ModelSource, habana: Habana, *, check: bool) -> LoadedMod
 
 
 def _moved(model: Any, source: ModelSource, habana: Habana) -> Any:
-    if habana.emulated is not None:
-        return model
     try:
         return model.to(habana.device)
     except RuntimeError as error:

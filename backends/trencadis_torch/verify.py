@@ -214,7 +214,7 @@ def _verify(
         sampled = sampler.sample(logits, plan.context)
         chosen = sampled.token_ids[entries]
         found = attrs.evolve(asked, sampled=chosen)
-        middle = torch.full(entries.shape, 0.5, dtype=torch.float64, device=logits.device)
+        middle = torch.full(entries.shape, 0.5, device=logits.device)
         verified = verify_drafts(found, acceptance.accept(found), middle, max_depth=max_depth)
         last = chosen.gather(1, verified.stops[:, None])
         return sampled, _tokens(found, verified, last), verified
@@ -366,9 +366,9 @@ class MatchingPrefix(AcceptanceRule):
     supports_trees = True
 
     def accept(self, verification: Verification) -> torch.Tensor:
-        """Return 1 where a draft is the token that was sampled at the node before it, float64 ``[B, N]``."""
+        """Return 1 where a draft is the token that was sampled at the node before it, ``[B, N]``."""
         assert verification.sampled is not None, "a rule that needs no distributions is shown the sampled tokens"
-        return (verification.sampled.gather(1, verification.parents) == verification.tokens).double()
+        return (verification.sampled.gather(1, verification.parents) == verification.tokens).float()
 
 
 @attrs.frozen(kw_only=True, eq=False)

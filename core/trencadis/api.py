@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from trencadis.config.explain import explain
     from trencadis.config.messages import value_error
     from trencadis.config.schema import BUCKETING_BY_LAYOUT, PluginsConfig
+    from trencadis.engine.batching.warmup import completing_buckets
     from trencadis.engine.build import build_engine
     from trencadis.engine.embedding import EmbeddingEngine
     from trencadis.engine.engine import Engine
@@ -65,6 +66,7 @@ _HOMES = {
     "Tokenizer": "text",
     "build_engine": "engine.build",
     "check_sources": "config.check_sources",
+    "completing_buckets": "engine.batching.warmup",
     "encode_chat": "text",
     "explain": "config.explain",
     "load_tokenizer": "text",
@@ -104,6 +106,7 @@ __all__ = [
     "Tokenizer",
     "build_engine",
     "check_sources",
+    "completing_buckets",
     "encode_chat",
     "explain",
     "load_tokenizer",

@@ -278,7 +278,7 @@ def test_nothing_is_compiled_for_a_draft_model_after_the_warm_up(
     speculator: str, layout: str, bucketing: str, tmp_path: Path
 ) -> None:
     path = save_llama(tmp_path / "model", vocab_size=131, mask_token_id=130)
-    gaudi = {"device": "emulated", "check_model": False, "emulated_frozen": True, "layout": layout}
+    gaudi = {"device": "emulated", "mode": "lazy", "check_model": False, "emulated_frozen": True, "layout": layout}
     config, registry = configure(
         {"path": str(path), "max_model_len": 96},
         config_file=None,

@@ -21,8 +21,8 @@ from trencadis_plugins.acceptance.match import Match
 from trencadis_plugins.acceptance.token import Token
 from trencadis_plugins.acceptance.tree import Tree
 from trencadis_plugins.sampling.distributions import KeyedDistributions
-from trencadis_plugins.sampling.drawing import draw
-from trencadis_plugins.sampling.philox import Purpose, uniforms
+from trencadis_plugins.sampling.drawing import draw, num_times
+from trencadis_plugins.sampling.philox import Purpose, RowNumbers
 from trencadis_torch.verify import verify_drafts
 
 ALPHA = 1e-6
@@ -65,16 +65,19 @@ def tables(seed: int, vocab_size: int, depth: int) -> list[torch.Tensor]:
     return [(torch.randn(shape, generator=rng) * 0.8).softmax(-1) for shape in shapes]
 
 
-def keys_of(count: int) -> torch.Tensor:
-    return torch.stack([torch.arange(count), torch.full((count,), 7)], dim=1)
+def keys_of(rows: int | torch.Tensor) -> np.ndarray:
+    numbers = np.arange(rows) if isinstance(rows, int) else rows.numpy()
+    return np.stack([numbers, np.full_like(numbers, 7)], axis=1)
 
 
-def drawn(distribution: torch.Tensor, position: int, purpose: Purpose, *, rounds: int = 0) -> torch.Tensor:
+def numbers_of(keys: np.ndarray, position: int, rounds: int = 0) -> RowNumbers:
+    positions, number = np.full(len(keys), position), np.full(len(keys), rounds)
+    return RowNumbers(keys=keys, positions=positions, rounds=number, device=torch.device("cpu"))
+
+
+def drawn(distribution: torch.Tensor, numbers: RowNumbers, purpose: Purpose) -> torch.Tensor:
     logits = distribution.log()
-    positions, number = torch.full((len(distribution),), position), torch.full((len(distribution),), rounds)
-    return draw(
-        logits, logits.amax(-1), keys=keys_of(len(distribution)), positions=positions, purpose=purpose, rounds=number
-    )
+    return draw(logits, logits.amax(-1), numbers.times(purpose, num_times(logits.shape[1])))
 
 
 def texts(
@@ -104,20 +107,13 @@ def texts(
 
 def step(rule, text, where, end, num_drafts, target, proposal, *, fresh):
     """One step of the sequences whose text has this length: drafts, distributions, the walk and the last token."""
-    seeds = torch.stack([where, torch.full_like(where, 7)], dim=1)
+    seeds = keys_of(where)
     drafts = text[where, : end + num_drafts]
     distributions = []
     for place in range(end, end + num_drafts):
         distribution = proposal[place][tuple(drafts[:, :place].t())].expand(len(where), -1)
-        positions, number = torch.full_like(where, POSITION + place + 1), torch.full_like(where, end if fresh else 0)
-        drafts[:, place] = draw(
-            distribution.log(),
-            distribution.log().amax(-1),
-            keys=seeds,
-            positions=positions,
-            purpose=Purpose.DRAFT,
-            rounds=number,
-        )
+        numbers = numbers_of(seeds, POSITION + place + 1, end if fresh else 0)
+        drafts[:, place] = drawn(distribution, numbers, Purpose.DRAFT)
         distributions.append(distribution)
     targets = [
         target[place][tuple(drafts[:, :place].t())].expand(len(where), -1) for place in range(end, end + num_drafts + 1)
@@ -125,7 +121,7 @@ def step(rule, text, where, end, num_drafts, target, proposal, *, fresh):
     nodes, rows = num_drafts + 1, len(where)
     keyed = KeyedDistributions(
         torch.stack(targets, 1).flatten(0, 1),
-        keys=seeds.repeat_interleave(nodes, 0),
+        keys=seeds.repeat(nodes, 0),
         positions=[POSITION + end + node for node in range(nodes)] * rows,
     )
     return emitted_by(rule, keyed, drafts[:, end:], torch.arange(num_drafts).expand(rows, -1), distributions)
@@ -150,9 +146,7 @@ def emitted_by(rule, keyed, tokens, parents, distributions, *, is_linear=True):
         verified = verify_drafts(asked, rule.accept(asked), keyed.uniforms()[entries])
         last = keyed.draw(rule.last(asked, verified.stops), entries.gather(1, verified.stops[:, None])[:, 0])
     else:
-        positions = torch.as_tensor(keyed._positions)
-        logits = keyed.probabilities.log()
-        sampled = draw(logits.clone(), logits.amax(-1), keys=keyed._keys, positions=positions, purpose=Purpose.SAMPLE)
+        sampled = drawn(keyed.probabilities, keyed._numbers, Purpose.SAMPLE)
         asked = attrs.evolve(asked, sampled=sampled[entries])
         verified = verify_drafts(
             asked, rule.accept(asked), torch.full((rows, num_drafts + 1), 0.5, dtype=torch.float64)
@@ -239,13 +233,13 @@ def test_trees_of_drawn_siblings_have_the_distribution_of_the_model(parents):
             if parents[sibling] == parent:
                 distribution.scatter_(1, tokens[:, sibling : sibling + 1], 0.0)
         depth = 1 if parent == 0 else 2
-        tokens[:, draft] = drawn(distribution, POSITION + depth, Purpose.DRAFT, rounds=draft)
+        tokens[:, draft] = drawn(distribution, numbers_of(keys_of(count), POSITION + depth, draft), Purpose.DRAFT)
     nodes = [target[0].expand(count, -1)]
     nodes += [target[1][tokens[:, draft]] for draft in range(len(parents))]
     depths = [0, *(1 if parent == 0 else 2 for parent in parents)]
     keyed = KeyedDistributions(
         torch.stack(nodes, 1).flatten(0, 1),
-        keys=keys_of(count).repeat_interleave(len(nodes), 0),
+        keys=keys_of(count).repeat(len(nodes), 0),
         positions=[POSITION + depth for depth in depths] * count,
     )
     found, lengths = emitted_by(
@@ -254,7 +248,9 @@ def test_trees_of_drawn_siblings_have_the_distribution_of_the_model(parents):
     assert not chi_square_fails(found[:, 0], target[0].double().numpy())
     longer = lengths > 1
     assert longer.double().mean() > 0.5
-    going_on = torch.where(longer, found[:, 1], drawn(target[1][found[:, 0]], POSITION + 2, Purpose.SAMPLE))
+    going_on = torch.where(
+        longer, found[:, 1], drawn(target[1][found[:, 0]], numbers_of(keys_of(count), POSITION + 2), Purpose.SAMPLE)
+    )
     pairs = cells_of(torch.stack([found[:, 0], going_on], 1), vocab_size)
     assert not chi_square_fails(pairs, distribution_of_texts(target))
 
@@ -262,9 +258,8 @@ def test_trees_of_drawn_siblings_have_the_distribution_of_the_model(parents):
 @pytest.mark.slow
 def test_numbers_of_drafts_of_acceptance_and_of_what_follows_do_not_depend_on_each_other():
     count = 58_000
-    keys, positions = keys_of(count), torch.full((count,), POSITION)
     purposes = (Purpose.DRAFT, Purpose.ACCEPT, Purpose.RESIDUAL, Purpose.SAMPLE)
-    numbers = [uniforms(keys, positions, purpose=purpose, count=1)[:, 0] for purpose in purposes]
+    numbers = [numbers_of(keys_of(count), POSITION).uniforms(purpose) for purpose in purposes]
     for i, one in enumerate(numbers):
         for other in numbers[:i]:
             pairs = (one * 16).long() * 16 + (other * 16).long()

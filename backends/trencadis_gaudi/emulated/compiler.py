@@ -1,4 +1,7 @@
-"""``hpu_backend`` of torch.compile, emulated: graphs run as they are, and each one made is a compilation."""
+"""``hpu_backend`` of torch.compile, emulated: each graph made is a compilation.
+
+A graph runs on the device once, so that it is checked as a captured graph is, and on the tensors within from then on.
+"""
 
 from __future__ import annotations
 
@@ -7,28 +10,55 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_all_only, tree_map_only
+from torch.utils._pytree import tree_all_only, tree_map, tree_map_only
 
 from trencadis_gaudi.emulated.device import EmulatedDevice
+from trencadis_gaudi.emulated.recorder import Recorder
+from trencadis_gaudi.emulated.tensor import CPU, HpuTensor, is_hpu, wrap
 
 __all__ = ["counting_backend", "unwritten_outputs"]
 
 
-def counting_backend(device: EmulatedDevice) -> Callable[..., Any]:
+def counting_backend(device: EmulatedDevice, recorder: Recorder) -> Callable[..., Any]:
     """Return a backend for ``torch.compile`` whose signature is that of ``hpu_backend``, bridge 1.19."""
     numbers = itertools.count()
 
     def hpu_backend(graph_module: Any, example_inputs: Any, **kwargs: Any) -> Any:
         # torch.compile asks only for graphs it does not have.
         device.need_recipe(b"compiled" + next(numbers).to_bytes(8, "little"), what="A graph of torch.compile")
+        on_host: list[Any] = []
 
         def run(*args: Any) -> Any:
-            outputs = unwritten_outputs(graph_module) if device.compile_only else None
-            return graph_module.forward(*args) if outputs is None else outputs
+            if device.compile_only and (outputs := unwritten_outputs(graph_module)) is not None:
+                return tree_map_only(torch.Tensor, lambda output: wrap(output, recorder), outputs)
+            if on_host:
+                return _run_within(on_host[0], args, recorder)
+            outputs, _ = recorder.within_graph(lambda: graph_module.forward(*args))
+            on_host.append(_moved_to_host(graph_module))
+            return outputs
 
         return run
 
     return hpu_backend
+
+
+def _moved_to_host(graph_module: Any) -> Any:
+    """Return a copy of a graph for the tensors within those of the device."""
+    graph = torch.fx.Graph()
+    graph.output(graph.graph_copy(graph_module.graph, {}))
+    for node in graph.nodes:
+        node.args, node.kwargs = tree_map(lambda value: CPU if is_hpu(value) else value, (node.args, node.kwargs))
+    return torch.fx.GraphModule(graph_module, graph)
+
+
+def _run_within(graph_module: Any, args: tuple[Any, ...], recorder: Recorder) -> Any:
+    wrappers = {id(arg.on_host): arg for arg in args if isinstance(arg, HpuTensor)}
+    outputs = graph_module.forward(*(arg.on_host if isinstance(arg, HpuTensor) else arg for arg in args))
+    return tree_map_only(
+        torch.Tensor,
+        lambda output: wrappers[id(output)] if id(output) in wrappers else wrap(output, recorder),
+        outputs,
+    )
 
 
 def unwritten_outputs(graph_module: Any) -> Any:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
+
 from trencadis.clock import Clock
 from trencadis.errors import BackendError, OutOfMemoryError
 
 __all__ = ["EmulatedDevice", "EmulatedDeviceError", "EmulatedMemoryError"]
+
+logger = logging.getLogger("trencadis.gaudi")
 
 RECIPE_BYTES = 64 * 1024
 """Memory of a compiled graph beside its workspace."""
@@ -36,6 +41,7 @@ class EmulatedDevice:
         num_recipe_hits: Runs whose recipe was there.
         num_mark_steps: Calls of ``mark_step`` that had something to flush.
         num_host_syncs: Results the host waited for outside of graphs.
+        fallbacks: Operations without a kernel, which ran on the host, and how often.
         frozen: Compiling is an error from now on: the state after a complete warm-up.
         compile_only: Recipes are compiled and not run: results have their shapes, and no meaning.
     """
@@ -50,6 +56,7 @@ class EmulatedDevice:
         self.num_recipe_hits = 0
         self.num_mark_steps = 0
         self.num_host_syncs = 0
+        self.fallbacks: Counter[str] = Counter()
         self._charge_s = compile_s
         self._recipes: set[bytes] = set()
         self._accounts: dict[str, int] = {}
@@ -79,6 +86,12 @@ class EmulatedDevice:
         self.num_compilations += 1
         self.compile_s += self._charge_s
         return True
+
+    def fall_back(self, name: str) -> None:
+        """Count an operation that runs on the host; the first of its kind is warned about."""
+        self.fallbacks[name] += 1
+        if self.fallbacks[name] == 1:
+            logger.warning("%s has no kernel on the device: it runs on the host, with a copy each way.", name)
 
     # --------------------------------------------------------------------------------------------------- memory
 

@@ -1,45 +1,34 @@
-"""Records every operation, as the vendor's lazy mode does: the operations between two marks are one recipe.
+"""Runs every operation of the device, and records it as the vendor's lazy mode does: the operations between two marks are one recipe.
 
 A recipe is identified by its operations, the shapes and types of their tensors, and every number written into it. Anything that a graph
-compiler would have to compile anew is a new recipe here. With compilation only, operations are not run:
+compiler would have to compile anew is a new recipe here.
 
-    a view, a factory            runs: it computes nothing
-    changes a tensor in place    returns that tensor unchanged
-    anything else                returns uninitialised memory of the right shape, type and strides
+    operation ─▶ refused? ─▶ run on the CPU ─▶ narrowed (lazy mode) ─▶ taken down ─▶ tensors of the device
 
-Source: PT_COMPILE_ONLY_MODE of the vendor's bridge, under which no recipe is launched.
+Sources: limits of HPU graphs, the vendor's documentation of HPU graphs for inference; narrow types, ``PT_ENABLE_INT64_SUPPORT`` of bridge
+1.19 and ``backend/helpers/tensor_utils.cpp``, where complex types are refused, too.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
 
 from trencadis_gaudi.emulated.device import EmulatedDevice, EmulatedDeviceError
+from trencadis_gaudi.emulated.dry_runs import DryRuns
+from trencadis_gaudi.emulated.host_copies import HostCopies
+from trencadis_gaudi.emulated.operations import Operation, operation_of, stable_sort_falls_back
+from trencadis_gaudi.emulated.tensor import CPU, HpuTensor, active, is_hpu, register_device, wrap
 
-__all__ = ["Recorder", "Recording", "DryRuns"]
+__all__ = ["Recorder", "Recording"]
 
-_HOST_READS = frozenset({"aten._local_scalar_dense", "aten.item", "aten.equal", "aten.is_nonzero"})
-_DATA_SHAPED = frozenset(
-    {
-        "aten.nonzero",
-        "aten.masked_select",
-        "aten._unique2",
-        "aten.unique_dim",
-        "aten.unique_consecutive",
-        "aten.bincount",
-    }
-)
-"""Operations whose result the host reads, and those whose shape depends on what is in their tensors."""
-
-_FREE = frozenset({"aten.detach", "aten.alias", "aten.lift_fresh", "aten._to_copy", "aten.copy_", "aten.empty"})
-"""Moves and names: on the device these are transfers, which need no recipe."""
+_NARROW = {torch.int64: torch.int32, torch.float64: torch.float32}
+"""Types that lazy mode computes in another one, whatever type a tensor reports."""
 
 
 class Recording:
@@ -72,38 +61,52 @@ class Recording:
         return self._digest.digest()
 
 
-class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Active while a backend works on an emulated device.
+class Recorder:
+    """Runs the operations of an emulated device.
 
     Args:
         device: Compiles and counts.
+
+    Attributes:
+        host_copies: Copies to the host that have not arrived.
     """
 
     def __init__(self, device: EmulatedDevice) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        self.host_copies = HostCopies()
         self._device = device
         self._open = Recording()
         self._graphs: list[Recording] = []
         self._dry = DryRuns()
+        register_device(self)
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # torch.compile runs where no recorder is active: to keep it out of each operation would cost more than taking that down.
-        return False
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Let factories of this thread put their tensors on this device, within a ``with`` block."""
+        token = active.set(self)
+        try:
+            yield
+        finally:
+            active.reset(token)
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
+    def dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operation and take it down."""
-        kwargs = kwargs or {}
-        name = _name(func)
-        self._refuse_or_flush(name, args)
+        operation = operation_of(func)
+        if operation.name == "aten.to":  # a copy, a cast, or nothing: PyTorch says which
+            return func.decompose(*args, **kwargs)
+        call = Call(args, kwargs)
+        if operation.name == "aten.copy_" and not all(isinstance(one, HpuTensor) for one in args[:2]):
+            return self._copy(call, *args, **kwargs)
+        if operation.name == "aten._to_copy" and call.to_host:
+            return self._to_host(call, kwargs)
+        self._check(operation, call)
         # Outside lazy mode graphs of torch.compile run unseen, on what these operations return.
-        dry = self._device.compile_only and self._device.lazy and name not in _FREE and name not in _HOST_READS
-        result = self._dry.run(func, args, kwargs) if dry else func(*args, **kwargs)
-        if name not in _FREE:
-            self._take(name, args, kwargs, result)
-        return result
+        dry = self._device.compile_only and self._device.lazy and not operation.is_free and not operation.reads
+        result = self._dry.run(func, call.args, call.kwargs) if dry else func(*call.args, **call.kwargs)
+        if self._device.lazy and operation.computes:
+            _narrow(result)
+        if not operation.is_free:
+            self._take(operation.name, call, result)
+        return result if call.to_host else self._wrapped(operation, call, result)
 
     def mark(self) -> None:
         """End the run of operations: compile it unless its recipe is there."""
@@ -123,26 +126,151 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         finally:
             self._graphs.pop()
 
-    def _take(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
+    def synchronize(self) -> None:
+        """Wait for everything launched."""
+        self.mark()
+        self.host_copies.finish()
+
+    # ---------------------------------------------------------------------------------------------------- copies
+
+    def _copy(self, call: Call, target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+        """Copy between host and device."""
+        if isinstance(target, HpuTensor):
+            self._refuse_in_graph("aten.copy_", "it copies from the host")
+            target.on_host.copy_(source)
+            if self._device.lazy:
+                _narrow(target.on_host)
+            return target
+        return self._fetch(target, call.args[1], non_blocking=non_blocking)
+
+    def _to_host(self, call: Call, kwargs: Mapping[str, Any]) -> torch.Tensor:
+        """Copy to new memory of the host."""
+        source: torch.Tensor = call.args[0]
+        target = torch.empty_like(source, dtype=kwargs.get("dtype") or source.dtype)
+        return self._fetch(target, source, non_blocking=kwargs.get("non_blocking", False))
+
+    def _fetch(self, target: torch.Tensor, source: torch.Tensor, *, non_blocking: bool) -> torch.Tensor:
+        self._refuse_in_graph("aten.copy_", "it copies to the host")
+        self.mark()
+        if non_blocking:
+            return self.host_copies.start(target, source)
+        self._device.num_host_syncs += 1
+        self.host_copies.finish()
+        return target.copy_(source)
+
+    # -------------------------------------------------------------------------------------------------- one call
+
+    def _check(self, operation: Operation, call: Call) -> None:
+        name = operation.name
+        if call.on_host:
+            shape = tuple(call.on_host[0].shape)
+            raise EmulatedDeviceError(f"{name} mixes tensors of the device with one of the CPU, of shape {shape}.")
+        if operation.draws:
+            raise EmulatedDeviceError(f"{name} draws random numbers on the device: they are not those of the CPU.")
+        if not operation.has_kernel or stable_sort_falls_back(name, call.args, call.kwargs):
+            self._refuse_in_graph(name, "it has no kernel and runs on the host")
+            self._device.fall_back(name)
+        if self._graphs and any(call.changes_view(place) for place in operation.written):
+            self._refuse_in_graph(name, "it writes through a view")
+        if operation.reads or operation.is_data_shaped or _is_masked_index(name, call.args):
+            self._refuse_in_graph(
+                name, "the host reads its result" if operation.reads else "its result's shape depends on data"
+            )
+            self._device.num_host_syncs += 1
+            self.synchronize()
+
+    def _refuse_in_graph(self, name: str, why: str) -> None:
         if self._graphs:
-            self._graphs[-1].add(name, args, kwargs, result)
+            raise EmulatedDeviceError(f"{name} cannot be part of a graph: {why}.")
+
+    def _take(self, name: str, call: Call, result: Any) -> None:
+        if self._graphs:
+            self._graphs[-1].add(name, call.args, call.kwargs, result)
         elif self._device.lazy:
-            self._open.add(name, args, kwargs, result)
+            self._open.add(name, call.args, call.kwargs, result)
         else:
             alone = Recording()
-            alone.add(name, args, kwargs, result)
+            alone.add(name, call.args, call.kwargs, result)
             self._device.touch(alone.largest_bytes)
             self._device.need_recipe(alone.key, what=f"The operation {name}")
 
-    def _refuse_or_flush(self, name: str, args: tuple[Any, ...]) -> None:
-        reads = name in _HOST_READS
-        if not reads and name not in _DATA_SHAPED and not _is_masked_index(name, args):
-            return
-        if self._graphs:
-            why = "the host reads its result" if reads else "its result's shape depends on data"
-            raise EmulatedDeviceError(f"{name} cannot be part of a graph: {why}.")
-        self._device.num_host_syncs += 1
-        self.mark()
+    def _wrapped(self, operation: Operation, call: Call, result: Any) -> Any:
+        if isinstance(result, torch.Tensor):
+            known = call.wrappers.get(id(result))
+            if known is not None:
+                if known.shape != result.shape:
+                    raise EmulatedDeviceError(f"{operation.name} changes the shape of its result.")
+                return known
+            if result.dtype.is_complex:
+                raise EmulatedDeviceError(f"{operation.name} yields {result.dtype}: the device has no complex numbers.")
+            base = call.base_of(result) if operation.may_alias else None
+            if base is None:
+                return wrap(result, self)
+            is_view = base.is_view or operation.name not in {"aten.detach", "aten.alias"}
+            # PyTorch tracks the views of a tensor that was made outside of inference mode, and only they may be tracked.
+            with torch.inference_mode(base.is_inference()):
+                return wrap(result, self, is_view=is_view)
+        if isinstance(result, list | tuple):
+            return type(result)(self._wrapped(operation, call, item) for item in result)
+        return result
+
+
+class Call:
+    """The arguments of an operation, with tensors of the CPU for those of the device.
+
+    Attributes:
+        args: To run it with.
+        kwargs: To run it with.
+        wrappers: Tensors of the device among them, by the identity of the tensor within.
+        on_host: Tensors of the CPU among them, but for single numbers.
+        to_host: It is asked for a result on the CPU.
+    """
+
+    __slots__ = ("args", "kwargs", "on_host", "to_host", "wrappers")
+
+    def __init__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        self.wrappers: dict[int, HpuTensor] = {}
+        self.on_host: list[torch.Tensor] = []
+        self.args: tuple[Any, ...] = tuple([self._within(value) for value in args])
+        self.to_host = False
+        self.kwargs: dict[str, Any] = {}
+        for name, value in kwargs.items():
+            if name == "device" and value is not None:
+                self.to_host = not is_hpu(value)
+                self.kwargs[name] = CPU
+            else:
+                self.kwargs[name] = self._within(value)
+
+    def _within(self, value: Any) -> Any:
+        if isinstance(value, HpuTensor):
+            self.wrappers[id(value.on_host)] = value
+            return value.on_host
+        if isinstance(value, torch.Tensor):
+            if value.dim():
+                self.on_host.append(value)
+            return value
+        if isinstance(value, list | tuple):
+            return [self._within(item) for item in value]
+        return value
+
+    def changes_view(self, place: int) -> bool:
+        """Return whether the argument at ``place`` is a view. Pure."""
+        return place < len(self.args) and any(
+            self.wrappers[id(tensor)].is_view for tensor in _tensors(self.args[place]) if id(tensor) in self.wrappers
+        )
+
+    def base_of(self, result: torch.Tensor) -> HpuTensor | None:
+        """Return the argument that a result shares memory with. Pure."""
+        storage = _storage(result)
+        return next((tensor for tensor in self.wrappers.values() if _storage(tensor.on_host) == storage), None)
+
+
+def _narrow(result: Any) -> None:
+    """Round results to the type that lazy mode computes them in; integers wrap around."""
+    for tensor in _tensors(result):
+        narrow = _NARROW.get(tensor.dtype)
+        if narrow is not None:
+            tensor.copy_(tensor.to(narrow))
 
 
 def _is_masked_index(name: str, args: tuple[Any, ...]) -> bool:
@@ -150,11 +278,6 @@ def _is_masked_index(name: str, args: tuple[Any, ...]) -> bool:
     if name not in {"aten.index", "aten.index_put", "aten.index_put_"}:
         return False
     return any(isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8) for index in args[1])
-
-
-@cache
-def _name(func: Any) -> str:
-    return str(func.overloadpacket)
 
 
 def _describe(values: Iterable[Any]) -> str:
@@ -183,65 +306,3 @@ def _tensors(value: Any) -> list[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         return [value]
     return [tensor for item in value for tensor in _tensors(item)] if isinstance(value, list | tuple) else []
-
-
-class DryRuns:
-    """Operations that are not run. What shape an operation's result has is found out once for each kind of arguments, for all instances."""
-
-    _results: ClassVar[dict[Hashable, Any]] = {}
-
-    def run(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Return a placeholder for the result of an operation on CPU tensors.
-
-        Args:
-            func: An overload, as a dispatch mode is given it.
-            args: Its arguments.
-            kwargs: Its keyword arguments.
-        """
-        schema = func._schema  # noqa: SLF001 - torch shows an operation's schema nowhere else
-        if schema.is_mutable:
-            return args[0] if _is_in_place(schema) else func(*args, **kwargs)
-        if any(result.alias_info is not None for result in schema.returns) or not _has_tensor(args):
-            return func(*args, **kwargs)
-        key = (func, _kind(args), tuple((name, _kind(kwargs[name])) for name in sorted(kwargs)))
-        if key not in self._results:
-            try:
-                self._results[key] = func(*_shapes_of(args), **_shapes_of(kwargs))
-            except NotImplementedError:
-                return func(*args, **kwargs)  # its result's shape is not known without running it
-        result = self._results[key]
-        return (
-            _unwritten(result) if isinstance(result, torch.Tensor) else tree_map_only(torch.Tensor, _unwritten, result)
-        )
-
-
-def _kind(value: Any) -> Hashable:
-    """Return the values that the shape of a result may depend on; numbers of two types are never equal."""
-    if isinstance(value, torch.Tensor):
-        return tuple(value.shape), value.stride(), value.dtype
-    if isinstance(value, list | tuple):
-        return tuple(map(_kind, value))
-    return type(value), value
-
-
-def _shapes_of(values: Any) -> Any:
-    return tree_map_only(torch.Tensor, _shape_of, values)
-
-
-def _is_in_place(schema: Any) -> bool:
-    """Whether the first argument is changed, and is the result."""
-    first = schema.arguments[0].alias_info
-    returned = [result.alias_info for result in schema.returns]
-    return first is not None and first.is_write and len(returned) == 1 and returned[0] is not None
-
-
-def _has_tensor(args: tuple[Any, ...]) -> bool:
-    return any(isinstance(item, torch.Tensor) or (isinstance(item, list) and _has_tensor(tuple(item))) for item in args)
-
-
-def _shape_of(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-
-
-def _unwritten(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)

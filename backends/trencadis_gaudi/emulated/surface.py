@@ -19,7 +19,7 @@ __all__ = ["emulated_habana"]
 
 
 def emulated_habana(device: EmulatedDevice) -> tuple[types.SimpleNamespace, Recorder]:
-    """Return the parts of ``habana_frameworks.torch`` that the backend uses, and the recorder that must be active meanwhile.
+    """Return the parts of ``habana_frameworks.torch`` that the backend uses, and the recorder that runs its operations.
 
     The namespace has ``core``, ``hpu``, ``internal`` and ``utils``, as the package has.
     """
@@ -111,8 +111,9 @@ class _BridgeConfig:
 class _Stream:
     """An order of operations; on this device everything is in one."""
 
-    def __init__(self, device: Any = None, priority: int = 0) -> None:
-        self.device = device
+    def __init__(self, device: EmulatedDevice, recorder: Recorder) -> None:
+        self._device = device
+        self._recorder = recorder
 
     def wait_event(self, event: Any) -> None:
         """Wait for an event."""
@@ -121,51 +122,59 @@ class _Stream:
         """Wait for another stream."""
 
     def record_event(self, event: Any = None) -> Any:
-        """Return an event that has happened."""
-        return event or _Event()
+        """Put an event into the stream, a new one unless it is given."""
+        event = event or _Event(self._device, self._recorder)
+        event.record()
+        return event
 
     def query(self) -> bool:
         """True: everything has run."""
+        self.synchronize()
         return True
 
     def synchronize(self) -> None:
         """Wait for everything submitted."""
+        self._recorder.synchronize()
 
 
 class _Event:
-    """A moment in a stream."""
+    """A moment in the only stream: of the device's clock, and among the copies to the host."""
 
-    def __init__(self, enable_timing: bool = False) -> None:
-        self._enable_timing = enable_timing
+    def __init__(self, device: EmulatedDevice, recorder: Recorder, enable_timing: bool = False) -> None:
+        self._device = device
+        self._recorder = recorder
+        self._position = 0
+        self._at_s = 0.0
 
     def record(self, stream: Any = None) -> None:
         """Put it into a stream."""
+        self._position = self._recorder.host_copies.num_started
+        self._at_s = self._device.clock.now_s()
 
     def wait(self, stream: Any = None) -> None:
         """Let a stream wait for it."""
 
     def query(self) -> bool:
-        """True: it has happened."""
+        """True: what was submitted before it has run."""
+        self.synchronize()
         return True
 
     def synchronize(self) -> None:
-        """Wait for it."""
+        """Wait for it: copies to the host that were started before it arrive."""
+        self._recorder.host_copies.finish(self._position)
 
-    def elapsed_time(self, end_event: Any) -> float:
-        """Return the milliseconds between two events: none."""
-        return 0.0
+    def elapsed_time(self, end_event: _Event) -> float:
+        """Return the milliseconds between two events."""
+        return 1e3 * (end_event._at_s - self._at_s)
 
 
 class _Hpu:
     """``habana_frameworks.torch.hpu``; ``wrap_in_hpu_graph`` is there in lazy mode only."""
 
-    Event = _Event
-    Stream = _Stream
-
     def __init__(self, device: EmulatedDevice, recorder: Recorder) -> None:
         self._device = device
         self._recorder = recorder
-        self._stream = _Stream()
+        self._stream = _Stream(device, recorder)
         self.metrics = types.SimpleNamespace(metric_localcontext=lambda name: _metric(device, name))
         if device.lazy:
             self.wrap_in_hpu_graph = GraphStore(device, recorder).wrap_in_hpu_graph
@@ -173,6 +182,14 @@ class _Hpu:
     def current_device(self) -> int:
         """Return the index of the device."""
         return 0
+
+    def Event(self, enable_timing: bool = False) -> _Event:  # noqa: N802 - the vendor's name
+        """Return an event."""
+        return _Event(self._device, self._recorder, enable_timing)
+
+    def Stream(self, device: Any = None, priority: int = 0) -> _Stream:  # noqa: N802
+        """Return another name of the only stream."""
+        return _Stream(self._device, self._recorder)
 
     def current_stream(self, device: Any = None) -> _Stream:
         """Return the only stream."""
@@ -219,8 +236,8 @@ class _Hpu:
         return contextlib.nullcontext(stream)
 
     def synchronize(self) -> None:
-        """Run the gathered operations."""
-        self._recorder.mark()
+        """Run the gathered operations and wait for everything."""
+        self._recorder.synchronize()
 
 
 class _CompilationMetric:
@@ -234,8 +251,23 @@ class _CompilationMetric:
         return [("TotalNumber", number), ("TotalTime", time_us), ("AvgTime", time_us // max(1, number))]
 
 
+class _FallbackMetric:
+    """``cpu_fallback``; names and order of its statistics are the vendor's."""
+
+    def __init__(self, device: EmulatedDevice) -> None:
+        self._device = device
+        self._start = device.fallbacks.copy()
+
+    def stats(self) -> list[tuple[str, Any]]:
+        new = self._device.fallbacks - self._start
+        return [("TotalNumber", new.total()), ("FallbackOps", dict(new))]
+
+
+_METRICS: dict[str, Any] = {"graph_compilation": _CompilationMetric, "cpu_fallback": _FallbackMetric}
+
+
 @contextlib.contextmanager
-def _metric(device: EmulatedDevice, name: str) -> Iterator[_CompilationMetric]:
-    if name != "graph_compilation":
-        raise EmulatedDeviceError(f"the emulated device has no metric {name!r}; it has graph_compilation.")
-    yield _CompilationMetric(device)
+def _metric(device: EmulatedDevice, name: str) -> Iterator[Any]:
+    if name not in _METRICS:
+        raise EmulatedDeviceError(f"the emulated device has no metric {name!r}; it has {', '.join(_METRICS)}.")
+    yield _METRICS[name](device)

@@ -8,7 +8,7 @@ memory does not fit runs without a graph. Memory that one phase leaves is offere
 runs without one; nothing is compiled for it later either.
 
 Source: vllm-fork v0.5.3.post1-Gaudi-1.17.0, vllm/worker/habana_model_runner.py, with its second round for decodes corrected (there it
-can never run).
+can never run). There a bucket is estimated by its tokens alone, here as :class:`GraphCosts` says.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from trencadis.errors import OutOfMemoryError
 from trencadis.records import Bucket, Phase, UnifiedBucket
 from trencadis_gaudi.config import GaudiConfig
 from trencadis_gaudi.emulated.device import EmulatedMemoryError
+from trencadis_gaudi.graphs.costs import GraphCosts
 from trencadis_gaudi.habana import Habana
 from trencadis_gaudi.memory import format_bytes
 
@@ -243,10 +244,6 @@ def _weight(bucket: Bucket) -> tuple[int, int]:
     return bucket.num_tokens + bucket.num_blocks + unique, bucket.num_tokens
 
 
-_UNIT_WEIGHT = 0.001
-"""Weight before anything was captured: the first bucket is always estimated to cost nothing."""
-
-
 def capture_order(buckets: Iterable[Bucket], strategy: str) -> list[Bucket]:
     """Return buckets in the order of their capture. Pure.
 
@@ -273,13 +270,14 @@ class CaptureReport:
         captured: Those that are graphs, in the order of their capture.
         used_bytes: Memory of their graphs.
         is_complete: Every bucket is a graph.
+        costs: Estimates of the phase.
     """
 
     order: list[Bucket]
     captured: list[Bucket] = attrs.field(factory=list)
     used_bytes: int = 0
     is_complete: bool = False
-    weight: float = _UNIT_WEIGHT
+    costs: GraphCosts = attrs.field(factory=GraphCosts)
 
     @property
     def captured_ratio(self) -> float:
@@ -317,10 +315,9 @@ class GraphBudget:
         report.is_complete = True
         done = set(report.captured)
         for index, bucket in enumerate(report.order):
-            weight = bucket.batch_size * (1 if bucket.phase is Phase.DECODE else bucket.query_len)
             # As in the source, a bucket is weighed before it is known to be captured already: one that no longer fits
             # leaves the phase incomplete.
-            if weight / report.weight * report.used_bytes >= available:
+            if report.costs.estimate(bucket) >= available:
                 report.is_complete = report.is_complete and bucket in done
                 continue
             if bucket in done:
@@ -328,5 +325,5 @@ class GraphBudget:
             used = self._capture(bucket, index)
             available -= used
             report.used_bytes += used
-            report.weight += weight
+            report.costs.add(bucket, used)
             report.captured.append(bucket)

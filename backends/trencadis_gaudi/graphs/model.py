@@ -16,6 +16,7 @@ import torch
 
 from trencadis_gaudi.config import GaudiConfig
 from trencadis_gaudi.habana import Habana
+from trencadis_gaudi.memory import MemoryMeter
 from trencadis_gaudi.passes.tensors import GaudiPasses, PassTensors
 from trencadis_torch.attention.adapter import PASS_ARGUMENT
 
@@ -41,6 +42,7 @@ class ForwardAdapter(torch.nn.Module):
         super().__init__()
         self.model = model
         self._passes = passes
+        passes.attach(model)
         self._selects = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def forward(
@@ -66,7 +68,9 @@ def make_forward(adapter: ForwardAdapter, config: GaudiConfig, habana: Habana) -
     """Return the adapter's forward in the config's mode; changes the adapter."""
     if config.mode == "lazy":
         mark_layers(adapter.model, habana.mark_step, every=config.mark_layers)
+        meter = MemoryMeter(habana)
         graphed = habana.hpu.wrap_in_hpu_graph(adapter, disable_tensor_cache=True)
+        logger.info("Wrapping in HPU Graph took %s", meter.summary())
 
         def replay(*args: Any, graph: bool) -> torch.Tensor:
             logits: torch.Tensor = graphed(*args, bypass_hpu_graphs=not graph)
@@ -102,8 +106,7 @@ def _compiled(adapter: ForwardAdapter, config: GaudiConfig, habana: Habana) -> F
         run = torch.compile(adapter, **options)
 
     def compiled(*args: Any, graph: bool) -> torch.Tensor:
-        with habana.outside():
-            logits: torch.Tensor = run(*args)
+        logits: torch.Tensor = run(*args)
         return logits
 
     return compiled

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from trencadis.clock import Clock
-from trencadis.errors import OutOfMemoryError
+from trencadis.errors import BackendError, OutOfMemoryError
 from trencadis.records import Bucket, Phase, UnifiedBucket, WarmUpReport
 from trencadis_gaudi.config import GaudiConfig
 from trencadis_gaudi.graphs.capture import Capture, log_bucket
@@ -32,7 +32,7 @@ from trencadis_gaudi.graphs.model import dynamo_limits
 from trencadis_gaudi.habana import Habana
 from trencadis_gaudi.memory import format_bytes
 
-__all__ = ["Steps", "WarmUp", "compile_only", "representatives", "required_first", "Pace"]
+__all__ = ["Steps", "WarmUp", "compile_only", "every_graph", "representatives", "required_first", "Pace"]
 
 logger = logging.getLogger("trencadis.gaudi")
 
@@ -156,6 +156,10 @@ class WarmUp:
             _set_dynamo_limits(len(buckets), regional=self._config.regional)
 
     def _prepare(self, buckets: Sequence[Bucket], progress: Callable[[int, int], None] | None) -> None:
+        with every_graph() if self._config.mode == "compile" else contextlib.nullcontext():
+            self._prepare_all(buckets, progress)
+
+    def _prepare_all(self, buckets: Sequence[Bucket], progress: Callable[[int, int], None] | None) -> None:
         self._steps.warm_sampler(buckets)
         self._steps.warm_swaps()
         required = self._split(buckets)
@@ -226,6 +230,27 @@ def compile_only(habana: Habana) -> Iterator[None]:
                 "Please update Gaudi Software Suite."
             )
         yield
+
+
+@contextlib.contextmanager
+def every_graph() -> Iterator[None]:
+    """Make it an error if torch.compile gives up on a piece of code: it would run one operation at a time from then on.
+
+    Raises:
+        BackendError: It did.
+    """
+    import torch._dynamo.config as dynamo
+    from torch._dynamo.exc import FailOnRecompileLimitHit
+
+    with dynamo.patch(fail_on_recompile_limit_hit=True):
+        try:
+            yield
+        except FailOnRecompileLimitHit as error:
+            raise BackendError(
+                f"torch.compile gave up during the warm-up: {str(error).splitlines()[0]}",
+                hint="Something of the model differs from call to call; TORCH_LOGS=recompiles names it. "
+                'backend.gaudi.mode = "eager" runs without torch.compile.',
+            ) from error
 
 
 def _set_dynamo_limits(num_buckets: int, *, regional: bool) -> None:

@@ -13,6 +13,7 @@ import torch
 from trencadis.errors import StepFailedError
 from trencadis.records import Int32Array, Pass
 from trencadis_gaudi.attention.flat import flat_attention, slot_bias
+from trencadis_gaudi.flat_cache import FlatKVCache, FlatLayer
 from trencadis_gaudi.passes.block_lists import (
     BlockLists,
     OwnedBlocks,
@@ -25,7 +26,6 @@ from trencadis_gaudi.passes.block_lists import (
     window_entries,
 )
 from trencadis_torch.attention.options import AttentionOptions
-from trencadis_torch.cache.kv_cache import PagedKVCache
 from trencadis_torch.device import to_device
 
 __all__ = ["BlockTensors", "DecodeTensors", "GaudiDecode", "decode_tensors"]
@@ -59,7 +59,7 @@ class DecodeTensors(NamedTuple):
     lists: tuple[BlockTensors, ...]
 
 
-def decode_tensors(one: Pass, tables: Int32Array, cache: PagedKVCache, *, contiguous: bool) -> DecodeTensors:
+def decode_tensors(one: Pass, tables: Int32Array, cache: FlatKVCache, *, contiguous: bool) -> DecodeTensors:
     """Return the tensors of a decode pass; every shape follows from its bucket and the cache.
 
     A list of all blocks is as long as the bucket says, with ``contiguous`` at most as long as the cache, padding block included.
@@ -107,7 +107,7 @@ def decode_tensors(one: Pass, tables: Int32Array, cache: PagedKVCache, *, contig
     return DecodeTensors(to_device(slots, cache.device), tuple(lists))
 
 
-def _windows(cache: PagedKVCache) -> list[int]:
+def _windows(cache: FlatKVCache) -> list[int]:
     return sorted({layer.window for layer in cache.layers})
 
 
@@ -137,11 +137,9 @@ class GaudiDecode:
         contiguous: As the tensors were made.
     """
 
-    def __init__(self, cache: PagedKVCache, tensors: DecodeTensors, *, contiguous: bool) -> None:
-        self._cache = cache
+    def __init__(self, cache: FlatKVCache, tensors: DecodeTensors, *, contiguous: bool) -> None:
         self._slots = tensors.slots
         self._contiguous = contiguous
-        self._windows = {layer.index: layer.window for layer in cache.layers}
         self._lists = dict(zip(_windows(cache), tensors.lists, strict=True))
         self._biases = {
             window: slot_bias(part.usage, part.skipped, cache.block_size) for window, part in self._lists.items()
@@ -149,24 +147,23 @@ class GaudiDecode:
 
     def attend(
         self,
-        layer_index: int,
+        layer: FlatLayer,
         query: torch.Tensor,
         keys: torch.Tensor,
         values: torch.Tensor,
         *,
         options: AttentionOptions,
     ) -> torch.Tensor:
-        """Store new keys and values, and return attention outputs ``[B × Q, H, Dv]``; as in ``RaggedPass``."""
-        self._cache.write(layer_index, self._slots.flatten(), keys, values)
-        window = self._windows[layer_index]
-        part = self._lists[window]
-        cached_keys, cached_values = (self._read(cached, window, part) for cached in self._cache.layer(layer_index))
+        """Store new keys and values, and return attention outputs ``[B × Q, H, Dv]``; see ``attention/adapter.py``."""
+        layer.write(self._slots.flatten(), keys, values)
+        part = self._lists[layer.window]
+        cached_keys, cached_values = (self._read(cached, layer.window, part) for cached in layer.blocks())
         output = flat_attention(
             torch.unflatten(query, 0, self._slots.shape),
             cached_keys,
             cached_values,
             groups=part.groups,
-            bias=self._biases[window],
+            bias=self._biases[layer.window],
             options=options,
         )
         return output.flatten(0, 1)

@@ -10,7 +10,7 @@ import numpy as np
 
 from trencadis.errors import StepFailedError
 from trencadis.records import Int32Array, Int64Array, Pass
-from trencadis_torch.cache.kv_cache import PagedKVCache
+from trencadis_gaudi.flat_cache import FlatKVCache
 
 __all__ = ["FlatTokens", "flat_tokens"]
 
@@ -32,7 +32,7 @@ class FlatTokens:
     firsts: Int64Array
 
 
-def flat_tokens(one: Pass, tables: Int32Array, cache: PagedKVCache, *, num_tokens: int) -> FlatTokens:
+def flat_tokens(one: Pass, tables: Int32Array, cache: FlatKVCache, *, num_tokens: int) -> FlatTokens:
     """Return the tokens of a pass.
 
     Args:

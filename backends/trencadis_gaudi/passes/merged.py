@@ -17,10 +17,10 @@ from trencadis.errors import StepFailedError
 from trencadis.records import Int32Array, Pass
 from trencadis_gaudi.attention.fused_sdpa import FusedSDPA
 from trencadis_gaudi.attention.prefill import attend_prefill, merged_mask, with_context
+from trencadis_gaudi.flat_cache import FlatKVCache, FlatLayer
 from trencadis_gaudi.passes.block_lists import gathered_lists, owned_blocks, seen_slots
 from trencadis_gaudi.passes.flat_tokens import flat_tokens
 from trencadis_torch.attention.options import AttentionOptions
-from trencadis_torch.cache.kv_cache import PagedKVCache
 from trencadis_torch.device import to_device
 
 __all__ = ["CONTEXT_STEP", "GaudiMergedPrefill", "MergedTensors", "merged_tensors"]
@@ -51,7 +51,7 @@ class MergedTensors(NamedTuple):
     block_usage: torch.Tensor
 
 
-def merged_tensors(one: Pass, tables: Int32Array, cache: PagedKVCache) -> MergedTensors:
+def merged_tensors(one: Pass, tables: Int32Array, cache: FlatKVCache) -> MergedTensors:
     """Return the tensors of a merged prefill pass; every shape follows from its bucket.
 
     Args:
@@ -95,12 +95,10 @@ class GaudiMergedPrefill:
         kernel: Fused attention; None computes with plain operations.
     """
 
-    def __init__(self, cache: PagedKVCache, tensors: MergedTensors, *, kernel: FusedSDPA | None) -> None:
-        self._cache = cache
+    def __init__(self, cache: FlatKVCache, tensors: MergedTensors, *, kernel: FusedSDPA | None) -> None:
         self._slots = tensors.slots
         self._blocks = tensors.blocks
         self._kernel = kernel
-        self._windows = {layer.index: layer.window for layer in cache.layers}
         self._masks = {
             window: merged_mask(
                 tensors.groups,
@@ -111,28 +109,28 @@ class GaudiMergedPrefill:
                 block_size=cache.block_size,
                 window=window,
             )
-            for window in sorted(set(self._windows.values()))
+            for window in {layer.window for layer in cache.layers}
         }
 
     def attend(
         self,
-        layer_index: int,
+        layer: FlatLayer,
         query: torch.Tensor,
         keys: torch.Tensor,
         values: torch.Tensor,
         *,
         options: AttentionOptions,
     ) -> torch.Tensor:
-        """Store new keys and values, and return attention outputs ``[Q, H, Dv]``; as in ``RaggedPass``."""
-        self._cache.write(layer_index, self._slots, keys, values)
+        """Store new keys and values, and return attention outputs ``[Q, H, Dv]``; see ``attention/adapter.py``."""
+        layer.write(self._slots, keys, values)
         seen = [
             with_context(cached, self._blocks, new[None])
-            for cached, new in zip(self._cache.layer(layer_index), (keys, values), strict=True)
+            for cached, new in zip(layer.blocks(), (keys, values), strict=True)
         ]
         output = attend_prefill(
             query[None],
             *seen,
-            mask=self._masks[self._windows[layer_index]],
+            mask=self._masks[layer.window],
             query_lens=None,
             options=options,
             kernel=self._kernel,

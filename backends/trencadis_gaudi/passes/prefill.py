@@ -14,9 +14,9 @@ from trencadis.errors import StepFailedError
 from trencadis.records import Int32Array, Int64Array, Pass
 from trencadis_gaudi.attention.fused_sdpa import FusedSDPA
 from trencadis_gaudi.attention.prefill import attend_prefill, batch_mask, with_context
+from trencadis_gaudi.flat_cache import FlatKVCache, FlatLayer
 from trencadis_gaudi.passes.block_lists import token_slots
 from trencadis_torch.attention.options import AttentionOptions
-from trencadis_torch.cache.kv_cache import PagedKVCache
 from trencadis_torch.device import to_device
 
 __all__ = ["GaudiPrefill", "PrefillTensors", "prefill_tensors"]
@@ -38,7 +38,7 @@ class PrefillTensors(NamedTuple):
     query_lens: torch.Tensor
 
 
-def prefill_tensors(one: Pass, tables: Int32Array, cache: PagedKVCache) -> PrefillTensors:
+def prefill_tensors(one: Pass, tables: Int32Array, cache: FlatKVCache) -> PrefillTensors:
     """Return the tensors of a prefill pass; every shape follows from its bucket.
 
     Args:
@@ -72,7 +72,7 @@ def prefill_tensors(one: Pass, tables: Int32Array, cache: PagedKVCache) -> Prefi
     return PrefillTensors(*(to_device(array, cache.device) for array in (slots, blocks, *lengths)))
 
 
-def _context_blocks(one: Pass, tables: Int32Array, cache: PagedKVCache) -> Int64Array:
+def _context_blocks(one: Pass, tables: Int32Array, cache: FlatKVCache) -> Int64Array:
     bucket = one.bucket
     blocks = np.full((bucket.batch_size, bucket.num_blocks), cache.padding_block, np.int64)
     # A bucket may have more blocks than a table has columns.
@@ -91,50 +91,49 @@ class GaudiPrefill:
         kernel: Fused attention; None computes with plain operations.
     """
 
-    def __init__(self, cache: PagedKVCache, tensors: PrefillTensors, *, kernel: FusedSDPA | None) -> None:
-        self._cache = cache
+    def __init__(self, cache: FlatKVCache, tensors: PrefillTensors, *, kernel: FusedSDPA | None) -> None:
         self._tensors = tensors
         self._kernel = kernel
-        self._windows = {layer.index: layer.window for layer in cache.layers}
-        self._masks: dict[int, torch.Tensor] = {}
+        # Made before the first layer: made within one, they would be results of its graph, which is that of no other layer then.
+        self._masks = {
+            window: self._mask(window, cache.block_size) for window in sorted({layer.window for layer in cache.layers})
+        }
 
     def attend(
         self,
-        layer_index: int,
+        layer: FlatLayer,
         query: torch.Tensor,
         keys: torch.Tensor,
         values: torch.Tensor,
         *,
         options: AttentionOptions,
     ) -> torch.Tensor:
-        """Store new keys and values, and return attention outputs ``[B × Q, H, Dv]``; as in ``RaggedPass``."""
+        """Store new keys and values, and return attention outputs ``[B × Q, H, Dv]``; see ``attention/adapter.py``."""
         slots, blocks, _, query_lens = self._tensors
-        self._cache.write(layer_index, slots.flatten(), keys, values)
+        layer.write(slots.flatten(), keys, values)
         seen = [
             with_context(cached, blocks, torch.unflatten(new, 0, slots.shape))
-            for cached, new in zip(self._cache.layer(layer_index), (keys, values), strict=True)
+            for cached, new in zip(layer.blocks(), (keys, values), strict=True)
         ]
         output = attend_prefill(
             torch.unflatten(query, 0, slots.shape),
             *seen,
-            mask=self._mask(self._windows[layer_index]),
+            mask=self._masks[layer.window],
             query_lens=query_lens,
             options=options,
             kernel=self._kernel,
         )
         return output.flatten(0, 1)
 
-    def _mask(self, window: int) -> torch.Tensor | None:
-        """Return the mask of the layers of a window; None where plain causality says it all. Made once a pass."""
+    def _mask(self, window: int, block_size: int) -> torch.Tensor | None:
+        """Return the mask of the layers of a window; None where causality alone decides."""
         slots, blocks, context_lens, query_lens = self._tensors
         if not blocks.numel() and not window:
             return None
-        if window not in self._masks:
-            self._masks[window] = batch_mask(
-                context_lens,
-                query_lens,
-                num_context=blocks.shape[1] * self._cache.block_size,
-                query_len=slots.shape[1],
-                window=window,
-            )
-        return self._masks[window]
+        return batch_mask(
+            context_lens,
+            query_lens,
+            num_context=blocks.shape[1] * block_size,
+            query_len=slots.shape[1],
+            window=window,
+        )

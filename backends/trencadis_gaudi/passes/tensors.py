@@ -10,21 +10,23 @@ Shapes: T tokens of the bucket.
 
 from __future__ import annotations
 
+from typing import Any
+
 import attrs
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from trencadis.records import Int32Array, Int64Array, Pass, Phase, UnifiedBucket
+from trencadis_gaudi.attention.adapter import LayerPass, attach
 from trencadis_gaudi.attention.fused_sdpa import FusedSDPA
+from trencadis_gaudi.flat_cache import FlatKVCache
 from trencadis_gaudi.passes.block_lists import query_positions
 from trencadis_gaudi.passes.decode import DecodeTensors, GaudiDecode, decode_tensors
 from trencadis_gaudi.passes.flat_tokens import flat_tokens
 from trencadis_gaudi.passes.merged import GaudiMergedPrefill, MergedTensors, merged_tensors
 from trencadis_gaudi.passes.prefill import GaudiPrefill, PrefillTensors, prefill_tensors
 from trencadis_gaudi.passes.unified import GaudiUnified, UnifiedTensors, unified_batch, unified_tensors
-from trencadis_torch.attention.kernel import AttentionPass
-from trencadis_torch.cache.kv_cache import PagedKVCache
 from trencadis_torch.device import to_device
 from trencadis_torch.rows import Rows
 
@@ -62,7 +64,7 @@ class GaudiPasses:
 
     def __init__(
         self,
-        cache: PagedKVCache,
+        cache: FlatKVCache,
         *,
         contiguous: bool,
         merged_prefill: bool = False,
@@ -72,6 +74,10 @@ class GaudiPasses:
         self._contiguous = contiguous
         self._merged = merged_prefill
         self._kernel = kernel
+
+    def attach(self, model: Any) -> None:
+        """Give the attention modules of a model their layers of the cache."""
+        attach(model, self._cache)
 
     def inputs(self, one: Pass, rows: Rows, tables: Int32Array) -> PassInputs:
         """Return the inputs of a prefill, decode or unified pass; reads the rows' tokens on the device.
@@ -96,7 +102,7 @@ class GaudiPasses:
             return self._row(one, rows, tables, one.bucket.query_len, merged)
         return self._rectangle(one, rows, prefill_tensors(one, tables, self._cache))
 
-    def attention(self, tensors: PassTensors) -> AttentionPass:
+    def attention(self, tensors: PassTensors) -> LayerPass:
         """Return the attention of a pass; called inside its graph."""
         match tensors:
             case DecodeTensors():

@@ -21,10 +21,10 @@ import torch
 from trencadis.errors import StepFailedError
 from trencadis.records import BoolArray, Int32Array, Int64Array, Pass, UnifiedBucket, UnifiedShape
 from trencadis_gaudi.attention.unified import Part, block_part, causal_part, dense_part, merge_parts, sink_part
+from trencadis_gaudi.flat_cache import FlatKVCache, FlatLayer
 from trencadis_gaudi.passes.block_lists import owned_blocks
 from trencadis_gaudi.passes.flat_tokens import FlatTokens, flat_tokens
 from trencadis_torch.attention.options import AttentionOptions
-from trencadis_torch.cache.kv_cache import PagedKVCache
 from trencadis_torch.device import to_device
 
 __all__ = ["GaudiUnified", "UnifiedTensors", "unified_tensors", "UnifiedBatch", "cached_tokens", "unified_batch"]
@@ -134,7 +134,7 @@ class UnifiedTensors(NamedTuple):
 
 
 def unified_tensors(
-    one: Pass, batch: UnifiedBatch, tables: Int32Array, cache: PagedKVCache, *, bucket: UnifiedBucket
+    one: Pass, batch: UnifiedBatch, tables: Int32Array, cache: FlatKVCache, *, bucket: UnifiedBucket
 ) -> UnifiedTensors:
     """Return the tensors of a unified pass; every shape follows from its bucket, the cache and the number of rows.
 
@@ -200,27 +200,25 @@ class GaudiUnified:
         tensors: Of the pass.
     """
 
-    def __init__(self, cache: PagedKVCache, tensors: UnifiedTensors) -> None:
-        self._cache = cache
+    def __init__(self, cache: FlatKVCache, tensors: UnifiedTensors) -> None:
+        self._block_size = cache.block_size
         self._tensors = tensors
-        self._windows = {layer.index: layer.window for layer in cache.layers}
-        windows = sorted(set(self._windows.values()))
+        windows = sorted({layer.window for layer in cache.layers})
         self._seen = {window: self._seen_of_shared(window) for window in windows}
         self._spans = {window: self._span_of_unique(window) for window in windows}
 
     def attend(
         self,
-        layer_index: int,
+        layer: FlatLayer,
         query: torch.Tensor,
         keys: torch.Tensor,
         values: torch.Tensor,
         *,
         options: AttentionOptions,
     ) -> torch.Tensor:
-        """Store new keys and values, and return attention outputs ``[T, H, Dv]``; as in ``RaggedPass``."""
-        self._cache.write(layer_index, self._tensors.slots, keys, values)
-        window = self._windows[layer_index]
-        parts = self._cached_parts(layer_index, query, window, options=options)
+        """Store new keys and values, and return attention outputs ``[T, H, Dv]``; see ``attention/adapter.py``."""
+        layer.write(self._tensors.slots, keys, values)
+        parts = self._cached_parts(layer, query, options=options)
         for owners in self._tensors.causal:
             parts.append(
                 causal_part(
@@ -229,7 +227,7 @@ class GaudiUnified:
                     values,
                     owners=owners,
                     positions=self._tensors.positions,
-                    window=window,
+                    window=layer.window,
                     options=options,
                 )
             )
@@ -240,24 +238,22 @@ class GaudiUnified:
             return query.new_zeros(*query.shape[:2], values.shape[-1])
         return merge_parts(parts).to(values.dtype)
 
-    def _cached_parts(
-        self, layer_index: int, query: torch.Tensor, window: int, *, options: AttentionOptions
-    ) -> list[Part]:
+    def _cached_parts(self, layer: FlatLayer, query: torch.Tensor, *, options: AttentionOptions) -> list[Part]:
         parts = []
         shared, owners = self._tensors.shared, self._tensors.unique_tokens
-        cached = self._cache.layer(layer_index)
+        cached = layer.blocks()
         if shared.numel():
             keys, values = (part.index_select(0, shared).flatten(0, 1) for part in cached)
-            parts.append(dense_part(query, keys, values, seen=self._seen[window], options=options))
+            parts.append(dense_part(query, keys, values, seen=self._seen[layer.window], options=options))
         if owners.numel():
             keys, values = (part.narrow(0, 0, len(owners)) for part in cached)
-            usage, skipped = self._spans[window]
+            usage, skipped = self._spans[layer.window]
             parts.append(block_part(query, keys, values, owners=owners, usage=usage, skipped=skipped, options=options))
         return parts
 
     def _seen_of_shared(self, window: int) -> torch.Tensor:
         """Return which slots of the shared blocks each token sees, bool ``[T, M × S]``."""
-        tensors, size = self._tensors, self._cache.block_size
+        tensors, size = self._tensors, self._block_size
         own = tensors.shared_columns.index_select(0, tensors.groups)[:, :, None]
         keys = own * size + torch.arange(size, device=own.device)
         seen = (own >= 0) & (keys < tensors.cached.index_select(0, tensors.groups)[:, None, None])
@@ -267,7 +263,7 @@ class GaudiUnified:
 
     def _span_of_unique(self, window: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return how many slots of each unique block are filled, and how many lie before its token's window, ``[U]``."""
-        tensors, size = self._tensors, self._cache.block_size
+        tensors, size = self._tensors, self._block_size
         owners = tensors.unique_tokens.clamp(min=0)
         begins = tensors.unique_columns * size
         filled = tensors.cached.index_select(0, tensors.groups.index_select(0, owners)) - begins

@@ -37,6 +37,7 @@ class HostBlocks:
         gather: ``cache.gather``, or a captured or compiled form of it.
         scatter: ``cache.scatter``, the same.
         most: Most blocks in one call of these; 0: as many as 64 MiB hold.
+        pins: Pin the memory where the device copies faster from there.
 
     Raises:
         OutOfMemoryError: The host has no room.
@@ -50,6 +51,7 @@ class HostBlocks:
         gather: Gather | None = None,
         scatter: Scatter | None = None,
         most: int = 0,
+        pins: bool = True,
     ) -> None:
         self.num_blocks = num_blocks
         self._device = cache.device
@@ -60,7 +62,7 @@ class HostBlocks:
         # On a CUDA stream copies that do not wait are in order with each other; elsewhere nobody promises it.
         self._non_blocking = cache.device.type == "cuda"
         try:
-            self._host = tuple(_host_tensor(part, num_blocks) for part in cache.parts)
+            self._host = tuple(_host_tensor(part, num_blocks, pins=pins and num_blocks > 0) for part in cache.parts)
         except (RuntimeError, MemoryError) as error:
             raise OutOfMemoryError(
                 f"The host has no room for {num_blocks} blocks of preempted sequences, "
@@ -100,13 +102,13 @@ def runs(blocks: Int32Array, *, most: int) -> Iterator[tuple[int, int, int]]:
             yield at, int(blocks[at]), min(most, end - at)
 
 
-def _host_tensor(part: torch.Tensor, num_blocks: int) -> torch.Tensor:
-    """Return host memory for blocks of one part of the cache, pinned where the device copies faster from there.
+def _host_tensor(part: torch.Tensor, num_blocks: int, *, pins: bool) -> torch.Tensor:
+    """Return host memory for blocks of one part of the cache.
 
     Source: ``torch.Tensor.pin_memory`` (PyTorch), with "hpu" for a Gaudi.
     """
     shape = (num_blocks, *part.shape[1:])
     if part.device.type == "cuda":
-        return torch.empty(shape, dtype=part.dtype, pin_memory=num_blocks > 0)
+        return torch.empty(shape, dtype=part.dtype, pin_memory=pins)
     host = torch.empty(shape, dtype=part.dtype)
-    return host.pin_memory("hpu") if part.device.type == "hpu" and num_blocks else host
+    return host.pin_memory("hpu") if part.device.type == "hpu" and pins else host

@@ -20,7 +20,7 @@ from trencadis.activity import ACTIVITY, MonitoredThread
 from trencadis.clock import Clock, Phases, SystemClock
 from trencadis.config.schema import Config
 from trencadis.engine.batching.passes import BatchBuilder, PassPlanner
-from trencadis.engine.batching.warmup import BackgroundWarmUp, WarmUp, covering_buckets, warm_up
+from trencadis.engine.batching.warmup import BackgroundWarmUp, WarmUp, completing_buckets, warm_up
 from trencadis.engine.cache.block_manager import BlockManager
 from trencadis.engine.cache.cache_size import longest_sequence, size_cache
 from trencadis.engine.cache.defragmenter import Defragmenter
@@ -151,6 +151,8 @@ def _build(
 ) -> Engine | EmbeddingEngine:
     registry.configure(config)
     plan = resolve_plan(config, registry)
+    for choice in plan.choices.values():
+        registry.prepare(choice.component, choice.options)
     registry.warn_of_broken()
     _warn_of_silent_sampler(plan)
     context = ComponentContext(
@@ -696,7 +698,7 @@ def _warmed_passes(
         if not config.engine.warmup:
             logger.info("Skipping warmup...")
         check_misses(config, bucketing, buckets)
-        covering = covering_buckets(bucketing.bucket_for, buckets, limits) if _closes(config, buckets, limits) else ()
+        covering = completing_buckets(config.bucketing, bucketing.bucket_for, buckets, limits)
         warmed = warm_up(executor, (*buckets, *covering), clock=clock, progress=progress)
         passes.prepared(warmed.report.prepared)
         if warmed.report.num_deferred:
@@ -932,11 +934,6 @@ def _limits(
         max_merged_prefills=max_prefills if capabilities.merges_prefills else 1,
         unified=capabilities.layout == "unified",
     )
-
-
-def _closes(config: Config, buckets: tuple[Bucket, ...], limits: BucketLimits) -> bool:
-    """Whether shapes that the table leaves out get a bucket; a unified table has its largest passes."""
-    return config.bucketing.complete and config.bucketing.on_miss != "refuse" and bool(buckets) and not limits.unified
 
 
 def _compatibility(config: Config, model: ModelFacts, block_size: int) -> str:

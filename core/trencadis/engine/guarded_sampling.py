@@ -289,7 +289,7 @@ class GuardedAcceptance(Guarded[AcceptanceRule], AcceptanceRule):
                 self._replace(error)
             else:
                 return accept
-        nothing: torch.Tensor = verification.tokens.double() * 0.0
+        nothing: torch.Tensor = verification.tokens.float() * 0.0
         return nothing
 
     def last(self, verification: Verification, stops: torch.Tensor) -> torch.Tensor:

@@ -132,6 +132,8 @@ class Component:
         interface_version: The ``INTERFACE_VERSION`` of the noun's interface that the plugin was written for.
         requires: Capabilities that some chosen component must provide, such as ``backend.tree_attention``.
         provides: Capabilities this component provides.
+        prepare: ``prepare(config)`` is called in the engine's process before the factory of any component, so before torch is imported:
+            for environment variables that a library reads when it is imported. Imports nothing heavy.
     """
 
     name: str = attrs.field(validator=_check_name)
@@ -141,3 +143,4 @@ class Component:
     interface_version: int
     requires: frozenset[str] = attrs.field(default=frozenset(), converter=_names)
     provides: frozenset[str] = attrs.field(default=frozenset(), converter=_names)
+    prepare: Callable[[Any], None] = lambda _: None

@@ -106,7 +106,10 @@ class Distributions(Protocol):
         ...
 
     def uniforms(self) -> torch.Tensor:
-        """Return a number of (0, 1) for each logits row, float64 ``[L]``: it decides which draft after the row's token is accepted."""
+        """Return a number of (0, 1) for each logits row, ``[L]``: it decides which draft after the row's token is accepted.
+
+        float64, or float32 on a device that has no float64.
+        """
         ...
 
     def draw(self, weights: torch.Tensor, index: torch.Tensor) -> torch.Tensor:

@@ -271,6 +271,30 @@ class Registry:
             hint=trouble or 'Another takes its package installed, or an import path "package.module:Class".',
         )
 
+    def prepare(self, registered: RegisteredComponent, config: Any) -> None:
+        """Let a component prepare this process, before any component is built.
+
+        Raises:
+            PluginLoadError: It raised; as in :meth:`build`.
+        """
+        with self._errors_of(registered, "prepared"):
+            registered.component.prepare(config)
+
+    @contextlib.contextmanager
+    def _errors_of(self, registered: RegisteredComponent, what: str) -> Iterator[None]:
+        try:
+            yield
+        except ConfigValueError as error:
+            error.args = (with_origin(str(error), self._sources),)
+            raise
+        except TrencadisError:
+            raise
+        except BaseException as error:
+            reraise_interrupt(error)
+            raise PluginLoadError(
+                f"{registered} could not be {what}: {as_words(error)}.", hint=registered.provenance.remedy
+            ) from error
+
     def build(self, registered: RegisteredComponent, config: Any, context: ComponentContext) -> Any:
         """Call a component's factory and check what it returns.
 
@@ -284,18 +308,8 @@ class Registry:
                 who set that.
             ContractError: It returned something of another type than the noun's contract.
         """
-        try:
+        with self._errors_of(registered, "built"):
             made = registered.component.factory(config, attrs.evolve(context, label=str(registered)))
-        except ConfigValueError as error:
-            error.args = (with_origin(str(error), self._sources),)
-            raise
-        except TrencadisError:
-            raise
-        except BaseException as error:
-            reraise_interrupt(error)
-            raise PluginLoadError(
-                f"{registered} could not be built: {as_words(error)}.", hint=registered.provenance.remedy
-            ) from error
         contract = CONTRACTS[registered.noun]
         if not isinstance(made, contract):
             raise ContractError(

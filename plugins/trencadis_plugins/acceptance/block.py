@@ -10,6 +10,7 @@ from trencadis_plugins.acceptance.drafted import (
     chances,
     distribution_of,
     leftover,
+    precise,
     target_at,
     target_chances,
     target_of,
@@ -33,7 +34,7 @@ class Block(AcceptanceRule):
     needs_distributions = True
 
     def accept(self, verification: Verification) -> torch.Tensor:
-        """Return G_i / G_{i-1} of each draft, float64 ``[B, N]``."""
+        """Return G_i / G_{i-1} of each draft, ``[B, N]``."""
         weights = _weights(verification)
         passes = _passes(verification, weights)
         reaches = [torch.zeros_like(weights[:, 0])]
@@ -52,7 +53,7 @@ class Block(AcceptanceRule):
 
 
 def _weights(verification: Verification) -> torch.Tensor:
-    """Return w_0 .. w_N, float64 ``[B, N + 1]``."""
+    """Return w_0 .. w_N, ``[B, N + 1]``."""
     target, drawn = target_chances(verification), chances(verification)
     weight = torch.ones_like(target[:, 0])
     weights = [weight]
@@ -65,13 +66,13 @@ def _weights(verification: Verification) -> torch.Tensor:
 
 
 def _passes(verification: Verification, weights: torch.Tensor) -> torch.Tensor:
-    """Return h_1 .. h_N, float64 ``[B, N]``; 0 for padding."""
+    """Return h_1 .. h_N, ``[B, N]``; 0 for padding."""
     target, ends = target_of(verification), verification.num_drafts
     passes = []
     for number in range(1, weights.shape[1]):
         weight = weights[:, number]
         distribution = distribution_of(verification, torch.full_like(ends, number))
-        excess = (target[:, number] * weight[:, None].to(target.dtype) - distribution).clamp(min=0.0).sum(-1).double()
+        excess = precise((target[:, number] * weight[:, None].to(target.dtype) - distribution).clamp(min=0.0).sum(-1))
         room = excess + 1 - weight
         # No room is left where both distributions agree and no weight was lost: then whatever follows stands, and so does this run.
         inner = torch.where(room > 0, excess / room.clamp(min=torch.finfo(room.dtype).tiny), 1.0)

@@ -1,5 +1,7 @@
 """Functions on drafts for acceptance rules: padding, siblings, and the distributions that drafts were drawn from.
 
+Chances and shares are float64, or float32 on a device without it, where one has a relative error of some 1e-7.
+
 Shapes: B sequences, N most drafts of one of them, V vocabulary. Every function is pure, and none makes a table of ``[B, N, V]``.
 """
 
@@ -8,6 +10,7 @@ from __future__ import annotations
 import torch
 
 from trencadis.interfaces import Verification
+from trencadis_plugins.sampling.arithmetic import float_type
 
 __all__ = [
     "are_drawn",
@@ -16,6 +19,7 @@ __all__ = [
     "distribution_of",
     "earlier_siblings",
     "leftover",
+    "precise",
     "ratios",
     "target_at",
     "target_chances",
@@ -49,11 +53,16 @@ def earlier_siblings(verification: Verification) -> torch.Tensor:
     return both.tril(-1)
 
 
+def precise(numbers: torch.Tensor) -> torch.Tensor:
+    """Return numbers in the widest type of their device; see ``sampling/arithmetic.py``."""
+    return numbers.to(float_type(numbers.device))
+
+
 def target_chances(verification: Verification) -> torch.Tensor:
-    """Return how likely the model makes each draft after the node before it, float64 ``[B, N]``; of padding any number."""
+    """Return how likely the model makes each draft after the node before it, ``[B, N]``; of padding any number."""
     target = target_of(verification)
     places = verification.parents * target.shape[2] + verification.tokens.clamp(min=0)
-    return target.flatten(1).gather(1, places).double()
+    return precise(target.flatten(1).gather(1, places))
 
 
 def are_drawn(verification: Verification) -> torch.Tensor:
@@ -65,14 +74,15 @@ def are_drawn(verification: Verification) -> torch.Tensor:
 
 
 def chances(verification: Verification) -> torch.Tensor:
-    """Return how likely the drafter was to draw each draft, float64 ``[B, N]``: 1 where it made no draw.
+    """Return how likely the drafter was to draw each draft, ``[B, N]``: 1 where it made no draw.
 
     Of a draft after siblings that is the chance of a first draw: see :func:`distribution_of`.
     """
     proposal = verification.proposal
     if proposal is None:
-        return torch.ones(verification.tokens.shape, dtype=torch.float64, device=verification.tokens.device)
-    drawn = proposal.gather(2, verification.tokens.clamp(min=0)[:, :, None])[:, :, 0].double()
+        device = verification.tokens.device
+        return torch.ones(verification.tokens.shape, dtype=float_type(device), device=device)
+    drawn = precise(proposal.gather(2, verification.tokens.clamp(min=0)[:, :, None])[:, :, 0])
     return torch.where(are_drawn(verification), drawn, 1.0)
 
 

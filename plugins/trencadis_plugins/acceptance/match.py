@@ -30,4 +30,4 @@ class Match(AcceptanceRule):
         if not verification.is_linear:
             twins = earlier_siblings(verification) & (tokens[:, :, None] == tokens[:, None, :])
             stands = stands & ~twins.any(-1)
-        return stands.double()
+        return stands.float()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 
+import numpy as np
 import torch
 
 from trencadis.interfaces import AcceptanceRule, Verification
 from trencadis_plugins.acceptance.config import SyntheticConfig
 from trencadis_plugins.acceptance.drafted import are_real
+from trencadis_plugins.sampling.arithmetic import tensor_on
 
 __all__ = ["Synthetic"]
 
@@ -35,9 +37,9 @@ class Synthetic(AcceptanceRule):
         )
 
     def accept(self, verification: Verification) -> torch.Tensor:
-        """Return the rate of each draft's place, float64 ``[B, N]``."""
+        """Return the rate of each draft's place, ``[B, N]``."""
         real = are_real(verification)
         # The last rate is that of all places behind it.
         rates = (list(self._rates) + [self._rates[-1]] * real.shape[1])[: real.shape[1]]
-        by_place = torch.tensor(rates, dtype=torch.float64, device=real.device)
+        by_place = tensor_on(np.array(rates), real.device)
         return torch.where(real, by_place, 0.0)

@@ -33,7 +33,7 @@ class Token(AcceptanceRule):
     needs_distributions = True
 
     def accept(self, verification: Verification) -> torch.Tensor:
-        """Return min(1, p / q) of each draft, float64 ``[B, N]``."""
+        """Return min(1, p / q) of each draft, ``[B, N]``."""
         stands = ratios(target_chances(verification), chances(verification))
         return torch.where(are_real(verification), stands, 0.0)
 

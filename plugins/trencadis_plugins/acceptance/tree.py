@@ -11,11 +11,13 @@ from trencadis_plugins.acceptance.drafted import (
     distribution_of,
     earlier_siblings,
     leftover,
+    precise,
     ratios,
     target_at,
     target_of,
 )
 from trencadis_plugins.acceptance.token import Token
+from trencadis_plugins.sampling.arithmetic import float_type
 
 __all__ = ["Tree"]
 
@@ -35,19 +37,19 @@ class Tree(Token):
     supports_trees = True
 
     def accept(self, verification: Verification) -> torch.Tensor:
-        """Return how likely each draft is the one of its siblings that stands, float64 ``[B, N]``."""
+        """Return how likely each draft is the one of its siblings that stands, ``[B, N]``."""
         if verification.is_linear:
             return super().accept(verification)
         real, drawn_before = are_real(verification), _drawn_before(verification)
         left = target_of(verification).clone()
-        untaken = torch.ones(left.shape[:2], dtype=torch.float64, device=left.device)
+        untaken = torch.ones(left.shape[:2], dtype=float_type(left.device), device=left.device)
         shares = []
         for number in range(verification.tokens.shape[1]):
             node = verification.parents[:, number : number + 1]
             rows = node[:, :, None].expand(-1, 1, left.shape[2])
             target, distribution = left.gather(1, rows)[:, 0], _distribution(verification, number, drawn_before)
             token = verification.tokens[:, number : number + 1].clamp(min=0)
-            stands = ratios(target.gather(1, token).double(), distribution.gather(1, token).double())
+            stands = ratios(precise(target.gather(1, token)), precise(distribution.gather(1, token)))
             stands = torch.where(real[:, number : number + 1], stands, 0.0)
             before = untaken.gather(1, node)
             shares.append(before * stands)

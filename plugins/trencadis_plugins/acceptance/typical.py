@@ -8,6 +8,7 @@ from trencadis.interfaces import AcceptanceRule, Verification
 from trencadis_plugins.acceptance.config import TypicalConfig
 from trencadis_plugins.acceptance.drafted import (
     are_real,
+    precise,
     target_at,
     target_chances,
     target_of,
@@ -37,14 +38,14 @@ class Typical(AcceptanceRule):
         self._epsilon, self._delta = config.epsilon, config.delta
 
     def accept(self, verification: Verification) -> torch.Tensor:
-        """Return 1 for drafts that are plausible, and 0 for others, float64 ``[B, N]``."""
-        entropy = torch.special.entr(target_of(verification)).sum(-1).double()
+        """Return 1 for drafts that are plausible, and 0 for others, ``[B, N]``."""
+        entropy = precise(torch.special.entr(target_of(verification)).sum(-1))
         threshold = (self._delta * (-entropy).exp()).clamp(max=self._epsilon)
         chance = torch.where(are_real(verification), target_chances(verification), 0.0)
         stands = chance > threshold.gather(1, verification.parents)
         if not verification.is_linear:
             stands = stands & ~_has_better_sibling(verification, torch.where(stands, chance, 0.0))
-        return torch.where(stands, 1.0, 0.0).double()
+        return stands.float()
 
     def last(self, verification: Verification, stops: torch.Tensor) -> torch.Tensor:
         """Return the model's distribution, ``[B, V]``."""

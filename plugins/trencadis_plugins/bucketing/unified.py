@@ -50,7 +50,8 @@ def prepared_buckets(limits: BucketLimits, form: str) -> tuple[UnifiedBucket, ..
     """Return what an engine prepares: the form's buckets, cut to what a pass can need, and the largest. Pure.
 
     A form rounds some sizes up beyond the limits, and its largest bucket may miss the largest pass: of the exponential form
-    that has as many shared blocks as one sequence. Causal buckets come first, as prefills do elsewhere.
+    that has as many shared blocks as one sequence. A shared block has two readers at least, so sequences with one token each
+    share no more blocks than half of them have. Causal buckets come first, as prefills do elsewhere.
 
     Args:
         limits: What bounds a pass.
@@ -66,10 +67,13 @@ def prepared_buckets(limits: BucketLimits, form: str) -> tuple[UnifiedBucket, ..
 
 
 def _cut(bucket: UnifiedBucket, limits: BucketLimits) -> UnifiedBucket:
-    max_tokens = limits.max_num_batched_tokens
+    query_len, shared = min(bucket.query_len, limits.max_num_batched_tokens), limits.max_shared_blocks
+    if not bucket.is_causal:
+        query_len = min(query_len, limits.max_num_seqs)
+        shared = min(shared, query_len // 2 * limits.max_blocks_per_sequence)
     return UnifiedBucket(
-        min(bucket.query_len, max_tokens if bucket.is_causal else min(max_tokens, limits.max_num_seqs)),
-        min(bucket.num_blocks, limits.max_shared_blocks),
+        query_len,
+        min(bucket.num_blocks, shared),
         min(bucket.num_unique_blocks, limits.num_blocks),
         bucket.is_causal,
     )

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from trencadis.interfaces import Distributions
-from trencadis_plugins.sampling.drawing import draw
-from trencadis_plugins.sampling.philox import Purpose, uniforms
+from trencadis_plugins.sampling.drawing import draw, num_times
+from trencadis_plugins.sampling.philox import Purpose, RowNumbers
 
 __all__ = ["KeyedDistributions", "distributions_of"]
 
@@ -37,10 +38,9 @@ class KeyedDistributions(Distributions):
         positions: Position of the token that yields each logits row, ``[L]``.
     """
 
-    def __init__(self, probabilities: torch.Tensor, *, keys: torch.Tensor, positions: Sequence[int]) -> None:
+    def __init__(self, probabilities: torch.Tensor, *, keys: np.ndarray, positions: Sequence[int]) -> None:
         self._probabilities = probabilities
-        self._keys = keys
-        self._positions = torch.as_tensor(positions, device=probabilities.device) + 1
+        self._numbers = RowNumbers(keys=keys, positions=np.add(positions, 1), device=probabilities.device)
 
     @property
     def probabilities(self) -> torch.Tensor:
@@ -48,11 +48,11 @@ class KeyedDistributions(Distributions):
         return self._probabilities
 
     def uniforms(self) -> torch.Tensor:
-        """Return a number of the open interval (0, 1) for each logits row, float64 ``[L]``."""
-        return uniforms(self._keys, self._positions, purpose=Purpose.ACCEPT, count=1)[:, 0]
+        """Return a number of the open interval (0, 1) for each logits row, ``[L]``: float64, or float32 where there is no float64."""
+        return self._numbers.uniforms(Purpose.ACCEPT)
 
     def draw(self, weights: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
         """Return tokens drawn in proportion to weights, int64 ``[n]``; see :func:`~trencadis_plugins.sampling.drawing.draw`."""
         logits = weights.float().log()
-        keys, positions = self._keys[index], self._positions[index]
-        return draw(logits, logits.amax(-1), keys=keys, positions=positions, purpose=Purpose.RESIDUAL)
+        times = self._numbers.times(Purpose.RESIDUAL, num_times(weights.shape[1]), index)
+        return draw(logits, logits.amax(-1), times)

@@ -15,42 +15,33 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import pad
 
-from trencadis_plugins.sampling.philox import Purpose, uniforms
-
-__all__ = ["BLOCK_SIZE", "draw"]
+__all__ = ["BLOCK_SIZE", "draw", "num_times"]
 
 BLOCK_SIZE = 512
 """Tokens in a block; near the square root of today's vocabularies, so that both heats cost the same."""
 
 
-def draw(
-    logits: torch.Tensor,
-    peaks: torch.Tensor,
-    *,
-    keys: torch.Tensor,
-    positions: torch.Tensor,
-    purpose: Purpose,
-    rounds: torch.Tensor | None = None,
-) -> torch.Tensor:
+def num_times(vocab_size: int) -> int:
+    """Return how many waiting times a draw takes: for the places of a block and for the blocks. Pure."""
+    # Only one block gets to the second heat, so that its times may be those of places in whichever block.
+    return BLOCK_SIZE + -(-vocab_size // BLOCK_SIZE)
+
+
+def draw(logits: torch.Tensor, peaks: torch.Tensor, times: torch.Tensor) -> torch.Tensor:
     """Return a token for each row, drawn with probability softmax(logits); int64 ``[R]``. Pure; no synchronisation.
 
     A token whose odds against the most likely one are below 1e-38 is never drawn (float32 weights); the smallest waiting
-    time is 1.1e-16, far beyond what a run can tell from 0.
+    time is 1.1e-16, far beyond what a run can tell from 0. With times in float32 a race ends as with float64 unless its first two are
+    nearer to each other than 2**-22 of their times: one draw in two million.
 
     Args:
         logits: float32 ``[R, V]``; -inf is a token that must not be drawn.
         peaks: Largest logit of each row, finite, float32 ``[R]``.
-        keys: Low and high half of each row's seed, int64 ``[R, 2]``.
-        positions: Position in the sequence of the token to draw, int64 ``[R]``.
-        purpose: What the draw is for.
-        rounds: See :func:`~trencadis_plugins.sampling.philox.uniforms`.
+        times: Exponential waiting times, ``[R, num_times(V)]``.
     """
     num_rows, vocab_size = logits.shape
     weights = pad((logits - peaks[:, None]).exp_(), (0, -vocab_size % BLOCK_SIZE))
     blocks = weights.view(num_rows, -1, BLOCK_SIZE)
-    # Only one block gets to the second heat, so that its times may be those of places in whichever block.
-    count = BLOCK_SIZE + blocks.shape[1]
-    times = uniforms(keys, positions, purpose=purpose, count=count, rounds=rounds).log_().neg_()
-    block = (blocks.sum(-1).double() / times[:, BLOCK_SIZE:]).argmax(-1)
+    block = (blocks.sum(-1).to(times.dtype) / times[:, BLOCK_SIZE:]).argmax(-1)
     inside = blocks[torch.arange(num_rows, device=logits.device), block]
-    return block * BLOCK_SIZE + (inside.double() / times[:, :BLOCK_SIZE]).argmax(-1)
+    return block * BLOCK_SIZE + (inside.to(times.dtype) / times[:, :BLOCK_SIZE]).argmax(-1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 
 from trencadis.interfaces import Distributions, Sampled, Sampler, SamplingContext
@@ -80,7 +81,7 @@ class GreedySampler(Sampler):
             keep, report = self._reporter.keep_all, self._reporter.report_all
         raw = keep(logits, context)
         is_greedy = torch.ones(len(logits), dtype=torch.bool, device=logits.device)
-        keys = torch.zeros((len(logits), 2), dtype=torch.int64, device=logits.device)
+        keys = np.zeros((len(logits), 2), np.int64)
         distributions = distributions_of(logits.float(), is_greedy=is_greedy)
         token_ids = choose(KeyedDistributions(distributions, keys=keys, positions=context.positions))
         return Sampled(token_ids=token_ids, logprobs=report(raw, token_ids), row_errors=failures.errors(context))

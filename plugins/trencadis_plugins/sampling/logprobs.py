@@ -11,6 +11,7 @@ import torch
 
 from trencadis.interfaces import SampledLogprobs, SamplingContext
 from trencadis.records import MAX_LOGPROBS, RowStart
+from trencadis_plugins.sampling.arithmetic import total
 from trencadis_plugins.sampling.row_processor import select
 
 __all__ = ["LogprobReporter", "RawLogits"]
@@ -26,7 +27,7 @@ class RawLogits:
         index: Which logits rows, ascending, length A.
         num_top: How many alternatives each wants.
         logits: float32 ``[A, V]``.
-        log_totals: Logarithm of the sum of the exponentials, float64 ``[A]``.
+        log_totals: Logarithm of the sum of the exponentials, float64 ``[A]``; float32 where there is no float64.
     """
 
     index: tuple[int, ...]
@@ -115,7 +116,7 @@ class LogprobReporter:
             return None
         every = logits.to(torch.float32, copy=True)
         peaks = every.amax(-1, keepdim=True)
-        totals = (every - peaks).exp_().sum(-1, dtype=torch.float64)
+        totals = total((every - peaks).exp_())[:, 0]
         return RawLogits(
             index=tuple(index.tolist()),
             num_top=tuple(num_top[index].tolist()),
@@ -129,9 +130,9 @@ class LogprobReporter:
             return ()
         chosen = raw.logits.gather(1, token_ids[:, None])
         ranks = (1 + (raw.logits > chosen).sum(-1)).tolist()
-        values, ids = raw.logits.sort(descending=True, stable=True)
-        logprobs = (values[:, :MAX_LOGPROBS] - raw.log_totals[:, None]).tolist()
-        top_ids, own = ids[:, :MAX_LOGPROBS].tolist(), (chosen[:, 0] - raw.log_totals).tolist()
+        values, ids = _most_likely_of_all(raw.logits, min(MAX_LOGPROBS, raw.logits.shape[1]))
+        logprobs = (values - raw.log_totals.cpu()[:, None]).tolist()
+        top_ids, own = ids.tolist(), (chosen[:, 0] - raw.log_totals).tolist()
         tokens = token_ids.tolist()
         return tuple(
             SampledLogprobs(
@@ -157,3 +158,20 @@ def _most_likely(logits: torch.Tensor, num_top: int) -> tuple[list[int], list[fl
     ids = (logits >= lowest).nonzero()[:, 0]
     values, order = logits[ids].sort(descending=True, stable=True)
     return ids[order[:num_top]].tolist(), values[:num_top].tolist()
+
+
+def _most_likely_of_all(logits: torch.Tensor, num_top: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return logits and ids ``[L, num_top]`` of the largest in each row, on the host; the order is that of :func:`_most_likely`. Pure.
+
+    A stable sort of the whole vocabulary would do, but not every device has one.
+    """
+    lowest = logits.topk(num_top).values[:, -1:]
+    size = logits.shape[1]
+    # All above the last place, then those that tie for it; float32 holds the numbers of any vocabulary.
+    places = (logits > lowest) * (2.0 * size) + (logits == lowest) * float(size)
+    keys = places - torch.arange(size, dtype=torch.float32, device=logits.device)
+    ids = keys.topk(num_top).indices
+    values, ids = logits.gather(1, ids).cpu(), ids.cpu()
+    ids, order = ids.sort()
+    values, order = values.gather(1, order).sort(descending=True, stable=True)
+    return values, ids.gather(1, order)

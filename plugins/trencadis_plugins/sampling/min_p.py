@@ -41,5 +41,5 @@ class MinP(RowProcessor):
 
     def apply_all(self, logits: torch.Tensor, context: SamplingContext, *, width: int) -> torch.Tensor:
         """Compare every row with its threshold, minus infinity for rows without min-p."""
-        threshold = logits.amax(-1, keepdim=True).double() + self._column_or(self._log_share, -np.inf, context)
+        threshold = logits.amax(-1, keepdim=True) + self._column_or(self._log_share, -np.inf, context)
         return logits.masked_fill_(logits < threshold, -torch.inf)

@@ -11,6 +11,7 @@ import torch
 
 from trencadis.interfaces import LogitsProcessor, SamplingContext
 from trencadis.records import Int32Array, RowStart
+from trencadis_plugins.sampling.arithmetic import tensor_on
 
 __all__ = ["RowMask", "RowProcessor", "histories", "largest", "on_device", "select", "whose"]
 
@@ -125,7 +126,7 @@ class RowProcessor(LogitsProcessor):
 
     def _column(self, values: np.ndarray, context: SamplingContext) -> torch.Tensor:
         """Return the rows' values as a column ``[R, 1]`` on the device."""
-        return torch.as_tensor(values[np.asarray(context.rows, dtype=np.intp)], device=context.tokens.device)[:, None]
+        return tensor_on(values[np.asarray(context.rows, dtype=np.intp)], context.tokens.device)[:, None]
 
     def _flags(self, context: SamplingContext) -> torch.Tensor:
         """Return which rows use the processor, as a column on the device, bool ``[L, 1]``."""
@@ -134,7 +135,7 @@ class RowProcessor(LogitsProcessor):
     def _column_or(self, values: np.ndarray, neutral: float, context: SamplingContext) -> torch.Tensor:
         """Return the same, with ``neutral`` for rows that do not use the processor."""
         chosen = np.where(self.asked(context), values[np.asarray(context.rows, dtype=np.intp)], neutral)
-        return torch.as_tensor(chosen.astype(values.dtype), device=context.tokens.device)[:, None]
+        return tensor_on(chosen.astype(values.dtype), context.tokens.device)[:, None]
 
 
 class RowMask(RowProcessor):

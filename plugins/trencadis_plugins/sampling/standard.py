@@ -21,11 +21,11 @@ from trencadis.interfaces import Distributions, LogitsProcessor, Sampled, Sample
 from trencadis.records import RowError, RowStart, SamplingParams
 from trencadis_plugins.sampling.carried import CarriedStates
 from trencadis_plugins.sampling.distributions import KeyedDistributions, distributions_of
-from trencadis_plugins.sampling.drawing import draw
+from trencadis_plugins.sampling.drawing import draw, num_times
 from trencadis_plugins.sampling.guard import RowFailures, RowsFailedError, check_one_position
 from trencadis_plugins.sampling.host import HostThread
 from trencadis_plugins.sampling.logprobs import LogprobReporter
-from trencadis_plugins.sampling.philox import Purpose
+from trencadis_plugins.sampling.philox import Purpose, RowNumbers
 from trencadis_plugins.sampling.row_processor import select
 from trencadis_plugins.sampling.static import StaticChain
 from trencadis_plugins.sampling.structured import Structured
@@ -144,10 +144,10 @@ class StandardSampler(Sampler, SupportsPreparation):
             Errors of rows whose logits hold NaN or infinity, or whose masks leave no token, among the rest.
         """
         self._failures = failures = RowFailures()
-        logits = failures.check_logits(logits, context)
         rows = np.asarray(context.rows, dtype=np.intp)
         if self._static is not None:
             return self._sample_static(self._static, logits, context, rows)
+        logits = failures.check_logits(logits, context)
         raw = self._reporter.keep(self._reported(logits, context, rows), context)
         token_ids = logits.argmax(-1) if self._is_plain[rows].all() else self._choose(logits, context, rows)
         logprobs = self._reporter.report(raw, token_ids)
@@ -207,8 +207,7 @@ class StandardSampler(Sampler, SupportsPreparation):
             )
         else:
             distributions = self._distributions(logits, context, rows)
-        keys = torch.as_tensor(self._keys[rows], device=logits.device)
-        token_ids = choose(KeyedDistributions(distributions, keys=keys, positions=context.positions))
+        token_ids = choose(KeyedDistributions(distributions, keys=self._keys[rows], positions=context.positions))
         stateful = [one for one in self._active(context) if one.has_state]
         if stateful and on_host:
             held = token_ids.cpu()
@@ -228,19 +227,23 @@ class StandardSampler(Sampler, SupportsPreparation):
     def _sample_static(
         self, static: StaticChain, logits: torch.Tensor, context: SamplingContext, rows: np.ndarray
     ) -> Sampled:
+        draws = ~self._is_greedy[rows]
+        on_host = bool((self._asks[rows] & static.on_host).any())
+        # Before the device is waited for: while it computes the logits, the host may have these to make.
+        times = self._times(logits, context) if draws.any() and not on_host else None
+        logits = self._failures.check_logits(logits, context)
         raw = self._reporter.keep_all(self._reported(logits, context, rows), context)
         if self._is_plain[rows].all():
             token_ids = logits.argmax(-1)
-        elif (self._asks[rows] & static.on_host).any():
+        elif on_host:
             token_ids = self._host.run(self._choose, logits, context, rows)
         else:
-            draws = ~self._is_greedy[rows]
             logits = static.apply(logits.float(), context, draws=draws)
             peaks = logits.amax(-1)
             self._check_choices(logits, peaks, context)
             token_ids = logits.argmax(-1)
-            if draws.any():
-                drawn = self._race(logits, peaks, context)
+            if times is not None:
+                drawn = draw(logits, peaks, times)
                 token_ids = torch.where(torch.as_tensor(draws, device=logits.device), drawn, token_ids)
         logprobs = self._reporter.report_all(raw, token_ids)
         return Sampled(token_ids=token_ids, logprobs=logprobs, row_errors=self._errors(context))
@@ -287,7 +290,7 @@ class StandardSampler(Sampler, SupportsPreparation):
         logits = self._applied(active, logits, context)
         peaks = logits.amax(-1)
         self._check_choices(logits, peaks, context)
-        return self._committed(self._race(logits, peaks, context), active, context)
+        return self._committed(draw(logits, peaks, self._times(logits, context)), active, context)
 
     def _check_choices(self, logits: torch.Tensor, peaks: torch.Tensor, context: SamplingContext) -> None:
         self._failures.check_choices(logits, peaks, context, self._ruling)
@@ -352,10 +355,11 @@ class StandardSampler(Sampler, SupportsPreparation):
                 check_one_position(context, processor)
         return active
 
-    def _race(self, logits: torch.Tensor, peaks: torch.Tensor, context: SamplingContext) -> torch.Tensor:
-        keys = torch.as_tensor(self._keys[list(context.rows)], device=logits.device)
-        positions = torch.as_tensor(context.positions, device=logits.device) + 1
-        return draw(logits, peaks, keys=keys, positions=positions, purpose=Purpose.SAMPLE)
+    def _times(self, logits: torch.Tensor, context: SamplingContext) -> torch.Tensor:
+        """Return the waiting times of a draw from each logits row, ``[L, num_times(V)]``."""
+        keys, positions = self._keys[list(context.rows)], np.add(context.positions, 1)
+        numbers = RowNumbers(keys=keys, positions=positions, device=logits.device)
+        return numbers.times(Purpose.SAMPLE, num_times(logits.shape[1]))
 
 
 def _nowhere(params: SamplingParams) -> RowStart:

@@ -7,7 +7,7 @@ import torch
 
 from trencadis.interfaces import SamplingContext
 from trencadis.records import RowStart
-from trencadis_plugins.sampling.philox import Purpose, uniforms
+from trencadis_plugins.sampling.philox import Purpose, RowNumbers
 from trencadis_plugins.sampling.row_processor import RowProcessor
 
 __all__ = ["Xtc"]
@@ -44,10 +44,9 @@ class Xtc(RowProcessor):
         self._keys[start.row] = start.seed & 0xFFFFFFFF, start.seed >> 32
 
     def _change(self, logits: torch.Tensor, context: SamplingContext) -> torch.Tensor:
-        device = context.tokens.device
-        keys = torch.as_tensor(self._keys[list(context.rows)], device=device)
-        positions = torch.as_tensor(context.positions, device=device) + 1
-        happens = uniforms(keys, positions, purpose=Purpose.EXCLUDE, count=1) < self._column(self._probability, context)
+        keys, positions = self._keys[list(context.rows)], np.add(context.positions, 1)
+        numbers = RowNumbers(keys=keys, positions=positions, device=context.tokens.device)
+        happens = numbers.uniforms(Purpose.EXCLUDE)[:, None] < self._column(self._probability, context)
         is_top = logits.double().softmax(-1) >= self._column(self._threshold, context)
         least = logits.masked_fill(~is_top, torch.inf).amin(-1, keepdim=True)
         is_least = is_top & (logits == least)

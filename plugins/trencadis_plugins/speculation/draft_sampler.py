@@ -11,9 +11,9 @@ import torch
 
 from trencadis.interfaces import AcceptanceRule, Sampled, Sampler, SamplingContext, Verification
 from trencadis.records import BoolArray, RowStart, SamplingParams
-from trencadis_plugins.sampling.drawing import draw
+from trencadis_plugins.sampling.drawing import draw, num_times
 from trencadis_plugins.sampling.min_p import MinP
-from trencadis_plugins.sampling.philox import Purpose
+from trencadis_plugins.sampling.philox import Purpose, RowNumbers
 from trencadis_plugins.sampling.temperature import Temperature
 from trencadis_plugins.sampling.top_k import TopK
 from trencadis_plugins.sampling.top_p import TopP
@@ -147,11 +147,9 @@ class DraftSampler(Sampler):
                 logits = processor.apply_all(logits, context, width=logits.shape[1])
             else:
                 logits = processor.apply(logits, context)
-        keys = torch.as_tensor(self._keys[rows], device=logits.device)
-        positions = torch.as_tensor(context.positions, device=logits.device) + 1
-        rounds = torch.as_tensor(self._rounds[rows], device=logits.device)
-        peaks = logits.amax(-1)
-        drawn = draw(logits, peaks, keys=keys, positions=positions, purpose=Purpose.DRAFT, rounds=rounds)
+        keys, positions, rounds = self._keys[rows], np.add(context.positions, 1), self._rounds[rows]
+        numbers = RowNumbers(keys=keys, positions=positions, rounds=rounds, device=logits.device)
+        drawn = draw(logits, logits.amax(-1), numbers.times(Purpose.DRAFT, num_times(logits.shape[1])))
         return drawn, logits.softmax(-1)
 
 
@@ -167,6 +165,6 @@ class Echo(AcceptanceRule):
     supports_trees = True
 
     def accept(self, verification: Verification) -> torch.Tensor:
-        """Return 1 for every draft, and 0 where drafts branch, float64 ``[B, N]``."""
+        """Return 1 for every draft, and 0 where drafts branch, ``[B, N]``."""
         steps = torch.arange(verification.tokens.shape[1], device=verification.tokens.device)
-        return ((steps < verification.num_drafts[:, None]) & verification.is_linear).double()
+        return ((steps < verification.num_drafts[:, None]) & verification.is_linear).float()

@@ -20,8 +20,8 @@ class TableReport:
     workload are None without one.
 
     Attributes:
-        buckets: The table.
-        warmup_s: Estimated time to prepare it.
+        table: The strategy's.
+        warmup_s: Estimated time to prepare all buckets.
         graph_bytes: Estimated memory of its graphs.
         prompt_padding: Token positions of prefill passes against new tokens.
         decode_padding: KV blocks of decode passes against blocks read.
@@ -30,22 +30,33 @@ class TableReport:
         num_fallbacks: Distinct buckets made for them.
     """
 
-    buckets: tuple[Bucket, ...]
+    table: tuple[Bucket, ...]
     warmup_s: float
     graph_bytes: float
+    completing: tuple[Bucket, ...] = ()
     prompt_padding: float | None = None
     decode_padding: float | None = None
     time_padding: float | None = None
     num_unprepared: int | None = None
     num_fallbacks: int | None = None
 
+    @property
+    def buckets(self) -> tuple[Bucket, ...]:
+        """All that an engine prepares."""
+        return self.table + self.completing
+
     def of_phase(self, phase: Phase) -> list[Bucket]:
-        """Return the buckets of one phase, in the table's order. Pure."""
+        """Return the buckets of one phase, in the order in which an engine lists them. Pure."""
         return [bucket for bucket in self.buckets if bucket.phase is phase]
 
 
 def measure(
-    strategy: BucketingStrategy, limits: BucketLimits, cost: DeviceCost, workload: Workload | None = None
+    strategy: BucketingStrategy,
+    limits: BucketLimits,
+    cost: DeviceCost,
+    workload: Workload | None = None,
+    *,
+    completing: tuple[Bucket, ...] = (),
 ) -> TableReport:
     """Return what a strategy's table costs, and what it does to a workload. Asks ``bucket_for`` once for each shape.
 
@@ -54,12 +65,14 @@ def measure(
         limits: Of the engine.
         cost: The constants of the estimates.
         workload: Which shapes run, and how often; none: padding is not measured.
+        completing: Buckets that an engine prepares beside the table.
     """
     table = strategy.buckets(limits)
     report = TableReport(
-        buckets=table,
-        warmup_s=cost.compile_s * len(table),
-        graph_bytes=sum(cost.graph_bytes(bucket) for bucket in table),
+        table=table,
+        completing=completing,
+        warmup_s=cost.compile_s * len(table + completing),
+        graph_bytes=sum(cost.graph_bytes(bucket) for bucket in table + completing),
     )
     if workload is None:
         return report
@@ -69,10 +82,12 @@ def measure(
     prepared = set(table)
     for item in workload.passes:
         shape, bucket = item.shape, strategy.bucket_for(item.shape)
+        if bucket not in prepared:
+            bucket = next((one for one in completing if one.covers(shape)), bucket)
         own_s, bucket_s = cost.step_s + cost.pass_s(shape), cost.step_s + cost.pass_s(bucket)
         real.add(shape.phase, item.num_tokens, shape.num_blocks * item.count, own_s * item.count)
         padded.add(shape.phase, bucket.num_tokens * item.count, bucket.num_blocks * item.count, bucket_s * item.count)
-        if bucket not in prepared:
+        if bucket not in prepared and bucket not in completing:
             fallbacks[bucket] = fallbacks.get(bucket, 0) + item.count
     return attrs.evolve(
         report,

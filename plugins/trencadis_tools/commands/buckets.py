@@ -10,7 +10,7 @@ from typing import Any
 
 import attrs
 
-from trencadis.api import BUCKETING_BY_LAYOUT, Config, Registry
+from trencadis.api import BUCKETING_BY_LAYOUT, Config, Registry, completing_buckets
 from trencadis.console import print_table
 from trencadis.errors import ConfigError
 from trencadis.records import Bucket, BucketLimits, Phase, UnifiedBucket
@@ -133,7 +133,10 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
     workload = read_source(Path(args.trace)).workload(limits, cost) if args.trace else None
     if args.shapes and workload:
         write_shapes(args.shapes, workload)
-    reports = {name: measure(strategy, limits, cost, workload) for name, strategy in strategies.items()}
+    reports = {}
+    for name, strategy in strategies.items():
+        completing = completing_buckets(config.bucketing, strategy.bucket_for, strategy.buckets(limits), limits)
+        reports[name] = measure(strategy, limits, cost, workload, completing=completing)
     if args.unified:
         _check_unified(reports)
     if args.plot:
@@ -233,7 +236,7 @@ def _comment(args: argparse.Namespace, names: Mapping[str, str], limits: BucketL
 
 def _write(file: Path, report: TableReport, comment: str) -> None:
     try:
-        write_bucket_file(file, report.buckets, comment=comment)
+        write_bucket_file(file, report.table, comment=comment)
     except ValueError as error:
         raise ConfigError(f"{file}: this table has no bucket file: {error}.", hint="Leave out -o.") from error
     except OSError as error:
@@ -245,12 +248,13 @@ def _print(args: argparse.Namespace, reports: Mapping[str, TableReport], limits:
         print(json.dumps(_compared(reports, limits) if args.compare else _single(*reports.values())))
         return
     if not args.compare:
-        table = next(iter(reports.values()))
+        report = next(iter(reports.values()))
         if args.action and not args.output:
-            print(bucket_file_text(table.buckets), end="")
+            print(bucket_file_text(report.table), end="")
             return
         if not args.output:
-            rows = [(bucket.phase.value, *(str(size) for size in _sizes(bucket))) for bucket in table.buckets]
+            buckets = (bucket for phase in Phase for bucket in report.of_phase(phase))
+            rows = [(bucket.phase.value, *(str(size) for size in _sizes(bucket))) for bucket in buckets]
             print_table(("phase", *(_UNIFIED_SIZES if args.unified else _PADDED_SIZES)), rows)
             print()
     measured = next(iter(reports.values())).prompt_padding is not None
@@ -260,7 +264,7 @@ def _print(args: argparse.Namespace, reports: Mapping[str, TableReport], limits:
 
 
 def _row(name: str, report: TableReport, *, measured: bool) -> list[str]:
-    sizes = [str(len(report.of_phase(phase))) for phase in (Phase.PREFILL, Phase.DECODE)]
+    sizes = [str(len(report.of_phase(phase))) for phase in Phase]
     cells = [name, *sizes, f"{report.warmup_s:.4g}", f"{report.graph_bytes / 2**30:.4g}"]
     if measured:
         values = [getattr(report, measure_name) for measure_name in _MEASURES]
@@ -275,7 +279,7 @@ def _sizes(bucket: Bucket) -> list[int]:
 
 
 def _single(report: TableReport) -> dict[str, Any]:
-    """The table alone; with a trace, what it costs too."""
+    """The buckets alone; with a trace, what it costs too."""
     if any(isinstance(bucket, UnifiedBucket) for bucket in report.buckets):
         return {"unified": [_sizes(bucket) for bucket in report.buckets]}
     table: dict[str, Any] = {
@@ -293,5 +297,7 @@ def _compared(reports: Mapping[str, TableReport], limits: BucketLimits) -> dict[
 
 
 def _costs(report: TableReport) -> dict[str, Any]:
-    facts = attrs.asdict(report, filter=lambda field, value: field.name != "buckets" and value is not None)
+    facts = attrs.asdict(
+        report, filter=lambda field, value: field.name not in {"table", "completing"} and value is not None
+    )
     return {"num_buckets": len(report.buckets), **facts}

@@ -8,6 +8,15 @@ import pytest
 import torch
 
 
+@pytest.fixture(autouse=True)
+def environment():
+    """Take back what loading the Gaudi software sets in the environment."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def one_thread():
     """Tiny matrices gain nothing from threads, and sums must not depend on their number."""

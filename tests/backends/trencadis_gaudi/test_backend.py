@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import re
+
+import attrs
 import numpy as np
 import pytest
 
@@ -10,6 +13,7 @@ from trencadis.interfaces import AllocationPlan
 from trencadis.records import Bucket, ModelSource, Phase, Request, SamplingParams
 from trencadis_gaudi.backend import GaudiBackend
 from trencadis_gaudi.config import GaudiConfig
+from trencadis_gaudi.memory import format_bytes
 from trencadis_plugins.sampling.chain import standard_chain
 from trencadis_plugins.sampling.standard import StandardSampler
 from trencadis_testing.backend import ArgmaxSampler, BackendConformance
@@ -20,7 +24,9 @@ BUCKETS = [Bucket(1, 32, 0), Bucket(1, 32, 4), Bucket(4, 1, 30, Phase.DECODE), B
 
 
 def make(**options):
-    return GaudiBackend(GaudiConfig(device="emulated", **{"check_model": False, **options}), clock=SystemClock())
+    return GaudiBackend(
+        GaudiConfig(device="emulated", **{"mode": "lazy", "check_model": False, **options}), clock=SystemClock()
+    )
 
 
 def loaded(path, *, sampler=None, plan=PLAN, **options):
@@ -143,6 +149,32 @@ def test_memory_is_shared_out_as_the_log_says(model_path, caplog):
     assert report.cache_bytes == int(usable * (1 - 0.4) - 128 * facts.kv_bytes_per_token)
     assert "usable (gpu_memory_utilization=0.5)" in caplog.text
     assert "(VLLM_GRAPH_RESERVED_MEM=0.4)" in caplog.text
+
+
+@pytest.mark.parametrize("mode", ["lazy", "compile"])
+def test_start_up_is_logged_as_the_vendor_plugin_does(model_path, caplog, mode):
+    """Texts and order of the run in vllm-gaudi, docs/features/warmup.md (091bbadd); graphs are wrapped once their cache is there."""
+    caplog.set_level("INFO", logger="trencadis.gaudi")
+    backend = make(mode=mode)
+    facts = backend.load(ModelSource(path=str(model_path("llama"))), sampler=ArgmaxSampler())
+    backend.memory(max_num_batched_tokens=64, max_num_seqs=4)
+    backend.allocate(attrs.evolve(PLAN, num_host_blocks=3))
+    backend.warm_up([])
+    weights = re.escape(format_bytes(facts.weights_bytes))
+    use = r"-?[\d.]+ \w+ of device memory \(.* used\) and -?[\d.]+ \w+ of host memory \(.* used\)"
+    texts = [
+        rf"Pre-loading model weights on {backend.habana.device} took {weights} of device memory.*",
+        rf"Loading model weights took in total {weights} of device memory.*",
+        f"Model profiling run took {use}",
+        r"Free device memory: .* reserved for usable KV cache",
+        r"# HPU blocks: 30, # CPU blocks: 3",
+        *([f"Wrapping in HPU Graph took {use}"] if mode == "lazy" else []),
+        f"Initializing cache engine took {use}",
+    ]
+    found = [text for text in caplog.messages if any(re.fullmatch(one, text) for one in texts)]
+    assert len(found) == len(texts)
+    for text, one in zip(found, texts, strict=True):
+        assert re.fullmatch(one, text)
 
 
 def test_budget_too_small_for_one_block_is_an_error_with_a_remedy(model_path):

@@ -92,7 +92,7 @@ def test_rules_that_read_distributions_compile_nothing(model_path, plain, monkey
 
 def test_host_waits_no_more_often_for_drafts_than_for_one_token(model_path):
     """What stands is found on the device: the host waits for the check of the logits, once a pass, and for nothing else."""
-    backend = GaudiBackend(GaudiConfig(device="emulated", check_model=False), clock=SystemClock())
+    backend = GaudiBackend(GaudiConfig(device="emulated", mode="lazy", check_model=False), clock=SystemClock())
     sampler = StandardSampler(standard_chain("vllm"))
     backend.load(ModelSource(path=str(model_path("llama"))), sampler=sampler)
     plan = AllocationPlan(

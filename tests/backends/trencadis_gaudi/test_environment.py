@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from trencadis.errors import BackendError
 from trencadis_gaudi.config import GaudiConfig
-from trencadis_gaudi.environment import defaults_of, demands_of, set_environment
+from trencadis_gaudi.environment import defaults_of, demands_of, release_of, set_environment, with_mode
 
 
 @pytest.mark.parametrize(("mode", "value"), [("lazy", "1"), ("compile", "0"), ("eager", "0")])
@@ -37,12 +39,55 @@ def test_defaults_of_the_modes_differ_as_the_vendors_plugin_sets_them():
     assert "PT_HPU_METRICS_GC_DETAILS" not in defaults_of(GaudiConfig(watch_compilations=False))
 
 
-def test_too_late_to_change_the_mode_is_an_error_and_nothing_else_is_set():
-    environ = {"PT_HPU_LAZY_MODE": "0"}
-    with pytest.raises(BackendError, match="imported already") as caught:
-        set_environment(GaudiConfig(mode="lazy"), environ, {"habana_frameworks.torch": object()})
-    assert "PT_HPU_LAZY_MODE=1" in caught.value.hint
-    assert environ == {"PT_HPU_LAZY_MODE": "0"}
-    environ["PT_HPU_LAZY_MODE"] = "1"
-    set_environment(GaudiConfig(mode="lazy"), environ, {"habana_frameworks.torch": object()})
-    assert environ == {"PT_HPU_LAZY_MODE": "1"}
+def imported(*, lazy):
+    """The modules of a process in which torch has imported the Gaudi software."""
+    internal = SimpleNamespace(is_lazy=lambda: lazy)
+    return {"habana_frameworks.torch": SimpleNamespace(utils=SimpleNamespace(internal=internal))}
+
+
+@pytest.mark.parametrize(("mode", "lazy", "needed"), [("lazy", False, 1), ("compile", True, 0), ("eager", True, 0)])
+def test_software_that_is_imported_in_another_mode_is_an_error_and_nothing_is_set(mode, lazy, needed):
+    environ = {}
+    with pytest.raises(BackendError, match="Importing torch imports it") as caught:
+        set_environment(GaudiConfig(mode=mode), environ, imported(lazy=lazy))
+    assert f"PT_HPU_LAZY_MODE={needed}" in caught.value.hint
+    assert environ == {}
+
+
+@pytest.mark.parametrize(("mode", "lazy"), [("lazy", True), ("compile", False), ("eager", False)])
+def test_software_that_is_imported_in_the_mode_is_used_whatever_the_environment_says(mode, lazy, caplog):
+    environ = {}
+    config = GaudiConfig(mode=mode, recipe_cache="/var/recipes,false,2048")
+    assert set_environment(config, environ, imported(lazy=lazy)) == config
+    assert environ == {}
+    assert "PT_HPU_RECIPE_CACHE_CONFIG=/var/recipes,false,2048 has no effect" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("options", "release", "is_lazy", "mode"),
+    [
+        ({}, None, None, "compile"),
+        ({}, (1, 19), None, "lazy"),
+        ({}, (1, 20), None, "compile"),
+        ({}, (1, 22), True, "lazy"),
+        ({}, (1, 19), False, "compile"),
+        ({"capture": "budgeted"}, (1, 22), None, "lazy"),
+        ({"mode": "eager"}, (1, 19), None, "eager"),
+    ],
+)
+def test_mode_is_chosen_by_release_and_the_choice_is_logged(options, release, is_lazy, mode, caplog):
+    caplog.set_level("INFO", "trencadis.gaudi")
+    assert with_mode(GaudiConfig(**options), release=release, is_lazy=is_lazy).mode == mode
+    assert (f"[backend.gaudi] mode = {mode}: " in caplog.text) == ("mode" not in options)
+
+
+def test_mode_is_none_that_would_need_other_graphs():
+    with pytest.raises(BackendError, match="PT_HPU_LAZY_MODE=0"):
+        with_mode(GaudiConfig(capture="budgeted"), release=(1, 22), is_lazy=False)
+
+
+@pytest.mark.parametrize(
+    ("version", "release"), [("1.22.1", (1, 22)), ("1.19.0.561", (1, 19)), ("2", None), ("dev", None)]
+)
+def test_release_is_the_first_two_numbers(version, release):
+    assert release_of(version) == release

@@ -61,7 +61,7 @@ def modules(*, available=True, lazy=True, without=()):
 
 
 def load(import_module, *, version="1.22.1", **options):
-    config = GaudiConfig(device="hpu", fused_sdpa=False, **options)
+    config = GaudiConfig(device="hpu", fused_sdpa=False, **{"mode": "lazy", **options})
     return load_habana(config, clock=SystemClock(), import_module=import_module, version_of=lambda _: version)
 
 
@@ -126,12 +126,12 @@ def test_real_device_has_no_books_and_marks_steps_in_lazy_mode_only():
 
 
 def test_emulated_device_keeps_books_and_is_frozen_on_request():
-    habana = load_habana(GaudiConfig(device="emulated", emulated_memory_bytes=1000), clock=SystemClock())
+    habana = load_habana(GaudiConfig(device="emulated", mode="lazy", emulated_memory_bytes=1000), clock=SystemClock())
     habana.declare("weights", 10)
     assert habana.free_bytes() == 990
     habana.freeze()
     assert habana.emulated.frozen
-    assert habana.device.type == "cpu"
+    assert habana.device.type == "hpu"
 
 
 # ------------------------------------------------------------------- every call into the vendor's package, by its signature

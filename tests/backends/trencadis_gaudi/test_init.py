@@ -16,7 +16,7 @@ def test_the_hook_yields_gaudi_with_its_table():
     (component,) = trencadis_gaudi.trencadis_backends()
     assert (component.name, component.config, component.interface_version) == ("gaudi", GaudiConfig, 1)
     context = ComponentContext(clock=SystemClock(), seed=0)
-    backend = component.factory(GaudiConfig(device="emulated"), context)
+    backend = component.factory(GaudiConfig(device="emulated", mode="lazy"), context)
     assert backend.capabilities.layout == "padded"
 
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from support.backends import gaudi_engines
 from trencadis.errors import StepFailedError
+from trencadis_plugins.sampling import arithmetic
 
 BUCKETS = """
 ([1, 2], [16, 32, 64], [0, 1, 2, 4, 6])
@@ -232,6 +233,23 @@ def test_workloads_meet_what_is_hard(frozen):
     assert contiguous.totals.num_block_swaps
     assert not contiguous.totals.num_prompt_tokens_cached
     assert gathered.totals.num_prompt_tokens_cached
+
+
+def test_random_numbers_of_the_host_compile_nothing_and_give_the_same_tokens(model_path, monkeypatch):
+    """A device without 64-bit arithmetic, as a Gaudi in lazy mode is; drafts with a rule that needs random numbers, too."""
+    tables = {
+        "speculation": {"name": "ngram", "ngram": {"max_draft_tokens": 2, "min_match": 1}},
+        "acceptance": {"name": "token"},
+    }
+    tokens = []
+    for devices in ({"cpu"}, set()):
+        monkeypatch.setattr(arithmetic, "_WITH_64_BITS", devices)
+        engine = gaudi_engines.open_engine(model_path("llama"), emulated_frozen=True, tables=tables)
+        served = [gaudi_engines.serve(engine, seed) for seed in (3, 4)]
+        engine.close()
+        assert not [one.error for run in served for one in run.values() if one.error]
+        tokens.append([{name: one.token_ids.tolist() for name, one in run.items()} for run in served])
+    assert tokens[0] == tokens[1]
 
 
 @pytest.mark.slow

@@ -13,7 +13,9 @@ AMOUNT = r"-?[\d.e+]+ (?:B|KiB|MiB|GiB|TiB)"
 
 
 def test_summary_has_the_vendors_words_and_the_devices_numbers():
-    habana = load_habana(GaudiConfig(device="emulated", emulated_memory_bytes=96 * GIB), clock=SystemClock())
+    habana = load_habana(
+        GaudiConfig(device="emulated", mode="lazy", emulated_memory_bytes=96 * GIB), clock=SystemClock()
+    )
     habana.declare("weights", 15 * GIB)
     meter = MemoryMeter(habana)
     habana.declare("KV cache", 24 * GIB)
@@ -35,7 +37,7 @@ def test_host_memory_is_counted_in_pages_elsewhere(tmp_path):
 
 
 def test_use_is_of_device_and_host():
-    habana = load_habana(GaudiConfig(device="emulated", emulated_memory_bytes=1000), clock=SystemClock())
+    habana = load_habana(GaudiConfig(device="emulated", mode="lazy", emulated_memory_bytes=1000), clock=SystemClock())
     habana.declare("weights", 300)
     use = MemoryUse.of(habana)
     assert (use.device_bytes, use.device_total_bytes) == (300, 1000)

@@ -18,7 +18,7 @@ from trencadis_gaudi.model import load_model
 
 @pytest.fixture
 def habana():
-    return load_habana(GaudiConfig(device="emulated"), clock=SystemClock())
+    return load_habana(GaudiConfig(device="emulated", mode="lazy"), clock=SystemClock())
 
 
 def test_model_is_loaded_checked_and_embeds_nothing(habana, model_path):

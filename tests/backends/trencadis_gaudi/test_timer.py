@@ -12,7 +12,7 @@ from trencadis_gaudi.timer import GaudiTimer
 
 def test_emulated_step_takes_what_the_clock_says():
     clock = SimulatedClock()
-    timer = GaudiTimer(load_habana(GaudiConfig(device="emulated"), clock=clock), clock)
+    timer = GaudiTimer(load_habana(GaudiConfig(device="emulated", mode="lazy"), clock=clock))
     clock.advance(0.5)
     timer.stop()
     clock.advance(9)
@@ -35,8 +35,8 @@ def test_step_of_a_gaudi_is_measured_by_two_events():
         def elapsed_time(self, end_event):
             return 250.0
 
-    habana = load_habana(GaudiConfig(device="emulated"), clock=SystemClock())
-    timer = GaudiTimer(attrs.evolve(habana, emulated=None, hpu=SimpleNamespace(Event=Event)), SystemClock())
+    habana = load_habana(GaudiConfig(device="emulated", mode="lazy"), clock=SystemClock())
+    timer = GaudiTimer(attrs.evolve(habana, emulated=None, hpu=SimpleNamespace(Event=Event)))
     timer.stop()
     assert timer.wait() == 0.25
     assert log == ["record", "record", "synchronize"]

@@ -36,6 +36,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "gaudi": {
         "backend.name": "gaudi",
         "backend.gaudi.device": "emulated",
+        "backend.gaudi.mode": "lazy",
         "backend.gaudi.check_model": False,
         "bucketing.name": "exponential",
     },

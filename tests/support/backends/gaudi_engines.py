@@ -32,7 +32,7 @@ def open_engine(
 ) -> Engine:
     """Return an engine with blocks of 16 tokens on a tiny model; ``options`` are of the backend's table, ``tables`` of others."""
     if backend == "gaudi":
-        options = {"device": "emulated", "check_model": False, **options}
+        options = {"device": "emulated", "mode": "lazy", "check_model": False, **options}
     tables = {
         **(tables or {}),
         "backend": {"name": backend, backend: options},

@@ -7,8 +7,9 @@ import torch
 
 from support.backends.dense_attention import dense_attention
 from trencadis.records import Bucket, Pass
+from trencadis_gaudi.flat_cache import FlatKVCache
 from trencadis_torch.attention.options import AttentionOptions
-from trencadis_torch.cache.kv_cache import AttentionLayer, PagedKVCache
+from trencadis_torch.cache.kv_cache import AttentionLayer
 
 NUM_HEADS, NUM_KV_HEADS, KEY_DIM, VALUE_DIM = 4, 2, 8, 6
 OPTIONS = ({}, {"softcap": 1.5}, {"sinks": torch.tensor([0.5, -1.0, 2.0, 0.0])}, {"scale": 0.7})
@@ -44,7 +45,7 @@ class Scene:
         num_shared: int = 0,
         value_dim: int = VALUE_DIM,
         seed: int = 0,
-        cache_class=PagedKVCache,
+        cache_class=FlatKVCache,
     ) -> None:
         self.sequences, self.window, self.seed = sequences, window, seed
         generator = self._generator = torch.Generator().manual_seed(seed)
@@ -106,7 +107,7 @@ class Scene:
         for row, (context, length) in enumerate(self.sequences):
             here = slice(int(firsts[row]), int(firsts[row]) + length)
             keys[here], values[here] = (part[context:] for part in self.whole[row])
-        found = attention.attend(0, query, keys, values, options=AttentionOptions(**options))
+        found = attention.attend(self.cache.flat_layer(0), query, keys, values, options=AttentionOptions(**options))
         assert found.shape == (num_tokens, NUM_HEADS, value_dim)
         assert found.isfinite().all()
         for row, (context, length) in enumerate(self.sequences):

@@ -12,11 +12,12 @@ import attrs
 
 from trencadis.activity import ACTIVITY, EnginePhase
 from trencadis.clock import Clock
+from trencadis.config.schema import BucketingConfig
 from trencadis.engine.batching.passes import PassPlanner
 from trencadis.interfaces import Executor, SupportsDeferredWarmUp
 from trencadis.records import Bucket, BucketLimits, Phase, Shape, WarmUpReport
 
-__all__ = ["BackgroundWarmUp", "WarmUp", "covering_buckets", "warm_up"]
+__all__ = ["BackgroundWarmUp", "WarmUp", "completing_buckets", "covering_buckets", "warm_up"]
 
 logger = logging.getLogger("trencadis.engine")
 
@@ -118,6 +119,22 @@ class BackgroundWarmUp:
             self._passes.prepared(ready)
             logger.info("Prepared %d of %d buckets.", self._num_all - self._num_left, self._num_all)
         return len(ready)
+
+
+def completing_buckets(
+    config: BucketingConfig, bucket_for: Callable[[Shape], Bucket], table: Collection[Bucket], limits: BucketLimits
+) -> tuple[Bucket, ...]:
+    """Return the buckets that are prepared beside a strategy's table: those that cover legal shapes it leaves out.
+
+    Args:
+        config: Whether there are any; there are none where misses are refused.
+        bucket_for: The strategy's.
+        table: The strategy's table. Without one nothing is prepared, and a unified one has its largest passes.
+        limits: What bounds every shape.
+    """
+    if not config.complete or config.on_miss == "refuse" or not table or limits.unified:
+        return ()
+    return covering_buckets(bucket_for, table, limits)
 
 
 def covering_buckets(

@@ -74,7 +74,9 @@ def test_kernel_and_compiler_have_the_vendors_signatures():
     kernel = API[f"{ROOT}.hpex.kernels.FusedSDPA"]["classes"]["FusedSDPA"]["forward"]
     assert own(emulated_fused_sdpa) == names(kernel)
     backend = API[f"{ROOT}.dynamo.compile_backend.backends"]["functions"]["hpu_backend"]
-    assert own(counting_backend(make()[0])) == [pair for pair in names(backend) if not pair[0].startswith("*")]
+    assert own(counting_backend(make()[0], make()[2])) == [
+        pair for pair in names(backend) if not pair[0].startswith("*")
+    ]
 
 
 def test_nothing_public_is_offered_that_the_vendor_does_not_have():
@@ -148,6 +150,14 @@ def test_metric_counts_the_compilations_of_its_block():
         assert metric.stats()[0] == ("TotalNumber", 1)
     with pytest.raises(EmulatedDeviceError, match="graph_compilation"), modules.hpu.metrics.metric_localcontext("x"):
         pass
+
+
+def test_metric_counts_the_fallbacks_of_its_block():
+    device, modules, _ = make()
+    device.fall_back("aten.i0")
+    with modules.hpu.metrics.metric_localcontext("cpu_fallback") as metric:
+        device.fall_back("aten.i0")
+        assert metric.stats() == [("TotalNumber", 1), ("FallbackOps", {"aten.i0": 1})]
 
 
 def test_events_and_streams_have_always_happened():

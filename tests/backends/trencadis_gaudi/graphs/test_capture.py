@@ -17,7 +17,7 @@ class Desk:
     """A device on which a graph takes a byte for each token position and block."""
 
     def __init__(self, total_bytes, *, margin_bytes=0, **options):
-        self.config = GaudiConfig(device="emulated", emulated_memory_bytes=total_bytes, **options)
+        self.config = GaudiConfig(device="emulated", emulated_memory_bytes=total_bytes, **{"mode": "lazy", **options})
         self.habana = load_habana(self.config, clock=SystemClock())
         self.ran = []
         self.done = []

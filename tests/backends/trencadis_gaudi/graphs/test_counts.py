@@ -16,7 +16,7 @@ PROMPT, DECODE = Bucket(1, 512, 4), Bucket(8, 1, 24, Phase.DECODE)
 
 @pytest.fixture
 def habana():
-    return load_habana(GaudiConfig(device="emulated"), clock=SystemClock())
+    return load_habana(GaudiConfig(device="emulated", mode="lazy"), clock=SystemClock())
 
 
 def make(habana, **options):

@@ -7,6 +7,7 @@ from support.backends import tiny_models
 from trencadis.clock import SystemClock
 from trencadis.interfaces import AllocationPlan
 from trencadis.records import Bucket, Phase
+from trencadis_gaudi.attention.adapter import FLAT, register
 from trencadis_gaudi.config import GaudiConfig
 from trencadis_gaudi.device_rows import DeviceRows, HostTables
 from trencadis_gaudi.flat_cache import FlatKVCache
@@ -23,21 +24,21 @@ DECODE = Bucket(2, 1, 4, Phase.DECODE)
 
 class World:
     def __init__(self, kind="llama", **options):
-        self.config = GaudiConfig(device="emulated", **options)
+        self.config = GaudiConfig(device="emulated", **{"mode": "lazy", **options})
         self.habana = load_habana(self.config, clock=SystemClock())
-        adapter.register()
+        register()
         model = tiny_models.make_model(kind)
         layers = attention_layers(model)
-        adapter.switch(model, adapter.PAGED)
+        adapter.switch(model, FLAT)
         cache = FlatKVCache(layers, num_blocks=8, block_size=16, device=self.habana.device)
         self.passes = GaudiPasses(cache, contiguous=False)
         self.rows = DeviceRows(PLAN, self.habana)
-        self.adapter = ForwardAdapter(model, self.passes)
+        self.adapter = ForwardAdapter(model.to(self.habana.device), self.passes)
         self.forward = make_forward(self.adapter, self.config, self.habana)
 
     def inputs(self, bucket):
         inputs = self.passes.inputs(empty_pass(bucket), self.rows, HostTables(3, 4).blocks)
-        keep = torch.zeros(bucket.batch_size, dtype=torch.int64)
+        keep = torch.zeros(bucket.batch_size, dtype=torch.int64, device=self.habana.device)
         return inputs.token_ids, inputs.positions, keep, inputs.tensors
 
     @torch.inference_mode()
@@ -48,7 +49,7 @@ class World:
             before = self.habana.emulated.num_compilations
             logits = self.forward(*inputs, graph=graph)
             self.habana.mark_step()
-        return logits, self.habana.emulated.num_compilations - before
+        return logits.cpu(), self.habana.emulated.num_compilations - before
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])

@@ -27,7 +27,7 @@ class Desk:
     """A backend's part of the warm-up: notes what it is told, and takes a second for each."""
 
     def __init__(self, **options):
-        self.config = GaudiConfig(device="emulated", **options)
+        self.config = GaudiConfig(device="emulated", **{"mode": "lazy", **options})
         self.clock = SimulatedClock()
         self.habana = load_habana(self.config, clock=self.clock)
         self.log = []

@@ -100,7 +100,11 @@ def test_pass_without_sequences_leaves_the_cache_as_it_was_but_for_padding():
         scene.cache, decode_tensors(empty, scene.tables, scene.cache, contiguous=False), contiguous=False
     )
     output = attention.attend(
-        0, torch.ones(2, 4, 8), torch.ones(2, 2, 8), torch.ones(2, 2, 6), options=AttentionOptions()
+        scene.cache.flat_layer(0),
+        torch.ones(2, 4, 8),
+        torch.ones(2, 2, 8),
+        torch.ones(2, 2, 6),
+        options=AttentionOptions(),
     )
     assert output.isfinite().all()
     assert all(torch.equal(part[:-1], old) for part, old in zip(scene.cache.layer(0), before, strict=True))

@@ -6,11 +6,11 @@ import torch
 from support.backends.paged_scene import make_pass
 from trencadis.errors import StepFailedError
 from trencadis.records import Bucket
+from trencadis_gaudi.flat_cache import FlatKVCache
 from trencadis_gaudi.passes.flat_tokens import flat_tokens
-from trencadis_torch.cache.kv_cache import PagedKVCache
 
 TABLES = torch.tensor([[5, 2], [0, 0], [3, 1]], dtype=torch.int32).numpy()
-CACHE = PagedKVCache((), num_blocks=6, block_size=4, device=torch.device("cpu"))
+CACHE = FlatKVCache((), num_blocks=6, block_size=4, device=torch.device("cpu"))
 BUCKET = Bucket(1, 8, 0)
 
 

@@ -36,7 +36,9 @@ class TestUnified(BackendConformance):
         self.source = ModelSource(path=str(self.path))
 
     def make(self):
-        return WithDrafts(GaudiConfig(device="emulated", layout="unified", check_model=False), clock=SystemClock())
+        return WithDrafts(
+            GaudiConfig(device="emulated", mode="lazy", layout="unified", check_model=False), clock=SystemClock()
+        )
 
     def reference(self, prompt, num_tokens):
         return tiny_models.greedy_reference(self.path, prompt, num_tokens)

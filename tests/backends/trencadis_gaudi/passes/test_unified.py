@@ -90,7 +90,7 @@ def test_padding_alone_stays_finite_whatever_the_bucket():
     for bucket in (UnifiedBucket(3, 2, 4, True), UnifiedBucket(3, 0, 4, False), UnifiedBucket(3, 0, 0, False)):
         attention = GaudiUnified(scene.cache, tensors_of(scene, bucket))
         output = attention.attend(
-            0,
+            scene.cache.flat_layer(0),
             torch.ones(3, 4, 8),
             torch.ones(3, 2, 8),
             torch.ones(3, 2, 6),

@@ -86,8 +86,9 @@ def test_contiguous_counts_end_with_the_cache():
 def test_unified_table_is_the_vendors_and_the_largest_passes(form):
     limits = attrs.evolve(LIMITS, unified=True)
     found = Unified(limits, UnifiedConfig(form=form)).buckets(limits)
-    tops = {UnifiedBucket(2048, 256, 5781, True), UnifiedBucket(32, 256, 5781, False)}
+    tops = {UnifiedBucket(2048, 256, 5781, True), UnifiedBucket(32, 128, 5781, False)}
     assert set(found) == {*unified_buckets(limits, form), *tops}
+    assert len(found) == {"alpha": 375, "exponential": 167 + 2}[form]
 
 
 @pytest.mark.parametrize("form", ["alpha", "exponential"])

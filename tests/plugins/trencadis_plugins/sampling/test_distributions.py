@@ -10,7 +10,7 @@ from trencadis_testing.sampling import assert_distribution
 
 
 def keyed(count, *, seeds=None, positions=None, vocab_size=4):
-    keys = torch.stack([torch.as_tensor(seeds if seeds is not None else range(count)), torch.zeros(count).long()], 1)
+    keys = np.stack([seeds if seeds is not None else range(count), [0] * count], 1)
     distribution = torch.full((count, vocab_size), 1 / vocab_size)
     return KeyedDistributions(distribution, keys=keys, positions=positions or [5] * count)
 

@@ -4,16 +4,16 @@ import numpy as np
 import pytest
 import torch
 
-from trencadis_plugins.sampling.drawing import BLOCK_SIZE, draw
-from trencadis_plugins.sampling.philox import Purpose
+from trencadis_plugins.sampling.drawing import BLOCK_SIZE, draw, num_times
+from trencadis_plugins.sampling.philox import Purpose, RowNumbers
 from trencadis_testing.sampling import assert_distribution
 
 
 def _draw(logits, seeds, positions, purpose=Purpose.SAMPLE):
     logits = torch.tensor(np.array(logits), dtype=torch.float32)
-    keys = torch.tensor([[seed % 2**32, seed // 2**32] for seed in seeds])
-    tokens = draw(logits, logits.amax(-1), keys=keys, positions=torch.tensor(positions), purpose=purpose)
-    return tokens.tolist()
+    keys = np.array([[seed % 2**32, seed // 2**32] for seed in seeds])
+    numbers = RowNumbers(keys=keys, positions=positions, device=logits.device)
+    return draw(logits, logits.amax(-1), numbers.times(purpose, num_times(logits.shape[1]))).tolist()
 
 
 @pytest.mark.parametrize("vocab_size", [1, 7, BLOCK_SIZE, BLOCK_SIZE + 1, 3 * BLOCK_SIZE - 5])

@@ -9,6 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trencadis.interfaces import SamplingContext
+from trencadis_plugins.sampling import arithmetic
 from trencadis_plugins.sampling.chain import standard_chain
 from trencadis_plugins.sampling.config import ORDERS
 from trencadis_plugins.sampling.greedy import GreedySampler
@@ -147,7 +148,9 @@ def eight_rows(context):
 
 
 @pytest.mark.slow
-def test_operations_of_any_batch_are_those_of_a_path(start, context_of):
+@pytest.mark.parametrize("devices_with_64_bits", [{"cpu"}, set()])
+def test_operations_of_any_batch_are_those_of_a_path(devices_with_64_bits, monkeypatch, start, context_of):
+    monkeypatch.setattr(arithmetic, "_WITH_64_BITS", devices_with_64_bits)
     sampler, paths = make_sampler()
     known = set()
     for path in paths:

@@ -10,7 +10,7 @@ from trencadis_plugins.bucketing.workloads import Passes, Workload
 from trencadis_tools.buckets import TableReport
 from trencadis_tools.buckets.plot import plot_tables
 
-REPORT = TableReport(buckets=(Bucket(1, 128, 0), Bucket(2, 1, 8, Phase.DECODE)), warmup_s=1.0, graph_bytes=1.0)
+REPORT = TableReport(table=(Bucket(1, 128, 0), Bucket(2, 1, 8, Phase.DECODE)), warmup_s=1.0, graph_bytes=1.0)
 RAN = Workload((Passes(Shape(1, 100, 0), 3, 300), Passes(Shape(2, 1, 5, Phase.DECODE), 9, 18)))
 
 

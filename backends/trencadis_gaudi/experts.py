@@ -1,0 +1,173 @@
+"""Mixture of experts: the vendor's kernel where it serves, else every expert on every token, weighed by the routing weights.
+
+transformers would choose ``torch._grouped_mm``, for which a Gaudi has no kernel, or a loop over the experts that are hit, whose shapes
+depend on data.
+
+| kernel of ``torch.ops.hpu`` | in releases from | serves experts | else |
+|---|---|---|---|
+| ``mixture_of_experts.fused_weights`` | 1.19 | gate and up in one matrix, one after the other; silu, gelu or relu; no bias | dense |
+
+Source of the kernel: gaudi-pytorch-bridge 1.19.0, habana_eager/eager_custom_op_register.cpp (signature, and its meaning in plain
+operations); vllm-gaudi 091bbadd, vllm_gaudi/ops/hpu_fused_moe.py (types of the routing tensors).
+Shapes: T tokens, H hidden size, E experts, K experts of a token, I intermediate size.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+from trencadis.errors import ModelLoadError
+
+__all__ = ["ExpertsKernel", "dense_experts", "kernel_experts", "use_experts", "vendor_experts"]
+
+logger = logging.getLogger("trencadis.gaudi")
+
+_DENSE, _KERNEL = "trencadis_dense", "trencadis_mixture"
+_ACTIVATIONS = ("silu", "gelu", "relu")
+_BY_DATA = ("DbrxExperts", "JetMoeParallelExperts")
+"""Experts that transformers 5.24 runs in one way only, with shapes that depend on the routing."""
+_AT_ONCE = 8
+"""Experts of a matrix product: results of more would take memory for nothing."""
+
+
+class ExpertsKernel(Protocol):
+    """``torch.ops.hpu.mixture_of_experts.fused_weights``, bridge 1.19."""
+
+    def __call__(
+        self,
+        hidden_states: torch.Tensor,
+        expert_routing_table: torch.Tensor,
+        router_weights: torch.Tensor,
+        w12: list[torch.Tensor],
+        w3: list[torch.Tensor],
+        permuted_weights: bool,
+        activation: str,
+        experts_min: int,
+        experts_max: int,
+    ) -> torch.Tensor:
+        """Return ``[T, H]``.
+
+        Args:
+            hidden_states: ``[T, H]``.
+            expert_routing_table: Experts of each token, int64 ``[T, K]``.
+            router_weights: Of these, ``[T, K]``, of the type of the hidden states.
+            w12: Of each expert, gate before up: ``[2·I, H]``, or ``[H, 2·I]`` if not permuted.
+            w3: Of each expert, ``[H, I]``, or ``[I, H]`` if not permuted.
+            permuted_weights: See there.
+            activation: ``silu``, ``gelu`` or ``relu``.
+            experts_min: First expert.
+            experts_max: Last expert.
+        """
+        ...
+
+
+def vendor_experts() -> ExpertsKernel | None:
+    """Return the kernel of the installed Gaudi software, or None, with a warning, if it has none."""
+    try:
+        kernel: ExpertsKernel = torch.ops.hpu.mixture_of_experts.fused_weights
+    except AttributeError:
+        logger.warning("Could not import HPU mixture_of_experts kernel: every expert runs on every token.")
+        return None
+    return kernel
+
+
+def use_experts(model: Any, find_kernel: Callable[[], ExpertsKernel | None]) -> None:
+    """Make a model's experts run with static shapes; a model without experts stays as it is.
+
+    Args:
+        model: Of transformers.
+        find_kernel: Returns the vendor's kernel; None: plain operations.
+
+    Raises:
+        ModelLoadError: Shapes of the model's experts depend on the routing, and transformers has no other way to run them.
+    """
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+    if fixed := next((name for part in model.modules() if (name := type(part).__name__) in _BY_DATA), None):
+        raise ModelLoadError(
+            f"{type(model).__name__}: shapes in {fixed} depend on the routing of each token; a Gaudi would compile every step.",
+            hint='Set [backend] name = "torch".',
+        )
+    if not any(hasattr(part, "is_transposed") and hasattr(part, "down_proj") for part in model.modules()):
+        return
+    kernel = find_kernel()
+    ALL_EXPERTS_FUNCTIONS.register(_DENSE, dense_experts)
+    if kernel is not None:
+        ALL_EXPERTS_FUNCTIONS.register(_KERNEL, kernel_experts(kernel))
+    model.set_experts_implementation(_DENSE if kernel is None else _KERNEL)
+
+
+def dense_experts(
+    module: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+) -> torch.Tensor:
+    """Return the weighted sum of the experts' results ``[T, H]``; signature as transformers calls it.
+
+    Args:
+        module: The experts.
+        hidden_states: ``[T, H]``.
+        top_k_index: Experts of each token, ``[T, K]``.
+        top_k_weights: Their weights, ``[T, K]``.
+    """
+    has_gate, has_bias = getattr(module, "has_gate", True), module.has_bias
+    name = "gate_up_proj" if has_gate else "up_proj"
+    ups, downs = getattr(module, name), module.down_proj
+    if not module.is_transposed:
+        ups, downs = ups.transpose(1, 2), downs.transpose(1, 2)
+    numbers = torch.arange(len(ups), device=top_k_index.device)
+    chosen = top_k_index.unsqueeze(-1) == numbers
+    weights = (chosen * top_k_weights.unsqueeze(-1)).sum(1).t().unsqueeze(-1)
+    total = torch.zeros_like(hidden_states, dtype=weights.dtype)
+    for first in range(0, len(ups), _AT_ONCE):
+        some = slice(first, first + _AT_ONCE)
+        inner = torch.matmul(hidden_states, ups[some])
+        if has_bias:
+            inner = inner + getattr(module, f"{name}_bias")[some].unsqueeze(1)
+        inner = module._apply_gate(inner) if has_gate else module.act_fn(inner)  # noqa: SLF001 - transformers calls it so
+        outer = torch.matmul(inner, downs[some])
+        if has_bias:
+            outer = outer + module.down_proj_bias[some].unsqueeze(1)
+        if getattr(module, "has_post_expert_norm", False):
+            outer = module.post_expert_norm(outer)
+        total = total + (outer * weights[some]).sum(0)
+    return total.to(hidden_states.dtype)
+
+
+def kernel_experts(kernel: ExpertsKernel) -> Any:
+    """Return a function as :func:`dense_experts` that calls a kernel for those experts that it serves."""
+
+    def experts(
+        module: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+    ) -> torch.Tensor:
+        activation = _served(module)
+        if activation is None:
+            return dense_experts(module, hidden_states, top_k_index, top_k_weights)
+        return kernel(
+            hidden_states,
+            top_k_index.to(torch.int64),
+            top_k_weights.to(hidden_states.dtype),
+            list(module.gate_up_proj.unbind()),
+            list(module.down_proj.unbind()),
+            not module.is_transposed,
+            activation,
+            0,
+            len(module.gate_up_proj) - 1,
+        )
+
+    return experts
+
+
+def _served(module: Any) -> str | None:
+    """Return the kernel's name of the experts' activation; None if it computes something else than these experts."""
+    plain = (
+        getattr(module, "has_gate", True)
+        and getattr(module, "is_concatenated", True)
+        and not module.has_bias
+        and not getattr(module, "has_post_expert_norm", False)
+        and type(module)._apply_gate.__name__ == "_default_apply_gate"  # noqa: SLF001 - the same
+    )
+    activation = getattr(module.config, "hidden_act", None)
+    return activation if plain and activation in _ACTIVATIONS else None

@@ -1,0 +1,37 @@
+"""Counts of what torch.compile gives up, read from its own counters.
+
+Source of their names: PyTorch 2.13, ``torch/_dynamo/exc.py`` and ``convert_frame.py``.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+__all__ = ["DynamoCounts"]
+
+
+class DynamoCounts:
+    """Graph breaks and limits hit in this process since the object was made."""
+
+    def __init__(self) -> None:
+        self._before = _counts()
+
+    @property
+    def num_graph_breaks(self) -> int:
+        """Places at which a graph ended early."""
+        return _counts()[0] - self._before[0]
+
+    @property
+    def num_limit_hits(self) -> int:
+        """Calls that run uncompiled, as their code has too many graphs."""
+        return _counts()[1] - self._before[1]
+
+
+def _counts() -> tuple[int, int]:
+    utils: Any = sys.modules.get("torch._dynamo.utils")
+    if utils is None:  # nothing was compiled
+        return 0, 0
+    failed = utils.counters["unimplemented"]
+    limits = sum(number for reason, number in failed.items() if reason.startswith("Dynamo recompile limit exceeded"))
+    return sum(utils.counters["graph_break"].values()), limits

@@ -1,0 +1,107 @@
+"""The health check of the backend ``gaudi``: the release of its software, its mode, and the devices that ``hl-smi`` finds."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import metadata
+from typing import Any
+
+from trencadis.errors import BackendError
+from trencadis.interfaces import Finding
+from trencadis_gaudi.config import GaudiConfig
+from trencadis_gaudi.environment import DISTRIBUTION, demands_of, release_of, with_mode
+
+__all__ = ["check_gaudi"]
+
+_COMMANDS = ("hl-smi", "hpu-smi")
+_QUERY = ("-Q", "index,name,driver_version,memory.used,memory.total", "-f", "csv,noheader")
+"""Source: documentation of the Gaudi software, "System Management Interface Tool (hl-smi)"."""
+_PATIENCE_S = 10.0
+
+
+def run_smi() -> str | None:
+    """Return a line of ``hl-smi`` for each device; None if there is no such command.
+
+    Raises:
+        OSError: It cannot be run.
+        subprocess.SubprocessError: It fails or does not end.
+    """
+    command = next(filter(None, map(shutil.which, _COMMANDS)), None)
+    if command is None:
+        return None
+    return subprocess.run([command, *_QUERY], check=True, capture_output=True, text=True, timeout=_PATIENCE_S).stdout
+
+
+def check_gaudi(
+    config: Any,
+    *,
+    environ: Mapping[str, str] = os.environ,
+    version_of: Callable[[str], str] = metadata.version,
+    smi: Callable[[], str | None] = run_smi,
+) -> Iterator[Finding]:
+    """Check release, mode, environment and devices; nothing if another backend is configured. Imports no torch.
+
+    Args:
+        config: The configuration.
+        environ: Of this process, which the engine's inherits.
+        version_of: Finds the version of a distribution.
+        smi: As :func:`run_smi`.
+    """
+    if config.backend.name != "gaudi":
+        return
+    options = config.backend.components.get("gaudi") or GaudiConfig()
+    if options.device == "emulated":
+        yield Finding.ok(
+            '[backend.gaudi] device = "emulated": a CPU stands for a Gaudi; its times say nothing about one'
+        )
+        return
+    try:
+        version = version_of(DISTRIBUTION)
+    except metadata.PackageNotFoundError:
+        yield Finding.fail(
+            f"{DISTRIBUTION} is not installed", 'Install it from the Gaudi software suite, or set device = "emulated".'
+        )
+        return
+    yield Finding.ok(f"{DISTRIBUTION} {version}, torch {version_of('torch')}")
+    yield from _mode(options, version, environ)
+    yield from _devices(smi, environ)
+
+
+def _mode(options: GaudiConfig, version: str, environ: Mapping[str, str]) -> Iterator[Finding]:
+    try:
+        chosen = with_mode(options, release=release_of(version))
+    except BackendError as error:
+        yield Finding.fail(str(error), error.hint)
+        return
+    needed = demands_of(chosen)["PT_HPU_LAZY_MODE"]
+    given = environ.get("PT_HPU_LAZY_MODE")
+    told = "is not set and will be set" if given is None else f"is {given!r}"
+    message = f"[backend.gaudi] mode = {chosen.mode} needs PT_HPU_LAZY_MODE={needed}, which {told}"
+    if given in {None, needed}:
+        yield Finding.ok(message)
+    else:
+        yield Finding.warn(message, f"Set PT_HPU_LAZY_MODE={needed} where the server is started, or leave it unset.")
+
+
+def _devices(smi: Callable[[], str | None], environ: Mapping[str, str]) -> Iterator[Finding]:
+    try:
+        answer = smi()
+    except (OSError, subprocess.SubprocessError) as error:
+        yield Finding.fail(f"hl-smi fails: {error}", "The driver of the Gaudi may not be loaded: see dmesg and lsmod.")
+        return
+    if answer is None:
+        yield Finding.warn("there is no hl-smi", "Install the tools of the Gaudi software suite.")
+        return
+    devices: Sequence[str] = [line.strip() for line in answer.splitlines() if line.strip()]
+    if not devices:
+        yield Finding.fail(
+            "hl-smi finds no device", "The driver may not be loaded, or a container may not see the device."
+        )
+    for device in devices:
+        yield Finding.ok(f"device {device}")
+    visible = environ.get("HABANA_VISIBLE_DEVICES", "all")
+    if visible != "all":
+        yield Finding.ok(f"HABANA_VISIBLE_DEVICES={visible}: this process sees no other device")

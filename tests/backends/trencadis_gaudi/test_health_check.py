@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import subprocess
+from importlib import metadata
+from types import SimpleNamespace
+
+import pytest
+
+from trencadis.interfaces import Severity
+from trencadis_gaudi.config import GaudiConfig
+from trencadis_gaudi.health_check import check_gaudi
+
+DEVICES = "0, HL-225, 1.22.1-97ec1a4, 768 MiB, 98304 MiB\n1, HL-225, 1.22.1-97ec1a4, 768 MiB, 98304 MiB\n"
+
+
+def findings(name="gaudi", *, environ=(), version="1.22.1", smi=lambda: DEVICES, **options):
+    def version_of(distribution):
+        if distribution == "habana-torch-plugin" and version is None:
+            raise metadata.PackageNotFoundError(distribution)
+        return version if distribution == "habana-torch-plugin" else "2.7.1"
+
+    config = SimpleNamespace(backend=SimpleNamespace(name=name, components={"gaudi": GaudiConfig(**options)}))
+    return list(check_gaudi(config, environ=dict(environ), version_of=version_of, smi=smi))
+
+
+def said(*args, **options):
+    return "\n".join(f"{one.severity.value}: {one.message}. {one.remedy}" for one in findings(*args, **options))
+
+
+def test_nothing_is_looked_at_for_another_backend():
+    assert findings("torch") == []
+
+
+def test_emulated_device_is_named_as_such_and_nothing_is_run():
+    def run():
+        raise AssertionError
+
+    assert "a CPU stands for a Gaudi" in said(device="emulated", smi=run)
+
+
+def test_installation_that_is_right_names_release_mode_and_devices():
+    found = findings(environ={"HABANA_VISIBLE_DEVICES": "0"})
+    assert {one.severity for one in found} == {Severity.OK}
+    text = said(environ={"HABANA_VISIBLE_DEVICES": "0"})
+    assert "habana-torch-plugin 1.22.1, torch 2.7.1" in text
+    assert "mode = compile needs PT_HPU_LAZY_MODE=0, which is not set and will be set" in text
+    assert "device 1, HL-225, 1.22.1-97ec1a4, 768 MiB, 98304 MiB" in text
+    assert "HABANA_VISIBLE_DEVICES=0" in text
+
+
+def test_old_release_is_told_its_mode():
+    assert "mode = lazy needs PT_HPU_LAZY_MODE=1" in said(version="1.19.0")
+
+
+def test_environment_of_another_mode_is_a_warning_with_the_remedy():
+    text = said(mode="compile", environ={"PT_HPU_LAZY_MODE": "1"})
+    assert "warn: [backend.gaudi] mode = compile needs PT_HPU_LAZY_MODE=0, which is '1'" in text
+    assert "Set PT_HPU_LAZY_MODE=0 where the server is started" in text
+
+
+def test_missing_software_is_a_failure_and_ends_the_check():
+    assert said(version=None).startswith("fail: habana-torch-plugin is not installed")
+
+
+@pytest.mark.parametrize(
+    ("smi", "told"),
+    [
+        (lambda: None, "warn: there is no hl-smi"),
+        (lambda: "\n", "fail: hl-smi finds no device"),
+    ],
+)
+def test_devices_that_cannot_be_listed_are_said(smi, told):
+    assert told in said(smi=smi)
+
+
+def test_tool_that_fails_is_a_failure_with_its_words():
+    def fail():
+        raise subprocess.CalledProcessError(3, ["hl-smi"])
+
+    assert "fail: hl-smi fails: Command '['hl-smi']' returned non-zero exit status 3" in said(smi=fail)
