@@ -93,9 +93,13 @@ class TorchStep:
     ) -> None:
         self._num_sequences = num_sequences
         self._emitted = emitted
-        self._prompts = prompts
+        # Launched with the step: a copy by the thread that waits would be part of whatever graph the device is given meanwhile.
+        self._prompts = [one.moved(_to_host) for one in prompts]
         self._num_padded_tokens = num_padded_tokens
-        self._on_host = [(_to_host(one.token_ids), _to_host(one.num_emitted)) for one in emitted]
+        self._on_host = [
+            tuple(None if one is None else _to_host(one) for one in (each.token_ids, each.num_emitted))
+            for each in emitted
+        ]
         self._timer = timer
         self._step = step
         self._backend = backend
@@ -188,9 +192,9 @@ def _outside(one: Emitted, ids: npt.NDArray[np.int64], counts: Int32Array) -> li
     return found
 
 
-def _to_host(tensor: torch.Tensor | None) -> torch.Tensor | None:
+def _to_host(tensor: torch.Tensor) -> torch.Tensor:
     """Start a copy to pinned memory, where there is such; on the CPU the tensor is already there."""
-    if tensor is None or tensor.device.type == "cpu":
+    if tensor.device.type == "cpu":
         return tensor
     if tensor.device.type != "cuda":
         return tensor.to("cpu", non_blocking=True)

@@ -5,6 +5,8 @@ Shapes: P prompt positions of a pass that were asked for, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import attrs
 import numpy as np
 import numpy.typing as npt
@@ -57,7 +59,7 @@ class PromptPlan:
 
 @attrs.frozen(kw_only=True)
 class PromptLogprobs:
-    """Scores on the device, read by the host when the step is waited for.
+    """Scores of prompt tokens; copied to the host when the step is launched, and read when it is waited for.
 
     Attributes:
         plan: Of what.
@@ -75,15 +77,20 @@ class PromptLogprobs:
     top_token_ids: torch.Tensor
     top_logprobs: torch.Tensor
 
+    def moved(self, to_host: Callable[[torch.Tensor], torch.Tensor]) -> PromptLogprobs:
+        """Return the same with each tensor as ``to_host`` returns it."""
+        names = ("token_ids", "logprobs", "ranks", "top_token_ids", "top_logprobs")
+        return attrs.evolve(self, **{name: to_host(getattr(self, name)) for name in names})
+
     def records(self) -> list[TokenLogprobs]:
-        """Return one record per position; waits for the device."""
+        """Return one record per position; the tensors are on the host."""
         scores = (self.token_ids, self.logprobs, self.ranks, self.top_token_ids, self.top_logprobs)
         columns = zip(
             self.plan.indices.tolist(),
             self.plan.positions.tolist(),
             self.plan.num_top.tolist(),
             # Cut on the host: a device that compiles would do so for each length.
-            *(column.cpu()[: len(self.plan.indices)].tolist() for column in scores),
+            *(column[: len(self.plan.indices)].tolist() for column in scores),
             strict=True,
         )
         return [

@@ -114,8 +114,7 @@ class _SharpDraw(StandardSampler):
     def _draw(self, logits, context):
         for processor in self._chain:
             logits = processor.apply(logits, context)
-        keys, positions = torch.from_numpy(self._keys[list(context.rows)]), torch.tensor(context.positions)
-        return draw(logits * 2, logits.amax(-1) * 2, keys=keys, positions=positions, purpose=0)
+        return draw(logits * 2, logits.amax(-1) * 2, self._times(logits, context))
 
 
 class _RepetitionIgnoresThePrompt(Penalties):

@@ -176,7 +176,10 @@ _library: Any = None
 
 
 class _DeviceModule(_DummyBackendModule):
-    """``torch.hpu``: the calls that PyTorch makes itself."""
+    """``torch.hpu``: the calls that PyTorch makes itself, and the types that it compares with."""
+
+    Stream = torch.Stream
+    Event = torch.Event
 
     def _lazy_init(self) -> None:
         """Do nothing."""

@@ -22,7 +22,7 @@ EXPERTS = {
 }
 OTHERS = (
     "apertus", "cohere2", "ernie4_5", "ernie4_5_moe", "exaone4", "gemma", "glm4", "glm4_moe", "granite", "granitemoe", "helium",
-    "olmo2", "olmoe", "opt", "phi", "phimoe", "qwen2_moe", "smollm3", "starcoder2",
+    "olmo2", "olmoe", "opt", "phi", "qwen2_moe", "smollm3", "starcoder2",
 )  # fmt: skip
 
 

@@ -10,11 +10,16 @@ from trencadis_gaudi.flat_cache import FlatKVCache
 from trencadis_gaudi.habana import load_habana
 from trencadis_torch.cache.kv_cache import AttentionLayer, PagedKVCache
 
-HABANA = load_habana(GaudiConfig(device="emulated", mode="eager"), clock=SystemClock())
 LAYERS = tuple(
     AttentionLayer(index=index, num_kv_heads=2, key_dim=3, value_dim=value_dim, window=0, dtype=torch.float32)
     for index, value_dim in ((1, 2), (4, 3))
 )
+
+
+@pytest.fixture(autouse=True)
+def habana():
+    """A device of this test's own: the newest one has the operations."""
+    return load_habana(GaudiConfig(device="emulated", mode="eager"), clock=SystemClock())
 
 
 @pytest.mark.parametrize("device", ["hpu", "meta"])
@@ -30,7 +35,9 @@ def test_keys_and_values_are_flat_with_the_padding_block_last(device):
 
 
 def test_blocks_are_views_of_the_same_memory():
-    caches = [kind(LAYERS, num_blocks=5, block_size=4, device=HABANA.device) for kind in (FlatKVCache, PagedKVCache)]
+    caches = [
+        kind(LAYERS, num_blocks=5, block_size=4, device=torch.device("hpu")) for kind in (FlatKVCache, PagedKVCache)
+    ]
     generator = torch.Generator().manual_seed(0)
     slots = torch.tensor([9, 2, 23]).to("hpu")
     for layer in LAYERS:
@@ -46,7 +53,7 @@ def test_blocks_are_views_of_the_same_memory():
 
 def test_blocks_move_as_bytes_by_the_backends_thread_only():
     """They land in the flat tensors, which the kernels read; their low bits are those of other kernels than torch's."""
-    cache = FlatKVCache(LAYERS, num_blocks=5, block_size=4, device=HABANA.device)
+    cache = FlatKVCache(LAYERS, num_blocks=5, block_size=4, device=torch.device("hpu"))
     for part in cache.parts:
         part.copy_(torch.arange(part.numel(), dtype=torch.float32).view_as(part))
     data = np.empty((2, cache.layout.block_bytes), np.uint8)
