@@ -79,8 +79,14 @@ class PromptLogprobs:
 
     def moved(self, to_host: Callable[[torch.Tensor], torch.Tensor]) -> PromptLogprobs:
         """Return the same with each tensor as ``to_host`` returns it."""
-        names = ("token_ids", "logprobs", "ranks", "top_token_ids", "top_logprobs")
-        return attrs.evolve(self, **{name: to_host(getattr(self, name)) for name in names})
+        return attrs.evolve(
+            self,
+            token_ids=to_host(self.token_ids),
+            logprobs=to_host(self.logprobs),
+            ranks=to_host(self.ranks),
+            top_token_ids=to_host(self.top_token_ids),
+            top_logprobs=to_host(self.top_logprobs),
+        )
 
     def records(self) -> list[TokenLogprobs]:
         """Return one record per position; the tensors are on the host."""
