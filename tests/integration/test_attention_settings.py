@@ -48,7 +48,7 @@ def expected() -> list[list[int]]:
     return texts
 
 
-@pytest.mark.representatives(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", ["sdpa", pytest.param("native", marks=needs_compiler)])
 @pytest.mark.parametrize(
     "speculation", [{}, {"speculation": {"name": "ngram"}}, {"speculation": {"name": "suffix"}}], ids=str

@@ -143,6 +143,7 @@ def test_experts_whose_shapes_depend_on_the_routing_are_refused():
         use_experts(AutoModelForCausalLM.from_config(config), lambda: None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["lazy", "compile", "eager"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_engine_generates_what_the_backend_torch_does_and_compiles_nothing_later(model_path, kind, mode):

@@ -15,6 +15,7 @@ def compiled(function):
     return device, torch.compile(function, backend=backend, dynamic=False)
 
 
+@pytest.mark.slow
 def test_each_graph_of_torch_compile_is_a_compilation():
     device, double = compiled(lambda x: x * 2 + 1)
     ones, four, five = (torch.ones(size).to("hpu") for size in (3, 4, 5))

@@ -144,12 +144,14 @@ def test_results_read_before_their_copy_has_arrived(run, expected, monkeypatch):
         run()
 
 
+@pytest.mark.slow
 def test_graph_of_torch_compile_is_checked_as_a_captured_one(run, monkeypatch):
     within_attention(monkeypatch, lambda query: query.clone()[0].fill_(1.0))
     with pytest.raises(Exception, match="writes through a view"):
         run(mode="compile")
 
 
+@pytest.mark.slow
 def test_graph_breaks_of_torch_compile(run, monkeypatch):
     backend, _ = run(mode="compile")
     assert backend.habana.dynamo.num_graph_breaks == 0
@@ -159,6 +161,7 @@ def test_graph_breaks_of_torch_compile(run, monkeypatch):
     assert backend.habana.dynamo.num_graph_breaks > 0
 
 
+@pytest.mark.slow
 def test_layers_beyond_the_limit_of_torch_compile(run, monkeypatch):
     """A graph for each layer, as its number is part of it."""
     torch._dynamo.reset()

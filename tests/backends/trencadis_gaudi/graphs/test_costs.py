@@ -77,6 +77,7 @@ def test_estimate_is_exact_for_what_the_captured_graphs_span(weights, buckets, c
             assert costs.estimate(bucket) == pytest.approx(true[bucket], rel=1e-3)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, derandomize=True, deadline=None)
 @given(prefill=weights, decode=weights, share=st.floats(0.02, 1.1), ratio=st.floats(0, 1))
 def test_budget_is_exceeded_by_no_more_than_the_graphs_that_calibrate_it(prefill, decode, share, ratio) -> None:

@@ -68,6 +68,7 @@ REQUESTS = st.builds(
 )
 
 
+@pytest.mark.slow
 @settings(phases=[Phase.explicit, Phase.generate], max_examples=100)
 @given(request=REQUESTS, handle=IDS)
 def test_a_request_arrives_as_it_was_sent(request: Request, handle: int) -> None:

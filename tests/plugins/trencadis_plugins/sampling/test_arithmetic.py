@@ -163,6 +163,7 @@ def verified(rule, seed):
     return torch.stack(out).tolist()
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("rule", [Token(), Block(), Typical()])
 def test_accepted_drafts_and_the_token_after_them_are_those_of_the_cpu(rule, narrow):
     accepted = set()
