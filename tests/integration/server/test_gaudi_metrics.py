@@ -17,6 +17,7 @@ max_model_len = 64
 name = "gaudi"
 [backend.gaudi]
 device = "emulated"
+mode = "lazy"
 check_model = false
 contiguous = true
 warmup_required = 1
