@@ -124,7 +124,8 @@ class GaudiBackend(Backend):
                 type(sampler).__name__,
             )
         meter = MemoryMeter(self.habana)
-        loaded = self._loaded = load_model(source, self.habana, check=self._config.check_model)
+        with self._on_device():
+            loaded = self._loaded = load_model(source, self.habana, check=self._config.check_model)
         logger.info("Loading model weights took in total %s", meter.summary())
         # Until a profile run says what a step takes.
         self._shares = self._share(self.habana.free_bytes())
@@ -183,6 +184,10 @@ class GaudiBackend(Backend):
                 f"[cache] block_size = {plan.block_size}: the attention kernels of a Gaudi know {', '.join(map(str, BLOCK_SIZES))}.",
                 hint=f"Leave it at 0 for {DEFAULT_BLOCK_SIZE}.",
             )
+        with self._on_device():
+            self._allocate(plan)
+
+    def _allocate(self, plan: AllocationPlan) -> None:
         loaded, habana, config = self._model(), self.habana, self._config
         logger.info("# HPU blocks: %d, # CPU blocks: %d", plan.num_blocks, plan.num_host_blocks)
         self._meter = MemoryMeter(habana)

@@ -12,7 +12,7 @@ from trencadis.cli import main
 
 GAUDI = ["--backend.name=gaudi", "--engine.max-num-seqs=2", "--engine.max-num-batched-tokens=64"]
 EMULATED = [*GAUDI, "--backend.gaudi.device=emulated", "--model.max-model-len=64"]
-BUCKETS = ["--max-num-seqs=4", "--max-model-len=1024", "--max-num-batched-tokens=1024"]
+BUCKETS = ["--bucketing.complete=false", "--max-num-seqs=4", "--max-model-len=1024", "--max-num-batched-tokens=1024"]
 
 
 def said(capsys, *arguments):
@@ -35,7 +35,7 @@ def said(capsys, *arguments):
         ("graph-reserve", "1", "must be >= 0 and < 1."),
         ("prompt-ratio", "-0.1", "must be >= 0 and <= 1."),
         ("max-prefill-batch-size", "0", "must be >= 1."),
-        ("mode", "fast", "must be one of: lazy, compile, eager."),
+        ("mode", "fast", "must be one of: auto, compile, lazy, eager."),
     ],
 )
 def test_value_out_of_range_is_named_with_its_source_and_its_range(capsys, setting, value, reason):

@@ -89,7 +89,8 @@ def read_linear(asked: Sequence[Asked], taken: Sequence[Guesses]) -> None:
             places.setdefault(place, (first + i, first_distribution + i if is_drawn else -1))
         first += len(guesses.rows)
         first_distribution += len(guesses.rows) if is_drawn else 0
-    chosen = torch.cat([guesses.token_ids for guesses in taken]).cpu().numpy().astype(np.int32)
+    # Put together on the host: a device that compiles would do so for each number and length of these.
+    chosen = np.concatenate([guesses.token_ids.cpu().numpy() for guesses in taken]).astype(np.int32)
     for one in asked:
         last = len(one.tokens) - 1
         try:
