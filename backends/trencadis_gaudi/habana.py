@@ -22,9 +22,7 @@ from trencadis.clock import Clock
 from trencadis.errors import BackendError
 from trencadis_gaudi.attention.fused_sdpa import FusedSDPA, emulated_fused_sdpa, vendor_fused_sdpa
 from trencadis_gaudi.config import GaudiConfig
-from trencadis_gaudi.emulated import EmulatedDevice, emulated_habana
-from trencadis_gaudi.emulated.compiler import counting_backend
-from trencadis_gaudi.emulated.tensor import hpu
+from trencadis_gaudi.emulated import EmulatedDevice
 from trencadis_gaudi.environment import DISTRIBUTION, release_of, set_environment, with_mode
 from trencadis_gaudi.graphs.dynamo import DynamoCounts
 
@@ -146,6 +144,15 @@ def load_habana(
 
 
 def _emulated(config: GaudiConfig, clock: Clock) -> Habana:
+    try:
+        from trencadis_gaudi.emulated.compiler import counting_backend
+        from trencadis_gaudi.emulated.surface import emulated_habana
+        from trencadis_gaudi.emulated.tensor import hpu
+    except ImportError as error:
+        raise BackendError(
+            f'[backend.gaudi] device = "emulated" needs a newer PyTorch than {torch.__version__}: {error}.',
+            hint="Install PyTorch 2.13; a Gaudi itself needs the PyTorch of its software.",
+        ) from error
     device = EmulatedDevice(
         total_bytes=config.emulated_memory_bytes,
         lazy=config.mode == "lazy",

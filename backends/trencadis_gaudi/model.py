@@ -80,7 +80,7 @@ def load_model(source: ModelSource, habana: Habana, *, check: bool) -> LoadedMod
     register()
     adapter.switch(model, FLAT)
     use_experts(model, vendor_experts if habana.emulated is None else lambda: None)
-    # On the CPU, where weights that are shared can be told by their address.
+    # Before the move to the device: weights that are shared are counted once by their address on the CPU.
     facts = attrs.evolve(model_facts(model, layers), embedding_size=0, fingerprint=fingerprint(files))
     model = _moved(model, source, habana)
     habana.declare("weights", facts.weights_bytes)

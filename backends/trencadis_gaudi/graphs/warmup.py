@@ -240,12 +240,14 @@ def every_graph() -> Iterator[None]:
         BackendError: It did.
     """
     import torch._dynamo.config as dynamo
-    from torch._dynamo.exc import FailOnRecompileLimitHit
+    from torch._dynamo import exc
 
-    with dynamo.patch(fail_on_recompile_limit_hit=True):
+    # PyTorch 2.6 calls both after a cache; later versions keep that name of the setting, not of the exception.
+    gave_up = getattr(exc, "FailOnRecompileLimitHit", None) or exc.FailOnCacheLimitHit  # type: ignore[attr-defined]
+    with dynamo.patch(fail_on_cache_limit_hit=True):
         try:
             yield
-        except FailOnRecompileLimitHit as error:
+        except gave_up as error:
             raise BackendError(
                 f"torch.compile gave up during the warm-up: {str(error).splitlines()[0]}",
                 hint="Something of the model differs from call to call; TORCH_LOGS=recompiles names it. "

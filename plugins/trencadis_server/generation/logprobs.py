@@ -130,7 +130,7 @@ class CompletionLogprobsWriter:
         return token_text(self._tokenizer.token_bytes(token_id), prefix="bytes:")
 
     def _advance(self, token_id: int) -> int:
-        """Return a token's offset in the text, and move behind the token."""
+        """Return a token's offset in the text, and advance to the end of the token."""
         offset = self._offset
         if token_id not in self._hidden:
             self._offset += len(self._decoder.decode(self._tokenizer.token_bytes(token_id)))

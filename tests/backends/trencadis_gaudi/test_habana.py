@@ -4,6 +4,8 @@ import ast
 import inspect
 import json
 import os
+import subprocess
+import sys
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -200,3 +202,24 @@ def test_calls_into_the_vendors_package_fit_its_signatures():
 def test_nobody_but_the_seams_imports_the_vendors_package():
     found = {file.name for file in ROOT.rglob("*.py") if "import_module(" in file.read_text()}
     assert found == {"habana.py", "fused_sdpa.py"}
+
+
+OLD_PYTORCH = """
+import torch.utils.backend_registration as registration
+del registration._setup_privateuseone_for_python_backend
+import trencadis_gaudi.backend
+from trencadis.clock import SystemClock
+from trencadis.errors import BackendError
+from trencadis_gaudi.config import GaudiConfig
+from trencadis_gaudi.habana import load_habana
+try:
+    load_habana(GaudiConfig(device="emulated"), clock=SystemClock())
+except BackendError as error:
+    print(error)
+"""
+
+
+def test_a_pytorch_without_backends_in_python_serves_a_gaudi_and_not_the_emulated_one():
+    """PyTorch of the Gaudi software is older than the emulated device needs: importing the backend must not need it."""
+    found = subprocess.run([sys.executable, "-c", OLD_PYTORCH], capture_output=True, text=True, check=True)
+    assert 'device = "emulated" needs a newer PyTorch than' in found.stdout

@@ -8,8 +8,9 @@ import pytest
 
 from trencadis.clock import SimulatedClock
 from trencadis_gaudi.attention.fused_sdpa import emulated_fused_sdpa
-from trencadis_gaudi.emulated import EmulatedDevice, EmulatedDeviceError, emulated_habana
+from trencadis_gaudi.emulated import EmulatedDevice, EmulatedDeviceError
 from trencadis_gaudi.emulated.compiler import counting_backend
+from trencadis_gaudi.emulated.surface import emulated_habana
 
 API = json.loads((Path(__file__).parents[1] / "habana_api.json").read_text())["modules"]
 ROOT = "habana_frameworks.torch"

@@ -11,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trencadis.clock import SimulatedClock
+from trencadis.errors import BackendError
 from trencadis.records import Bucket, Phase, Shape, UnifiedBucket, UnifiedShape
 from trencadis_gaudi.config import GaudiConfig
 from trencadis_gaudi.graphs.capture import Capture
 from trencadis_gaudi.graphs.counts import Watch
-from trencadis_gaudi.graphs.warmup import Pace, WarmUp, compile_only, representatives, required_first
+from trencadis_gaudi.graphs.warmup import Pace, WarmUp, compile_only, every_graph, representatives, required_first
 from trencadis_gaudi.habana import load_habana
 
 PREFILLS = [Bucket(1, query, 0) for query in (128, 256, 512)]
@@ -276,3 +277,22 @@ def test_asking_changes_nothing(is_idle):
     pace, _ = make(step_s=1.0)
     pace.stepped()
     assert pace.allows(is_idle=is_idle) == pace.allows(is_idle=is_idle)
+
+
+@pytest.mark.parametrize("name", ["FailOnRecompileLimitHit", "FailOnCacheLimitHit"])
+def test_torch_compile_that_gives_up_is_an_error_by_whatever_name_pytorch_has(name, monkeypatch):
+    from torch._dynamo import config as dynamo
+    from torch._dynamo import exc
+
+    class GivesUpError(Exception):
+        pass
+
+    def give_up():
+        assert dynamo.fail_on_cache_limit_hit
+        raise GivesUpError("limit")
+
+    monkeypatch.delattr(exc, "FailOnRecompileLimitHit")
+    monkeypatch.setattr(exc, name, GivesUpError, raising=False)
+    with pytest.raises(BackendError, match="gave up during the warm-up: limit"), every_graph():
+        give_up()
+    assert not dynamo.fail_on_cache_limit_hit

@@ -11,8 +11,9 @@ from trencadis.interfaces import AllocationPlan
 from trencadis.records import Bucket, Phase, UnifiedBucket
 from trencadis_gaudi.attention.adapter import FLAT, register
 from trencadis_gaudi.attention.fused_sdpa import emulated_fused_sdpa
-from trencadis_gaudi.emulated import EmulatedDevice, emulated_habana
+from trencadis_gaudi.emulated import EmulatedDevice
 from trencadis_gaudi.emulated.graphs import input_hash
+from trencadis_gaudi.emulated.surface import emulated_habana
 from trencadis_gaudi.emulated.tensor import hpu
 from trencadis_gaudi.flat_cache import FlatKVCache
 from trencadis_gaudi.passes.tensors import GaudiPasses

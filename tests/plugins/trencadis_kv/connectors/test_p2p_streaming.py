@@ -322,7 +322,7 @@ def test_blocks_are_taken_as_they_come() -> None:
         push.row(index)[:] = index
         push.came()
         assert push.wait(index, until_s=soon())[:, 0].tolist() == list(range(index + 1))
-    assert len(push.wait(3, until_s=soon())) == 3, "no more are due, although nobody has said the end"
+    assert len(push.wait(3, until_s=soon())) == 3, "these three are all, although the end was not sent"
 
 
 @pytest.mark.parametrize("how", ["end", "close", "fewer", "time"])
