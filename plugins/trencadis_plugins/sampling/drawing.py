@@ -32,7 +32,7 @@ def draw(logits: torch.Tensor, peaks: torch.Tensor, times: torch.Tensor) -> torc
 
     A token whose odds against the most likely one are below 1e-38 is never drawn (float32 weights); the smallest waiting
     time is 1.1e-16, far beyond what a run can tell from 0. With times in float32 a race ends as with float64 unless its first two are
-    nearer to each other than 2**-22 of their times: one draw in two million.
+    nearer to each other than 2**-22 of their times: by estimate one draw in two million.
 
     Args:
         logits: float32 ``[R, V]``; -inf is a token that must not be drawn.
