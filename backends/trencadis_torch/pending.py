@@ -97,8 +97,11 @@ class TorchStep:
         self._prompts = [one.moved(_to_host) for one in prompts]
         self._num_padded_tokens = num_padded_tokens
         self._on_host = [
-            tuple(None if one is None else _to_host(one) for one in (each.token_ids, each.num_emitted))
-            for each in emitted
+            (
+                None if one.token_ids is None else _to_host(one.token_ids),
+                None if one.num_emitted is None else _to_host(one.num_emitted),
+            )
+            for one in emitted
         ]
         self._timer = timer
         self._step = step
