@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-__all__ = ["DynamoCounts"]
+__all__ = ["DynamoCounts", "most_compiled"]
 
 
 class DynamoCounts:
@@ -26,6 +26,12 @@ class DynamoCounts:
     def num_limit_hits(self) -> int:
         """Calls that run uncompiled, as their code has too many graphs."""
         return _counts()[1] - self._before[1]
+
+
+def most_compiled() -> int:
+    """Return how many graphs one piece of code has had in this process, at most: dropped ones count, too."""
+    convert_frame: Any = sys.modules.get("torch._dynamo.convert_frame")
+    return 0 if convert_frame is None else max(convert_frame.FRAME_COMPILE_COUNTER.values(), default=0)
 
 
 def _counts() -> tuple[int, int]:

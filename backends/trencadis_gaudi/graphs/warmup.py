@@ -28,6 +28,7 @@ from trencadis.records import Bucket, Phase, UnifiedBucket, WarmUpReport
 from trencadis_gaudi.config import GaudiConfig
 from trencadis_gaudi.graphs.capture import Capture, log_bucket
 from trencadis_gaudi.graphs.counts import Watch
+from trencadis_gaudi.graphs.dynamo import most_compiled
 from trencadis_gaudi.graphs.model import dynamo_limits
 from trencadis_gaudi.habana import Habana
 from trencadis_gaudi.memory import format_bytes
@@ -259,8 +260,10 @@ def _set_dynamo_limits(num_buckets: int, *, regional: bool) -> None:
     import torch._dynamo.config as dynamo
 
     limit, total = dynamo_limits(num_buckets, regional=regional)
-    dynamo.cache_size_limit = max(limit, dynamo.cache_size_limit)
-    dynamo.accumulated_cache_size_limit = max(total, dynamo.accumulated_cache_size_limit)
+    # Another engine of this process may have compiled the same code, which torch.compile counts for good.
+    before = most_compiled()
+    dynamo.cache_size_limit = max(limit + before, dynamo.cache_size_limit)
+    dynamo.accumulated_cache_size_limit = max(total + before, dynamo.accumulated_cache_size_limit)
 
 
 def representatives(buckets: Sequence[Bucket]) -> list[Bucket]:

@@ -150,12 +150,37 @@ def test_progress_counts_up_to_all():
     assert seen == [(done, 6) for done in range(1, 7)]
 
 
-def test_limits_of_torch_compile_are_raised_for_the_number_of_buckets(monkeypatch):
+def test_limits_of_torch_compile_are_raised_for_the_number_of_buckets():
+    import torch
     import torch._dynamo.config as dynamo
 
+    torch._dynamo.reset()
     with dynamo.patch(cache_size_limit=8, accumulated_cache_size_limit=256):
         Desk(mode="compile").warm_up.run(BUCKETS)
         assert (dynamo.cache_size_limit, dynamo.accumulated_cache_size_limit) == (31, 256)
+
+
+def test_an_engine_may_compile_all_of_its_graphs_however_many_its_process_compiled_before():
+    """torch.compile counts for good how often a piece of code was compiled, and stops at its limit."""
+    import torch
+
+    def add(values, number):
+        return values + number
+
+    def compile_for(numbers):
+        with every_graph():
+            for number in numbers:
+                compiled = torch.compile(add, backend="eager", dynamic=False)
+                assert compiled(torch.zeros(2), number).tolist() == [number, number]
+
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(recompile_limit=30, accumulated_recompile_limit=30, automatic_dynamic_shapes=False):
+        compile_for(range(30))
+        with pytest.raises(BackendError, match="gave up"):
+            compile_for([30])
+        Desk(mode="compile", regional=False).warm_up.run(BUCKETS)
+        compile_for(range(30, 31 + len(BUCKETS)))
+    torch._dynamo.reset()
 
 
 def test_old_bridge_compiles_and_runs_with_a_warning(caplog):
