@@ -72,7 +72,7 @@ ODD = st.fixed_dictionaries(
 OVERRIDES = st.fixed_dictionaries(
     {},
     optional={
-        "model": st.fixed_dictionaries({}, optional={"path": TEXT, "trust_remote_code": st.booleans()}),
+        "model": st.fixed_dictionaries({}, optional={"path": TEXT.filter(str.strip), "trust_remote_code": st.booleans()}),
         "engine": st.fixed_dictionaries({}, optional={"max_wait_s": st.floats(0.1, 1e9), "seed": st.integers(0, 2**60)}),
         "cache": st.fixed_dictionaries({}, optional={"key": TEXT, "memory_fraction": st.floats(0.01, 1)}),
         "replay": st.fixed_dictionaries({}, optional={"api_keys": st.lists(TEXT, max_size=3)}),
