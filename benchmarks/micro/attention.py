@@ -231,7 +231,7 @@ def main() -> None:
         for case in CASES:
             scene = Scene(case, kernel)
             error = scene.check()
-            # In this order neither of the two runs of the kernel comes right behind the other one.
+            # In this order neither of the two runs of the kernel comes right after the other one.
             variants = {"native": scene.native, "gathered": scene.gathered, "again": scene.native, **dict(limits(case))}
             large = case.num_bytes > 1 << 26 or case.query_len > 1
             rounds = math.ceil((5 if options.quick else options.rounds) * (1 if large else 3))

@@ -37,7 +37,7 @@ QWEN3_05B: dict[str, Any] = {
 
 
 def save_random_model(shape: dict[str, Any], directory: Path) -> Path:
-    """Write random weights behind the demo model's tokenizer and return the directory.
+    """Write random weights with the demo model's tokenizer and return the directory.
 
     Args:
         shape: A configuration of transformers, ``model_type`` included.

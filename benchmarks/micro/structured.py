@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def paired(vocabulary: Vocabulary, size: int) -> Vocabulary:
-    """Return a vocabulary with pairs of tokens behind the tokens themselves; texts are encoded as before."""
+    """Return a vocabulary with pairs of tokens after the tokens themselves; texts are encoded as before."""
     rng = np.random.default_rng(0)
     tokens = dict.fromkeys(vocabulary.tokens)
     plain = [token for i, token in enumerate(vocabulary.tokens) if i not in vocabulary.special_token_ids]
@@ -90,7 +90,7 @@ def masks_of(vocabulary: Vocabulary, num_texts: int) -> dict[str, Any]:
 
 
 def mask_times(grammars: Grammars, wanted: StructuredOutput, seed: int) -> list[float]:
-    """Return the microseconds from a token to the mask behind it, for each token of a random text."""
+    """Return the microseconds from a token to the mask after it, for each token of a random text."""
     rng = np.random.default_rng(seed)
     eos = grammars.eos_token_id
     state = GrammarState(

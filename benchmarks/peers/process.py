@@ -18,7 +18,7 @@ from typing import Any
 
 __all__ = ["DriverError", "DriverProcess"]
 
-STAT_FIELDS_BEFORE_SESSION = 3  # of those behind the name in /proc/PID/stat: state, parent, process group, session
+STAT_FIELDS_BEFORE_SESSION = 3  # of those after the name in /proc/PID/stat: state, parent, process group, session
 
 
 class DriverError(Exception):

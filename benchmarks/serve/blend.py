@@ -92,7 +92,7 @@ class Model:
 
     @torch.inference_mode()
     def forward(self, tokens: np.ndarray, start: int, num_logits: int) -> torch.Tensor:
-        """Compute tokens from ``start`` on; returns the log-probabilities behind the last ones, ``[num_logits, V]``."""
+        """Compute tokens from ``start`` on; returns the log-probabilities after the last ones, ``[num_logits, V]``."""
         self.rows.tokens[0, : len(tokens)] = torch.from_numpy(tokens.astype(np.int32))
         zeros, count = np.zeros(1, np.int32), len(tokens) - start
         one = Pass(
@@ -108,7 +108,7 @@ class Model:
         return logits.float().log_softmax(-1)
 
     def reply(self, prompt: np.ndarray) -> np.ndarray:
-        """Return a prompt with the greedy reply behind it; its KV is computed."""
+        """Return a prompt with the greedy reply after it; its KV is computed."""
         text, start = prompt, 0
         for _ in range(REPLY):
             token = int(self.forward(text, start, 1)[0].argmax())

@@ -161,7 +161,7 @@ def measured(
     """Return the times between the tokens of a request that decodes, while others come with a known prefix.
 
     ``held`` says where each of them is to load it from, if not from the connector's store; empty: all find it in the engine's own cache.
-    One that comes sooner than ``load_s`` behind another one, or while that still waits for its prefix, waits that long.
+    One that comes sooner than ``load_s`` after another one, or while that still waits for its prefix, waits that long.
     """
     num_loaded = engine._state.transfers.num_loaded
     params = SamplingParams(max_tokens=args.gaps + 2, temperature=0.0, ignore_eos=True)
@@ -214,7 +214,7 @@ def measured(
 def compared(runs: dict[str, Callable[[str], dict[str, Any]]], args: argparse.Namespace) -> dict[str, Any]:
     """Return medians, and quartiles of the ratios to an engine's own cache, by name, kind and measure; all take turns.
 
-    Their order changes from round to round: what comes behind one that loads finds other things in the caches.
+    Their order changes from round to round: what comes after one that loads finds other things in the caches.
     """
     order = random.Random(3)
     turns = [(name, kind) for name in runs for kind in KINDS]
@@ -290,7 +290,7 @@ def decoding(args: argparse.Namespace, model: str, connector: str) -> dict[str, 
             return run_once(name, kind)
 
         def run_once(name: str, kind: str) -> dict[str, Any]:
-            # Also where nobody will pull: the engine stands still meanwhile, and its first steps are slow behind that.
+            # Also where nobody will pull: the engine stands still meanwhile, and its first steps are slow after that.
             held = producer.hold(number) if producer else [None] * number
             begin = partial(beside.begin, kind)
             return measured(engines[name], steps[name], prefix, held if kind == "loaded" else [], args, begin)

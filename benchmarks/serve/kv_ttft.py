@@ -36,7 +36,7 @@ BLOCKS = 640
 
 
 def make_random_model(directory: str) -> None:
-    """Write a Llama of 110 M random weights behind the demo model's tokenizer."""
+    """Write a Llama of 110 M random weights with the demo model's tokenizer."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 

@@ -1,4 +1,4 @@
-"""Time to the first token of a long prefix that another engine holds, and some hundred tokens behind it: waiting for remote KV against by layer.
+"""Time to the first token of a long prefix that another engine holds, and some hundred tokens after it: waiting for remote KV against by layer.
 
 Engines of one process hand prefixes over through real sockets, with the connector ``p2p``. ``waiting`` waits for the whole prefix, ``by
 layer`` computes the rest meanwhile, ``waiting again`` shows the noise; all take turns. The link is as quick as the machine, or throttled.

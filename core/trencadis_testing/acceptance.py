@@ -263,7 +263,7 @@ class AcceptanceConformance:
         assert (shares >= 0).all(), f"shares below 0, or not numbers: {shares.min()}"
         for node in set(scene.parents):
             total = shares[:, [draft for draft, parent in enumerate(scene.parents) if parent == node]].sum(-1)
-            assert (total <= 1 + 1e-6).all(), f"the drafts behind node {node} have {total.max()} in all"
+            assert (total <= 1 + 1e-6).all(), f"the drafts after node {node} have {total.max()} in all"
         for node, weights in enumerate(ends):
             assert weights.shape == (len(shares), scene.vocab_size), f"weights have the shape {weights.shape}"
             assert ((weights >= 0) & np.isfinite(weights)).all(), f"weights at node {node}: {weights.min()}"

@@ -71,7 +71,7 @@ class PoolTests(BackendSuite):
             pool.read_blocks([0, 1], page[:2, : layout.block_bytes])
         assert (pages[0][:2, :-8] == pages[1][:2, :-8]).all(), "some bytes of a block were not read"
         for page, fill in zip(pages, (0, 255), strict=True):
-            assert (page[:, -8:] == fill).all(), "bytes behind a block were written to"
+            assert (page[:, -8:] == fill).all(), "bytes after a block were written to"
             assert (page[2] == fill).all(), "a block was read that nobody asked for"
 
     def test_views_of_blocks_are_their_bytes(self) -> None:

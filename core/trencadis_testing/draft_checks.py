@@ -54,7 +54,7 @@ def broken_trees(drafts: Drafts, view: DraftView, *, drafts_trees: bool) -> list
         if any(not -1 <= parent < j for j, parent in enumerate(own)):
             faults.append(f"sequence {i}: a draft comes before its parent in {own}")
         if len(set(zip(own, tokens, strict=True))) < count:
-            faults.append(f"sequence {i}: two drafts behind one token are the same: {tokens} behind {own}")
+            faults.append(f"sequence {i}: two drafts after one token are the same: {tokens} after {own}")
         if own != list(range(-1, count - 1)) and (view.linear_only[i] or not drafts_trees):
             faults.append(f"sequence {i}: drafts branch where they must not: {own}")
     return faults

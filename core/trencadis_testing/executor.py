@@ -144,7 +144,7 @@ class ExecutorConformance:
             assert driver.output(0) == fake_text([5, 6, 7], 4, eos=-1)
 
     def test_blocks_are_copied_in_order_with_batches(self) -> None:
-        """Behind every batch submitted so far, and before any later one."""
+        """After every batch submitted so far, and before any later one."""
         with _Running(self.make(), starts=True, allocates=True) as executor:
             driver = _driver(executor)
             driver.start(0, [5, 6, 7, 8, 9])

@@ -60,8 +60,8 @@ def accepted_path(tree: DraftTree, following: Sequence[int]) -> list[int]:
     path: list[int] = []
     here = -1
     while True:
-        behind = [node for node in range(here + 1, len(tree)) if tree.parents[node] == here]
-        right = [node for node in behind if tree.tokens[node] == following[here + 1]]
+        later = [node for node in range(here + 1, len(tree)) if tree.parents[node] == here]
+        right = [node for node in later if tree.tokens[node] == following[here + 1]]
         if not right:
             return path
         here = right[0]

@@ -226,7 +226,7 @@ class FakeBackend(Backend):
         self.is_closed = True
 
     def kv_cache(self) -> FakeKVCache:
-        """Return the three arrays behind the fake cache, as a pool: states, tokens, positions; by slot."""
+        """Return the three arrays of the fake cache, as a pool: states, tokens, positions; by slot."""
         arrays = (self._states, self._kv_tokens, self._kv_positions)
         return FakeKVCache(arrays, block_size=self._block_size)
 

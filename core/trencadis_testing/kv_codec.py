@@ -142,7 +142,7 @@ class KVCodecConformance:
     # -------------------------------------------------------------------------------------- what came from outside
 
     def test_other_lengths_are_refused(self) -> None:
-        """Of the payload, and of what is stored: cut anywhere, or with something behind it."""
+        """Of the payload, and of what is stored: cut anywhere, or with something after it."""
         codec = self.make()
         for name, payload in payloads():
             data = _encoded(codec, payload)
@@ -152,7 +152,7 @@ class KVCodecConformance:
             for cut in {0, 1, len(data) // 3, len(data) // 2, len(data) - 1}:
                 if 0 <= cut < len(data):
                     assert _refused(codec, data[:cut], len(payload)), f"{name}: cut to {cut} of {len(data)} bytes"
-            assert _refused(codec, data + b"\0", len(payload)), f"{name}: with a byte behind it"
+            assert _refused(codec, data + b"\0", len(payload)), f"{name}: with a byte after it"
 
     @pytest.mark.parametrize("seed", range(3))
     def test_whatever_comes_from_outside_stays_within_out(self, seed: int) -> None:

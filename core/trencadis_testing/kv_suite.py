@@ -215,5 +215,5 @@ def again(todo: Sequence[Arrival], *, after: int = 0, mark: str = "again") -> li
 
 
 def twice(todo: Sequence[Arrival]) -> list[Arrival]:
-    """Return a workload, and the same prompts once more behind it. Pure."""
+    """Return a workload, and the same prompts once more after it. Pure."""
     return [*todo, *again(todo, after=max(arrival.step for arrival in todo) + 40)]

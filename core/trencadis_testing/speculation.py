@@ -199,7 +199,7 @@ class SpeculationConformance:
             used.on_finished(slot=2, token_ids=np.array(old, np.int32))
         view = draft_view([new], slots=[2], epochs=[2], requests=requests[1:])
         found, expected = _runs(used.propose(view)), _runs(fresh.propose(view))
-        assert found == expected, f"slot 2 drafts {found} behind another sequence, {expected} for itself"
+        assert found == expected, f"slot 2 drafts {found} after another sequence, {expected} for itself"
 
     def test_verdicts_and_ends_may_concern_sequences_without_drafts(self) -> None:
         """A step may hold prefills, and a sequence may end before it was ever drafted for."""
@@ -255,7 +255,7 @@ class SpeculationConformance:
         used.propose(draft_view([secret], slots=[3], epochs=[4], requests=[blue]))
         view = draft_view([secret[:10]], slots=[2], epochs=[5], requests=[stranger])
         found, expected = _runs(used.propose(view)), _runs(fresh.propose(view))
-        assert found == expected, f"drafts {found} behind another's text, {expected} without it"
+        assert found == expected, f"drafts {found} after another's text, {expected} without it"
 
     # --------------------------------------------------------------------------------------- whole engines
 

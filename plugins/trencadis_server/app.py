@@ -134,7 +134,7 @@ class HeadMiddleware:
     Source: RFC 9110, section 9.1: every general-purpose server supports both.
 
     Args:
-        app: What is behind; it sees GET.
+        app: The application that it wraps; it sees GET.
     """
 
     def __init__(self, app: ASGIApp) -> None:

@@ -1,4 +1,4 @@
-"""Teach a model to guess several tokens in one forward, from mask tokens behind the text.
+"""Teach a model to guess several tokens in one forward, from mask tokens after the text.
 
 Lives here: the mask token, the layout of a training row, the loop. Does not live here: lessons, measures, files.
 
@@ -52,7 +52,7 @@ class Layout:
     """Where the tokens of a training row stand, the text first.
 
     `anchors` [L] is the position each continues (a token of the text: its own), `depths` [L] how many masks it is
-    behind it (a token of the text: 0).
+    after it (a token of the text: 0).
     """
 
     anchors: Tensor

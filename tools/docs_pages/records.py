@@ -31,7 +31,7 @@ def with_records(page: Path) -> str:
     """
     text, count = _PART.subn(_part, page.read_text(encoding="utf-8"))
     if not count:
-        raise ValueError(f"{page} has no comment '<!-- records of MODULE: CLASS CLASS; ... -->' with its end behind it")
+        raise ValueError(f"{page} has no comment '<!-- records of MODULE: CLASS CLASS; ... -->' with its end after it")
     return text
 
 

@@ -2,7 +2,7 @@
 
     pass ─▶ which tokens' logits are asked for ─▶ all layers in one call ─▶ logits
 
-Behind the last layer's attention only those tokens go on; keys and values of all are written before.
+After the last layer's attention only those tokens go on; keys and values of all are written before.
 
 Shapes: T tokens of the pass, L of them asked for, V vocabulary.
 """

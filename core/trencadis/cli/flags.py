@@ -31,7 +31,7 @@ class CommandParser(argparse.ArgumentParser):
         command: Name of the command.
         summary: What it does.
         settings: Makes the catalogue of settings; called only for help. None: the command takes no configuration.
-        short_flags: Config flag behind each short form that the command has.
+        short_flags: Config flag of each short form that the command has.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ def spell_out(arguments: Sequence[str], short_flags: Mapping[str, str]) -> list[
 def set_aside_config_flags(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return a command line's config flags, and the rest, without knowing which settings there are. Pure.
 
-    A flag without ``=`` takes the word behind it, unless that is a flag itself.
+    A flag without ``=`` takes the word after it, unless that is a flag itself.
     """
     flags: list[str] = []
     rest: list[str] = []

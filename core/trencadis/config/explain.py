@@ -1,4 +1,4 @@
-"""What is configured, and by whom: the rows behind ``trencadis config --explain``."""
+"""What is configured, and by whom: the rows of ``trencadis config --explain``."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def value_error(path: str, value: Any, source: str, reason: str, *, secret: bool
 
 
 def with_origin(message: str, sources: Mapping[str, str]) -> str:
-    """Return a message that starts with ``[table] key = value`` with the value's source behind it. Pure.
+    """Return a message that starts with ``[table] key = value`` with the value's source after it. Pure.
 
     A component knows its options, but not who set them. A message of another form, with a source, or about a value that
     was not set, is returned as it is; where one value contradicts another, each gets its source, the default as well.

@@ -56,7 +56,7 @@ class Setting:
         unit: Such as ``tokens``; empty for none.
         secret: The value is never printed.
         former_path: Dotted path that it had before; empty for none.
-        attribute: The attrs field behind it.
+        attribute: The attrs field that it comes from.
     """
 
     path: str

@@ -1,4 +1,4 @@
-"""What a component may know of the tokenizer: the bytes behind token ids."""
+"""What a component may know of the tokenizer: the bytes of token ids."""
 
 from __future__ import annotations
 

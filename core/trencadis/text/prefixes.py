@@ -40,7 +40,7 @@ def _text(entry: str) -> str:
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigValueError(
                 f"[cache] shared_prefixes: {entry!r} cannot be read: {error}.",
-                hint="Correct the path behind @, or write the text itself.",
+                hint="Correct the path after @, or write the text itself.",
             ) from error
     if not text:
         raise ConfigValueError(

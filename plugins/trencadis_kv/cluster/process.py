@@ -26,7 +26,7 @@ class MemberProcess:
     Args:
         member: Whose.
         announce: Is given each line that it prints.
-        command: What is run, with the member's flags behind it; by default ``trencadis serve``.
+        command: What is run, with the member's flags after it; by default ``trencadis serve``.
 
     Attributes:
         member: As given.

@@ -36,7 +36,7 @@ def trencadis_kv_codecs() -> Iterable[Component]:
         name="aes_gcm",
         factory=_make_aes_gcm,
         config=AesGcmConfig,
-        summary="Encrypted and authenticated by AES-GCM, behind another codec if one is named.",
+        summary="Encrypted and authenticated by AES-GCM, after another codec if one is named.",
         interface_version=INTERFACE_VERSION,
     )
 

@@ -2,7 +2,7 @@
 
 A library that waits for a peer that stands still waits for as long as that stands still, and then writes to the memory it was given.
 So whoever calls waits no longer than it wants to, and what the call may still write to is kept until it has returned: the thread that
-was left behind holds it.
+was abandoned holds it.
 
     caller ──call──▶ thread ──▶ library
        │ deadline, or interrupt()      │
@@ -58,7 +58,7 @@ class NativeCalls:
 
     Args:
         name: Of the thread.
-        left: Counts what is left behind.
+        left: Counts what is abandoned.
         on_end: Called on the thread when no call runs or will run any more: gives up what the calls worked with.
     """
 
@@ -84,7 +84,7 @@ class NativeCalls:
             what: Who is waited for, for errors.
 
         Raises:
-            TransferError: ``deadline`` or ``cancelled``: the call was left behind. ``unreachable``: too many others were.
+            TransferError: ``deadline`` or ``cancelled``: the call was abandoned. ``unreachable``: too many others were.
             Exception: What the call raised.
         """
         if not self._left.has_room:

@@ -155,7 +155,7 @@ def seal_header(draft: bytes, payload: Buffer | Sequence[Buffer]) -> bytes:
 
     Args:
         draft: See :func:`start_header`.
-        payload: What will be stored behind it, in one piece or several.
+        payload: What will be stored after it, in one piece or several.
     """
     pieces = payload if isinstance(payload, (list, tuple)) else (payload,)
     num_bytes = sum([memoryview(piece).nbytes for piece in pieces])
@@ -230,7 +230,7 @@ def verify(
         )
     num_bytes = memoryview(payload).nbytes
     if found.payload_bytes != num_bytes:
-        raise _corrupt(f"{num_bytes} bytes behind a header that says {found.payload_bytes}")
+        raise _corrupt(f"{num_bytes} bytes after a header that says {found.payload_bytes}")
     if found.block_hash != block_hash:
         raise _corrupt(f"block {found.block_hash.hex()} under the key of {block_hash.hex()}")
     if layer is not None and (found.first_layer, found.num_layers) != (layer, 1):

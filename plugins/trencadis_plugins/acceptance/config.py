@@ -60,7 +60,7 @@ class SyntheticConfig:
     def place_rates(self) -> tuple[float, ...]:
         """Return the rates of the places; at least one, the last for all further places. Pure.
 
-        A mean of 3.4 is two drafts that always stand, one that does in four steps of ten, and none behind it.
+        A mean of 3.4 is two drafts that always stand, one that does in four steps of ten, and none after it.
         """
         if not self.mean_tokens:
             return self.rates

@@ -39,7 +39,7 @@ class Synthetic(AcceptanceRule):
     def accept(self, verification: Verification) -> torch.Tensor:
         """Return the rate of each draft's place, ``[B, N]``."""
         real = are_real(verification)
-        # The last rate is that of all places behind it.
+        # The last rate is that of all places after it.
         rates = (list(self._rates) + [self._rates[-1]] * real.shape[1])[: real.shape[1]]
         by_place = tensor_on(np.array(rates), real.device)
         return torch.where(real, by_place, 0.0)

@@ -53,7 +53,7 @@ class Survival:
         return survival
 
     def add(self, slots: Int32Array, epochs: Int64Array, *, num_drafts: Int32Array, num_accepted: Int32Array) -> None:
-        """Count verdicts: each draft up to and with the first that fell was tried; nothing is known of those behind it."""
+        """Count verdicts: each draft up to and with the first that fell was tried; nothing is known of those after it."""
         drafted = num_drafts > 0
         if not drafted.any():
             return

@@ -73,7 +73,7 @@ class TtlConfig:
     """Table ``[eviction.ttl]``: prefixes that stay, named by the cache salt of the requests that bring them.
 
     A salt names itself and every salt under it: ``key-a`` also ``key-a/user`` and, of the server's ``cache_salt``, ``key-a`` with
-    anything behind a NUL character.
+    anything after a NUL character.
     """
 
     pinned_salts: tuple[str, ...] = attrs.field(

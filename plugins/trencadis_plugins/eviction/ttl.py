@@ -9,7 +9,7 @@ from trencadis_plugins.eviction.tracking import TrackingPolicy
 __all__ = ["Ttl"]
 
 _SEPARATORS = ("/", "\0")
-"""Behind a caller's name in a cache salt: a user of it, and a salt of its own."""
+"""After a caller's name in a cache salt: a user of it, and a salt of its own."""
 
 
 class Ttl(TrackingPolicy):

@@ -103,7 +103,7 @@ def build_chain(
     Args:
         order: A preset.
         chain: Instead of the preset: names of built-in processors, and processors from elsewhere.
-        processors: Behind all of them: from elsewhere, by import path or by the name of an entry point.
+        processors: After all of them: from elsewhere, by import path or by the name of an entry point.
         vocabulary: Reads the tokenizer, for structured output.
 
     Raises:
@@ -119,10 +119,10 @@ def build_chain(
             f"[sampling.standard] names {', '.join(twice)} twice: a processor has one place in the chain."
         )
     if "mirostat" in names and names[-1] != "mirostat":
-        behind = names[names.index("mirostat") + 1 :]
+        later = names[names.index("mirostat") + 1 :]
         if chain or not processors:
             raise ConfigValueError(
-                f"[sampling.standard] chain has {', '.join(behind)} behind mirostat, which must see the distribution that is drawn from.",
+                f"[sampling.standard] chain has {', '.join(later)} after mirostat, which must see the distribution that is drawn from.",
                 hint="Put mirostat last.",
             )
         names = [*(name for name in names if name != "mirostat"), "mirostat"]

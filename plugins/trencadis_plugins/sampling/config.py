@@ -38,7 +38,7 @@ class StandardConfig:
     processors: tuple[str, ...] = attrs.field(
         factory=tuple,
         metadata={
-            "help": "Logits processors of other packages, by import path or entry point, behind the others.",
+            "help": "Logits processors of other packages, by import path or entry point, after the others.",
             "unit": "",
         },
     )

@@ -114,7 +114,7 @@ class GrammarState:
             words |= self._ends
         if not words.any():
             raise InvalidRequestError(
-                f"structured output: no token of the vocabulary goes on behind {self._taken[-8:]}."
+                f"structured output: no token of the vocabulary goes on after {self._taken[-8:]}."
             )
         return words
 

@@ -48,7 +48,7 @@ class _Row:
 class Structured(RowProcessor, SupportsPreparation):
     """Masks every token that cannot continue a text of the requested grammar.
 
-    The text ends where it may, with end-of-sequence tokens: they are masked anywhere else, and all that is left behind a text that is
+    The text ends where it may, with end-of-sequence tokens: they are masked anywhere else, and all that is left after a text that is
     complete. Logits after a draft that is forbidden stay as they are: they never count.
 
     Args:

@@ -50,6 +50,6 @@ class Xtc(RowProcessor):
         is_top = logits.double().softmax(-1) >= self._column(self._threshold, context)
         least = logits.masked_fill(~is_top, torch.inf).amin(-1, keepdim=True)
         is_least = is_top & (logits == least)
-        # The last of the least likely: nothing behind it is one.
+        # The last of the least likely: nothing after it is one.
         stays = is_least & (is_least.flip(-1).cumsum(-1).flip(-1) == 1)
         return logits.masked_fill_(happens & is_top & ~stays, -torch.inf)

@@ -27,7 +27,7 @@ def trencadis_speculators() -> Iterable[Component]:
     )
     yield _component("draft_model", "A smaller model, token by token, in a line or in a tree.", DraftModelConfig)
     yield _component(
-        "parallel_draft", "A model that guesses several tokens in one forward, behind mask tokens.", ParallelDraftConfig
+        "parallel_draft", "A model that guesses several tokens in one forward, after mask tokens.", ParallelDraftConfig
     )
     yield _component("mixed", "For each request the one of several whose drafts are accepted most.", MixedConfig)
 

@@ -68,7 +68,7 @@ class SuffixConfig:
     min_prob: float = setting(
         0.1, "A draft's path must have been taken at least so often.", validator=and_(ge(0.0), le(1.0))
     )
-    tree: bool = setting(False, "Draft several tokens behind one, the most frequent first.")
+    tree: bool = setting(False, "Draft several tokens after one, the most frequent first.")
     max_cached_requests: int = setting(
         10_000, "Finished requests whose outputs are remembered; 0: none.", unit="requests", validator=ge(0)
     )

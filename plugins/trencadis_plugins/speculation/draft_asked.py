@@ -67,7 +67,7 @@ class Asked:
         return line if self.parents is None else self.parents
 
     def query(self, guesses: Int32Array | None = None, parents: Int32Array | None = None) -> Query:
-        """Return what computes the rest of the text, and guesses behind it."""
+        """Return what computes the rest of the text, and guesses after it."""
         start = len(self.held.tokens)
         given = self.tokens[start:]
         if guesses is None:

@@ -63,12 +63,12 @@ class DraftModelConfig(DraftWithModelConfig):
         validator=in_(TREES),
     )
     tree_width: int = setting(
-        3, "Most drafts behind one token; of top_k, also tokens expanded at one depth.", unit="tokens", validator=ge(1)
+        3, "Most drafts after one token; of top_k, also tokens expanded at one depth.", unit="tokens", validator=ge(1)
     )
-    tree_depth: int = setting(4, "Most drafts behind one another.", unit="tokens", validator=ge(1))
+    tree_depth: int = setting(4, "Most drafts one after another.", unit="tokens", validator=ge(1))
     tree_shape: tuple[int, ...] = setting(
         (2, 1),
-        "Of static: drafts behind each token, depth by depth.",
+        "Of static: drafts after each token, depth by depth.",
         unit="tokens",
         validator=[min_len(1), deep_iterable(ge(1))],
     )

@@ -120,7 +120,7 @@ class DraftModel(DraftingModel):
         runner.run([one.query() for one in asked])
         told = _ranked(self._sampler.take())
         for one, tree in zip(asked, trees, strict=True):
-            # Behind the text alone, only the last logits row is of interest.
+            # After the text alone, only the last logits row is of interest.
             tree.tell(told[one.held.row][-1:])
             one.held.tokens = one.tokens[:-1]
         growing = _asking(zip(asked, trees, strict=True))

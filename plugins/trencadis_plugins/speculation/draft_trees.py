@@ -43,7 +43,7 @@ class GrowingTree(ABC):
         """Receives the most likely tokens, best first, with their log-probabilities.
 
         Args:
-            ranked: Behind the newest token, at the first call; then after each node that was asked for last.
+            ranked: After the newest token, at the first call; then after each node that was asked for last.
         """
 
     @abstractmethod

@@ -77,7 +77,7 @@ class NgramIndex:
         count = len(tokens)
         if count > self._capacity:
             self._make_room(count)
-        first = self.num_tokens  # an n-gram that ended there had nothing behind it the last time
+        first = self.num_tokens  # an n-gram that ended there had nothing after it the last time
         self.num_tokens = count
         if count - first > _FEW or not first:
             self._learn_many(tokens, max(first, 1), count)

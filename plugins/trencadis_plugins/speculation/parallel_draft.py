@@ -46,7 +46,7 @@ class ParallelDraft(DraftingModel):
         if self._mask >= len(closed):
             raise ConfigValueError(
                 f"[speculation.parallel_draft] mask_token_id = {self._mask}: the model has {len(closed)} tokens.",
-                hint="Give the token that the model was taught to guess behind.",
+                hint="Give the token that the model was taught to guess after.",
             )
         closed[self._mask] = True
 

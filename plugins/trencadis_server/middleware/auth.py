@@ -67,7 +67,7 @@ class AuthMiddleware:
     """Answers 401 unless the request has a valid key; sets ``request.state.caller``.
 
     Args:
-        app: What is behind.
+        app: The application that it wraps.
         keys: Without any configured, every client may call.
     """
 

@@ -35,7 +35,7 @@ class BodyMiddleware:
     """Answers 415 to bodies that are compressed or not UTF-8, 413 to those over the cap, 408 to those that do not arrive in time, 400 to those that take too long to parse.
 
     Args:
-        app: What is behind; it gets the body in one message.
+        app: The application that it wraps; it gets the body in one message.
         max_bytes: Largest body.
         timeout_s: Longest time a body may take.
         max_values: Most values of a JSON body.

@@ -56,7 +56,7 @@ class DrainMiddleware:
     """Counts requests, and answers 503 while the server shuts down.
 
     Args:
-        app: What is behind.
+        app: The application that it wraps.
         gate: Shared with the code that shuts the server down.
     """
 

@@ -44,7 +44,7 @@ class RequestContextMiddleware:
     """Sets each request's id, and logs and counts its end.
 
     Args:
-        app: What is behind.
+        app: The application that it wraps.
         metrics: Counts requests.
         clock: Times them.
         paths: Of routes; a request for one of them is counted there although it never got so far.

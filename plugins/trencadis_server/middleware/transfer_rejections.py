@@ -29,7 +29,7 @@ class TransferRejectionMiddleware:
     """Notifies the engine of rejected requests with transfer parameters.
 
     Args:
-        app: What is behind.
+        app: The application that it wraps.
         context: Of the server; has the current engine.
     """
 

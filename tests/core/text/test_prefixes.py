@@ -33,7 +33,7 @@ def test_texts_and_files_become_the_tokens_that_prompts_begin_with(tokenizer: To
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        ("@/no/such/file", r"'@/no/such/file' cannot be read.*behind @"),
+        ("@/no/such/file", r"'@/no/such/file' cannot be read.*after @"),
         ("", r"'' is empty"),
         ("@", r"'@' cannot be read"),
     ],

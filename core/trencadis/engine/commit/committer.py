@@ -160,7 +160,7 @@ class Committer:
             counts.append(len(run))
             parts.append(run)
             if plan.drafts.num_drafts[i]:
-                # Behind the accepted drafts comes the token that the model chose, unless the run ends before it.
+                # After the accepted drafts comes the token that the model chose, unless the run ends before it.
                 num_accepted[i] = min(len(run), int(output.num_emitted[i]) - 1)
                 # The first scheduled token and the accepted drafts have valid KV; rejected ones are computed again.
                 table.num_computed_tokens[slot] = int(plan.starts[i]) + len(run)

@@ -40,7 +40,7 @@ class Recovery:
         self._num_others: dict[int, int] = {}  # by suspect: sequences that were computed anew with it
 
     def step_failed(self, plan: Plan, dropped: list[Plan], error: Exception) -> list[FinishedSequence]:
-        """Undo a failed step and all steps in flight behind it; returns sequences that are at fault.
+        """Undo a failed step and all steps in flight after it; returns sequences that are at fault.
 
         Args:
             plan: The plan that failed.

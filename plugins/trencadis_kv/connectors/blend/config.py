@@ -41,7 +41,7 @@ class BlendConfig:
     )
     min_found_ratio: float = setting(
         0.5,
-        "A prompt of which chunks cover less than this, behind its exact prefix, is computed.",
+        "A prompt of which chunks cover less than this, after its exact prefix, is computed.",
         validator=and_(ge(0), le(1)),
     )
     load_timeout_s: float = setting(

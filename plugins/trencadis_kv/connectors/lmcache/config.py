@@ -42,11 +42,11 @@ class LMCacheConfig(StoreSettings):
         validator=and_(gt(0), le(600)),
     )
     io_timeout_s: float = setting(
-        5.0, "A call that takes longer has failed; it is left behind.", unit="s", validator=and_(gt(0), le(60))
+        5.0, "A call that takes longer has failed; it is abandoned.", unit="s", validator=and_(gt(0), le(60))
     )
     max_left_calls: int = setting(
         8,
-        "With so many calls left behind, no other is begun until one returns.",
+        "With so many calls abandoned, no other is begun until one returns.",
         unit="calls",
         validator=and_(ge(1), le(1024)),
     )

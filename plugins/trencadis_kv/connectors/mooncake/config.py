@@ -31,7 +31,7 @@ class MooncakeConfig(StoreSettings):
         validator=attrs.validators.min_len(1),
     )
     protocol: str = setting("tcp", "How blocks move: ``tcp`` or ``rdma``.", validator=in_(("tcp", "rdma")))
-    rdma_devices: str = setting("", "Names of RDMA devices, behind commas; empty: Mooncake chooses.")
+    rdma_devices: str = setting("", "Names of RDMA devices, separated by commas; empty: Mooncake chooses.")
     pool_bytes: int = setting(
         1 << 30,
         "Host memory that this engine adds to the pool; 0: none. What lies in it is lost when the engine ends.",
@@ -54,11 +54,11 @@ class MooncakeConfig(StoreSettings):
         validator=and_(ge(0), le(60)),
     )
     io_timeout_s: float = setting(
-        5.0, "A call that takes longer has failed; it is left behind.", unit="s", validator=and_(gt(0), le(60))
+        5.0, "A call that takes longer has failed; it is abandoned.", unit="s", validator=and_(gt(0), le(60))
     )
     max_left_calls: int = setting(
         8,
-        "With so many calls left behind, no other is begun until one returns.",
+        "With so many calls abandoned, no other is begun until one returns.",
         unit="calls",
         validator=and_(ge(1), le(1024)),
     )

@@ -70,10 +70,10 @@ class IOWorker:
     Args:
         library: The client.
         num_bytes: Of the buffer.
-        left: Counts calls that were left behind.
+        left: Counts calls that were abandoned.
 
     Attributes:
-        data: The buffer, ``[num_bytes]``; not to be touched after a call was left behind.
+        data: The buffer, ``[num_bytes]``; not to be touched after a call was abandoned.
         address: Of its first byte.
     """
 

@@ -23,8 +23,10 @@ class NixlConfig(P2PConfig):
         "``tcp``: without RDMA devices, also where their libraries are installed; ``rdma``: with.",
         validator=in_(("tcp", "rdma")),
     )
-    transports: str = setting("", "UCX_TLS: transports that UCX may use, behind commas; empty: it chooses.")
-    devices: str = setting("", "UCX_NET_DEVICES: network devices that UCX may use, behind commas; empty: it chooses.")
+    transports: str = setting("", "UCX_TLS: transports that UCX may use, separated by commas; empty: it chooses.")
+    devices: str = setting(
+        "", "UCX_NET_DEVICES: network devices that UCX may use, separated by commas; empty: it chooses."
+    )
     piece_bytes: int = setting(
         1 << 20, "Blocks are written in pieces of about this size.", unit="bytes", validator=ge(1)
     )

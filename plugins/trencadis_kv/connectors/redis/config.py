@@ -59,7 +59,7 @@ class RedisAddress:
         if parts.scheme == "unix":
             path = unquote(parts.path)
             if not path.startswith("/") or parts.hostname:
-                raise ValueError("must have an absolute path behind unix://, such as unix:///run/redis/redis.sock")
+                raise ValueError("must have an absolute path after unix://, such as unix:///run/redis/redis.sock")
             number = parts.query.removeprefix("db=")
             return cls(path=path, database=_database(number), user=user)
         if parts.scheme not in {"redis", "rediss", "valkey", "valkeys"}:

@@ -98,7 +98,7 @@ class _Engine:
         return bool(self._prompts or self._decodes.num_sequences)
 
     def admits(self, arrival: Arrival) -> bool:
-        """A sequence larger than the whole cache runs alone, else nothing behind it would ever run."""
+        """A sequence larger than the whole cache runs alone, else nothing after it would ever run."""
         num_sequences = len(self._prompts) + self._decodes.num_sequences
         fits = self._sequence(arrival).num_blocks <= self._free_blocks
         return num_sequences < self._limits.max_num_seqs and (fits or not num_sequences)

@@ -172,7 +172,7 @@ def test_processors_from_elsewhere_stand_behind_the_others_but_before_mirostat()
     [
         ({"chain": ["top_q"]}, "names 'top_q': there is no such processor.*Did you mean \"top_"),
         ({"chain": ["top_k", "top_k"]}, "names top_k twice"),
-        ({"chain": ["mirostat", "temperature"]}, "has temperature behind mirostat"),
+        ({"chain": ["mirostat", "temperature"]}, "has temperature after mirostat"),
         (
             {"processors": [f"{__name__}:Doubled", f"{__name__}:Tripled"]},
             "Doubled and Tripled have the same name, 'doubled'",
