@@ -52,6 +52,7 @@ def test_generating_imports_nothing_that_it_does_not_need(started: Started, name
     assert not started.modules & set(names)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("logger", "what", "names"),
     [

@@ -235,6 +235,7 @@ def test_workloads_meet_what_is_hard(frozen):
     assert gathered.totals.num_prompt_tokens_cached
 
 
+@pytest.mark.slow
 def test_random_numbers_of_the_host_compile_nothing_and_give_the_same_tokens(model_path, monkeypatch):
     """A device without 64-bit arithmetic, as a Gaudi in lazy mode is; drafts with a rule that needs random numbers, too."""
     tables = {
