@@ -16,7 +16,9 @@ from trencadis_gaudi.experts import ExpertsKernel, vendor_experts
 from trencadis_gaudi.graphs.counts import Compilations
 from trencadis_gaudi.habana import Habana, load_habana
 
-__all__ = ["Bench", "error_of", "on_device"]
+__all__ = ["UNCOUNTED", "Bench", "error_of", "on_device"]
+
+UNCOUNTED = Found(None, "not tested: the metric graph_compilation counts nothing")
 
 
 class Bench:
@@ -27,12 +29,14 @@ class Bench:
 
     Attributes:
         config: As given.
+        counts: The metric ``graph_compilation`` counts.
         served: What an engine served, once it did; see ``engine.py``.
         reference: The same of the backend ``torch``.
     """
 
     def __init__(self, config: GaudiConfig) -> None:
         self.config = config
+        self.counts = True
         self.served: Any = None
         self.reference: Any = None
 

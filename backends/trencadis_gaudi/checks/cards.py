@@ -18,7 +18,7 @@ __all__ = ["main", "sum_over", "sums"]
 def sums(bench: Bench) -> Found:
     """Sum over all devices."""
     count = bench.habana.hpu.device_count()
-    if count < 2:  # noqa: PLR2004 - several
+    if count < 2:
         return Found(None, "one device: not tested")
     return sum_over(count, backend="hccl", device="hpu")
 
@@ -42,9 +42,7 @@ def sum_over(count: int, *, backend: str, device: str) -> Found:
         for rank in range(count)
     ]
     processes = [
-        subprocess.Popen(
-            command, env={**os.environ, **one}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+        subprocess.Popen(command, env={**os.environ, **one}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for one in every
     ]
     answers = [process.communicate() for process in processes]
@@ -62,7 +60,9 @@ def main(argv: Sequence[str]) -> None:
     _, backend, device = argv
     if backend == "hccl":
         importlib.import_module("habana_frameworks.torch.distributed.hccl")
-    torch.distributed.init_process_group(backend, rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]))
+    torch.distributed.init_process_group(
+        backend, rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"])
+    )
     one = torch.ones(1).to(device)
     torch.distributed.all_reduce(one)
     print(one.item(), flush=True)

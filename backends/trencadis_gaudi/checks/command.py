@@ -12,7 +12,7 @@ __all__ = ["add_arguments", "run"]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's own flags."""
-    from trencadis_gaudi.checks.table import MODES
+    from trencadis_gaudi.checks.table import MODES, TABLE
 
     parser.description = (
         "Tests the table [backend.gaudi] whatever backend is chosen, each mode in a process of its own. Exit code 1 if a check fails; "
@@ -20,6 +20,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--modes", nargs="+", choices=MODES, default=list(MODES), help="modes to test (default: lazy compile eager)"
+    )
+    names = [check.name for check in TABLE]
+    parser.add_argument(
+        "--only", nargs="+", choices=names, default=[], metavar="CHECK", help="checks to run, by name (default: all)"
     )
     parser.add_argument(
         "--timeout", type=float, default=900.0, metavar="S", help="how long one check may take, seconds (default: 900)"
@@ -64,7 +68,7 @@ def run(args: argparse.Namespace, config: Any, registry: Any) -> int:
 
     for group in GROUPS:
         if group in args.modes or group not in MODES:
-            run_group(group, report.options, timeout_s=args.timeout, note=note)
+            run_group(group, report.options, timeout_s=args.timeout, note=note, only=args.only)
     print(report.counts())
     if args.output is not None:
         report.write(args.output)

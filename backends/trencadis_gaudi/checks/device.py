@@ -49,15 +49,14 @@ def _has(bench: Bench, name: str) -> bool:
 def memory(bench: Bench) -> Found:
     """Compare two accounts of the memory, and see it grow."""
     hpu = bench.habana.hpu
-    stats, info = hpu.memory_stats(), tuple(hpu.mem_get_info())
-    is_right = info == (stats["Limit"] - stats["InUse"], stats["Limit"])
     before = hpu.memory_allocated()
     taken = torch.zeros(_TAKEN, dtype=torch.uint8, device=bench.habana.device)
     bench.habana.declare("check", _TAKEN)
     bench.flush()
-    grown = hpu.memory_allocated() - before
+    grown, stats, info = hpu.memory_allocated() - before, hpu.memory_stats(), tuple(hpu.mem_get_info())
     del taken
     bench.habana.declare("check", 0)
+    is_right = info == (stats["Limit"] - stats["InUse"], stats["Limit"])
     free, total = map(format_bytes, info)
     text = f"{free} of {total} are free; 64 MiB take {format_bytes(grown)}"
     return Found(is_right and _TAKEN <= grown <= 2 * _TAKEN, text)

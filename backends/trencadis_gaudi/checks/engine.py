@@ -11,9 +11,9 @@ import attrs
 from trencadis.api import Engine, build_engine, load_with_plugins
 from trencadis.hookspecs import hookimpl
 from trencadis.interfaces import Backend, Component, ComponentContext
-from trencadis.records import FinishReason, Request, SamplingParams
+from trencadis.records import FinishedSequence, FinishReason, Request, SamplingParams
 from trencadis_gaudi.backend import GaudiBackend
-from trencadis_gaudi.checks.bench import Bench
+from trencadis_gaudi.checks.bench import UNCOUNTED, Bench
 from trencadis_gaudi.checks.records import Found
 from trencadis_gaudi.config import DEFAULT_BLOCK_SIZE, GaudiConfig
 
@@ -97,7 +97,7 @@ def _serve(engine: Engine) -> _Served:
         prompt = tuple(5 + (7 * place + number) % 2000 for place in range(length))
         params = SamplingParams(max_tokens=_MAX_TOKENS, ignore_eos=True, **kind)
         engine.add(Request(request_id=f"check/{number}", prompt_token_ids=prompt, params=params))
-    finished = {}
+    finished: dict[str, FinishedSequence] = {}
     while engine.has_work:
         finished |= {one.request_id: one for one in engine.step().finished}
     return _Served(
@@ -154,8 +154,8 @@ def seeded(bench: Bench) -> Found:
 
 def compiles_nothing(bench: Bench) -> Found:
     """Read the engine's count of compilations."""
-    if bench.served is None:
-        return _NOTHING
+    if bench.served is None or not bench.counts:
+        return UNCOUNTED if bench.served else _NOTHING
     return Found(not bench.served.num_compilations, f"{bench.served.num_compilations} programs after the warm-up")
 
 

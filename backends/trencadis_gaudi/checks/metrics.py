@@ -19,6 +19,7 @@ def compilations(bench: Bench) -> Found:
         with bench.compilations() as compiled:
             _ = given * 3 + 1
         counts.append(compiled.number)
+    bench.counts = bool(counts[0])
     first_is_right = counts[0] == 1 if bench.habana.is_lazy else counts[0] > 0
     return Found(first_is_right and not counts[1], f"{counts[0]} for a new shape, {counts[1]} when it is repeated")
 

@@ -54,4 +54,4 @@ def draws(bench: Bench) -> Found:
     found = (sent / bench.to_device(logits).softmax(-1)).argmin(-1).cpu()
     share = float((found == (times / logits.softmax(-1)).argmin(-1)).double().mean())
     text = f"{'the same' if same_bits else 'other'} bits, {share:.1%} of the CPU's tokens"
-    return Found(same_bits and share >= 0.99, text)  # noqa: PLR2004 - as the table says
+    return Found(same_bits and share >= 0.99, text)

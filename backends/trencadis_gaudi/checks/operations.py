@@ -86,7 +86,9 @@ OPERATIONS: dict[str, Callable[[Inputs], Any]] = {
     "pow": lambda t: t["x"].pow(2),
     "repeat_interleave": lambda t: t["x"].repeat_interleave(2, dim=0),
     "rsqrt": lambda t: t["positive"].rsqrt(),
-    "scaled_dot_product_attention": lambda t: functional.scaled_dot_product_attention(*[t["heads"]] * 3),
+    "scaled_dot_product_attention": lambda t: functional.scaled_dot_product_attention(
+        t["heads"], t["heads"], t["heads"]
+    ),
     "scatter_": lambda t: t["x"].clone().scatter_(1, t["columns"], t["y"]),
     "scatter_add_": lambda t: t["x"].clone().scatter_add_(1, t["columns"], t["y"]),
     "scatter_reduce": lambda t: t["x"].scatter_reduce(0, t["ids"][:, None].expand(8, 64), t["y"], "amax"),

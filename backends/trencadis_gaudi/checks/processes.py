@@ -5,6 +5,7 @@ After one the rest runs in a new process, a few times.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -51,42 +52,41 @@ def run_group(
     *,
     timeout_s: float,
     note: Callable[[Result], None],
+    only: Sequence[str] = (),
     child: Sequence[str] = CHILD,
 ) -> None:
-    """Run the checks of a group.
+    """Run the checks of a group, in no process at all if there are none.
 
     Args:
         group: Mode, ``software`` or ``cards``.
         options: Table ``[backend.gaudi]``.
         timeout_s: How long a check may take, s.
+        only: Names of checks; none: all.
         note: Takes each result when it is there.
         child: Command of the process.
     """
-    checks = {check.name: check for check in checks_of(group)}
-    done: set[str] = set()
+    left = {check.name: check for check in checks_of(group) if not only or check.name in only}
 
     def take(check: Check, found: Found, seconds: float) -> None:
-        done.add(check.name)
+        left.pop(check.name, None)
         note(check.result(group, found, seconds=seconds))
 
     for _ in range(_MOST_DEATHS):
-        ended = _run(group, options, sorted(done), checks, take, timeout_s=timeout_s, child=child)
+        if not left:
+            return
+        ended = _run(group, options, left, take, timeout_s=timeout_s, child=child)
         if ended.how:
-            check = checks.get(ended.running, START)
+            check = left.get(ended.running, START)
             take(check, Found(False, ended.how), ended.seconds)
             if check is START:  # nothing says that another process would get further
                 break
-        if done >= checks.keys():
-            return
-    for check in checks.values():
-        if check.name not in done:
-            take(check, Found(None, "not tested: the process ended before it"), 0.0)
+    for check in list(left.values()):
+        take(check, Found(None, "not tested: the process ended before it"), 0.0)
 
 
 def _run(
     group: str,
     options: Mapping[str, Any],
-    skipped: Sequence[str],
     checks: Mapping[str, Check],
     take: Callable[[Check, Found, float], None],
     *,
@@ -95,7 +95,7 @@ def _run(
 ) -> _Ended:
     """Run one process to its end, or to its hour."""
     lines, for_child = os.pipe()
-    job = json.dumps({"group": group, "options": dict(options), "skipped": list(skipped), "lines": for_child})
+    job = json.dumps({"group": group, "options": dict(options), "names": list(checks), "lines": for_child})
     with tempfile.TemporaryFile() as output, os.fdopen(lines, "rb", buffering=0) as reader:
         process = subprocess.Popen(
             [*child, job],
@@ -164,10 +164,8 @@ def _exit(process: subprocess.Popen[bytes], *, is_done: bool) -> str:
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
     """End a process, and those that it started."""
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     process.wait()
 
 

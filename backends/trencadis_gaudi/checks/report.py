@@ -23,7 +23,19 @@ __all__ = ["EMULATED", "Report", "facts_of_machine", "vendor_environment"]
 
 EMULATED = "The device is emulated: this proves that the command works, and nothing about a Gaudi."
 _DISTRIBUTIONS = ("trencadis", DISTRIBUTION, "torch", "transformers", "numpy")
-_PREFIXES = ("PT_", "HABANA_", "HLS_", "HCCL_", "GC_", "ENABLE_", "EXPERIMENTAL_", "FUSER_", "RUNTIME_", "TORCH_", "VLLM_")
+_PREFIXES = (
+    "PT_",
+    "HABANA_",
+    "HLS_",
+    "HCCL_",
+    "GC_",
+    "ENABLE_",
+    "EXPERIMENTAL_",
+    "FUSER_",
+    "RUNTIME_",
+    "TORCH_",
+    "VLLM_",
+)
 _SECRET = re.compile("KEY|SECRET|PASSWORD|TOKEN", re.IGNORECASE)
 
 
@@ -50,9 +62,7 @@ def facts_of_machine() -> dict[str, str]:
 
 def vendor_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that the Gaudi software, PyTorch and the vendor's plugin read; no secrets. Pure."""
-    return {
-        name: environ[name] for name in sorted(environ) if name.startswith(_PREFIXES) and not _SECRET.search(name)
-    }
+    return {name: environ[name] for name in sorted(environ) if name.startswith(_PREFIXES) and not _SECRET.search(name)}
 
 
 @attrs.define(kw_only=True)
