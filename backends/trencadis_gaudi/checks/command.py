@@ -14,7 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's own flags."""
     from trencadis_gaudi.checks.table import MODES, TABLE
 
-    parser.description = (
+    parser.epilog = (
         "Tests the table [backend.gaudi] whatever backend is chosen, each mode in a process of its own. Exit code 1 if a check fails; "
         "doubtful ones do not count. Nothing else may use the device meanwhile."
     )

@@ -71,7 +71,7 @@ def compile_only(bench: Bench) -> Found:
         run = torch.compile(layer, backend=habana.compiler, dynamic=False)
     given, slots = bench.to_device(host), bench.to_device(torch.arange(23))
     with habana.internal.bridge_config.env_setting("PT_COMPILE_ONLY_MODE", True), bench.compilations() as dry:
-        run(given, slots)
+        found = run(given, slots)  # kept: lazy mode computes nothing that is dropped
     with bench.compilations() as wet:
         found = run(given, slots)
     wrong = error_of(found, layer.on_host(host))
@@ -93,7 +93,7 @@ def replay(bench: Bench) -> Found:
             found = graphed(given, slots)
         replayed += compiled.number if seed else 0
         errors.append(error_of(found, layer.on_host(host)))
-    num_wrong = sum(error > _CLOSE for error in errors[1:])
+    num_wrong = sum(not error < _CLOSE for error in errors[1:])  # NaN is wrong
     text = f"captured: relative error {errors[0]:.2%}; {num_wrong} of 3 replays wrong, {replayed} programs compiled by them"
     return Found(errors[0] < _CLOSE and not num_wrong and not replayed, text)
 
@@ -129,7 +129,7 @@ def layers(bench: Bench) -> Found:
         layer.compile(backend=habana.compiler, dynamic=False)
     slots, before = bench.to_device(torch.arange(40)), counters["stats"]["unique_graphs"]
     breaks, limits = habana.dynamo.num_graph_breaks, habana.dynamo.num_limit_hits
-    again, wrong = 0, 0.0
+    again, errors = 0, []
     for seed in (30, 31):
         host = _random(40, 112, seed=seed)
         found = bench.to_device(host)
@@ -139,8 +139,8 @@ def layers(bench: Bench) -> Found:
         again = compiled.number
         for layer in every:
             host = layer.on_host(host)
-        wrong = max(wrong, error_of(found, host))
+        errors.append(error_of(found, host))
     num_graphs = counters["stats"]["unique_graphs"] - before
     breaks, limits = habana.dynamo.num_graph_breaks - breaks, habana.dynamo.num_limit_hits - limits
-    text = f"{num_graphs} graphs, {breaks} breaks, {limits} limits hit, {again} programs the second time, relative error {wrong:.2%}"
-    return Found((num_graphs, breaks, limits, again) == (1, 0, 0, 0) and wrong < _CLOSE, text)
+    text = f"{num_graphs} graphs, {breaks} breaks, {limits} limits hit, {again} programs the second time, relative error {errors[-1]:.2%}"
+    return Found((num_graphs, breaks, limits, again) == (1, 0, 0, 0) and all(error < _CLOSE for error in errors), text)

@@ -93,7 +93,7 @@ def _run(
     timeout_s: float,
     child: Sequence[str],
 ) -> _Ended:
-    """Run one process to its end, or to its hour."""
+    """Run one process until it ends or a check of it takes too long."""
     lines, for_child = os.pipe()
     job = json.dumps({"group": group, "options": dict(options), "names": list(checks), "lines": for_child})
     with tempfile.TemporaryFile() as output, os.fdopen(lines, "rb", buffering=0) as reader:

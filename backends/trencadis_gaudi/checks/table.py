@@ -31,7 +31,7 @@ TABLE = (
         groups=("software",),
         does="read the version of habana-torch-plugin",
         expects="a release from 1.19 to 1.24",
-        means="The backend was not written for this release: install another, or set backend.gaudi.any_version = true and read on.",
+        means="The backend was not written for this release: install another, or set backend.gaudi.any_version = true and see what else fails.",
     ),
     Check(
         name="autoload",
