@@ -11,7 +11,10 @@ from trencadis_gaudi.checks.records import Found
 from trencadis_gaudi.habana import NEEDED
 from trencadis_gaudi.memory import format_bytes
 
-__all__ = ["host_copies", "memory", "names", "opens"]
+__all__ = ["ALSO_USED", "host_copies", "memory", "names", "opens"]
+
+ALSO_USED = ("hpu.device_count", "hpu.get_device_name", "hpu.memory_stats")
+"""Names that these checks use and the backend does not."""
 
 _MIB = 2**20
 _TAKEN = 64 * _MIB
@@ -31,7 +34,7 @@ def opens(bench: Bench) -> Found:
 def names(bench: Bench) -> Found:
     """Look up every name that the backend uses."""
     wanted = [name for name in NEEDED if not name.startswith("utils.")]  # is_lazy, which opening has called
-    wanted += ["hpu.device_count", "hpu.get_device_name", "hpu.memory_stats"]
+    wanted += ALSO_USED
     if bench.config.captures:
         wanted.append("hpu.wrap_in_hpu_graph")
     missing = [name for name in wanted if not _has(bench, name)]

@@ -15,7 +15,7 @@ from torch.nn.functional import silu
 from support.backends import gaudi_engines
 from trencadis_gaudi.attention.fused_sdpa import emulated_fused_sdpa
 from trencadis_gaudi.block_swaps import BlockSwaps
-from trencadis_gaudi.checks import child, engine, graphs, operations
+from trencadis_gaudi.checks import cards, child, engine, graphs, operations
 from trencadis_gaudi.checks.bench import Bench
 from trencadis_gaudi.checks.records import Found, Status
 from trencadis_gaudi.checks.table import GROUPS, TABLE, checks_of
@@ -266,6 +266,12 @@ def test_without_a_device_nothing_else_is_tested(monkeypatch):
     assert [line["ended"] for line in ended if line["holds"] is False] == ["device"]
     assert "Gaudi software" in ended[0]["text"]
     assert {line["text"] for line in ended[1:]} == {"not tested: the device could not be opened"}
+
+
+def test_cards_are_not_tested_without_a_device_nor_with_one():
+    assert cards.sums(Bench(GaudiConfig(mode="eager"))).holds is None
+    one = SimpleNamespace(habana=SimpleNamespace(hpu=SimpleNamespace(device_count=lambda: 1)))
+    assert cards.sums(one) == Found(None, "one device: not tested")
 
 
 @pytest.mark.parametrize(
