@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterable
+from functools import partial
 
 from trencadis.hookspecs import hookimpl
-from trencadis.interfaces import Backend, Component, ComponentContext, HealthCheck
+from trencadis.interfaces import Backend, Command, Component, ComponentContext, HealthCheck
 from trencadis_gaudi.config import GaudiConfig
 from trencadis_gaudi.environment import prepare
 from trencadis_gaudi.health_check import check_gaudi
 
-__all__ = ["trencadis_backends", "trencadis_health_checks"]
+__all__ = ["trencadis_backends", "trencadis_commands", "trencadis_health_checks"]
 
 
 @hookimpl
@@ -23,6 +25,16 @@ def trencadis_backends() -> Iterable[Component]:
         summary="Intel Gaudi through habana_frameworks: buckets, HPU graphs or torch.compile; or emulated on a CPU.",
         interface_version=1,
         prepare=prepare,
+    )
+
+
+@hookimpl
+def trencadis_commands() -> Iterable[Command]:
+    """Yield ``gaudi-check``."""
+    yield Command(
+        name="gaudi-check",
+        summary="Test on a Gaudi each fact that the backend gaudi relies on, and say what it means if one does not hold.",
+        load=partial(importlib.import_module, "trencadis_gaudi.checks.command"),
     )
 
 

@@ -37,6 +37,7 @@ COMMANDS = {
     "warmup": (2, NO_MODEL),
     "doctor": (0, ["--server.port", "0"]),
     "new-plugin": (0, ["scheduling", "lottery"]),
+    "gaudi-check": (2, ["--timeout", "0"]),
 }
 """Of each command the exit code, and arguments with which it goes as far as is cheap."""
 

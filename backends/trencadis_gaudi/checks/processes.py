@@ -1,0 +1,177 @@
+"""Runs the checks of a group in a process of its own: a crash or a hang of one check is what that check found.
+
+After one the rest runs in a new process, a few times.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import IO, Any
+
+import attrs
+
+from trencadis_gaudi.checks.records import Check, Found, Result
+from trencadis_gaudi.checks.table import START, checks_of
+
+__all__ = ["CHILD", "run_group"]
+
+CHILD = (sys.executable, "-P", "-m", "trencadis_gaudi.checks.child")
+_MOST_DEATHS = 3
+_EXIT_S = 60.0
+"""How long a process may take to end after its last check."""
+_TAIL_LINES = 3
+
+
+@attrs.define
+class _Ended:
+    """How a process ended.
+
+    Attributes:
+        running: The check that ran then, if one did.
+        how: In words; empty: as it should.
+        seconds: Since that check started.
+    """
+
+    running: str = ""
+    how: str = ""
+    seconds: float = 0.0
+
+
+def run_group(
+    group: str,
+    options: Mapping[str, Any],
+    *,
+    timeout_s: float,
+    note: Callable[[Result], None],
+    only: Sequence[str] = (),
+    child: Sequence[str] = CHILD,
+) -> None:
+    """Run the checks of a group, in no process at all if there are none.
+
+    Args:
+        group: Mode, ``software`` or ``cards``.
+        options: Table ``[backend.gaudi]``.
+        timeout_s: How long a check may take, s.
+        only: Names of checks; none: all.
+        note: Takes each result when it is there.
+        child: Command of the process.
+    """
+    left = {check.name: check for check in checks_of(group) if not only or check.name in only}
+
+    def take(check: Check, found: Found, seconds: float) -> None:
+        left.pop(check.name, None)
+        note(check.result(group, found, seconds=seconds))
+
+    for _ in range(_MOST_DEATHS):
+        if not left:
+            return
+        ended = _run(group, options, left, take, timeout_s=timeout_s, child=child)
+        if ended.how:
+            check = left.get(ended.running, START)
+            take(check, Found(False, ended.how), ended.seconds)
+            if check is START:  # nothing says that another process would get further
+                break
+    for check in list(left.values()):
+        take(check, Found(None, "not tested: the process ended before it"), 0.0)
+
+
+def _run(
+    group: str,
+    options: Mapping[str, Any],
+    checks: Mapping[str, Check],
+    take: Callable[[Check, Found, float], None],
+    *,
+    timeout_s: float,
+    child: Sequence[str],
+) -> _Ended:
+    """Run one process until it ends or a check of it takes too long."""
+    lines, for_child = os.pipe()
+    job = json.dumps({"group": group, "options": dict(options), "names": list(checks), "lines": for_child})
+    with tempfile.TemporaryFile() as output, os.fdopen(lines, "rb", buffering=0) as reader:
+        process = subprocess.Popen(
+            [*child, job],
+            env=_environment(group, options),
+            pass_fds=(for_child,),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        os.close(for_child)
+        try:
+            ended = _read(reader, checks, take, timeout_s=timeout_s)
+            if not ended.how:
+                ended.how = _exit(process, is_done=not ended.running)
+        finally:
+            _kill(process)
+        if ended.how:
+            ended.how += _tail(output)
+        return ended
+
+
+def _environment(group: str, options: Mapping[str, Any]) -> dict[str, str]:
+    """Return the environment of a process: the recipes of earlier runs are not read, as they would not be compiled."""
+    environ = {name: value for name, value in os.environ.items() if name != "PT_HPU_RECIPE_CACHE_CONFIG"}
+    if options["device"] == "emulated":
+        environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+    if group == "software":
+        environ.pop("PT_HPU_LAZY_MODE", None)
+    return environ
+
+
+def _read(
+    reader: IO[bytes], checks: Mapping[str, Check], take: Callable[[Check, Found, float], None], *, timeout_s: float
+) -> _Ended:
+    """Take results until the process closes its end, or a check takes too long."""
+    ended, start_s, rest = _Ended(), time.monotonic(), b""
+    while True:
+        left_s = start_s + timeout_s - time.monotonic()
+        if left_s <= 0 or not select.select([reader], [], [], left_s)[0]:
+            ended.how = f"did not end within {timeout_s:g} s"
+            break
+        more = reader.read(65536)
+        if not more:
+            break
+        *whole, rest = (rest + more).split(b"\n")
+        for line in map(json.loads, whole):
+            start_s = time.monotonic()
+            ended.running = line.get("started", "")
+            if "ended" in line:
+                take(checks[line["ended"]], Found(line["holds"], line["text"]), line["seconds"])
+    ended.seconds = time.monotonic() - start_s
+    return ended
+
+
+def _exit(process: subprocess.Popen[bytes], *, is_done: bool) -> str:
+    """Wait for the end of a process that has closed its end; returns how it died, if it did."""
+    try:
+        code = process.wait(_EXIT_S)
+    except subprocess.TimeoutExpired:
+        return f"did not end within {_EXIT_S:g} s of its last check"
+    if code < 0:
+        return f"the process was ended by {signal.Signals(-code).name}"
+    return "" if is_done and not code else f"the process ended with exit code {code}"
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """End a process, and those that it started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _tail(output: IO[bytes]) -> str:
+    """Return the last lines that a process printed."""
+    size = output.seek(0, os.SEEK_END)
+    output.seek(max(0, size - 4096))
+    lines = [line.strip() for line in output.read().decode(errors="replace").splitlines() if line.strip()]
+    return f"; it printed last: {' | '.join(lines[-_TAIL_LINES:])}" if lines else ""

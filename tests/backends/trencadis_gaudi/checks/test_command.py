@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from trencadis.cli import main
+from trencadis_gaudi.checks.records import Found
+from trencadis_gaudi.checks.report import vendor_environment
+from trencadis_gaudi.checks.table import GROUPS, MODES, TABLE, checks_of
+
+EMULATED = ["gaudi-check", "--backend.gaudi.device", "emulated"]
+
+
+@pytest.fixture
+def found(monkeypatch):
+    """What checks find, by name; all that is not named holds."""
+    changed = {}
+
+    def run_group(group, options, *, timeout_s, note, only):
+        for check in checks_of(group):
+            note(check.result(group, changed.get(check.name, Found(True, "as | expected")), seconds=1.25))
+
+    monkeypatch.setattr("trencadis_gaudi.checks.processes.run_group", run_group)
+    return changed
+
+
+def test_lines_are_printed_and_all_well_is_0(found, capsys):
+    assert main(EMULATED) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("The device is emulated: this proves that the command works, and nothing about a Gaudi.")
+    assert "OK    lazy: 64-bit integers: as | expected (1.2 s)\n" in said
+    assert "0 doubtful, 0 failed, 0 not tested" in said
+    assert all(f"{group}: " in said for group in GROUPS)
+
+
+def test_failure_is_1_and_says_what_it_means_and_doubt_is_not(found, capsys):
+    found["FusedSDPA"] = Found(False, "largest difference 3")
+    assert main([*EMULATED, "--modes", "compile"]) == 1
+    said = capsys.readouterr().out
+    assert "FAIL  compile: FusedSDPA: largest difference 3 (1.2 s)\n      expected: within 0.03" in said
+    assert "      → The kernel is missing or wrong: set backend.gaudi.fused_sdpa = false." in said
+    assert "lazy: " not in said
+    found.clear()
+    found["float64"] = Found(False, "")
+    assert main(EMULATED) == 0
+    assert "3 doubtful, 0 failed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("ending", ["md", "json"])
+def test_report_has_machine_environment_and_every_check(found, tmp_path, monkeypatch, ending):
+    monkeypatch.setenv("PT_HPU_LAZY_MODE", "1")
+    monkeypatch.setenv("VLLM_API_KEY", "hidden")
+    found["float64"] = Found(False, "other")
+    path = tmp_path / f"report.{ending}"
+    assert main([*EMULATED, "--output", str(path)]) == 0
+    text = path.read_text()
+    assert "hidden" not in text
+    if ending == "md":
+        assert "as \\| expected" in text
+        assert "* lazy: float64: other. float64 has another width than expected." in text
+        assert "| PT_HPU_LAZY_MODE | 1 |" in text
+        assert "nothing about a Gaudi" in text
+        return
+    report = json.loads(text)
+    assert report["emulated"] is True
+    assert report["environment"]["PT_HPU_LAZY_MODE"] == "1"
+    assert {"system", "Python", "torch", "hl-smi"} <= report["machine"].keys()
+    assert len(report["checks"]) == sum(len(check.groups) for check in TABLE)
+    assert sum(report["counts"].values()) == len(report["checks"])
+    (wrong,) = [one for one in report["checks"] if one["name"] == "float64" and one["group"] == "lazy"]
+    assert wrong["status"] == "warn"
+    assert wrong["meaning"]
+    assert wrong["seconds"] == 1.25
+
+
+def test_secrets_are_left_out_of_the_environment():
+    assert vendor_environment({"HABANA_X": "1", "VLLM_API_KEY": "2", "PT_TOKEN": "3", "HOME": "4"}) == {"HABANA_X": "1"}
+
+
+def test_time_must_be_positive_and_checks_known(capsys):
+    assert main([*EMULATED, "--timeout", "0"]) == 2
+    assert main([*EMULATED, "--only", "luck"]) == 2
+    assert "luck" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", MODES)
+def test_every_check_of_an_engine_holds_on_the_emulated_device(mode, tmp_path):
+    path = tmp_path / "report.json"
+    assert main([*EMULATED, "--modes", mode, "-o", str(path)]) == 0
+    report = json.loads(path.read_text())
+    assert report["counts"]["fail"] == report["counts"]["warn"] == 0
+    assert {one["name"] for one in report["checks"] if one["status"] == "ok"} >= {
+        "engine",
+        "greedy text",
+        "seeded text",
+    }
