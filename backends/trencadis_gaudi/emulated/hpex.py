@@ -43,12 +43,12 @@ class FusedRMSNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(  # type: ignore[override]
-        ctx: Any,
+        ctx: Any,  # noqa: ARG004 - the vendor's signature
         data_in: torch.Tensor,
         gamma: torch.Tensor,
         eps: float,
-        use_stages: bool = True,
-        bwd_mode: int = 0,
+        use_stages: bool = True,  # noqa: ARG004
+        bwd_mode: int = 0,  # noqa: ARG004
         fast_math: bool = False,
     ) -> torch.Tensor:
         """Return the norm of the last dimension.

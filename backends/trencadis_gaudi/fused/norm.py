@@ -60,18 +60,18 @@ def fuse_norms(model: Any, kernel: NormKernel, device: torch.device) -> Counter[
     """
     fused: dict[int, FusedNorm] = {}
     served: Counter[str] = Counter()
-    for parent in list(model.modules()):
-        for name, child in parent.named_children():
-            if id(child) not in fused:
-                weight = _weight_of(child)
-                if weight is None:
-                    continue
-                if not fused and (why := why_wrong(kernel, rms_norm, _trials(model.dtype), device)):
-                    refuse(NORM, why)
-                    return served
-                fused[id(child)] = FusedNorm(kernel, weight, _eps_of(child))
-                served[type(child).__name__] += 1
-            setattr(parent, name, fused[id(child)])
+    for path, norm in list(model.named_modules(remove_duplicate=False)):
+        if id(norm) not in fused:
+            weight = _weight_of(norm)
+            if weight is None:
+                continue
+            if not fused and (why := why_wrong(kernel, rms_norm, _trials(model.dtype), device)):
+                refuse(NORM, why)
+                break
+            fused[id(norm)] = FusedNorm(kernel, weight, _eps_of(norm))
+            served[type(norm).__name__] += 1
+        parent, _, name = path.rpartition(".")
+        setattr(model.get_submodule(parent), name, fused[id(norm)])
     return served
 
 
