@@ -99,11 +99,11 @@ def use_experts(model: Any, find_kernel: Callable[[], ExpertsKernel | None], dev
 
 
 def _trial(dtype: torch.dtype) -> tuple[Any, ...]:
-    """Arguments of a kernel: tokens of size 16, each for two of three experts of size 8."""
-    ups, downs = drawn(3, 16, 16, seed=1, dtype=dtype), drawn(3, 16, 8, seed=2, dtype=dtype)
+    """Arguments of a kernel: tokens of size 128, each for two of three experts of size 64."""
+    ups, downs = ((drawn(3, 128, size, seed=size) / 8).to(dtype) for size in (128, 64))
     table = torch.tensor([[0, 1], [2, 0], [1, 2], [2, 1]])
     weights = torch.tensor([[0.75, 0.25], [0.5, 0.5], [1.0, 0.0], [0.25, 0.75]], dtype=dtype)
-    return drawn(4, 16, dtype=dtype), table, weights, list(ups), list(downs), True, "silu", 0, 2
+    return drawn(4, 128, dtype=dtype), table, weights, list(ups), list(downs), True, "silu", 0, 2
 
 
 def dense_experts(

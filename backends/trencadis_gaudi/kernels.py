@@ -107,14 +107,14 @@ class Kernels:
     @property
     def attention(self) -> FusedSDPA | None:
         """Fused attention, or None."""
-        found = self._find(SDPA)
-        return found and found[0]
+        found: tuple[FusedSDPA] | None = self._find(SDPA)
+        return None if found is None else found[0]
 
     @property
     def norm(self) -> NormKernel | None:
         """RMS norm, or None."""
-        found = self._find(NORM)
-        return found and found[0]
+        found: tuple[NormKernel] | None = self._find(NORM)
+        return None if found is None else found[0]
 
     @property
     def rotary(self) -> Mapping[Mode, RotaryKernel] | None:
@@ -128,10 +128,10 @@ class Kernels:
     @property
     def experts(self) -> ExpertsKernel | None:
         """Mixture of experts, or None."""
-        found = self._find(EXPERTS)
-        return found and found[0]
+        found: tuple[ExpertsKernel] | None = self._find(EXPERTS)
+        return None if found is None else found[0]
 
-    def _find(self, kernel: VendorKernel) -> tuple[Any, ...] | None:
+    def _find(self, kernel: VendorKernel) -> Any:
         if not getattr(self._config, kernel.option):
             return None
         if kernel.name not in self._found:
@@ -139,6 +139,7 @@ class Kernels:
         return self._found[kernel.name]
 
     def _look_up(self, kernel: VendorKernel) -> tuple[Any, ...] | None:
+        """Return the parts of a kernel, or None with a warning."""
         try:
             module = self._import_module(kernel.module)
             return tuple(attrgetter(path)(module) for path in kernel.paths)

@@ -42,7 +42,7 @@ class FusedRMSNorm(torch.autograd.Function):
     """RMS norm; inference only."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,  # noqa: ARG004 - the vendor's signature
         data_in: torch.Tensor,
         gamma: torch.Tensor,

@@ -7,14 +7,14 @@ Sources: gaudi-pytorch-bridge 1.19.0 (5a56187). Norm: ``tests/pytest_working/any
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch.nn.functional import gelu, relu, silu
 
 __all__ = ["mixture_of_experts", "rms_norm", "rotary_blockwise", "rotary_pairwise"]
 
-_ACTIVATIONS = {"silu": silu, "gelu": gelu, "relu": relu}
+_ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {"silu": silu, "gelu": gelu, "relu": relu}
 
 
 def rms_norm(x: torch.Tensor, gamma: torch.Tensor, eps: float) -> torch.Tensor:

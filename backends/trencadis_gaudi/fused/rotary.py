@@ -27,6 +27,8 @@ from trencadis_gaudi.kernels import ROTARY, refuse
 __all__ = ["Mode", "RotaryKernel", "RotaryKind", "fuse_rotary", "kind_of"]
 
 Mode = Literal["BLOCKWISE", "PAIRWISE"]
+Tables = Literal["whole", "half", "repeated"]
+Types = Literal["given", "restored", "wide"]
 
 _FUNCTION = "apply_rotary_pos_emb"
 
@@ -59,8 +61,8 @@ class RotaryKind:
     """
 
     mode: Mode
-    tables: Literal["whole", "half", "repeated"]
-    types: Literal["given", "restored", "wide"]
+    tables: Tables
+    types: Types
 
     def function(self, kernel: RotaryKernel, original: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function in the place of transformers' own.
@@ -101,10 +103,9 @@ class RotaryKind:
         return result.permute(1, 2, 0, 3)
 
 
-_KINDS = tuple(
-    RotaryKind(mode, tables, kind)
-    for mode, tables, kind in product(_MEANINGS, ("whole", "half", "repeated"), ("given", "restored", "wide"))
-)
+_TABLES: tuple[Tables, ...] = ("whole", "half", "repeated")
+_TYPES: tuple[Types, ...] = ("given", "restored", "wide")
+_KINDS = tuple(RotaryKind(*kind) for kind in product(_MEANINGS, _TABLES, _TYPES))
 
 
 @torch.no_grad()
@@ -124,8 +125,8 @@ def fuse_rotary(model: Any, kernels: Mapping[Mode, RotaryKernel], device: torch.
         if cls not in classes:
             classes[cls] = None
             original = _function_of(cls)
-            kind = original and kind_of(original)
-            if kind is None:
+            kind = None if original is None else kind_of(original)
+            if original is None or kind is None:
                 continue
             if kind.mode not in wrong:
                 why = wrong[kind.mode] = _why_wrong(kernels[kind.mode], kind.mode, model.dtype, device)
