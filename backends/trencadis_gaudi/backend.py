@@ -208,7 +208,10 @@ class GaudiBackend(Backend):
         self._sampler.allocate(num_rows=plan.num_rows + 1, vocab_size=loaded.facts.vocab_size, device=habana.device)
         self._swaps = BlockSwaps(self._cache, config, habana, num_host_blocks=plan.num_host_blocks)
         passes = GaudiPasses(
-            self._cache, contiguous=config.contiguous, merged_prefill=config.merged_prefill, kernel=habana.kernel
+            self._cache,
+            contiguous=config.contiguous,
+            merged_prefill=config.merged_prefill,
+            kernel=habana.kernels.attention,
         )
         self._adapter = ForwardAdapter(loaded.model, passes)
         self._runner = GaudiRunner(

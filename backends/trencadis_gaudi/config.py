@@ -109,6 +109,9 @@ class GaudiConfig:
     fused_sdpa: bool = setting(
         True, "Use the vendor's fused attention in prefills where it can.", aliases="VLLM_PROMPT_USE_FUSEDSDPA"
     )
+    fused_kernels: bool = setting(
+        True, "Use the vendor's fused norms, rotary embeddings and experts where they compute what the model does."
+    )
     mark_layers: int = setting(
         1,
         "Decoder layers between two calls of mark_step, in lazy mode; 0: none within a forward.",

@@ -3,9 +3,8 @@
 transformers would choose ``torch._grouped_mm``, for which a Gaudi has no kernel, or a loop over the experts that are hit, whose shapes
 depend on data.
 
-| kernel of ``torch.ops.hpu`` | in releases from | serves experts | else |
-|---|---|---|---|
-| ``mixture_of_experts.fused_weights`` | 1.19 | gate and up in one matrix, one after the other; silu, gelu or relu; no bias | dense |
+The kernel is ``torch.ops.hpu.mixture_of_experts.fused_weights``: experts of gate and up in one matrix, one after the other; silu, gelu
+or relu; no bias. The vendor plugin's ``bias_fused_weights`` for gpt-oss has no published meaning, and is not used.
 
 Source of the kernel: gaudi-pytorch-bridge 1.19.0, habana_eager/eager_custom_op_register.cpp (signature, and its meaning in plain
 operations); vllm-gaudi 091bbadd, vllm_gaudi/ops/hpu_fused_moe.py (types of the routing tensors).
@@ -14,17 +13,18 @@ Shapes: T tokens, H hidden size, E experts, K experts of a token, I intermediate
 
 from __future__ import annotations
 
-import logging
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
 
 from trencadis.errors import ModelLoadError
+from trencadis_gaudi.fused.agreement import drawn, why_wrong
+from trencadis_gaudi.fused.meanings import mixture_of_experts
+from trencadis_gaudi.kernels import EXPERTS, refuse
 
-__all__ = ["ExpertsKernel", "dense_experts", "kernel_experts", "use_experts", "vendor_experts"]
-
-logger = logging.getLogger("trencadis.gaudi")
+__all__ = ["ExpertsKernel", "dense_experts", "kernel_experts", "use_experts"]
 
 _DENSE, _KERNEL = "trencadis_dense", "trencadis_mixture"
 _ACTIVATIONS = ("silu", "gelu", "relu")
@@ -65,22 +65,13 @@ class ExpertsKernel(Protocol):
         ...
 
 
-def vendor_experts() -> ExpertsKernel | None:
-    """Return the kernel of the installed Gaudi software, or None, with a warning, if it has none."""
-    try:
-        kernel: ExpertsKernel = torch.ops.hpu.mixture_of_experts.fused_weights
-    except AttributeError:
-        logger.warning("Could not import HPU mixture_of_experts kernel: every expert runs on every token.")
-        return None
-    return kernel
-
-
-def use_experts(model: Any, find_kernel: Callable[[], ExpertsKernel | None]) -> None:
-    """Make a model's experts run with static shapes; a model without experts stays as it is.
+def use_experts(model: Any, find_kernel: Callable[[], ExpertsKernel | None], device: torch.device) -> Counter[str]:
+    """Make a model's experts run with static shapes; a model without experts stays as it is. Returns how many run in the kernel.
 
     Args:
         model: Of transformers.
         find_kernel: Returns the vendor's kernel; None: plain operations.
+        device: Of the kernel.
 
     Raises:
         ModelLoadError: Shapes of the model's experts depend on the routing, and transformers has no other way to run them.
@@ -92,13 +83,27 @@ def use_experts(model: Any, find_kernel: Callable[[], ExpertsKernel | None]) -> 
             f"{type(model).__name__}: shapes in {fixed} depend on the routing of each token; a Gaudi would compile every step.",
             hint='Set [backend] name = "torch".',
         )
-    if not any(hasattr(part, "is_transposed") and hasattr(part, "down_proj") for part in model.modules()):
-        return
-    kernel = find_kernel()
+    parts = [part for part in model.modules() if hasattr(part, "is_transposed") and hasattr(part, "down_proj")]
+    if not parts:
+        return Counter()
+    served = Counter(type(part).__name__ for part in parts if _served(part))
+    kernel = find_kernel() if served else None
+    if kernel is not None and (why := why_wrong(kernel, mixture_of_experts, [_trial(model.dtype)], device)):
+        refuse(EXPERTS, why)
+        kernel = None
     ALL_EXPERTS_FUNCTIONS.register(_DENSE, dense_experts)
     if kernel is not None:
         ALL_EXPERTS_FUNCTIONS.register(_KERNEL, kernel_experts(kernel))
     model.set_experts_implementation(_DENSE if kernel is None else _KERNEL)
+    return served if kernel is not None else Counter()
+
+
+def _trial(dtype: torch.dtype) -> tuple[Any, ...]:
+    """Arguments of a kernel: tokens of size 128, each for two of three experts of size 64."""
+    ups, downs = ((drawn(3, 128, size, seed=size) / 8).to(dtype) for size in (128, 64))
+    table = torch.tensor([[0, 1], [2, 0], [1, 2], [2, 1]])
+    weights = torch.tensor([[0.75, 0.25], [0.5, 0.5], [1.0, 0.0], [0.25, 0.75]], dtype=dtype)
+    return drawn(4, 128, dtype=dtype), table, weights, list(ups), list(downs), True, "silu", 0, 2
 
 
 def dense_experts(

@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from importlib import metadata
+from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,11 +21,11 @@ import torch
 
 from trencadis.clock import Clock
 from trencadis.errors import BackendError
-from trencadis_gaudi.attention.fused_sdpa import FusedSDPA, emulated_fused_sdpa, vendor_fused_sdpa
 from trencadis_gaudi.config import GaudiConfig
 from trencadis_gaudi.emulated import EmulatedDevice
 from trencadis_gaudi.environment import DISTRIBUTION, release_of, set_environment, with_mode
 from trencadis_gaudi.graphs.dynamo import DynamoCounts
+from trencadis_gaudi.kernels import Kernels
 
 __all__ = ["NEEDED", "VERSIONS", "Habana", "load_habana"]
 
@@ -57,7 +58,7 @@ class Habana:
         internal: ``habana_frameworks.torch.internal``.
         device: Where tensors go.
         is_lazy: Operations are gathered until ``mark_step``.
-        kernel: Fused attention, or None.
+        kernels: Fused kernels of the software.
         compiler: Backend of torch.compile: the vendor's name, or a function.
         emulated: The emulated device, or None.
         active: Context in which everything runs that is meant for the device.
@@ -70,7 +71,7 @@ class Habana:
     internal: Any
     device: torch.device
     is_lazy: bool
-    kernel: FusedSDPA | None
+    kernels: Kernels
     compiler: Any
     emulated: EmulatedDevice | None = None
     active: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
@@ -138,7 +139,7 @@ def load_habana(
         internal=modules.internal,
         device=torch.device("hpu"),
         is_lazy=bool(modules.utils.internal.is_lazy()),
-        kernel=vendor_fused_sdpa() if config.fused_sdpa else None,
+        kernels=Kernels(config, import_module),
         compiler="hpu_backend",
     )
 
@@ -167,11 +168,15 @@ def _emulated(config: GaudiConfig, clock: Clock) -> Habana:
         internal=modules.internal,
         device=hpu(),
         is_lazy=modules.utils.internal.is_lazy(),
-        kernel=emulated_fused_sdpa if config.fused_sdpa else None,
+        kernels=Kernels(config, lambda name: _emulated_module(modules, name)),
         compiler=counting_backend(device, recorder),
         emulated=device,
         active=recorder.active,
     )
+
+
+def _emulated_module(modules: SimpleNamespace, name: str) -> Any:
+    return torch if name == "torch" else attrgetter(name.removeprefix("habana_frameworks.torch."))(modules)
 
 
 def _import(

@@ -13,6 +13,7 @@ from trencadis.errors import BackendError
 from trencadis.interfaces import Finding
 from trencadis_gaudi.config import GaudiConfig
 from trencadis_gaudi.environment import DISTRIBUTION, demands_of, release_of, with_mode
+from trencadis_gaudi.kernels import KERNELS
 
 __all__ = ["check_gaudi"]
 
@@ -67,6 +68,7 @@ def check_gaudi(
         return
     yield Finding.ok(f"{DISTRIBUTION} {version}, torch {version_of('torch')}")
     yield from _mode(options, version, environ)
+    yield _kernels(options)
     yield from _devices(smi, environ)
 
 
@@ -84,6 +86,13 @@ def _mode(options: GaudiConfig, version: str, environ: Mapping[str, str]) -> Ite
         yield Finding.ok(message)
     else:
         yield Finding.warn(message, f"Set PT_HPU_LAZY_MODE={needed} where the server is started, or leave it unset.")
+
+
+def _kernels(options: GaudiConfig) -> Finding:
+    """Which kernels of the software a model may run in: all that it has; the log of a start says which it does."""
+    used = [kernel.name for kernel in KERNELS if getattr(options, kernel.option)]
+    off = [f"{kernel.name} is off by {kernel.option}" for kernel in KERNELS if not getattr(options, kernel.option)]
+    return Finding.ok(f"kernels used where they serve: {'; '.join([', '.join(used) or 'none', *off])}")
 
 
 def _devices(smi: Callable[[], str | None], environ: Mapping[str, str]) -> Iterator[Finding]:

@@ -14,7 +14,9 @@ import torch
 from trencadis.errors import ModelLoadError, OutOfMemoryError
 from trencadis.records import ModelFacts, ModelSource
 from trencadis_gaudi.attention.adapter import FLAT, register
-from trencadis_gaudi.experts import use_experts, vendor_experts
+from trencadis_gaudi.experts import use_experts
+from trencadis_gaudi.fused.norm import fuse_norms
+from trencadis_gaudi.fused.rotary import fuse_rotary
 from trencadis_gaudi.habana import Habana
 from trencadis_gaudi.memory import MemoryMeter
 from trencadis_torch.attention import adapter
@@ -79,7 +81,7 @@ def load_model(source: ModelSource, habana: Habana, *, check: bool) -> LoadedMod
         check_model(model, layers, layout="padded")
     register()
     adapter.switch(model, FLAT)
-    use_experts(model, vendor_experts if habana.emulated is None else lambda: None)
+    _use_kernels(model, habana)
     # Before the move to the device: weights that are shared are counted once by their address on the CPU.
     facts = attrs.evolve(model_facts(model, layers), embedding_size=0, fingerprint=fingerprint(files))
     model = _moved(model, source, habana)
@@ -89,6 +91,19 @@ def load_model(source: ModelSource, habana: Habana, *, check: bool) -> LoadedMod
         "%s: %.1f M parameters, %s, on %s.", facts.architecture, facts.num_parameters / 1e6, facts.dtype, habana.device
     )
     return LoadedModel(model=model, layers=layers, facts=facts, dtype=model.dtype)
+
+
+def _use_kernels(model: Any, habana: Habana) -> None:
+    """Let parts of a model run in the kernels of the device where these compute the same, and log which do."""
+    kernels, device = habana.kernels, habana.device
+    lines = ["FusedSDPA for plain attention of prefills"] if kernels.attention is not None else []
+    experts = use_experts(model, lambda: kernels.experts, device)
+    norms = fuse_norms(model, kernels.norm, device) if kernels.norm is not None else {}
+    rotary = fuse_rotary(model, kernels.rotary, device) if kernels.rotary is not None else {}
+    lines += [f"FusedRMSNorm for {number} {name}" for name, number in norms.items()]
+    lines += [f"apply_rotary_pos_emb ({mode}) for {number} {name}" for (name, mode), number in rotary.items()]
+    lines += [f"mixture_of_experts for {number} {name}" for name, number in experts.items()]
+    logger.info("HPU kernels: %s.", ", ".join(lines) or "none")
 
 
 def _moved(model: Any, source: ModelSource, habana: Habana) -> Any:

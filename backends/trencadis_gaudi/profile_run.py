@@ -77,7 +77,7 @@ def measure_activations(
         max_num_batched_tokens=tried.num_tokens,
     )
     cache = FlatKVCache(loaded.layers, num_blocks=1, block_size=block_size, device=habana.device)
-    passes = GaudiPasses(cache, contiguous=False, kernel=habana.kernel)
+    passes = GaudiPasses(cache, contiguous=False, kernel=habana.kernels.attention)
     rows = DeviceRows(plan, habana)
     habana.mark_step()
     habana.hpu.reset_peak_memory_stats()

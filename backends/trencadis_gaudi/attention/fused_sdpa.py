@@ -5,18 +5,14 @@ Shapes: B sequences, H query heads, KV key-value heads, Q queries, L keys, D hea
 
 from __future__ import annotations
 
-import importlib
-import logging
-from typing import Any, Protocol, cast
+from typing import Protocol
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from trencadis_gaudi.emulated.device import EmulatedDeviceError
 
-__all__ = ["FusedSDPA", "emulated_fused_sdpa", "fused_attention", "vendor_fused_sdpa"]
-
-logger = logging.getLogger("trencadis.gaudi")
+__all__ = ["FusedSDPA", "emulated_fused_sdpa", "fused_attention"]
 
 
 class FusedSDPA(Protocol):
@@ -41,16 +37,6 @@ class FusedSDPA(Protocol):
         ...
 
 
-def vendor_fused_sdpa() -> FusedSDPA | None:
-    """Return the kernel of the installed Gaudi software, or None, with a warning, if it has none."""
-    try:
-        kernels: Any = importlib.import_module("habana_frameworks.torch.hpex.kernels")
-        return cast("FusedSDPA", kernels.FusedSDPA.apply)
-    except (ImportError, AttributeError) as error:
-        logger.warning("The Gaudi software has no FusedSDPA kernel (%s): prefills use plain operations.", error)
-        return None
-
-
 def fused_attention(
     kernel: FusedSDPA,
     query: torch.Tensor,
@@ -66,7 +52,7 @@ def fused_attention(
     With a mask the kernel knows nothing of causality, for it takes only one of the two; without, padding is on the right.
 
     Args:
-        kernel: From :func:`vendor_fused_sdpa`, or the emulated one.
+        kernel: The vendor's, or the emulated one.
         query: ``[B, H, Q, D]``.
         keys: ``[B, KV, L, D]``.
         values: ``[B, KV, L, Dv]``.

@@ -12,7 +12,6 @@ import torch
 from trencadis.clock import SystemClock
 from trencadis_gaudi.checks.records import Found
 from trencadis_gaudi.config import GaudiConfig
-from trencadis_gaudi.experts import ExpertsKernel, vendor_experts
 from trencadis_gaudi.graphs.counts import Compilations
 from trencadis_gaudi.habana import Habana, load_habana
 
@@ -44,11 +43,6 @@ class Bench:
     def habana(self) -> Habana:
         """The device and its software."""
         return load_habana(self.config, clock=SystemClock())
-
-    @cached_property
-    def experts(self) -> ExpertsKernel | None:
-        """The vendor's kernel for mixtures of experts, if there is one."""
-        return vendor_experts() if self.habana.emulated is None else None
 
     def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a copy on the device, which is there."""

@@ -14,9 +14,10 @@ from trencadis_gaudi.checks.bench import Bench, error_of, on_device
 from trencadis_gaudi.checks.records import Found
 from trencadis_gaudi.experts import dense_experts, kernel_experts
 from trencadis_gaudi.flat_cache import FlatKVCache
+from trencadis_gaudi.fused.meanings import rms_norm, rotary_blockwise, rotary_pairwise
 from trencadis_torch.cache.kv_cache import AttentionLayer
 
-__all__ = ["cache", "experts", "fused_sdpa", "swaps"]
+__all__ = ["cache", "experts", "fused_sdpa", "norm", "rotary", "swaps"]
 
 _LARGEST_DIFFERENCE = 0.03
 """Of an attention output in bfloat16; values are normal."""
@@ -32,7 +33,7 @@ def _random(*shape: int, seed: int) -> torch.Tensor:
 @on_device
 def fused_sdpa(bench: Bench) -> Found:
     """Attend with the kernel in both ways in which prefills call it."""
-    kernel = bench.habana.kernel
+    kernel = bench.habana.kernels.attention
     if not bench.config.fused_sdpa:
         return Found(None, "not tested: backend.gaudi.fused_sdpa is false")
     if kernel is None:
@@ -63,9 +64,9 @@ def fused_sdpa(bench: Bench) -> Found:
 @on_device
 def experts(bench: Bench) -> Found:
     """Run experts with the vendor's kernel."""
-    kernel = bench.experts
+    kernel = bench.habana.kernels.experts
     if kernel is None:
-        return Found(None, "not tested: there is no such kernel here; every expert runs on every token")
+        return _absent(bench)
     module = _Experts(_random(8, 192, 64, seed=4) / 8, _random(8, 64, 96, seed=5) / 8)
     hidden = _random(64, 64, seed=6)
     weights, chosen = _random(64, 8, seed=7).float().softmax(-1).topk(2)
@@ -75,6 +76,42 @@ def experts(bench: Bench) -> Found:
     found = kernel_experts(kernel)(moved, *(bench.to_device(part) for part in (hidden, chosen, weights)))
     error = error_of(found, expected)
     return Found(error <= _LARGEST_ERROR, f"relative error {error:.2%}")
+
+
+@on_device
+def norm(bench: Bench) -> Found:
+    """Normalise with the kernel: weights of the input's type, and of float32."""
+    kernel = bench.habana.kernels.norm
+    if kernel is None:
+        return _absent(bench)
+    hidden, weight = _random(1, 16, 256, seed=12) * 3, _random(256, seed=13)
+    errors = []
+    for gamma in (weight, weight.float()):
+        found = kernel(bench.to_device(hidden), bench.to_device(gamma), 1e-5)
+        errors.append(error_of(found, rms_norm(hidden, gamma, 1e-5)))
+    return Found(max(errors) <= _LARGEST_ERROR, f"relative error {errors[0]:.2%}, {errors[1]:.2%} with a wide weight")
+
+
+@on_device
+def rotary(bench: Bench) -> Found:
+    """Rotate with the kernel in both modes."""
+    kernels = bench.habana.kernels.rotary
+    if kernels is None:
+        return _absent(bench)
+    heads, angles = _random(16, 1, 4, 64, seed=14), _random(16, 1, 1, 32, seed=15).float()
+    blockwise, pairwise = torch.cat([angles, angles], -1), angles.repeat_interleave(2, -1)
+    errors = []
+    for mode, meaning, wide in (("BLOCKWISE", rotary_blockwise, blockwise), ("PAIRWISE", rotary_pairwise, pairwise)):
+        cos, sin = wide.cos().bfloat16(), wide.sin().bfloat16()
+        found = kernels[mode](*map(bench.to_device, (heads, cos, sin)))
+        errors.append(error_of(found, meaning(heads, cos, sin)))
+    return Found(max(errors) <= _LARGEST_ERROR, f"relative error {errors[0]:.2%} blockwise, {errors[1]:.2%} pairwise")
+
+
+def _absent(bench: Bench) -> Found:
+    if not bench.config.fused_kernels:
+        return Found(None, "not tested: backend.gaudi.fused_kernels is false")
+    return Found(None, "not tested: this release has no such kernel; plain operations stand for it")
 
 
 class _Experts:

@@ -13,6 +13,7 @@ from typing import Any
 
 from trencadis_gaudi.emulated.device import EmulatedDevice, EmulatedDeviceError
 from trencadis_gaudi.emulated.graphs import GraphStore
+from trencadis_gaudi.emulated.hpex import emulated_hpex
 from trencadis_gaudi.emulated.recorder import Recorder
 
 __all__ = ["emulated_habana"]
@@ -21,7 +22,7 @@ __all__ = ["emulated_habana"]
 def emulated_habana(device: EmulatedDevice) -> tuple[types.SimpleNamespace, Recorder]:
     """Return the parts of ``habana_frameworks.torch`` that the backend uses, and the recorder that runs its operations.
 
-    The namespace has ``core``, ``hpu``, ``internal`` and ``utils``, as the package has.
+    The namespace has ``core``, ``hpex``, ``hpu``, ``internal`` and ``utils``, as the package has.
     """
     recorder = Recorder(device)
     core = _Core(device, recorder)
@@ -29,6 +30,7 @@ def emulated_habana(device: EmulatedDevice) -> tuple[types.SimpleNamespace, Reco
     return (
         types.SimpleNamespace(
             core=core,
+            hpex=emulated_hpex(),
             hpu=_Hpu(device, recorder),
             internal=types.SimpleNamespace(bridge_config=config),
             utils=types.SimpleNamespace(

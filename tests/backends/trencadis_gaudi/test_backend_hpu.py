@@ -6,6 +6,7 @@ The mode of a Gaudi is set once for a process, by ``PT_HPU_LAZY_MODE``: tests of
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 
 import numpy as np
@@ -18,7 +19,10 @@ from trencadis.interfaces import SamplingContext
 from trencadis.records import ModelSource, RowStart, SamplingParams
 from trencadis_gaudi.backend import GaudiBackend
 from trencadis_gaudi.config import GaudiConfig
+from trencadis_gaudi.fused.agreement import drawn, why_wrong
+from trencadis_gaudi.fused.meanings import rotary_pairwise
 from trencadis_gaudi.habana import load_habana
+from trencadis_gaudi.model import load_model
 from trencadis_plugins.sampling.chain import standard_chain
 from trencadis_plugins.sampling.standard import StandardSampler
 from trencadis_testing.backend import ArgmaxSampler, BackendConformance
@@ -126,3 +130,16 @@ def test_profile_run_measures_something_on_a_gaudi(model_path):
     report = backend.memory(max_num_batched_tokens=256, max_num_seqs=4)
     assert 0 < report.activation_bytes < report.free_bytes
     assert 0 < report.cache_bytes < report.free_bytes
+
+
+@pytest.mark.parametrize("mode", MODES)
+@torch.no_grad()
+def test_kernels_compute_their_published_meanings_and_serve_models(model_path, mode, caplog):
+    habana = load_habana(GaudiConfig(device=DEVICE, mode=mode), clock=SystemClock())
+    with habana.active(), caplog.at_level(logging.WARNING, "trencadis.gaudi"):
+        for kind in ("gemma3", "mixtral"):
+            load_model(ModelSource(path=str(model_path(kind)), dtype="bfloat16"), habana, check=False)
+        x, angles = drawn(7, 1, 2, 128, dtype=torch.bfloat16), drawn(7, 1, 1, 64, seed=1).repeat_interleave(2, -1)
+        trial = (x, angles.cos().bfloat16(), angles.sin().bfloat16())
+        assert why_wrong(habana.kernels.rotary["PAIRWISE"], rotary_pairwise, [trial], habana.device) is None
+    assert caplog.messages == []

@@ -4,18 +4,14 @@ import logging
 
 import pytest
 import torch
-from torch.nn.functional import gelu, relu, silu
 
 from support.backends import gaudi_engines, tiny_models
 from trencadis.errors import ModelLoadError
-from trencadis_gaudi.experts import dense_experts, kernel_experts, use_experts, vendor_experts
+from trencadis_gaudi.experts import dense_experts, kernel_experts, use_experts
+from trencadis_gaudi.fused.meanings import mixture_of_experts
 
 KINDS = ("mixtral", "qwen3_moe", "gpt_oss")
-SCHEMA = (
-    "mixture_of_experts.fused_weights(Tensor hidden_states, Tensor expert_routing_table, Tensor router_weights, "
-    "Tensor[] w12, Tensor[] w3, bool permuted_weights, str activation, int experts_min, int experts_max) -> Tensor"
-)
-"""Of gaudi-pytorch-bridge 1.19.0, habana_kernels/kernels_register.cpp."""
+CPU = torch.device("cpu")
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
 
 
@@ -39,17 +35,12 @@ def routed(num_experts, num_tokens=9, *, num_chosen=2):
     return torch.randn(num_tokens, 48), indices, weights
 
 
-def reference(x, table, weights, w12, w3, permuted_weights, activation, experts_min, experts_max):
-    """The kernel's meaning, from the same source as its schema."""
-    assert (experts_min, experts_max) == (0, len(w12) - 1)
+def strict_kernel(*args):
+    """The kernel's meaning, and what its schema demands."""
+    x, table, weights, *_, experts_min, experts_max = args
+    assert (experts_min, experts_max) == (0, len(args[3]) - 1)
     assert (table.dtype, weights.dtype) == (torch.int64, x.dtype)
-    act = {"silu": silu, "gelu": gelu, "relu": relu}[activation]
-    routing = torch.zeros(len(x), len(w12), dtype=x.dtype).scatter(-1, table, weights)
-    total = torch.zeros_like(x)
-    for number, (both, down) in enumerate(zip(w12, w3, strict=True)):
-        gate, up = (part.T if permuted_weights else part for part in both.chunk(2, 0 if permuted_weights else 1))
-        total += (act(x @ gate) * (x @ up)) @ (down.T if permuted_weights else down) * routing[:, number, None]
-    return total
+    return mixture_of_experts(*args)
 
 
 @pytest.mark.parametrize("num_experts", [4, 8, 11])
@@ -78,7 +69,7 @@ def test_experts_without_a_gate_have_one_matrix():
 @torch.inference_mode()
 def test_kernel_gets_the_weights_in_the_vendors_order(kind):
     experts, inputs = experts_of(kind), routed(4)
-    torch.testing.assert_close(kernel_experts(reference)(experts, *inputs), experts(*inputs), **TOLERANCE)
+    torch.testing.assert_close(kernel_experts(strict_kernel)(experts, *inputs), experts(*inputs), **TOLERANCE)
 
 
 @torch.inference_mode()
@@ -88,7 +79,7 @@ def test_weights_that_are_transposed_are_not_permuted():
     for name in ("gate_up_proj", "down_proj"):
         setattr(experts, name, torch.nn.Parameter(getattr(experts, name).transpose(1, 2)))
     experts.is_transposed = True
-    torch.testing.assert_close(kernel_experts(reference)(experts, *inputs), expected, **TOLERANCE)
+    torch.testing.assert_close(kernel_experts(strict_kernel)(experts, *inputs), expected, **TOLERANCE)
     torch.testing.assert_close(dense_experts(experts, *inputs), expected, **TOLERANCE)
 
 
@@ -106,29 +97,34 @@ def test_experts_that_the_kernel_does_not_serve_are_dense():
     assert kernel_experts(never)(squared, *inputs).shape == inputs[0].shape
 
 
-@pytest.mark.skipif(hasattr(torch.ops.hpu, "mixture_of_experts"), reason="the Gaudi software is installed")
-@torch.inference_mode()
-def test_kernel_of_the_software_is_called_as_its_schema_wants():
-    with torch.library._scoped_library("hpu", "FRAGMENT") as library:
-        library.define(SCHEMA)
-        library.impl("mixture_of_experts.fused_weights", reference, "CompositeExplicitAutograd")
-        kernel = vendor_experts()
-        experts, inputs = experts_of("mixtral"), routed(4)
-        torch.testing.assert_close(kernel_experts(kernel)(experts, *inputs), experts(*inputs), **TOLERANCE)
+@pytest.mark.parametrize("kind", KINDS)
+def test_experts_run_in_the_kernel_if_it_serves_them(kind, caplog):
+    model = tiny_models.make_model(kind)
+    served = use_experts(model, lambda: strict_kernel, CPU)
+    assert dict(served) == {"mixtral": {"MixtralExperts": 3}, "qwen3_moe": {"Qwen3MoeExperts": 3}}.get(kind, {})
+    assert model.config._experts_implementation == ("trencadis_mixture" if served else "trencadis_dense")
+    assert caplog.messages == []
 
 
-@pytest.mark.skipif(hasattr(torch.ops.hpu, "mixture_of_experts"), reason="the Gaudi software is installed")
-def test_software_without_the_kernel_is_named(caplog):
+def test_kernel_that_computes_something_else_is_not_used(caplog):
+    def gate_after_up(x, table, weights, w12, w3, *args):
+        return mixture_of_experts(x, table, weights, [part.roll(len(part) // 2, 0) for part in w12], w3, *args)
+
+    model = tiny_models.make_model("mixtral")
     with caplog.at_level(logging.WARNING, "trencadis.gaudi"):
-        assert vendor_experts() is None
-    assert caplog.messages == ["Could not import HPU mixture_of_experts kernel: every expert runs on every token."]
+        assert not use_experts(model, lambda: gate_after_up, CPU)
+    assert model.config._experts_implementation == "trencadis_dense"
+    assert caplog.messages == [
+        "HPU mixture_of_experts kernel is not used: it does not compute its published meaning. "
+        "Every expert runs on every token."
+    ]
 
 
 def test_nothing_is_looked_for_in_a_model_without_experts():
     def never():
         raise AssertionError("there are no experts")
 
-    use_experts(tiny_models.make_model("llama"), never)
+    assert not use_experts(tiny_models.make_model("llama"), never, CPU)
 
 
 def test_experts_whose_shapes_depend_on_the_routing_are_refused():
@@ -140,7 +136,7 @@ def test_experts_whose_shapes_depend_on_the_routing_are_refused():
     with pytest.raises(
         ModelLoadError, match="JetMoeForCausalLM: shapes in JetMoeParallelExperts depend on the routing"
     ):
-        use_experts(AutoModelForCausalLM.from_config(config), lambda: None)
+        use_experts(AutoModelForCausalLM.from_config(config), lambda: None, CPU)
 
 
 @pytest.mark.slow

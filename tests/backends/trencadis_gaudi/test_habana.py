@@ -64,7 +64,7 @@ def modules(*, available=True, lazy=True, without=()):
 
 
 def load(import_module, *, version="1.22.1", **options):
-    config = GaudiConfig(device="hpu", fused_sdpa=False, **{"mode": "lazy", **options})
+    config = GaudiConfig(device="hpu", **{"mode": "lazy", **options})
     return load_habana(config, clock=SystemClock(), import_module=import_module, version_of=lambda _: version)
 
 
@@ -103,7 +103,7 @@ def test_version_that_cannot_be_found_is_unknown():
     def missing(name):
         raise metadata.PackageNotFoundError(name)
 
-    config = GaudiConfig(device="hpu", fused_sdpa=False)
+    config = GaudiConfig(device="hpu")
     with pytest.raises(BackendError, match="is unknown"):
         load_habana(config, clock=SystemClock(), import_module=modules(), version_of=missing)
 
@@ -202,7 +202,7 @@ def test_calls_into_the_vendors_package_fit_its_signatures():
 
 def test_nobody_but_the_seams_imports_the_vendors_package():
     found = {file.name for file in ROOT.rglob("*.py") if 'import_module("habana_frameworks' in file.read_text()}
-    assert found == {"habana.py", "fused_sdpa.py", "software.py", "cards.py"}
+    assert found == {"habana.py", "software.py", "cards.py"}
 
 
 OLD_PYTORCH = """

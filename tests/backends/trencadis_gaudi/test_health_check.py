@@ -46,6 +46,14 @@ def test_installation_that_is_right_names_release_mode_and_devices():
     assert "mode = compile needs PT_HPU_LAZY_MODE=0, which is not set and will be set" in text
     assert "device 1, HL-225, 1.22.1-97ec1a4, 768 MiB, 98304 MiB" in text
     assert "HABANA_VISIBLE_DEVICES=0" in text
+    assert "kernels used where they serve: FusedSDPA, FusedRMSNorm, apply_rotary_pos_emb, mixture_of_experts." in text
+
+
+def test_kernels_that_are_switched_off_are_named_with_their_key():
+    assert "serve: FusedRMSNorm, apply_rotary_pos_emb, mixture_of_experts; FusedSDPA is off by fused_sdpa" in said(
+        fused_sdpa=False
+    )
+    assert "FusedRMSNorm is off by fused_kernels" in said(fused_kernels=False)
 
 
 def test_old_release_is_told_its_mode():

@@ -1,15 +1,12 @@
 from __future__ import annotations
 
 import inspect
-import logging
-import sys
-import types
 
 import pytest
 import torch
 
 from support.backends.dense_attention import dense_attention
-from trencadis_gaudi.attention.fused_sdpa import emulated_fused_sdpa, fused_attention, vendor_fused_sdpa
+from trencadis_gaudi.attention.fused_sdpa import emulated_fused_sdpa, fused_attention
 from trencadis_gaudi.emulated.device import EmulatedDeviceError
 
 VENDOR = (
@@ -87,18 +84,3 @@ def test_kernel_gets_either_a_mask_or_causality_and_never_an_empty_sequence():
 def test_emulated_kernel_refuses_what_the_kernel_cannot_do(options, message):
     with pytest.raises(EmulatedDeviceError, match=message):
         emulated_fused_sdpa(*tensors(), **options)
-
-
-def test_missing_kernel_is_said_once_and_not_an_error(caplog):
-    with caplog.at_level(logging.WARNING, logger="trencadis.gaudi"):
-        assert vendor_fused_sdpa() is None
-    assert "has no FusedSDPA kernel" in caplog.text
-
-
-def test_kernel_of_the_installed_software_is_taken(monkeypatch):
-    name = "habana_frameworks.torch.hpex.kernels"
-    for depth in range(1, 5):
-        monkeypatch.setitem(sys.modules, ".".join(name.split(".")[:depth]), types.ModuleType(name))
-    kernel = types.SimpleNamespace(apply=emulated_fused_sdpa)
-    monkeypatch.setattr(sys.modules[name], "FusedSDPA", kernel, raising=False)
-    assert vendor_fused_sdpa() is emulated_fused_sdpa

@@ -74,6 +74,12 @@ def test_classes_have_the_vendors_methods(module, name, methods):
 def test_kernel_and_compiler_have_the_vendors_signatures():
     kernel = API[f"{ROOT}.hpex.kernels.FusedSDPA"]["classes"]["FusedSDPA"]["forward"]
     assert own(emulated_fused_sdpa) == names(kernel)
+    norm = API[f"{ROOT}.hpex.normalization.FusedRMSNorm"]["classes"]["FusedRMSNorm"]["forward"]
+    assert own(LAZY.hpex.normalization.FusedRMSNorm.forward)[1:] == names(norm)  # without ctx
+    helper = API[f"{ROOT}.hpex.kernels.RotaryPosEmbeddingHelper"]
+    rotary = inspect.signature(LAZY.hpex.kernels.apply_rotary_pos_emb)
+    assert [str(one).partition(":")[0] for one in rotary.parameters.values()] == ["p", "*args"]
+    assert set(helper["functions"]) | set(helper["classes"]) <= set(vars(LAZY.hpex.kernels))
     backend = API[f"{ROOT}.dynamo.compile_backend.backends"]["functions"]["hpu_backend"]
     assert own(counting_backend(make()[0], make()[2])) == [
         pair for pair in names(backend) if not pair[0].startswith("*")

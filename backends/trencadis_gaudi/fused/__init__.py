@@ -1,0 +1,1 @@
+"""Modules of a model that run in fused kernels of the vendor."""

@@ -1,0 +1,162 @@
+"""Fused kernels of the vendor's package: which of them are used, where they are found, since when, and what runs without them.
+
+All are looked up here. One that the installed software lacks is one warning, in the vendor plugin's words, and the fallback. One that is
+there serves a module of a model only where it computes what the module does; see ``fused``, ``experts.py`` and ``attention``.
+
+Sources: gaudi-pytorch-bridge 1.19.0 (5a56187), the oldest release that this backend accepts: ``habana_frameworks/torch/hpex`` and, for
+operators, ``habana_eager/eager_custom_op_register.cpp`` and ``scripts/hpu_op.yaml``. In use with 1.24.1: vllm-gaudi 091bbadd,
+``extension/kernels.py``, ``ops/hpu_layernorm.py``, ``ops/hpu_rotary_embedding.py``, ``ops/hpu_fused_moe.py``. No torch at import: the
+command line reads the table.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from trencadis_gaudi.config import GaudiConfig
+
+if TYPE_CHECKING:
+    from trencadis_gaudi.attention.fused_sdpa import FusedSDPA
+    from trencadis_gaudi.experts import ExpertsKernel
+    from trencadis_gaudi.fused.norm import NormKernel
+    from trencadis_gaudi.fused.rotary import Mode, RotaryKernel
+
+__all__ = ["EXPERTS", "KERNELS", "NORM", "ROTARY", "SDPA", "Kernels", "VendorKernel", "refuse"]
+
+logger = logging.getLogger("trencadis.gaudi")
+
+
+@attrs.frozen(kw_only=True)
+class VendorKernel:
+    """A row of the table.
+
+    Attributes:
+        name: As in messages.
+        module: That has it.
+        paths: Of its parts within the module.
+        option: Key of ``[backend.gaudi]`` that switches it off.
+        since: Release, of those that this backend accepts.
+        serves: Parts of a model.
+        fallback: Without it.
+    """
+
+    name: str
+    module: str
+    paths: tuple[str, ...]
+    option: str
+    since: tuple[int, int] = (1, 19)
+    serves: str
+    fallback: str
+
+
+SDPA = VendorKernel(
+    name="FusedSDPA",
+    module="habana_frameworks.torch.hpex.kernels",
+    paths=("FusedSDPA.apply",),
+    option="fused_sdpa",
+    serves="attention of prefills without caps, biases and sinks",
+    fallback="Prefills use plain operations.",
+)
+NORM = VendorKernel(
+    name="FusedRMSNorm",
+    module="habana_frameworks.torch.hpex.normalization",
+    paths=("FusedRMSNorm.apply",),
+    option="fused_kernels",
+    serves="RMS norms with a weight, or one plus a weight",
+    fallback="Norms use plain operations.",
+)
+ROTARY = VendorKernel(
+    name="apply_rotary_pos_emb",
+    module="habana_frameworks.torch.hpex.kernels",
+    paths=("apply_rotary_pos_emb", "RotaryPosEmbeddingMode"),
+    option="fused_kernels",
+    serves="rotary embeddings of halves (BLOCKWISE) and of neighbours (PAIRWISE), whole and partial",
+    fallback="Rotary embeddings use plain operations.",
+)
+EXPERTS = VendorKernel(
+    name="mixture_of_experts",
+    module="torch",
+    paths=("ops.hpu.mixture_of_experts.fused_weights",),
+    option="fused_kernels",
+    serves="experts with gate and up in one matrix, silu, gelu or relu, no bias",
+    fallback="Every expert runs on every token.",
+)
+
+KERNELS = (SDPA, NORM, ROTARY, EXPERTS)
+"""All of them."""
+
+
+class Kernels:
+    """The kernels of one device that are there and switched on; each is looked up when first asked for.
+
+    Args:
+        config: Table ``[backend.gaudi]``.
+        import_module: Finds the modules of the device's software.
+    """
+
+    def __init__(self, config: GaudiConfig, import_module: Callable[[str], Any]) -> None:
+        self._config = config
+        self._import_module = import_module
+        self._found: dict[str, tuple[Any, ...] | None] = {}
+
+    @property
+    def attention(self) -> FusedSDPA | None:
+        """Fused attention, or None."""
+        found: tuple[FusedSDPA] | None = self._find(SDPA)
+        return None if found is None else found[0]
+
+    @property
+    def norm(self) -> NormKernel | None:
+        """RMS norm, or None."""
+        found: tuple[NormKernel] | None = self._find(NORM)
+        return None if found is None else found[0]
+
+    @property
+    def rotary(self) -> Mapping[Mode, RotaryKernel] | None:
+        """Rotary embedding in each of its modes, or None."""
+        found = self._find(ROTARY)
+        if found is None:
+            return None
+        kernel, modes = found
+        return {mode: _rotary(kernel, modes[mode]) for mode in ("BLOCKWISE", "PAIRWISE")}
+
+    @property
+    def experts(self) -> ExpertsKernel | None:
+        """Mixture of experts, or None."""
+        found: tuple[ExpertsKernel] | None = self._find(EXPERTS)
+        return None if found is None else found[0]
+
+    def _find(self, kernel: VendorKernel) -> Any:
+        if not getattr(self._config, kernel.option):
+            return None
+        if kernel.name not in self._found:
+            self._found[kernel.name] = self._look_up(kernel)
+        return self._found[kernel.name]
+
+    def _look_up(self, kernel: VendorKernel) -> tuple[Any, ...] | None:
+        """Return the parts of a kernel, or None with a warning."""
+        try:
+            module = self._import_module(kernel.module)
+            return tuple(attrgetter(path)(module) for path in kernel.paths)
+        except (ImportError, AttributeError):
+            logger.warning("Could not import HPU %s kernel. %s", kernel.name, kernel.fallback)
+            return None
+
+
+def _rotary(kernel: Callable[..., Any], mode: Any) -> RotaryKernel:
+    """Return a kernel as vllm-gaudi calls it: no ids of positions, no offset."""
+
+    def rotary(x: Any, cos: Any, sin: Any) -> Any:
+        return kernel(x, cos, sin, None, 0, mode)
+
+    return rotary
+
+
+def refuse(kernel: VendorKernel, why: str) -> None:
+    """Warn that a kernel is there and not used."""
+    logger.warning("HPU %s kernel is not used: %s. %s", kernel.name, why, kernel.fallback)

@@ -1,0 +1,119 @@
+"""Whole models with fused kernels on the emulated device, against transformers; engines against the backend ``torch`` are elsewhere."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+
+from support.backends import tiny_models
+from trencadis.clock import SystemClock
+from trencadis.interfaces import AllocationPlan
+from trencadis.records import Bucket, ModelSource, Phase
+from trencadis_gaudi.backend import GaudiBackend
+from trencadis_gaudi.config import GaudiConfig
+from trencadis_gaudi.emulated import hpex
+from trencadis_gaudi.emulated.recorder import Recording
+from trencadis_gaudi.graphs.model import decoder_layers
+from trencadis_plugins.sampling.chain import standard_chain
+from trencadis_plugins.sampling.standard import StandardSampler
+from trencadis_testing.driver import BackendDriver, Work
+
+PLAN = AllocationPlan(num_blocks=24, block_size=16, num_rows=2, max_model_len=96, max_num_batched_tokens=64)
+BUCKETS = (Bucket(1, 32, 0), Bucket(2, 1, 8, Phase.DECODE))
+NORMS = {"llama": 7, "qwen3": 13, "gemma3": 19, "gpt_neox": 0, "gpt_oss": 7, "mixtral": 7}
+SLOW = pytest.mark.slow
+CASES = [
+    pytest.param(kind, mode, marks=[] if (kind, mode) in {("gemma3", "lazy"), ("gpt_neox", "eager")} else SLOW)
+    for kind in NORMS
+    for mode in ("lazy", "compile", "eager")
+]
+
+
+def generated(path, *, mode, num_tokens=3, **options):
+    """A backend after its warm-up, tokens it generates, and the graphs compiled meanwhile."""
+    config = GaudiConfig(device="emulated", mode=mode, check_model=False, **options)
+    backend = GaudiBackend(config, clock=SystemClock())
+    backend.load(ModelSource(path=str(path)), sampler=StandardSampler(standard_chain("vllm")))
+    backend.allocate(PLAN)
+    backend.warm_up(BUCKETS)
+    device = backend.habana.emulated
+    before = device.num_compilations
+    driver = BackendDriver(backend, PLAN, bucket=lambda shape: next(one for one in BUCKETS if one.covers(shape)))
+    driver.start(0, tiny_models.prompt(20))
+    tokens = [driver.step([Work(0)]).token_ids.tolist()[0] for _ in range(num_tokens)]
+    return backend, tokens, device.num_compilations - before
+
+
+@pytest.mark.parametrize(("kind", "mode"), CASES)
+def test_model_generates_what_transformers_does(model_path, caplog, kind, mode):
+    """Experts of mixtral run in their kernel, those of gpt-oss do not."""
+    if mode == "compile":
+        torch._dynamo.reset()
+    path = model_path(kind)
+    with caplog.at_level(logging.INFO, "trencadis.gaudi"):
+        backend, tokens, num_later = generated(path, mode=mode)
+    assert tokens == tiny_models.greedy_reference(path, tiny_models.prompt(20), 3)
+    (line,) = [message for message in caplog.messages if message.startswith("HPU kernels: ")]
+    assert (f"FusedRMSNorm for {NORMS[kind]} " in line) == bool(NORMS[kind])
+    assert "apply_rotary_pos_emb (BLOCKWISE) for 3 " in line
+    assert ("mixture_of_experts for 3 " in line) == (kind == "mixtral")
+    assert not any("kernel is not used" in message for message in caplog.messages)
+    if mode != "eager":
+        assert num_later == 0
+        assert (backend.habana.dynamo.num_graph_breaks, backend.habana.dynamo.num_limit_hits) == (0, 0)
+
+
+@pytest.mark.slow
+def test_torch_compile_makes_as_many_graphs_as_without_kernels(model_path):
+    """One for each kind of layer and each bucket: two of both."""
+    found = []
+    for fused in (False, True):
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        generated(model_path("gemma3"), mode="compile", fused_kernels=fused)
+        found.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    assert found == [4, 4]
+
+
+def operations_of_a_layer(path, monkeypatch, **options):
+    """Operations of the last decode in the first decoder layer, by name."""
+    names, add = [], Recording.add
+
+    def noted(self, name, *args):
+        names.append(name)
+        add(self, name, *args)
+
+    monkeypatch.setattr(Recording, "add", noted)
+    backend, _, _ = generated(path, mode="lazy", num_tokens=1, **options)
+    layer, found = decoder_layers(backend._loaded.model)[0], []
+    layer.register_forward_pre_hook(lambda *_: names.clear())
+    layer.register_forward_hook(lambda *_: found.append(list(names)))
+    backend.run_bucket(BUCKETS[1], False)
+    return found[0]
+
+
+@pytest.mark.slow
+def test_kernel_is_one_operation_of_the_device(model_path, monkeypatch):
+    plain = operations_of_a_layer(model_path("qwen3"), monkeypatch, fused_kernels=False)
+    fused = operations_of_a_layer(model_path("qwen3"), monkeypatch)
+    assert (fused.count("hpu.rms_norm"), fused.count("hpu.rotary_pos_embedding")) == (4, 2)
+    assert not {"aten.rsqrt", "aten.neg"} & set(fused)
+    assert len(plain) - len(fused) >= 26
+
+
+def test_kernel_that_is_wrong_on_the_device_is_refused_and_the_tokens_stay_right(model_path, monkeypatch, caplog):
+    right = hpex.FusedRMSNorm.forward
+    monkeypatch.setattr(hpex.FusedRMSNorm, "forward", lambda ctx, x, gamma, eps: right(ctx, x, gamma, 2 * eps + 0.1))
+    modes = hpex.emulated_hpex().kernels.RotaryPosEmbeddingMode
+    monkeypatch.setattr(
+        hpex.emulated_hpex().kernels,
+        "RotaryPosEmbeddingMode",
+        {"BLOCKWISE": modes.PAIRWISE, "PAIRWISE": modes.BLOCKWISE},
+    )
+    _, tokens, _ = generated(model_path("llama"), mode="lazy", num_tokens=2)
+    assert tokens == tiny_models.greedy_reference(model_path("llama"), tiny_models.prompt(20), 2)
+    assert "HPU FusedRMSNorm kernel is not used: it does not compute its published meaning" in caplog.text
+    assert "apply_rotary_pos_emb kernel is not used: in the mode BLOCKWISE it does not compute" in caplog.text
+    assert caplog.text.count("kernel is not used") == 2
