@@ -88,7 +88,8 @@ def load_model(source: ModelSource, habana: Habana, *, check: bool) -> LoadedMod
     register()
     adapter.switch(model, FLAT)
     use_experts(model, vendor_experts if habana.emulated is None else lambda: None)
-    dtype, digest, cache_scales = model.dtype, "", {}
+    dtype, digest = model.dtype, ""
+    cache_scales: Mapping[int, CacheScales] = {}
     if habana.fp8 is not None:
         layers, cache_scales, digest = _in_fp8(model, layers, habana, habana.fp8)
     # Before the move to the device: weights that are shared are counted once by their address on the CPU.

@@ -32,10 +32,10 @@ def register_operations() -> Any:
     """Make the operations known to PyTorch, once for a process; returns what holds them."""
     library = torch.library.Library("hpu", "FRAGMENT")  # type: ignore[no-untyped-call]
     for schema, function in zip(_SCHEMAS, (_cast_to_fp8, _cast_from_fp8, _gemm), strict=True):
-        name = library.define(schema)
+        name = library.define(schema)  # type: ignore[no-untyped-call]
         # The shapes of these results are found as the results are.
-        library.impl(name, function, "CPU")
-        library.impl(name, function, "Meta")
+        for key in ("CPU", "Meta"):
+            library.impl(name, function, key)  # type: ignore[no-untyped-call]
     return library
 
 

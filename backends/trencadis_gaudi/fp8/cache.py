@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
 import torch
 
-from trencadis.errors import ModelLoadError
 from trencadis_gaudi.flat_cache import CacheScales
 from trencadis_gaudi.fp8.measurements import Measurements
 from trencadis_gaudi.fp8.methods import ScaleMethod
@@ -45,15 +45,7 @@ def cache_layers(
         ModelLoadError: Some layers were measured, and others not.
     """
     names = {getattr(part, "layer_idx", None): name for name, part in model.named_modules() if _ATTENTION.search(name)}
-    measured = {layer.index: _measured(names.get(layer.index, ""), measurements) for layer in layers}
-    known = {index: pair for index, pair in measured.items() if pair is not None}
-    if known and len(known) < len(layers):
-        index = next(index for index, pair in measured.items() if pair is None)
-        raise ModelLoadError(
-            f"{measurements.path if measurements else ''}: layer {names.get(index, index)}: its k_cache and v_cache were not measured, "
-            "and those of other layers were.",
-            hint="Calibrate once more, or set [backend.gaudi] fp8_measurements to a file without any of them.",
-        )
+    known = {} if measurements is None else _measured(layers, names, measurements)
     digest = hashlib.blake2b(digest_size=16)
     scales = {}
     for layer in layers:
@@ -69,5 +61,16 @@ def cache_layers(
     return tuple(attrs.evolve(layer, dtype=FP8) for layer in layers), scales, digest.hexdigest() if known else ""
 
 
-def _measured(name: str, measurements: Measurements | None) -> tuple[float, float] | None:
-    return None if measurements is None else measurements.cache_of(name)
+def _measured(
+    layers: tuple[AttentionLayer, ...], names: Mapping[int | None, str], measurements: Measurements
+) -> dict[int, tuple[float, float]]:
+    """Return the largest magnitudes of keys and values of all layers; empty where none was measured."""
+    found = {layer.index: measurements.cache_of(names.get(layer.index, "")) for layer in layers}
+    known = {index: pair for index, pair in found.items() if pair is not None}
+    if known and len(known) < len(found):
+        missing = next(index for index in found if index not in known)
+        measurements.refuse(
+            names.get(missing, str(missing)),
+            "its k_cache and v_cache were not measured, and those of other layers were",
+        )
+    return known

@@ -61,7 +61,7 @@ class Measurements:
         fused = f"{parent}.{_FUSED.get(last, last)}".lstrip(".")
         found = next((known for known in (name, fused) if known in self.nodes), None)
         if found is None:
-            self._refuse(name, "it was not measured")
+            self.refuse(name, "it was not measured")
         if found == name and (weight := self.nodes[name].get("params", {}).get("weight")) is not None:
             self._largest(name, "the weight", weight, linear.out_features)
         return self._input(found, linear.in_features)
@@ -76,33 +76,36 @@ class Measurements:
             names = [f"{attention}{middle}.{kind}_cache" for kind in "kv"]
             known = [name for name in names if name in self.nodes]
             if len(known) == 1:
-                self._refuse(next(name for name in names if name not in known), "it was not measured")
+                self.refuse(next(name for name in names if name not in known), "it was not measured")
             if known:
                 keys, values = (self._input(name, 1) for name in names)
                 return keys, values
         return None
 
+    def refuse(self, name: str, why: str) -> NoReturn:
+        """Refuse the file for a layer.
+
+        Raises:
+            ModelLoadError: Always.
+        """
+        raise ModelLoadError(f"{self.path}: layer {name}: {why}.", hint=_HINT)
+
     def _input(self, name: str, num_channels: int) -> float:
         inputs = self.nodes[name].get("inputs")
         if not isinstance(inputs, list | tuple) or len(inputs) != 1:
-            self._refuse(name, "it has not one input")
+            self.refuse(name, "it has not one input")
         return self._largest(name, "its input", inputs[0], num_channels)
 
     def _largest(self, name: str, of: str, measured: Any, num_channels: int) -> float:
         try:
             magnitudes = np.asarray(measured, np.float64)
         except (TypeError, ValueError):
-            self._refuse(name, f"the measurement of {of} is not of numbers")
+            self.refuse(name, f"the measurement of {of} is not of numbers")
         if magnitudes.size not in {1, num_channels}:
-            self._refuse(
-                name, f"the measurement of {of} is of {magnitudes.size} channels; the layer has {num_channels}"
-            )
+            self.refuse(name, f"the measurement of {of} is of {magnitudes.size} channels; the layer has {num_channels}")
         if not (np.isfinite(magnitudes).all() and (magnitudes >= 0).all()):
-            self._refuse(name, f"the measurement of {of} is no magnitude: {magnitudes.ravel()[:3].tolist()}")
+            self.refuse(name, f"the measurement of {of} is no magnitude: {magnitudes.ravel()[:3].tolist()}")
         return float(magnitudes.max())
-
-    def _refuse(self, name: str, why: str) -> NoReturn:
-        raise ModelLoadError(f"{self.path}: layer {name}: {why}.", hint=_HINT)
 
 
 def read_measurements(name: str) -> Measurements:

@@ -20,9 +20,9 @@ from trencadis_gaudi.fp8.scales import FP8, GAUDI2
 
 METHODS = {**STATIC, **DYNAMIC}
 ONE_LAYER = 0.05
-"""Measured: 0.026 to 0.037. Two numbers rounded by 2^-4 at most, 2^-5.3 in the root mean square."""
+"""Measured: 0.041 to 0.042. Both factors are rounded, each by 2^-4 at most."""
 CLEAR, RANDOM = 0.03, 0.45
-"""Logits of three layers: of a model whose choice is clear, measured 0.014; of wide random weights, 0.29 to 0.38."""
+"""Logits of three layers: of a model whose choice is clear, measured 0.014 to 0.015; of wide random weights, 0.28 to 0.36."""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -133,7 +133,7 @@ def test_logits_are_near_those_of_float32(tmp_path, name):
 
 @torch.inference_mode()
 def test_static_scales_compute_nearly_what_dynamic_ones_do_on_the_prompt_of_the_calibration(tmp_path):
-    """Powers of two: but for the smallest numbers, which round differently; measured 5e-6. Of the device's list: 1e-3."""
+    """Powers of two: but for the smallest numbers, which round differently; measured 5e-6. Of the device's list: 7e-4."""
     tokens = torch.tensor([tiny_models.prompt(50)])
     path = measure(clear_model(), tokens, tmp_path / "measure")
     dynamic = quantised(clear_model(), "maxabs_pcs_pow2")(tokens).logits
