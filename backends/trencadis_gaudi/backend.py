@@ -194,7 +194,11 @@ class GaudiBackend(Backend):
         self._acceptance: AcceptanceRule = plan.acceptance or MatchingPrefix()
         habana.declare("KV cache", (plan.num_blocks + 1) * self._block_bytes(plan.block_size))
         self._cache = FlatKVCache(
-            loaded.layers, num_blocks=plan.num_blocks, block_size=plan.block_size, device=habana.device
+            loaded.layers,
+            num_blocks=plan.num_blocks,
+            block_size=plan.block_size,
+            device=habana.device,
+            scales=loaded.cache_scales,
         )
         logger.info(
             "Usable num_blocks: %d, actual allocated num_blocks (max across layers): %d (_PAD_BLOCK_ID=%d, _PAD_SLOT_ID=%d)",

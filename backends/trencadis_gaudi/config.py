@@ -6,13 +6,15 @@ Source: vllm-gaudi, extension/config.py, features.py and runtime.py; the graph b
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import attrs
-from attrs.validators import and_, ge, gt, in_, le, lt
+from attrs.validators import and_, deep_iterable, ge, gt, in_, le, lt
 
 from trencadis.errors import ConfigValueError
 from trencadis.interfaces import setting
+from trencadis_gaudi.fp8.methods import DYNAMIC, METHODS, STATIC, ScaleMethod, from_quant_config
 
 __all__ = ["BLOCK_SIZES", "DEFAULT_BLOCK_SIZE", "MODES", "GaudiConfig"]
 
@@ -51,6 +53,13 @@ def _contiguous_without_sharing(text: str) -> Any:
 
 def _on_or_off(text: str) -> str:
     return "on" if _truth(text) else "off"
+
+
+def _check_pattern(_: object, __: Any, pattern: str) -> None:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"fp8_exclude: {pattern!r} is no pattern: {error}.") from error
 
 
 def _logs_passes(text: str) -> Any:
@@ -118,6 +127,36 @@ class GaudiConfig:
         unit="layers",
         validator=ge(0),
         aliases="VLLM_CONFIG_HIDDEN_LAYERS",
+    )
+
+    fp8: str = setting(
+        "off",
+        "Linear layers in fp8, but for the output layer and routers. static: scales of fp8_measurements; dynamic: of each token; off.",
+        validator=in_(["off", "dynamic", "static"]),
+        aliases={"QUANT_CONFIG": from_quant_config("fp8")},
+    )
+    fp8_scale_method: str = setting(
+        "auto",
+        "How scales are rounded, as Intel Neural Compressor names it; auto: maxabs_hw, or maxabs_pcs_pow2 for dynamic scales.",
+        validator=in_(METHODS),
+        aliases={"QUANT_CONFIG": from_quant_config("fp8_scale_method")},
+    )
+    fp8_measurements: str = setting(
+        "",
+        "Measurement file of Intel Neural Compressor, .json or .npz, or its dump_stats_path; for static scales and those of the KV cache.",
+        aliases={"QUANT_CONFIG": from_quant_config("fp8_measurements")},
+    )
+    fp8_exclude: tuple[str, ...] = setting(
+        None,
+        "Patterns that are searched for in the names of linear layers, which then stay as they are.",
+        factory=tuple,
+        validator=deep_iterable(_check_pattern),
+        aliases={"QUANT_CONFIG": from_quant_config("fp8_exclude")},
+    )
+    kv_cache_dtype: str = setting(
+        "auto",
+        "Keys and values in the cache: auto (the model's dtype) or fp8, with the scales of fp8_measurements or 1.",
+        validator=in_(["auto", "fp8"]),
     )
 
     capture: str = setting(
@@ -209,6 +248,22 @@ class GaudiConfig:
         """Blocks are swapped by a graph."""
         return self.mode == "compile" if self.defragmenter_graphs == "auto" else self.defragmenter_graphs == "on"
 
+    @property
+    def computes_fp8(self) -> bool:
+        """Linear layers or the KV cache are in fp8."""
+        return self.fp8 != "off" or self.kv_cache_dtype == "fp8"
+
+    @property
+    def scale_method(self) -> ScaleMethod:
+        """Of the linear layers."""
+        known = DYNAMIC if self.fp8 == "dynamic" else STATIC
+        return known.get(self.fp8_scale_method, next(iter(known.values())))
+
+    @property
+    def cache_scale_method(self) -> ScaleMethod:
+        """Of the KV cache, whose scales are static."""
+        return STATIC.get(self.fp8_scale_method, next(iter(STATIC.values())))
+
     def check(self) -> None:
         """Check keys against each other.
 
@@ -241,7 +296,21 @@ class GaudiConfig:
                 "[backend.gaudi] merged_prefill = true with max_prefill_batch_size = 1: there is nothing to merge.",
                 hint="Raise max_prefill_batch_size.",
             )
+        self._check_fp8()
         _check_recipe_cache(self.recipe_cache)
+
+    def _check_fp8(self) -> None:
+        if self.fp8 == "static" and not self.fp8_measurements:
+            raise ConfigValueError(
+                '[backend.gaudi] fp8 = "static" without fp8_measurements: static scales come from a calibration.',
+                hint='Name the measurement file, or set fp8 = "dynamic".',
+            )
+        known = DYNAMIC if self.fp8 == "dynamic" else STATIC
+        if self.fp8 != "off" and self.fp8_scale_method not in {"auto", *known}:
+            raise ConfigValueError(
+                f'[backend.gaudi] fp8_scale_method = "{self.fp8_scale_method}" with fp8 = "{self.fp8}".',
+                hint=f"Methods for it are {', '.join(known)}.",
+            )
 
 
 def _check_recipe_cache(text: str) -> None:

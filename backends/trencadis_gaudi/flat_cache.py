@@ -1,13 +1,47 @@
-"""The KV cache of a Gaudi: per layer two flat tensors of slots, the padding block last."""
+"""The KV cache of a Gaudi: per layer two flat tensors of slots, the padding block last.
+
+In fp8 a number in the cache, times the scale of its layer's keys or values, is the number that was stored.
+Source: vllm-gaudi 091bbadd, extension/utils.py, VLLMFP8KVCache.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Mapping
 
 import attrs
 import torch
 
+from trencadis_gaudi.fp8.operations import from_fp8, to_fp8
 from trencadis_torch.cache.kv_cache import AttentionLayer, PagedKVCache
 
-__all__ = ["FlatKVCache", "FlatLayer"]
+__all__ = ["CacheScales", "FlatKVCache", "FlatLayer"]
+
+
+@attrs.frozen(eq=False)
+class CacheScales:
+    """Scales of a layer's keys and values in fp8, each a tensor of one number: a number would be a graph for each of its values.
+
+    Attributes:
+        keys: Of the keys.
+        values: Of the values.
+        inverses: One over each.
+        dtype: The model computes in it.
+    """
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    inverses: tuple[torch.Tensor, torch.Tensor]
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, keys: torch.Tensor, values: torch.Tensor, dtype: torch.dtype) -> CacheScales:
+        """Return the scales with their inverses."""
+        return cls(keys, values, (1 / keys, 1 / values), dtype)
+
+    def to(self, device: torch.device) -> CacheScales:
+        """Return the same on a device."""
+        keys, values, *inverses = (scale.to(device) for scale in (self.keys, self.values, *self.inverses))
+        return CacheScales(keys, values, (inverses[0], inverses[1]), self.dtype)
 
 
 @attrs.frozen(eq=False)
@@ -21,12 +55,14 @@ class FlatLayer:
         values: ``[num_slots, num_kv_heads, value_dim]``.
         block_size: Tokens per block.
         window: A query sees this many tokens, itself included; 0 sees all.
+        scales: Of fp8; None: keys and values are stored as they are.
     """
 
     keys: torch.Tensor
     values: torch.Tensor
     block_size: int
     window: int
+    scales: CacheScales | None = None
 
     def write(self, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Store new keys and values in place, as whole tensors.
@@ -36,12 +72,30 @@ class FlatLayer:
             keys: ``[T, num_kv_heads, key_dim]``.
             values: ``[T, num_kv_heads, value_dim]``.
         """
+        if self.scales is not None:
+            for_keys, for_values = self.scales.inverses
+            keys, values = to_fp8(keys, for_keys), to_fp8(values, for_values)
         self.keys.index_copy_(0, slots, keys)
         self.values.index_copy_(0, slots, values)
 
-    def blocks(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return views of keys and values by block, each ``[num_blocks + 1, block_size, num_kv_heads, head_dim]``."""
-        return tuple(torch.unflatten(flat, 0, (-1, self.block_size)) for flat in (self.keys, self.values))  # type: ignore[return-value]
+    def gather(self, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return keys and values of some blocks, each ``[n, block_size, num_kv_heads, head_dim]``.
+
+        Args:
+            blocks: int64 ``[n]``.
+        """
+        return self._read(lambda part: part.index_select(0, blocks))
+
+    def first(self, num_blocks: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return keys and values of the first blocks, without a copy where they need none; as :meth:`gather`."""
+        return self._read(lambda part: part.narrow(0, 0, num_blocks))
+
+    def _read(self, select: Callable[[torch.Tensor], torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        keys, values = (select(torch.unflatten(flat, 0, (-1, self.block_size))) for flat in (self.keys, self.values))
+        if self.scales is None:
+            return keys, values
+        dtype = self.scales.dtype
+        return from_fp8(keys, self.scales.keys, dtype), from_fp8(values, self.scales.values, dtype)
 
 
 class FlatKVCache(PagedKVCache):
@@ -56,6 +110,7 @@ class FlatKVCache(PagedKVCache):
         num_blocks: Usable blocks; block ``num_blocks`` is the padding block.
         block_size: Tokens per block.
         device: Where.
+        scales: Of the layers in fp8, by their index.
 
     Raises:
         OutOfMemoryError: No room.
@@ -67,9 +122,16 @@ class FlatKVCache(PagedKVCache):
     kernels = "gaudi"
 
     def __init__(
-        self, layers: tuple[AttentionLayer, ...], *, num_blocks: int, block_size: int, device: torch.device
+        self,
+        layers: tuple[AttentionLayer, ...],
+        *,
+        num_blocks: int,
+        block_size: int,
+        device: torch.device,
+        scales: Mapping[int, CacheScales] | None = None,
     ) -> None:
         self._flat: list[torch.Tensor] = []
+        self._scales = {index: part.to(device) for index, part in (scales or {}).items()}
         super().__init__(layers, num_blocks=num_blocks, block_size=block_size, device=device)
 
     def _empty(self, part: int, layer: AttentionLayer, head_dim: int) -> torch.Tensor:
@@ -81,7 +143,13 @@ class FlatKVCache(PagedKVCache):
     def flat_layer(self, layer_index: int) -> FlatLayer:
         """Return keys and values of the layer with a module's ``layer_idx``."""
         at = self._at[layer_index]
-        return FlatLayer(self._flat[at], self._flat[len(self.layers) + at], self.block_size, self.layers[at].window)
+        return FlatLayer(
+            self._flat[at],
+            self._flat[len(self.layers) + at],
+            self.block_size,
+            self.layers[at].window,
+            self._scales.get(layer_index),
+        )
 
     def write(self, layer_index: int, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Store new keys and values in place; as in the base class."""

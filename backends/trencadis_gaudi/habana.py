@@ -24,6 +24,8 @@ from trencadis.errors import BackendError
 from trencadis_gaudi.config import GaudiConfig
 from trencadis_gaudi.emulated import EmulatedDevice
 from trencadis_gaudi.environment import DISTRIBUTION, release_of, set_environment, with_mode
+from trencadis_gaudi.fp8.operations import NAMES
+from trencadis_gaudi.fp8.scales import Fp8Device, device_of
 from trencadis_gaudi.graphs.dynamo import DynamoCounts
 from trencadis_gaudi.kernels import Kernels
 
@@ -60,6 +62,7 @@ class Habana:
         is_lazy: Operations are gathered until ``mark_step``.
         kernels: Fused kernels of the software.
         compiler: Backend of torch.compile: the vendor's name, or a function.
+        fp8: Range of the device's fp8; None where the config asks for none.
         emulated: The emulated device, or None.
         active: Context in which everything runs that is meant for the device.
         dynamo: Counts of what torch.compile gave up.
@@ -73,6 +76,7 @@ class Habana:
     is_lazy: bool
     kernels: Kernels
     compiler: Any
+    fp8: Fp8Device | None = None
     emulated: EmulatedDevice | None = None
     active: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
     dynamo: DynamoCounts = attrs.field(factory=DynamoCounts)
@@ -141,12 +145,14 @@ def load_habana(
         is_lazy=bool(modules.utils.internal.is_lazy()),
         kernels=Kernels(config, import_module),
         compiler="hpu_backend",
+        fp8=_fp8(import_module) if config.computes_fp8 else None,
     )
 
 
 def _emulated(config: GaudiConfig, clock: Clock) -> Habana:
     try:
         from trencadis_gaudi.emulated.compiler import counting_backend
+        from trencadis_gaudi.emulated.float8 import register_operations
         from trencadis_gaudi.emulated.surface import emulated_habana
         from trencadis_gaudi.emulated.tensor import hpu
     except ImportError as error:
@@ -161,6 +167,8 @@ def _emulated(config: GaudiConfig, clock: Clock) -> Habana:
         compile_s=config.emulated_compile_s,
     )
     modules, recorder = emulated_habana(device)
+    if config.computes_fp8:
+        register_operations()
     return Habana(
         config=config,
         core=modules.core,
@@ -170,6 +178,7 @@ def _emulated(config: GaudiConfig, clock: Clock) -> Habana:
         is_lazy=modules.utils.internal.is_lazy(),
         kernels=Kernels(config, lambda name: _emulated_module(modules, name)),
         compiler=counting_backend(device, recorder),
+        fp8=device_of(modules.utils.experimental) if config.computes_fp8 else None,
         emulated=device,
         active=recorder.active,
     )
@@ -230,6 +239,21 @@ def _check_version(config: GaudiConfig, version_of: Callable[[str], str]) -> Non
         f"{'.'.join(map(str, oldest))} to {'.'.join(map(str, newest))}.",
         hint="Install one of these, or set backend.gaudi.any_version = true to try.",
     )
+
+
+def _fp8(import_module: Callable[[str], Any]) -> Fp8Device:
+    """Return the range of the device's fp8.
+
+    Raises:
+        BackendError: The device, or its software, has none.
+    """
+    missing = [name for name in NAMES if not hasattr(torch.ops.hpu, name)]
+    if missing:
+        raise BackendError(
+            f"The Gaudi software has no {', '.join(f'torch.ops.hpu.{name}' for name in missing)}, which fp8 takes.",
+            hint='Set [backend.gaudi] fp8 = "off" and kv_cache_dtype = "auto", or install a release from 1.19 on.',
+        )
+    return device_of(import_module("habana_frameworks.torch.utils.experimental"))
 
 
 def _check_device(modules: SimpleNamespace) -> None:

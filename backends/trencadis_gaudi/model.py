@@ -6,6 +6,7 @@ Both happen on the CPU: a graph compiler would take longer for the check's many 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
@@ -15,6 +16,11 @@ from trencadis.errors import ModelLoadError, OutOfMemoryError
 from trencadis.records import ModelFacts, ModelSource
 from trencadis_gaudi.attention.adapter import FLAT, register
 from trencadis_gaudi.experts import use_experts
+from trencadis_gaudi.flat_cache import CacheScales
+from trencadis_gaudi.fp8.cache import cache_layers
+from trencadis_gaudi.fp8.linear import quantise_linears
+from trencadis_gaudi.fp8.measurements import read_measurements
+from trencadis_gaudi.fp8.scales import Fp8Device
 from trencadis_gaudi.fused.norm import fuse_norms
 from trencadis_gaudi.fused.rotary import fuse_rotary
 from trencadis_gaudi.habana import Habana
@@ -22,7 +28,7 @@ from trencadis_gaudi.memory import MemoryMeter
 from trencadis_torch.attention import adapter
 from trencadis_torch.cache.kv_cache import AttentionLayer
 from trencadis_torch.loading.encoder import is_encoder
-from trencadis_torch.loading.fingerprint import fingerprint
+from trencadis_torch.loading.fingerprint import fingerprint, quantised_fingerprint
 from trencadis_torch.loading.inspection import attention_layers, model_facts
 from trencadis_torch.loading.loader import find_model, load_decoder
 from trencadis_torch.loading.self_check import check_model
@@ -42,15 +48,17 @@ class LoadedModel:
 
     Attributes:
         model: Of transformers.
-        layers: Its attention layers.
+        layers: Its attention layers, as the cache holds them.
         facts: About it.
         dtype: Of its logits.
+        cache_scales: Of the layers whose keys and values are in fp8, by their index.
     """
 
     model: Any
     layers: tuple[AttentionLayer, ...]
     facts: ModelFacts
     dtype: torch.dtype
+    cache_scales: Mapping[int, CacheScales] = attrs.field(factory=dict)
 
 
 def load_model(source: ModelSource, habana: Habana, *, check: bool) -> LoadedModel:
@@ -82,15 +90,48 @@ def load_model(source: ModelSource, habana: Habana, *, check: bool) -> LoadedMod
     register()
     adapter.switch(model, FLAT)
     _use_kernels(model, habana)
+    dtype, digest = model.dtype, ""
+    cache_scales: Mapping[int, CacheScales] = {}
+    if habana.fp8 is not None:
+        layers, cache_scales, digest = _in_fp8(model, layers, habana, habana.fp8)
     # Before the move to the device: weights that are shared are counted once by their address on the CPU.
-    facts = attrs.evolve(model_facts(model, layers), embedding_size=0, fingerprint=fingerprint(files))
+    files_fingerprint = fingerprint(files)
+    facts = attrs.evolve(
+        model_facts(model, layers),
+        embedding_size=0,
+        fingerprint=quantised_fingerprint(files_fingerprint or source.path, digest) if digest else files_fingerprint,
+    )
     model = _moved(model, source, habana)
     habana.declare("weights", facts.weights_bytes)
     logger.info("Pre-loading model weights on %s took %s", habana.device, meter.summary())
     logger.info(
         "%s: %.1f M parameters, %s, on %s.", facts.architecture, facts.num_parameters / 1e6, facts.dtype, habana.device
     )
-    return LoadedModel(model=model, layers=layers, facts=facts, dtype=model.dtype)
+    return LoadedModel(model=model, layers=layers, facts=facts, dtype=dtype, cache_scales=cache_scales)
+
+
+def _in_fp8(
+    model: Any, layers: tuple[AttentionLayer, ...], habana: Habana, device: Fp8Device
+) -> tuple[tuple[AttentionLayer, ...], Mapping[int, CacheScales], str]:
+    """Replace linear layers as configured; returns the layers and scales of the cache, and a digest of all scales.
+
+    Raises:
+        ModelLoadError: A measurement is missing or does not fit.
+    """
+    config, digest = habana.config, ""
+    measurements = read_measurements(config.fp8_measurements) if config.fp8_measurements else None
+    scales: Mapping[int, CacheScales] = {}
+    if config.kv_cache_dtype == "fp8":
+        layers, scales, digest = cache_layers(model, layers, device, config.cache_scale_method, measurements)
+    if config.fp8 != "off":
+        digest += quantise_linears(
+            model,
+            device,
+            config.scale_method,
+            measurements=measurements if config.fp8 == "static" else None,
+            exclude=config.fp8_exclude,
+        )
+    return layers, scales, digest
 
 
 def _use_kernels(model: Any, habana: Habana) -> None:

@@ -76,7 +76,9 @@ def measure_activations(
         max_model_len=tried.query_len,
         max_num_batched_tokens=tried.num_tokens,
     )
-    cache = FlatKVCache(loaded.layers, num_blocks=1, block_size=block_size, device=habana.device)
+    cache = FlatKVCache(
+        loaded.layers, num_blocks=1, block_size=block_size, device=habana.device, scales=loaded.cache_scales
+    )
     passes = GaudiPasses(cache, contiguous=False, kernel=habana.kernels.attention)
     rows = DeviceRows(plan, habana)
     habana.mark_step()

@@ -8,24 +8,29 @@ from __future__ import annotations
 import torch
 
 from trencadis_gaudi.attention.fused_sdpa import FusedSDPA, fused_attention
+from trencadis_gaudi.flat_cache import FlatLayer
 from trencadis_torch.attention.options import AttentionOptions
 from trencadis_torch.attention.sdpa import attend
 
 __all__ = ["attend_prefill", "batch_mask", "causal_mask", "merged_mask", "with_context"]
 
 
-def with_context(cached: torch.Tensor, blocks: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-    """Return cached and new keys, or values, of each sequence: ``[B, L, KV, D]``. Pure.
+def with_context(
+    layer: FlatLayer, blocks: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return cached and new keys and values of each sequence, each ``[B, L, KV, D]``.
 
     Args:
-        cached: ``[num_blocks + 1, S, KV, D]``.
+        layer: Of the cache.
         blocks: int64 ``[B, C]``.
-        new: ``[B, Q, KV, D]``.
+        keys: New ones, ``[B, Q, KV, D]``.
+        values: ``[B, Q, KV, Dv]``.
     """
     if not blocks.numel():
-        return new
-    context = cached.index_select(0, blocks.flatten()).view(len(blocks), -1, *cached.shape[2:])
-    return torch.cat([context, new], dim=1)
+        return keys, values
+    contexts = (part.view(len(blocks), -1, *part.shape[2:]) for part in layer.gather(blocks.flatten()))
+    keys, values = (torch.cat(both, dim=1) for both in zip(contexts, (keys, values), strict=True))
+    return keys, values
 
 
 def causal_mask(queries: torch.Tensor, keys: torch.Tensor, real: torch.Tensor, window: int) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,14 +15,18 @@ from trencadis_gaudi.checks.bench import Bench, error_of, on_device
 from trencadis_gaudi.checks.records import Found
 from trencadis_gaudi.experts import dense_experts, kernel_experts
 from trencadis_gaudi.flat_cache import FlatKVCache
+from trencadis_gaudi.fp8.linear import DynamicLinear
 from trencadis_gaudi.fused.meanings import rms_norm, rotary_blockwise, rotary_pairwise
+from trencadis_gaudi.fused.rotary import Mode
 from trencadis_torch.cache.kv_cache import AttentionLayer
 
-__all__ = ["cache", "experts", "fused_sdpa", "norm", "rotary", "swaps"]
+__all__ = ["cache", "experts", "fp8", "fused_sdpa", "norm", "rotary", "swaps"]
 
 _LARGEST_DIFFERENCE = 0.03
 """Of an attention output in bfloat16; values are normal."""
 _LARGEST_ERROR = 0.02
+_LARGEST_FP8_ERROR = 0.1
+"""Weights and inputs are rounded to four significant bits each: 4 % was measured on the emulated device."""
 _SIZE = 16
 _NUM_BLOCKS = 12
 
@@ -100,8 +105,12 @@ def rotary(bench: Bench) -> Found:
         return _absent(bench)
     heads, angles = _random(16, 1, 4, 64, seed=14), _random(16, 1, 1, 32, seed=15).float()
     blockwise, pairwise = torch.cat([angles, angles], -1), angles.repeat_interleave(2, -1)
+    tried: list[tuple[Mode, Any, torch.Tensor]] = [
+        ("BLOCKWISE", rotary_blockwise, blockwise),
+        ("PAIRWISE", rotary_pairwise, pairwise),
+    ]
     errors = []
-    for mode, meaning, wide in (("BLOCKWISE", rotary_blockwise, blockwise), ("PAIRWISE", rotary_pairwise, pairwise)):
+    for mode, meaning, wide in tried:
         cos, sin = wide.cos().bfloat16(), wide.sin().bfloat16()
         found = kernels[mode](*map(bench.to_device, (heads, cos, sin)))
         errors.append(error_of(found, meaning(heads, cos, sin)))
@@ -112,6 +121,29 @@ def _absent(bench: Bench) -> Found:
     if not bench.config.fused_kernels:
         return Found(None, "not tested: backend.gaudi.fused_kernels is false")
     return Found(None, "not tested: this release has no such kernel; plain operations stand for it")
+
+
+def fp8(bench: Bench) -> Found:
+    """Run a linear layer in fp8."""
+    device = bench.habana.fp8
+    if device is None:
+        return Found(None, 'not tested: backend.gaudi.fp8 = "off"; --backend.gaudi.fp8 dynamic tests it')
+    linear, hidden = _linear(), _random(32, 128, seed=18)
+    expected = linear(hidden).detach()
+    layer = DynamicLinear(linear, device, bench.config.scale_method).to(bench.habana.device)
+    with bench.habana.active(), torch.inference_mode():
+        error = error_of(layer(bench.to_device(hidden)), expected)
+    return Found(
+        error <= _LARGEST_FP8_ERROR, f"relative error {error:.2%}; {device.name}, largest number {device.largest:g}"
+    )
+
+
+@torch.no_grad()
+def _linear() -> torch.nn.Linear:
+    linear = torch.nn.Linear(128, 96, dtype=torch.bfloat16)
+    linear.weight.copy_(_random(96, 128, seed=16) / 8)
+    linear.bias.copy_(_random(96, seed=17))
+    return linear
 
 
 class _Experts:

@@ -225,6 +225,14 @@ TABLE = (
         means="Mixtures of experts compute something else: do not serve them on this release, and report it.",
     ),
     Check(
+        name="fp8",
+        run="kernels.fp8",
+        groups=MODES,
+        does="a linear layer of 32 tokens with dynamic scales in fp8, against the same in bfloat16 on the CPU",
+        expects="a relative error of the whole of at most 10%",
+        means='fp8 computes something else, or saturates elsewhere: set backend.gaudi.fp8 = "off" and kv_cache_dtype = "auto".',
+    ),
+    Check(
         name="KV cache",
         run="kernels.cache",
         groups=MODES,

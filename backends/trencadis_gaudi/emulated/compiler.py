@@ -13,6 +13,7 @@ import torch
 from torch.utils._pytree import tree_all_only, tree_map, tree_map_only
 
 from trencadis_gaudi.emulated.device import EmulatedDevice
+from trencadis_gaudi.emulated.float8 import copy_by_index
 from trencadis_gaudi.emulated.recorder import Recorder
 from trencadis_gaudi.emulated.tensor import CPU, HpuTensor, is_hpu, wrap
 
@@ -48,6 +49,8 @@ def _moved_to_host(graph_module: Any) -> Any:
     graph.output(graph.graph_copy(graph_module.graph, {}))
     for node in graph.nodes:
         node.args, node.kwargs = tree_map(lambda value: CPU if is_hpu(value) else value, (node.args, node.kwargs))
+        if node.target == "index_copy_":
+            node.op, node.target = "call_function", copy_by_index
     return torch.fx.GraphModule(graph_module, graph)
 
 

@@ -21,6 +21,7 @@ import torch
 
 from trencadis_gaudi.emulated.device import EmulatedDevice, EmulatedDeviceError
 from trencadis_gaudi.emulated.dry_runs import DryRuns
+from trencadis_gaudi.emulated.float8 import copy_by_index
 from trencadis_gaudi.emulated.host_copies import HostCopies
 from trencadis_gaudi.emulated.operations import Operation, operation_of, stable_sort_falls_back
 from trencadis_gaudi.emulated.tensor import CPU, HpuTensor, active, is_hpu, register_device, wrap
@@ -101,7 +102,8 @@ class Recorder:
         self._check(operation, call)
         # Outside lazy mode graphs of torch.compile run unseen, on what these operations return.
         dry = self._device.compile_only and self._device.lazy and not operation.is_free and not operation.reads
-        result = self._dry.run(func, call.args, call.kwargs) if dry else func(*call.args, **call.kwargs)
+        run = copy_by_index if operation.name == "aten.index_copy_" else func
+        result = self._dry.run(func, call.args, call.kwargs) if dry else run(*call.args, **call.kwargs)
         if self._device.lazy and operation.computes:
             _narrow(result)
         if not operation.is_free:

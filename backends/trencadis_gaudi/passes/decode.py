@@ -157,7 +157,8 @@ class GaudiDecode:
         """Store new keys and values, and return attention outputs ``[B × Q, H, Dv]``; see ``attention/adapter.py``."""
         layer.write(self._slots.flatten(), keys, values)
         part = self._lists[layer.window]
-        cached_keys, cached_values = (self._read(cached, layer.window, part) for cached in layer.blocks())
+        by_range = self._contiguous and not layer.window
+        cached_keys, cached_values = layer.first(len(part.blocks)) if by_range else layer.gather(part.blocks)
         output = flat_attention(
             torch.unflatten(query, 0, self._slots.shape),
             cached_keys,
@@ -167,8 +168,3 @@ class GaudiDecode:
             options=options,
         )
         return output.flatten(0, 1)
-
-    def _read(self, cached: torch.Tensor, window: int, part: BlockTensors) -> torch.Tensor:
-        if self._contiguous and not window:
-            return cached.narrow(0, 0, len(part.blocks))
-        return cached.index_select(0, part.blocks)

@@ -123,10 +123,7 @@ class GaudiMergedPrefill:
     ) -> torch.Tensor:
         """Store new keys and values, and return attention outputs ``[Q, H, Dv]``; see ``attention/adapter.py``."""
         layer.write(self._slots, keys, values)
-        seen = [
-            with_context(cached, self._blocks, new[None])
-            for cached, new in zip(layer.blocks(), (keys, values), strict=True)
-        ]
+        seen = with_context(layer, self._blocks, keys[None], values[None])
         output = attend_prefill(
             query[None],
             *seen,

@@ -111,10 +111,8 @@ class GaudiPrefill:
         """Store new keys and values, and return attention outputs ``[B × Q, H, Dv]``; see ``attention/adapter.py``."""
         slots, blocks, _, query_lens = self._tensors
         layer.write(slots.flatten(), keys, values)
-        seen = [
-            with_context(cached, blocks, torch.unflatten(new, 0, slots.shape))
-            for cached, new in zip(layer.blocks(), (keys, values), strict=True)
-        ]
+        new_keys, new_values = (torch.unflatten(new, 0, slots.shape) for new in (keys, values))
+        seen = with_context(layer, blocks, new_keys, new_values)
         output = attend_prefill(
             torch.unflatten(query, 0, slots.shape),
             *seen,

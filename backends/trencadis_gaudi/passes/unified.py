@@ -241,12 +241,11 @@ class GaudiUnified:
     def _cached_parts(self, layer: FlatLayer, query: torch.Tensor, *, options: AttentionOptions) -> list[Part]:
         parts = []
         shared, owners = self._tensors.shared, self._tensors.unique_tokens
-        cached = layer.blocks()
         if shared.numel():
-            keys, values = (part.index_select(0, shared).flatten(0, 1) for part in cached)
+            keys, values = (part.flatten(0, 1) for part in layer.gather(shared))
             parts.append(dense_part(query, keys, values, seen=self._seen[layer.window], options=options))
         if owners.numel():
-            keys, values = (part.narrow(0, 0, len(owners)) for part in cached)
+            keys, values = layer.first(len(owners))
             usage, skipped = self._spans[layer.window]
             parts.append(block_part(query, keys, values, owners=owners, usage=usage, skipped=skipped, options=options))
         return parts

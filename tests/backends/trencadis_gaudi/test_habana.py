@@ -11,12 +11,15 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 import trencadis_gaudi
 from trencadis.clock import SystemClock
 from trencadis.errors import BackendError
 from trencadis_gaudi.checks.device import ALSO_USED
 from trencadis_gaudi.config import GaudiConfig
+from trencadis_gaudi.fp8.operations import NAMES
+from trencadis_gaudi.fp8.scales import GAUDI3
 from trencadis_gaudi.habana import DISTRIBUTION, NEEDED, load_habana
 
 ROOT = Path(trencadis_gaudi.__file__).parent
@@ -112,6 +115,23 @@ def test_software_without_a_needed_function_is_refused_with_its_name():
     assert "has no hpu.mem_get_info in lazy mode" in error_of(modules(without=["mem_get_info"]))
     assert "has no hpu.wrap_in_hpu_graph in lazy mode" in error_of(modules(lazy=False))
     assert not load(modules(lazy=False), mode="compile").is_lazy
+
+
+def test_range_of_fp8_is_that_of_the_device_and_asked_for_only_if_configured(monkeypatch):
+    kinds = SimpleNamespace(synDeviceGaudi2=4, synDeviceGaudi3=5)
+    experimental = SimpleNamespace(_get_device_type=lambda: 5, synDeviceType=kinds)
+    others = modules()
+
+    def import_module(name):
+        return experimental if name == "habana_frameworks.torch.utils.experimental" else others(name)
+
+    assert load(others).fp8 is None
+    monkeypatch.setattr(torch.ops, "hpu", SimpleNamespace(), raising=False)
+    told = error_of(others, kv_cache_dtype="fp8")
+    assert "torch.ops.hpu.cast_to_fp8_v2" in told
+    assert "kv_cache_dtype" in told
+    monkeypatch.setattr(torch.ops, "hpu", SimpleNamespace(**dict.fromkeys(NAMES, print)), raising=False)
+    assert load(import_module, fp8="dynamic").fp8 is GAUDI3
 
 
 def test_machine_without_a_gaudi_is_told_of_the_emulated_one():

@@ -4,6 +4,7 @@ import torch
 
 from trencadis_gaudi.attention.fused_sdpa import emulated_fused_sdpa
 from trencadis_gaudi.attention.prefill import attend_prefill, batch_mask, merged_mask, with_context
+from trencadis_gaudi.flat_cache import FlatLayer
 from trencadis_torch.attention.options import AttentionOptions
 
 
@@ -49,10 +50,13 @@ def test_merged_mask_counts_a_window_within_each_sequence():
 
 
 def test_context_stands_in_front_of_new_keys():
-    cached = torch.arange(6.0).view(3, 2, 1, 1)
-    found = with_context(cached, torch.tensor([[2], [0]]), torch.tensor([[10.0], [20.0]]).view(2, 1, 1, 1))
-    assert found.flatten(1).tolist() == [[4, 5, 10], [0, 1, 20]]
-    assert with_context(cached, torch.empty(2, 0, dtype=torch.long), found) is found
+    cached = torch.arange(6.0).view(6, 1, 1)
+    layer = FlatLayer(cached, cached + 0.5, block_size=2, window=0)
+    new = torch.tensor([[10.0], [20.0]]).view(2, 1, 1, 1)
+    keys, values = with_context(layer, torch.tensor([[2], [0]]), new, new + 0.5)
+    assert keys.flatten(1).tolist() == [[4, 5, 10], [0, 1, 20]]
+    assert torch.equal(values, keys + 0.5)
+    assert with_context(layer, torch.empty(2, 0, dtype=torch.long), new, keys) == (new, keys)
 
 
 def test_kernel_is_used_where_it_can_do_the_work_only():

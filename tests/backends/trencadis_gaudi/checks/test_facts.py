@@ -22,6 +22,7 @@ from trencadis_gaudi.config import GaudiConfig
 from trencadis_gaudi.emulated import operations as emulated_operations
 from trencadis_gaudi.emulated import recorder
 from trencadis_gaudi.flat_cache import FlatLayer
+from trencadis_gaudi.fp8 import linear
 
 MODES = ("lazy", "compile", "eager")
 
@@ -237,11 +238,20 @@ def test_a_graph_for_each_layer_is_found(monkeypatch):
     assert found["torch.compile"].startswith("4 graphs")
 
 
-@pytest.mark.parametrize("name", ["mixture_of_experts", "FusedRMSNorm", "apply_rotary_pos_emb"])
+@pytest.mark.parametrize("name", ["mixture_of_experts", "FusedRMSNorm", "apply_rotary_pos_emb", "fp8"])
 def test_kernel_that_is_not_there_is_not_tested(name):
     bench = bench_of("eager", kernels=lambda found: SimpleNamespace(experts=None, norm=None, rotary=None))
     (check,) = [check for check in TABLE if check.name == name]
     assert check.function()(bench).holds is None
+
+
+@pytest.mark.parametrize(("factor", "holds"), [(1, True), (2, False)])
+def test_fp8_that_is_scaled_twice_is_found(monkeypatch, factor, holds):
+    bench = Bench(GaudiConfig(device="emulated", mode="eager", fp8="dynamic"))
+    right = linear.fp8_product
+    monkeypatch.setattr(linear, "fp8_product", lambda *args, **options: right(*args, **options) * factor)
+    (check,) = [check for check in TABLE if check.name == "fp8"]
+    assert check.function()(bench).holds is holds
 
 
 def test_check_that_raises_is_a_finding_with_its_place(monkeypatch):

@@ -1,0 +1,76 @@
+"""The KV cache in fp8: a scale for the keys and one for the values of each layer, measured or 1."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+import torch
+
+from trencadis_gaudi.flat_cache import CacheScales
+from trencadis_gaudi.fp8.measurements import Measurements
+from trencadis_gaudi.fp8.methods import ScaleMethod
+from trencadis_gaudi.fp8.scales import FP8, Fp8Device, activation_scale
+from trencadis_torch.cache.kv_cache import AttentionLayer
+
+__all__ = ["cache_layers"]
+
+logger = logging.getLogger("trencadis.gaudi")
+
+_ATTENTION = re.compile(r"(attn|attention)$")
+"""Names of modules that have a layer of the cache; a decoder layer may have its number too."""
+
+
+def cache_layers(
+    model: Any,
+    layers: tuple[AttentionLayer, ...],
+    device: Fp8Device,
+    method: ScaleMethod,
+    measurements: Measurements | None,
+) -> tuple[tuple[AttentionLayer, ...], dict[int, CacheScales], str]:
+    """Return the layers as the cache holds them, their scales by index, and a digest of these; none where all are 1.
+
+    Args:
+        model: Of transformers.
+        layers: Its attention layers.
+        device: Its range.
+        method: Decides the scales.
+        measurements: Of keys and values; None, or without any of the cache: scales are 1.
+
+    Raises:
+        ModelLoadError: Some layers were measured, and others not.
+    """
+    names = {getattr(part, "layer_idx", None): name for name, part in model.named_modules() if _ATTENTION.search(name)}
+    known = {} if measurements is None else _measured(layers, names, measurements)
+    digest = hashlib.blake2b(digest_size=16)
+    scales = {}
+    for layer in layers:
+        pair = known.get(layer.index)
+        keys, values = (
+            (torch.ones(()), torch.ones(()))
+            if pair is None
+            else (activation_scale(maxabs, device, rounding=method.activations) for maxabs in pair)
+        )
+        digest.update(keys.numpy().tobytes() + values.numpy().tobytes())
+        scales[layer.index] = CacheScales.of(keys, values, layer.dtype)
+    logger.info("KV cache in fp8 (%s), scales %s.", device.name, "as measured" if known else "1")
+    return tuple(attrs.evolve(layer, dtype=FP8) for layer in layers), scales, digest.hexdigest() if known else ""
+
+
+def _measured(
+    layers: tuple[AttentionLayer, ...], names: Mapping[int | None, str], measurements: Measurements
+) -> dict[int, tuple[float, float]]:
+    """Return the largest magnitudes of keys and values of all layers; empty where none was measured."""
+    found = {layer.index: measurements.cache_of(names.get(layer.index, "")) for layer in layers}
+    known = {index: pair for index, pair in found.items() if pair is not None}
+    if known and len(known) < len(found):
+        missing = next(index for index in found if index not in known)
+        measurements.refuse(
+            names.get(missing, str(missing)),
+            "its k_cache and v_cache were not measured, and those of other layers were",
+        )
+    return known

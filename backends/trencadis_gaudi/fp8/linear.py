@@ -1,0 +1,157 @@
+"""Linear layers in fp8: weights rounded once on the CPU, activations by a measured scale or by that of each token."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from trencadis.errors import ModelLoadError
+from trencadis_gaudi.fp8.measurements import Measurements
+from trencadis_gaudi.fp8.methods import ScaleMethod
+from trencadis_gaudi.fp8.operations import fp8_product, to_fp8
+from trencadis_gaudi.fp8.scales import Fp8Device, activation_scale, quantise, weight_scale
+
+__all__ = ["DynamicLinear", "StaticLinear", "quantise_linears"]
+
+logger = logging.getLogger("trencadis.gaudi")
+
+_ROUTER = re.compile(r"(^|\.)(gate|router|shared_expert_gate)(\.|$)")
+"""Names of layers that choose experts."""
+_LEAST = 1e-8
+"""Taken for the largest magnitude of a token that is nearly zero."""
+
+
+class _Fp8Linear(nn.Module):
+    """A linear layer whose weight is fp8; the bias is added to the product, unscaled.
+
+    Args:
+        linear: The layer as it was.
+        device: Its range.
+        method: Decides the weight's scale.
+    """
+
+    weight_scale: torch.Tensor
+
+    def __init__(self, linear: nn.Linear, device: Fp8Device, method: ScaleMethod) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        scale = weight_scale(linear.weight, device, rounding=method.weights, per_channel=method.per_channel)
+        self.weight = nn.Parameter(quantise(linear.weight, scale, device), requires_grad=False)
+        self.register_buffer("weight_scale", scale, persistent=False)
+        self.bias = linear.bias
+
+    def _product(self, values: torch.Tensor, scale: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        """Return the layer's result, shaped and typed as its input."""
+        product = fp8_product(values, self.weight, scale=scale, weight_scale=self.weight_scale, dtype=like.dtype)
+        product = product.view(*like.shape[:-1], self.out_features)
+        return product if self.bias is None else product + self.bias
+
+
+class StaticLinear(_Fp8Linear):
+    """A linear layer whose activations have one scale, from a measurement.
+
+    Args:
+        linear: The layer as it was.
+        device: Its range.
+        method: Decides the scales.
+        maxabs: Largest magnitude of its input.
+    """
+
+    scale: torch.Tensor
+    inverse: torch.Tensor
+
+    def __init__(self, linear: nn.Linear, device: Fp8Device, method: ScaleMethod, *, maxabs: float) -> None:
+        super().__init__(linear, device, method)
+        scale = activation_scale(maxabs, device, rounding=method.activations)
+        self.register_buffer("scale", scale, persistent=False)
+        self.register_buffer("inverse", 1 / scale, persistent=False)
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Return ``[…, out]`` of ``[…, in]``."""
+        return self._product(to_fp8(values.reshape(-1, self.in_features), self.inverse), self.scale, values)
+
+
+class DynamicLinear(_Fp8Linear):
+    """A linear layer each token of which has a scale of its own: the power of two that just holds its largest magnitude.
+
+    Args:
+        linear: The layer as it was.
+        device: Its range.
+        method: Decides the weight's scale.
+    """
+
+    def __init__(self, linear: nn.Linear, device: Fp8Device, method: ScaleMethod) -> None:
+        super().__init__(linear, device, method)
+        self._largest = device.largest
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Return ``[…, out]`` of ``[…, in]``."""
+        tokens = values.reshape(-1, self.in_features)
+        maxabs = tokens.abs().amax(-1, keepdim=True).float().clamp_min(_LEAST)
+        scale = torch.exp2(torch.ceil(torch.log2(maxabs / self._largest)))
+        return self._product(to_fp8(tokens, 1 / scale), scale, values)
+
+
+@torch.no_grad()
+def quantise_linears(
+    model: Any,
+    device: Fp8Device,
+    method: ScaleMethod,
+    *,
+    measurements: Measurements | None,
+    exclude: Sequence[str],
+) -> str:
+    """Replace the linear layers of a decoder in place, on the CPU; returns a digest of all their scales.
+
+    The output layer and the routers of experts stay as they are.
+
+    Args:
+        model: Of transformers.
+        device: Its range.
+        method: Decides the scales.
+        measurements: Of the inputs; None: dynamic scales.
+        exclude: Patterns that are searched for in the names of layers, which then stay.
+
+    Raises:
+        ModelLoadError: There is no such layer, or a measurement is missing or does not fit.
+    """
+    found = _linears(model, exclude)
+    if not found:
+        raise ModelLoadError(
+            f"{type(model).__name__} has no linear layer for fp8, but for its output layer, routers and what fp8_exclude names.",
+            hint='Set [backend.gaudi] fp8 = "off".',
+        )
+    digest = hashlib.blake2b(digest_size=16)
+    for name, linear in found.items():
+        layer: _Fp8Linear
+        if measurements is None:
+            layer = DynamicLinear(linear, device, method)
+        else:
+            layer = StaticLinear(linear, device, method, maxabs=measurements.input_of(name, linear))
+        for buffer in layer.buffers():
+            digest.update(name.encode() + buffer.numpy().tobytes())
+        model.set_submodule(name, layer)
+    logger.info("%d linear layers in fp8 (%s), %s scales.", len(found), device.name, _kind(measurements))
+    return digest.hexdigest()
+
+
+def _linears(model: Any, exclude: Sequence[str]) -> dict[str, nn.Linear]:
+    output = model.get_output_embeddings()
+    return {
+        name: part
+        for name, part in model.named_modules()
+        if type(part) is nn.Linear
+        and part is not output
+        and not _ROUTER.search(name)
+        and not any(re.search(pattern, name) for pattern in exclude)
+    }
+
+
+def _kind(measurements: Measurements | None) -> str:
+    return "dynamic" if measurements is None else "measured"

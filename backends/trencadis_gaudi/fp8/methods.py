@@ -1,0 +1,140 @@
+"""Scale methods of Intel Neural Compressor, and its JSON configuration; no torch here, the command line reads it.
+
+| method | weights | activations |
+|---|---|---|
+| ``maxabs_hw`` | a scale per tensor, of the device's list | the same |
+| ``maxabs_pow2`` | per tensor, a power of two | the same |
+| ``maxabs_arbitrary`` | per tensor | the same |
+| ``act_maxabs_hw_weights_pcs_maxabs_pow2`` | per output, a power of two | of the device's list |
+| ``act_maxabs_pow2_weights_pcs_maxabs_pow2`` | per output, a power of two | a power of two |
+| ``unit_scale`` | 1 | 1 |
+| ``maxabs_pcs_pow2`` | per output, a power of two | per token, dynamic, a power of two |
+| ``act_maxabs_pcs_pow2_weight_maxabs_pts_pow2_hw`` | per tensor, of the device's list | per token, dynamic, a power of two |
+
+Source: intel/neural-compressor 9b47d09b, neural_compressor/torch/algorithms/fp8_quant: ``_core/scale_methods/scale_method_config.py``
+(methods), ``_quant_common/quant_config.py`` (keys and file names), ``_core/utils.py`` (lists of names are searched for, as patterns).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+
+__all__ = ["DYNAMIC", "METHODS", "STATIC", "ScaleMethod", "from_quant_config"]
+
+
+@attrs.frozen(kw_only=True)
+class ScaleMethod:
+    """How scales follow from the largest magnitudes.
+
+    Attributes:
+        weights: Rounding of the scales of weights: ``hw``, ``pow2``, ``none`` or ``unit``.
+        per_channel: Weights have a scale for each output.
+        activations: Rounding of the scales of activations.
+    """
+
+    weights: str
+    per_channel: bool = False
+    activations: str
+
+
+STATIC: Final = {
+    "maxabs_hw": ScaleMethod(weights="hw", activations="hw"),
+    "maxabs_pow2": ScaleMethod(weights="pow2", activations="pow2"),
+    "maxabs_arbitrary": ScaleMethod(weights="none", activations="none"),
+    "act_maxabs_hw_weights_pcs_maxabs_pow2": ScaleMethod(weights="pow2", per_channel=True, activations="hw"),
+    "act_maxabs_pow2_weights_pcs_maxabs_pow2": ScaleMethod(weights="pow2", per_channel=True, activations="pow2"),
+    "unit_scale": ScaleMethod(weights="unit", activations="unit"),
+}
+"""The first is the default."""
+
+DYNAMIC: Final = {
+    "maxabs_pcs_pow2": ScaleMethod(weights="pow2", per_channel=True, activations="pow2"),
+    "act_maxabs_pcs_pow2_weight_maxabs_pts_pow2_hw": ScaleMethod(weights="hw", activations="pow2"),
+}
+"""The first is the default."""
+
+METHODS: Final = ("auto", *STATIC, *DYNAMIC)
+
+_OBSERVERS = ("maxabs", "maxabs_per_channel")
+
+
+def from_quant_config(key: str) -> Callable[[str], Any]:
+    """Return a reader of the file that ``QUANT_CONFIG`` names, for one key of ``[backend.gaudi]``.
+
+    Args:
+        key: ``fp8``, ``fp8_scale_method``, ``fp8_measurements`` or ``fp8_exclude``.
+    """
+
+    def read(path: str) -> Any:
+        return _settings(_table(path))[key]
+
+    return read
+
+
+def _table(path: str) -> dict[str, Any]:
+    try:
+        table = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"cannot be read as JSON: {error}.") from error
+    if not isinstance(table, dict):
+        raise ValueError("must be a JSON object.")
+    return table
+
+
+def _settings(table: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings that a configuration of the quantiser means. Pure.
+
+    Raises:
+        ValueError: It asks for something else than this backend computes.
+    """
+    _check(table)
+    dynamic = _is_true(table.get("dynamic_quantization", False))
+    known, method = DYNAMIC if dynamic else STATIC, str(table.get("scale_method", "maxabs_hw")).lower()
+    if method not in known:
+        kind = "dynamic" if dynamic else "static"
+        raise ValueError(f"scale_method {method} is none of the {kind} ones here: {', '.join(known)}.")
+    observer = str(table.get("observer", "maxabs"))
+    if observer not in _OBSERVERS:
+        raise ValueError(f"observer {observer} is none of {', '.join(_OBSERVERS)}.")
+    return {
+        "fp8": "dynamic" if dynamic else "static",
+        "fp8_scale_method": method,
+        "fp8_measurements": attrs.NOTHING if dynamic else f"{table.get('dump_stats_path', 'stats')}_hooks_{observer}",
+        "fp8_exclude": _names(table, "blocklist", "blacklist") or attrs.NOTHING,
+    }
+
+
+def _check(table: dict[str, Any]) -> None:
+    mode = str(table.get("mode", "QUANTIZE")).upper()
+    if mode != "QUANTIZE":
+        raise ValueError(f"mode {mode} is not QUANTIZE; measure with the vendor's software.")
+    if str(table.get("fp8_config", "E4M3")).upper() != "E4M3":
+        raise ValueError(f"fp8_config {table['fp8_config']} is not E4M3.")
+    if isinstance(table.get("scale_method"), dict):
+        raise ValueError("scale_method differs between layers, which is not served.")
+    if table.get("device_for_scales") is not None:
+        raise ValueError("device_for_scales is not served: scales are those of the device that computes.")
+    blocked, allowed = (_types(table, *names) for names in (("blocklist", "blacklist"), ("allowlist", "whitelist")))
+    if any("Linear" in name for name in blocked):
+        raise ValueError("blocklist.types names linear layers; name layers in blocklist.names instead.")
+    if _names(table, "allowlist", "whitelist") or (allowed and not any("Linear" in name for name in allowed)):
+        raise ValueError(
+            "an allowlist other than of linear layers is not served; name layers in blocklist.names instead."
+        )
+
+
+def _names(table: dict[str, Any], *lists: str) -> list[str]:
+    return [str(name) for key in lists for name in (table.get(key) or {}).get("names") or ()]
+
+
+def _types(table: dict[str, Any], *lists: str) -> list[str]:
+    return [str(name) for key in lists for name in (table.get(key) or {}).get("types") or ()]
+
+
+def _is_true(value: Any) -> bool:
+    return str(value).lower() == "true"
