@@ -9,6 +9,7 @@ import logging
 from typing import Any
 
 import attrs
+import numpy as np
 import torch
 
 from trencadis.errors import ModelLoadError, OutOfMemoryError
@@ -19,10 +20,12 @@ from trencadis_gaudi.habana import Habana
 from trencadis_gaudi.memory import MemoryMeter
 from trencadis_torch.attention import adapter
 from trencadis_torch.cache.kv_cache import AttentionLayer
+from trencadis_torch.embedder import DecoderEmbedder
 from trencadis_torch.loading.encoder import is_encoder
 from trencadis_torch.loading.fingerprint import fingerprint
 from trencadis_torch.loading.inspection import attention_layers, model_facts
 from trencadis_torch.loading.loader import find_model, load_decoder
+from trencadis_torch.loading.pooling_config import PoolingConfig, read_pooling_config
 from trencadis_torch.loading.self_check import check_model
 
 __all__ = ["LoadedModel", "load_model"]
@@ -43,12 +46,14 @@ class LoadedModel:
         layers: Its attention layers.
         facts: About it.
         dtype: Of its logits.
+        pooling_config: From hidden states to vectors of texts; its weights are on the device.
     """
 
     model: Any
     layers: tuple[AttentionLayer, ...]
     facts: ModelFacts
     dtype: torch.dtype
+    pooling_config: PoolingConfig
 
 
 def load_model(source: ModelSource, habana: Habana, *, check: bool) -> LoadedModel:
@@ -71,24 +76,36 @@ def load_model(source: ModelSource, habana: Habana, *, check: bool) -> LoadedMod
             hint='Set [backend] name = "torch".',
         )
     adapter.register()
+    pooling_config = read_pooling_config(files, default_pooling="last", device=_CPU)
     model = load_decoder(files, _CPU)
     layers = attention_layers(model)
     if model.num_parameters() < _SMALL_MODEL:
         torch.set_num_threads(1)
     if check:
         check_model(model, layers, layout="padded")
+    adapter.switch(model, adapter.PAGED)
+    embedding_size = _embedding_size(model, layers, pooling_config)
     register()
     adapter.switch(model, FLAT)
     use_experts(model, vendor_experts if habana.emulated is None else lambda: None)
     # Before the move to the device: weights that are shared are counted once by their address on the CPU.
-    facts = attrs.evolve(model_facts(model, layers), embedding_size=0, fingerprint=fingerprint(files))
+    facts = attrs.evolve(model_facts(model, layers), embedding_size=embedding_size, fingerprint=fingerprint(files))
     model = _moved(model, source, habana)
     habana.declare("weights", facts.weights_bytes)
     logger.info("Pre-loading model weights on %s took %s", habana.device, meter.summary())
     logger.info(
         "%s: %.1f M parameters, %s, on %s.", facts.architecture, facts.num_parameters / 1e6, facts.dtype, habana.device
     )
-    return LoadedModel(model=model, layers=layers, facts=facts, dtype=model.dtype)
+    return LoadedModel(
+        model=model, layers=layers, facts=facts, dtype=model.dtype, pooling_config=pooling_config.to(habana.device)
+    )
+
+
+def _embedding_size(model: Any, layers: tuple[AttentionLayer, ...], pooling_config: PoolingConfig) -> int:
+    """Return the length of a text's vector; 0 if the model is nothing but an output projection's whole."""
+    if model.base_model is model:
+        return 0
+    return DecoderEmbedder(model.base_model, pooling_config, layers).embed([np.zeros(1, np.int32)]).shape[1]
 
 
 def _moved(model: Any, source: ModelSource, habana: Habana) -> Any:
