@@ -18,7 +18,7 @@ from trencadis_gaudi.attention.adapter import FLAT, register
 from trencadis_gaudi.experts import use_experts, vendor_experts
 from trencadis_gaudi.habana import Habana
 from trencadis_gaudi.memory import MemoryMeter
-from trencadis_gaudi.rope_scaling import fix_frequencies
+from trencadis_gaudi.static_modules import make_static
 from trencadis_torch.attention import adapter
 from trencadis_torch.cache.kv_cache import AttentionLayer
 from trencadis_torch.embedder import DecoderEmbedder
@@ -86,7 +86,7 @@ def load_model(source: ModelSource, habana: Habana, *, check: bool) -> LoadedMod
         check_model(model, layers, layout="padded")
     adapter.switch(model, adapter.PAGED)
     embedding_size = _embedding_size(model, layers, pooling_config)
-    fix_frequencies(model)
+    make_static(model)
     register()
     adapter.switch(model, FLAT)
     use_experts(model, vendor_experts if habana.emulated is None else lambda: None)

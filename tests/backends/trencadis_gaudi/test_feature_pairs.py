@@ -54,13 +54,14 @@ CASES = pairwise(AXES)
 @pytest.fixture(scope="module")
 def model_path(tmp_path_factory):
     """A tiny model with a tokenizer, a character for each token, so that structured output has texts."""
-    from tokenizers import Tokenizer, models
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     path = tiny_models.save_model("llama", tmp_path_factory.mktemp("models"))
-    letters = {chr(ord("0") + index): index for index in range(tiny_models.VOCAB_SIZE)}
-    tokenizer = Tokenizer(models.WordLevel(letters, unk_token="0"))
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="0", eos_token="2").save_pretrained(path)
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())[: tiny_models.VOCAB_SIZE]
+    tokenizer = Tokenizer(models.BPE({letter: index for index, letter in enumerate(letters)}, []))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=letters[2]).save_pretrained(path)
     return path
 
 
