@@ -59,9 +59,7 @@ class TextSizes:
     def table(self) -> list[tuple[int, int]]:
         """Return every size, number of rows and their length, the largest first. Pure."""
         lengths = {self.query_len(self.block_size << power) for power in range(self.max_model_len.bit_length())}
-        sizes = [
-            (1 << power, length) for length in lengths for power in range(self.max_texts(length).bit_length())
-        ]
+        sizes = [(1 << power, length) for length in lengths for power in range(self.max_texts(length).bit_length())]
         return sorted(sizes, key=lambda size: (size[0] * size[1], size), reverse=True)
 
 
@@ -219,7 +217,9 @@ class GaudiEmbedder:
         return vectors
 
 
-def make_embedder(loaded: LoadedModel, plan: AllocationPlan, config: GaudiConfig, habana: Habana) -> GaudiEmbedder | None:
+def make_embedder(
+    loaded: LoadedModel, plan: AllocationPlan, config: GaudiConfig, habana: Habana
+) -> GaudiEmbedder | None:
     """Return an embedder in the config's mode; None if the model cannot embed. The decoder layers are prepared."""
     if not loaded.facts.embedding_size:
         return None

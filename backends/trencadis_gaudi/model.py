@@ -86,7 +86,7 @@ def load_model(source: ModelSource, habana: Habana, *, check: bool) -> LoadedMod
         check_model(model, layers, layout="padded")
     adapter.switch(model, adapter.PAGED)
     embedding_size = _embedding_size(model, layers, pooling_config)
-    make_static(model)
+    make_static(model, in_graphs=habana.config.mode != "eager")
     register()
     adapter.switch(model, FLAT)
     use_experts(model, vendor_experts if habana.emulated is None else lambda: None)

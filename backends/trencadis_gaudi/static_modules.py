@@ -6,7 +6,7 @@
 | makes its frequencies on the host in each forward | ``PhimoeRotaryEmbedding`` | they are made once |
 | writes both parts of a key through views | ``expand_kv`` of multi-head latent attention | the parts are joined |
 | looks for padding among the token ids, on the host, to warn of it | GPT-2 and others, if they have a padding token | never: padding is masked |
-| writes through a view; has complex numbers | see ``_REFUSED`` | refused |
+| has complex numbers; writes through a view | see ``_REFUSED`` and ``_REFUSED_IN_GRAPHS`` | refused |
 
 Source: transformers 5.24, modeling_rope_utils.py, modeling_utils.py and models/{phimoe,deepseek_v3}; limits of a graph: the vendor's
 documentation of HPU graphs, bridge 1.19 backend/helpers/tensor_utils.cpp for complex types.
@@ -23,22 +23,27 @@ from trencadis.errors import ModelLoadError
 
 __all__ = ["make_static"]
 
-_REFUSED = {
-    "DeepseekV2RotaryEmbedding": "has complex numbers, which a Gaudi does not have",
-    "Gemma3nTextAltUp": "writes through a view, which no graph of a Gaudi may",
-}
+_REFUSED = {"DeepseekV2RotaryEmbedding": "has complex numbers, which a Gaudi does not have"}
+_REFUSED_IN_GRAPHS = {"Gemma3nTextAltUp": "writes through a view, which no graph of a Gaudi may"}
 
 
-def make_static(model: Any) -> None:
-    """Change the modules of a model so that graphs can hold them; called where it still is on the CPU.
+def make_static(model: Any, *, in_graphs: bool) -> None:
+    """Change the modules of a model so that graphs can hold them.
+
+    Args:
+        model: Of transformers, on the CPU.
+        in_graphs: Its forward is captured or compiled.
 
     Raises:
         ModelLoadError: One of them has no equivalent here.
     """
+    refused = _REFUSED | _REFUSED_IN_GRAPHS if in_graphs else _REFUSED
     for module in model.modules():
         kind = type(module)
-        if why := _REFUSED.get(kind.__name__):
-            raise ModelLoadError(f"{type(model).__name__}: {kind.__name__} {why}.", hint='Set [backend] name = "torch".')
+        if why := refused.get(kind.__name__):
+            raise ModelLoadError(
+                f"{type(model).__name__}: {kind.__name__} {why}.", hint='Set [backend] name = "torch".'
+            )
         if kind.__name__ == "PhimoeRotaryEmbedding":
             module.forward = MethodType(_phimoe_angles, module)
         elif hasattr(module, "rope_type") and (plain := getattr(kind.forward, "__wrapped__", None)) is not None:

@@ -34,7 +34,9 @@ def deep(tmp_path_factory):
 
 def texts(engine):
     """The tokens of greedy requests, then of drawn ones."""
-    served = gaudi_engines.serve(engine, 3, num_requests=3, greedy=True) | gaudi_engines.serve(engine, 4, num_requests=5)
+    served = gaudi_engines.serve(engine, 3, num_requests=3, greedy=True) | gaudi_engines.serve(
+        engine, 4, num_requests=5
+    )
     assert not {one.error for one in served.values()} - {""}
     engine.close()
     # An aborted request ends where it was.

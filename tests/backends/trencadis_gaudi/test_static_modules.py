@@ -19,7 +19,14 @@ ROPES = {
 }
 
 
-MLA = {"qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 12, "q_lora_rank": 16, "kv_lora_rank": 16, "head_dim": 4}
+MLA = {
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 12,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "head_dim": 4,
+}
 KINDS = (*ROPES, "padding", "latent")
 
 
@@ -48,7 +55,7 @@ def make(kind):
 def test_logits_stay_the_same(kind):
     model, tokens = make(kind), torch.tensor([tiny_models.prompt(100)])
     before = model(tokens, use_cache=False).logits
-    make_static(model)
+    make_static(model, in_graphs=True)
     torch.testing.assert_close(model(tokens, use_cache=False).logits, before)
 
 
@@ -66,10 +73,15 @@ def test_models_are_captured_and_generate_what_the_backend_torch_does(tmp_path, 
     assert texts[0] == texts[1]
 
 
-def test_modules_without_an_equivalent_are_refused_in_words():
-    class DeepseekV2RotaryEmbedding(torch.nn.Module):
-        pass
-
-    with pytest.raises(ModelLoadError, match="DeepseekV2RotaryEmbedding has complex numbers") as caught:
-        make_static(torch.nn.Sequential(DeepseekV2RotaryEmbedding()))
-    assert "torch" in caught.value.hint
+@pytest.mark.parametrize(
+    ("name", "modes"), [("DeepseekV2RotaryEmbedding", (True, False)), ("Gemma3nTextAltUp", (True,))]
+)
+def test_modules_without_an_equivalent_are_refused_in_words(name, modes):
+    model = torch.nn.Sequential(type(name, (torch.nn.Module,), {})())
+    for in_graphs in (True, False):
+        if in_graphs not in modes:
+            make_static(model, in_graphs=in_graphs)
+            continue
+        with pytest.raises(ModelLoadError, match=f"{name} .* a Gaudi") as caught:
+            make_static(model, in_graphs=in_graphs)
+        assert "torch" in caught.value.hint

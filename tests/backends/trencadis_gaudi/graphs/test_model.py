@@ -11,7 +11,14 @@ from trencadis_gaudi.attention.adapter import FLAT, register
 from trencadis_gaudi.config import GaudiConfig
 from trencadis_gaudi.device_rows import DeviceRows, HostTables
 from trencadis_gaudi.flat_cache import FlatKVCache
-from trencadis_gaudi.graphs.model import ForwardAdapter, decoder_layers, dynamo_limits, make_forward, mark_layers, prepare_layers
+from trencadis_gaudi.graphs.model import (
+    ForwardAdapter,
+    decoder_layers,
+    dynamo_limits,
+    make_forward,
+    mark_layers,
+    prepare_layers,
+)
 from trencadis_gaudi.habana import load_habana
 from trencadis_gaudi.passes.tensors import GaudiPasses
 from trencadis_gaudi.runner import empty_pass
