@@ -103,10 +103,7 @@ def _pooled(hidden: torch.Tensor, lengths: torch.Tensor, pooling: str) -> torch.
     if pooling == "cls":
         return hidden[:, 0].float()
     steps = torch.arange(hidden.shape[1], device=hidden.device)
-    if pooling == "last":
-        chosen = steps == lengths[:, None] - 1
-    else:
-        chosen = steps < lengths[:, None]
+    chosen = steps == lengths[:, None] - 1 if pooling == "last" else steps < lengths[:, None]
     total = torch.where(chosen[:, :, None], hidden.float(), 0.0).sum(1)
     return total if pooling == "last" else total / lengths.clamp(min=1)[:, None]
 
@@ -240,4 +237,9 @@ def unallocated_embedder(loaded: LoadedModel, habana: Habana) -> GaudiEmbedder |
     adapter = EmbeddingAdapter(loaded, kernel=habana.kernel)
     longest = loaded.facts.max_model_len
     sizes = TextSizes(block_size=DEFAULT_BLOCK_SIZE, max_model_len=longest, max_tokens=longest)
-    return GaudiEmbedder(lambda *args, graph: adapter(*args), sizes, habana, graph=False)  # noqa: ARG005 - a Forward
+
+    def forward(*args: torch.Tensor, graph: bool) -> torch.Tensor:
+        vectors: torch.Tensor = adapter(*args)
+        return vectors
+
+    return GaudiEmbedder(forward, sizes, habana, graph=False)

@@ -14,8 +14,8 @@ OPTIONS = {"strategy_options": {"limit": 1}}
 @pytest.fixture(scope="module")
 def deep(tmp_path_factory):
     """``deep(depth)``: the path of a model of so many layers, and the texts that the backend ``torch`` generates with it."""
-    from transformers import AutoModelForCausalLM, LlamaConfig
     import torch
+    from transformers import AutoModelForCausalLM, LlamaConfig
 
     found = {}
 
