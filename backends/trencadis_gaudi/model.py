@@ -104,10 +104,10 @@ def load_model(source: ModelSource, habana: Habana, *, check: bool) -> LoadedMod
 
 
 def _embedding_size(model: Any, layers: tuple[AttentionLayer, ...], pooling_config: PoolingConfig) -> int:
-    """Return the length of a text's vector; 0 if the model is nothing but an output projection's whole."""
+    """Return the length of a text's vector; 0 if it cannot embed: it has no part without the output projection."""
     if model.base_model is model:
         return 0
-    return DecoderEmbedder(model.base_model, pooling_config, layers).embed([np.zeros(1, np.int32)]).shape[1]
+    return int(DecoderEmbedder(model.base_model, pooling_config, layers).embed([np.zeros(1, np.int32)]).shape[1])
 
 
 def _moved(model: Any, source: ModelSource, habana: Habana) -> Any:

@@ -85,7 +85,7 @@ def make_forward(adapter: torch.nn.Module, config: GaudiConfig, habana: Habana) 
             return logits
 
         return replay
-    run = adapter
+    run: Any = adapter
     if config.mode == "compile" and not config.regional:
         run = torch.compile(adapter, **_compile_options(config, habana))
 
