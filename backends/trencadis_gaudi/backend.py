@@ -30,6 +30,7 @@ from trencadis.interfaces import (
 from trencadis.records import (
     Batch,
     Bucket,
+    Float32Array,
     Int32Array,
     MemoryReport,
     ModelFacts,
@@ -43,10 +44,11 @@ from trencadis.records import (
 from trencadis_gaudi.block_swaps import THRESHOLDS, BlockSwaps
 from trencadis_gaudi.config import BLOCK_SIZES, DEFAULT_BLOCK_SIZE, GaudiConfig
 from trencadis_gaudi.device_rows import DeviceRows, HostTables
+from trencadis_gaudi.embedder import GaudiEmbedder, make_embedder, unallocated_embedder
 from trencadis_gaudi.flat_cache import FlatKVCache
 from trencadis_gaudi.graphs.capture import Capture
 from trencadis_gaudi.graphs.counts import Watch
-from trencadis_gaudi.graphs.model import ForwardAdapter, make_forward
+from trencadis_gaudi.graphs.model import ForwardAdapter, make_forward, prepare_layers
 from trencadis_gaudi.graphs.sampler_warmup import dummy_drafts, sampler_sizes, warm_up_sampler
 from trencadis_gaudi.graphs.warmup import WarmUp
 from trencadis_gaudi.habana import load_habana
@@ -89,6 +91,7 @@ class GaudiBackend(Backend):
         self.watch = Watch(self.habana, counts_compilations=config.watch_compilations, logs_passes=config.log_passes)
         self._loaded: LoadedModel | None = None
         self._runner: GaudiRunner | None = None
+        self._embedder: GaudiEmbedder | None = None
         self._warm_up: WarmUp | None = None
         self._paths: tuple[SamplingParams, ...] = ()
         self._capabilities = BackendCapabilities(
@@ -126,6 +129,7 @@ class GaudiBackend(Backend):
         meter = MemoryMeter(self.habana)
         with self._on_device():
             loaded = self._loaded = load_model(source, self.habana, check=self._config.check_model)
+            self._embedder = unallocated_embedder(loaded, self.habana)
         logger.info("Loading model weights took in total %s", meter.summary())
         # Until a profile run says what a step takes.
         self._shares = self._share(self.habana.free_bytes())
@@ -218,6 +222,8 @@ class GaudiBackend(Backend):
             kernel=habana.kernels.attention,
         )
         self._adapter = ForwardAdapter(loaded.model, passes)
+        prepare_layers(loaded.model, config, habana)
+        self._embedder = make_embedder(loaded, plan, config, habana)
         self._runner = GaudiRunner(
             make_forward(self._adapter, config, habana),
             passes,
@@ -298,6 +304,16 @@ class GaudiBackend(Backend):
             self._swaps.warm_up()
         self._swaps.warm_up_host()
 
+    @property
+    def num_text_sizes(self) -> int:
+        """Sizes that texts are embedded in, prepared or not."""
+        return 0 if self._embedder is None else self._embedder.num_sizes
+
+    def warm_embedder(self) -> None:
+        """Embed texts of every size, if that is configured and the model can."""
+        if self._config.embeddings and self._embedder is not None:
+            self._embedder.warm_up()
+
     def _sample(self, batch_size: int, steps: int, params: SamplingParams | None) -> None:
         """Sample zeros for unused rows; rows that start overwrite their tokens."""
         num_rows = len(self._tables.blocks)
@@ -369,6 +385,18 @@ class GaudiBackend(Backend):
         )
 
     @torch.inference_mode()
+    def embed(self, token_ids: Sequence[Int32Array]) -> Float32Array:
+        """Embed whole texts; the KV cache is not touched. What no warm-up prepared is compiled.
+
+        Raises:
+            BackendError: The model cannot embed.
+        """
+        if self._embedder is None:
+            raise BackendError(f"{type(self).__name__} does not embed.")
+        with self._on_device(), self.watch.compilations(warns=self._config.mode != "eager"):
+            return self._embedder.embed(token_ids)
+
+    @torch.inference_mode()
     def copy_blocks(self, *, sources: Int32Array, targets: Int32Array) -> None:
         """Copy whole KV blocks, all layers, in one of a few sizes."""
         self._allocated()
@@ -393,7 +421,7 @@ class GaudiBackend(Backend):
 
     def close(self) -> None:
         """Let go of model and cache; may be called twice."""
-        self._loaded = self._runner = self._warm_up = None
+        self._loaded = self._runner = self._embedder = self._warm_up = None
         for name in ("_cache", "_rows", "_adapter", "_swaps", "_capture"):
             self.__dict__.pop(name, None)
 

@@ -208,6 +208,7 @@ class GaudiConfig:
     prompt_logprobs: bool = setting(
         False, "Warm up for log-probabilities of prompts too: a second program for each bucket."
     )
+    embeddings: bool = setting(False, "Warm up for embeddings too: a program for each size of texts, by powers of two.")
     expected_graph_s: float = setting(
         0.4, "Time to prepare one bucket, for the estimate before the warm-up.", unit="s", validator=gt(0)
     )

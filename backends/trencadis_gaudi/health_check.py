@@ -70,6 +70,7 @@ def check_gaudi(
     yield from _mode(options, version, environ)
     yield _kernels(options)
     yield from _devices(smi, environ)
+    yield from _modules(environ)
 
 
 def _mode(options: GaudiConfig, version: str, environ: Mapping[str, str]) -> Iterator[Finding]:
@@ -114,3 +115,28 @@ def _devices(smi: Callable[[], str | None], environ: Mapping[str, str]) -> Itera
     visible = environ.get("HABANA_VISIBLE_DEVICES", "all")
     if visible != "all":
         yield Finding.ok(f"HABANA_VISIBLE_DEVICES={visible}: this process sees no other device")
+
+
+def _modules(environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Check which of the machine's modules this process may take.
+
+    Source: documentation of the Gaudi software, "Gaudi-to-process Assignment".
+    """
+    listed, chosen = environ.get("HABANA_VISIBLE_MODULES"), environ.get("HLS_MODULE_ID")
+    modules = [] if listed is None else [part.strip() for part in listed.split(",")]
+    if not all(map(str.isdigit, modules)) or len(set(modules)) < len(modules):
+        yield Finding.fail(
+            f"HABANA_VISIBLE_MODULES={listed} is no list of different module numbers",
+            "Name them as 0,1; see hl-smi -Q index,module_id -f csv.",
+        )
+    elif chosen is not None and not chosen.isdigit():
+        yield Finding.fail(f"HLS_MODULE_ID={chosen} is no module number", "Name one module, or leave it unset.")
+    elif chosen is not None and modules and chosen not in modules:
+        yield Finding.fail(
+            f"HLS_MODULE_ID={chosen} is not one of HABANA_VISIBLE_MODULES={listed}",
+            "Leave one of them unset, or name the module in both.",
+        )
+    elif chosen is not None:
+        yield Finding.ok(f"HLS_MODULE_ID={chosen}: this process takes that module")
+    elif modules:
+        yield Finding.ok(f"HABANA_VISIBLE_MODULES={listed}: this process takes one of these modules")

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import attrs
+import numpy as np
 import torch
 
 from trencadis.errors import ModelLoadError, OutOfMemoryError
@@ -25,12 +26,15 @@ from trencadis_gaudi.fused.norm import fuse_norms
 from trencadis_gaudi.fused.rotary import fuse_rotary
 from trencadis_gaudi.habana import Habana
 from trencadis_gaudi.memory import MemoryMeter
+from trencadis_gaudi.static_modules import make_static
 from trencadis_torch.attention import adapter
 from trencadis_torch.cache.kv_cache import AttentionLayer
+from trencadis_torch.embedder import DecoderEmbedder
 from trencadis_torch.loading.encoder import is_encoder
 from trencadis_torch.loading.fingerprint import fingerprint, quantised_fingerprint
 from trencadis_torch.loading.inspection import attention_layers, model_facts
 from trencadis_torch.loading.loader import find_model, load_decoder
+from trencadis_torch.loading.pooling_config import PoolingConfig, read_pooling_config
 from trencadis_torch.loading.self_check import check_model
 
 __all__ = ["LoadedModel", "load_model"]
@@ -52,12 +56,14 @@ class LoadedModel:
         facts: About it.
         dtype: Of its logits.
         cache_scales: Of the layers whose keys and values are in fp8, by their index.
+        pooling_config: From hidden states to vectors of texts; its weights are on the device.
     """
 
     model: Any
     layers: tuple[AttentionLayer, ...]
     facts: ModelFacts
     dtype: torch.dtype
+    pooling_config: PoolingConfig
     cache_scales: Mapping[int, CacheScales] = attrs.field(factory=dict)
 
 
@@ -81,12 +87,16 @@ def load_model(source: ModelSource, habana: Habana, *, check: bool) -> LoadedMod
             hint='Set [backend] name = "torch".',
         )
     adapter.register()
+    pooling_config = read_pooling_config(files, default_pooling="last", device=_CPU)
     model = load_decoder(files, _CPU)
     layers = attention_layers(model)
     if model.num_parameters() < _SMALL_MODEL:
         torch.set_num_threads(1)
     if check:
         check_model(model, layers, layout="padded")
+    adapter.switch(model, adapter.PAGED)
+    embedding_size = _embedding_size(model, layers, pooling_config)
+    make_static(model, in_graphs=habana.config.mode != "eager")
     register()
     adapter.switch(model, FLAT)
     _use_kernels(model, habana)
@@ -98,7 +108,7 @@ def load_model(source: ModelSource, habana: Habana, *, check: bool) -> LoadedMod
     files_fingerprint = fingerprint(files)
     facts = attrs.evolve(
         model_facts(model, layers),
-        embedding_size=0,
+        embedding_size=embedding_size,
         fingerprint=quantised_fingerprint(files_fingerprint or source.path, digest) if digest else files_fingerprint,
     )
     model = _moved(model, source, habana)
@@ -107,7 +117,21 @@ def load_model(source: ModelSource, habana: Habana, *, check: bool) -> LoadedMod
     logger.info(
         "%s: %.1f M parameters, %s, on %s.", facts.architecture, facts.num_parameters / 1e6, facts.dtype, habana.device
     )
-    return LoadedModel(model=model, layers=layers, facts=facts, dtype=dtype, cache_scales=cache_scales)
+    return LoadedModel(
+        model=model,
+        layers=layers,
+        facts=facts,
+        dtype=dtype,
+        pooling_config=pooling_config.to(habana.device),
+        cache_scales=cache_scales,
+    )
+
+
+def _embedding_size(model: Any, layers: tuple[AttentionLayer, ...], pooling_config: PoolingConfig) -> int:
+    """Return the length of a text's vector; 0 if it cannot embed: it has no part without the output projection."""
+    if model.base_model is model:
+        return 0
+    return int(DecoderEmbedder(model.base_model, pooling_config, layers).embed([np.zeros(1, np.int32)]).shape[1])
 
 
 def _in_fp8(

@@ -88,4 +88,5 @@ def flat_attention_of_layer(
         value[0].transpose(0, 1),
         options=AttentionOptions.of(arguments),
     )
-    return output.unsqueeze(0), None
+    # A token's heads one after the other in memory, as transformers' own functions have them: some models take views of that.
+    return torch.unflatten(output.flatten(1), 1, output.shape[1:]).unsqueeze(0), None

@@ -20,12 +20,12 @@ from trencadis_gaudi.memory import MemoryMeter
 from trencadis_gaudi.passes.tensors import GaudiPasses, PassTensors
 from trencadis_torch.attention.adapter import PASS_ARGUMENT
 
-__all__ = ["Forward", "ForwardAdapter", "dynamo_limits", "make_forward", "mark_layers"]
+__all__ = ["Forward", "ForwardAdapter", "dynamo_limits", "make_forward", "mark_layers", "prepare_layers"]
 
 logger = logging.getLogger("trencadis.gaudi")
 
 Forward = Callable[..., torch.Tensor]
-"""``(token_ids, positions, keep, tensors, *, graph: bool)`` to logits."""
+"""``(token_ids, positions, keep, tensors, *, graph: bool)`` to logits, or the arguments of another module."""
 
 _LAYER_SUFFIXES = ("DecoderLayer", "EncoderLayer", "BertLayer", "BigCodeBlock", "Block", "Layer")
 
@@ -64,10 +64,18 @@ class ForwardAdapter(torch.nn.Module):
         return logits if self._selects else logits.index_select(0, keep)
 
 
-def make_forward(adapter: ForwardAdapter, config: GaudiConfig, habana: Habana) -> Forward:
-    """Return the adapter's forward in the config's mode; changes the adapter."""
+def prepare_layers(model: Any, config: GaudiConfig, habana: Habana) -> None:
+    """Mark or compile the decoder layers of a model, in the config's mode; once for all forwards of it."""
     if config.mode == "lazy":
-        mark_layers(adapter.model, habana.mark_step, every=config.mark_layers)
+        mark_layers(model, habana.mark_step, every=config.mark_layers)
+    elif config.mode == "compile" and config.regional:
+        for layer in decoder_layers(model):
+            layer.compile(**_compile_options(config, habana))
+
+
+def make_forward(adapter: torch.nn.Module, config: GaudiConfig, habana: Habana) -> Forward:
+    """Return a module's forward in the config's mode; changes the module. See :func:`prepare_layers`."""
+    if config.mode == "lazy":
         meter = MemoryMeter(habana)
         graphed = habana.hpu.wrap_in_hpu_graph(adapter, disable_tensor_cache=True)
         logger.info("Wrapping in HPU Graph took %s", meter.summary())
@@ -77,18 +85,19 @@ def make_forward(adapter: ForwardAdapter, config: GaudiConfig, habana: Habana) -
             return logits
 
         return replay
-    if config.mode == "compile":
-        return _compiled(adapter, config, habana)
+    run: Any = adapter
+    if config.mode == "compile" and not config.regional:
+        run = torch.compile(adapter, **_compile_options(config, habana))
 
     def plain(*args: Any, graph: bool) -> torch.Tensor:
-        logits: torch.Tensor = adapter(*args)
+        logits: torch.Tensor = run(*args)
         return logits
 
     return plain
 
 
-def _compiled(adapter: ForwardAdapter, config: GaudiConfig, habana: Habana) -> Forward:
-    """Return the adapter compiled as a whole, or with each decoder layer compiled for itself.
+def _compile_options(config: GaudiConfig, habana: Habana) -> dict[str, Any]:
+    """Return the arguments of torch.compile.
 
     Source: vllm-gaudi, v1/worker/hpu_model_runner.py, HPUCompileConfig and _compile_region.
     """
@@ -98,18 +107,7 @@ def _compiled(adapter: ForwardAdapter, config: GaudiConfig, habana: Habana) -> F
             options["options"] = {"force_static_compile": True}
     else:
         options["dynamic"] = False
-    run: Any = adapter
-    if config.regional:
-        for layer in decoder_layers(adapter.model):
-            layer.compile(**options)
-    else:
-        run = torch.compile(adapter, **options)
-
-    def compiled(*args: Any, graph: bool) -> torch.Tensor:
-        logits: torch.Tensor = run(*args)
-        return logits
-
-    return compiled
+    return options
 
 
 def mark_layers(model: Any, mark_step: Callable[[], None], *, every: int) -> int:

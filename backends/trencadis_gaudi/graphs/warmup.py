@@ -43,6 +43,11 @@ _NAMES = {Phase.PREFILL: "Prompt", Phase.DECODE: "Decode"}
 class Steps(Protocol):
     """The steps of a warm-up, which a backend implements."""
 
+    @property
+    def num_text_sizes(self) -> int:
+        """Sizes that texts are embedded in, prepared or not."""
+        ...
+
     def run_bucket(self, bucket: Bucket, graph: bool) -> None:
         """Run a bucket on padding."""
         ...
@@ -53,6 +58,10 @@ class Steps(Protocol):
 
     def warm_swaps(self) -> None:
         """Swap blocks in every size, if blocks are ever swapped."""
+        ...
+
+    def warm_embedder(self) -> None:
+        """Embed texts of every size, if texts are to be embedded."""
         ...
 
 
@@ -154,7 +163,7 @@ class WarmUp:
             each_s,
         )
         if self._config.mode == "compile":
-            _set_dynamo_limits(len(buckets), regional=self._config.regional)
+            _set_dynamo_limits(len(buckets) + self._steps.num_text_sizes, regional=self._config.regional)
 
     def _prepare(self, buckets: Sequence[Bucket], progress: Callable[[int, int], None] | None) -> None:
         with every_graph() if self._config.mode == "compile" else contextlib.nullcontext():
@@ -169,6 +178,7 @@ class WarmUp:
         }
         only = self._config.compile_only
         with compile_only(self._habana) if only else contextlib.nullcontext():
+            self._steps.warm_embedder()
             self._compile(phases, progress)
         if self._config.capture == "budgeted":
             self._capture.budgeted(phases[Phase.PREFILL], phases[Phase.DECODE])

@@ -63,6 +63,11 @@ class Dense:
         """Return ``[num_texts, out_features]``. Pure."""
         return self.activation(linear(vectors, self.weight, self.bias))
 
+    def to(self, device: torch.device) -> Dense:
+        """Return the same with its weights on a device. Pure."""
+        bias = None if self.bias is None else self.bias.to(device)
+        return attrs.evolve(self, weight=self.weight.to(device), bias=bias)
+
 
 @attrs.frozen(kw_only=True, eq=False)
 class PoolingConfig:
@@ -87,10 +92,17 @@ class PoolingConfig:
             hidden: Last hidden states of all texts, one after the other, ``[T, hidden_size]``.
             lengths: Tokens of each text, int64 ``[num_texts]``, on the same device.
         """
-        vectors = _pooled(hidden, lengths, self.pooling)
+        return self.finished(_pooled(hidden, lengths, self.pooling))
+
+    def finished(self, vectors: torch.Tensor) -> torch.Tensor:
+        """Return pooled vectors through the dense layers and scaled: float32 ``[num_texts, embedding_size]``. Pure."""
         for layer in self.dense:
             vectors = layer(vectors)
         return normalize(vectors, dim=-1) if self.normalize else vectors
+
+    def to(self, device: torch.device) -> PoolingConfig:
+        """Return the same with its weights on a device. Pure."""
+        return attrs.evolve(self, dense=tuple(layer.to(device) for layer in self.dense))
 
 
 def _pooled(hidden: torch.Tensor, lengths: torch.Tensor, pooling: str) -> torch.Tensor:

@@ -86,3 +86,23 @@ def test_tool_that_fails_is_a_failure_with_its_words():
         raise subprocess.CalledProcessError(3, ["hl-smi"])
 
     assert "fail: hl-smi fails: Command '['hl-smi']' returned non-zero exit status 3" in said(smi=fail)
+
+
+@pytest.mark.parametrize(
+    ("environ", "told"),
+    [
+        ({"HABANA_VISIBLE_MODULES": "5,4"}, "ok: HABANA_VISIBLE_MODULES=5,4"),
+        ({"HLS_MODULE_ID": "5"}, "ok: HLS_MODULE_ID=5"),
+        ({"HABANA_VISIBLE_MODULES": "5, 4", "HLS_MODULE_ID": "4"}, "ok: HLS_MODULE_ID=4"),
+        ({"HABANA_VISIBLE_MODULES": "5,4", "HLS_MODULE_ID": "0"}, "fail: HLS_MODULE_ID=0 is not one of"),
+        ({"HABANA_VISIBLE_MODULES": "5,5"}, "fail: HABANA_VISIBLE_MODULES=5,5 is no list"),
+        ({"HABANA_VISIBLE_MODULES": "all"}, "fail: HABANA_VISIBLE_MODULES=all is no list"),
+        ({"HLS_MODULE_ID": "first"}, "fail: HLS_MODULE_ID=first is no module number"),
+    ],
+)
+def test_modules_that_a_process_may_take_are_named_and_must_agree(environ, told):
+    assert told in said(environ=environ)
+
+
+def test_modules_are_not_spoken_of_where_no_variable_chooses_them():
+    assert "MODULE" not in said()

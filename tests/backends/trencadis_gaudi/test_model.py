@@ -21,10 +21,10 @@ def habana():
     return load_habana(GaudiConfig(device="emulated", mode="lazy"), clock=SystemClock())
 
 
-def test_model_is_loaded_checked_and_embeds_nothing(habana, model_path):
+def test_model_is_loaded_and_checked(habana, model_path):
     loaded = load_model(ModelSource(path=str(model_path("gemma3"))), habana, check=True)
     assert [layer.window for layer in loaded.layers] == [7, 0, 7]
-    assert (loaded.facts.embedding_size, loaded.dtype) == (0, torch.float32)
+    assert (loaded.facts.embedding_size, loaded.dtype) == (48, torch.float32)
 
 
 def test_encoder_is_refused_with_the_backend_that_serves_it(habana, tmp_path):

@@ -11,7 +11,14 @@ from trencadis_gaudi.attention.adapter import FLAT, register
 from trencadis_gaudi.config import GaudiConfig
 from trencadis_gaudi.device_rows import DeviceRows, HostTables
 from trencadis_gaudi.flat_cache import FlatKVCache
-from trencadis_gaudi.graphs.model import ForwardAdapter, decoder_layers, dynamo_limits, make_forward, mark_layers
+from trencadis_gaudi.graphs.model import (
+    ForwardAdapter,
+    decoder_layers,
+    dynamo_limits,
+    make_forward,
+    mark_layers,
+    prepare_layers,
+)
 from trencadis_gaudi.habana import load_habana
 from trencadis_gaudi.passes.tensors import GaudiPasses
 from trencadis_gaudi.runner import empty_pass
@@ -34,6 +41,7 @@ class World:
         self.passes = GaudiPasses(cache, contiguous=False)
         self.rows = DeviceRows(PLAN, self.habana)
         self.adapter = ForwardAdapter(model.to(self.habana.device), self.passes)
+        prepare_layers(self.adapter.model, self.config, self.habana)
         self.forward = make_forward(self.adapter, self.config, self.habana)
 
     def inputs(self, bucket):

@@ -51,6 +51,11 @@ class Desk:
     def warm_swaps(self):
         self.log.append("swaps")
 
+    num_text_sizes = 0
+
+    def warm_embedder(self):
+        pass
+
 
 def test_order_is_sampler_swaps_prefills_decodes_largest_first_then_a_hot_replay():
     desk = Desk()
