@@ -223,9 +223,10 @@ def make_embedder(
     sizes = TextSizes(
         block_size=plan.block_size, max_model_len=plan.max_model_len, max_tokens=plan.max_num_batched_tokens
     )
-    forward = make_forward(EmbeddingAdapter(loaded, kernel=habana.kernels.attention), config, habana)
+    adapter = EmbeddingAdapter(loaded, kernel=habana.kernels.attention)
     # Graphs that no warm-up saw would take memory that was never counted.
     graph = config.embeddings and config.captures and config.capture == "capture_all"
+    forward = make_forward(adapter, config, habana) if graph or config.mode == "compile" else _without_graphs(adapter)
     return GaudiEmbedder(forward, sizes, habana, graph=graph)
 
 
@@ -233,13 +234,18 @@ def unallocated_embedder(loaded: LoadedModel, habana: Habana) -> GaudiEmbedder |
     """Return an embedder without graphs for a model that has no KV cache yet; None if it cannot embed."""
     if not loaded.facts.embedding_size:
         return None
-    attach(loaded.model, FlatKVCache(loaded.layers, num_blocks=0, block_size=1, device=habana.device))
+    scales = loaded.cache_scales
+    attach(loaded.model, FlatKVCache(loaded.layers, num_blocks=0, block_size=1, device=habana.device, scales=scales))
     adapter = EmbeddingAdapter(loaded, kernel=habana.kernels.attention)
     longest = loaded.facts.max_model_len
     sizes = TextSizes(block_size=DEFAULT_BLOCK_SIZE, max_model_len=longest, max_tokens=longest)
 
+    return GaudiEmbedder(_without_graphs(adapter), sizes, habana, graph=False)
+
+
+def _without_graphs(adapter: EmbeddingAdapter) -> Forward:
     def forward(*args: torch.Tensor, graph: bool) -> torch.Tensor:
         vectors: torch.Tensor = adapter(*args)
         return vectors
 
-    return GaudiEmbedder(forward, sizes, habana, graph=False)
+    return forward
