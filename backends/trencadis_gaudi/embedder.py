@@ -223,9 +223,10 @@ def make_embedder(
     sizes = TextSizes(
         block_size=plan.block_size, max_model_len=plan.max_model_len, max_tokens=plan.max_num_batched_tokens
     )
-    forward = make_forward(EmbeddingAdapter(loaded, kernel=habana.kernel), config, habana)
+    adapter = EmbeddingAdapter(loaded, kernel=habana.kernel)
     # Graphs that no warm-up saw would take memory that was never counted.
     graph = config.embeddings and config.captures and config.capture == "capture_all"
+    forward = _uncaptured(adapter) if config.captures and not graph else make_forward(adapter, config, habana)
     return GaudiEmbedder(forward, sizes, habana, graph=graph)
 
 
@@ -237,9 +238,12 @@ def unallocated_embedder(loaded: LoadedModel, habana: Habana) -> GaudiEmbedder |
     adapter = EmbeddingAdapter(loaded, kernel=habana.kernel)
     longest = loaded.facts.max_model_len
     sizes = TextSizes(block_size=DEFAULT_BLOCK_SIZE, max_model_len=longest, max_tokens=longest)
+    return GaudiEmbedder(_uncaptured(adapter), sizes, habana, graph=False)
 
+
+def _uncaptured(adapter: EmbeddingAdapter) -> Forward:
     def forward(*args: torch.Tensor, graph: bool) -> torch.Tensor:
         vectors: torch.Tensor = adapter(*args)
         return vectors
 
-    return GaudiEmbedder(forward, sizes, habana, graph=False)
+    return forward
