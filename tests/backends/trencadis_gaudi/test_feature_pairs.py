@@ -127,7 +127,7 @@ def name_of(case):
     return "-".join(case[axis] for axis in AXES)
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, marks=pytest.mark.slow) for case in CASES[::6]], ids=name_of)
+@pytest.mark.parametrize("case", [pytest.param(case, marks=pytest.mark.slow) for case in CASES[::4]], ids=name_of)
 def test_representatives_of_every_pair_compile_nothing_and_break_no_graph(model_path, case):
     check(case, model_path)
 
