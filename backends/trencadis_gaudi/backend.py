@@ -55,6 +55,7 @@ from trencadis_gaudi.habana import load_habana
 from trencadis_gaudi.memory import MemoryMeter, MemoryShares, format_bytes, share_memory
 from trencadis_gaudi.model import LoadedModel, load_model
 from trencadis_gaudi.passes.tensors import GaudiPasses
+from trencadis_gaudi.pool import GaudiPool
 from trencadis_gaudi.profile_run import measure_activations
 from trencadis_gaudi.runner import GaudiRunner, empty_pass
 from trencadis_gaudi.timer import GaudiTimer
@@ -93,6 +94,7 @@ class GaudiBackend(Backend):
         self._runner: GaudiRunner | None = None
         self._embedder: GaudiEmbedder | None = None
         self._warm_up: WarmUp | None = None
+        self._pool: GaudiPool | None = None
         self._paths: tuple[SamplingParams, ...] = ()
         self._capabilities = BackendCapabilities(
             layout=config.layout,
@@ -303,6 +305,8 @@ class GaudiBackend(Backend):
         if reads_ranges or self._config.defragmenter_graphs == "on":
             self._swaps.warm_up()
         self._swaps.warm_up_host()
+        if self._pool is not None:
+            self._pool.warm_up()
 
     @property
     def num_text_sizes(self) -> int:
@@ -415,13 +419,14 @@ class GaudiBackend(Backend):
         """Return the counters."""
         return self.watch.metrics()
 
-    def kv_cache(self) -> FlatKVCache:
-        """Return the cache: per layer keys and values by block; see :class:`PagedKVCache`."""
-        return self._cache
+    def kv_cache(self) -> GaudiPool:
+        """Return the blocks of the cache; a warm-up that comes later prepares for their copies."""
+        self._pool = GaudiPool(self._cache, self.habana)
+        return self._pool
 
     def close(self) -> None:
         """Let go of model and cache; may be called twice."""
-        self._loaded = self._runner = self._embedder = self._warm_up = None
+        self._loaded = self._runner = self._embedder = self._warm_up = self._pool = None
         for name in ("_cache", "_rows", "_adapter", "_swaps", "_capture"):
             self.__dict__.pop(name, None)
 

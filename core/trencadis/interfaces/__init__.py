@@ -14,6 +14,7 @@ from trencadis.interfaces.bucketing import BucketingStrategy
 from trencadis.interfaces.command import Command
 from trencadis.interfaces.component import Component, ComponentContext, NamedModel, NoConfig, import_attribute
 from trencadis.interfaces.config_table import ConfigTable
+from trencadis.interfaces.covering import covering_buckets
 from trencadis.interfaces.draft_length import DraftLength, LengthView, VerifiedStep
 from trencadis.interfaces.eviction import EvictionPolicy
 from trencadis.interfaces.executor import Executor
@@ -135,6 +136,7 @@ __all__ = [
     "Vocabulary",
     "import_attribute",
     "setting",
+    "covering_buckets",
 ]
 
 if not TYPE_CHECKING:

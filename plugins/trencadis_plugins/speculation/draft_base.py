@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from trencadis.errors import ContractError
-from trencadis.interfaces import AllocationPlan, Backend, ComponentContext, DraftView, Speculator
+from trencadis.interfaces import AllocationPlan, Backend, ComponentContext, DraftView, Speculator, covering_buckets
 from trencadis.records import (
     BoolArray,
     BucketLimits,
@@ -153,7 +153,11 @@ class DraftingModel(Speculator):
             return Buckets()
         strategy = self._context.make("bucketing", "")
         listed = strategy.buckets(limits) if self._config.warmup else ()
-        return Buckets(strategy, backend.warm_up(listed).prepared if listed else ())
+        if not listed:
+            return Buckets(strategy)
+        # As the engine does: the model sees shapes that the strategy's table may leave out.
+        beside = () if limits.unified else covering_buckets(strategy.bucket_for, listed, limits)
+        return Buckets(strategy, backend.warm_up((*listed, *beside)).prepared)
 
     def close(self) -> None:
         """Free the model and its cache; may be called twice."""

@@ -127,9 +127,12 @@ def name_of(case):
     return "-".join(case[axis] for axis in AXES)
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, marks=pytest.mark.slow) for case in CASES[::4]], ids=name_of)
-def test_representatives_of_every_pair_compile_nothing_and_break_no_graph(model_path, case):
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [CASES[1], *CASES[::6]], ids=name_of)
+def test_representatives_of_every_pair_compile_nothing_and_break_no_graph(model_path, case, caplog):
     check(case, model_path)
+    # A connector that fails costs no request.
+    assert not [text for text in caplog.messages if "failed" in text]
 
 
 @pytest.mark.parametrize("name", REFUSED)

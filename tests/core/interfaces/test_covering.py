@@ -6,8 +6,7 @@ from hypothesis import Phase as Stage
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trencadis.engine.batching.warmup import covering_buckets
-from trencadis.interfaces import BucketingStrategy
+from trencadis.interfaces import BucketingStrategy, covering_buckets
 from trencadis.records import Bucket, BucketLimits, FinishReason, Phase, Request, SamplingParams, Shape
 from trencadis_plugins.bucketing.exponential import Exponential
 from trencadis_plugins.bucketing.linear import Linear
