@@ -23,7 +23,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     names = [check.name for check in TABLE]
     parser.add_argument(
-        "--only", nargs="+", choices=names, default=[], metavar="CHECK", help="checks to run, by name (default: all)"
+        "--only",
+        nargs="+",
+        action="extend",
+        choices=names,
+        default=[],
+        metavar="CHECK",
+        help="checks to run, by name (default: all)",
     )
     parser.add_argument(
         "--timeout", type=float, default=900.0, metavar="S", help="how long one check may take, seconds (default: 900)"
@@ -62,13 +68,16 @@ def run(args: argparse.Namespace, config: Any, registry: Any) -> int:
     for name, value in report.machine.items():
         print(f"      {name}: {value}")
 
+    lines = _Lines()
+
     def note(result: Any) -> None:
         report.results.append(result)
-        _print(result)
+        lines.add(result)
 
     for group in GROUPS:
         if group in args.modes or group not in MODES:
             run_group(group, report.options, timeout_s=args.timeout, note=note, only=args.only)
+    lines.end()
     print(report.counts())
     if args.output is not None:
         report.write(args.output)
@@ -76,10 +85,31 @@ def run(args: argparse.Namespace, config: Any, registry: Any) -> int:
     return 1 if report.num_failed else 0
 
 
-def _print(result: Any) -> None:
-    from trencadis_gaudi.checks.report import title
+class _Lines:
+    """Prints results as they come; of checks of one process that were not tested for one reason, the first and how many follow."""
 
-    print(f"{result.status.value.upper():4}  {title(result)}: {result.found} ({result.seconds:.1f} s)", flush=True)
-    if result.is_wrong:
-        print(f"      expected: {result.check.expects}")
-        print(f"      → {result.check.means}", flush=True)
+    def __init__(self) -> None:
+        self._last: Any = None
+        self._num_more = 0
+
+    def add(self, result: Any) -> None:
+        """Print a result, or count it."""
+        from trencadis_gaudi.checks.records import Status
+        from trencadis_gaudi.checks.report import title
+
+        last, is_skipped = self._last, result.status is Status.SKIP
+        if is_skipped and last is not None and (last.group, last.found) == (result.group, result.found):
+            self._num_more += 1
+            return
+        self.end()
+        self._last = result if is_skipped else None
+        print(f"{result.status.value.upper():4}  {title(result)}: {result.found} ({result.seconds:.1f} s)", flush=True)
+        if result.is_wrong:
+            print(f"      expected: {result.check.expects}")
+            print(f"      → {result.check.means}", flush=True)
+
+    def end(self) -> None:
+        """Print how many were counted."""
+        if self._num_more:
+            print(f"SKIP  {self._last.group}: {self._num_more} more for the same reason", flush=True)
+        self._num_more = 0

@@ -26,7 +26,8 @@ def _installed(check: Callable[[str], Found]) -> Callable[[GaudiConfig], Found]:
         try:
             version = metadata.version(DISTRIBUTION)
         except metadata.PackageNotFoundError:
-            return Found(False, f"{DISTRIBUTION} is not installed")
+            # One finding, not one for each fact about it.
+            return Found(False if check.__name__ == "release" else None, f"{DISTRIBUTION} is not installed")
         return check(version)
 
     return run

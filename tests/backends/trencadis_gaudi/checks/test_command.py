@@ -47,6 +47,30 @@ def test_failure_is_1_and_says_what_it_means_and_doubt_is_not(found, capsys):
     assert "3 doubtful, 0 failed" in capsys.readouterr().out
 
 
+def test_checks_that_are_not_tested_for_one_reason_are_counted(found, capsys):
+    found |= {check.name: Found(None, "no device") for check in checks_of("eager")[3:]}
+    found["KV cache"] = Found(True, "right")
+    assert main([*EMULATED, "--modes", "eager"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("SKIP") or "KV cache" in line]
+    names = [check.name for check in checks_of("eager")]
+    at = names.index("KV cache")
+    assert lines[:5] == [
+        f"SKIP  eager: {names[3]}: no device (1.2 s)",
+        f"SKIP  eager: {at - 4} more for the same reason",
+        "OK    eager: KV cache: right (1.2 s)",
+        f"SKIP  eager: {names[at + 1]}: no device (1.2 s)",
+        f"SKIP  eager: {len(names) - at - 2} more for the same reason",
+    ]
+
+
+def test_missing_software_is_one_finding(capsys):
+    assert main(["gaudi-check", "--modes", "eager", "--only", "release", "--only", "autoload", "default mode"]) == 1
+    said = capsys.readouterr().out
+    assert "FAIL  software: release: habana-torch-plugin is not installed" in said
+    assert "SKIP  software: autoload: habana-torch-plugin is not installed" in said
+    assert said.endswith("0 ok, 0 doubtful, 1 failed, 2 not tested\n")
+
+
 @pytest.mark.parametrize("ending", ["md", "json"])
 def test_report_has_machine_environment_and_every_check(found, tmp_path, monkeypatch, ending):
     monkeypatch.setenv("PT_HPU_LAZY_MODE", "1")

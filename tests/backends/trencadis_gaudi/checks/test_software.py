@@ -37,7 +37,7 @@ def install(root: Path, *, version="1.22.1", autoloads=True, default="0"):
 @pytest.mark.parametrize(
     ("options", "wrong"),
     [
-        (None, {"release", "autoload", "default mode"}),
+        (None, {"release"}),
         ({}, set()),
         ({"version": "1.19.0", "default": "1"}, set()),
         ({"version": "1.18.0", "default": "1"}, {"release"}),
