@@ -1,4 +1,4 @@
-"""Fails early, in words, if the package under test is not the one in this tree; divides the tests into two tiers."""
+"""Fails early, in words, if the package under test is not the one in this tree; divides the tests into tiers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from support.tiers import mark_repeats, try_fewer_examples
+from support.tiers import mark_release, mark_repeats, try_fewer_examples
 
 # No test depends on how long one of its examples takes.
 settings.register_profile("trencadis", deadline=None)
@@ -49,6 +49,7 @@ def pytest_sessionstart() -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark repeats of a proof ``slow``; without the slow tests, try fewer examples."""
     functions = [item for item in items if isinstance(item, pytest.Function)]
+    mark_release(functions)
     mark_repeats(functions)
     if config.getoption("markexpr") == "not slow":
         try_fewer_examples(functions)

@@ -1,4 +1,4 @@
-"""Divides collected tests into the default tier and the slow one."""
+"""Divides collected tests into the default tier and the slow one, a part of which is for a release."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ __all__ = [
     "MOST_PARAMETER_SETS",
     "SHARE_OF_EXAMPLES",
     "mark_repeats",
+    "mark_release",
     "try_fewer_examples",
 ]
 
@@ -24,6 +25,21 @@ EVERY_NTH_SUITE = 12
 SHARE_OF_EXAMPLES = 4
 """In the default tier, hypothesis tries one in so many of a test's examples, and :data:`FEWEST_EXAMPLES` at least."""
 FEWEST_EXAMPLES = 5
+
+
+def mark_release(items: Sequence[pytest.Function]) -> None:
+    """Mark ``slow`` what is for a release: tests with that marker, and all but n parameter sets of ``@pytest.mark.kept_in_ci(n)``."""
+    families: defaultdict[tuple[object, ...], list[pytest.Function]] = defaultdict(list)
+    for item in items:
+        mark = item.get_closest_marker("kept_in_ci")
+        if mark:
+            families[item.parent, item.originalname, mark.args[0]].append(item)
+    for (*_, kept), members in families.items():
+        for item in _repeats(members, kept):
+            item.add_marker(pytest.mark.release)
+    for item in items:
+        if item.get_closest_marker("release"):
+            item.add_marker(pytest.mark.slow)
 
 
 def mark_repeats(items: Sequence[pytest.Function]) -> None:
@@ -46,14 +62,19 @@ def mark_repeats(items: Sequence[pytest.Function]) -> None:
             families[item.parent, item.originalname, kept].append(item)
     repeats = []
     for (*_, kept), members in families.items():
-        distance = max(1.0, (len(members) - 1) / max(1, kept - 1))
-        stay = {round(number * distance) for number in range(kept)}
-        repeats += [member for number, member in enumerate(members) if number not in stay]
+        repeats += _repeats(members, kept)
     for turn, components in enumerate(suites.values()):
         every = min(EVERY_NTH_SUITE, len(components))
         repeats += [one for number, own in enumerate(components.values()) if (number - turn) % every for one in own]
     for item in repeats:
         item.add_marker(pytest.mark.slow)
+
+
+def _repeats(members: Sequence[pytest.Function], kept: int) -> list[pytest.Function]:
+    """Return all but some, evenly spread."""
+    distance = max(1.0, (len(members) - 1) / max(1, kept - 1))
+    stay = {round(number * distance) for number in range(kept)}
+    return [member for number, member in enumerate(members) if number not in stay]
 
 
 def try_fewer_examples(items: Sequence[pytest.Function]) -> None:

@@ -27,7 +27,7 @@ class TestServeInOrder(InOrder):
     num_rules = 25
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_as_many_histories_as_a_plugins_policy_gets_keep_the_invariants() -> None:
     InOrder().test_any_history_keeps_the_invariants()
 

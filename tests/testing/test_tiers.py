@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from support.tiers import EVERY_NTH_SUITE, MOST_PARAMETER_SETS, mark_repeats, try_fewer_examples
+from support.tiers import EVERY_NTH_SUITE, MOST_PARAMETER_SETS, mark_release, mark_repeats, try_fewer_examples
 
 
 class Item:
@@ -52,6 +52,19 @@ def test_what_is_slow_anyway_is_no_representative() -> None:
         1,
         2,
     ]
+
+
+def test_what_is_for_a_release_is_slow_and_no_representative() -> None:
+    items = [Item(0, len, pytest.mark.release), *(Item(number, len) for number in range(1, 4))]
+    mark_release(items)  # type: ignore[arg-type]
+    assert mark(items) == [1, 2, 3]
+
+
+def test_of_a_long_test_some_parameter_sets_are_kept_and_the_others_are_for_a_release() -> None:
+    items = [Item(number, len, pytest.mark.kept_in_ci(2), pytest.mark.representatives(1)) for number in range(5)]
+    mark_release(items)  # type: ignore[arg-type]
+    assert [item.number for item in items if not item.get_closest_marker("release")] == [0, 4]
+    assert mark(items) == [0]
 
 
 def _test_of_a_suite() -> Any:

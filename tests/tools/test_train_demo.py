@@ -52,7 +52,7 @@ def load(folder: Path) -> tuple["transformers.LlamaForCausalLM", "transformers.P
     return model, transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 class TestTrainer:
     @pytest.mark.parametrize("name", ["target", "draft"])
     def test_saved_model_has_tied_weights_and_the_tokenizers_vocabulary(self, trained: Path, name: str) -> None:

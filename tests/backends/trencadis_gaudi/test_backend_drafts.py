@@ -60,6 +60,7 @@ def agree(found, expected):
     )
 
 
+@pytest.mark.kept_in_ci(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("layout", "greedy"),
@@ -79,6 +80,7 @@ def test_text_of_matching_drafts_is_that_of_no_speculation(model_path, plain, mo
     assert EveryLength.lengths >= set(range(7))
 
 
+@pytest.mark.kept_in_ci(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("layout", "drafter"),

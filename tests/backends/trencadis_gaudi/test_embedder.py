@@ -58,6 +58,7 @@ def test_vectors_are_those_of_the_torch_backend_and_nothing_is_compiled_after_th
     assert recompilations == 0
 
 
+@pytest.mark.kept_in_ci(6)
 @pytest.mark.slow
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
 @pytest.mark.parametrize("kind", tiny_models.ARCHITECTURES)
@@ -68,7 +69,7 @@ def test_every_pooling_of_every_architecture(model_path, kind, pooling):
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_a_compiled_whole_model_embeds_the_same(model_path):
     expected, _ = vectors(model_path("llama"), "torch")
     found, recompilations = vectors(

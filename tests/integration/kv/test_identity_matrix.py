@@ -156,6 +156,7 @@ class Running:
         self.engine.close()
 
 
+@pytest.mark.kept_in_ci(5)
 @pytest.mark.representatives(1)
 @pytest.mark.parametrize(
     "case",

@@ -108,6 +108,7 @@ def test_time_must_be_positive_and_checks_known(capsys):
     assert "luck" in capsys.readouterr().err
 
 
+@pytest.mark.kept_in_ci(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_every_check_of_an_engine_holds_on_the_emulated_device(mode, tmp_path):

@@ -157,7 +157,7 @@ def test_directory_that_may_not_be_written_to_is_refused(tmp_path: Path):
         new_plugin(PluginNames.read("eviction", "lottery"), Path("/proc"))
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_packages_of_every_noun_pass_their_own_type_check(tmp_path: Path):
     """All in one run: what they import is then checked once."""
     pytest.importorskip("mypy", reason="mypy is not installed: pip install -e '.[dev]'")
