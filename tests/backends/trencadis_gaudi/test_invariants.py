@@ -93,6 +93,7 @@ def whole(tokens, served):
     )
 
 
+@pytest.mark.kept_in_ci(8)
 @pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "way"), CASES)
 @pytest.mark.parametrize("kind", [pytest.param("qwen3", marks=SLOW), "gemma3"])
@@ -106,6 +107,7 @@ def test_greedy_tokens_are_those_of_the_torch_backend(model_path, greedy_tokens,
     engine.close()
 
 
+@pytest.mark.kept_in_ci(4)
 @pytest.mark.representatives(1)
 @pytest.mark.parametrize(("strategy", "way"), CASES)
 def test_greedy_tokens_after_the_warm_up_are_those_of_the_torch_backend(greedy_tokens, frozen, strategy, way):
@@ -171,6 +173,7 @@ def frozen(model_path, tmp_path_factory):
         engine.close()
 
 
+@pytest.mark.kept_in_ci(4)
 @pytest.mark.representatives(1)
 @pytest.mark.parametrize(("strategy", "way"), CASES)
 @settings(
@@ -190,6 +193,7 @@ def test_after_the_warm_up_a_random_workload_compiles_nothing(frozen, strategy, 
     assert engine.totals.num_finished - before == 14
 
 
+@pytest.mark.kept_in_ci(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "way", "seed", "num_pieces"),
@@ -235,7 +239,7 @@ def test_workloads_meet_what_is_hard(frozen):
     assert gathered.totals.num_prompt_tokens_cached
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_random_numbers_of_the_host_compile_nothing_and_give_the_same_tokens(model_path, monkeypatch):
     """A device without 64-bit arithmetic, as a Gaudi in lazy mode is; drafts with a rule that needs random numbers, too."""
     tables = {

@@ -188,15 +188,16 @@ def test_growth_is_judged_in_lives_of_a_third_of_a_run(
     assert figures.missed == missed
 
 
-@pytest.mark.slow  # two minutes; everything mixed, for half an hour: `test_soak.py`
-def test_kills_stops_and_cancels_leave_nothing_and_everybody_is_told() -> None:
+@pytest.mark.slow  # two minutes for the longer; everything mixed, for half an hour: `test_soak.py`
+@pytest.mark.parametrize("count", [4, pytest.param(12, marks=pytest.mark.release)])
+def test_kills_stops_and_cancels_leave_nothing_and_everybody_is_told(count: int) -> None:
     server = Server(*FLAGS, *KILL_FLAGS)
     try:
-        done = run_kills(server.wait(), 12, SEED)
+        done = run_kills(server.wait(), count, SEED)
         held = server.wait_for_rest(120)
     finally:
         left = server.close(seconds=120)
-    assert sum(done.events.values()) == 12
+    assert sum(done.events.values()) == count
     assert done.wrong == held == left == []
     assert not {"cut off", "no connection", "never answered"} & done.answers.keys()
     assert done.silence_s < 60
