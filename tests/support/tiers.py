@@ -18,11 +18,11 @@ __all__ = [
     "try_fewer_examples",
 ]
 
-MOST_PARAMETER_SETS = 3
+MOST_PARAMETER_SETS = 2
 """In the default tier, a test that says nothing else has so many of its parameter sets."""
 EVERY_NTH_SUITE = 12
 """In the default tier, a test of a conformance suite of the kit runs for one in so many of the components under test."""
-SHARE_OF_EXAMPLES = 4
+SHARE_OF_EXAMPLES = 8
 """In the default tier, hypothesis tries one in so many of a test's examples, and :data:`FEWEST_EXAMPLES` at least."""
 FEWEST_EXAMPLES = 5
 
