@@ -103,7 +103,7 @@ class FlatKVCache(PagedKVCache):
 
     ``keys`` and ``values`` are views of the same memory by block, ``[num_blocks + 1, block_size, num_kv_heads, head_dim]``.
 
-    A worker side copies blocks on the backend's thread only: what another thread gives to a lazy device is another graph.
+    Connectors read and write it through ``pool.py``.
 
     Args:
         layers: The attention layers.
@@ -118,7 +118,6 @@ class FlatKVCache(PagedKVCache):
     Source: layout of vllm-gaudi, v1/worker/hpu_model_runner.py, initialize_kv_cache; graph limits of the vendor's documentation.
     """
 
-    any_thread = False
     kernels = "gaudi"
 
     def __init__(

@@ -290,7 +290,7 @@ def decoding(args: argparse.Namespace, model: str, connector: str) -> dict[str, 
             return run_once(name, kind)
 
         def run_once(name: str, kind: str) -> dict[str, Any]:
-            # Also where nobody will pull: the engine stands still meanwhile, and its first steps are slow after that.
+            # Done where nothing is pulled, too: the engine is idle meanwhile, and the first steps after a pause are slow.
             held = producer.hold(number) if producer else [None] * number
             begin = partial(beside.begin, kind)
             return measured(engines[name], steps[name], prefix, held if kind == "loaded" else [], args, begin)

@@ -68,6 +68,19 @@ def test_bytes_are_those_of_the_layout():
     assert at == pool.layout.block_bytes
 
 
+def test_bytes_land_where_the_kernels_read():
+    pool = make_pool("eager", warms_up=False)
+    data = np.zeros((2, pool.layout.block_bytes), np.uint8)
+    data[1] = drawn(1, pool)
+    pool.write_blocks([0, 4], data)
+    for layer in pool._cache.layers:
+        for part in pool._cache.flat_layer(layer.index).first(5):
+            blocks = part.cpu().view(torch.int16)
+            assert blocks[4].any()
+            assert not blocks[:4].any()
+    assert not pool.any_thread
+
+
 def test_without_a_warm_up_each_size_is_compiled():
     pool = make_pool("lazy", warms_up=False)
     pool._habana.freeze()

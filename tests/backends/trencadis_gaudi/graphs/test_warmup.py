@@ -24,7 +24,7 @@ DECODES = [Bucket(batch, 1, 8, Phase.DECODE) for batch in (1, 2, 4)]
 BUCKETS = [*PREFILLS, *DECODES]
 
 
-class Desk:
+class FakeBackend:
     """A backend's part of the warm-up: notes what it is told, and takes a second for each."""
 
     def __init__(self, **options):
@@ -58,20 +58,20 @@ class Desk:
 
 
 def test_order_is_sampler_swaps_prefills_decodes_largest_first_then_a_hot_replay():
-    desk = Desk()
-    report = desk.warm_up.run(BUCKETS)
+    backend = FakeBackend()
+    report = backend.warm_up.run(BUCKETS)
     cold = [(bucket, True) for bucket in (*PREFILLS[::-1], *DECODES[::-1])]
-    assert desk.log[:2] == ["sampler", "swaps"]
-    assert desk.log[2:8] == cold
-    assert desk.log[8:] == [(bucket, True) for bucket in (*PREFILLS, *DECODES)]
-    assert desk.compiles_only == [True] * 6 + [False] * 6
+    assert backend.log[:2] == ["sampler", "swaps"]
+    assert backend.log[2:8] == cold
+    assert backend.log[8:] == [(bucket, True) for bucket in (*PREFILLS, *DECODES)]
+    assert backend.compiles_only == [True] * 6 + [False] * 6
     assert set(report.prepared) == set(BUCKETS)
     assert (report.num_graphs, report.num_compilations) == (6, 6)
 
 
 def test_lines_are_the_vendors(caplog):
     caplog.set_level("INFO", logger="trencadis.gaudi")
-    Desk(hot_replay=False).warm_up.run(BUCKETS)
+    FakeBackend(hot_replay=False).warm_up.run(BUCKETS)
     lines = [record.getMessage() for record in caplog.records]
     assert lines[0] == "Warm-up of 6 buckets: about 2 s, at 0.4 s each (backend.gaudi.expected_graph_s)."
     assert lines[1] == "[Warmup][Prompt][1/3] batch_size:1 query_len:512 num_blocks:0 free_mem:16 GiB"
@@ -82,68 +82,71 @@ def test_lines_are_the_vendors(caplog):
 
 def test_eager_mode_prepares_nothing_and_counts_all_as_ready(caplog):
     caplog.set_level("INFO", logger="trencadis.gaudi")
-    desk = Desk(mode="eager")
-    report = desk.warm_up.run(BUCKETS)
-    assert desk.log == []
+    backend = FakeBackend(mode="eager")
+    report = backend.warm_up.run(BUCKETS)
+    assert backend.log == []
     assert set(report.prepared) == set(BUCKETS)
     assert caplog.text.count("\n") == 1
     assert "Warmup finished in 0 secs" in caplog.text
 
 
 def test_budgeted_capture_runs_every_bucket_without_a_graph_first():
-    desk = Desk(capture="budgeted", hot_replay=False)
-    desk.warm_up.run(BUCKETS)
-    assert desk.log[2:8] == [(bucket, False) for bucket in (*PREFILLS[::-1], *DECODES[::-1])]
-    assert desk.log[8:] == [(bucket, True) for bucket in (*PREFILLS, *DECODES[::-1])]
+    backend = FakeBackend(capture="budgeted", hot_replay=False)
+    backend.warm_up.run(BUCKETS)
+    assert backend.log[2:8] == [(bucket, False) for bucket in (*PREFILLS[::-1], *DECODES[::-1])]
+    assert backend.log[8:] == [(bucket, True) for bucket in (*PREFILLS, *DECODES[::-1])]
 
 
 def test_rest_behind_the_required_buckets_is_prepared_one_at_a_time(caplog):
     caplog.set_level("INFO", logger="trencadis.gaudi")
-    desk = Desk(warmup_required=3, hot_replay=False)
-    report = desk.warm_up.run(BUCKETS)
+    backend = FakeBackend(warmup_required=3, hot_replay=False)
+    report = backend.warm_up.run(BUCKETS)
     assert set(report.prepared) == {PREFILLS[2], PREFILLS[1], DECODES[2]}
     assert report.num_deferred == 3
-    ready = [desk.warm_up.rest(is_idle=True) for _ in range(5)]
+    ready = [backend.warm_up.rest(is_idle=True) for _ in range(5)]
     assert [len(some) for some in ready] == [1, 1, 1, 0, 0]
-    assert {bucket for bucket, _ in desk.log[2:]} == set(BUCKETS)
-    assert len(desk.log[2:]) == 6
-    assert desk.watch.num_recompilations == 0
-    assert desk.capture.graphs.keys() == set(BUCKETS)
+    assert {bucket for bucket, _ in backend.log[2:]} == set(BUCKETS)
+    assert len(backend.log[2:]) == 6
+    assert backend.watch.num_recompilations == 0
+    assert backend.capture.graphs.keys() == set(BUCKETS)
     assert "[Warmup][Decode][6/6] batch_size:1 query_len:1 num_blocks:8 free_mem:16 GiB" in caplog.text
-    text = desk.watch.metrics()
+    text = backend.watch.metrics()
     assert "trencadis_gaudi_graphs 6.0" in text
     assert 'trencadis_gaudi_warmup_buckets{state="deferred"} 0.0' in text
     assert "trencadis_gaudi_warmup_seconds_total 6.0" in text
 
 
 def test_required_buckets_include_those_that_cover_all_others_however_few_are_asked_for():
-    desk = Desk(warmup_required=1, hot_replay=False)
-    assert set(desk.warm_up.run(BUCKETS).prepared) == {PREFILLS[2], DECODES[2]}
+    backend = FakeBackend(warmup_required=1, hot_replay=False)
+    assert set(backend.warm_up.run(BUCKETS).prepared) == {PREFILLS[2], DECODES[2]}
 
 
 def test_rest_waits_for_a_quiet_moment():
-    desk = Desk(warmup_required=1, warmup_quiet_s=2.0, hot_replay=False)
-    desk.warm_up.run(BUCKETS)
-    desk.warm_up.pace.stepped()
-    assert desk.warm_up.rest(is_idle=True) == ()
-    assert desk.warm_up.rest(is_idle=False) == ()
-    desk.clock.advance(2)
-    assert len(desk.warm_up.rest(is_idle=True)) == 1
+    backend = FakeBackend(warmup_required=1, warmup_quiet_s=2.0, hot_replay=False)
+    backend.warm_up.run(BUCKETS)
+    backend.warm_up.pace.stepped()
+    assert backend.warm_up.rest(is_idle=True) == ()
+    assert backend.warm_up.rest(is_idle=False) == ()
+    backend.clock.advance(2)
+    assert len(backend.warm_up.rest(is_idle=True)) == 1
 
 
 @pytest.mark.parametrize("number", [2, 4])
 def test_rest_for_which_memory_is_short_runs_without_a_graph(number, caplog):
     """The margin is gone when the graph with this number is captured; an engine that serves goes on."""
-    desk = Desk(warmup_required=2, hot_replay=False, on_memory_shortage="fail")
-    desk.warm_up.run(BUCKETS)
-    desk.habana.emulated.total_bytes = number
-    desk.capture._margin = 1
-    monitor = desk.habana.emulated
-    desk.run_bucket = lambda bucket, graph: (desk.log.append((bucket, graph)), monitor.book(repr(bucket), int(graph)))
-    desk.capture._run = lambda bucket, graph: desk.run_bucket(bucket, graph)
-    while desk.warm_up.rest(is_idle=True):
+    backend = FakeBackend(warmup_required=2, hot_replay=False, on_memory_shortage="fail")
+    backend.warm_up.run(BUCKETS)
+    backend.habana.emulated.total_bytes = number
+    backend.capture._margin = 1
+    monitor = backend.habana.emulated
+    backend.run_bucket = lambda bucket, graph: (
+        backend.log.append((bucket, graph)),
+        monitor.book(repr(bucket), int(graph)),
+    )
+    backend.capture._run = lambda bucket, graph: backend.run_bucket(bucket, graph)
+    while backend.warm_up.rest(is_idle=True):
         pass
-    late = desk.log[4:]
+    late = backend.log[4:]
     assert [graph for _, graph in late if graph] == [True] * number
     assert len({bucket for bucket, _ in late}) == 4
     assert caplog.text.count("It runs without a graph.") == 1
@@ -151,7 +154,7 @@ def test_rest_for_which_memory_is_short_runs_without_a_graph(number, caplog):
 
 def test_progress_counts_up_to_all():
     seen = []
-    Desk().warm_up.run(BUCKETS, progress=lambda done, total: seen.append((done, total)))
+    FakeBackend().warm_up.run(BUCKETS, progress=lambda done, total: seen.append((done, total)))
     assert seen == [(done, 6) for done in range(1, 7)]
 
 
@@ -161,7 +164,7 @@ def test_limits_of_torch_compile_are_raised_for_the_number_of_buckets():
 
     torch._dynamo.reset()
     with dynamo.patch(cache_size_limit=8, accumulated_cache_size_limit=256):
-        Desk(mode="compile").warm_up.run(BUCKETS)
+        FakeBackend(mode="compile").warm_up.run(BUCKETS)
         assert (dynamo.cache_size_limit, dynamo.accumulated_cache_size_limit) == (31, 256)
 
 
@@ -183,7 +186,7 @@ def test_an_engine_may_compile_all_of_its_graphs_however_many_its_process_compil
         compile_for(range(30))
         with pytest.raises(BackendError, match="gave up"):
             compile_for([30])
-        Desk(mode="compile", regional=False).warm_up.run(BUCKETS)
+        FakeBackend(mode="compile", regional=False).warm_up.run(BUCKETS)
         compile_for(range(30, 31 + len(BUCKETS)))
     torch._dynamo.reset()
 
@@ -196,14 +199,14 @@ def test_old_bridge_compiles_and_runs_with_a_warning(caplog):
 
     internal = SimpleNamespace(bridge_config=SimpleNamespace(env_setting=env_setting))
     ran = []
-    with compile_only(attrs.evolve(Desk().habana, internal=internal)):
+    with compile_only(attrs.evolve(FakeBackend().habana, internal=internal)):
         ran.append(1)
     assert ran == [1]
     assert "Cannot use PT_COMPILE_ONLY_MODE. Warmup time will be negatively impacted." in caplog.text
 
 
 def test_error_within_compile_only_mode_ends_the_mode():
-    habana = Desk().habana
+    habana = FakeBackend().habana
     with pytest.raises(KeyError, match="mine"), compile_only(habana):
         raise KeyError("mine")
     assert not habana.internal.bridge_config.get_pt_compile_only_mode()
