@@ -14,7 +14,7 @@ from attrs.validators import and_, deep_iterable, ge, gt, in_, le, lt
 
 from trencadis.errors import ConfigValueError
 from trencadis.interfaces import setting
-from trencadis_gaudi.fp8.methods import DYNAMIC, METHODS, STATIC, ScaleMethod, from_quant_config
+from trencadis_gaudi.fp8.methods import DYNAMIC, METHODS, STATIC, ScaleMethod, read_quant_config
 
 __all__ = ["BLOCK_SIZES", "DEFAULT_BLOCK_SIZE", "MODES", "GaudiConfig"]
 
@@ -131,27 +131,29 @@ class GaudiConfig:
 
     fp8: str = setting(
         "off",
-        "Linear layers in fp8, but for the output layer and routers. static: scales of fp8_measurements; dynamic: of each token; off.",
-        validator=in_(["off", "dynamic", "static"]),
-        aliases={"QUANT_CONFIG": from_quant_config("fp8")},
+        "Linear layers in fp8, but for the output layer and routers. static: scales of fp8_measurements; dynamic: of each token; "
+        "inc: as quant_config says; off.",
+        validator=in_(["off", "dynamic", "static", "inc"]),
     )
     fp8_scale_method: str = setting(
         "auto",
         "How scales are rounded, as Intel Neural Compressor names it; auto: maxabs_hw, or maxabs_pcs_pow2 for dynamic scales.",
         validator=in_(METHODS),
-        aliases={"QUANT_CONFIG": from_quant_config("fp8_scale_method")},
     )
     fp8_measurements: str = setting(
         "",
         "Measurement file of Intel Neural Compressor, .json or .npz, or its dump_stats_path; for static scales and those of the KV cache.",
-        aliases={"QUANT_CONFIG": from_quant_config("fp8_measurements")},
     )
     fp8_exclude: tuple[str, ...] = setting(
         None,
         "Patterns that are searched for in the names of linear layers, which then stay as they are.",
         factory=tuple,
         validator=deep_iterable(_check_pattern),
-        aliases={"QUANT_CONFIG": from_quant_config("fp8_exclude")},
+    )
+    quant_config: str = setting(
+        "",
+        'Configuration of Intel Neural Compressor, a JSON file; read for fp8 = "inc", in the place of the four keys before it.',
+        aliases="QUANT_CONFIG",
     )
     kv_cache_dtype: str = setting(
         "auto",
@@ -254,6 +256,14 @@ class GaudiConfig:
         """Linear layers or the KV cache are in fp8."""
         return self.fp8 != "off" or self.kv_cache_dtype == "fp8"
 
+    def with_quant_config(self) -> GaudiConfig:
+        """Return the config with what ``quant_config`` says in the place of ``inc``.
+
+        Raises:
+            ConfigValueError: The file cannot be read, or asks for something that is not served.
+        """
+        return attrs.evolve(self, **read_quant_config(self.quant_config)) if self.fp8 == "inc" else self
+
     @property
     def scale_method(self) -> ScaleMethod:
         """Of the linear layers."""
@@ -301,13 +311,18 @@ class GaudiConfig:
         _check_recipe_cache(self.recipe_cache)
 
     def _check_fp8(self) -> None:
+        if self.fp8 == "inc" and not self.quant_config:
+            raise ConfigValueError(
+                '[backend.gaudi] fp8 = "inc" without quant_config.',
+                hint="Name the configuration of Intel Neural Compressor, there or in the environment as QUANT_CONFIG.",
+            )
         if self.fp8 == "static" and not self.fp8_measurements:
             raise ConfigValueError(
                 '[backend.gaudi] fp8 = "static" without fp8_measurements: static scales come from a calibration.',
                 hint='Name the measurement file, or set fp8 = "dynamic".',
             )
         known = DYNAMIC if self.fp8 == "dynamic" else STATIC
-        if self.fp8 != "off" and self.fp8_scale_method not in {"auto", *known}:
+        if self.fp8 in {"static", "dynamic"} and self.fp8_scale_method not in {"auto", *known}:
             raise ConfigValueError(
                 f'[backend.gaudi] fp8_scale_method = "{self.fp8_scale_method}" with fp8 = "{self.fp8}".',
                 hint=f"Methods for it are {', '.join(known)}.",

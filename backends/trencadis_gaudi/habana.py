@@ -129,8 +129,10 @@ def load_habana(
         version_of: Finds the version of a distribution.
 
     Raises:
+        ConfigValueError: ``quant_config`` is needed, and cannot be used.
         BackendError: The Gaudi software is missing, broken, of a version that is not known, or finds no Gaudi.
     """
+    config = config.with_quant_config()
     if config.device == "emulated":
         return _emulated(with_mode(config, release=None), clock)
     config = set_environment(config, os.environ, sys.modules)

@@ -130,7 +130,7 @@ def fp8(bench: Bench) -> Found:
         return Found(None, 'not tested: backend.gaudi.fp8 = "off"; --backend.gaudi.fp8 dynamic tests it')
     linear, hidden = _linear(), _random(32, 128, seed=18)
     expected = linear(hidden).detach()
-    layer = DynamicLinear(linear, device, bench.config.scale_method).to(bench.habana.device)
+    layer = DynamicLinear(linear, device, bench.habana.config.scale_method).to(bench.habana.device)
     with bench.habana.active(), torch.inference_mode():
         error = error_of(layer(bench.to_device(hidden)), expected)
     return Found(

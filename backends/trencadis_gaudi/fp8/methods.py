@@ -18,13 +18,14 @@ Source: intel/neural-compressor 9b47d09b, neural_compressor/torch/algorithms/fp8
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 import attrs
 
-__all__ = ["DYNAMIC", "METHODS", "STATIC", "ScaleMethod", "from_quant_config"]
+from trencadis.errors import ConfigValueError
+
+__all__ = ["DYNAMIC", "METHODS", "STATIC", "ScaleMethod", "read_quant_config"]
 
 
 @attrs.frozen(kw_only=True)
@@ -63,27 +64,25 @@ METHODS: Final = ("auto", *STATIC, *DYNAMIC)
 _OBSERVERS = ("maxabs", "maxabs_per_channel")
 
 
-def from_quant_config(key: str) -> Callable[[str], Any]:
-    """Return a reader of the file that ``QUANT_CONFIG`` names, for one key of ``[backend.gaudi]``.
+def read_quant_config(path: str) -> dict[str, Any]:
+    """Return the settings of ``[backend.gaudi]`` that a configuration of the quantiser means, by name.
 
     Args:
-        key: ``fp8``, ``fp8_scale_method``, ``fp8_measurements`` or ``fp8_exclude``.
+        path: The JSON file.
+
+    Raises:
+        ConfigValueError: It cannot be read, or asks for something else than this backend computes.
     """
-
-    def read(path: str) -> Any:
-        return _settings(_table(path))[key]
-
-    return read
-
-
-def _table(path: str) -> dict[str, Any]:
     try:
         table = json.loads(Path(path).read_text(encoding="utf-8"))
+        if not isinstance(table, dict):
+            raise ValueError("it is no JSON object.")
+        return _settings(table)
     except (OSError, ValueError) as error:
-        raise ValueError(f"cannot be read as JSON: {error}.") from error
-    if not isinstance(table, dict):
-        raise ValueError("must be a JSON object.")
-    return table
+        raise ConfigValueError(
+            f'[backend.gaudi] quant_config = "{path}": {error}',
+            hint='Correct the file, or set fp8 to "static", "dynamic" or "off": it is read for fp8 = "inc" alone.',
+        ) from error
 
 
 def _settings(table: dict[str, Any]) -> dict[str, Any]:
@@ -104,8 +103,8 @@ def _settings(table: dict[str, Any]) -> dict[str, Any]:
     return {
         "fp8": "dynamic" if dynamic else "static",
         "fp8_scale_method": method,
-        "fp8_measurements": attrs.NOTHING if dynamic else f"{table.get('dump_stats_path', 'stats')}_hooks_{observer}",
-        "fp8_exclude": _names(table, "blocklist", "blacklist") or attrs.NOTHING,
+        "fp8_measurements": "" if dynamic else f"{table.get('dump_stats_path', 'stats')}_hooks_{observer}",
+        "fp8_exclude": tuple(_names(table, "blocklist", "blacklist")),
     }
 
 

@@ -4,21 +4,28 @@ import json
 
 import pytest
 
+from trencadis.clock import SystemClock
 from trencadis.config import load_config
 from trencadis.errors import ConfigValueError
 from trencadis_gaudi.config import GaudiConfig
 from trencadis_gaudi.fp8.methods import DYNAMIC, STATIC
+from trencadis_gaudi.habana import load_habana
 
 TABLE = {"mode": "QUANTIZE", "observer": "maxabs", "dump_stats_path": "out/measure"}
 """As of vllm-gaudi 091bbadd, calibration/quantization_config/maxabs_quant.json."""
 
 
-def read(tmp_path, table, **environ):
+def read(tmp_path, table, fp8="inc"):
     path = tmp_path / "quant.json"
     path.write_text(table if isinstance(table, str) else json.dumps(table))
-    components = {"backend": {"gaudi": GaudiConfig}}
-    loaded = load_config(components=components, environ={"QUANT_CONFIG": str(path), **environ})
-    return loaded.config.backend.components["gaudi"]
+    return load({"QUANT_CONFIG": str(path), "TRENCADIS_BACKEND__GAUDI__FP8": fp8}).with_quant_config()
+
+
+def load(environ):
+    loaded = load_config(components={"backend": {"gaudi": GaudiConfig}}, environ=environ)
+    config = loaded.config.backend.components["gaudi"]
+    config.check()
+    return config
 
 
 def test_configuration_of_the_quantiser_means_static_scales(tmp_path):
@@ -41,9 +48,25 @@ def test_configuration_with_dynamic_quantization_needs_no_measurement(tmp_path):
     assert config.scale_method is DYNAMIC[method]
 
 
-def test_own_keys_are_stronger(tmp_path):
-    config = read(tmp_path, TABLE, TRENCADIS_BACKEND__GAUDI__FP8="off")
-    assert (config.fp8, config.computes_fp8) == ("off", False)
+def test_device_is_opened_with_what_the_file_says(tmp_path):
+    path = tmp_path / "quant.json"
+    path.write_text(json.dumps({**TABLE, "scale_method": "MAXABS_POW2"}))
+    options = GaudiConfig(device="emulated", mode="eager", fp8="inc", quant_config=str(path))
+    habana = load_habana(options, clock=SystemClock())
+    assert (habana.config.fp8, habana.config.scale_method) == ("static", STATIC["maxabs_pow2"])
+    assert habana.fp8 is not None
+
+
+@pytest.mark.parametrize("fp8", ["off", "dynamic"])
+def test_file_is_not_read_unless_it_is_asked_for(tmp_path, fp8):
+    config = read(tmp_path, "{", fp8=fp8)
+    assert (config.fp8, config.computes_fp8) == (fp8, fp8 == "dynamic")
+    assert load({"QUANT_CONFIG": "/no/such/file"}).fp8 == "off"
+
+
+def test_file_must_be_named():
+    with pytest.raises(ConfigValueError, match="without quant_config"):
+        GaudiConfig(fp8="inc").check()
 
 
 @pytest.mark.parametrize(
@@ -64,12 +87,12 @@ def test_own_keys_are_stronger(tmp_path):
 def test_what_is_not_served_is_refused_in_words(tmp_path, change, message):
     with pytest.raises(ConfigValueError, match=message) as caught:
         read(tmp_path, {**TABLE, **change})
-    assert "QUANT_CONFIG" in str(caught.value)
+    assert str(tmp_path / "quant.json") in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["{", "[]"])
-def test_file_that_is_no_configuration_is_refused_with_its_variable(tmp_path, text):
-    with pytest.raises(ConfigValueError, match="QUANT_CONFIG"):
+def test_file_that_is_no_configuration_is_refused_by_name(tmp_path, text):
+    with pytest.raises(ConfigValueError, match=r"quant\.json"):
         read(tmp_path, text)
 
 
