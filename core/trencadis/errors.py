@@ -35,6 +35,7 @@ from collections.abc import Iterable
 __all__ = [
     "BackendError",
     "CapabilityError",
+    "CollectiveError",
     "ComponentConflictError",
     "ConfigError",
     "ConfigValueError",
@@ -238,6 +239,10 @@ class StepFailedError(BackendError):
 
     Requests that cannot be computed alone either end with this error; the others go on.
     """
+
+
+class CollectiveError(BackendError):
+    """Ranks did not finish a sum, gather or message together: one ended, stopped, or called something else."""
 
 
 class UnpreparedShapeError(StepFailedError):

@@ -29,6 +29,7 @@ __all__ = [
     "ModelConfig",
     "NounConfig",
     "ObserverConfig",
+    "ParallelConfig",
     "PluginsConfig",
     "SchedulingConfig",
     "TenantConfig",
@@ -128,6 +129,23 @@ class EngineConfig:
         "all of it, it is killed and its requests fail. Loading and compiling have no limit.",
         unit="s",
         validator=gt(0),
+    )
+
+
+@attrs.frozen(kw_only=True)
+class ParallelConfig:
+    """Table ``[parallel]``: over how many ranks a model is divided, and how many copies of it there are."""
+
+    tensor: int = setting(1, "Ranks that share each layer.", unit="ranks", validator=ge(1))
+    pipeline: int = setting(1, "Stages, each of which holds some of the layers.", unit="stages", validator=ge(1))
+    expert: int = setting(
+        1,
+        "Ranks over which whole experts are divided: 1 (every rank holds a share of each), or as parallel.tensor.",
+        unit="ranks",
+        validator=ge(1),
+    )
+    data: int = setting(
+        1, "Copies of the model, each an engine of its own, at one address.", unit="engines", validator=ge(1)
     )
 
 
@@ -348,6 +366,7 @@ class Config:
 
     model: ModelConfig = attrs.field(factory=ModelConfig)
     engine: EngineConfig = attrs.field(factory=EngineConfig)
+    parallel: ParallelConfig = attrs.field(factory=ParallelConfig)
     cache: CacheConfig = attrs.field(factory=CacheConfig)
     defragmenter: DefragmenterConfig = attrs.field(factory=DefragmenterConfig)
     embedding: EmbeddingConfig = attrs.field(factory=EmbeddingConfig)

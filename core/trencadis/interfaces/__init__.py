@@ -11,6 +11,7 @@ from trencadis.interfaces.acceptance import AcceptanceRule, Verification
 from trencadis.interfaces.backend import AllocationPlan, Backend, BackendCapabilities, PendingStep
 from trencadis.interfaces.block_store import BlockStore
 from trencadis.interfaces.bucketing import BucketingStrategy
+from trencadis.interfaces.collective import Collective, RankGroups
 from trencadis.interfaces.command import Command
 from trencadis.interfaces.component import Component, ComponentContext, NamedModel, NoConfig, import_attribute
 from trencadis.interfaces.config_table import ConfigTable
@@ -50,6 +51,7 @@ from trencadis.interfaces.optional_calls import (
     SupportsEmbedding,
     SupportsKVConnector,
     SupportsKVPool,
+    SupportsRanks,
     SupportsSwapping,
 )
 from trencadis.interfaces.sampling import (
@@ -78,6 +80,7 @@ __all__ = [
     "BlockCopies",
     "BlockStore",
     "BucketingStrategy",
+    "Collective",
     "Command",
     "Component",
     "ComponentContext",
@@ -123,7 +126,9 @@ __all__ = [
     "SupportsEmbedding",
     "SupportsHandover",
     "SupportsKVConnector",
+    "RankGroups",
     "SupportsKVPool",
+    "SupportsRanks",
     "SupportsLayerwise",
     "SupportsMetrics",
     "SupportsPreparation",

@@ -46,6 +46,8 @@ class BackendCapabilities:
         layerwise_kv: Each layer of a step waits for the layer-wise loads and saves of the KV connector before it is written to (see
             ``LayerGate``), and the pool that ``kv_cache`` shows can be read and written by layer, from any thread.
         provides: Names for capability negotiation, such as ``backend.tree_attention``.
+        collectives: With which it computes among other ranks, best first: ``shared_memory``, ``gloo``, ``nccl``, ``hccl``. Empty: it
+            is alone.
     """
 
     layout: str
@@ -58,6 +60,7 @@ class BackendCapabilities:
     swaps_blocks: bool = False
     layerwise_kv: bool = False
     provides: frozenset[str] = frozenset()
+    collectives: tuple[str, ...] = ()
 
 
 @attrs.frozen(kw_only=True)

@@ -8,6 +8,7 @@ A backend or executor that has the method has the capability; the engine looks o
     SupportsDeferredWarmUp    warm_up_rest   warm_up_rest                 buckets prepared while requests are served
     SupportsKVPool            kv_cache                                    a KV connector reads and writes its blocks
     SupportsKVConnector                      kv_layout, close_connector   it runs a connector's worker sides
+    SupportsRanks             join                                        it computes a share of a model, together with others
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Protocol, runtime_checkable
 import attrs
 import numpy as np
 
+from trencadis.interfaces.collective import RankGroups
 from trencadis.interfaces.kv_pool import KVPool
 from trencadis.records import Bucket, Float32Array, Int32Array, KVLayout
 
@@ -27,6 +29,7 @@ __all__ = [
     "SupportsEmbedding",
     "SupportsKVConnector",
     "SupportsKVPool",
+    "SupportsRanks",
     "SupportsSwapping",
 ]
 
@@ -136,4 +139,22 @@ class SupportsKVConnector(Protocol):
 
     def close_connector(self) -> None:
         """Close the KV connector's worker side on every rank; returns when no transfer touches a block any more."""
+        ...
+
+
+@runtime_checkable
+class SupportsRanks(Protocol):
+    """A backend that computes a share of a model; the ranks of a replica have the others.
+
+    Every rank gets every batch, in the same order. The output rank samples; the others get the tokens from it within the step, so
+    that rows are the same everywhere, and return a ``StepOutput`` without tokens. Which collectives it computes with is
+    ``BackendCapabilities.collectives``.
+    """
+
+    def join(self, groups: RankGroups) -> None:
+        """Take a place among the ranks. Called once, before ``load``.
+
+        Raises:
+            BackendError: It has no share of that kind to compute.
+        """
         ...

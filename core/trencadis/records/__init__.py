@@ -24,6 +24,7 @@ from trencadis.records.output import (
     TokenDeltas,
     TokenLogprobs,
 )
+from trencadis.records.parallel import ParallelLayout
 from trencadis.records.plain import MAX_DEPTH, check_plain, is_text, plain_fault
 from trencadis.records.plan import DraftDistributions, Drafts, Plan
 from trencadis.records.request import (
@@ -64,6 +65,7 @@ __all__ = [
     "MAX_LOGPROBS",
     "MAX_STRUCTURE_CHARACTERS",
     "MAX_TRANSFER_BYTES",
+    "ParallelLayout",
     "PARAMETER_GROUPS",
     "Limits",
     "OneOf",
