@@ -49,6 +49,7 @@ __all__ = [
     "PluginLoadError",
     "PromptTooLongError",
     "RequestError",
+    "RanksLostError",
     "RequestRefusedError",
     "StepFailedError",
     "TransferError",
@@ -243,6 +244,13 @@ class StepFailedError(BackendError):
 
 class CollectiveError(BackendError):
     """Ranks did not finish a sum, gather or message together: one ended, stopped, or called something else."""
+
+
+class RanksLostError(StepFailedError):
+    """A process of the model's ranks ended or stopped: the KV cache is gone, and with it every step in flight.
+
+    Requests go on once the ranks were started again, with the tokens that they have.
+    """
 
 
 class UnpreparedShapeError(StepFailedError):

@@ -153,7 +153,7 @@ def make_engine(
 
     backend = backend or FakeBackend(max_model_len=num_blocks * block_size)
     executor = executor or FakeExecutor()
-    facts = executor.start(make_backend=lambda _: backend, make_sampler=_no_sampler, source=ModelSource(path="fake"))
+    facts = executor.start(make_backend=_Given(backend), make_sampler=_no_sampler, source=ModelSource(path="fake"))
     cache = CacheConfig(
         num_blocks=num_blocks,
         block_size=block_size,
@@ -205,6 +205,16 @@ def drain(engine: Engine, max_steps: int = 500) -> dict[str, FinishedSequence]:
             return finished
         finished.update((end.request_id, end) for end in engine.step().finished)
     raise AssertionError(f"the engine has not come to rest after {max_steps} steps")
+
+
+class _Given:
+    """Makes one backend; travels to another process if that does."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+
+    def __call__(self, rank: int) -> Backend:
+        return self._backend
 
 
 def _no_sampler(rank: int) -> Sampler:

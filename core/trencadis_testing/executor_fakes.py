@@ -48,6 +48,8 @@ __all__ = [
 POISON = 13
 """A batch that starts a row with this token fails in ``submit``; with one more, in ``wait``."""
 
+_MOST_RANKS = 64
+
 CLOSED = "closed"
 """A backend whose model has a path with this last part writes a line to it when it is closed."""
 
@@ -187,7 +189,7 @@ class TellingSampler(Sampler):
 
 
 class Gate:
-    """Blocks its callers until it is opened once; a named pipe, so that it works between processes.
+    """Blocks its callers, one of each rank, until it is opened once; a named pipe, so that it works between processes.
 
     Args:
         folder: An empty one.
@@ -204,9 +206,9 @@ class Gate:
             file.read(1)
 
     def open(self) -> None:
-        """Let the one who waits now, or comes later, pass; returns at once."""
+        """Let those who wait now, or come later, pass; returns at once."""
         self._writer = os.open(self._path, os.O_RDWR)
-        os.write(self._writer, b"x")
+        os.write(self._writer, b"x" * _MOST_RANKS)
 
     def close(self) -> None:
         """Give the pipe up."""

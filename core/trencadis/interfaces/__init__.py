@@ -52,6 +52,7 @@ from trencadis.interfaces.optional_calls import (
     SupportsKVConnector,
     SupportsKVPool,
     SupportsRanks,
+    SupportsRestart,
     SupportsSwapping,
 )
 from trencadis.interfaces.sampling import (
@@ -129,6 +130,7 @@ __all__ = [
     "RankGroups",
     "SupportsKVPool",
     "SupportsRanks",
+    "SupportsRestart",
     "SupportsLayerwise",
     "SupportsMetrics",
     "SupportsPreparation",

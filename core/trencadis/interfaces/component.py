@@ -15,7 +15,7 @@ import attrs
 from trencadis.clock import Clock
 from trencadis.errors import ContractError
 from trencadis.interfaces.vocabulary import Vocabulary
-from trencadis.records import BucketLimits, ModelFacts, ModelSource
+from trencadis.records import BucketLimits, ModelFacts, ModelSource, ParallelLayout
 
 __all__ = ["Component", "ComponentContext", "NamedModel", "NoConfig", "import_attribute"]
 
@@ -84,6 +84,7 @@ class ComponentContext:
         label_of: ``label_of(noun, name)`` names what ``make(noun, name)`` builds; empty outside an engine.
         budget_s: ``budget_s(noun)`` is how long a call of another component may take, seconds; infinity: any time.
         quarantine_s: ``cache.release_timeout_s``: a KV connector that holds blocks for longer is closed; infinity: none is.
+        layout: Over how many ranks the model is divided.
         limits: Shape limits, for components built after the KV cache was sized.
         model: The loaded model, for components built after it was loaded.
         make: ``make(noun, name)`` builds another component: one that this one's config names in a field with the metadata
@@ -99,6 +100,7 @@ class ComponentContext:
     label_of: Callable[[str, str], str] = lambda _, __: ""
     budget_s: Callable[[str], float] = lambda _: math.inf
     quarantine_s: float = math.inf
+    layout: ParallelLayout = attrs.Factory(ParallelLayout)
     limits: BucketLimits | None = None
     model: ModelFacts | None = None
     make: Callable[[str, str], Any] = _makes_nothing

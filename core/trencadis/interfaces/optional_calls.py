@@ -9,6 +9,7 @@ A backend or executor that has the method has the capability; the engine looks o
     SupportsKVPool            kv_cache                                    a KV connector reads and writes its blocks
     SupportsKVConnector                      kv_layout, close_connector   it runs a connector's worker sides
     SupportsRanks             join                                        it computes a share of a model, together with others
+    SupportsRestart                          restart                      its ranks can be started again after they were lost
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ __all__ = [
     "SupportsKVConnector",
     "SupportsKVPool",
     "SupportsRanks",
+    "SupportsRestart",
     "SupportsSwapping",
 ]
 
@@ -156,5 +158,18 @@ class SupportsRanks(Protocol):
 
         Raises:
             BackendError: It has no share of that kind to compute.
+        """
+        ...
+
+
+@runtime_checkable
+class SupportsRestart(Protocol):
+    """An executor whose ranks are processes that may end."""
+
+    def restart(self) -> None:
+        """Start the ranks again after a ``RanksLostError``: loaded, allocated and warmed up as before, with an empty KV cache.
+
+        Raises:
+            BackendError: They were lost too often within a short time, or cannot be started.
         """
         ...

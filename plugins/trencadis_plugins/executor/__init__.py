@@ -6,18 +6,27 @@ from collections.abc import Iterable
 
 from trencadis.hookspecs import hookimpl
 from trencadis.interfaces import Component, ComponentContext, Executor, NoConfig
+from trencadis_plugins.executor.config import ProcessesConfig
 
 __all__ = ["trencadis_executors"]
 
 
 @hookimpl
 def trencadis_executors() -> Iterable[Component]:
-    """Yield ``inline``."""
+    """Yield ``inline`` and ``processes``."""
     yield Component(
         name="inline",
         factory=_make_inline,
         summary="One backend in this process, on a thread of its own.",
         interface_version=1,
+    )
+    yield Component(
+        name="processes",
+        factory=_make_processes,
+        config=ProcessesConfig,
+        summary="Each rank in a process of its own, on this machine.",
+        interface_version=1,
+        provides=frozenset({"executor.ranks"}),
     )
 
 
@@ -25,3 +34,9 @@ def _make_inline(config: NoConfig, context: ComponentContext) -> Executor:
     from trencadis_plugins.executor.inline import InlineExecutor
 
     return InlineExecutor()
+
+
+def _make_processes(config: ProcessesConfig, context: ComponentContext) -> Executor:
+    from trencadis_plugins.executor.processes import ProcessesExecutor
+
+    return ProcessesExecutor(config, layout=context.layout)

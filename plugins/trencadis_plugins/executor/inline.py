@@ -11,7 +11,6 @@ preparing takes, about. A Llama of 110 million parameters waited 0.3 to 0.4 ms o
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,20 +19,15 @@ from typing import Final, TypeVar
 import attrs
 
 from trencadis.errors import BackendError, StepFailedError
-from trencadis.faults import FaultLog, as_words
 from trencadis.interfaces import (
     AllocationPlan,
     Backend,
     BackendCapabilities,
     BlockCopies,
     Executor,
-    KVPool,
-    KVWorkerSide,
     PendingStep,
     Sampler,
     SupportsDeferredWarmUp,
-    SupportsEmbedding,
-    SupportsKVPool,
     SupportsSwapping,
 )
 from trencadis.records import (
@@ -49,10 +43,9 @@ from trencadis.records import (
     StepOutput,
     WarmUpReport,
 )
+from trencadis_plugins.executor.ranks.host import RankHost, merged
 
 __all__ = ["InlineExecutor"]
-
-logger = logging.getLogger("trencadis.executor")
 
 T = TypeVar("T")
 
@@ -65,24 +58,19 @@ _HEAD_START_S: Final = 0.00025, 0.001
 
 
 class InlineExecutor(Executor):
-    """Hosts one backend; every call of it, and of the KV connector's worker side, comes from one thread.
+    """Hosts one rank; every call of its backend, and of the KV connector's worker side, comes from one thread.
 
-    A step that raises fails alone: the error comes from its ``wait`` as ``StepFailedError``, and later batches run. A connector
-    that raises costs a warning; what it was to load is recomputed once the load times out.
+    A step that raises fails alone: the error comes from its ``wait`` as ``StepFailedError``, and later batches run.
     """
 
     def __init__(self) -> None:
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="trencadis-backend")
-        self._backend: Backend | None = None
-        self._connector: KVWorkerSide | None = None
-        self._swaps: list[Future[None]] = []
-        self._ins = BlockCopies.none()
+        self._rank: RankHost | None = None
         self._rest: Future[tuple[Bucket, ...]] | None = None
         self._untold: list[ConnectorReport] = []
         self._newest: Future[tuple[PendingStep, ConnectorReport | None]] | None = None
         self._took_s = 0.0
         self._is_closed = False
-        self._faults = FaultLog(logger)
 
     def start(
         self,
@@ -94,100 +82,88 @@ class InlineExecutor(Executor):
         """Make backend and sampler on the worker thread, and load the model."""
 
         def run() -> ModelFacts:
-            self._backend = make_backend(0)
-            return self._backend.load(source, sampler=make_sampler(0))
+            backend = make_backend(0)
+            self._rank = RankHost(backend, make_sampler(0))
+            return self._rank.load(source)
 
         return self._call(run)
 
     @property
     def capabilities(self) -> BackendCapabilities:
         """The backend's."""
-        return self._started().capabilities
+        return self._started().backend.capabilities
 
     def memory(self, *, max_num_batched_tokens: int, max_num_seqs: int) -> MemoryReport:
         """Return the backend's report."""
-        backend = self._started()
+        backend = self._started().backend
         return self._call(
             lambda: backend.memory(max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs)
         )
 
     def allocate(self, plan: AllocationPlan) -> None:
         """Allocate, and show the KV cache to the connector's worker side."""
-        backend = self._started()
-
-        def run() -> None:
-            backend.allocate(plan)
-            if plan.connector is not None:
-                plan.connector.register(_kv_cache(backend))
-                self._connector = plan.connector
-
-        self._call(run)
+        rank = self._started()
+        self._call(lambda: rank.allocate(plan))
 
     def prepare(self, bucket: Bucket) -> None:
         """Prepare a bucket; returns when done."""
-        backend = self._started()
+        backend = self._started().backend
         self._call(lambda: backend.prepare(bucket))
 
     def warm_up(self, buckets: Sequence[Bucket], *, progress: Callable[[int, int], None] | None = None) -> WarmUpReport:
         """Let the backend warm up; returns when done. ``progress`` is called on the worker thread."""
-        backend = self._started()
+        backend = self._started().backend
         return self._call(lambda: backend.warm_up(buckets, progress=progress))
 
     def warm_up_rest(self, *, is_idle: bool) -> tuple[Bucket, ...]:
         """Let the backend go on with its warm-up, after every batch submitted so far."""
-        backend = self._started()
-        if not isinstance(backend, SupportsDeferredWarmUp):
+        rank = self._started()
+        if not isinstance(rank.backend, SupportsDeferredWarmUp):
             return ()
         ready: tuple[Bucket, ...] = ()
         if self._rest is not None and (is_idle or self._rest.done()):
             rest, self._rest = self._rest, None
             ready = rest.result()
         if is_idle:
-            return ready or self._call(lambda: backend.warm_up_rest(is_idle=True))
+            return ready or self._call(lambda: rank.warm_up_rest(is_idle=True))
         if self._rest is None:
-            self._rest = self._worker.submit(lambda: backend.warm_up_rest(is_idle=False))
+            self._rest = self._worker.submit(lambda: rank.warm_up_rest(is_idle=False))
         return ready
 
     def metrics(self) -> str:
         """Return what the backend counts."""
-        return "" if self._backend is None else self._backend.metrics()
+        return "" if self._rank is None else self._rank.backend.metrics()
 
     def submit(self, batch: Batch) -> PendingStep:
         """Hand a batch to the worker thread."""
-        backend = self._started()
-        swaps, self._swaps = self._swaps, []
-        ins, self._ins = self._ins, BlockCopies.none()
-        self._newest = self._worker.submit(self._run, backend, batch, swaps, ins)
-        return _InlineStep(self._newest, type(backend).__name__, self._untold, self._let_next_start)
+        rank = self._started()
+        self._newest = self._worker.submit(self._run, rank, batch)
+        return _InlineStep(self._newest, type(rank.backend).__name__, self._untold, self._let_next_start)
 
     def embed(self, token_ids: Sequence[Int32Array]) -> Float32Array:
         """Embed texts after every batch submitted so far."""
-        backend = self._started()
-        if not isinstance(backend, SupportsEmbedding):
-            raise BackendError(f"{type(backend).__name__} does not embed.")
-        return self._call(lambda: backend.embed(token_ids))
+        rank = self._started()
+        return self._call(lambda: rank.embed(token_ids))
 
     def copy_blocks(self, *, sources: Int32Array, targets: Int32Array) -> None:
         """Copy blocks after every batch submitted so far."""
-        backend = self._started()
+        backend = self._started().backend
         self._call(lambda: backend.copy_blocks(sources=sources, targets=targets))
 
     def swap_blocks(self, *, outs: BlockCopies, ins: BlockCopies) -> None:
         """Hand copies to the worker thread; if they fail, so does the next batch."""
-        backend = self._started()
-        if not isinstance(backend, SupportsSwapping):
-            raise BackendError(f"{type(backend).__name__} does not swap blocks.")
-        if self._connector is not None:
-            self._ins, ins = ins, BlockCopies.none()
-        self._swaps.append(self._worker.submit(lambda: backend.swap_blocks(outs=outs, ins=ins)))
+        rank = self._started()
+        if not isinstance(rank.backend, SupportsSwapping):
+            raise BackendError(f"{type(rank.backend).__name__} does not swap blocks.")
+        self._worker.submit(lambda: rank.swap_blocks(outs=outs, ins=ins))
 
     def kv_layout(self) -> KVLayout:
         """Return the layout of the backend's cache."""
-        return self._call(lambda: _kv_cache(self._started()).layout)
+        return self._call(self._started().kv_layout)
 
     def close_connector(self) -> None:
         """Close the connector's worker side, after every batch submitted so far."""
-        self._call(self._close_connector)
+        self._call(self._started().close_connector)
 
     def close(self) -> None:
         """Finish what was submitted, close connector and backend, end the thread."""
@@ -195,16 +171,17 @@ class InlineExecutor(Executor):
             return
         self._is_closed = True
         try:
-            self._worker.submit(self._close).result()
+            if self._rank is not None:
+                self._worker.submit(self._rank.close).result()
         finally:
             self._worker.shutdown()
 
     # ------------------------------------------------------------------------------------------------- innards
 
-    def _started(self) -> Backend:
-        if self._backend is None or self._is_closed:
+    def _started(self) -> RankHost:
+        if self._rank is None or self._is_closed:
             raise BackendError("The executor inline was not started, or is closed.")
-        return self._backend
+        return self._rank
 
     def _call(self, run: Callable[[], T]) -> T:
         if self._is_closed:
@@ -218,77 +195,12 @@ class InlineExecutor(Executor):
             least_s, most_s = _HEAD_START_S
             time.sleep(min(most_s, max(least_s, _HEAD_START * took_s)))
 
-    def _run(
-        self, backend: Backend, batch: Batch, swaps: Sequence[Future[None]], ins: BlockCopies
-    ) -> tuple[PendingStep, ConnectorReport | None]:
+    def _run(self, rank: RankHost, batch: Batch) -> tuple[PendingStep, ConnectorReport | None]:
         since_s = time.perf_counter()
         try:
-            return self._run_framed(backend, batch, swaps, ins)
+            return rank.submit(batch)
         finally:
             self._took_s = time.perf_counter() - since_s
-
-    def _run_framed(
-        self, backend: Backend, batch: Batch, swaps: Sequence[Future[None]], ins: BlockCopies
-    ) -> tuple[PendingStep, ConnectorReport | None]:
-        connector = self._connector
-        if connector is None:
-            _all_done(swaps)
-            return backend.submit(batch), None
-        # Blocks that come in are written to before any layer is waited for; a step without passes waits for none.
-        if batch.passes and not len(ins) and backend.capabilities.layerwise_kv:
-            self._contained(connector.expect_layers, None)
-        self._contained(lambda: connector.begin_step(batch.connector_message), None)
-        try:
-            _all_done(swaps)
-            if len(ins) and isinstance(backend, SupportsSwapping):
-                backend.swap_blocks(outs=BlockCopies.none(), ins=ins)
-            pending = backend.submit(batch)
-        finally:
-            self._contained(connector.end_step, None)
-        return pending, self._contained(connector.poll, None)
-
-    def _contained(self, call: Callable[[], T], otherwise: T) -> T:
-        """Return what a call of the connector returns; its exceptions end here."""
-        try:
-            return call()
-        except Exception as error:
-            said = f"The KV connector's worker side raised {as_words(error)}; the step goes on without it."
-            self._faults.say("worker side", said, error=error)
-            return otherwise
-
-    def _close(self) -> None:
-        self._close_connector()
-        if self._backend is not None:
-            self._backend.close()
-
-    def _close_connector(self) -> None:
-        connector, self._connector = self._connector, None
-        if connector is not None:
-            self._contained(connector.close, None)
-
-
-def _merged(reports: Sequence[ConnectorReport]) -> ConnectorReport:
-    """Return one report that says what all do. Pure."""
-    return ConnectorReport(
-        loaded=tuple([transfer_id for report in reports for transfer_id in report.loaded]),
-        failed=tuple([failed for report in reports for failed in report.failed]),
-        released=tuple([transfer_id for report in reports for transfer_id in report.released]),
-    )
-
-
-def _kv_cache(backend: Backend) -> KVPool:
-    if isinstance(backend, SupportsKVPool):
-        return backend.kv_cache()
-    raise BackendError(
-        f"{type(backend).__name__} does not offer its KV cache.",
-        hint='Set kv_connector.name to "none", or another backend.',
-    )
-
-
-def _all_done(swaps: Sequence[Future[None]]) -> None:
-    """Raise what a copy raised; they ran before on the same thread."""
-    for swap in swaps:
-        swap.result()
 
 
 class _InlineStep:
@@ -337,4 +249,4 @@ class _InlineStep:
             return output
         reports = self._untold.copy()
         self._untold.clear()
-        return attrs.evolve(output, connector_reports={0: _merged(reports)})
+        return attrs.evolve(output, connector_reports={0: merged(reports)})

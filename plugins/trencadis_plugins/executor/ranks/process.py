@@ -1,0 +1,137 @@
+"""A rank's process as the executor sees it: started, watched, ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+
+from trencadis.interfaces import Backend, RankGroups, Sampler
+from trencadis.records import ModelSource
+from trencadis_plugins.executor.ranks.link import Kind, RankLink
+
+__all__ = ["DUMP_SIGNAL", "RankProcess", "RemoteError", "StartRank"]
+
+DUMP_SIGNAL: Final = getattr(signal, "SIGUSR1", None)
+"""Has a rank write the stacks of all its threads to standard error, whatever holds Python's lock."""
+
+_PATIENCE_S: Final = 2.0
+
+
+@attrs.frozen(kw_only=True)
+class StartRank:
+    """What a rank's process needs to load its share of a model; every value can be pickled.
+
+    Attributes:
+        rank: Which.
+        make_backend: See ``Executor.start``.
+        make_sampler: See ``Executor.start``.
+        source: The model.
+        open_groups: Connects it with the others, from its rank and the names of what its backend computes with; None: it is alone.
+    """
+
+    rank: int
+    make_backend: Callable[[int], Backend]
+    make_sampler: Callable[[int], Sampler]
+    source: ModelSource
+    open_groups: Callable[[int, tuple[str, ...]], RankGroups] | None = None
+
+
+class RemoteError(Exception):
+    """What raised in another process; its text is the traceback there."""
+
+    @classmethod
+    def of(cls, error: BaseException) -> RemoteError:
+        """Return the traceback of an error as one that can be sent."""
+        return cls("".join(traceback.format_exception(error)).rstrip())
+
+
+class RankProcess:
+    """A child process with one rank. Used by one thread at a time.
+
+    Args:
+        rank: Which.
+
+    Attributes:
+        rank: As given.
+        link: For messages.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        own, other = socket.socketpair()
+        with other:
+            self._child = subprocess.Popen(
+                [sys.executable, "-P", "-m", "trencadis_plugins.executor.ranks", str(other.fileno())],
+                stdin=subprocess.PIPE,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+                pass_fds=(other.fileno(),),
+                start_new_session=True,
+            )
+        self.link = RankLink(own)
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._child.pid
+
+    def call(self, number: int, name: str, arguments: dict[str, Any]) -> None:
+        """Ask for a method; the answer comes through the link.
+
+        Raises:
+            LinkClosedError: It has ended.
+        """
+        self.link.send(Kind.CALL, number, pickle.dumps((name, arguments), protocol=5))
+
+    def is_stopped(self) -> bool:
+        """Return whether a signal has stopped it; it then does nothing at all."""
+        try:
+            status = Path(f"/proc/{self.pid}/stat").read_text()
+        except OSError:
+            return False
+        return status.rpartition(")")[2].split()[0] in ("T", "t")
+
+    def dump_stacks(self) -> None:
+        """Have it write the stacks of its threads to standard error, if it lives."""
+        if DUMP_SIGNAL is not None:
+            self._child.send_signal(DUMP_SIGNAL)
+
+    def describe_end(self) -> str:
+        """Return how it ended, in words, once its link is closed."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._child.wait(_PATIENCE_S)
+        code = self._child.poll()
+        if code is None:
+            return "closed its connection"
+        if code >= 0:
+            return f"ended with exit code {code}"
+        try:
+            name = signal.Signals(-code).name
+        except ValueError:
+            name = f"signal {-code}"
+        return f"was killed by {name}{'; often the kernel ran out of memory' if code == -signal.SIGKILL else ''}"
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait for its end, for some seconds at most."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._child.wait(timeout_s)
+
+    def kill(self) -> None:
+        """End it and what it started, at once; may be called twice."""
+        if self._child.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+            self._child.wait()
+        if self._child.stdin is not None:
+            self._child.stdin.close()
+        self.link.close()
