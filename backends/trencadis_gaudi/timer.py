@@ -14,6 +14,8 @@ class GaudiTimer:
         habana: The device.
     """
 
+    is_over = False  # nobody asks the device between two steps
+
     def __init__(self, habana: Habana) -> None:
         self._start, self._end = (habana.hpu.Event(enable_timing=True) for _ in range(2))
         self._start.record()

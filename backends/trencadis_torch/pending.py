@@ -21,6 +21,11 @@ __all__ = ["StepTimer", "Timer", "TorchStep"]
 class Timer(Protocol):
     """Measures a step where it runs; running when it is made."""
 
+    @property
+    def is_over(self) -> bool:
+        """Whether ``wait`` would return at once; False where that cannot be asked."""
+        ...
+
     def stop(self) -> None:
         """Mark the end of the launched work."""
         ...
@@ -47,6 +52,11 @@ class StepTimer:
             self._events[0].record()
         self._start_s = clock.now_s()
         self._seconds = 0.0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the end was reached."""
+        return self._events is None or bool(self._events[1].query())
 
     def stop(self) -> None:
         """Mark the end of the launched work."""
@@ -109,6 +119,11 @@ class TorchStep:
         self._missed_layers = missed_layers
         self.num_compilations = 0
         timer.stop()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether ``wait`` would return at once: on the CPU the step ran when it was submitted."""
+        return self._timer.is_over
 
     def wait(self) -> StepOutput:
         """Block until the step is done and return its result; may be called from another thread.

@@ -6,9 +6,11 @@ Live serving, replay and simulation differ only in what is handed in: clock, bac
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import logging
 import math
+import pickle
 import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -18,6 +20,7 @@ import attrs
 
 from trencadis.activity import ACTIVITY, MonitoredThread
 from trencadis.clock import Clock, Phases, SystemClock
+from trencadis.config.dump import dump_config
 from trencadis.config.schema import Config
 from trencadis.engine.batching.passes import BatchBuilder, PassPlanner
 from trencadis.engine.batching.warmup import BackgroundWarmUp, WarmUp, completing_buckets, warm_up
@@ -50,6 +53,7 @@ from trencadis.errors import (
     CapabilityError,
     ConfigValueError,
     ContractError,
+    PluginError,
     PluginLoadError,
     TrencadisError,
 )
@@ -76,8 +80,18 @@ from trencadis.interfaces import (
     SupportsRemotePrefill,
     SupportsSwapping,
 )
-from trencadis.records import Bucket, BucketLimits, ModelFacts, ModelSource, RowStart, SamplingParams, parameters_in
-from trencadis.registry import Choice, RegisteredComponent, Registry, ResolvedPlan, resolve_plan
+from trencadis.log import configure_logging
+from trencadis.records import (
+    Bucket,
+    BucketLimits,
+    ModelFacts,
+    ModelSource,
+    ParallelLayout,
+    RowStart,
+    SamplingParams,
+    parameters_in,
+)
+from trencadis.registry import Choice, RegisteredComponent, Registry, ResolvedPlan, load_with_plugins, resolve_plan
 from trencadis.registry.collect import OUR_DISTRIBUTION
 from trencadis.registry.switching import SchedulingInForce
 from trencadis.startup import rare_collections
@@ -88,11 +102,13 @@ __all__ = [
     "EmbeddingParts",
     "Meters",
     "Parts",
+    "RANKS",
     "TREES",
     "budget_of",
     "build_engine",
     "check_adapters",
     "check_drafter",
+    "check_layout",
     "check_misses",
     "check_trees",
     "compose_embedding_engine",
@@ -155,15 +171,8 @@ def _build(
         registry.prepare(choice.component, choice.options)
     registry.warn_of_broken()
     _warn_of_silent_sampler(plan)
-    context = ComponentContext(
-        clock=clock,
-        seed=config.engine.seed,
-        quarantine_s=config.cache.release_timeout_s,
-        budget_s=lambda noun: budget_of(config, noun),
-        vocabulary=vocabulary_reader(config),
-        named_model=model_finder(config),
-    )
-    builder = _Builder(registry, plan, context)
+    check_layout(config, plan)
+    builder = _Builder(registry, plan, _context(config, clock), config)
     if executor is None:
         executor = builder.make(plan.choices["executor"])
         builder.device_label = " with ".join(str(plan.choices[noun].component) for noun in ("executor", "backend"))
@@ -193,6 +202,23 @@ def _build(
     return engine
 
 
+def _context(config: Config, clock: Clock) -> ComponentContext:
+    return ComponentContext(
+        clock=clock,
+        seed=config.engine.seed,
+        quarantine_s=config.cache.release_timeout_s,
+        budget_s=lambda noun: budget_of(config, noun),
+        layout=_layout(config),
+        vocabulary=vocabulary_reader(config),
+        named_model=model_finder(config),
+    )
+
+
+def _layout(config: Config) -> ParallelLayout:
+    sizes = config.parallel
+    return ParallelLayout(tensor=sizes.tensor, pipeline=sizes.pipeline, expert=sizes.expert)
+
+
 def _warn_of_silent_sampler(plan: ResolvedPlan) -> None:
     component = plan.choices["sampling"].component
     if component.component.interface_version < 2:
@@ -217,16 +243,31 @@ def _source(config: Config) -> ModelSource:
 
 
 class _Builder:
-    """Calls the factories of one plan, each with what is known when its turn comes."""
+    """Calls the factories of one plan, each with what is known when its turn comes.
 
-    def __init__(self, registry: Registry, plan: ResolvedPlan, context: ComponentContext) -> None:
+    It travels to the process of a rank as its configuration, and there makes the components that live with a rank.
+    """
+
+    def __init__(self, registry: Registry, plan: ResolvedPlan, context: ComponentContext, config: Config) -> None:
         self._registry = registry
         self._plan = plan
+        self._config = config
         self._context = attrs.evolve(context, make=self._make_inner, label_of=self._label_inner)
         self._reference: Sampler | None = None
         self.device_label = ""
         self._honoured: frozenset[str] | None = None
         self._made: list[tuple[RegisteredComponent, Any]] | None = []
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        given = [str(plugin) for plugin in self._registry.plugins.values() if not plugin.distribution]
+        if given:
+            raise PluginError(
+                f"[executor] name = {self._label('executor')}: {'; '.join(given)} cannot travel to another process.",
+                hint='Install it with an entry point, name its component by import path, or set executor.name = "inline".',
+            )
+        level = logging.getLevelName(logging.getLogger("trencadis").getEffectiveLevel()).lower()
+        tables = pickle.dumps((dump_config(self._config), dict(self._registry.sources), level))
+        return _builder_in_rank, (tables, self._context.model, self._context.limits)
 
     def make(self, choice: Choice) -> Any:
         made = self._registry.build(choice.component, choice.options, self._context)
@@ -248,7 +289,7 @@ class _Builder:
 
     def _make_by(self, plan: ResolvedPlan, choice: Choice) -> Any:
         """Build a component by another plan, with what is known now."""
-        return _Builder(self._registry, plan, self._context).make(choice)
+        return _Builder(self._registry, plan, self._context, self._config).make(choice)
 
     def _make_inner(self, noun: str, name: str) -> Any:
         return self.make(self._inner(noun, name))
@@ -360,7 +401,11 @@ class _Builder:
                     f"{where} takes linear drafts only, and {type(speculator).__name__} drafts trees.",
                     hint='Set acceptance.fallback to "match" or "tree".',
                 )
-        return GuardedAcceptance(label, rule, make_fallback)
+        return GuardedAcceptance(label, rule, make_fallback, remake=self._acceptance_in_rank)
+
+    def _acceptance_in_rank(self) -> AcceptanceRule:
+        """Return the acceptance rule again, in a process of a rank, where a builder of the same configuration is called."""
+        return GuardedAcceptance(*self._guarded("acceptance"))
 
     def _reference_sampler(self) -> Sampler:
         """Return a sampler in this process, which the backend's need not be; made when it is first needed."""
@@ -441,6 +486,27 @@ class _Builder:
     def _bucketing(self, limits: BucketLimits) -> tuple[str, BucketingStrategy, Callable[[], BucketingStrategy] | None]:
         self._context = attrs.evolve(self._context, limits=limits)
         return self._guarded("bucketing")
+
+
+def _builder_in_rank(tables: bytes, model: ModelFacts | None, limits: BucketLimits | None) -> _Builder:
+    """Return a builder of the same configuration in the process of a rank."""
+    registry, plan, config = _resolved_in_rank(tables)
+    context = attrs.evolve(_context(config, SystemClock()), model=model, limits=limits)
+    return _Builder(registry, plan, context, config)
+
+
+@functools.lru_cache(maxsize=1)
+def _resolved_in_rank(tables: bytes) -> tuple[Registry, ResolvedPlan, Config]:
+    """Load plugins and configuration as the engine's process did, once: neither a file nor the environment is read again."""
+    overrides, sources, level = pickle.loads(tables)
+    configure_logging(level)
+    resolved, registry = load_with_plugins(environ={}, overrides=overrides)
+    registry.note_sources(sources)
+    registry.configure(resolved.config)
+    plan = resolve_plan(resolved.config, registry)
+    for choice in plan.choices.values():
+        registry.prepare(choice.component, choice.options)
+    return registry, plan, resolved.config
 
 
 def _checked(label: str, method: str, answer: object, kind: type[T]) -> T:
@@ -945,6 +1011,9 @@ def _compatibility(config: Config, model: ModelFacts, block_size: int) -> str:
 ADAPTERS = "backend.adapters"
 """Capability of a backend that computes rows with the LoRA adapters that ``RowStart.adapter`` names."""
 
+RANKS = "executor.ranks"
+"""Capability of an executor that hosts ranks in other processes."""
+
 TREES = "backend.tree_attention"
 """Capability of a backend that verifies several drafts after one token."""
 
@@ -968,6 +1037,34 @@ def check_adapters(config: Config, capabilities: BackendCapabilities) -> None:
             f"[engine] max_loras = {config.engine.max_loras}: the backend does not compute with LoRA adapters (it does not "
             f'provide "{ADAPTERS}"), so a request would get the text of the model itself.',
             hint="Leave it at 0, or choose a backend that serves adapters.",
+        )
+
+
+def check_layout(config: Config, plan: ResolvedPlan) -> None:
+    """Refuse several ranks where the executor hosts one, and sizes that no layout has.
+
+    Raises:
+        ConfigValueError: Sizes contradict each other.
+        CapabilityError: The executor hosts one rank.
+    """
+    sizes, layout = config.parallel, _layout(config)
+    if sizes.expert not in (1, sizes.tensor):
+        raise ConfigValueError(
+            f"[parallel] expert = {sizes.expert} with tensor = {sizes.tensor}: experts are divided over the ranks of a stage.",
+            hint=f"Set it to 1, where every rank holds a share of each expert, or to {sizes.tensor}.",
+        )
+    executor, connector = plan.choices["executor"].component, plan.choices.get("kv_connector")
+    provides = executor.component.provides
+    if layout.num_ranks > 1 and RANKS not in provides:
+        raise CapabilityError(
+            f"[parallel] tensor = {sizes.tensor}, pipeline = {sizes.pipeline}: {executor} hosts one rank (it does not provide "
+            f'"{RANKS}").',
+            hint='Set executor.name to "processes".',
+        )
+    if connector is not None and RANKS in provides:
+        raise CapabilityError(
+            f"[kv_connector] name = {connector.component}: its two sides share memory, and {executor} has ranks in other processes.",
+            hint='Set kv_connector.name to "none", or executor.name to "inline".',
         )
 
 

@@ -18,9 +18,10 @@ from typing import Any, Final
 import numpy as np
 
 from trencadis.activity import ACTIVITY, EnginePhase
+from trencadis.engine.commit.recovery import restart_ranks
 from trencadis.engine.inspect.accounting import EngineTotals
 from trencadis.engine.inspect.observers import Observers
-from trencadis.errors import ContractError, InvalidRequestError, PromptTooLongError
+from trencadis.errors import ContractError, InvalidRequestError, PromptTooLongError, RanksLostError
 from trencadis.faults import FaultLog, as_words
 from trencadis.interfaces import Executor, SupportsEmbedding
 from trencadis.records import (
@@ -66,9 +67,11 @@ class EmbeddingQueue:
         self.waiting: OrderedDict[str, EmbeddingRequest] = OrderedDict()
         self.suspects: OrderedDict[str, EmbeddingRequest] = OrderedDict()
         self._faults = FaultLog(logger)
+        self._lost_once: set[str] = set()
+        self._done: tuple[Embedding, ...] = ()
 
     def __len__(self) -> int:
-        return len(self.waiting) + len(self.suspects)
+        return len(self.waiting) + len(self.suspects) + len(self._done)
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self.waiting or request_id in self.suspects
@@ -102,7 +105,13 @@ class EmbeddingQueue:
 
         Args:
             is_alone: No request generates or waits to.
+
+        Raises:
+            RanksLostError: The executor has to be started again; the texts wait again, or are done with the next call.
         """
+        if self._done:
+            done, self._done = self._done, ()
+            return done
         batch = self._next(self._token_budget if is_alone else self._token_budget // _SHARE)
         if not batch or self._embedder is None:
             return ()
@@ -110,8 +119,13 @@ class EmbeddingQueue:
         try:
             vectors = self._embedder.embed([np.array(one.token_ids, np.int32) for one in batch])
             self._check_shape(vectors, len(batch))
+        except RanksLostError as error:
+            self._lost(batch, error)
+            raise
         except Exception as error:
             return self._failed(batch, error)
+        if self._lost_once:
+            self._lost_once.difference_update(request.request_id for request in batch)
         return tuple(
             _embedding(request, vector=vector)
             if np.isfinite(vector).all()
@@ -159,6 +173,15 @@ class EmbeddingQueue:
         expected = (num_texts, self._model.embedding_size)
         if vectors.shape != expected or vectors.dtype != np.float32:
             raise ContractError(f"embed() returned {vectors.dtype} {vectors.shape}, not float32 {expected}")
+
+    def _lost(self, batch: list[EmbeddingRequest], error: RanksLostError) -> None:
+        """Let texts wait again; those that were computed in two losses have failed."""
+        again = {request.request_id: request for request in batch if request.request_id not in self._lost_once}
+        if len(again) < len(batch):
+            self._done = self._failed(batch, error)
+            return
+        self._lost_once.update(again)
+        self.waiting = OrderedDict({**again, **self.waiting})
 
     def _failed(self, batch: list[EmbeddingRequest], error: Exception) -> tuple[Embedding, ...]:
         """Fail a text that was alone; of several, each runs alone once."""
@@ -285,7 +308,12 @@ class EmbeddingEngine:
 
     def step(self) -> TokenDeltas:
         """Embed one micro-batch."""
-        return TokenDeltas(slots=_EMPTY, num_tokens=_EMPTY, token_ids=_EMPTY, embeddings=self._queue.run())
+        embeddings: tuple[Embedding, ...] = ()
+        try:
+            embeddings = self._queue.run()
+        except RanksLostError as error:
+            restart_ranks(self._executor, error)
+        return TokenDeltas(slots=_EMPTY, num_tokens=_EMPTY, token_ids=_EMPTY, embeddings=embeddings)
 
     def close(self) -> None:
         """Forget what waits, close observers and the executor; may be called twice."""

@@ -26,7 +26,7 @@ from trencadis.engine.batching.passes import BatchBuilder
 from trencadis.engine.batching.warmup import BackgroundWarmUp, WarmUp
 from trencadis.engine.commit.committer import Committer
 from trencadis.engine.commit.output_check import FailedStep, OutputCheck
-from trencadis.engine.commit.recovery import Recovery
+from trencadis.engine.commit.recovery import Recovery, restart_ranks
 from trencadis.engine.embedding import EmbeddingQueue
 from trencadis.engine.guards import GuardedScheduling
 from trencadis.engine.inspect.accounting import Accounting, SubmittedStep
@@ -46,6 +46,7 @@ from trencadis.engine.transfer.remote_prefills import RemotePrefills
 from trencadis.errors import (
     ContractError,
     InvalidRequestError,
+    RanksLostError,
     RequestRefusedError,
     StepFailedError,
     UnpreparedShapeError,
@@ -261,8 +262,11 @@ class Engine:
         if self._preparations.done:
             self._ended.extend(self._preparations.collect())
         embedded: tuple[Embedding, ...] = ()
-        if self._embeddings.waiting or self._embeddings.suspects:
-            embedded = self._embeddings.run(is_alone=not self._state.slot_of)
+        if self._embeddings:
+            try:
+                embedded = self._embeddings.run(is_alone=not self._state.slot_of)
+            except RanksLostError as error:
+                self._ranks_lost(None, error)
         deltas = self._run(embedded)
         if self._is_connected:
             deltas = self._first_tokens.ahead_of(deltas)
@@ -503,7 +507,21 @@ class Engine:
         dropped = []
         while self._in_flight:
             dropped.append(self._drain_one())
-        self._ended.extend(self._recovery.step_failed(plan, dropped, error))
+        if isinstance(error, RanksLostError):
+            self._ranks_lost(plan, error)
+        else:
+            self._ended.extend(self._recovery.step_failed(plan, dropped, error))
+
+    def _ranks_lost(self, plan: Plan | None, error: RanksLostError) -> None:
+        """Start lost ranks again; every sequence then goes on with the tokens that it has.
+
+        Raises:
+            BackendError: They cannot be started; the engine has failed.
+        """
+        while self._in_flight:
+            self._drain_one()
+        self._ended.extend(self._recovery.ranks_lost(plan, error))
+        restart_ranks(self._executor, error)
 
     def _refused(self, plan: Plan, error: Exception) -> None:
         """Undo a plan that was not submitted."""

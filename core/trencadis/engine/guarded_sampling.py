@@ -264,17 +264,29 @@ class GuardedAcceptance(Guarded[AcceptanceRule], AcceptanceRule):
         label: See :class:`Guarded`.
         strategy: The chosen one.
         make_fallback: See :class:`Guarded`.
+        remake: Makes the same rule again in the process of a rank, to which it travels.
 
     Attributes:
         fault: Why no draft stands any more, in words; empty: drafts may stand.
     """
 
     def __init__(
-        self, label: str, strategy: AcceptanceRule, make_fallback: Callable[[], AcceptanceRule] | None = None
+        self,
+        label: str,
+        strategy: AcceptanceRule,
+        make_fallback: Callable[[], AcceptanceRule] | None = None,
+        *,
+        remake: Callable[[], AcceptanceRule] | None = None,
     ) -> None:
         super().__init__(label, strategy, make_fallback)
         self.fault = ""
+        self._remake = remake
         self._adopt()
+
+    def __reduce__(self) -> tuple[Callable[[], AcceptanceRule], tuple[()]]:
+        if self._remake is None:
+            raise TypeError(f"{self.label} cannot travel to another process")
+        return self._remake, ()
 
     def accept(self, verification: Verification) -> torch.Tensor:
         """Return how likely each draft stands, ``[B, N]``; 0 for all if the rule erred."""

@@ -94,7 +94,11 @@ class AllocationPlan:
 
 
 class PendingStep(Protocol):
-    """A step that was submitted and may still run. Any one thread may wait for it."""
+    """A step that was submitted and may still run. Any one thread may wait for it.
+
+    It may have an attribute ``is_done``, whether ``wait`` would return at once: then an executor in another process need not wait for it
+    on a thread of its own.
+    """
 
     def wait(self) -> StepOutput:
         """Block until the step is done and return its result.

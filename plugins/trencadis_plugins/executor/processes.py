@@ -353,7 +353,7 @@ class ProcessesExecutor(Executor):
             rank = self._connected[file]
             try:
                 rank.link.flush()
-                while (message := rank.link.receive()) is not None:
+                while not self._lost and (message := rank.link.receive()) is not None:
                     self._take(rank.rank, *message)
             except LinkClosedError:
                 self._disconnect(file)
@@ -386,7 +386,8 @@ class ProcessesExecutor(Executor):
                 self._slowest_s = max(self._slowest_s, self._clock.now_s() - answers.since_s)
             kinds = {one for one, _ in answers.by_rank.values()}
             if len(kinds) > 1:  # some went on: their rows and caches are not those of the others any more
-                self._lose(f"a call failed on rank {answers.failing()} and not on all: {answers.error()}")
+                answers.lost = f"a call failed on rank {answers.failing()} and not on all: {answers.error()}"
+                self._lose(answers.lost)
 
     def _look_after(self, now_s: float) -> None:
         """Lose the ranks if one is stopped or silent."""
@@ -400,10 +401,19 @@ class ProcessesExecutor(Executor):
             self._lose(f"rank {stopped[0].rank} was stopped by a signal for {_STOPPED_S:.0f} s")
         elif oldest.failed_s is not None and now_s - oldest.failed_s > _AGREE_S:
             self._lose(f"a call failed on rank {oldest.failing()} and not on all: {oldest.error()}")
-        elif oldest.is_step and waits_s > max(self._config.silence_s, _SLOW_STEPS * self._slowest_s):
+        elif oldest.is_step:
+            self._judge_silence(oldest, waits_s, silent)
+
+    def _judge_silence(self, step: _Answers, waits_s: float, silent: Sequence[RankProcess]) -> None:
+        """Log where silent ranks are after half of the time that they have, and lose them after all of it."""
+        limit_s = max(self._config.silence_s, _SLOW_STEPS * self._slowest_s)
+        names = ", ".join(str(rank.rank) for rank in silent)
+        if waits_s > limit_s / 2 and not step.is_dumped:
+            step.is_dumped = True
+            logger.warning("Rank %s has not answered for %.0f s; its stacks follow.", names, waits_s)
             for rank in silent:
                 rank.dump_stacks()
-            names = ", ".join(str(rank.rank) for rank in silent)
+        elif waits_s > limit_s:
             self._lose(f"rank {names} did not answer for {waits_s:.0f} s; its stacks are in the log")
 
     def _lose(self, why: str) -> None:
@@ -463,7 +473,7 @@ class _Answers:
         self.by_rank: dict[int, tuple[Kind, bytes]] = {}
         self.lost = ""
         self.failed_s: float | None = None
-        self.is_step = False
+        self.is_step = self.is_dumped = False
         self.progress: Callable[[int, int], None] | None = None
         self._done: dict[int, int] = {}
 

@@ -1,24 +1,31 @@
 """After a step that failed: find the sequence at fault, and keep all others.
 
 No token of a failed step counts, and steps in flight after it used its tokens; so all of them are dropped and their
-sequences are recomputed, those that were swapped out meanwhile too. Each sequence of the failed step then runs alone once: the one that fails alone ends with the error,
-the others go on.
+sequences are recomputed, those that were swapped out meanwhile too. Each sequence of the failed step then runs alone once: the one that
+fails alone ends with the error, the others go on.
+
+Where the ranks were lost, so is every KV block. Chance ends a process as well as a request does: so the sequences of a lost step are
+suspects only when it is the second one that they are in, and one ends only when it has been in three, the last one alone.
 """
 
 from __future__ import annotations
 
 import logging
 
+from trencadis.activity import ACTIVITY, EnginePhase
 from trencadis.engine.sequences import SequenceState
 from trencadis.engine.state import EngineState
-from trencadis.errors import UnpreparedShapeError
+from trencadis.errors import BackendError, RanksLostError, UnpreparedShapeError
 from trencadis.faults import FaultLog
+from trencadis.interfaces import Executor, SupportsRestart
 from trencadis.records import FinishedSequence, FinishReason, Plan
 
-__all__ = ["Recovery"]
+__all__ = ["Recovery", "restart_ranks"]
 
 RERUN_COST_S = 0.1
 """What one sequence that runs alone once costs the others, about; counts against the tenant at fault."""
+
+_SUSPECT_LOSSES, _MOST_LOSSES = 2, 3
 
 logger = logging.getLogger("trencadis.engine")
 
@@ -38,6 +45,7 @@ class Recovery:
         self._state = state
         self._faults = FaultLog(logger)
         self._num_others: dict[int, int] = {}  # by suspect: sequences that were computed anew with it
+        self._num_losses: dict[int, int] = {}  # lost steps that a sequence was in
 
     def step_failed(self, plan: Plan, dropped: list[Plan], error: Exception) -> list[FinishedSequence]:
         """Undo a failed step and all steps in flight after it; returns sequences that are at fault.
@@ -78,6 +86,30 @@ class Recovery:
         self.suspects.extend(slot for slot in suspects if slot not in self.suspects)
         return at_fault
 
+    def ranks_lost(self, plan: Plan | None, error: Exception) -> list[FinishedSequence]:
+        """Let every sequence be computed anew, with the tokens that it has; returns one that is at fault.
+
+        Args:
+            plan: The step that was lost; None: it was no step.
+            error: What its ``wait`` raised.
+        """
+        state, at_fault = self._state, list[FinishedSequence]()
+        for slot in [] if plan is None else self._live(plan):
+            losses = self._num_losses[slot] = self._num_losses.get(slot, 0) + 1
+            if losses >= _MOST_LOSSES and plan is not None and plan.num_sequences == 1:
+                self._forget_in_flight(slot)
+                at_fault.append(state.finish(state.table.sequence(slot), FinishReason.ERROR, error=str(error)))
+                self.forget(slot)
+            elif losses >= _SUSPECT_LOSSES and slot not in self.suspects:
+                self.suspects.append(slot)
+        for slot in reversed(state.running.tolist()):
+            self._undo(slot)
+        for slot in state.waiting.slots.tolist():
+            state.drop_swapped(state.table.sequence(slot))
+        state.blocks.reset_cache()
+        state.row_starts.clear()
+        return at_fault
+
     def step_done(self, plan: Plan) -> None:
         """Clear the suspect that ran alone, once it has yielded a token."""
         if self.suspects and plan.num_sequences == 1 and plan.samples[0]:
@@ -115,5 +147,18 @@ class Recovery:
     def forget(self, slot: int) -> None:
         """Suspect a sequence no longer: it left the engine, or was cleared."""
         self._num_others.pop(slot, None)
+        self._num_losses.pop(slot, None)
         if slot in self.suspects:
             self.suspects.remove(slot)
+
+
+def restart_ranks(executor: Executor, error: RanksLostError) -> None:
+    """Start an executor's ranks again; takes as long as its first start.
+
+    Raises:
+        BackendError: They cannot be started, or were lost too often.
+    """
+    ACTIVITY.begin(EnginePhase.LOADING)
+    if not isinstance(executor, SupportsRestart):
+        raise BackendError(f"{type(executor).__name__} lost its ranks and has no restart(): {error}") from error
+    executor.restart()

@@ -75,8 +75,9 @@ class RankServer:
 
     def _call(self, number: int, payload: bytes) -> bool:
         """Run a method; False if it was the last one."""
-        name, arguments = pickle.loads(payload)
+        name = ""
         try:
+            name, arguments = pickle.loads(payload)
             result = getattr(self, f"_{name}")(number, **arguments) if name in _OWN else self._of_rank(name, arguments)
             self._send(Kind.RESULT, number, pickle.dumps(result, protocol=5))
         except Exception as error:

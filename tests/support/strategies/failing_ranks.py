@@ -1,0 +1,46 @@
+"""Backends of ranks in processes of their own that fail when a prompt begins with one token."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+from trencadis_testing.executor_fakes import TellingBackend
+from trencadis_testing.fakes import FakeBackend
+
+DEADLY = 90
+
+
+class OneSided(TellingBackend):
+    """Fails a step on one rank only."""
+
+    def submit(self, batch):
+        if self._rank == 1 and any(start.token_ids[0] == DEADLY for start in batch.row_starts):
+            raise RuntimeError("rank 1 alone")
+        return super().submit(batch)
+
+
+class Hangs(TellingBackend):
+    def submit(self, batch):
+        if any(start.token_ids[0] == DEADLY for start in batch.row_starts):
+            while True:
+                signal.pause()
+        return super().submit(batch)
+
+
+class Dies(FakeBackend):
+    """Ends its process when it is given a prompt that begins with the deadly token, as long as a file is there."""
+
+    def __init__(self, mark: Path, *, once: bool) -> None:
+        super().__init__(eos=-1, max_model_len=120)
+        self._mark, self._once = mark, once
+
+    def submit(self, batch):
+        if any(start.token_ids[0] == DEADLY for start in batch.row_starts) and self._mark.exists():
+            if self._once:
+                self._mark.unlink(missing_ok=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+        step = super().submit(batch)
+        self.run_queued()
+        return step
