@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from support.tiers import mark_release, mark_repeats, try_fewer_examples
+from support.tiers import CI, DEFAULT, mark_release, mark_repeats, try_fewer_examples
 
 # No test depends on how long one of its examples takes.
 settings.register_profile("trencadis", deadline=None)
@@ -47,12 +47,13 @@ def pytest_sessionstart() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark repeats of a proof ``slow``; without the slow tests, try fewer examples."""
+    """Mark repeats of a proof ``slow`` and ``release``; without these, try fewer examples."""
     functions = [item for item in items if isinstance(item, pytest.Function)]
     mark_release(functions)
     mark_repeats(functions)
-    if config.getoption("markexpr") == "not slow":
-        try_fewer_examples(functions)
+    for tier in (DEFAULT, CI):
+        if config.getoption("markexpr") == f"not {tier.marker}":
+            try_fewer_examples(functions, tier)
 
 
 @pytest.fixture(autouse=True)

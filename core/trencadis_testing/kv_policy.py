@@ -176,10 +176,11 @@ class KVPolicyConformance:
         """The engine thread waits for them."""
         policy = self.make()
         by_kind: dict[Callable[..., Any], list[float]] = {}
-        for answer, view in _calls():
-            begin_s = time.perf_counter()
-            answer(policy, view)
-            by_kind.setdefault(answer, []).append(time.perf_counter() - begin_s)
+        for _ in range(3):
+            for answer, view in _calls():
+                begin_s = time.perf_counter()
+                answer(policy, view)
+                by_kind.setdefault(answer, []).append(time.perf_counter() - begin_s)
         for answer, times_s in by_kind.items():
             took_s = min(times_s)  # one of them is interrupted by no other process
             assert took_s < _MAX_CALL_S, f"{answer.__name__}() takes {took_s * 1e3:.1f} ms"

@@ -174,6 +174,7 @@ def cells_of(text: torch.Tensor, vocab_size: int) -> torch.Tensor:
 @pytest.mark.representatives(1)
 @pytest.mark.parametrize("rule", [Match(), Token(), Block(), Tree()], ids=lambda rule: type(rule).__name__)
 @pytest.mark.parametrize(("vocab_size", "count", "length"), [(8, 58_000, 3), (32, 78_000, 2)])
+@pytest.mark.kept_in_ci(3)
 def test_texts_with_drafts_have_the_distribution_of_the_model(rule, vocab_size, count, length):
     target, proposal = tables(1, vocab_size, length - 1), tables(2, vocab_size, length - 1)
     found = texts(rule, count, target, proposal, num_drafts=2)
@@ -207,6 +208,7 @@ def test_a_small_fault_would_be_found():
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_a_position_that_is_drafted_again_needs_new_numbers_if_whole_runs_are_judged():
     # Block verification looks at drafts behind the one that it refuses. Had they the same noise in the next step, the text
     # so far would tell something of it, and the drafter's distribution would not be the distribution it draws by.

@@ -1,73 +1,91 @@
-"""Divides collected tests into the default tier and the slow one, a part of which is for a release."""
+"""Divides collected tests into three tiers: `pytest`, `.ci/run`, and a release, which alone runs everything."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
 
+import attrs
 import pytest
 from hypothesis import settings
 
-__all__ = [
-    "EVERY_NTH_SUITE",
-    "FEWEST_EXAMPLES",
-    "MOST_PARAMETER_SETS",
-    "SHARE_OF_EXAMPLES",
-    "mark_repeats",
-    "mark_release",
-    "try_fewer_examples",
-]
+__all__ = ["CI", "DEFAULT", "Tier", "mark_release", "mark_repeats", "try_fewer_examples"]
 
-MOST_PARAMETER_SETS = 2
-"""In the default tier, a test that says nothing else has so many of its parameter sets."""
-EVERY_NTH_SUITE = 12
-"""In the default tier, a test of a conformance suite of the kit runs for one in so many of the components under test."""
-SHARE_OF_EXAMPLES = 8
-"""In the default tier, hypothesis tries one in so many of a test's examples, and :data:`FEWEST_EXAMPLES` at least."""
-FEWEST_EXAMPLES = 5
+
+@attrs.frozen(kw_only=True)
+class Tier:
+    """How much of what repeats a proof a tier has.
+
+    Attributes:
+        marker: Of what it leaves out.
+        kept_by: Marker with which a test says how many of its parameter sets the tier has.
+        most_parameter_sets: The same for tests that do not say it.
+        every_nth_suite: A test of a conformance suite of the kit runs for one in so many of the components under test.
+        share_of_examples: Hypothesis tries one in so many of a test's examples, and ``fewest_examples`` at least.
+        fewest_examples: See there.
+    """
+
+    marker: str
+    kept_by: str
+    most_parameter_sets: int
+    every_nth_suite: int
+    share_of_examples: int
+    fewest_examples: int
+
+
+DEFAULT = Tier(
+    marker="slow",
+    kept_by="representatives",
+    most_parameter_sets=2,
+    every_nth_suite=12,
+    share_of_examples=8,
+    fewest_examples=5,
+)
+"""What `pytest` runs."""
+CI = Tier(
+    marker="release",
+    kept_by="kept_in_ci",
+    most_parameter_sets=6,
+    every_nth_suite=3,
+    share_of_examples=2,
+    fewest_examples=10,
+)
+"""What `.ci/run` runs."""
 
 
 def mark_release(items: Sequence[pytest.Function]) -> None:
-    """Mark ``slow`` what is for a release: tests with that marker, and all but n parameter sets of ``@pytest.mark.kept_in_ci(n)``."""
-    families: defaultdict[tuple[object, ...], list[pytest.Function]] = defaultdict(list)
+    """Mark what only a release runs, and mark it ``slow`` as well."""
+    mark_repeats(items, CI)
     for item in items:
-        mark = item.get_closest_marker("kept_in_ci")
-        if mark:
-            families[item.parent, item.originalname, mark.args[0]].append(item)
-    for (*_, kept), members in families.items():
-        for item in _repeats(members, kept):
-            item.add_marker(pytest.mark.release)
-    for item in items:
-        if item.get_closest_marker("release"):
+        if item.get_closest_marker(CI.marker):
             item.add_marker(pytest.mark.slow)
 
 
-def mark_repeats(items: Sequence[pytest.Function]) -> None:
-    """Mark all but the representatives of parametrised tests and of conformance suites ``slow``.
+def mark_repeats(items: Sequence[pytest.Function], tier: Tier = DEFAULT) -> None:
+    """Mark all but the representatives of parametrised tests and of conformance suites.
 
-    Of the parameter sets of a test, :data:`MOST_PARAMETER_SETS` evenly spread ones stay, or as many as
-    ``@pytest.mark.representatives(n)`` says. A suite's tests take turns:
-    each component keeps one in :data:`EVERY_NTH_SUITE` of them, and each test is kept by one in as many components.
+    Of a test's parameter sets evenly spread ones stay. A suite's tests take turns: each component keeps some of them, and each
+    test is kept by some components.
     """
     families: defaultdict[tuple[object, ...], list[pytest.Function]] = defaultdict(list)
     suites: defaultdict[object, dict[object, list[pytest.Function]]] = defaultdict(dict)
     for item in items:
-        if item.get_closest_marker("slow"):
+        if item.get_closest_marker(tier.marker):
             continue
         if item.function.__module__.startswith("trencadis_testing."):
             suites[item.function].setdefault(item.parent, []).append(item)
         else:
-            mark = item.get_closest_marker("representatives")
-            kept = mark.args[0] if mark else MOST_PARAMETER_SETS
+            mark = item.get_closest_marker(tier.kept_by)
+            kept = mark.args[0] if mark else tier.most_parameter_sets
             families[item.parent, item.originalname, kept].append(item)
     repeats = []
     for (*_, kept), members in families.items():
         repeats += _repeats(members, kept)
     for turn, components in enumerate(suites.values()):
-        every = min(EVERY_NTH_SUITE, len(components))
+        every = min(tier.every_nth_suite, len(components))
         repeats += [one for number, own in enumerate(components.values()) if (number - turn) % every for one in own]
     for item in repeats:
-        item.add_marker(pytest.mark.slow)
+        item.add_marker(tier.marker)
 
 
 def _repeats(members: Sequence[pytest.Function], kept: int) -> list[pytest.Function]:
@@ -77,7 +95,7 @@ def _repeats(members: Sequence[pytest.Function], kept: int) -> list[pytest.Funct
     return [member for number, member in enumerate(members) if number not in stay]
 
 
-def try_fewer_examples(items: Sequence[pytest.Function]) -> None:
+def try_fewer_examples(items: Sequence[pytest.Function], tier: Tier) -> None:
     """Scale the number of examples of each test of hypothesis, which has it at its function or, for state machines, at its class."""
     holders = {}
     for item in items:
@@ -87,5 +105,5 @@ def try_fewer_examples(items: Sequence[pytest.Function]) -> None:
             holders[item.function] = "_hypothesis_internal_use_settings"
     for holder, name in holders.items():
         full = getattr(holder, name)
-        fewest = min(FEWEST_EXAMPLES, full.max_examples)
-        setattr(holder, name, settings(full, max_examples=max(fewest, full.max_examples // SHARE_OF_EXAMPLES)))
+        fewest = min(tier.fewest_examples, full.max_examples)
+        setattr(holder, name, settings(full, max_examples=max(fewest, full.max_examples // tier.share_of_examples)))

@@ -7,15 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from support.tiers import (
-    EVERY_NTH_SUITE,
-    FEWEST_EXAMPLES,
-    MOST_PARAMETER_SETS,
-    SHARE_OF_EXAMPLES,
-    mark_release,
-    mark_repeats,
-    try_fewer_examples,
-)
+from support.tiers import CI, DEFAULT, mark_release, mark_repeats, try_fewer_examples
 
 
 class Item:
@@ -34,7 +26,8 @@ class Item:
         return self._marks.get(name)
 
     def add_marker(self, mark: Any) -> None:
-        self._marks[mark.name] = mark
+        made = getattr(pytest.mark, mark) if isinstance(mark, str) else mark
+        self._marks[made.name] = made
 
 
 def mark(items: list[Item]) -> list[int]:
@@ -51,7 +44,7 @@ def test_representatives_are_spread_evenly(kept: int, total: int, stay: list[int
 
 
 def test_without_a_mark_a_few_parameter_sets_stay() -> None:
-    assert len(mark([Item(number, len) for number in range(100)])) == MOST_PARAMETER_SETS
+    assert len(mark([Item(number, len) for number in range(100)])) == DEFAULT.most_parameter_sets
 
 
 def test_what_is_slow_anyway_is_no_representative() -> None:
@@ -75,6 +68,14 @@ def test_of_a_long_test_some_parameter_sets_are_kept_and_the_others_are_for_a_re
     assert mark(items) == [0]
 
 
+def test_without_a_mark_more_parameter_sets_are_kept_in_ci_than_by_default() -> None:
+    items = [Item(number, len) for number in range(100)]
+    mark_release(items)  # type: ignore[arg-type]
+    kept = [item for item in items if not item.get_closest_marker("release")]
+    assert len(kept) == CI.most_parameter_sets
+    assert len(mark(items)) == DEFAULT.most_parameter_sets
+
+
 def _test_of_a_suite() -> Any:
     def test() -> None: ...
 
@@ -84,13 +85,13 @@ def _test_of_a_suite() -> Any:
 
 @pytest.mark.parametrize("num_components", [1, 2, 4, 7, 13])
 def test_components_take_turns_in_the_tests_of_a_suite(num_components: int) -> None:
-    tests = [_test_of_a_suite() for _ in range(EVERY_NTH_SUITE)]
+    tests = [_test_of_a_suite() for _ in range(DEFAULT.every_nth_suite)]
     items = [Item(0, test, parent=number) for number in range(num_components) for test in tests]
     mark(items)
     ran = [item for item in items if not item.is_slow]
     assert {item.function for item in ran} == set(tests)
     assert {item.parent for item in ran} == set(range(num_components))
-    assert len(ran) <= len(tests) * -(-num_components // min(EVERY_NTH_SUITE, num_components))
+    assert len(ran) <= len(tests) * -(-num_components // min(DEFAULT.every_nth_suite, num_components))
 
 
 def test_a_share_of_the_examples_is_tried_and_a_few_at_least() -> None:
@@ -110,7 +111,7 @@ def test_a_share_of_the_examples_is_tried_and_a_few_at_least() -> None:
     case.settings = settings(max_examples=40)
     state_machine = Item(0, case.runTest)
     state_machine.cls = case
-    try_fewer_examples([Item(0, many), Item(1, many), Item(0, few), state_machine])  # type: ignore[list-item]
-    assert many._hypothesis_internal_use_settings.max_examples == 80 // SHARE_OF_EXAMPLES
+    try_fewer_examples([Item(0, many), Item(1, many), Item(0, few), state_machine], DEFAULT)  # type: ignore[list-item]
+    assert many._hypothesis_internal_use_settings.max_examples == 80 // DEFAULT.share_of_examples
     assert few._hypothesis_internal_use_settings.max_examples == 3
-    assert case.settings.max_examples == max(FEWEST_EXAMPLES, 40 // SHARE_OF_EXAMPLES)
+    assert case.settings.max_examples == max(DEFAULT.fewest_examples, 40 // DEFAULT.share_of_examples)

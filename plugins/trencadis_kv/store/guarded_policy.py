@@ -96,6 +96,8 @@ class GuardedPolicy(KVPolicy):
             f"{self._label} {said} in {name}(); the contract's default stands in, here and wherever it happens again."
         )
         self._faults.say(f"{self._label}.{name}", f"{said} Mend it, or choose another in kv_policy.name.", error=error)
+        if error is not None:  # one that a policy keeps and raises again would grow by some frames with each call
+            error.__traceback__ = None
         return ask(_DEFAULTS)
 
     def _switch_off(self, fault: str) -> None:

@@ -107,7 +107,7 @@ def test_greedy_tokens_are_those_of_the_torch_backend(model_path, greedy_tokens,
     engine.close()
 
 
-@pytest.mark.kept_in_ci(4)
+@pytest.mark.kept_in_ci(2)
 @pytest.mark.representatives(1)
 @pytest.mark.parametrize(("strategy", "way"), CASES)
 def test_greedy_tokens_after_the_warm_up_are_those_of_the_torch_backend(greedy_tokens, frozen, strategy, way):
@@ -173,7 +173,7 @@ def frozen(model_path, tmp_path_factory):
         engine.close()
 
 
-@pytest.mark.kept_in_ci(4)
+@pytest.mark.kept_in_ci(2)
 @pytest.mark.representatives(1)
 @pytest.mark.parametrize(("strategy", "way"), CASES)
 @settings(

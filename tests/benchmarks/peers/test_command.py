@@ -53,6 +53,7 @@ def test_prompts_of_a_trained_model_are_passages_of_text(cache: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_ours_and_transformers_do_the_same_work(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

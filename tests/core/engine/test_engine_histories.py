@@ -239,6 +239,7 @@ class History:
 
 
 @pytest.mark.parametrize("first", [0, *(pytest.param(first, marks=pytest.mark.slow) for first in range(50, 400, 50))])
+@pytest.mark.kept_in_ci(3)
 def test_whatever_happens_texts_are_right_and_nothing_is_left(first: int) -> None:
     for seed in range(first, first + 50):
         history = History(seed)

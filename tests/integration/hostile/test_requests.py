@@ -189,7 +189,7 @@ def test_growth_is_judged_in_lives_of_a_third_of_a_run(
 
 
 @pytest.mark.slow  # two minutes for the longer; everything mixed, for half an hour: `test_soak.py`
-@pytest.mark.parametrize("count", [4, pytest.param(12, marks=pytest.mark.release)])
+@pytest.mark.parametrize("count", [2, pytest.param(12, marks=pytest.mark.release)])
 def test_kills_stops_and_cancels_leave_nothing_and_everybody_is_told(count: int) -> None:
     server = Server(*FLAGS, *KILL_FLAGS)
     try:

@@ -108,6 +108,7 @@ def decode_inputs(backend):
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_a_first_start_compiles_each_shape_once(first, directory):
     _, report = first
     assert set(report.prepared) == {PREFILL, DECODE}

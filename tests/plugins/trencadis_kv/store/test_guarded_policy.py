@@ -140,3 +140,11 @@ def engine(num_waiting_tokens=0, *, remote_s=math.nan, affinity=0.0):
 )
 def test_prompts_go_to_the_least_loaded_unless_that_is_slow(view, chosen):
     assert KVPolicy().prefill_at(view) == chosen
+
+
+def test_an_error_that_a_policy_keeps_does_not_grow():
+    error = RuntimeError("no idea")
+    policy = GuardedPolicy(Answering(error))
+    for _ in range(3):
+        policy.admits_save(SAVE)
+    assert error.__traceback__ is None
