@@ -5,6 +5,8 @@ owner    world = create_group("shared_memory", size=4, generation=1)
          ... start message of rank 2: world.address(2), stage.address(0)
 rank     world = open_group(address)      the world before its subgroups
 owner    world.unlink()                   when all have opened, or when all have ended
+
+What is left of owners that were killed, the next one to create a group in shared memory removes.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import attrs
 from trencadis.errors import CollectiveError
 from trencadis.interfaces import Collective
 from trencadis_plugins.executor.collectives.group_memory import GroupMemory, RankProgress
-from trencadis_plugins.executor.collectives.segment import Layout, Segment
+from trencadis_plugins.executor.collectives.segment import Layout, Segment, remove_leftovers
 
 __all__ = ["KINDS", "GroupAddress", "GroupOwner", "create_group", "open_group"]
 
@@ -190,6 +192,7 @@ class _SharedMemoryOwner(GroupOwner):
         self.size = address.size
         name = f"trencadis-{os.getpid()}-{address.generation}-g{next(_NUMBERS)}"
         self._address = attrs.evolve(address, name=name)
+        remove_leftovers()
         self._segment = Segment.create(name, Layout(address.size))
         self._memory = GroupMemory(self._segment)
         self._subgroups: list[GroupOwner] = []

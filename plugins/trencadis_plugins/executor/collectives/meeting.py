@@ -5,15 +5,12 @@ from __future__ import annotations
 import shutil
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import attrs
 
 from trencadis_plugins.executor.collectives.group_memory import RankProgress
 from trencadis_plugins.executor.collectives.groups import GroupAddress, GroupOwner
-
-if TYPE_CHECKING:
-    from torch.distributed import TCPStore
 
 __all__ = ["StoreOwner"]
 
@@ -30,11 +27,12 @@ class StoreOwner(GroupOwner):
     def __init__(self, address: GroupAddress, *, host: str = "") -> None:
         self.size = address.size
         self._folder: Path | None = None
-        self._store: TCPStore | None = None
+        self._store: Any = None
         if host:
-            from torch.distributed import TCPStore
+            import torch.distributed
 
-            self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
+            stores: Any = torch.distributed
+            self._store = stores.TCPStore(host, 0, is_master=True, wait_for_workers=False)
             name = f"tcp://{host}:{self._store.port}"
         else:
             self._folder = Path(tempfile.mkdtemp(prefix="trencadis-ranks-"))

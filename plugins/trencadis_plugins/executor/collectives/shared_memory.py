@@ -131,7 +131,7 @@ class SharedMemoryCollective(Collective):
 
     def barrier(self) -> None:
         """Return when every rank is here."""
-        self._run(_BARRIER, _NOTHING, lambda part: self._meet())
+        self._run(_BARRIER, _NOTHING, lambda _part: self._meet())
 
     def abort(self, reason: str = "") -> None:
         """Let every waiting and every later call of all ranks raise."""
@@ -158,7 +158,7 @@ class SharedMemoryCollective(Collective):
 
     # ------------------------------------------------------------------------------------------------- chunks
 
-    def _run(self, call: int, tensor: torch.Tensor, work: Callable[[torch.Tensor], None], detail: int = 0) -> None:
+    def _run(self, call: int, tensor: torch.Tensor, work: Callable[[torch.Tensor], object], detail: int = 0) -> None:
         """Make a call; whatever leaves it halfway ends the group, for its stamps are no longer those of the others."""
         memory = self._open()
         if memory.words[ABORT // 4]:

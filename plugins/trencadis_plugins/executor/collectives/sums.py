@@ -20,7 +20,7 @@ def require_summable(tensor: torch.Tensor) -> None:
         CollectiveError: It is not contiguous, or of a dtype that has no sum.
     """
     dtype = tensor.dtype
-    if dtype == torch.bool or dtype.itemsize == 1 and dtype.is_floating_point:
+    if dtype == torch.bool or (dtype.itemsize == 1 and dtype.is_floating_point):
         raise CollectiveError(f"all_reduce sums floats of 16 bits or more and integers, not {dtype}.")
     if not tensor.is_contiguous():
         raise CollectiveError(

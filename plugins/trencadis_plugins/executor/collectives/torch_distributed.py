@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import importlib
 from collections.abc import Iterator
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -25,6 +26,8 @@ from trencadis_plugins.executor.collectives.sums import ordered_sum, require_sum
 
 __all__ = ["TorchCollective", "open_torch_group"]
 
+_STORES: Final[Any] = dist
+"""Its stores are public, and not in the list of what it exports."""
 _MOST_S: Final = 30.0
 """A blocked call of gloo ends with its timeout and not before, whatever is done: so it must not be long."""
 _REPORT_S: Final = 1.0
@@ -44,14 +47,14 @@ def open_torch_group(address: GroupAddress) -> Collective:
         _load_hccl()
     try:
         if not address.members:
-            store = dist.PrefixStore(f"generation {address.generation}", _store(address, limit))
+            store = _STORES.PrefixStore(f"generation {address.generation}", _store(address, limit))
             dist.init_process_group(
                 address.kind, store=store, rank=address.rank, world_size=address.size, timeout=limit
             )
             return TorchCollective(address, dist.group.WORLD, store)
         group = dist.new_group(list(address.members), timeout=limit, use_local_synchronization=True)
         return TorchCollective(
-            address, group, dist.PrefixStore(f"generation {address.generation}", _store(address, limit))
+            address, group, _STORES.PrefixStore(f"generation {address.generation}", _store(address, limit))
         )
     except (RuntimeError, ValueError) as error:
         raise CollectiveError(
@@ -59,19 +62,19 @@ def open_torch_group(address: GroupAddress) -> Collective:
         ) from error
 
 
-def _store(address: GroupAddress, limit: datetime.timedelta) -> dist.Store:
+def _store(address: GroupAddress, limit: datetime.timedelta) -> Any:
     where = urlsplit(address.name)
     if where.scheme == "tcp" and where.hostname and where.port:
-        return dist.TCPStore(where.hostname, where.port, is_master=False, timeout=limit)
+        return _STORES.TCPStore(where.hostname, where.port, is_master=False, timeout=limit)
     if where.scheme == "file":
         # Size -1: it does not count its users, so it never removes the file under those who come later.
-        return dist.FileStore(where.path, -1)
+        return _STORES.FileStore(where.path, -1)
     raise CollectiveError(f"{address.name!r} is no place to meet: tcp://host:port, or file:///path.")
 
 
 def _load_hccl() -> None:
     try:
-        import habana_frameworks.torch.distributed.hccl  # type: ignore[import-not-found, unused-ignore]
+        importlib.import_module("habana_frameworks.torch.distributed.hccl")
     except ImportError as error:
         raise CollectiveError(
             f'The collectives "hccl" need the Gaudi software: {error}.', hint='On CPUs use "shared_memory" or "gloo".'
@@ -90,7 +93,7 @@ class TorchCollective(Collective):
         store: Through which ranks say that a call failed.
     """
 
-    def __init__(self, address: GroupAddress, group: Any, store: dist.Store) -> None:
+    def __init__(self, address: GroupAddress, group: Any, store: Any) -> None:
         self.rank = address.rank
         self.size = address.size
         self._address = address
@@ -213,7 +216,7 @@ class TorchCollective(Collective):
         except RuntimeError as error:
             if not self._ended:
                 told = f"{name} (call {self._num_calls}) of rank {self.rank} failed"
-                self._ended = f"{told}: {str(error).splitlines()[0]}.{self._silent()}"
+                self._ended = f"{told}: {_first_words(error)}.{self._silent()}"
             raise CollectiveError(self._ended) from error
 
     def _silent(self) -> str:
@@ -231,3 +234,8 @@ class TorchCollective(Collective):
     def _require_rank(self, rank: int, said: str, *, other: bool = False) -> None:
         if not 0 <= rank < self.size or (other and rank == self.rank):
             raise CollectiveError(f"Rank {self.rank} cannot {said} rank {rank} in a group of {self.size}.")
+
+
+def _first_words(error: RuntimeError) -> str:
+    """Return the first line of an error, without the advice to look elsewhere. Pure."""
+    return str(error).splitlines()[0].partition(". This is typically")[0].rstrip(".")

@@ -51,11 +51,11 @@ class Futex:
             )
         self._address = address
         self._number = number
-        types = [ctypes.c_long, ctypes.c_void_p, ctypes.c_long, ctypes.c_ulong]
         # To wake never blocks, so Python's lock is kept; to wait does, and alone has to know errno.
         self._wake = ctypes.PyDLL(None).syscall
         self._wait = ctypes.CDLL(None, use_errno=True).syscall
-        self._wake.argtypes, self._wait.argtypes = types, [*types, ctypes.c_void_p]
+        self._wake.argtypes = [ctypes.c_long, ctypes.c_void_p, ctypes.c_long, ctypes.c_ulong]
+        self._wait.argtypes = [*self._wake.argtypes, ctypes.c_void_p]
 
     def wake(self, offset: int) -> None:
         """Wake whoever sleeps at a word; about a microsecond.
