@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from trencadis_testing.acceptance import AcceptanceConformance
     from trencadis_testing.backend import BackendConformance
     from trencadis_testing.bucketing import BucketingConformance, UnifiedBucketingConformance
+    from trencadis_testing.collective import CollectiveConformance
     from trencadis_testing.draft_length import DraftLengthConformance
     from trencadis_testing.eviction import EvictionConformance
     from trencadis_testing.executor import ExecutorConformance
@@ -35,6 +36,7 @@ __all__ = [
     "AcceptanceConformance",
     "BackendConformance",
     "BucketingConformance",
+    "CollectiveConformance",
     "DraftLengthConformance",
     "EvictionConformance",
     "ExecutorConformance",
@@ -55,6 +57,7 @@ _HOMES = {
     "AcceptanceConformance": "trencadis_testing.acceptance",
     "BackendConformance": "trencadis_testing.backend",
     "BucketingConformance": "trencadis_testing.bucketing",
+    "CollectiveConformance": "trencadis_testing.collective",
     "DraftLengthConformance": "trencadis_testing.draft_length",
     "EvictionConformance": "trencadis_testing.eviction",
     "ExecutorConformance": "trencadis_testing.executor",

@@ -1,0 +1,84 @@
+"""Where ranks of torch.distributed find each other: a file of this user's alone, or a port of the owner."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from trencadis_plugins.executor.collectives.group_memory import RankProgress
+from trencadis_plugins.executor.collectives.groups import GroupAddress, GroupOwner
+
+__all__ = ["StoreOwner"]
+
+
+class StoreOwner(GroupOwner):
+    """Owner of a store, and of no group: of what ranks do it sees nothing, and whom it wants to end it kills.
+
+    Args:
+        address: Of the world, without a name.
+        host: By which ranks on other machines reach the owner, which listens on a free port of all its interfaces; empty: all ranks
+            are here and meet at a file in a directory of mode 0700.
+    """
+
+    def __init__(self, address: GroupAddress, *, host: str = "") -> None:
+        self.size = address.size
+        self._folder: Path | None = None
+        self._store: Any = None
+        if host:
+            import torch.distributed
+
+            stores: Any = torch.distributed
+            self._store = stores.TCPStore(host, 0, is_master=True, wait_for_workers=False)
+            name = f"tcp://{host}:{self._store.port}"
+        else:
+            self._folder = Path(tempfile.mkdtemp(prefix="trencadis-ranks-"))
+            name = f"file://{self._folder / 'store'}"
+        self._address = attrs.evolve(address, name=name)
+
+    def address(self, rank: int) -> GroupAddress:
+        """Return the address of a rank of the world."""
+        return attrs.evolve(self._address, rank=rank)
+
+    def subgroup(self, members: tuple[int, ...]) -> GroupOwner:
+        """Return a group that meets at the same store; a rank opens the world first."""
+        return _Subgroup(attrs.evolve(self._address, size=len(members), members=members))
+
+    def progress(self) -> tuple[RankProgress, ...]:
+        """Return nothing."""
+        return ()
+
+    def abort(self, reason: str = "") -> None:
+        """Do nothing: an owner cannot reach the ranks. It kills one, and the others' calls raise."""
+
+    def unlink(self) -> None:
+        """Close the port, or remove the file; needed until all ranks and their subgroups are open."""
+        self._store = None
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class _Subgroup(GroupOwner):
+    def __init__(self, address: GroupAddress) -> None:
+        self.size = address.size
+        self._address = address
+
+    def address(self, rank: int) -> GroupAddress:
+        # Of one rank there is nothing to meet.
+        return attrs.evolve(self._address, rank=rank, name=self._address.name if self.size > 1 else "")
+
+    def subgroup(self, members: tuple[int, ...]) -> GroupOwner:
+        chosen = tuple(self._address.members[member] for member in members)
+        return _Subgroup(attrs.evolve(self._address, size=len(members), members=chosen))
+
+    def progress(self) -> tuple[RankProgress, ...]:
+        return ()
+
+    def abort(self, reason: str = "") -> None:
+        """Do nothing, as the world."""
+
+    def unlink(self) -> None:
+        """Do nothing: the store is the world's."""
