@@ -16,12 +16,19 @@ import select
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import attrs
 
 from trencadis.clock import Clock, SystemClock
-from trencadis.errors import BackendError, RanksLostError, StepFailedError
+from trencadis.errors import (
+    BackendError,
+    CapabilityError,
+    CollectiveError,
+    ConfigValueError,
+    RanksLostError,
+    StepFailedError,
+)
 from trencadis.interfaces import (
     AllocationPlan,
     Backend,
@@ -29,7 +36,6 @@ from trencadis.interfaces import (
     BlockCopies,
     Executor,
     PendingStep,
-    RankGroups,
     Sampler,
 )
 from trencadis.records import (
@@ -46,6 +52,7 @@ from trencadis.records import (
     WarmUpReport,
 )
 from trencadis_plugins.executor.config import ProcessesConfig
+from trencadis_plugins.executor.ranks.groups import Groups
 from trencadis_plugins.executor.ranks.link import Kind, LinkClosedError
 from trencadis_plugins.executor.ranks.process import RankProcess, StartRank
 from trencadis_plugins.executor.ranks.wire import decode_output, encode_batch
@@ -63,6 +70,10 @@ _SLOW_STEPS: Final = 20.0
 _AGREE_S: Final = 5.0
 """After one rank said that a step failed, the others have so long to say the same; else they wait for it in a sum."""
 _CLOSE_S: Final = 10.0
+_PATIENCE_S: Final = 900.0
+"""A rank waits for another so long: one may load or compile while others are done. Ranks that are stuck the executor finds earlier."""
+_FATAL: Final = frozenset({"make", "load", "memory", "allocate", "prepare", "warm_up"})
+"""Calls without which nothing goes on: where one rank fails, the others need not be waited for."""
 
 
 class ProcessesExecutor(Executor):
@@ -71,7 +82,6 @@ class ProcessesExecutor(Executor):
     Args:
         config: Table ``[executor.processes]``.
         layout: How many ranks, and which of them gives the output.
-        make_groups: Makes what connects the ranks; called before each start, and closed after the ranks have ended. None: one rank.
         clock: Measures silence.
     """
 
@@ -80,17 +90,16 @@ class ProcessesExecutor(Executor):
         config: ProcessesConfig,
         *,
         layout: ParallelLayout,
-        make_groups: Callable[[], GroupsOfRanks] | None = None,
         clock: Clock | None = None,
     ) -> None:
         self._config = config
         self._layout = layout
-        self._make_groups = make_groups
         self._clock = clock or SystemClock()
         self._lock = threading.RLock()
         self._numbers = itertools.count(1)
         self._ranks: list[RankProcess] = []
-        self._groups: GroupsOfRanks | None = None
+        self._groups: Groups | None = None
+        self._generation = 0
         self._pending: dict[int, _Answers] = {}
         self._connected: dict[int, RankProcess] = {}
         self._poll = select.poll()
@@ -134,21 +143,51 @@ class ProcessesExecutor(Executor):
     def _load(self, starts: Sequence[StartRank]) -> ModelFacts:
         with self._lock:
             self._check_open()
-            self._groups = self._make_groups() if self._make_groups is not None else None
             for start in starts:
                 rank = RankProcess(start.rank)
                 self._ranks.append(rank)
                 self._connected[rank.link.fileno()] = rank
                 self._poll.register(rank.link, select.POLLIN)
-            opens = None if self._groups is None else self._groups.open
-            answers = self._call("load", by_rank=[{"start": attrs.evolve(one, open_groups=opens)} for one in starts])
-        self._ready = [set() for _ in answers]
-        facts, self._capabilities, self._swaps = answers[self._layout.output_rank]
+            made = self._call("make", by_rank=[{"start": one} for one in starts])
+            self._ready = [set() for _ in made]
+            self._capabilities, self._swaps = made[self._layout.output_rank]
+            groups = self._groups = self._new_groups(self._capabilities)
+            addresses = [None if groups is None else groups.addresses(one.rank) for one in starts]
+            source = starts[0].source
+            facts: list[ModelFacts] = self._call(
+                "load", by_rank=[{"source": source, "addresses": one} for one in addresses]
+            )
         return attrs.evolve(
-            facts,
-            kv_bytes_per_token=max(other.kv_bytes_per_token for other, _, _ in answers),
-            weights_bytes=max(other.weights_bytes for other, _, _ in answers),
+            facts[self._layout.output_rank],
+            kv_bytes_per_token=max(one.kv_bytes_per_token for one in facts),
+            weights_bytes=max(one.weights_bytes for one in facts),
         )
+
+    def _new_groups(self, capabilities: BackendCapabilities) -> Groups | None:
+        """Return what connects the ranks; None for one rank.
+
+        Raises:
+            CapabilityError: The backend computes alone.
+            ConfigValueError: It does not compute with the configured collectives.
+        """
+        if self.num_ranks == 1:
+            return None
+        if not capabilities.collectives:
+            raise CapabilityError(
+                f"[parallel] tensor = {self._layout.tensor}, pipeline = {self._layout.pipeline}: the backend does not compute a share of "
+                "a model (its capabilities name no collectives).",
+                hint="Leave both at 1, or choose another backend.",
+            )
+        kind, known = self._config.collective, capabilities.collectives
+        if kind == "auto":
+            kind = known[0]
+        elif kind not in known:
+            raise ConfigValueError(
+                f'[executor.processes] collective = "{kind}": the backend computes with {", ".join(known)} on this device.',
+                hint='Set it to "auto", or to one of these.',
+            )
+        self._generation += 1
+        return Groups(kind, self._layout, generation=self._generation, timeout_s=_PATIENCE_S)
 
     def restart(self) -> None:
         """Start the ranks again, and bring them to where they were before their first step."""
@@ -304,6 +343,7 @@ class ProcessesExecutor(Executor):
     def _ask(self, name: str, by_rank: Sequence[dict[str, Any]]) -> _Answers:
         with self._lock:
             answers = self._new_answers()
+            answers.is_fatal = name in _FATAL
             for rank, arguments in zip(self._ranks, by_rank, strict=False):
                 self._send(rank, lambda rank=rank, one=arguments: rank.call(answers.number, name, one))  # type: ignore[misc]
             return answers
@@ -380,12 +420,16 @@ class ProcessesExecutor(Executor):
         answers.by_rank[rank] = kind, payload
         if kind is Kind.ERROR and answers.failed_s is None:
             answers.failed_s = self._clock.now_s()
+            if answers.is_fatal and self._groups is not None:
+                self._groups.abort(f"rank {rank} failed")
         if answers.are_complete:
             del self._pending[number]
             if kind is Kind.OUTPUT:
                 self._slowest_s = max(self._slowest_s, self._clock.now_s() - answers.since_s)
             kinds = {one for one, _ in answers.by_rank.values()}
-            if len(kinds) > 1:  # some went on: their rows and caches are not those of the others any more
+            if (
+                len(kinds) > 1 and not answers.is_fatal
+            ):  # some went on: their rows and caches are not those of the others any more
                 answers.lost = f"a call failed on rank {answers.failing()} and not on all: {answers.error()}"
                 self._lose(answers.lost)
 
@@ -410,7 +454,8 @@ class ProcessesExecutor(Executor):
         names = ", ".join(str(rank.rank) for rank in silent)
         if waits_s > limit_s / 2 and not step.is_dumped:
             step.is_dumped = True
-            logger.warning("Rank %s has not answered for %.0f s; its stacks follow.", names, waits_s)
+            where = f" ({self._groups.where()})" if self._groups is not None else ""
+            logger.warning("Rank %s has not answered for %.0f s%s; its stacks follow.", names, waits_s, where)
             for rank in silent:
                 rank.dump_stacks()
         elif waits_s > limit_s:
@@ -430,7 +475,7 @@ class ProcessesExecutor(Executor):
     def _end_ranks(self) -> None:
         groups, self._groups = self._groups, None
         if groups is not None:
-            groups.abort()
+            groups.abort("the ranks are ended")
         for file in list(self._connected):
             self._disconnect(file)
         for rank in self._ranks:
@@ -447,22 +492,6 @@ class ProcessesExecutor(Executor):
         return tuple(sorted(set.intersection(*self._ready) - before))
 
 
-class GroupsOfRanks(Protocol):
-    """What connects the ranks of a replica."""
-
-    def open(self, rank: int, computes_with: tuple[str, ...]) -> RankGroups:
-        """Return what a rank's backend is given; called in the rank's process, so that it must travel there."""
-        ...
-
-    def abort(self) -> None:
-        """Let ranks that wait for others raise."""
-        ...
-
-    def close(self) -> None:
-        """Free what is left of the groups, once no rank lives any more."""
-        ...
-
-
 class _Answers:
     """What the ranks answer to one call or batch."""
 
@@ -473,7 +502,7 @@ class _Answers:
         self.by_rank: dict[int, tuple[Kind, bytes]] = {}
         self.lost = ""
         self.failed_s: float | None = None
-        self.is_step = self.is_dumped = False
+        self.is_step = self.is_dumped = self.is_fatal = False
         self.progress: Callable[[int, int], None] | None = None
         self._done: dict[int, int] = {}
 
@@ -483,16 +512,21 @@ class _Answers:
         return bool(self.lost) or len(self.by_rank) == self.num_ranks
 
     def failing(self) -> int:
-        """Return the first rank that answered with an error."""
-        return min(rank for rank, (kind, _) in self.by_rank.items() if kind is Kind.ERROR)
+        """Return a rank that answered with an error; if there is one, it is not one that only waited for another."""
+        errors = {rank: self._error_of(rank) for rank, (kind, _) in self.by_rank.items() if kind is Kind.ERROR}
+        own = [rank for rank, error in errors.items() if not isinstance(error, CollectiveError)]
+        return min(own or errors)
 
     def error(self) -> Exception | None:
-        """Return the error of the first rank that has one, with the traceback there as its cause; None if none has."""
+        """Return the error of the failing rank, with the traceback there as its cause; None if there is none."""
         if self.lost:
             return RanksLostError(f"The ranks were lost: {self.lost}.")
         if not any(kind is Kind.ERROR for kind, _ in self.by_rank.values()):
             return None
-        error, cause = pickle.loads(self.by_rank[self.failing()][1])
+        return self._error_of(self.failing())
+
+    def _error_of(self, rank: int) -> Exception:
+        error, cause = pickle.loads(self.by_rank[rank][1])
         error.__cause__ = cause
         made: Exception = error
         return made

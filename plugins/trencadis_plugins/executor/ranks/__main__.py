@@ -15,17 +15,17 @@ import sys
 import threading
 from typing import Any
 
-from trencadis.errors import BackendError, StepFailedError
+from trencadis.errors import BackendError, ContractError, StepFailedError
 from trencadis.faults import as_words
 from trencadis.interfaces import (
     BackendCapabilities,
-    Collective,
     PendingStep,
     RankGroups,
     SupportsRanks,
     SupportsSwapping,
 )
-from trencadis.records import ConnectorReport, ModelFacts
+from trencadis.records import ConnectorReport, ModelFacts, ModelSource
+from trencadis_plugins.executor.ranks.groups import RankAddresses
 from trencadis_plugins.executor.ranks.host import RankHost, merged
 from trencadis_plugins.executor.ranks.link import Kind, LinkClosedError, RankLink
 from trencadis_plugins.executor.ranks.process import DUMP_SIGNAL, RemoteError, StartRank
@@ -50,8 +50,7 @@ class RankServer:
         self._link = link
         self._sending = threading.Lock()
         self._host: RankHost | None = None
-        self._start: StartRank | None = None
-        self._collectives: list[Collective] = []
+        self._groups: RankGroups | None = None
         self._steps: queue.SimpleQueue[tuple[int, PendingStep, ConnectorReport | None]] = queue.SimpleQueue()
         self._waiter: threading.Thread | None = None
         self._untold: list[ConnectorReport] = []
@@ -88,28 +87,23 @@ class RankServer:
         host = self._started()
         return getattr(host if hasattr(host, name) else host.backend, name)(**arguments)
 
-    def _load(self, number: int, *, start: StartRank) -> tuple[ModelFacts, BackendCapabilities, bool]:
-        """Make backend and sampler, find the other ranks, load the model."""
+    def _make(self, number: int, *, start: StartRank) -> tuple[BackendCapabilities, bool]:
+        """Make backend and sampler; returns the capabilities, and whether it swaps blocks."""
         backend = start.make_backend(start.rank)
-        groups = self._groups(start, backend.capabilities.collectives)
-        if groups is not None:
-            if not isinstance(backend, SupportsRanks):
-                raise BackendError(
-                    f"{type(backend).__name__} does not compute a share of a model.",
-                    hint="Leave parallel.tensor and parallel.pipeline at 1, or choose another backend.",
-                )
-            backend.join(groups)
         self._host = RankHost(backend, start.make_sampler(start.rank))
-        facts = self._host.load(start.source)
-        gc.freeze()  # loaded objects live as long as the process
-        return facts, backend.capabilities, isinstance(backend, SupportsSwapping)
+        return backend.capabilities, isinstance(backend, SupportsSwapping)
 
-    def _groups(self, start: StartRank, computes_with: tuple[str, ...]) -> RankGroups | None:
-        if start.open_groups is None:
-            return None
-        groups = start.open_groups(start.rank, computes_with)
-        self._collectives = [groups.tensor, groups.world]
-        return groups
+    def _load(self, number: int, *, source: ModelSource, addresses: RankAddresses | None) -> ModelFacts:
+        """Take a place among the other ranks, and load the model."""
+        host = self._started()
+        if addresses is not None:
+            if not isinstance(host.backend, SupportsRanks):
+                raise ContractError(f"{type(host.backend).__name__} names collectives, and has no join().")
+            self._groups = addresses.open()
+            host.backend.join(self._groups)
+        facts = host.load(source)
+        gc.freeze()  # loaded objects live as long as the process
+        return facts
 
     def _warm_up(self, number: int, *, buckets: Any) -> Any:
         def progress(done: int, total: int) -> None:
@@ -121,8 +115,9 @@ class RankServer:
         host, self._host = self._host, None
         if host is not None:
             host.close()
-        for collective in self._collectives:
-            collective.close()
+        if self._groups is not None:
+            self._groups.tensor.close()
+            self._groups.world.close()
 
     def _started(self) -> RankHost:
         if self._host is None:
@@ -178,7 +173,7 @@ class RankServer:
                 self._link.flush()
 
 
-_OWN = ("load", "warm_up", "close")
+_OWN = ("make", "load", "warm_up", "close")
 
 
 def _dumped(error: Exception) -> bytes:

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import attrs
 
-from trencadis.interfaces import Backend, RankGroups, Sampler
+from trencadis.interfaces import Backend, Sampler
 from trencadis.records import ModelSource
 from trencadis_plugins.executor.ranks.link import Kind, RankLink
 
@@ -37,14 +37,12 @@ class StartRank:
         make_backend: See ``Executor.start``.
         make_sampler: See ``Executor.start``.
         source: The model.
-        open_groups: Connects it with the others, from its rank and the names of what its backend computes with; None: it is alone.
     """
 
     rank: int
     make_backend: Callable[[int], Backend]
     make_sampler: Callable[[int], Sampler]
     source: ModelSource
-    open_groups: Callable[[int, tuple[str, ...]], RankGroups] | None = None
 
 
 class RemoteError(Exception):
