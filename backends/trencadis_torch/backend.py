@@ -201,7 +201,7 @@ class TorchBackend(Backend):
                 layers,
                 layout=self._config.layout,
                 kernel=self._kernel,
-                agree=None if share is None else share.agree,
+                agree=None if share is None else share.accept,
             )
             if self._quantises:
                 check.compare(model)  # afterwards, errors of rounding would hide others

@@ -180,11 +180,10 @@ class _Joined:
 
 def _spellings(name: str) -> Iterator[str]:
     """Yield the names of a weight in files: as in the model, without the base model's name, and as Mixtral's were."""
-    yield name
-    if "." in name:
-        yield name.partition(".")[2]
-    if ".mlp." in name:
-        yield name.replace(".mlp.", ".block_sparse_moe.")
+    for one in (name, name.partition(".")[2]):
+        yield one
+        if ".mlp." in one:
+            yield one.replace(".mlp.", ".block_sparse_moe.")
 
 
 def _part(source: Any, piece: Piece) -> torch.Tensor:

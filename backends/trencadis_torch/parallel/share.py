@@ -61,17 +61,19 @@ class Share:
         self._group = groups.tensor
         self._plan = read_plan_file(config.tensor_plan)
         self._sharding: Sharding | None = None
+        self._all_refuse = False
         self.size = groups.layout.tensor
         self.is_output = groups.is_output
         self.exchange = TokenExchange(self._group, source=groups.layout.tensor_rank(groups.layout.output_rank))
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """Do something with the other ranks: whatever this rank raises ends what they wait for."""
+        """Do something with the other ranks: whatever this rank alone raises ends what they wait for."""
         try:
             yield
-        except BaseException:
-            self._group.abort()
+        except BaseException as error:
+            if not self._all_refuse and error is not self.exchange.told:
+                self._group.abort()
             raise
 
     def agree(self, holds: bool) -> bool:
@@ -79,6 +81,11 @@ class Share:
         refused = torch.tensor([0 if holds else 1], dtype=torch.int32)
         self._group.all_reduce(refused)
         return not int(refused[0])
+
+    def accept(self, holds: bool) -> bool:
+        """Return whether something holds on every rank, without which all raise; every rank asks."""
+        self._all_refuse = not self.agree(holds)
+        return not self._all_refuse
 
     def load(self, files: ModelFiles, device: torch.device) -> Any:
         """Return this rank's share of a model.
@@ -92,7 +99,7 @@ class Share:
             model, self._sharding = load_share(files, device, self._group, self._plan)
         except (ModelLoadError, ConfigValueError, BackendError) as reason:
             error = reason
-        everywhere = self.agree(error is None)
+        everywhere = self.accept(error is None)
         if error is not None:
             raise error
         if not everywhere:

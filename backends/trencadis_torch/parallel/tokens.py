@@ -25,12 +25,17 @@ class TokenExchange:
     Args:
         group: The ranks.
         source: The one that samples, within the group.
+
+    Attributes:
+        is_output: This rank samples.
+        told: The error that every rank has raised; all are where they would be without it, and go on with the next step.
     """
 
     def __init__(self, group: Collective, *, source: int = 0) -> None:
         self._group = group
         self._source = source
         self.is_output = group.rank == source
+        self.told: BaseException | None = None
 
     def share(
         self,
@@ -62,8 +67,9 @@ class TokenExchange:
                 message[:, num_steps] = 0 if chosen.num_accepted is None else chosen.num_accepted
                 if has_paths and chosen.nodes is not None:
                     message[:, num_steps + 1 :] = chosen.nodes
-            except BaseException:
+            except Exception as error:
                 message.fill_(FAILED)
+                self.told = error
                 raise
             finally:
                 self._group.broadcast(message, source=self._source)
@@ -76,7 +82,8 @@ class TokenExchange:
 
         numbers = message.long()
         if message.device.type == "cpu" and bool((message[:, num_steps] == FAILED).any()):
-            raise StepFailedError("backend torch: the rank that samples failed; it says why.")
+            self.told = StepFailedError("backend torch: the rank that samples failed; it says why.")
+            raise self.told
         has_drafts = num_steps > 1
         return Chosen(
             token_ids=numbers[:, :num_steps],

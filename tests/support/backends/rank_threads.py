@@ -4,17 +4,43 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, cast
 
+import attrs
+import numpy as np
 import torch
 
 from trencadis.errors import CollectiveError
-from trencadis.interfaces import Collective, RankGroups
-from trencadis.records import ParallelLayout
+from trencadis.interfaces import (
+    AllocationPlan,
+    Backend,
+    BackendCapabilities,
+    BlockCopies,
+    Collective,
+    PendingStep,
+    RankGroups,
+    Sampled,
+    Sampler,
+    SamplingContext,
+    SupportsRanks,
+)
+from trencadis.records import (
+    Batch,
+    Bucket,
+    Float32Array,
+    Int32Array,
+    MemoryReport,
+    ModelFacts,
+    ModelSource,
+    ParallelLayout,
+    RowStart,
+    StepOutput,
+    WarmUpReport,
+)
 
-__all__ = ["Ranks", "ThreadCollective", "make_groups"]
+__all__ = ["Forbidden", "RankedBackend", "Ranks", "ThreadCollective", "make_groups"]
 
 TIMEOUT_S = 120.0
 
@@ -149,3 +175,94 @@ class Ranks:
             # A rank that waited for another says less than that one.
             raise next((one for one in errors if not isinstance(one, CollectiveError)), errors[0])
         return [one.result() for one in futures]
+
+
+class RankedBackend(Backend):
+    """Backends of all ranks as one: every call goes to each, and the output is that of the rank that samples.
+
+    Args:
+        make: Of one rank, before it joins.
+        size: Ranks.
+
+    Attributes:
+        ranks: To call.
+    """
+
+    def __init__(self, make: Callable[[], Backend], size: int) -> None:
+        def join(groups: RankGroups) -> Backend:
+            backend = make()
+            full = cast("SupportsRanks", backend)
+            full.join(groups)
+            return backend
+
+        self.ranks = Ranks(join, size)
+
+    @property
+    def capabilities(self) -> BackendCapabilities:
+        # The suite's layer-wise tests want the cache of one rank to be all there is.
+        return attrs.evolve(self.ranks.all[0].capabilities, layerwise_kv=False)
+
+    def load(self, source: ModelSource, *, sampler: Sampler) -> ModelFacts:
+        facts = self.ranks.call(lambda rank: rank.load(source, sampler=sampler if rank is self.ranks.all[0] else Forbidden()))
+        assert len({one.identity for one in facts}) == 1, "ranks have models of different identity"
+        assert len({one.num_parameters for one in facts}) == 1
+        return facts[0]
+
+    def memory(self, *, max_num_batched_tokens: int, max_num_seqs: int) -> MemoryReport:
+        tokens, seqs = max_num_batched_tokens, max_num_seqs
+        return self.ranks.call(lambda rank: rank.memory(max_num_batched_tokens=tokens, max_num_seqs=seqs))[0]
+
+    def allocate(self, plan: AllocationPlan) -> None:
+        self.ranks.call(lambda rank: rank.allocate(plan))
+
+    def prepare(self, bucket: Bucket) -> None:
+        self.ranks.call(lambda rank: rank.prepare(bucket))
+
+    def warm_up(self, buckets: Sequence[Bucket], *, progress: Any = None) -> WarmUpReport:
+        first = self.ranks.all[0]
+        return self.ranks.call(lambda rank: rank.warm_up(buckets, progress=progress if rank is first else None))[0]
+
+    def submit(self, batch: Batch) -> PendingStep:
+        return _RankedStep(self.ranks.call(lambda rank: rank.submit(batch)))
+
+    def embed(self, token_ids: Sequence[Int32Array]) -> Float32Array:
+        found = self.ranks.call(lambda rank: rank.embed(token_ids))
+        assert all(np.array_equal(one, found[0]) for one in found)
+        return found[0]
+
+    def copy_blocks(self, *, sources: Int32Array, targets: Int32Array) -> None:
+        self.ranks.call(lambda rank: rank.copy_blocks(sources=sources, targets=targets))
+
+    def swap_blocks(self, *, outs: BlockCopies, ins: BlockCopies) -> None:
+        self.ranks.call(lambda rank: rank.swap_blocks(outs=outs, ins=ins))
+
+    def close(self) -> None:
+        for rank in self.ranks.all:
+            rank.close()
+
+
+class _RankedStep:
+    def __init__(self, steps: list[PendingStep]) -> None:
+        self._steps = steps
+
+    def wait(self) -> StepOutput:
+        first, *others = (step.wait() for step in self._steps)
+        for one in others:
+            assert not len(one.token_ids) and not one.num_emitted.any() and not one.logprobs and not one.prompt_logprobs
+            assert len(one.num_emitted) == len(first.num_emitted)
+        return first
+
+
+class Forbidden(Sampler):
+    """Of a rank that does not sample: every call is an error."""
+
+    honours = frozenset({"greedy"})
+
+    def allocate(self, *, num_rows: int, vocab_size: int, device: torch.device) -> None:
+        raise AssertionError("a rank that does not sample calls its sampler")
+
+    def start_row(self, start: RowStart) -> None:
+        raise AssertionError("a rank that does not sample calls its sampler")
+
+    def sample(self, logits: torch.Tensor, context: SamplingContext) -> Sampled:
+        raise AssertionError("a rank that does not sample calls its sampler")
