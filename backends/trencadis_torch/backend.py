@@ -1,4 +1,4 @@
-"""The backend ``torch``: one process, one device, eager PyTorch.
+"""The backend ``torch``: one process, one device, eager PyTorch; a whole model, or one rank's share of it.
 
     submit:  row starts, table writes, drafts ─▶ rows
              pass by pass: rows ─▶ model ─▶ logits ─▶ sampler ─▶ rows
@@ -29,6 +29,7 @@ from trencadis.interfaces import (
     BlockCopies,
     LayerGate,
     PendingStep,
+    RankGroups,
     Sampler,
 )
 from trencadis.records import (
@@ -65,6 +66,7 @@ from trencadis_torch.loading.pooling_config import read_pooling_config
 from trencadis_torch.loading.profile_run import measure_memory
 from trencadis_torch.loading.self_check import ModelCheck, check_graph
 from trencadis_torch.native_build import Source, begin
+from trencadis_torch.parallel.share import Share, check_groups
 from trencadis_torch.pending import StepTimer, TorchStep
 from trencadis_torch.rows import Rows
 from trencadis_torch.runner import PassRunner
@@ -104,6 +106,7 @@ class TorchBackend(Backend):
         self._replacement: Replacement | None = None
         self._runner: PassRunner | None = None
         self._embedder: Embedder | None = None
+        self._share: Share | None = None
         self._capabilities = BackendCapabilities(
             layout=config.layout,
             default_block_size=BLOCK_SIZE,
@@ -111,6 +114,7 @@ class TorchBackend(Backend):
             swaps_blocks=True,
             layerwise_kv=self._mode.layerwise_kv,
             provides=frozenset({"backend.tree_attention"} if config.layout == "ragged" else ()),
+            collectives=("nccl",) if self._device.type == "cuda" else ("shared_memory", "gloo"),
         )
 
     @property
@@ -118,8 +122,23 @@ class TorchBackend(Backend):
         """As configured."""
         return self._capabilities
 
+    def join(self, groups: RankGroups) -> None:
+        """Take a place among ranks that divide every layer; on CUDA, with the device of that number unless one is named.
+
+        Raises:
+            BackendError: Layers or experts are to be divided as wholes, which is not done here.
+            ConfigValueError: A key of the configuration goes with one rank only.
+        """
+        check_groups(groups, self._config)
+        if groups.layout.tensor == 1:
+            return
+        self._share = Share(groups, self._config)
+        if self._device.type == "cuda" and self._config.device in ("auto", "cuda"):
+            self._device = torch.device("cuda", groups.rank % torch.cuda.device_count())
+            self._mode = choose_mode(self._config, device=self._device, clock=self._clock)
+
     def load(self, source: ModelSource, *, sampler: Sampler) -> ModelFacts:
-        """Load, inspect and check the model.
+        """Load, inspect and check the model, or this rank's share of it.
 
         Raises:
             ModelLoadError: Files are missing, or the paged forward would not compute what the model computes.
@@ -127,11 +146,12 @@ class TorchBackend(Backend):
         """
         self._sampler = sampler
         phases = Phases(SystemClock(), "imports and configuration")
-        with self._on_device():
+        with self._on_device(), self._together():
             files = find_model(source)
             if self._quantises:
                 check_int8(self._device, source.dtype)
             if is_encoder(files.config):
+                self._refuse_shares(files)
                 self._embedder, self._facts = load_encoder(files, self._device, check=self._config.check_model)
                 self._set_threads()
             else:
@@ -150,7 +170,8 @@ class TorchBackend(Backend):
         adapter.register()
         pooling_config = read_pooling_config(files, default_pooling="last", device=self._device)
         phases.begin("weights")
-        model = self._model = load_decoder(files, self._device)
+        share = self._share
+        model = self._model = load_decoder(files, self._device) if share is None else share.load(files, self._device)
         if self._quantises:
             model.float()
         phases.begin("inspection")
@@ -163,16 +184,25 @@ class TorchBackend(Backend):
             layout=self._config.layout,
             layers=layers,
             stored=self._layers,
-            num_heads=int(getattr(model.config.get_text_config(), "num_attention_heads", 0) or 0),
+            num_heads=_num_heads(model) if share is None else share.num_heads,
             in_graphs=self._mode.compiles,
         )
         self._facts = attrs.evolve(model_facts(model, self._layers), fingerprint=fingerprint(files))
+        if share is not None:
+            self._facts = attrs.evolve(self._facts, num_parameters=share.num_parameters)
+            logger.info("Ranks divide %.0f %% of the parameters.", 100 * share.divided_ratio)
         self._set_threads()
         phases.begin("check")
         check = None
         if self._config.check_model:
             # In the model's own dtype: what a narrower cache rounds off is no error.
-            check = ModelCheck(model, layers, layout=self._config.layout, kernel=self._kernel)
+            check = ModelCheck(
+                model,
+                layers,
+                layout=self._config.layout,
+                kernel=self._kernel,
+                agree=None if share is None else share.accept,
+            )
             if self._quantises:
                 check.compare(model)  # afterwards, errors of rounding would hide others
         phases.begin("packing")
@@ -200,7 +230,7 @@ class TorchBackend(Backend):
             sources.append(native_attention.source_for(cache_dtypes(layers, self._layers)))
         if self._packs or self._quantises:
             sources.append(Source(native_linear.SOURCE))
-            if attends and not self._mode.compiles:
+            if attends and not self._mode.compiles and self._share is None:
                 sources.append(Source(native_decoder.SOURCE))
         begin(sources)
 
@@ -217,8 +247,15 @@ class TorchBackend(Backend):
         """Pack linear layers and fuse modules where possible; updates the facts."""
         if not self._packs and not self._quantises:
             return
-        self._replacement = replace_modules(model, quantised=self._quantises, native=self._mode.native())
-        if not self._mode.compiles:
+        self._replacement = replace_modules(
+            model,
+            quantised=self._quantises,
+            native=self._mode.native(),
+            together=None if self._share is None else self._share.agree,
+        )
+        if self._share is not None:
+            logger.info("%s runs layer by layer: its ranks sum within each.", self._facts.architecture)
+        elif not self._mode.compiles:
             fuse_decoder(model, layers=layers, kernel=self._kernel, native=self._mode.native())
         self._facts = attrs.evolve(self._facts, weights_bytes=self._replacement.weights_bytes)
         if self._quantises:
@@ -231,9 +268,26 @@ class TorchBackend(Backend):
         """Choose the threads of one operation: a small model's are over before a second thread has begun."""
         if self._device.type == "cpu":
             is_small = self._facts.num_parameters < SINGLE_THREAD_PARAMETERS
-            num_threads = self._config.num_threads or (1 if is_small else 0)
+            shared = 0 if self._share is None else self._share.num_threads()
+            num_threads = self._config.num_threads or (1 if is_small else shared)
             if num_threads:
                 torch.set_num_threads(num_threads)
+
+    def _refuse_shares(self, files: ModelFiles) -> None:
+        """Refuse to divide a model that only embeds.
+
+        Raises:
+            BackendError: There are several ranks.
+        """
+        if self._share is not None:
+            raise BackendError(
+                f"[parallel] tensor = {self._share.size}: {files.source.path} only embeds, and is not divided.",
+                hint="Set [parallel] tensor = 1.",
+            )
+
+    def _together(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context in which an error here ends what other ranks wait for."""
+        return contextlib.nullcontext() if self._share is None else self._share.together()
 
     def memory(self, *, max_num_batched_tokens: int, max_num_seqs: int) -> MemoryReport:
         """Run the largest step; on the CPU a smaller one of about a second, scaled up.
@@ -241,7 +295,13 @@ class TorchBackend(Backend):
         Raises:
             OutOfMemoryError: The step alone does not fit.
         """
-        with self._on_device(), _named_memory_errors(f"a step of {max_num_batched_tokens} tokens"):
+        with (
+            self._on_device(),
+            self._together(),
+            _named_memory_errors(f"a step of {max_num_batched_tokens} tokens"),
+        ):
+            if self._share is not None:
+                self._share.settle()  # what is free is so after every rank's weights are there
             report = measure_memory(
                 self._model,
                 self._layers,
@@ -251,6 +311,8 @@ class TorchBackend(Backend):
                 max_num_seqs=max_num_seqs,
                 kernel=self._kernel,
             )
+        if self._share is not None:
+            report = self._share.divide(report, self._device)
         return self._mode.reserve(
             report,
             max_num_batched_tokens=max_num_batched_tokens,
@@ -275,13 +337,24 @@ class TorchBackend(Backend):
         )
         if self._replacement is not None:
             self._cache.kernels = f"{self._cache.kernels}+{self._replacement.kernels}"
-        self._cache.make_blender = functools.partial(make_blender, self._model)
+        if self._share is None:
+            self._cache.make_blender = functools.partial(make_blender, self._model)
+        else:
+            # Which tokens are blended again would be another choice on each rank.
+            self._cache.first_head = self._share.first_head
+            self._cache.kernels += self._share.numerics
         self._host_blocks = HostBlocks(self._cache, num_blocks=plan.num_host_blocks)
         with self._on_device(), _named_memory_errors("the rows' state"):
             self._rows = Rows(plan, self._device)
-            self._sampler.allocate(num_rows=plan.num_rows, vocab_size=self._facts.vocab_size, device=self._device)
+            if self._samples:
+                self._sampler.allocate(num_rows=plan.num_rows, vocab_size=self._facts.vocab_size, device=self._device)
             check = functools.partial(check_graph, quantised=self._quantises) if self._config.check_model else None
             self._runner = self._mode.make_runner(self._model, rows=self._rows, cache=self._cache, check=check)
+
+    @property
+    def _samples(self) -> bool:
+        """Whether this rank samples; without others it does."""
+        return self._share is None or self._share.is_output
 
     @torch.inference_mode()
     def warm_up(self, buckets: Sequence[Bucket], *, progress: Callable[[int, int], None] | None = None) -> WarmUpReport:
@@ -291,7 +364,7 @@ class TorchBackend(Backend):
             BackendError: The model does something that no graph can hold, or a graph computes something else.
             OutOfMemoryError: No room.
         """
-        with self._on_device(), _named_memory_errors("the buckets"):
+        with self._on_device(), self._together(), _named_memory_errors("the buckets"):
             return self._mode.warm_up(buckets, run=self._run_bucket, progress=progress)
 
     def prepare(self, bucket: Bucket) -> None:
@@ -316,16 +389,16 @@ class TorchBackend(Backend):
 
     @torch.inference_mode()
     def submit(self, batch: Batch) -> PendingStep:
-        """Run a batch (CPU), or launch it (CUDA)."""
-        with self._on_device(), self._mode.step() as counts:
+        """Run a batch (CPU), or launch it (CUDA). Of several ranks the one that samples has the tokens."""
+        with self._on_device(), self._together(), self._mode.step() as counts:
             timer = StepTimer(self._device, self._clock)
-            self._rows.apply(batch, self._sampler)
+            self._rows.apply(batch, self._sampler if self._samples else None)
             connector = self._connector
             gate = None if connector is None else LayerGate.of(connector, budget_s=self._layer_wait_s)
             results = [self._run(one, batch, gate) for one in batch.passes]
             pending = TorchStep(
                 num_sequences=batch.num_sequences,
-                emitted=[result.emitted for result in results if result.emitted is not None],
+                emitted=[result.emitted for result in results if result.emitted is not None and self._samples],
                 prompts=[result.prompt for result in results if result.prompt is not None],
                 num_padded_tokens=sum(result.num_padded_tokens for result in results),
                 timer=timer,
@@ -344,13 +417,14 @@ class TorchBackend(Backend):
             sampler=self._sampler,
             acceptance=self._acceptance,
             gate=gate,
+            exchange=None if self._share is None else self._share.exchange,
         )
 
     def embed(self, token_ids: Sequence[Int32Array]) -> Float32Array:
         """Embed whole texts in one forward; a decoder's KV cache is not touched."""
         if self._embedder is None:
             raise BackendError(f"{type(self).__name__} does not embed.")
-        with self._on_device():
+        with self._on_device(), self._together():
             return self._embedder.embed(token_ids)
 
     @torch.inference_mode()
@@ -386,6 +460,10 @@ class TorchBackend(Backend):
 
     def _on_device(self) -> contextlib.AbstractContextManager[Any]:
         return torch.cuda.device(self._device) if self._device.type == "cuda" else contextlib.nullcontext()
+
+
+def _num_heads(model: Any) -> int:
+    return int(getattr(model.config.get_text_config(), "num_attention_heads", 0) or 0)
 
 
 @contextlib.contextmanager

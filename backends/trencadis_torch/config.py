@@ -50,7 +50,7 @@ class TorchConfig:
             a CUDA device.
         kv_dtype: How keys and values are held in the cache; ``auto`` is the model's dtype.
         max_prefill_batch_size: Most sequences in one padded prefill pass.
-        num_threads: Threads of one operation on the CPU; 0: one for a small model, else PyTorch's choice.
+        num_threads: Threads of one operation on the CPU; 0: one for a small model, else PyTorch's choice, divided by the ranks.
         check_model: Compare the paged forward with the model's own after loading, and refuse the model if they differ; of an
             encoder, compare padded texts with bare ones.
         pack: ``auto`` or ``off``.
@@ -59,6 +59,7 @@ class TorchConfig:
         compile_cache: Where compiled graphs are kept between starts; empty: ``TORCHINDUCTOR_CACHE_DIR``, else
             ``~/.cache/trencadis/inductor``.
         graphs: ``off``, ``buckets`` or ``checked``; graphs need ``layout = "padded"``.
+        tensor_plan: How layers are divided over ranks where transformers brings no plan, or another one.
     """
 
     device: str = setting(
@@ -83,7 +84,7 @@ class TorchConfig:
     )
     num_threads: int = setting(
         0,
-        "Threads of one operation on the CPU; 0: one for a small model, else PyTorch's choice.",
+        "Threads of one operation on the CPU; 0: one for a small model, else PyTorch's choice, divided by the ranks.",
         unit="threads",
         validator=ge(0),
     )
@@ -112,6 +113,11 @@ class TorchConfig:
         "buckets: capture a CUDA graph for every decode bucket at the warm-up; checked: the same on a CPU, where what CUDA could not "
         "replay is an error.",
         validator=in_(GRAPHS),
+    )
+
+    tensor_plan: str = setting(
+        "",
+        "TOML or JSON file that says how layers are divided over ranks, before the plan of transformers; empty: that plan.",
     )
 
     def check(self) -> None:

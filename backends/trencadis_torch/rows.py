@@ -38,19 +38,25 @@ class Rows:
         self.history = self.tokens[:, : plan.max_model_len + 1]
         self._device = device
 
-    def apply(self, batch: Batch, sampler: Sampler) -> None:
-        """Take a batch's row starts, table writes and drafts, in this order."""
+    def apply(self, batch: Batch, sampler: Sampler | None) -> None:
+        """Take a batch's row starts, table writes and drafts, in this order.
+
+        Args:
+            batch: With what changes.
+            sampler: Starts rows as well; None: another rank samples.
+        """
         self._start(batch.row_starts, sampler)
         self._write_tables(batch.table_writes)
         if batch.drafts is not None and len(batch.drafts.token_ids):
             for one in batch.passes:
                 self._write_drafts(one, batch.drafts)
 
-    def _start(self, starts: Sequence[RowStart], sampler: Sampler) -> None:
+    def _start(self, starts: Sequence[RowStart], sampler: Sampler | None) -> None:
         for start in starts:
             self.tokens[start.row, : len(start.token_ids)] = to_device(start.token_ids, self._device)
             self.prompt_logprobs[start.row] = start.params.prompt_logprobs or 0
-            sampler.start_row(start)
+            if sampler is not None:
+                sampler.start_row(start)
 
     def _write_tables(self, writes: TableWrites) -> None:
         if not len(writes.rows):

@@ -25,6 +25,7 @@ from trencadis_torch.device import to_device
 from trencadis_torch.inputs import ModelInputs, padded_inputs, ragged_inputs
 from trencadis_torch.linear.decoder import decoder_of
 from trencadis_torch.linear.decoder_pass import DecoderPasses
+from trencadis_torch.parallel.tokens import TokenExchange
 from trencadis_torch.prompt_logprobs import PromptLogprobs, PromptPlan, score_prompt
 from trencadis_torch.rows import Rows
 from trencadis_torch.verify import Emitted, SamplePlan, emit
@@ -139,6 +140,7 @@ class PassRunner:
         sampler: Sampler,
         acceptance: AcceptanceRule,
         gate: LayerGate | None = None,
+        exchange: TokenExchange | None = None,
     ) -> PassResult:
         """Run a pass and write the emitted tokens after the rows' tokens.
 
@@ -148,6 +150,7 @@ class PassRunner:
             sampler: Chooses tokens.
             acceptance: Says how many drafts stand.
             gate: That each layer waits at.
+            exchange: Between ranks, one of which samples and scores prompts; None: there is one rank.
         """
         trees = DraftTrees.of(one, drafts)
         inputs = self.inputs(one, trees)
@@ -157,7 +160,7 @@ class PassRunner:
         prompts = PromptPlan.of(one, inputs.firsts, self._rows)
         logits, sample_rows, prompt_rows = self._logits(one, inputs, samples, prompts)
         emitted = prompt = None
-        if prompts is not None:
+        if prompts is not None and (exchange is None or exchange.is_output):
             prompt = score_prompt(logits[prompt_rows], prompts, self._rows)
         if samples is not None:
             emitted = emit(
@@ -168,6 +171,7 @@ class PassRunner:
                 rows=self._rows,
                 sampler=sampler,
                 acceptance=acceptance,
+                exchange=exchange,
             )
             if trees is not None:
                 self._close_up(trees, emitted, samples.sequences)

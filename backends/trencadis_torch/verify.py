@@ -8,6 +8,8 @@ Shapes: B or S sequences that emit, K most logits rows of one sequence, N most d
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import attrs
 import numpy as np
 import numpy.typing as npt
@@ -25,9 +27,10 @@ from trencadis.interfaces import (
 from trencadis.records import DraftDistributions, Drafts, Int32Array, Pass, Phase, RowError
 from trencadis_torch.attention.trees import DraftTrees
 from trencadis_torch.device import to_device
+from trencadis_torch.parallel.tokens import TokenExchange
 from trencadis_torch.rows import Rows
 
-__all__ = ["Emitted", "SamplePlan", "emit", "MatchingPrefix", "Verified", "verify_drafts"]
+__all__ = ["Chosen", "Emitted", "SamplePlan", "emit", "MatchingPrefix", "Verified", "verify_drafts"]
 
 
 @attrs.frozen(kw_only=True)
@@ -158,6 +161,25 @@ class Emitted:
     chosen_by: str = "the sampler"
 
 
+@attrs.frozen(kw_only=True, eq=False)
+class Chosen:
+    """Tokens of a pass.
+
+    Attributes:
+        token_ids: int64 ``[S', K]``, as in :class:`Emitted`.
+        num_accepted: Drafts of each sequence, int64 ``[S']``; None: there are none.
+        nodes: Those of accepted drafts, int64 ``[S', K - 1]``, where drafts branch.
+        sampled: From the sampler, on the rank that has one.
+        verified: Of drafts, on the same rank.
+    """
+
+    token_ids: torch.Tensor
+    num_accepted: torch.Tensor | None = None
+    nodes: torch.Tensor | None = None
+    sampled: Sampled | None = None
+    verified: Verified | None = None
+
+
 def emit(
     logits: torch.Tensor,
     plan: SamplePlan,
@@ -167,6 +189,7 @@ def emit(
     rows: Rows,
     sampler: Sampler,
     acceptance: AcceptanceRule,
+    exchange: TokenExchange | None = None,
 ) -> Emitted:
     """Sample, accept, and write the emitted tokens after each row's known ones.
 
@@ -178,22 +201,40 @@ def emit(
         rows: Written to.
         sampler: Chooses.
         acceptance: Says which drafts stand.
+        exchange: Between ranks, one of which samples; None: there is one rank.
     """
-    if plan.entries.shape[1] == 1:
-        sampled = sampler.sample(logits, plan.context)
-        tokens, verified = sampled.token_ids[:, None], None
-    else:
-        sampled, tokens, verified = _verify(logits, plan, one, drafts=drafts, sampler=sampler, acceptance=acceptance)
+
+    def choose() -> Chosen:
+        if plan.entries.shape[1] == 1:
+            sampled = sampler.sample(logits, plan.context)
+            return Chosen(token_ids=sampled.token_ids[:, None], sampled=sampled)
+        return _verify(logits, plan, one, drafts=drafts, sampler=sampler, acceptance=acceptance)
+
+    chosen = choose() if exchange is None else _shared(choose, exchange, plan, logits.device)
+    tokens, sampled = chosen.token_ids, chosen.sampled
     _write_back(tokens if tokens.device.type == "cpu" else tokens.clamp(0, logits.shape[1] - 1), plan, rows)
     return Emitted(
         indices=one.indices[plan.sequences],
         token_ids=tokens,
-        num_emitted=None if verified is None else verified.num_accepted + 1,
-        logprobs=_located(sampled.logprobs, plan, one, verified),
-        paths=None if verified is None or plan.trees is None else verified.nodes,
-        row_errors=_located_errors(sampled.row_errors, plan, one, verified),
+        num_emitted=None if chosen.num_accepted is None else chosen.num_accepted + 1,
+        logprobs=() if sampled is None else _located(sampled.logprobs, plan, one, chosen.verified),
+        paths=chosen.nodes,
+        row_errors=() if sampled is None else _located_errors(sampled.row_errors, plan, one, chosen.verified),
         vocab_size=logits.shape[1],
         chosen_by=getattr(sampler, "label", "") or f"the sampler {type(sampler).__name__}",
+    )
+
+
+def _shared(
+    choose: Callable[[], Chosen], exchange: TokenExchange, plan: SamplePlan, device: torch.device
+) -> Chosen:
+    """Return the tokens that one rank chose."""
+    num_sequences, num_steps = plan.entries.shape
+    has_paths = num_steps > 1 and plan.trees is not None
+    if has_paths and plan.trees is not None:
+        num_steps = plan.trees.max_depth + 1
+    return exchange.share(
+        choose, num_sequences=num_sequences, num_steps=num_steps, has_paths=has_paths, device=device
     )
 
 
@@ -205,8 +246,8 @@ def _verify(
     drafts: Drafts | None,
     sampler: Sampler,
     acceptance: AcceptanceRule,
-) -> tuple[Sampled, torch.Tensor, Verified]:
-    """Return what was sampled, each sequence's tokens ``[S', K]``, and the drafts that were accepted."""
+) -> Chosen:
+    """Return each sequence's tokens, what was sampled, and the drafts that were accepted."""
     max_depth = None if plan.trees is None else plan.trees.max_depth
     entries = to_device(plan.entries, logits.device)
     asked = draft_table(plan, one, drafts, logits)
@@ -217,7 +258,7 @@ def _verify(
         middle = torch.full(entries.shape, 0.5, device=logits.device)
         verified = verify_drafts(found, acceptance.accept(found), middle, max_depth=max_depth)
         last = chosen.gather(1, verified.stops[:, None])
-        return sampled, _tokens(found, verified, last), verified
+        return _chosen_after(_tokens(found, verified, last), sampled, verified, plan)
     told: list[tuple[torch.Tensor, Verified]] = []
 
     def choose(distributions: Distributions) -> torch.Tensor:
@@ -232,7 +273,17 @@ def _verify(
         return _chosen(distributions.probabilities, entries, verified, tokens)
 
     sampled = sampler.verify(logits, plan.context, choose)
-    return sampled, *told[0]
+    return _chosen_after(told[0][0], sampled, told[0][1], plan)
+
+
+def _chosen_after(tokens: torch.Tensor, sampled: Sampled, verified: Verified, plan: SamplePlan) -> Chosen:
+    return Chosen(
+        token_ids=tokens,
+        num_accepted=verified.num_accepted,
+        nodes=None if plan.trees is None else verified.nodes,
+        sampled=sampled,
+        verified=verified,
+    )
 
 
 def _tokens(found: Verification, verified: Verified, last: torch.Tensor) -> torch.Tensor:

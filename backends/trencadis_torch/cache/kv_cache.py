@@ -84,10 +84,12 @@ class PagedKVCache(KVPool):
 
     Attributes:
         kernels: Whose low bits the content has.
+        first_head: Of the KV heads held here, counted over all ranks.
         make_blender: Makes what :meth:`blender` returns; None where nothing blends.
     """
 
     kernels: str = "torch"
+    first_head: int = 0
     layerwise = True
     make_blender: Callable[[PagedKVCache], KVBlender] | None = None
 
@@ -126,11 +128,12 @@ class PagedKVCache(KVPool):
     @property
     def layout(self) -> KVLayout:
         """Keys of all layers, then values of all layers; each part of a block is one contiguous range of a tensor."""
-        last_head = max(layer.num_kv_heads for layer in self.layers)
+        num_heads = max(layer.num_kv_heads for layer in self.layers)
         return KVLayout(
             parts=tuple(_part(layer, kind) for kind in ("key", "value") for layer in self.layers),
             block_size=self.block_size,
-            last_head=last_head,
+            first_head=self.first_head,
+            last_head=self.first_head + num_heads,
             numerics=f"{self.kernels}-{self.device.type}",
         )
 

@@ -30,6 +30,7 @@ from trencadis_torch.linear.native import ACTIVATIONS, Native
 from trencadis_torch.linear.native_decoder import native_decoder
 from trencadis_torch.linear.packed import BlockedLinear, FusedLinear, Int8Linear, PackedLinear, RowsEmbedding
 from trencadis_torch.loading.self_check import paged_logits
+from trencadis_torch.parallel.modules import RowLinear, VocabEmbedding
 
 __all__ = ["Replacement", "fuse_decoder", "replace_modules"]
 
@@ -50,6 +51,9 @@ _QKV: Final = ("q_proj", "k_proj", "v_proj")
 _TENSORS: Final = ("query", "key", "value")
 
 Pack = Callable[[list[nn.Linear]], FusedLinear]
+
+Together = Callable[[bool], bool]
+"""Whether something holds on every rank; with one rank, whether it holds."""
 
 
 @attrs.frozen(kw_only=True)
@@ -80,21 +84,25 @@ class _Seen:
 
 
 @torch.no_grad()
-def replace_modules(model: Any, *, quantised: bool, native: Native | None) -> Replacement:
+def replace_modules(
+    model: Any, *, quantised: bool, native: Native | None, together: Together | None = None
+) -> Replacement:
     """Replace modules of a decoder in place; float32, on the CPU.
 
     Args:
         model: Of transformers. Its attention is switched to one that is of no use: another one must be switched on afterwards.
         quantised: Weights in int8; needs ``native``.
         native: The compiled library; None: linear layers go to oneDNN one by one, and nothing is fused.
+        together: Asked for each module that sums over ranks: all replace it or none, so that all go on with the same sums.
     """
+    together = together or bool
     pack = _packer(quantised, native)
     num_linears = sum(type(part) is nn.Linear for part in model.modules())
     num_fused = 0
     if native is not None:
         seen = _watch(model)
         for name in [name for name, _ in _candidates(model)]:
-            num_fused += _replace(model, name, seen.pop(name, None), pack, native)
+            num_fused += _replace(model, name, seen.pop(name, None), pack, native, together)
     _replace_linears(model, pack)
     replacement = Replacement(
         kernels="onednn" if native is None else f"{'int8' if quantised else 'packed'}{native.panel}",
@@ -190,13 +198,13 @@ def _attention(
     return value.repeat_interleave(query.shape[1] // value.shape[1], 1).transpose(1, 2).contiguous(), None
 
 
-def _replace(model: Any, name: str, seen: _Seen | None, pack: Pack, native: Native) -> bool:
+def _replace(model: Any, name: str, seen: _Seen | None, pack: Pack, native: Native, together: Together) -> bool:
     """Replace a module if something may stand for it; nothing holds the old one afterwards."""
     parent, _, child = name.rpartition(".")
     old = getattr(model.get_submodule(parent), child, None) if _has(model, parent) else None
     if seen is None or old is None:
         return False  # a part of what was replaced before
-    new = _replacement(old, seen, pack, native)
+    new = _replacement(old, seen, pack, native, together)
     if new is not None:
         _put(model, name, new)
     return new is not None
@@ -210,15 +218,15 @@ def _has(model: Any, name: str) -> bool:
     return True
 
 
-def _replacement(module: Any, seen: _Seen, pack: Pack, native: Native) -> nn.Module | None:
+def _replacement(module: Any, seen: _Seen, pack: Pack, native: Native, together: Together) -> nn.Module | None:
     """Return the replacement of a module, its weights packed; None: there is none."""
     kind = type(module).__name__
     try:
         if _NORM.fullmatch(kind):
             return _norm(module, seen, native)
         if _MLP.fullmatch(kind):
-            return _mlp(module, seen, pack, native)
-        return _rotary_attention(module, seen, pack, native)
+            return _mlp(module, seen, pack, native, together)
+        return _rotary_attention(module, seen, pack, native, together)
     except (AttributeError, TypeError, KeyError, RuntimeError) as error:
         # Of a known name, but not made as its family is.
         logger.info("%s is left as it is: %s: %s", kind, type(error).__name__, error)
@@ -235,15 +243,15 @@ def _norm(module: Any, seen: _Seen, native: Native) -> FusedNorm | None:
     return None
 
 
-def _mlp(module: Any, seen: _Seen, pack: Pack, native: Native) -> GatedMLP | None:
+def _mlp(module: Any, seen: _Seen, pack: Pack, native: Native, together: Together) -> GatedMLP | None:
     layers, down = [module.gate_proj, module.up_proj], module.down_proj
     names = {name for name, part in module.named_children() if list(part.parameters())}
     activation = ACTIVATIONS.get(_activation_name(module))
     if activation is None or names != {"gate_proj", "up_proj", "down_proj"} or not _are_linear(*layers, down):
         return None
-    if not _agree(GatedMLP(_Beside(layers), down, activation, native)(*seen.args), seen.output):
+    if not together(_agree(GatedMLP(_Beside(layers), down, activation, native)(*seen.args), seen.output)):
         return None
-    return GatedMLP(pack(layers), pack([down]), activation, native)
+    return GatedMLP(pack(layers), _pack_last(down, pack), activation, native)
 
 
 def _activation_name(module: Any) -> str:
@@ -251,7 +259,9 @@ def _activation_name(module: Any) -> str:
     return str(getattr(config, "hidden_activation", None) or config.hidden_act)
 
 
-def _rotary_attention(module: Any, seen: _Seen, pack: Pack, native: Native) -> RotaryAttention | None:
+def _rotary_attention(
+    module: Any, seen: _Seen, pack: Pack, native: Native, together: Together
+) -> RotaryAttention | None:
     layers = [getattr(module, name) for name in _QKV]
     names = {name for name, part in module.named_children() if list(part.parameters())}
     if names - {"q_norm", "k_norm"} != {*_QKV, "o_proj"} or not _are_linear(*layers, module.o_proj):
@@ -269,8 +279,8 @@ def _rotary_attention(module: Any, seen: _Seen, pack: Pack, native: Native) -> R
         return None
     for norms in _norms_of(module):
         candidate = RotaryAttention(_Beside(layers), module.o_proj, norms=norms, **common)
-        if _attends_alike(candidate, seen, handed):
-            return RotaryAttention(pack(layers), pack([module.o_proj]), norms=norms, **common)
+        if together(_attends_alike(candidate, seen, handed)):
+            return RotaryAttention(pack(layers), _pack_last(module.o_proj, pack), norms=norms, **common)
     return None
 
 
@@ -311,7 +321,12 @@ class _Beside:
 
 
 def _are_linear(*layers: Any) -> bool:
-    return all(type(layer) is nn.Linear for layer in layers)
+    return all(type(layer.local if isinstance(layer, RowLinear) else layer) is nn.Linear for layer in layers)
+
+
+def _pack_last(layer: Any, pack: Pack) -> nn.Module:
+    """Return a layer after which ranks may sum, its weights packed."""
+    return layer.around(pack([layer.local])) if isinstance(layer, RowLinear) else pack([layer])
 
 
 def _agree(found: Any, expected: Any) -> bool:
@@ -324,6 +339,7 @@ def _agree(found: Any, expected: Any) -> bool:
 def _replace_linears(model: Any, pack: Pack) -> None:
     """Pack the remaining linear layers, the output projection among them, with which embeddings may share their weights."""
     embedding = model.get_input_embeddings()
+    embedding = embedding.local if isinstance(embedding, VocabEmbedding) else embedding
     names = {id(part): name for name, part in model.named_modules()}
     tied = getattr(embedding, "weight", None)
     scale = _scale_of(embedding)

@@ -16,7 +16,7 @@ from trencadis.records import ModelFacts
 from trencadis_torch.attention.adapter import switch
 from trencadis_torch.cache.kv_cache import AttentionLayer
 
-__all__ = ["attention_layers", "encoder_facts", "model_facts", "window_of"]
+__all__ = ["attention_layers", "encoder_facts", "model_facts", "vocab_size", "window_of"]
 
 PROBE = "trencadis_probe"
 FULL, REFUSED = 0, -1
@@ -134,11 +134,17 @@ def model_facts(model: Any, layers: tuple[AttentionLayer, ...]) -> ModelFacts:
     ids = eos if isinstance(eos, list | tuple) else () if eos is None else (eos,)
     return ModelFacts(
         **_common_facts(model),
-        vocab_size=model.get_output_embeddings().weight.shape[0],
+        vocab_size=vocab_size(model),
         max_model_len=_max_model_len(config),
         eos_token_ids=tuple(map(int, ids)),
         kv_bytes_per_token=sum(layer.bytes_per_token for layer in layers),
     )
+
+
+def vocab_size(model: Any) -> int:
+    """Return how many tokens a decoder has logits of; of all ranks, where they divide them. Pure."""
+    head = model.get_output_embeddings()
+    return int(getattr(head, "out_features", 0) or head.weight.shape[0])
 
 
 def encoder_facts(model: Any, max_seq_length: int) -> ModelFacts:

@@ -18,7 +18,7 @@ from trencadis.errors import ModelLoadError, OutOfMemoryError
 from trencadis.records import ModelSource
 from trencadis_torch.device import choose_dtype
 
-__all__ = ["ModelFiles", "find_model", "load_decoder", "load_weights"]
+__all__ = ["ModelFiles", "check_architecture", "find_model", "load_decoder", "load_weights", "load_whole"]
 
 _RECURRENT = ("linear_attention", "mamba", "conv", "recurrent", "moe_linear", "hybrid")
 
@@ -63,8 +63,23 @@ def load_decoder(files: ModelFiles, device: torch.device) -> Any:
     """
     from transformers import AutoModelForCausalLM
 
-    _check_architecture(files.config)
+    check_architecture(files.config)
     return load_weights(files, device, AutoModelForCausalLM, attn_implementation="eager")
+
+
+def load_whole(files: ModelFiles) -> Any:
+    """Return a decoder on the CPU as its files have it, whose weights are to be divided.
+
+    Args:
+        files: The model.
+
+    Raises:
+        ModelLoadError: Weights are missing, or cannot be read.
+        OutOfMemoryError: No room for the weights.
+    """
+    from transformers import AutoModelForCausalLM
+
+    return _load_weights(files, AutoModelForCausalLM, "", {"attn_implementation": "eager"})
 
 
 def load_weights(files: ModelFiles, device: torch.device, auto_class: Any, *, unused: str = "", **options: Any) -> Any:
@@ -144,7 +159,7 @@ def _load_config(name: str, options: dict[str, Any], source: ModelSource) -> Any
         raise ModelLoadError(f"{source.path}: its config cannot be read: {_first_line(error)}") from error
 
 
-def _check_architecture(config: Any) -> None:
+def check_architecture(config: Any) -> None:
     """Refuse models that no paged KV cache can serve, before any weight is read.
 
     Raises:

@@ -1,0 +1,152 @@
+"""Loads one rank's share of a decoder: built without memory, divided, then given its parts of the weights."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from trencadis.errors import ModelLoadError, OutOfMemoryError
+from trencadis.interfaces import Collective
+from trencadis_torch.device import choose_dtype
+from trencadis_torch.loading.loader import ModelFiles, check_architecture, load_whole
+from trencadis_torch.parallel.reading import READ_IN_PARTS, LoadedWeights, StoredWeights, Weights, materialise
+from trencadis_torch.parallel.sharding import Piece, Sharding, shard
+
+__all__ = ["load_share", "skeleton"]
+
+logger = logging.getLogger("trencadis.torch")
+
+
+ALIGNMENT = 16
+"""Bytes of which a row of an expert's weights must be a multiple for PyTorch's grouped products; of others the experts run one by one."""
+
+
+class _WithoutMemory(TorchFunctionMode):
+    """As a context, in this thread: tensors that are made without values have no memory, as those of parameters; any other is real."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        options = kwargs or {}
+        if func is torch.empty:
+            options = {**options, "device": "meta"}
+        return func(*args, **options)
+
+
+def skeleton(files: ModelFiles) -> Any:
+    """Return a decoder whose large parameters have no memory, with its own eager attention; buffers are as in a loaded one.
+
+    Args:
+        files: The model.
+
+    Raises:
+        ModelLoadError: transformers cannot build it.
+    """
+    from transformers import AutoModelForCausalLM, GenerationConfig
+
+    try:
+        with _WithoutMemory():
+            model = AutoModelForCausalLM.from_config(
+                files.config,
+                dtype=torch.float32,
+                attn_implementation="eager",
+                trust_remote_code=files.source.trust_remote_code,
+            )
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ModelLoadError(f"{files.source.path} ({files.config.model_type}) cannot be built: {reason}") from error
+    with contextlib.suppress(OSError):
+        revision = {name: value for name, value in files.options.items() if name == "revision"}
+        model.generation_config = GenerationConfig.from_pretrained(files.name, **revision)
+    return model
+
+
+def load_share(
+    files: ModelFiles, device: torch.device, group: Collective, configured: dict[str, str]
+) -> tuple[Any, Sharding]:
+    """Return one rank's share of a decoder, in evaluation mode, and what was divided how.
+
+    Args:
+        files: The model.
+        device: Where it goes.
+        group: The ranks; nothing is exchanged.
+        configured: Styles from the configuration.
+
+    Raises:
+        ConfigValueError: The configuration names what is not there.
+        ModelLoadError: The model cannot be divided so, or weights are missing.
+        OutOfMemoryError: No room for the weights.
+    """
+    check_architecture(files.config)
+    model = skeleton(files)
+    sharding = shard(model, group, configured)
+    stored = _stored(files, sharding)
+    try:
+        if stored is None:
+            whole = load_whole(files)
+            weights: Weights = LoadedWeights(whole)
+            found = next(one.dtype for one in whole.parameters() if one.is_floating_point())
+            _check_complete(sharding, weights, files)
+        else:
+            weights, found = stored, _dtype_of(files.config) or stored.dtype()
+        dtype = choose_dtype(files.source.dtype, stored=found, device=device, num_parameters=sharding.num_parameters)
+        materialise(model, sharding.pieces, weights, dtype=dtype, device=device)
+        if any(width * dtype.itemsize % ALIGNMENT for width in sharding.expert_widths):
+            model.set_experts_implementation("eager")
+        if stored is not None:
+            logger.info("Rank %d of %d read %.1f MiB of weights.", group.rank, group.size, stored.num_bytes / 2**20)
+        return model.to(device=device, dtype=dtype).eval().requires_grad_(False), sharding
+    except torch.OutOfMemoryError as error:
+        raise OutOfMemoryError(f"{device} has no room for the weights of {files.source.path}: {error}") from error
+    finally:
+        if stored is not None:
+            stored.close()
+
+
+def _stored(files: ModelFiles, sharding: Sharding) -> StoredWeights | None:
+    """Return the files to read parts of, or None where transformers has to load them whole."""
+    reason = ""
+    if files.config.model_type not in READ_IN_PARTS:
+        reason = f"files of {files.config.model_type} were not tried"
+    elif "gguf_file" in files.options or getattr(files.config, "quantization_config", None) is not None:
+        reason = "they are quantised"
+    stored = None
+    if not reason:
+        try:
+            stored = StoredWeights(files)
+            missing = _missing(sharding, stored)
+            reason = f"{missing[0].names[0]} is not in them" if missing else ""
+        except Exception as error:  # of safetensors, or of the hub
+            reason = f"{type(error).__name__}: {error}"
+    if not reason:
+        return stored
+    if stored is not None:
+        stored.close()
+    logger.warning("Each rank reads all weights of %s, and keeps its part: %s.", files.source.path, reason)
+    return None
+
+
+def _missing(sharding: Sharding, weights: Weights) -> list[Piece]:
+    return [piece for piece in sharding.pieces.values() if not weights.has(piece.names)]
+
+
+def _check_complete(sharding: Sharding, weights: Weights, files: ModelFiles) -> None:
+    missing = _missing(sharding, weights)
+    if missing:
+        raise ModelLoadError(
+            f"{files.source.path}: as transformers loads it, it has no weight {missing[0].names[0]}, which its plan divides.",
+            hint="A model that is quantised in its files cannot be divided; set [parallel] tensor = 1.",
+        )
+
+
+def _dtype_of(config: Any) -> torch.dtype | None:
+    for one in (config, config.get_text_config(decoder=True)):
+        if isinstance(getattr(one, "dtype", None), torch.dtype):
+            found: torch.dtype = one.dtype
+            return found
+    return None

@@ -1,0 +1,121 @@
+"""Modules that hold a rank's part of a weight, and what they exchange with the other ranks.
+
+    GatheredLinear   some of the outputs ─▶ all_gather ─▶ all outputs
+    RowLinear        some of the inputs ─▶ partial sums ─▶ all_reduce ─▶ + bias, once
+    VocabEmbedding   some of the rows, zeros for tokens of other ranks ─▶ all_reduce
+
+Each has its weight in a child ``local`` of the plain kind, which may be packed like any other. A layer that divides its outputs and gathers
+nothing is a plain one with fewer outputs, and needs no module.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from trencadis.interfaces import Collective
+
+__all__ = ["GatheredLinear", "RowLinear", "VocabEmbedding", "sum_outputs"]
+
+
+class GatheredLinear(nn.Module):
+    """A linear layer, each rank of which computes some outputs and gets all.
+
+    Args:
+        local: The outputs of this rank.
+        out_features: Of all ranks; what they compute beyond is padding, and cut off.
+        group: The ranks.
+
+    Attributes:
+        local: As given.
+        in_features: Inputs.
+        out_features: As given.
+    """
+
+    def __init__(self, local: nn.Module, out_features: int, group: Collective) -> None:
+        super().__init__()
+        self.local = local
+        self.in_features = local.in_features
+        self.out_features = out_features
+        self._group = group
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return ``[..., out_features]`` on every rank."""
+        return self._group.all_gather(self.local(x))[..., : self.out_features]
+
+
+class RowLinear(nn.Module):
+    """A linear layer, each rank of which has some inputs; the ranks' outputs are summed, then the bias is added once.
+
+    Args:
+        local: The inputs of this rank, without bias.
+        bias: Of all ranks, or None.
+        group: The ranks.
+        splits: The input is whole, and this rank's part is taken first.
+
+    Attributes:
+        local: As given.
+        bias: As given.
+    """
+
+    def __init__(self, local: nn.Module, bias: nn.Parameter | None, group: Collective, *, splits: bool = False) -> None:
+        super().__init__()
+        self.local = local
+        self.bias = bias
+        self._group = group
+        self._splits = splits
+
+    def around(self, local: nn.Module) -> RowLinear:
+        """Return the same with other local weights."""
+        return RowLinear(local, self.bias, self._group, splits=self._splits)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return ``[..., N]`` on every rank."""
+        if self._splits:
+            width = x.shape[-1] // self._group.size
+            x = x[..., self._group.rank * width : (self._group.rank + 1) * width].contiguous()
+        out: torch.Tensor = self.local(x).contiguous()
+        self._group.all_reduce(out)
+        return out if self.bias is None else out + self.bias
+
+
+class VocabEmbedding(nn.Module):
+    """Embeddings, each rank of which has those of some tokens.
+
+    Args:
+        local: The rows of this rank; its own scale, if it has one, is kept.
+        first: Token of the first row.
+        num_rows: Rows that are tokens; those after them are padding.
+        group: The ranks.
+
+    Attributes:
+        local: As given.
+    """
+
+    def __init__(self, local: nn.Module, *, first: int, num_rows: int, group: Collective) -> None:
+        super().__init__()
+        self.local = local
+        self._first = first
+        self._num_rows = num_rows
+        self._group = group
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """Return ``[..., K]`` from ids ``[...]``, on every rank."""
+        rows = input_ids - self._first
+        is_other = (rows < 0) | (rows >= self._num_rows)
+        found: torch.Tensor = self.local(rows.masked_fill(is_other, 0)).masked_fill(is_other[..., None], 0)
+        self._group.all_reduce(found)
+        return found
+
+
+def sum_outputs(module: nn.Module, group: Collective) -> None:
+    """Let a module's output be the sum over the ranks, each of which has a part of all its experts."""
+
+    def reduce(_: nn.Module, __: Any, output: torch.Tensor) -> torch.Tensor:
+        output = output.contiguous()
+        group.all_reduce(output)
+        return output
+
+    module.register_forward_hook(reduce)

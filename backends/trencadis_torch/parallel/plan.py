@@ -1,0 +1,115 @@
+"""Plans of tensor parallelism: which module or parameter of a model is divided in which way.
+
+transformers brings a plan with most of its models (``model.tp_plan``); for the others, and for more than it divides, a file has one.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from pathlib import Path
+from typing import Any, Final
+
+from trencadis.errors import ConfigValueError, ModelLoadError
+
+__all__ = ["expand_plan", "plan_of", "read_plan_file"]
+
+_OTHER_NAMES: Final = {"colwise_rep": "colwise_gather_output", "rowwise_rep": "rowwise_split_input"}
+
+_WHOLE: Final = frozenset({"replicated_with_grad_allreduce", "mla_kv_a_proj", "local_params", "replicate"})
+"""Styles of what every rank holds and computes whole, where nothing is trained."""
+
+_STYLES: Final = (
+    "colwise",
+    "colwise_gather_output",
+    "rowwise",
+    "rowwise_split_input",
+    "packed_colwise",
+    "packed_colwise_3",
+    "packed_rowwise",
+    "embedding_rowwise",
+    "moe_tp_experts",
+    "all_reduce",
+    "first_rank",
+    "replicate",
+)
+
+
+def read_plan_file(path: str) -> dict[str, str]:
+    """Return the plan of a file.
+
+    Args:
+        path: TOML or JSON (by its ending), a table from a module or parameter, ``*`` for any number, to a style; empty: no plan.
+
+    Raises:
+        ConfigValueError: It cannot be read, or is no such table.
+    """
+    if not path:
+        return {}
+    where = f'[backend.torch] tensor_plan = "{path}"'
+    try:
+        text = Path(path).expanduser().read_text()
+        found: Any = json.loads(text) if path.endswith(".json") else tomllib.loads(text)
+    except (OSError, ValueError) as error:
+        raise ConfigValueError(f"{where}: it cannot be read: {error}.", hint="Give a .toml or .json file.") from error
+    if not isinstance(found, dict) or not all(isinstance(style, str) for style in found.values()):
+        raise ConfigValueError(
+            f"{where}: it is no table from names to styles.",
+            hint='Such as: "model.layers.*.self_attn.q_proj" = "colwise". Names with dots need quotes.',
+        )
+    for name, style in found.items():
+        _check_style(style, f"{where}: {name}")
+    return found
+
+
+def _check_style(style: str, where: str) -> None:
+    if _OTHER_NAMES.get(style, style) not in _STYLES and style not in _WHOLE:
+        raise ConfigValueError(f'{where} = "{style}": no such style.', hint=f"Choose one of: {', '.join(_STYLES)}.")
+
+
+def plan_of(model: Any, configured: dict[str, str]) -> dict[str, str]:
+    """Return the plan of a model of transformers, that of the configuration first; embeddings are divided by vocabulary. Pure.
+
+    Args:
+        model: As it was built.
+        configured: From ``tensor_plan``.
+
+    Raises:
+        ModelLoadError: There is none.
+    """
+    plan = {**(getattr(model, "tp_plan", None) or {}), **configured}
+    if not plan:
+        raise ModelLoadError(
+            f"{type(model).__name__} comes without a plan of how its layers are divided, which [parallel] tensor above 1 needs.",
+            hint="Write one and name it in [backend.torch] tensor_plan (docs/do/parallel.md), or set [parallel] tensor = 1.",
+        )
+    return plan
+
+
+def expand_plan(model: Any, plan: dict[str, str]) -> dict[str, str]:
+    """Return the style of each module or parameter that a plan names; those that stay whole are left out. Pure.
+
+    Args:
+        model: Its names are matched.
+        plan: ``*`` stands for one number.
+
+    Raises:
+        ModelLoadError: A style is not known here.
+    """
+    found: dict[str, str] = {}
+    names = [name for name, _ in model.named_modules()] + [
+        name for name, _ in model.named_parameters(remove_duplicate=False)
+    ]
+    for name in names:
+        style = plan.get(name, plan.get(re.sub(r"\.\d+(?=\.|$)", ".*", name)))
+        if style is None or style in _WHOLE:
+            continue
+        style = _OTHER_NAMES.get(style, style)
+        if style not in _STYLES:
+            raise ModelLoadError(
+                f'{type(model).__name__}: its plan divides {name} as "{style}", which is not known here.',
+                hint='Give it another style in [backend.torch] tensor_plan, "replicate" for one, or set [parallel] tensor = 1.',
+            )
+        found[name] = style
+    return found

@@ -1,0 +1,156 @@
+"""One rank among others, as the backend sees it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import attrs
+import torch
+
+from trencadis.errors import BackendError, ConfigValueError, ModelLoadError
+from trencadis.interfaces import RankGroups
+from trencadis.records import MemoryReport
+from trencadis_torch.config import TorchConfig
+from trencadis_torch.loading.loader import ModelFiles
+from trencadis_torch.parallel.loading import load_share
+from trencadis_torch.parallel.plan import read_plan_file
+from trencadis_torch.parallel.sharding import Sharding
+from trencadis_torch.parallel.tokens import TokenExchange
+
+__all__ = ["Share", "check_groups"]
+
+
+def check_groups(groups: RankGroups, config: TorchConfig) -> None:
+    """See that a backend has a share to compute.
+
+    Raises:
+        BackendError: It has none of that kind.
+        ConfigValueError: A key of ``[backend.torch]`` goes with one rank only.
+    """
+    layout = groups.layout
+    for key, value in (("pipeline", layout.pipeline), ("expert", layout.expert)):
+        if value > 1:
+            raise BackendError(
+                f"[parallel] {key} = {value}: the backend torch divides layers over ranks (tensor) and nothing else.",
+                hint=f"Set [parallel] {key} = 1, and tensor to the number of ranks.",
+            )
+    for key, value in (("compile", config.compile), ("graphs", config.graphs)):
+        if value != "off" and layout.tensor > 1:
+            raise ConfigValueError(
+                f'[backend.torch] {key} = "{value}" with [parallel] tensor = {layout.tensor}: no graph holds what ranks exchange.',
+                hint=f'Set [backend.torch] {key} = "off".',
+            )
+
+
+class Share:
+    """This rank, and its exchange with the others. Used by one thread, in the same order on every rank.
+
+    Args:
+        groups: Where it stands.
+        config: Of the backend.
+
+    Attributes:
+        size: Ranks that share each layer.
+        is_output: This rank samples.
+        exchange: Of sampled tokens.
+    """
+
+    def __init__(self, groups: RankGroups, config: TorchConfig) -> None:
+        self._group = groups.tensor
+        self._plan = read_plan_file(config.tensor_plan)
+        self._sharding: Sharding | None = None
+        self._all_refuse = False
+        self.size = groups.layout.tensor
+        self.is_output = groups.is_output
+        self.exchange = TokenExchange(self._group, source=groups.layout.tensor_rank(groups.layout.output_rank))
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """Do something with the other ranks: whatever this rank alone raises ends what they wait for."""
+        try:
+            yield
+        except BaseException as error:
+            if not self._all_refuse and error is not self.exchange.told:
+                self._group.abort()
+            raise
+
+    def agree(self, holds: bool) -> bool:
+        """Return whether something holds on every rank; every rank asks."""
+        refused = torch.tensor([0 if holds else 1], dtype=torch.int32)
+        self._group.all_reduce(refused)
+        return not int(refused[0])
+
+    def accept(self, holds: bool) -> bool:
+        """Return whether something holds on every rank, without which all raise; every rank asks."""
+        self._all_refuse = not self.agree(holds)
+        return not self._all_refuse
+
+    def load(self, files: ModelFiles, device: torch.device) -> Any:
+        """Return this rank's share of a model.
+
+        Raises:
+            ModelLoadError: It cannot be loaded here, or on another rank.
+            OutOfMemoryError: No room for the weights.
+        """
+        model, error = None, None
+        try:
+            model, self._sharding = load_share(files, device, self._group, self._plan)
+        except (ModelLoadError, ConfigValueError, BackendError) as reason:
+            error = reason
+        everywhere = self.accept(error is None)
+        if error is not None:
+            raise error
+        if not everywhere:
+            raise ModelLoadError(f"{files.source.path}: another rank could not load its share; it says why.")
+        return model
+
+    @property
+    def num_heads(self) -> int:
+        """Query heads of a layer here."""
+        return self._loaded.num_heads
+
+    @property
+    def num_parameters(self) -> int:
+        """Of the whole model."""
+        return self._loaded.num_parameters
+
+    @property
+    def divided_ratio(self) -> float:
+        """Part of the model's parameters that the ranks divide."""
+        return self._loaded.num_divided / max(1, self._loaded.num_parameters)
+
+    @property
+    def first_head(self) -> int:
+        """First KV head here, counted over all ranks; 0 where layers differ."""
+        return 0 if self._loaded.heads is None else self._loaded.heads[0]
+
+    @property
+    def numerics(self) -> str:
+        """Names the order in which this layout sums, and the rank where its KV heads are no range."""
+        return f"+tp{self.size}" + ("" if self._loaded.heads is not None else f".{self._group.rank}")
+
+    @property
+    def _loaded(self) -> Sharding:
+        assert self._sharding is not None, "loaded before"
+        return self._sharding
+
+    def num_threads(self) -> int:
+        """Return the threads of one operation on the CPU: the ranks share its cores."""
+        return max(1, torch.get_num_threads() // self.size)
+
+    def settle(self) -> None:
+        """Return when every rank is here."""
+        self._group.barrier()
+
+    def divide(self, report: MemoryReport, device: torch.device) -> MemoryReport:
+        """Return this rank's part of the memory, where ranks have one in common. Pure.
+
+        Args:
+            report: Of what the device has.
+            device: Of the model.
+        """
+        if device.type != "cpu":
+            return report
+        return attrs.evolve(report, total_bytes=report.total_bytes // self.size, free_bytes=report.free_bytes // self.size)

@@ -1,0 +1,481 @@
+"""Backends of several ranks next to one of one rank, and next to transformers."""
+
+from __future__ import annotations
+
+import functools
+import json
+import threading
+
+import attrs
+import numpy as np
+import pytest
+import torch
+
+from support.backends import tiny_encoders, tiny_models
+from support.backends.families import save_family
+from support.backends.rank_threads import Forbidden, make_groups
+from trencadis.clock import SystemClock
+from trencadis.errors import BackendError, CollectiveError, ConfigValueError, ModelLoadError, StepFailedError
+from trencadis.interfaces import AllocationPlan, SupportsRanks
+from trencadis.records import Batch, Bucket, ModelSource, Phase, SamplingParams, TableWrites
+from trencadis_testing.backend import ArgmaxSampler, BackendConformance
+from trencadis_testing.driver import BackendDriver, Work
+from trencadis_torch.backend import TorchBackend
+from trencadis_torch.config import TorchConfig
+from trencadis_torch.linear.native import native
+from trencadis_torch.loading.self_check import paged_logits
+
+PLAN = AllocationPlan(num_blocks=60, block_size=4, num_rows=4, max_model_len=120, max_num_batched_tokens=64)
+PROMPTS = {0: tiny_models.prompt(19), 1: tiny_models.prompt(5, seed=1), 3: tiny_models.prompt(33, seed=2)}
+needs_native = pytest.mark.skipif(native() is None, reason="there is no C++ compiler on this machine")
+
+PLANS = {
+    "gpt2": {
+        "transformer.wte": "embedding_rowwise",
+        "lm_head": "colwise_gather_output",
+        "transformer.h.*.attn.c_attn": "packed_colwise_3",
+        "transformer.h.*.attn.c_proj": "rowwise",
+        "transformer.h.*.mlp.c_fc": "colwise",
+        "transformer.h.*.mlp.c_proj": "rowwise",
+    },
+    "opt": {
+        "model.decoder.embed_tokens": "embedding_rowwise",
+        "lm_head": "colwise_gather_output",
+        "model.decoder.layers.*.self_attn.q_proj": "colwise",
+        "model.decoder.layers.*.self_attn.k_proj": "colwise",
+        "model.decoder.layers.*.self_attn.v_proj": "colwise",
+        "model.decoder.layers.*.self_attn.out_proj": "rowwise",
+        "model.decoder.layers.*.fc1": "colwise",
+        "model.decoder.layers.*.fc2": "rowwise",
+    },
+    "gpt_oss": {
+        "model.layers.*.self_attn.q_proj": "colwise",
+        "model.layers.*.self_attn.k_proj": "colwise",
+        "model.layers.*.self_attn.v_proj": "colwise",
+        "model.layers.*.self_attn.sinks": "colwise",
+        "model.layers.*.self_attn.o_proj": "rowwise",
+        "model.layers.*.mlp.experts.gate_up_proj": "rowwise",
+        "model.layers.*.mlp.experts.gate_up_proj_bias": "rowwise",
+        "model.layers.*.mlp.experts.down_proj": "colwise",
+        "model.layers.*.mlp.experts.down_proj_bias": "first_rank",
+        "model.layers.*.mlp.experts": "moe_tp_experts",
+    },
+    "deepseek_v3": {
+        "model.layers.*.self_attn.q_b_proj": "colwise",
+        "model.layers.*.self_attn.kv_b_proj": "colwise",
+        "model.layers.*.self_attn.o_proj": "rowwise",
+    },
+}
+
+
+def make(layout="ragged", **options):
+    return TorchBackend(TorchConfig(device="cpu", layout=layout, **options), clock=SystemClock())
+
+
+def loaded(ranked, path, size, layout="ragged", plan=PLAN, **options):
+    backend = ranked(functools.partial(make, layout, **options), size)
+    backend.load(ModelSource(path=str(path)), sampler=ArgmaxSampler())
+    backend.allocate(plan)
+    return backend
+
+
+@torch.inference_mode()
+def logits(backend):
+    """Return paged logits of a backend that is loaded, in chunks and steps of one token."""
+    sequences = [torch.arange(n) * 7 % tiny_models.VOCAB_SIZE for n in (26, 13)]
+    return torch.cat(paged_logits(backend._model, backend._layers, sequences, backend._config.layout, backend._kernel))
+
+
+def assert_same_logits(ranked, path, size, **options):
+    one = make()
+    one.load(ModelSource(path=str(path)), sampler=ArgmaxSampler())
+    expected = logits(one)
+    found = loaded(ranked, path, size, **options).ranks.call(logits)
+    for rank in found:
+        assert float((rank - expected).norm() / expected.norm()) <= 1e-5
+        assert torch.equal(rank, found[0])
+
+
+@pytest.fixture
+def four_kv_heads(tmp_path):
+    """Return a function that saves a tiny model with as many KV heads as query heads."""
+
+    def save(kind):
+        from transformers import AutoModelForCausalLM
+
+        config = tiny_models._config(kind)
+        config.num_key_value_heads = 4
+        with torch.random.fork_rng():
+            torch.manual_seed(3)
+            AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / kind)
+        return tmp_path / kind
+
+    return save
+
+
+class TestTwo(BackendConformance):
+    kind, size, layout, options = "gemma3", 2, "ragged", {}
+
+    @pytest.fixture(autouse=True)
+    def _model(self, model_path, ranked):
+        self.path, self._ranked = model_path(self.kind), ranked
+        self.source = ModelSource(path=str(self.path))
+
+    def make(self):
+        return self._ranked(functools.partial(make, self.layout, **self.options), self.size)
+
+    def reference(self, prompt, num_tokens):
+        return tiny_models.greedy_reference(self.path, prompt, num_tokens)
+
+
+class TestFourWithTwoKVHeadsPadded(TestTwo):
+    kind, size, layout, options = "llama", 4, "padded", {"max_prefill_batch_size": 2}
+
+
+class TestTwoWithExperts(TestTwo):
+    kind = "qwen3_moe"
+
+
+@pytest.mark.representatives(3)
+@pytest.mark.parametrize("layout", ["ragged", "padded"])
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("kind", [one for one in tiny_models.ARCHITECTURES if one != "gpt2"])
+def test_greedy_tokens_are_those_of_transformers_and_rows_are_the_same_everywhere(model_path, ranked, kind, size, layout):
+    path = model_path(kind)
+    expected = {row: tiny_models.greedy_reference(path, tokens, 12) for row, tokens in PROMPTS.items()}
+    backend = loaded(ranked, path, size, layout, max_prefill_batch_size=2)
+    for chunk in (0, 7):
+        assert BackendDriver(backend, PLAN, seed=chunk).generate(PROMPTS, 12, chunk=chunk) == expected
+    rows = [rank._rows.tokens for rank in backend.ranks.all]
+    assert all(torch.equal(one, rows[0]) for one in rows)
+
+
+@pytest.mark.representatives(6)
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("kind", [*(one for one in tiny_models.ARCHITECTURES if one != "gpt2"), "olmo2", "cohere2", "deepseek_v2", "glm4"])
+def test_logits_are_those_of_one_rank(tmp_path, ranked, kind, size):
+    assert_same_logits(ranked, save_family(kind, tmp_path), size)
+
+
+@pytest.mark.parametrize("kind", ["llama", "phi3"])
+@pytest.mark.parametrize("size", [2, 4])
+def test_every_rank_has_kv_heads_of_its_own_where_there_are_enough(four_kv_heads, ranked, kind, size):
+    path = four_kv_heads(kind)
+    assert_same_logits(ranked, path, size)
+    backend = loaded(ranked, path, size)
+    found = [rank.kv_cache().layout for rank in backend.ranks.all]
+    each = 4 // size
+    assert [(one.first_head, one.last_head) for one in found] == [(k * each, k * each + each) for k in range(size)]
+    assert len({one.numerics for one in found}) == 1
+    alone = make()
+    facts = alone.load(ModelSource(path=str(path)), sampler=ArgmaxSampler())
+    alone.allocate(PLAN)
+    assert alone.kv_cache().layout.numerics != found[0].numerics
+    assert all(one._facts.kv_bytes_per_token * size == facts.kv_bytes_per_token for one in backend.ranks.all)
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("llama", [(0, 1), (0, 1), (1, 2), (1, 2)]), ("gpt_oss", [(0, 2)] * 4)])
+def test_kv_heads_that_several_ranks_have_are_named_alike(model_path, ranked, kind, expected):
+    backend = loaded(ranked, model_path(kind), 4)
+    layouts = [rank.kv_cache().layout for rank in backend.ranks.all]
+    assert [(one.first_head, one.last_head) for one in layouts] == expected
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("kind", ["gpt2", "opt", "deepseek_v3", "gpt_oss"])
+def test_a_configured_plan_divides_what_transformers_does_not(tmp_path, ranked, kind, size):
+    path, plan = save_family(kind, tmp_path), tmp_path / "plan.json"
+    plan.write_text(json.dumps(PLANS[kind]))
+    assert_same_logits(ranked, path, size, tensor_plan=str(plan))
+    backend = loaded(ranked, path, size, tensor_plan=str(plan))
+    alone = make()
+    facts = alone.load(ModelSource(path=str(path)), sampler=ArgmaxSampler())
+    assert all(rank._share.divided_ratio > 0.8 for rank in backend.ranks.all)
+    assert all(rank._facts.weights_bytes < 0.8 * facts.weights_bytes for rank in backend.ranks.all)
+    assert all(rank._facts.num_parameters == facts.num_parameters for rank in backend.ranks.all)
+
+
+@needs_native
+@pytest.mark.parametrize("options", [{"quantization": "int8"}, {"pack": "off"}, {"attention": "sdpa"}, {"kv_dtype": "int8"}])
+def test_other_kinds_of_weights_and_attention_run_on_shares(model_path, ranked, options):
+    backend = loaded(ranked, model_path("llama"), 2, **options)
+    alone = {}
+    for row, tokens in PROMPTS.items():
+        alone[row] = BackendDriver(backend, PLAN).generate({row: tokens}, 8)[row]
+    assert BackendDriver(backend, PLAN, seed=7).generate(PROMPTS, 8, chunk=7) == alone
+    if not options.keys() & {"quantization", "kv_dtype"}:
+        expected = {row: tiny_models.greedy_reference(model_path("llama"), tokens, 8) for row, tokens in PROMPTS.items()}
+        assert alone == expected
+
+
+@needs_native
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma2"])
+def test_modules_of_shares_are_packed_and_fused_as_those_of_a_whole_model(model_path, ranked, kind):
+    alone = make()
+    alone.load(ModelSource(path=str(model_path(kind))), sampler=ArgmaxSampler())
+    expected = alone._replacement
+    for rank in loaded(ranked, model_path(kind), 2).ranks.all:
+        assert (rank._replacement.num_linears, rank._replacement.num_fused) == (expected.num_linears, expected.num_fused)
+
+
+def test_sixteen_bits_run_on_shares(model_path, ranked):
+    backend = ranked(make, 2)
+    facts = backend.load(ModelSource(path=str(model_path("llama")), dtype="bfloat16"), sampler=ArgmaxSampler())
+    backend.allocate(PLAN)
+    assert facts.dtype == "bfloat16"
+    assert len(BackendDriver(backend, PLAN).generate({0: PROMPTS[0]}, 4)[0]) == 4
+
+
+# --------------------------------------------------------------------------------------------------- drafts, scores
+
+
+@pytest.mark.parametrize("layout", ["ragged", "padded"])
+def test_linear_drafts_stand_on_every_rank_as_far_as_they_are_right(model_path, ranked, layout):
+    path = model_path("llama")
+    text = tiny_models.greedy_reference(path, PROMPTS[0], 12)
+    backend = loaded(ranked, path, 2, layout)
+    driver = BackendDriver(backend, PLAN)
+    driver.start(0, PROMPTS[0])
+    driver.start(1, PROMPTS[1])
+    driver.step([Work(0), Work(1)])
+    driver.step([Work(0, drafts=(text[1], text[2], (text[3] + 1) % 131)), Work(1)])
+    assert driver.output(0) == text[:4]
+    while len(driver.output(0)) < 12:
+        driver.step([Work(0), Work(1)])
+    assert driver.output(0) == text
+    assert driver.output(1) == tiny_models.greedy_reference(path, PROMPTS[1], len(driver.output(1)))
+
+
+def test_drafts_that_branch_move_to_their_place_on_every_rank(model_path, ranked):
+    path = model_path("qwen3")
+    text = tiny_models.greedy_reference(path, PROMPTS[0], 12)
+    backend = loaded(ranked, path, 2)
+    driver = BackendDriver(backend, PLAN)
+    driver.start(0, PROMPTS[0])
+    driver.step([Work(0)])
+    wrong = (text[1] + 1) % 131
+    driver.step([Work(0, drafts=(wrong, wrong, text[1], text[2]), parents=(-1, 0, -1, 2))])
+    assert driver.output(0) == text[:4]
+    while len(driver.output(0)) < 12:
+        driver.step([Work(0)])
+    assert driver.output(0) == text
+
+
+def test_tokens_that_are_not_the_likeliest_reach_every_rank(model_path, ranked):
+    """A rank that took the likeliest token of its own logits would go on with another text."""
+
+    class Third(ArgmaxSampler):
+        def sample(self, logits, context):
+            found = super().sample(logits, context)
+            return attrs.evolve(found, token_ids=logits.topk(3).indices[:, 2])
+
+    texts = []
+    for backend in (ranked(make, 2), make()):
+        backend.load(ModelSource(path=str(model_path("llama"))), sampler=Third())
+        backend.allocate(PLAN)
+        texts.append(BackendDriver(backend, PLAN).generate(PROMPTS, 8))
+    assert texts[0] == texts[1]
+
+
+def test_prompts_are_scored_by_the_rank_that_samples(model_path, ranked):
+    found = []
+    for backend in (loaded(ranked, model_path("llama"), 2), make()):
+        if isinstance(backend, TorchBackend):
+            backend.load(ModelSource(path=str(model_path("llama"))), sampler=ArgmaxSampler())
+            backend.allocate(PLAN)
+        driver = BackendDriver(backend, PLAN)
+        driver.start(0, PROMPTS[0], params=SamplingParams(temperature=0.0, prompt_logprobs=2))
+        found.append(driver.step([Work(0)]).prompt_logprobs)
+    assert len(found[0]) == len(PROMPTS[0]) - 1
+    for one, other in zip(*found, strict=True):
+        assert (one.token_id, one.rank, one.top_token_ids) == (other.token_id, other.rank, other.top_token_ids)
+        assert one.logprob == pytest.approx(other.logprob, abs=1e-4)
+
+
+def test_texts_are_embedded_on_every_rank(model_path, ranked):
+    backend = ranked(make, 2)
+    facts = backend.load(ModelSource(path=str(model_path("gemma2"))), sampler=ArgmaxSampler())
+    assert facts.embedding_size == 48
+    found = backend.embed([np.array(tokens, np.int32) for tokens in PROMPTS.values()])
+    expected = [tiny_encoders.reference_vector(model_path("gemma2"), tokens, "last").numpy() for tokens in PROMPTS.values()]
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_one_broadcast_a_pass_brings_the_tokens(model_path, ranked):
+    backend = loaded(ranked, model_path("llama"), 2)
+    driver = BackendDriver(backend, PLAN)
+    driver.start(0, PROMPTS[0])
+    driver.step([Work(0)])
+    groups = [group.tensor for group in backend.ranks.groups]
+    for group in groups:
+        group.num_calls.clear()
+    driver.step([Work(0)])
+    assert [group.num_calls["broadcast"] for group in groups] == [1, 1]
+    assert [group.num_calls["all_gather"] for group in groups] == [1, 1]
+    # Embeddings, and two for each of three layers; each is two meetings of these threads.
+    assert [group.num_calls["all_reduce"] for group in groups] == [7, 7]
+
+
+# --------------------------------------------------------------------------------------------------- failures
+
+
+def test_a_sampler_that_fails_ends_the_step_on_every_rank_and_not_the_group(model_path, ranked):
+    class Fails(ArgmaxSampler):
+        fails = False
+
+        def sample(self, logits, context):
+            if self.fails:
+                raise StepFailedError("no token")
+            return super().sample(logits, context)
+
+    sampler, backend = Fails(), ranked(make, 2)
+    backend.load(ModelSource(path=str(model_path("llama"))), sampler=sampler)
+    backend.allocate(PLAN)
+    driver = BackendDriver(backend, PLAN)
+    driver.start(0, PROMPTS[0])
+    driver.step([Work(0)])
+    sampler.fails = True
+    with pytest.raises(StepFailedError, match="no token"):
+        driver.step([Work(0)])
+    sampler.fails = False
+    assert BackendDriver(backend, PLAN).generate(PROMPTS, 6) == {
+        row: tiny_models.greedy_reference(model_path("llama"), tokens, 6) for row, tokens in PROMPTS.items()
+    }
+
+
+def test_an_error_of_one_rank_ends_what_the_others_wait_for(model_path, ranked):
+    backend = loaded(ranked, model_path("llama"), 2)
+    backend.ranks.all[1]._runner = None
+    none = np.empty(0, np.int32)
+    writes = TableWrites(rows=none, columns=none, block_ids=none)
+    one = attrs.evolve(
+        Batch(step=0, num_sequences=0, row_starts=(), table_writes=writes, passes=()), passes=(_padding(),)
+    )
+    first, second = backend.ranks.errors(lambda rank: rank.submit(one))
+    assert isinstance(first, CollectiveError)
+    assert "after close" in str(second)
+
+
+def _padding():
+    from trencadis.records import Pass
+
+    one = np.zeros(1, np.int32)
+    return Pass(
+        bucket=Bucket(1, 1, 1, Phase.DECODE),
+        indices=one,
+        rows=one,
+        starts=one,
+        query_lens=one + 1,
+        num_logits=one,
+        num_prompt_logits=one,
+    )
+
+
+def load_errors(ranks, path, size=2, break_rank=None, **options):
+    def join(groups):
+        backend = make(**options)
+        backend.join(groups)
+        if groups.rank == break_rank:
+            backend._share._plan = {"lm_head": "replicate", "nothing": "colwise"}
+        return backend
+
+    source = ModelSource(path=str(path))
+    return ranks(join, size).errors(lambda rank: rank.load(source, sampler=Forbidden()))
+
+
+def test_a_share_that_cannot_be_loaded_is_an_error_on_every_rank(model_path, ranks):
+    first, second = load_errors(ranks, model_path("llama"), break_rank=1)
+    assert isinstance(second, ConfigValueError)
+    assert isinstance(first, ModelLoadError)
+    assert "another rank" in str(first)
+
+
+def test_logits_that_differ_on_one_rank_are_an_error_on_every_rank(model_path, ranks, monkeypatch):
+    from trencadis_torch.loading import self_check
+
+    slower, names = self_check._disagreement, []
+
+    def disagree(*args, **options):
+        names.append(threading.get_ident())
+        found = slower(*args, **options)
+        return "by 3 of their spread" if len(names) == 1 else found
+
+    monkeypatch.setattr(self_check, "_disagreement", disagree)
+    errors = load_errors(ranks, model_path("llama"))
+    assert all(isinstance(one, ModelLoadError) for one in errors)
+    assert sorted("on another rank" in str(one) for one in errors) == [False, True]
+
+
+def test_numbers_of_ranks_that_heads_do_not_go_over_are_refused(model_path, ranks):
+    for error in load_errors(ranks, model_path("llama"), size=3):
+        assert "tensor = 3" in str(error)
+        assert "1, 2, 4" in error.hint
+
+
+def test_a_model_without_a_plan_is_refused(model_path, ranks):
+    assert all("comes without a plan" in str(error) for error in load_errors(ranks, model_path("gpt2")))
+
+
+def test_a_model_that_only_embeds_is_refused(tmp_path, ranks):
+    path = tiny_encoders.save_encoder("bert", tmp_path)
+    for error in load_errors(ranks, path):
+        assert isinstance(error, BackendError)
+
+
+@pytest.mark.parametrize(("sizes", "name"), [({"pipeline": 2}, "pipeline = 2"), ({"expert": 2}, "expert = 2")])
+def test_other_ways_to_divide_a_model_are_refused(sizes, name):
+    with pytest.raises(BackendError, match=name):
+        make().join(make_groups(2, **sizes)[0])
+
+
+@pytest.mark.parametrize("options", [{"graphs": "checked", "layout": "padded"}, {"compile": "buckets", "layout": "padded"}])
+def test_graphs_are_refused(options):
+    with pytest.raises(ConfigValueError, match="tensor = 2"):
+        make(**options).join(make_groups(2)[0])
+
+
+# --------------------------------------------------------------------------------------------------- facts
+
+
+def test_a_group_of_one_is_no_group(model_path):
+    backend = make()
+    backend.join(make_groups(1)[0])
+    backend.load(ModelSource(path=str(model_path("llama"))), sampler=ArgmaxSampler())
+    backend.allocate(PLAN)
+    assert BackendDriver(backend, PLAN).generate(PROMPTS, 4) == {
+        row: tiny_models.greedy_reference(model_path("llama"), tokens, 4) for row, tokens in PROMPTS.items()
+    }
+    assert backend.kv_cache().blender() is not None
+
+
+def test_the_backend_says_with_what_it_computes_among_others():
+    backend = make()
+    assert isinstance(backend, SupportsRanks)
+    assert backend.capabilities.collectives == ("shared_memory", "gloo")
+
+
+def test_memory_and_weights_are_those_of_one_rank(model_path, ranked):
+    alone = make()
+    facts = alone.load(ModelSource(path=str(model_path("llama"))), sampler=ArgmaxSampler())
+    report = alone.memory(max_num_batched_tokens=64, max_num_seqs=4)
+    backend = ranked(make, 4)
+    backend.load(ModelSource(path=str(model_path("llama"))), sampler=ArgmaxSampler())
+    found = backend.memory(max_num_batched_tokens=64, max_num_seqs=4)
+    assert found.total_bytes == report.total_bytes // 4
+    assert all(rank._facts.weights_bytes < 0.5 * facts.weights_bytes for rank in backend.ranks.all)
+
+
+def test_tokens_that_are_blended_are_no_matter_of_ranks(model_path, ranked):
+    backend = loaded(ranked, model_path("llama"), 2)
+    assert all(rank.kv_cache().blender() is None for rank in backend.ranks.all)
+
+
+def test_ranks_share_the_cores(model_path, ranked, monkeypatch):
+    from trencadis_torch import backend as module
+
+    monkeypatch.setattr(module, "SINGLE_THREAD_PARAMETERS", 0)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 12)
+    asked = []
+    monkeypatch.setattr(torch, "set_num_threads", asked.append)
+    loaded(ranked, model_path("llama"), 4)
+    assert asked == [3] * 4
