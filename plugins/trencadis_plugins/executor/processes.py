@@ -130,17 +130,22 @@ class ProcessesExecutor(Executor):
             source: The model.
         """
         starts = [
-            StartRank(rank=rank, make_backend=make_backend, make_sampler=make_sampler, source=source)
+            StartRank(
+                rank=rank,
+                make_backend=make_backend,
+                make_sampler=make_sampler,
+                is_output=rank == self._layout.output_rank,
+            )
             for rank in range(self.num_ranks)
         ]
 
         def load() -> ModelFacts:
-            return self._load(starts)
+            return self._load(starts, source)
 
         self._again = [load]
         return load()
 
-    def _load(self, starts: Sequence[StartRank]) -> ModelFacts:
+    def _load(self, starts: Sequence[StartRank], source: ModelSource) -> ModelFacts:
         with self._lock:
             self._check_open()
             for start in starts:
@@ -153,7 +158,6 @@ class ProcessesExecutor(Executor):
             self._capabilities, self._swaps = made[self._layout.output_rank]
             groups = self._groups = self._new_groups(self._capabilities)
             addresses = [None if groups is None else groups.addresses(one.rank) for one in starts]
-            source = starts[0].source
             facts: list[ModelFacts] = self._call(
                 "load", by_rank=[{"source": source, "addresses": one} for one in addresses]
             )

@@ -90,6 +90,8 @@ class RankServer:
     def _make(self, number: int, *, start: StartRank) -> tuple[BackendCapabilities, bool]:
         """Make backend and sampler; returns the capabilities, and whether it swaps blocks."""
         backend = start.make_backend(start.rank)
+        if not start.is_output:
+            logging.getLogger("trencadis").setLevel(logging.WARNING)
         self._host = RankHost(backend, start.make_sampler(start.rank))
         return backend.capabilities, isinstance(backend, SupportsSwapping)
 

@@ -17,7 +17,6 @@ from typing import Any, Final
 import attrs
 
 from trencadis.interfaces import Backend, Sampler
-from trencadis.records import ModelSource
 from trencadis_plugins.executor.ranks.link import Kind, RankLink
 
 __all__ = ["DUMP_SIGNAL", "RankProcess", "RemoteError", "StartRank"]
@@ -36,13 +35,13 @@ class StartRank:
         rank: Which.
         make_backend: See ``Executor.start``.
         make_sampler: See ``Executor.start``.
-        source: The model.
+        is_output: Whether its output counts; the log of the others has warnings and errors only.
     """
 
     rank: int
     make_backend: Callable[[int], Backend]
     make_sampler: Callable[[int], Sampler]
-    source: ModelSource
+    is_output: bool
 
 
 class RemoteError(Exception):
