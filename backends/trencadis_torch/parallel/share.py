@@ -17,6 +17,7 @@ from trencadis_torch.loading.loader import ModelFiles
 from trencadis_torch.parallel.loading import load_share
 from trencadis_torch.parallel.plan import read_plan_file
 from trencadis_torch.parallel.sharding import Sharding
+from trencadis_torch.parallel.support import FEATURES
 from trencadis_torch.parallel.tokens import TokenExchange
 
 __all__ = ["Share", "check_groups"]
@@ -36,11 +37,13 @@ def check_groups(groups: RankGroups, config: TorchConfig) -> None:
                 f"[parallel] {key} = {value}: the backend torch divides layers over ranks (tensor) and nothing else.",
                 hint=f"Set [parallel] {key} = 1, and tensor to the number of ranks.",
             )
-    for key, value in (("compile", config.compile), ("graphs", config.graphs)):
-        if value != "off" and layout.tensor > 1:
+    for feature in FEATURES:
+        key = feature.setting.rpartition(".")[2]
+        value = getattr(config, key, None)
+        if layout.tensor > 1 and "tensor" in feature.refused and feature.is_asked(value):
             raise ConfigValueError(
-                f'[backend.torch] {key} = "{value}" with [parallel] tensor = {layout.tensor}: no graph holds what ranks exchange.',
-                hint=f'Set [backend.torch] {key} = "off".',
+                f'[backend.torch] {key} = "{value}" with [parallel] tensor = {layout.tensor}: {feature.refused["tensor"]}.',
+                hint=feature.remedy,
             )
 
 
