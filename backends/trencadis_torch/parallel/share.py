@@ -37,9 +37,9 @@ def check_groups(groups: RankGroups, config: TorchConfig) -> None:
                 f"[parallel] {key} = {value}: the backend torch divides layers over ranks (tensor) and nothing else.",
                 hint=f"Set [parallel] {key} = 1, and tensor to the number of ranks.",
             )
-    for feature in FEATURES:
+    for feature in (one for one in FEATURES if one.setting):
         key = feature.setting.rpartition(".")[2]
-        value = getattr(config, key, None)
+        value = getattr(config, key)
         if layout.tensor > 1 and "tensor" in feature.refused and feature.is_asked(value):
             raise ConfigValueError(
                 f'[backend.torch] {key} = "{value}" with [parallel] tensor = {layout.tensor}: {feature.refused["tensor"]}.',

@@ -9,9 +9,11 @@ from typing import Final
 
 from trencadis.records import LayoutFeature
 
-__all__ = ["FEATURES"]
+__all__ = ["FEATURES", "ONLY_EMBEDS"]
 
 _NO_GRAPH = "no graph holds what ranks exchange"
+
+ONLY_EMBEDS: Final = LayoutFeature(name="A model that only embeds", refused={"tensor": "it only embeds, and is not divided"})
 
 FEATURES: Final = (
     LayoutFeature(name="Padded shapes and buckets", setting="backend.torch.layout", unless=("ragged",)),
@@ -19,6 +21,7 @@ FEATURES: Final = (
     LayoutFeature(name="int8 weights", setting="backend.torch.quantization", unless=("none",)),
     LayoutFeature(name="KV cache in int8 or another dtype", setting="backend.torch.kv_dtype", unless=("auto",)),
     LayoutFeature(name="A model from a .gguf file, dequantised when it is loaded"),
+    ONLY_EMBEDS,
     LayoutFeature(
         name="torch.compile",
         setting="backend.torch.compile",
@@ -34,4 +37,4 @@ FEATURES: Final = (
         remedy='Set [backend.torch] graphs = "off".',
     ),
 )
-"""In the order of the documentation. A model that only embeds is refused under ``tensor`` when it is loaded."""
+"""In the order of the documentation. What no setting asks for is refused when the model is loaded."""

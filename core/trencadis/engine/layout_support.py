@@ -49,7 +49,7 @@ LAYOUTS: Final = (
     ),
     Layout(
         name="tensor",
-        summary="ranks share each layer",
+        summary="ranks share each layer; a backend's capabilities name the collectives that it computes with",
         capabilities=(RANKS,),
         hint='Set executor.name to "processes".',
     ),
@@ -91,21 +91,14 @@ FEATURES: Final = (
     LayoutFeature(name="Embeddings of a decoder"),
     LayoutFeature(name="The engine in a process of its own", setting="engine.placement", unless=("auto", "thread")),
     LayoutFeature(
-        name="KV connectors: a store, another engine, host memory; blending",
+        name="KV connectors: stores, host memory, prefill and decode on different engines, blending",
         setting="kv_connector.name",
         unless=("", "none"),
         refused={"processes": _SHARED_MEMORY},
         remedy='Set kv_connector.name to "none", or executor.name to "inline".',
     ),
     LayoutFeature(
-        name="Prefill and decode on different engines",
-        setting="engine.role",
-        unless=("both",),
-        refused={"processes": _SHARED_MEMORY},
-        remedy='Set engine.role to "both", or executor.name to "inline".',
-    ),
-    LayoutFeature(
-        name="LoRA adapters",
+        name="LoRA adapters, where a backend computes them",
         setting="engine.max_loras",
         unless=(0,),
         refused={"tensor": "adapters are not divided over ranks", "pipeline": "adapters are not divided over ranks"},

@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import transformers  # noqa: F401 - its lazy imports are not made for several threads at once
 
 from support.backends.rank_threads import RankedBackend, Ranks
+from trencadis_torch.parallel import loading
+
+
+@pytest.fixture(autouse=True)
+def whole_models_one_by_one(monkeypatch):
+    """Ranks are threads here: ``from_pretrained`` exchanges functions of classes meanwhile, and two at once put back the wrong ones."""
+    lock, load_whole = threading.Lock(), loading.load_whole
+
+    def load(files):
+        with lock:
+            return load_whole(files)
+
+    monkeypatch.setattr(loading, "load_whole", load)
 
 
 @pytest.fixture
