@@ -49,7 +49,10 @@ def layouts_page() -> str:
         for feature in (*FEATURES, *OF_TORCH)
     ]
     notes = [f"{number}. {reason[:1].upper()}{reason[1:]}." for number, reason in enumerate(reasons, start=1)]
-    return "\n".join([_HEAD + table(("layout", "what it is", "served"), rows) + _FEATURES, table(head, cells), *notes]) + "\n"
+    return (
+        "\n".join([_HEAD + table(("layout", "what it is", "served"), rows) + _FEATURES, table(head, cells), *notes])
+        + "\n"
+    )
 
 
 def _providers(layout: Layout) -> list[str]:

@@ -156,4 +156,6 @@ class Share:
         """
         if device.type != "cpu":
             return report
-        return attrs.evolve(report, total_bytes=report.total_bytes // self.size, free_bytes=report.free_bytes // self.size)
+        return attrs.evolve(
+            report, total_bytes=report.total_bytes // self.size, free_bytes=report.free_bytes // self.size
+        )

@@ -13,7 +13,9 @@ __all__ = ["FEATURES", "ONLY_EMBEDS"]
 
 _NO_GRAPH = "no graph holds what ranks exchange"
 
-ONLY_EMBEDS: Final = LayoutFeature(name="A model that only embeds", refused={"tensor": "it only embeds, and is not divided"})
+ONLY_EMBEDS: Final = LayoutFeature(
+    name="A model that only embeds", refused={"tensor": "it only embeds, and is not divided"}
+)
 
 FEATURES: Final = (
     LayoutFeature(name="Padded shapes and buckets", setting="backend.torch.layout", unless=("ragged",)),

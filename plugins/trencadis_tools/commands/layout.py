@@ -146,7 +146,17 @@ def _print(plan: ModelPlan, limits: Limits, layouts: Iterable[LayoutNeeds], prop
         f"KV cache: {limits.memory_fraction:g} of what weights leave; sequences of {limits.max_model_len} tokens; "
         f"decode steps of {limits.max_num_seqs} rows, prefill steps of {limits.max_num_batched_tokens} tokens."
     )
-    head = ("tensor", "pipeline", "expert", "data", "weights/rank", "KV heads/rank", "KV/token/rank", "tokens/copy", "sequences/copy")
+    head = (
+        "tensor",
+        "pipeline",
+        "expert",
+        "data",
+        "weights/rank",
+        "KV heads/rank",
+        "KV/token/rank",
+        "tokens/copy",
+        "sequences/copy",
+    )
     rows = [
         (
             *map(str, (one.tensor, one.pipeline, one.expert, one.data)),
@@ -222,6 +232,8 @@ def _settings(proposed: LayoutNeeds, chosen: ResolvedPlan, registry: Registry) -
     if proposed.data > 1:
         is_served = not unserved_layout(chosen, "data", proposed.data)
         settings.append(
-            f"parallel.data = {proposed.data}" if is_served else f"{proposed.data} servers, each with devices of its own"
+            f"parallel.data = {proposed.data}"
+            if is_served
+            else f"{proposed.data} servers, each with devices of its own"
         )
     return ", ".join(settings) or "the defaults"

@@ -23,7 +23,9 @@ from trencadis.errors import ConfigValueError, ModelLoadError
 __all__ = ["Attention", "Division", "Exchange", "ModelPlan", "Weight", "divides", "read_model", "read_plan_file"]
 
 _OTHER_NAMES: Final = {"colwise_rep": "colwise_gather_output", "rowwise_rep": "rowwise_split_input"}
-_WHOLE: Final = frozenset({"replicated_with_grad_allreduce", "mla_kv_a_proj", "local_params", "replicate", "first_rank"})
+_WHOLE: Final = frozenset(
+    {"replicated_with_grad_allreduce", "mla_kv_a_proj", "local_params", "replicate", "first_rank"}
+)
 _PARTS: Final = {"colwise": 1, "packed_colwise": 2, "packed_colwise_3": 3}
 _ROWS: Final = frozenset({"rowwise", "rowwise_split_input", "packed_rowwise"})
 _SUMMED: Final = frozenset({"moe_tp_experts", "all_reduce"})
@@ -219,7 +221,9 @@ def _config(path: str, revision: str, trust_remote_code: bool) -> Any:
 
     place = Path(resolve_model_path(path)).expanduser()
     if place.suffix == ".gguf":
-        raise ModelLoadError(f"{path}: a .gguf file has no config.json, which layouts are computed from.", hint=_A_MODEL)
+        raise ModelLoadError(
+            f"{path}: a .gguf file has no config.json, which layouts are computed from.", hint=_A_MODEL
+        )
     is_hub_id = path.count("/") == 1 and not path.startswith((".", "/", "~")) and not path.endswith("/")
     if place.is_dir() and not (place / "config.json").is_file():
         raise ModelLoadError(f"{path}: no config.json there.", hint=_A_MODEL)
@@ -368,8 +372,8 @@ class _Reader:
     # -------------------------------------------------------------------------------------------- what there is
 
     def _attentions(self) -> Iterator[Attention]:
-        for name, (num_heads, num_kv_heads) in self._heads.items():
-            module = self._modules[name]
+        for name, (num_heads, found) in self._heads.items():
+            module, num_kv_heads = self._modules[name], found
             dim = _number(module, self._text, ("head_dim",)) or self._text.hidden_size // num_heads
             keys = values = dim
             fused = next((own for own in _FUSED if hasattr(module, own)), "")

@@ -79,7 +79,10 @@ def test_little_memory_needs_more_ranks_and_their_executor(capsys):
     assert "; 1 of the devices are left over.\n" in out
     assert out.endswith('Start it with: parallel.tensor = 2, executor.name = "processes".\n')
     assert main(["layout", "--devices", "8", "--memory", "1MB"]) == 0
-    assert "Nothing fits. There is most room with tensor 8: 1.15 MiB of weights on a device, 0 tokens" in capsys.readouterr().out
+    assert (
+        "Nothing fits. There is most room with tensor 8: 1.15 MiB of weights on a device, 0 tokens"
+        in capsys.readouterr().out
+    )
 
 
 def test_json_has_all_of_it(capsys):

@@ -41,7 +41,9 @@ def test_defaults_and_one_rank_in_a_process_and_two_ranks_are_served() -> None:
 
 
 def test_ranks_need_an_executor_that_hosts_them() -> None:
-    with pytest.raises(CapabilityError, match=r'^\[parallel\] tensor = 2: executor component "inline".* "executor\.ranks"\.') as caught:
+    with pytest.raises(
+        CapabilityError, match=r'^\[parallel\] tensor = 2: executor component "inline".* "executor\.ranks"\.'
+    ) as caught:
         check_layout(*resolved(parallel__tensor=2))
     assert caught.value.hint == 'Set executor.name to "processes".'
 
@@ -49,7 +51,9 @@ def test_ranks_need_an_executor_that_hosts_them() -> None:
 @pytest.mark.parametrize("name", ["pipeline", "expert"])
 def test_other_divisions_need_a_backend_that_provides_them(name: str) -> None:
     config, plan = resolved(**PROCESSES, parallel__tensor=2, **{f"parallel.{name}": 2})
-    with pytest.raises(CapabilityError, match=rf'^\[parallel\] {name} = 2: backend component "torch".* "backend\.{name}"\.'):
+    with pytest.raises(
+        CapabilityError, match=rf'^\[parallel\] {name} = 2: backend component "torch".* "backend\.{name}"\.'
+    ):
         check_layout(config, plan)
     check_layout(config, providing(plan, "backend", f"backend.{name}"))
 
@@ -67,11 +71,16 @@ def test_experts_go_over_one_rank_or_all_of_a_stage() -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"kv_connector.name": "host_offload"}, r'^\[kv_connector\] name = kv_connector component "host_offload".*share memory'),
+        (
+            {"kv_connector.name": "host_offload"},
+            r'^\[kv_connector\] name = kv_connector component "host_offload".*share memory',
+        ),
         ({"parallel.tensor": 2, "engine.max_loras": 3}, r"^\[engine\] max_loras = 3: adapters are not divided"),
     ],
 )
-def test_what_does_not_go_with_ranks_in_processes_is_refused_and_goes_without(overrides: dict[str, Any], message: str) -> None:
+def test_what_does_not_go_with_ranks_in_processes_is_refused_and_goes_without(
+    overrides: dict[str, Any], message: str
+) -> None:
     with pytest.raises(CapabilityError, match=message) as caught:
         check_layout(*resolved(**PROCESSES, **overrides))
     assert caught.value.hint

@@ -20,7 +20,14 @@ from trencadis_torch.config import TorchConfig
 from trencadis_torch.parallel.support import FEATURES, ONLY_EMBEDS
 
 PLAN = AllocationPlan(num_blocks=60, block_size=4, num_rows=4, max_model_len=120, max_num_batched_tokens=64)
-ASKING = {"compile": "buckets", "graphs": "checked", "layout": "padded", "attention": "sdpa", "quantization": "int8", "kv_dtype": "int8"}
+ASKING = {
+    "compile": "buckets",
+    "graphs": "checked",
+    "layout": "padded",
+    "attention": "sdpa",
+    "quantization": "int8",
+    "kv_dtype": "int8",
+}
 """A value of each setting that asks for the feature."""
 
 
@@ -53,7 +60,9 @@ def test_joining_others_is_refused_where_the_table_says_so_and_nowhere_else(feat
     options = {"layout": "padded"} if "tensor" in feature.refused else {}
     backend = TorchBackend(TorchConfig(device="cpu", **{**options, key: ASKING[key]}), clock=SystemClock())
     if "tensor" in feature.refused:
-        with pytest.raises(ConfigValueError, match=rf'^\[backend\.torch\] {key} = "{ASKING[key]}" with \[parallel\] tensor = 2: ') as caught:
+        with pytest.raises(
+            ConfigValueError, match=rf'^\[backend\.torch\] {key} = "{ASKING[key]}" with \[parallel\] tensor = 2: '
+        ) as caught:
             backend.join(make_groups(2)[0])
         assert feature.refused["tensor"] in str(caught.value)
         assert caught.value.hint == feature.remedy
@@ -68,4 +77,6 @@ def test_a_gguf_file_is_divided(tmp_path, model_path, ranked):
     backend.load(ModelSource(path=str(tiny_models.save_gguf(tmp_path))), sampler=ArgmaxSampler())
     backend.allocate(PLAN)
     prompt = tiny_models.prompt(19)
-    assert BackendDriver(backend, PLAN).generate({0: prompt}, 6)[0] == tiny_models.greedy_reference(model_path("llama"), prompt, 6)
+    assert BackendDriver(backend, PLAN).generate({0: prompt}, 6)[0] == tiny_models.greedy_reference(
+        model_path("llama"), prompt, 6
+    )

@@ -182,7 +182,10 @@ def test_kv_heads_must_go_over_the_ranks_or_the_ranks_over_them(described):
 
 def test_a_width_that_does_not_go_over_the_ranks_is_named(described):
     plan = read_model(described("llama", intermediate_size=14338))
-    assert tensor_obstacle(plan, 4) == "14338 outputs or inputs of model.layers.0.mlp.gate_proj.weight go over 1, 2, 67, 107, 134, 214, 7169, 14338 ranks"
+    assert (
+        tensor_obstacle(plan, 4)
+        == "14338 outputs or inputs of model.layers.0.mlp.gate_proj.weight go over 1, 2, 67, 107, 134, 214, 7169, 14338 ranks"
+    )
 
 
 def test_stages_are_as_many_as_layers_at_most(described):
@@ -221,7 +224,14 @@ def test_every_legal_layout_of_some_devices_is_listed_with_as_many_copies_as_the
 
 @pytest.mark.parametrize(
     ("num_layers", "pipeline", "sizes"),
-    [(32, 3, [11, 11, 10]), (32, 1, [32]), (5, 4, [1, 1, 2, 1]), (5, 2, [3, 2]), (7, 4, [2, 2, 2, 1]), (61, 8, [7, 7, 8, 8, 8, 8, 8, 7])],
+    [
+        (32, 3, [11, 11, 10]),
+        (32, 1, [32]),
+        (5, 4, [1, 1, 2, 1]),
+        (5, 2, [3, 2]),
+        (7, 4, [2, 2, 2, 1]),
+        (61, 8, [7, 7, 8, 8, 8, 8, 8, 7]),
+    ],
 )
 def test_stages_have_equal_numbers_of_layers_and_the_last_one_the_fewest(num_layers, pipeline, sizes):
     parts = stages(num_layers, pipeline)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import functools
 import json
 
-import attrs
 import pytest
 
-from support.backends import tiny_encoders, tiny_models
+from support.backends import tiny_encoders
 from support.backends.families import SERVED, save_family
 from support.backends.rank_threads import RankedBackend, ThreadCollective, make_groups
 from trencadis.clock import SystemClock
@@ -115,7 +114,7 @@ def test_a_rank_sends_what_was_computed(tmp_path, monkeypatch, kind, size):
 
 @pytest.mark.parametrize("kind", sorted(UNKNOWN))
 def test_attention_of_an_unknown_kind_is_refused(tmp_path, kind):
-    with pytest.raises(ModelLoadError, match="the attention of layers 0, 1 of .* projections that are not known here"):
+    with pytest.raises(ModelLoadError, match=r"the attention of layers 0, 1 of .* projections that are not known here"):
         read_model(str(save_family(kind, tmp_path)))
 
 
@@ -163,7 +162,11 @@ def test_a_model_without_a_plan_has_one_rank_and_a_configured_plan_divides_it(tm
     assert "OPTForCausalLM comes without a plan" in tensor_obstacle(read_model(str(path)), 2)
     layer = "model.decoder.layers.*"
     styles = {f"{layer}.self_attn.{own}_proj": "colwise" for own in "qkv"}
-    file.write_text(json.dumps({**styles, f"{layer}.self_attn.out_proj": "rowwise", f"{layer}.fc1": "colwise", f"{layer}.fc2": "rowwise"}))
+    file.write_text(
+        json.dumps(
+            {**styles, f"{layer}.self_attn.out_proj": "rowwise", f"{layer}.fc1": "colwise", f"{layer}.fc2": "rowwise"}
+        )
+    )
     configured = read_plan_file(str(file), "tensor_plan")
     plan = read_model(str(path), dtype="float32", configured=configured)
     assert [n for n in range(1, 9) if not tensor_obstacle(plan, n)] == [1, 2, 4]
@@ -174,7 +177,9 @@ def test_a_model_without_a_plan_has_one_rank_and_a_configured_plan_divides_it(tm
     assert tensor_obstacle(unknown, 2) == 'its plan has the style "sequence_parallel", which is not known here'
 
 
-@pytest.mark.parametrize(("name", "text"), [("a.toml", "x ="), ("a.json", "[1]"), ("a.json", '{"a": 1}'), ("gone.toml", None)])
+@pytest.mark.parametrize(
+    ("name", "text"), [("a.toml", "x ="), ("a.json", "[1]"), ("a.json", '{"a": 1}'), ("gone.toml", None)]
+)
 def test_a_plan_that_cannot_be_read_is_an_error_that_names_the_setting(tmp_path, name, text):
     if text is not None:
         (tmp_path / name).write_text(text)
