@@ -203,7 +203,9 @@ class RankedBackend(Backend):
         return attrs.evolve(self.ranks.all[0].capabilities, layerwise_kv=False)
 
     def load(self, source: ModelSource, *, sampler: Sampler) -> ModelFacts:
-        facts = self.ranks.call(lambda rank: rank.load(source, sampler=sampler if rank is self.ranks.all[0] else Forbidden()))
+        facts = self.ranks.call(
+            lambda rank: rank.load(source, sampler=sampler if rank is self.ranks.all[0] else Forbidden())
+        )
         assert len({one.identity for one in facts}) == 1, "ranks have models of different identity"
         assert len({one.num_parameters for one in facts}) == 1
         return facts[0]

@@ -20,7 +20,8 @@ __all__ = ["Kind", "LinkClosedError", "RankLink"]
 
 _HEADER: Final = struct.Struct("<IBQ")
 _MAX_BYTES: Final = 2**32 - 1
-_READ_BYTES: Final = 1 << 18
+_READ_BYTES: Final = 1 << 13, 1 << 22
+"""At least and at most in one read: a buffer of that size is made for each."""
 
 
 class Kind(enum.IntEnum):
@@ -109,7 +110,7 @@ class RankLink:
         message = self._take()
         while message is None:
             try:
-                part = self._socket.recv(_READ_BYTES)
+                part = self._socket.recv(self._num_expected())
             except BlockingIOError:
                 return None
             except ConnectionError as error:
@@ -128,6 +129,14 @@ class RankLink:
     def close(self) -> None:
         """Close the socket; may be called twice."""
         self._socket.close()
+
+    def _num_expected(self) -> int:
+        """Return how many bytes to read: the rest of a message whose head has come."""
+        least, most = _READ_BYTES
+        if len(self._received) < _HEADER.size:
+            return least
+        length, _, _ = _HEADER.unpack_from(self._received)
+        return min(most, max(least, length - len(self._received)))
 
     def _take(self) -> tuple[Kind, int, bytes] | None:
         received = self._received

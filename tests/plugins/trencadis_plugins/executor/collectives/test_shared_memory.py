@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 
-import attrs
 import pytest
-import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from trencadis.errors import BackendError, CollectiveError
-from trencadis_plugins.executor.collectives import groups
 from trencadis_plugins.executor.collectives.groups import create_group, open_group
-from trencadis_plugins.executor.collectives.segment import Layout, Segment
 from trencadis_testing import CollectiveConformance
 
 
@@ -35,5 +27,3 @@ def make(size, *, timeout_s=60.0):
 
 class TestThreads(CollectiveConformance):
     make = staticmethod(make)
-
-
