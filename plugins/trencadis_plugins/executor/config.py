@@ -7,14 +7,14 @@ from attrs.validators import ge, gt, in_
 
 from trencadis.interfaces import setting
 
-__all__ = ["COLLECTIVES", "ProcessesConfig"]
+__all__ = ["COLLECTIVES", "ProcessesConfig", "RanksConfig"]
 
 COLLECTIVES = ("auto", "shared_memory", "gloo", "nccl", "hccl")
 
 
 @attrs.frozen(kw_only=True)
-class ProcessesConfig:
-    """Table ``[executor.processes]``.
+class RanksConfig:
+    """What the tables of executors with ranks in other processes have in common.
 
     Attributes:
         collective: How ranks add and gather tensors; ``auto``: the first that the backend computes with.
@@ -39,3 +39,8 @@ class ProcessesConfig:
         3, "How often lost ranks are started again within restart_window_s; then the engine ends.", validator=ge(0)
     )
     restart_window_s: float = setting(600.0, "See max_restarts.", unit="s", validator=gt(0))
+
+
+@attrs.frozen(kw_only=True)
+class ProcessesConfig(RanksConfig):
+    """Table ``[executor.processes]``."""

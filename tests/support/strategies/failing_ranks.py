@@ -1,4 +1,4 @@
-"""Backends of ranks in processes of their own that fail when a prompt begins with one token."""
+"""Ranks in processes of their own without sums between them, and backends that fail when a prompt begins with one token."""
 
 from __future__ import annotations
 
@@ -6,10 +6,19 @@ import os
 import signal
 from pathlib import Path
 
+from trencadis.interfaces import BackendCapabilities
+from trencadis_plugins.executor.processes import ProcessesExecutor
 from trencadis_testing.executor_fakes import TellingBackend
 from trencadis_testing.fakes import FakeBackend
 
 DEADLY = 90
+
+
+class WithoutSums(ProcessesExecutor):
+    """Connects its ranks with the engine only: each computes everything, as fakes do. Importing torch would take their seconds."""
+
+    def _new_groups(self, capabilities: BackendCapabilities) -> None:
+        """Make none."""
 
 
 class OneSided(TellingBackend):

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from support.strategies.failing_ranks import DEADLY, Dies, Hangs, OneSided
+from support.strategies.failing_ranks import DEADLY, Dies, Hangs, OneSided, WithoutSums
 from trencadis.clock import SimulatedClock, SystemClock
 from trencadis.errors import BackendError, RanksLostError
 from trencadis.records import FinishReason, ModelSource, ParallelLayout, Request, SamplingParams
@@ -25,7 +25,7 @@ SOURCE = ModelSource(path="fake")
 
 
 def executor(num_ranks: int = 2, **config) -> ProcessesExecutor:
-    return ProcessesExecutor(ProcessesConfig(**config), layout=ParallelLayout(tensor=num_ranks))
+    return WithoutSums(ProcessesConfig(**config), layout=ParallelLayout(tensor=num_ranks))
 
 
 @pytest.fixture
@@ -130,13 +130,19 @@ def test_ranks_end_with_the_process_of_their_executor():
         "from trencadis_testing.executor_fakes import make_backend, make_sampler\n"
         "from trencadis.records import ModelSource, ParallelLayout\n"
         "from trencadis_plugins.executor.config import ProcessesConfig\n"
-        "from trencadis_plugins.executor.processes import ProcessesExecutor\n"
-        "made = ProcessesExecutor(ProcessesConfig(), layout=ParallelLayout(tensor=2))\n"
+        "from support.strategies.failing_ranks import WithoutSums\n"
+        "made = WithoutSums(ProcessesConfig(), layout=ParallelLayout(tensor=2))\n"
         "made.start(make_backend=make_backend, make_sampler=make_sampler, source=ModelSource(path='fake'))\n"
         "print(*[rank.pid for rank in made._ranks], flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    ended = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
     ranks = [int(word) for word in ended.stdout.split()]
     assert len(ranks) == 2
     for pid in ranks:  # their parent cannot wait for them any more
