@@ -79,7 +79,8 @@ class SharedMemoryCollective(Collective):
         self._timeout_s = timeout_s
         self._patience = patience
         self._memory: GroupMemory | None = GroupMemory(segment)
-        self._bytes: torch.Tensor | None = torch.frombuffer(segment.mapping, dtype=torch.uint8)
+        with torch.inference_mode(False):  # what is made in that mode cannot be written to outside
+            self._bytes: torch.Tensor | None = torch.frombuffer(segment.mapping, dtype=torch.uint8)
         self._layout = layout
         self._others = tuple(other for other in range(self.size) if other != rank)
         self._arrived = tuple(layout.arrived(other) for other in range(self.size))
@@ -281,7 +282,8 @@ class SharedMemoryCollective(Collective):
     def _view(self, place: int, like: torch.Tensor) -> torch.Tensor:
         """Return bytes of the segment as a tensor of a shape and dtype."""
         assert self._bytes is not None
-        return self._bytes[place : place + like.numel() * like.element_size()].view(like.dtype).view(like.shape)
+        with torch.inference_mode(False):
+            return self._bytes[place : place + like.numel() * like.element_size()].view(like.dtype).view(like.shape)
 
     # ------------------------------------------------------------------------------------------------- messages
 
