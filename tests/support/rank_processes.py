@@ -229,7 +229,7 @@ _VERBS: dict[str, Callable[..., Any]] = {
     "abort": lambda groups, key: groups[key].abort(),
     "close": lambda groups, key: groups[key].close(),
     "segment": lambda groups, name, folder: groups.update(
-        segment=Segment.create(name, Layout(2), directory=Path(folder))
+        segment=Segment.create(name, Layout.of(2), directory=Path(folder))
     ),
     "own": lambda groups, size: groups.setdefault("owner", create_group("shared_memory", size=size)).address(0),
 }

@@ -22,11 +22,12 @@ from trencadis.errors import CollectiveError
 from trencadis.interfaces import Collective
 from trencadis_plugins.executor.collectives.group_memory import GroupMemory, RankProgress
 from trencadis_plugins.executor.collectives.segment import Layout, Segment, remove_leftovers
+from trencadis_plugins.executor.collectives.waiting import Futex
 
 __all__ = ["KINDS", "GroupAddress", "GroupOwner", "create_group", "open_group"]
 
 KINDS: Final = ("shared_memory", "gloo", "nccl", "hccl")
-MOST_RANKS: Final = 64
+MOST_RANKS: Final = 32
 """Of a group in shared memory."""
 _NUMBERS: Final = itertools.count()
 
@@ -101,7 +102,7 @@ def create_group(
         host: By which ranks on other machines reach this one; empty: all ranks are here. Not for shared memory.
 
     Raises:
-        BackendError: There is no room in shared memory.
+        BackendError: There is no room in shared memory, or the system has none.
         CollectiveError: There is no such kind, or a group of that kind cannot have so many ranks.
     """
     _require_kind(kind)
@@ -192,8 +193,9 @@ class _SharedMemoryOwner(GroupOwner):
         self.size = address.size
         name = f"trencadis-{os.getpid()}-{address.generation}-g{next(_NUMBERS)}"
         self._address = attrs.evolve(address, name=name)
+        Futex(0)  # which says where this cannot work
         remove_leftovers()
-        self._segment = Segment.create(name, Layout(address.size))
+        self._segment = Segment.create(name, Layout.of(address.size))
         self._memory = GroupMemory(self._segment)
         self._subgroups: list[GroupOwner] = []
 

@@ -65,7 +65,7 @@ class SharedMemoryCollective(Collective):
     Args:
         segment: Of the group; not used elsewhere in this process.
         rank: Place in the group.
-        timeout_s: For which a rank waits for another, in each chunk of 512 KiB.
+        timeout_s: For which a rank waits for another, in each chunk of a call.
         patience: For how long it looks before it sleeps.
 
     Raises:
@@ -120,7 +120,7 @@ class SharedMemoryCollective(Collective):
         self._run(_BROADCAST, tensor, lambda part: self._broadcast(part, source), detail=source)
 
     def send(self, tensor: torch.Tensor, *, target: int) -> None:
-        """Put a tensor into the mailbox of this pair, which holds 256 KiB; waits while it is full."""
+        """Put a tensor into the mailbox of this pair, which holds four chunks; waits while it is full."""
         self._require_other(target, "send to")
         self._run(_SEND, tensor, lambda part: self._send(part, target), detail=target)
 

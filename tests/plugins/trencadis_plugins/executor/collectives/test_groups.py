@@ -75,8 +75,8 @@ def test_names_say_owner_and_generation():
     ("arguments", "words"),
     [
         ({"kind": "mpi", "size": 2}, 'no collectives "mpi"; there are shared_memory, gloo, nccl, hccl'),
-        ({"kind": "shared_memory", "size": 0}, "has 1 to 64 ranks, not 0"),
-        ({"kind": "shared_memory", "size": 65}, "has 1 to 64 ranks, not 65"),
+        ({"kind": "shared_memory", "size": 0}, "has 1 to 32 ranks, not 0"),
+        ({"kind": "shared_memory", "size": 33}, "has 1 to 32 ranks, not 33"),
     ],
 )
 def test_groups_that_cannot_be_are_named(arguments, words):
@@ -108,16 +108,24 @@ def test_no_room_is_said_when_the_group_is_made_and_nothing_is_left(folder, monk
 
     monkeypatch.setattr(segment.os, "posix_fallocate", full)
     with pytest.raises(BackendError, match=r"2 ranks, \d+\.\d MiB, cannot be made: No space left.*--shm-size"):
-        Segment.create("trencadis-1-0-g", Layout(2), directory=folder)
+        Segment.create("trencadis-1-0-g", Layout.of(2), directory=folder)
     assert list(folder.iterdir()) == []
 
 
 def test_a_name_is_given_once(folder):
-    first = Segment.create("trencadis-1-0-g", Layout(2), directory=folder)
+    first = Segment.create("trencadis-1-0-g", Layout.of(2), directory=folder)
     with pytest.raises(BackendError, match="File exists"):
-        Segment.create("trencadis-1-0-g", Layout(2), directory=folder)
-    assert Segment.open("trencadis-1-0-g", 2, directory=folder).layout == Layout(2)
+        Segment.create("trencadis-1-0-g", Layout.of(2), directory=folder)
+    assert Segment.open("trencadis-1-0-g", 2, directory=folder).layout == Layout.of(2)
     first.unlink()
+
+
+@pytest.mark.parametrize("size", [2, 4, 8, 32])
+def test_a_segment_fits_into_the_shared_memory_of_a_container(size):
+    layout = Layout.of(size)
+    assert layout.num_bytes < 25 * 2**20
+    assert layout.slot_bytes % 4096 == layout.letter_bytes % 4096 == 0
+    assert layout.slot_bytes >= 128 * 1024
 
 
 def test_no_two_places_of_a_segment_overlap():
@@ -145,7 +153,7 @@ class TestLeftovers:
     def test_of_an_owner_that_was_killed_are_removed_and_of_others_not(self, folder, start_processes):
         (process,) = start_processes(1)
         process.call("segment", "trencadis-1-0-killed", str(folder))
-        mine = Segment.create(f"trencadis-{os.getpid()}-0-mine", Layout(2), directory=folder)
+        mine = Segment.create(f"trencadis-{os.getpid()}-0-mine", Layout.of(2), directory=folder)
         (folder / "trencadis-notes.txt").write_text("something else")
         assert remove_leftovers(directory=folder) == ()
         process.kill()

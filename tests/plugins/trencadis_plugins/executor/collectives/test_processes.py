@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 
+import attrs
 import pytest
 import torch
 
@@ -41,7 +42,7 @@ class TestSharedMemory(CollectiveConformance):
 class TestGloo(CollectiveConformance):
     checks_calls = False
     abort_wakes = False
-    short_timeout_s = 4.0
+    short_timeout_s = 6.0
 
     @pytest.fixture(autouse=True)
     def _make(self, make_ranks):
@@ -105,13 +106,13 @@ def test_abort_of_the_owner_ends_calls_whatever_was_killed(make_ranks):
 
 
 def test_a_stopped_rank_is_named_after_the_timeout(make_ranks):
-    owner, ranks = make_ranks(3, timeout_s=1.0)
+    owner, ranks = make_ranks(3, timeout_s=3.0)
     sums = [rank.process.start("sum", "group", 1000) for rank in ranks]
     eventually(lambda: owner.progress()[1].num_calls > 20)
     ranks[1].process.signal(signal.SIGSTOP)
     for future in (sums[0], sums[2]):
         said = error_of(future)
-        assert "waited 1 s in all_reduce of 4000 bytes" in said
+        assert "waited 3 s in all_reduce of 4000 bytes" in said
         assert f"rank 1, whose process {ranks[1].process.number} is stopped" in said
     ranks[1].process.signal(signal.SIGCONT)
     assert "was aborted by rank" in error_of(sums[1])
@@ -176,6 +177,24 @@ def test_gloo_raises_when_a_rank_is_killed(make_ranks):
     ranks[1].process.kill()
     for future in waiting:
         assert "rank 1" in error_of(future)
+
+
+def test_gloo_meets_at_a_port_of_the_owner(start_processes):
+    owner = create_group("gloo", size=2, timeout_s=30.0, host="127.0.0.1")
+    assert owner.address(0).name.startswith("tcp://127.0.0.1:")
+    ranks = open_ranks(start_processes(2), [owner.address(rank) for rank in range(2)])
+    for future in [rank.process.start("call", "group", *VERBS["all_reduce"]) for rank in ranks]:
+        assert future.result(SOON_S)[0] == bytes(12)
+    owner.abort()
+    assert owner.progress() == ()
+    owner.unlink()
+
+
+def test_a_place_to_meet_that_is_none_is_named(start_processes):
+    owner = create_group("gloo", size=2)
+    owner.unlink()
+    with pytest.raises(CollectiveError, match="'nowhere' is no place to meet: tcp://host:port"):
+        open_ranks(start_processes(1), [attrs.evolve(owner.address(0), name="nowhere")])
 
 
 @pytest.mark.parametrize(("kind", "word"), [("hccl", "Gaudi software"), ("nccl", "NCCL|nccl|CUDA")])

@@ -35,13 +35,13 @@ def make(size, *, timeout_s=60.0):
         owner.unlink()
 
 
-def make_small(size, *, timeout_s=60.0, spins=0):
+def make_small(size, *, timeout_s=60.0):
     """Return a group whose tensors have many chunks."""
     name = f"trencadis-{os.getpid()}-0-small{next(NUMBERS)}"
     segment = Segment.create(name, Layout(size, slot_bytes=4096, letter_bytes=4096))
     try:
         return [
-            SharedMemoryCollective(Segment.open(name, size), rank, timeout_s=timeout_s, patience=Patience(spins, 2))
+            SharedMemoryCollective(Segment.open(name, size), rank, timeout_s=timeout_s, patience=Patience(0, 2))
             for rank in range(size)
         ]
     finally:
@@ -271,11 +271,12 @@ def test_no_thread_and_no_descriptor_is_left_of_a_closed_group():
         on_threads(groups, lambda group: group.barrier())
         for group in groups:
             group.close()
-    assert (threading.active_count(), len(os.listdir("/proc/self/fd"))) == before
+    assert threading.active_count() <= before[0]
+    assert len(os.listdir("/proc/self/fd")) <= before[1]
 
 
 def test_ending_marks_every_word_that_a_rank_may_wait_for():
-    segment = Segment.create(f"trencadis-{os.getpid()}-0-marks", Layout(3))
+    segment = Segment.create(f"trencadis-{os.getpid()}-0-marks", Layout.of(3))
     segment.unlink()
     memory = GroupMemory(segment)
     memory.end(1, "x" * 2000)
@@ -303,7 +304,7 @@ class TestPatience:
     def test_a_machine_without_futex_is_named(self, monkeypatch):
         monkeypatch.setattr(waiting.platform, "system", lambda: "Darwin")
         with pytest.raises(BackendError, match=r'need Linux on .* this is Darwin .* Use the collectives "gloo"'):
-            waiting.Futex(0)
+            create_group("shared_memory", size=2)
 
 
 class TestProcessId:
