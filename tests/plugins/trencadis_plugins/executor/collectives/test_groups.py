@@ -84,6 +84,18 @@ def test_groups_that_cannot_be_are_named(arguments, words):
         create_group(**arguments)
 
 
+@pytest.mark.parametrize("kind", ["shared_memory", "gloo"])
+def test_members_of_a_subgroup_are_ranks_in_order(kind):
+    owner = create_group(kind, size=3)
+    for members in ((), (0, 3), (1, 0), (1, 1), (-1,)):
+        with pytest.raises(CollectiveError, match="some of the ranks 0 to 2, in ascending order"):
+            owner.subgroup(members)
+    pair = owner.subgroup((1, 2))
+    assert (pair.address(1).members, pair.size) == ((1, 2), 2)
+    assert isinstance(open_group(pair.subgroup((1,)).address(0)), Alone)
+    owner.unlink()
+
+
 def test_addresses_that_lead_nowhere_are_named():
     owner = create_group("shared_memory", size=2)
     address = owner.address(0)
