@@ -59,6 +59,13 @@ ENDED: Final = 2**31
 """Value of all stamps once a group was aborted; no stamp has it otherwise."""
 
 
+_MOST_SLOT_BYTES: Final = 2**20
+_SLOTS_BYTES: Final = 8 * 2**20
+_MOST_LETTER_BYTES: Final = 64 * 1024
+_LETTERS_BYTES: Final = 16 * 2**20
+"""Of all ranks together: containers have 64 MiB of shared memory, if nothing else was said, and a replica has several groups."""
+
+
 @attrs.frozen
 class Layout:
     """Where things are in a segment, in bytes from its beginning.
@@ -70,8 +77,19 @@ class Layout:
     """
 
     size: int
-    slot_bytes: int = 512 * 1024
-    letter_bytes: int = 64 * 1024
+    slot_bytes: int
+    letter_bytes: int
+
+    @classmethod
+    def of(cls, size: int) -> Layout:
+        """Return the layout of a group: slots of 1 MiB for up to four ranks, and no more than 24 MiB and the words for any number.
+
+        Sums of 1 and 8 MiB between two ranks took a tenth to a quarter less CPU time with slots of 1 MiB than with 512 KiB, and half
+        of that with 128 KiB. Pure.
+        """
+        slots = min(_MOST_SLOT_BYTES, _SLOTS_BYTES // (2 * size))
+        letters = min(_MOST_LETTER_BYTES, _LETTERS_BYTES // (LETTERS * size * max(1, size - 1)))
+        return cls(size, _whole_pages(slots), _whole_pages(letters))
 
     def arrived(self, rank: int) -> int:
         """Return the stamp of the latest chunk that a rank put into its slot; u32."""
@@ -182,7 +200,9 @@ class Segment:
             mib = layout.num_bytes / 2**20
             raise BackendError(
                 f"{directory / name}, shared memory of {layout.size} ranks, {mib:.1f} MiB, cannot be made: {error.strerror}.",
-                hint=f"Make {directory} larger (docker run --shm-size)." if error.errno == errno.ENOSPC else "",
+                hint=f"Make {directory} larger (docker run --shm-size)."
+                if error.errno == errno.ENOSPC
+                else 'Use the collectives "gloo" if this cannot be mended.',
             ) from error
         return cls(layout, mapping, descriptor, directory / name)
 
@@ -212,6 +232,10 @@ class Segment:
             with contextlib.suppress(FileNotFoundError):
                 self._path.unlink()
             os.close(descriptor)
+
+
+def _whole_pages(num_bytes: int) -> int:
+    return max(1, num_bytes // 4096) * 4096
 
 
 def _link(descriptor: int, path: Path) -> None:

@@ -65,7 +65,7 @@ class SharedMemoryCollective(Collective):
     Args:
         segment: Of the group; not used elsewhere in this process.
         rank: Place in the group.
-        timeout_s: For which a rank waits for another, in each chunk of 512 KiB.
+        timeout_s: For which a rank waits for another, in each chunk of a call.
         patience: For how long it looks before it sleeps.
 
     Raises:
@@ -79,7 +79,8 @@ class SharedMemoryCollective(Collective):
         self._timeout_s = timeout_s
         self._patience = patience
         self._memory: GroupMemory | None = GroupMemory(segment)
-        self._bytes: torch.Tensor | None = torch.frombuffer(segment.mapping, dtype=torch.uint8)
+        with torch.inference_mode(False):  # what is made in that mode cannot be written to outside
+            self._bytes: torch.Tensor | None = torch.frombuffer(segment.mapping, dtype=torch.uint8)
         self._layout = layout
         self._others = tuple(other for other in range(self.size) if other != rank)
         self._arrived = tuple(layout.arrived(other) for other in range(self.size))
@@ -119,7 +120,7 @@ class SharedMemoryCollective(Collective):
         self._run(_BROADCAST, tensor, lambda part: self._broadcast(part, source), detail=source)
 
     def send(self, tensor: torch.Tensor, *, target: int) -> None:
-        """Put a tensor into the mailbox of this pair, which holds 256 KiB; waits while it is full."""
+        """Put a tensor into the mailbox of this pair, which holds four chunks; waits while it is full."""
         self._require_other(target, "send to")
         self._run(_SEND, tensor, lambda part: self._send(part, target), detail=target)
 
@@ -161,8 +162,6 @@ class SharedMemoryCollective(Collective):
     def _run(self, call: int, tensor: torch.Tensor, work: Callable[[torch.Tensor], object], detail: int = 0) -> None:
         """Make a call; whatever leaves it halfway ends the group, for its stamps are no longer those of the others."""
         memory = self._open()
-        if memory.words[ABORT // 4]:
-            raise CollectiveError(memory.ended())
         if tensor.device.type != "cpu":
             raise CollectiveError(f"Collectives in shared memory take tensors of the CPU, not of {tensor.device}.")
         code = _CODES.get(tensor.dtype)
@@ -281,7 +280,8 @@ class SharedMemoryCollective(Collective):
     def _view(self, place: int, like: torch.Tensor) -> torch.Tensor:
         """Return bytes of the segment as a tensor of a shape and dtype."""
         assert self._bytes is not None
-        return self._bytes[place : place + like.numel() * like.element_size()].view(like.dtype).view(like.shape)
+        with torch.inference_mode(False):
+            return self._bytes[place : place + like.numel() * like.element_size()].view(like.dtype).view(like.shape)
 
     # ------------------------------------------------------------------------------------------------- messages
 
