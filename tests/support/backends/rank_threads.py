@@ -203,7 +203,9 @@ class RankedBackend(Backend):
         return attrs.evolve(self.ranks.all[0].capabilities, layerwise_kv=False)
 
     def load(self, source: ModelSource, *, sampler: Sampler) -> ModelFacts:
-        facts = self.ranks.call(lambda rank: rank.load(source, sampler=sampler if rank is self.ranks.all[0] else Forbidden()))
+        facts = self.ranks.call(
+            lambda rank: rank.load(source, sampler=sampler if rank is self.ranks.all[0] else Forbidden())
+        )
         assert len({one.identity for one in facts}) == 1, "ranks have models of different identity"
         assert len({one.num_parameters for one in facts}) == 1
         return facts[0]
@@ -248,7 +250,10 @@ class _RankedStep:
     def wait(self) -> StepOutput:
         first, *others = (step.wait() for step in self._steps)
         for one in others:
-            assert not len(one.token_ids) and not one.num_emitted.any() and not one.logprobs and not one.prompt_logprobs
+            assert not len(one.token_ids)
+            assert not one.num_emitted.any()
+            assert not one.logprobs
+            assert not one.prompt_logprobs
             assert len(one.num_emitted) == len(first.num_emitted)
         return first
 
