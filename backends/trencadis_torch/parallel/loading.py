@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,9 @@ __all__ = ["load_share", "skeleton"]
 
 logger = logging.getLogger("trencadis.torch")
 
+
+_BUILDING = threading.Lock()
+"""transformers changes its classes while it loads a model, and ranks may be threads of one process."""
 
 ALIGNMENT = 16
 """Bytes of which a row of an expert's weights must be a multiple for PyTorch's grouped products; of others the experts run one by one."""
@@ -50,7 +54,7 @@ def skeleton(files: ModelFiles) -> Any:
     from transformers import AutoModelForCausalLM, GenerationConfig
 
     try:
-        with _WithoutMemory():
+        with _BUILDING, _WithoutMemory():
             model = AutoModelForCausalLM.from_config(
                 files.config,
                 dtype=torch.float32,
@@ -88,7 +92,8 @@ def load_share(
     stored = _stored(files, sharding)
     try:
         if stored is None:
-            whole = load_whole(files)
+            with _BUILDING:
+                whole = load_whole(files)
             weights: Weights = LoadedWeights(whole)
             found = next(one.dtype for one in whole.parameters() if one.is_floating_point())
             _check_complete(sharding, weights, files)

@@ -153,11 +153,11 @@ class _Sharder:
 
     # ---------------------------------------------------------------------------------------------- parameters
 
-    def _cut(self, module: nn.Module, name: str, cut: Cut, *, transposed: bool = False) -> nn.Parameter | None:
+    def _cut(self, module: nn.Module, name: str, cut: Cut, *, transposed: bool = False) -> None:
         """Give a module a part of a parameter; tied ones stay tied."""
-        whole = module._parameters.get(name)
+        whole = getattr(module, name)
         if whole is None:
-            return None
+            return
         piece = Piece(tuple(self._names[id(whole)]), cut, transposed)
         made = self._made.get((id(whole), piece))
         if made is None:
@@ -166,14 +166,13 @@ class _Sharder:
             self._made[id(whole), piece] = made
             self._pieces[id(made)] = piece
             self._divided.add(id(whole))
-        module._parameters[name] = made
-        return made
+        setattr(module, name, made)
 
     def _parameter(self, name: str, style: str) -> None:
         """Divide a parameter that a plan names itself: experts, sinks."""
         owner, _, own = name.rpartition(".")
         module = self._model.get_submodule(owner)
-        whole = module._parameters[own]
+        whole = getattr(module, own)
         if whole is None:
             return
         if style == "first_rank":
@@ -182,7 +181,9 @@ class _Sharder:
             return
         dims = {"colwise": -2, "packed_colwise": -2, "packed_colwise_3": -2, "rowwise": -1, "packed_rowwise": -1}
         if style not in dims:
-            raise ModelLoadError(f'{type(self._model).__name__}: its plan divides {name} as "{style}"; that is for modules.')
+            raise ModelLoadError(
+                f'{type(self._model).__name__}: its plan divides {name} as "{style}"; that is for modules.'
+            )
         if whole.dim() == 1 and dims[style] == -1:
             return  # a bias of outputs that every rank has
         dim = 0 if whole.dim() == 1 else whole.dim() + dims[style]
@@ -221,13 +222,13 @@ class _Sharder:
             )
         num_inputs, num_outputs = module.weight.shape
         linear = nn.Linear(num_inputs, num_outputs, device="meta", dtype=module.weight.dtype)
-        linear._parameters.update(module._parameters)
+        linear.weight, linear.bias = module.weight, module.bias
         self._put(name, linear)
         return linear, True
 
     def _row(self, name: str, linear: nn.Linear, is_transposed: bool, *, splits: bool) -> None:
         cut = even(linear.in_features, dim=1, what=name, **self._place)
-        bias = linear._parameters.pop("bias")
+        bias: nn.Parameter | None = linear.bias
         linear.register_parameter("bias", None)
         self._cut(linear, "weight", cut, transposed=is_transposed)
         linear.in_features = cut.size
@@ -251,8 +252,8 @@ class _Sharder:
         if own in _KV and style == "colwise":
             heads = self._heads_of(owner)
             dim = linear.out_features // self._all_heads[owner][1]
-            ranges = ((heads.first_kv * dim, (heads.first_kv + heads.num_kv) * dim),)
-            return Cut(0, ranges, heads.num_kv * dim)
+            last_kv = heads.first_kv + heads.num_kv
+            return Cut(0, ((heads.first_kv * dim, last_kv * dim),), heads.num_kv * dim)
         if style == "qkv":
             heads, (num_heads, num_kv_heads) = self._heads_of(owner), self._all_heads[owner]
             dim = linear.out_features // (num_heads + 2 * num_kv_heads)
@@ -343,7 +344,10 @@ class _Sharder:
         for name in self._styles:
             owner, _, own = name.rpartition(".")
             out = {"qkv_proj": "o_proj", "gate_up_proj": "down_proj"}.get(own, "")
-            if self._styles[name] == "colwise_gather_output" and self._styles.get(f"{owner}.{out}") == "rowwise_split_input":
+            if (
+                self._styles[name] == "colwise_gather_output"
+                and self._styles.get(f"{owner}.{out}") == "rowwise_split_input"
+            ):
                 yield owner, own, out
 
 

@@ -30,10 +30,10 @@ def check_groups(groups: RankGroups, config: TorchConfig) -> None:
         ConfigValueError: A key of ``[backend.torch]`` goes with one rank only.
     """
     layout = groups.layout
-    for key, value in (("pipeline", layout.pipeline), ("expert", layout.expert)):
-        if value > 1:
+    for key, size in (("pipeline", layout.pipeline), ("expert", layout.expert)):
+        if size > 1:
             raise BackendError(
-                f"[parallel] {key} = {value}: the backend torch divides layers over ranks (tensor) and nothing else.",
+                f"[parallel] {key} = {size}: the backend torch divides layers over ranks (tensor) and nothing else.",
                 hint=f"Set [parallel] {key} = 1, and tensor to the number of ranks.",
             )
     for key, value in (("compile", config.compile), ("graphs", config.graphs)):
@@ -153,4 +153,6 @@ class Share:
         """
         if device.type != "cpu":
             return report
-        return attrs.evolve(report, total_bytes=report.total_bytes // self.size, free_bytes=report.free_bytes // self.size)
+        return attrs.evolve(
+            report, total_bytes=report.total_bytes // self.size, free_bytes=report.free_bytes // self.size
+        )

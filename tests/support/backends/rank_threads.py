@@ -40,7 +40,7 @@ from trencadis.records import (
     WarmUpReport,
 )
 
-__all__ = ["Forbidden", "RankedBackend", "Ranks", "ThreadCollective", "make_groups"]
+__all__ = ["Forbidden", "RankedBackend", "Ranks", "ThreadCollective", "make_groups", "ranked_backend"]
 
 TIMEOUT_S = 120.0
 
@@ -250,7 +250,10 @@ class _RankedStep:
     def wait(self) -> StepOutput:
         first, *others = (step.wait() for step in self._steps)
         for one in others:
-            assert not len(one.token_ids) and not one.num_emitted.any() and not one.logprobs and not one.prompt_logprobs
+            assert not len(one.token_ids)
+            assert not one.num_emitted.any()
+            assert not one.logprobs
+            assert not one.prompt_logprobs
             assert len(one.num_emitted) == len(first.num_emitted)
         return first
 
@@ -268,3 +271,12 @@ class Forbidden(Sampler):
 
     def sample(self, logits: torch.Tensor, context: SamplingContext) -> Sampled:
         raise AssertionError("a rank that does not sample calls its sampler")
+
+
+def ranked_backend(size: int, **options: Any) -> RankedBackend:
+    """Return a backend ``torch`` of several ranks, for engines that name it by this path."""
+    from trencadis.clock import SystemClock
+    from trencadis_torch.backend import TorchBackend
+    from trencadis_torch.config import TorchConfig
+
+    return RankedBackend(lambda: TorchBackend(TorchConfig(device="cpu", **options), clock=SystemClock()), size)

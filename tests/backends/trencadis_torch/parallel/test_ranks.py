@@ -194,7 +194,7 @@ def test_a_configured_plan_divides_what_transformers_does_not(tmp_path, ranked, 
     backend = loaded(ranked, path, size, tensor_plan=str(plan))
     alone = make()
     facts = alone.load(ModelSource(path=str(path)), sampler=ArgmaxSampler())
-    assert all(rank._share.divided_ratio > 0.8 for rank in backend.ranks.all)
+    assert all(rank._share.divided_ratio > 0.7 for rank in backend.ranks.all)
     assert all(rank._facts.weights_bytes < 0.8 * facts.weights_bytes for rank in backend.ranks.all)
     assert all(rank._facts.num_parameters == facts.num_parameters for rank in backend.ranks.all)
 
@@ -406,12 +406,12 @@ def test_a_share_that_cannot_be_loaded_is_an_error_on_every_rank(model_path, ran
 def test_logits_that_differ_on_one_rank_are_an_error_on_every_rank(model_path, ranks, monkeypatch):
     from trencadis_torch.loading import self_check
 
-    slower, names = self_check._disagreement, []
+    compare, threads = self_check._disagreement, []
 
     def disagree(*args, **options):
-        names.append(threading.get_ident())
-        found = slower(*args, **options)
-        return "by 3 of their spread" if len(names) == 1 else found
+        threads.append(threading.get_ident())
+        found = compare(*args, **options)
+        return "by 3 of their spread" if threads[0] == threading.get_ident() else found
 
     monkeypatch.setattr(self_check, "_disagreement", disagree)
     errors = load_errors(ranks, model_path("llama"))
