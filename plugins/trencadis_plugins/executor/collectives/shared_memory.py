@@ -22,7 +22,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from typing import Final, TypeVar
 
 import torch
 
@@ -35,6 +35,8 @@ from trencadis_plugins.executor.collectives.sums import ordered_sum, require_sum
 from trencadis_plugins.executor.collectives.waiting import Patience
 
 __all__ = ["SharedMemoryCollective"]
+
+T = TypeVar("T")
 
 _MASK: Final = 2**31 - 1
 _HALF: Final = 2**30
@@ -108,10 +110,7 @@ class SharedMemoryCollective(Collective):
         """Return the tensors of all ranks along the last dimension."""
         if tensor.dim() == 0:
             raise CollectiveError("all_gather needs a tensor of at least one dimension.")
-        shape = tensor.shape
-        out = tensor.new_empty((*shape[:-1], self.size * shape[-1]))
-        self._run(_GATHER, tensor, lambda part: self._gather(part, out), detail=shape[-1])
-        return out
+        return self._run(_GATHER, tensor, self._gather, detail=tensor.shape[-1])
 
     def broadcast(self, tensor: torch.Tensor, *, source: int = 0) -> None:
         """Overwrite a tensor with that of one rank; the source returns when its last chunks are in its slots."""
@@ -159,7 +158,7 @@ class SharedMemoryCollective(Collective):
 
     # ------------------------------------------------------------------------------------------------- chunks
 
-    def _run(self, call: int, tensor: torch.Tensor, work: Callable[[torch.Tensor], object], detail: int = 0) -> None:
+    def _run(self, call: int, tensor: torch.Tensor, work: Callable[[torch.Tensor], T], detail: int = 0) -> T:
         """Make a call; whatever leaves it halfway ends the group, for its stamps are no longer those of the others."""
         memory = self._open()
         if tensor.device.type != "cpu":
@@ -173,7 +172,7 @@ class SharedMemoryCollective(Collective):
         self._what = (_SEND if call == _RECEIVE else call) | code << 8 | num_bytes << 16, detail
         memory.begin(self.rank, self._num_calls, call, num_bytes)
         try:
-            work(tensor)
+            return work(tensor)
         except CollectiveError:
             raise
         except BaseException as error:
@@ -204,19 +203,18 @@ class SharedMemoryCollective(Collective):
         for rank, slot in enumerate(slots):
             flat[ends[rank] : ends[rank + 1]] = slot.view(-1)[ends[rank] : ends[rank + 1]]
 
-    def _gather(self, tensor: torch.Tensor, out: torch.Tensor) -> None:
-        if tensor.numel() == 0:
-            self._meet()
-            return
+    def _gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        most = self._layout.slot_bytes // tensor.element_size()
+        if tensor.numel() <= most:
+            return torch.cat(self._meet(tensor), dim=-1)
         width = tensor.shape[-1]
         rows = tensor.reshape(-1, width)
-        whole = out.view(-1, self.size, width)
-        for number, (of_rows, of_columns) in enumerate(
-            _rectangles(rows.shape[0], width, self._layout.slot_bytes // tensor.element_size())
-        ):
+        out = tensor.new_empty((rows.shape[0], self.size, width))
+        for number, (of_rows, of_columns) in enumerate(_rectangles(rows.shape[0], width, most)):
             slots = self._meet(rows[of_rows, of_columns], is_first=not number)
             for rank, slot in enumerate(slots):
-                whole[of_rows, rank, of_columns] = slot
+                out[of_rows, rank, of_columns] = slot
+        return out.view((*tensor.shape[:-1], self.size * width))
 
     def _broadcast(self, tensor: torch.Tensor, source: int) -> None:
         for number, piece in enumerate(_pieces(tensor, self._layout.slot_bytes)):
