@@ -30,7 +30,7 @@ from trencadis.errors import CollectiveError
 from trencadis.interfaces import Collective
 from trencadis_plugins.executor.collectives.group_memory import CALLS, GroupMemory, RankProgress
 from trencadis_plugins.executor.collectives.processes import this_process
-from trencadis_plugins.executor.collectives.segment import ABORT, FIRST_STAMP, LETTERS, Segment
+from trencadis_plugins.executor.collectives.segment import ABORT, FIRST_STAMP, MAILBOX_SLOTS, Segment
 from trencadis_plugins.executor.collectives.sums import ordered_sum, require_summable
 from trencadis_plugins.executor.collectives.waiting import Patience
 
@@ -285,30 +285,30 @@ class SharedMemoryCollective(Collective):
 
     def _send(self, tensor: torch.Tensor, target: int) -> None:
         memory, layout = self._open(), self._layout
-        for number, piece in enumerate(_pieces(tensor.contiguous(), layout.letter_bytes)):
+        for number, piece in enumerate(_pieces(tensor.contiguous(), layout.mailbox_slot_bytes)):
             stamp = (self._heads[target] + 1) & _MASK
             free = {target: layout.tail(self.rank, target)}
-            self._await(memory, (target,), free, (stamp - LETTERS) & _MASK)
-            label = layout.label(self.rank, target, stamp) // 8
-            memory.longs[label], memory.longs[label + 1] = self._what[0], number
-            self._view(layout.letter(self.rank, target, stamp), piece).copy_(piece)
+            self._await(memory, (target,), free, (stamp - MAILBOX_SLOTS) & _MASK)
+            message_header = layout.message_header(self.rank, target, stamp) // 8
+            memory.longs[message_header], memory.longs[message_header + 1] = self._what[0], number
+            self._view(layout.mailbox_slot(self.rank, target, stamp), piece).copy_(piece)
             self._heads[target] = stamp
             self._write_stamp(memory, layout.head(self.rank, target), stamp)
 
     def _receive(self, tensor: torch.Tensor, source: int) -> None:
         memory, layout = self._open(), self._layout
-        for number, piece in enumerate(_pieces(tensor, layout.letter_bytes)):
+        for number, piece in enumerate(_pieces(tensor, layout.mailbox_slot_bytes)):
             stamp = (self._tails[source] + 1) & _MASK
             self._await(memory, (source,), {source: layout.head(source, self.rank)}, stamp)
-            label = layout.label(source, self.rank, stamp) // 8
-            sent = memory.longs[label], memory.longs[label + 1]
+            message_header = layout.message_header(source, self.rank, stamp) // 8
+            sent = memory.longs[message_header], memory.longs[message_header + 1]
             if sent != (self._what[0], number):
                 self._fail(
                     memory,
                     f"Rank {source} sent rank {self.rank} {_described(sent[0], None)}, and rank {self.rank} expects "
                     f"{_described(self._what[0], None)}.",
                 )
-            piece.copy_(self._view(layout.letter(source, self.rank, stamp), piece))
+            piece.copy_(self._view(layout.mailbox_slot(source, self.rank, stamp), piece))
             self._tails[source] = stamp
             self._write_stamp(memory, layout.tail(source, self.rank), stamp)
 
