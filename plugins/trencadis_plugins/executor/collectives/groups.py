@@ -135,7 +135,7 @@ def create_group(
         return _AloneOwner(address)
     if kind == "shared_memory":
         return _SharedMemoryOwner(address)
-    from trencadis_plugins.executor.collectives.meeting import StoreOwner
+    from trencadis_plugins.executor.collectives.stores import StoreOwner
 
     return StoreOwner(address, host=host)
 

@@ -30,7 +30,7 @@ __all__ = [
     "DIRECTORY",
     "ENDED",
     "FIRST_STAMP",
-    "LETTERS",
+    "MAILBOX_SLOTS",
     "REASON_BYTES",
     "Layout",
     "Segment",
@@ -48,7 +48,7 @@ ABORT: Final = _LINE
 """Offset of the abort word: 0, or 1 + the rank that ended the group; u32."""
 REASON_BYTES: Final = 500
 """Of a rank's reason to abort, at most."""
-LETTERS: Final = 4
+MAILBOX_SLOTS: Final = 4
 """Slots of a mailbox."""
 _RANK_BYTES: Final = 1024
 _BOX_BYTES: Final = 256
@@ -61,8 +61,8 @@ ENDED: Final = 2**31
 
 _MOST_SLOT_BYTES: Final = 2**20
 _SLOTS_BYTES: Final = 8 * 2**20
-_MOST_LETTER_BYTES: Final = 64 * 1024
-_LETTERS_BYTES: Final = 16 * 2**20
+_MOST_MAILBOX_SLOT_BYTES: Final = 64 * 1024
+_MAILBOXES_BYTES: Final = 16 * 2**20
 """Of all ranks together: containers have 64 MiB of shared memory, if nothing else was said, and a replica has several groups."""
 
 
@@ -73,12 +73,12 @@ class Layout:
     Attributes:
         size: Ranks.
         slot_bytes: Of each of a rank's two slots for collectives, a multiple of 4096.
-        letter_bytes: Of each slot of a mailbox, a multiple of 4096.
+        mailbox_slot_bytes: Of each slot of a mailbox, a multiple of 4096.
     """
 
     size: int
     slot_bytes: int
-    letter_bytes: int
+    mailbox_slot_bytes: int
 
     @classmethod
     def of(cls, size: int) -> Layout:
@@ -88,8 +88,8 @@ class Layout:
         of that with 128 KiB. Pure.
         """
         slots = min(_MOST_SLOT_BYTES, _SLOTS_BYTES // (2 * size))
-        letters = min(_MOST_LETTER_BYTES, _LETTERS_BYTES // (LETTERS * size * max(1, size - 1)))
-        return cls(size, _whole_pages(slots), _whole_pages(letters))
+        mailbox_slots = min(_MOST_MAILBOX_SLOT_BYTES, _MAILBOXES_BYTES // (MAILBOX_SLOTS * size * max(1, size - 1)))
+        return cls(size, _whole_pages(slots), _whole_pages(mailbox_slots))
 
     def arrived(self, rank: int) -> int:
         """Return the stamp of the latest chunk that a rank put into its slot; u32."""
@@ -116,32 +116,32 @@ class Layout:
         return self.arrived(rank) + 8 * _LINE
 
     def head(self, source: int, target: int) -> int:
-        """Return the stamp of the latest letter that was put into a mailbox; u32."""
+        """Return the stamp of the latest chunk that was put into a mailbox; u32."""
         place = source * (self.size - 1) + target - (target > source)
         return self.arrived(self.size + 1) + place * _BOX_BYTES
 
     def tail(self, source: int, target: int) -> int:
-        """Return the stamp of the latest letter that was taken out of a mailbox; u32."""
+        """Return the stamp of the latest chunk that was taken out of a mailbox; u32."""
         return self.head(source, target) + _LINE
 
-    def label(self, source: int, target: int, letter: int) -> int:
-        """Return what a letter is of; two u64."""
-        return self.head(source, target) + 2 * _LINE + 16 * (letter % LETTERS)
+    def message_header(self, source: int, target: int, stamp: int) -> int:
+        """Return what the chunk in a mailbox's slot is of; two u64."""
+        return self.head(source, target) + 2 * _LINE + 16 * (stamp % MAILBOX_SLOTS)
 
     def slot(self, rank: int, parity: int) -> int:
         """Return a rank's slot."""
         return self._slots + (2 * rank + parity) * self.slot_bytes
 
-    def letter(self, source: int, target: int, letter: int) -> int:
+    def mailbox_slot(self, source: int, target: int, stamp: int) -> int:
         """Return a slot of a mailbox."""
         place = source * (self.size - 1) + target - (target > source)
         first = self._slots + 2 * self.size * self.slot_bytes
-        return first + (place * LETTERS + letter % LETTERS) * self.letter_bytes
+        return first + (place * MAILBOX_SLOTS + stamp % MAILBOX_SLOTS) * self.mailbox_slot_bytes
 
     @property
     def num_bytes(self) -> int:
         """Size of the file."""
-        return self.letter(self.size, 1, 0) if self.size > 1 else self._slots + 2 * self.slot_bytes
+        return self.mailbox_slot(self.size, 1, 0) if self.size > 1 else self._slots + 2 * self.slot_bytes
 
     @property
     def stamps(self) -> tuple[int, ...]:
@@ -188,7 +188,7 @@ class Segment:
             # Not a hole, which would be a bus error when it is written to and there is no room.
             os.posix_fallocate(descriptor, 0, layout.num_bytes)
             mapping = mmap.mmap(descriptor, layout.num_bytes)
-            _HEAD.pack_into(mapping, 0, _MAGIC, layout.size, 0, layout.slot_bytes, layout.letter_bytes)
+            _HEAD.pack_into(mapping, 0, _MAGIC, layout.size, 0, layout.slot_bytes, layout.mailbox_slot_bytes)
             words = memoryview(mapping).cast("I")
             for place in layout.stamps:
                 words[place // 4] = FIRST_STAMP
@@ -219,11 +219,11 @@ class Segment:
                 mapping = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0))
         except OSError as error:
             raise CollectiveError(f"{path}, the group's shared memory, cannot be opened: {error.strerror}.") from error
-        magic, found, _, slot_bytes, letter_bytes = _HEAD.unpack_from(mapping)
+        magic, found, _, slot_bytes, mailbox_slot_bytes = _HEAD.unpack_from(mapping)
         if magic != _MAGIC or found != size:
             said = f"of {found} ranks" if magic == _MAGIC else "no memory of a group"
             raise CollectiveError(f"{path} is {said}; this rank expects a group of {size}.")
-        return cls(Layout(size, slot_bytes, letter_bytes), mapping)
+        return cls(Layout(size, slot_bytes, mailbox_slot_bytes), mapping)
 
     def unlink(self) -> None:
         """Remove the name, and the owner's lock; ranks that have it mapped go on. May be called twice."""

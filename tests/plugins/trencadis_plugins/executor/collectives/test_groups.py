@@ -136,12 +136,12 @@ def test_a_name_is_given_once(folder):
 def test_a_segment_fits_into_the_shared_memory_of_a_container(size):
     layout = Layout.of(size)
     assert layout.num_bytes < 25 * 2**20
-    assert layout.slot_bytes % 4096 == layout.letter_bytes % 4096 == 0
+    assert layout.slot_bytes % 4096 == layout.mailbox_slot_bytes % 4096 == 0
     assert layout.slot_bytes >= 128 * 1024
 
 
 def test_no_two_places_of_a_segment_overlap():
-    layout = Layout(3, slot_bytes=4096, letter_bytes=8192)
+    layout = Layout(3, slot_bytes=4096, mailbox_slot_bytes=8192)
     ranks = range(3)
     pairs = [(source, target) for source in ranks for target in ranks if source != target]
     places = [(0, 32), (segment.ABORT, 4)]
@@ -153,8 +153,8 @@ def test_no_two_places_of_a_segment_overlap():
         places += [(layout.slot(rank, parity), 4096) for parity in (0, 1)]
     for pair in pairs:
         places += [(layout.head(*pair), 4), (layout.tail(*pair), 4)]
-        places += [(layout.label(*pair, letter), 16) for letter in range(4)]
-        places += [(layout.letter(*pair, letter), 8192) for letter in range(4)]
+        places += [(layout.message_header(*pair, letter), 16) for letter in range(4)]
+        places += [(layout.mailbox_slot(*pair, letter), 8192) for letter in range(4)]
     places.sort()
     ends = [place + size for place, size in places]
     assert all(end <= place for end, (place, _) in zip(ends, places[1:], strict=False))

@@ -38,7 +38,7 @@ def make(size, *, timeout_s=60.0):
 def make_small(size, *, timeout_s=60.0):
     """Return a group whose tensors have many chunks."""
     name = f"trencadis-{os.getpid()}-0-small{next(NUMBERS)}"
-    segment = Segment.create(name, Layout(size, slot_bytes=4096, letter_bytes=4096))
+    segment = Segment.create(name, Layout(size, slot_bytes=4096, mailbox_slot_bytes=4096))
     try:
         return [
             SharedMemoryCollective(Segment.open(name, size), rank, timeout_s=timeout_s, patience=Patience(0, 2))
@@ -287,6 +287,12 @@ def test_ending_marks_every_word_that_a_rank_may_wait_for():
 
 
 class TestPatience:
+    def test_counts_all_processes_of_the_machine_and_not_only_those_of_the_group(self):
+        owner = create_group("shared_memory", size=2, num_processes=1000)
+        group = open_group(owner.address(0))
+        owner.unlink()
+        assert group._patience == Patience.of(1000, 1)
+
     def test_ranks_spin_only_where_cores_are_left(self):
         spinning, yielding, sleeping = Patience.of(2, 4), Patience.of(4, 4), Patience.of(5, 4)
         assert (spinning.spins > 0, yielding.spins, sleeping.spins) == (True, 0, 0)
