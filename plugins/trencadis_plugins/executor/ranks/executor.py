@@ -104,6 +104,7 @@ class RanksExecutor(Executor):
         self._ranks: list[Rank] = []
         self._groups: Groups | None = None
         self._generation = 0
+        self._host = ""  # by which ranks on other machines reach this one
         self._pending: dict[int, _Answers] = {}
         self._connected: dict[int, Rank] = {}
         self._poll = select.poll()
@@ -179,22 +180,25 @@ class RanksExecutor(Executor):
         """
         if self.num_ranks == 1:
             return None
-        if not capabilities.collectives:
+        known = capabilities.collectives
+        if self._host:
+            known = tuple(name for name in known if name != "shared_memory")
+        if not known:
             raise CapabilityError(
                 f"[parallel] tensor = {self._layout.tensor}, pipeline = {self._layout.pipeline}: the backend does not compute a share of "
-                "a model (its capabilities name no collectives).",
+                "a model (its capabilities name no collectives for these machines).",
                 hint="Leave both at 1, or choose another backend.",
             )
-        kind, known = self._config.collective, capabilities.collectives
+        kind = self._config.collective
         if kind == "auto":
             kind = known[0]
         elif kind not in known:
             raise ConfigValueError(
-                f'[executor.{self._name}] collective = "{kind}": the backend computes with {", ".join(known)} on this device.',
+                f'[executor.{self._name}] collective = "{kind}": the backend computes with {", ".join(known) or "none"} on these devices.',
                 hint='Set it to "auto", or to one of these.',
             )
         self._generation += 1
-        return Groups(kind, self._layout, generation=self._generation, timeout_s=_PATIENCE_S)
+        return Groups(kind, self._layout, generation=self._generation, timeout_s=_PATIENCE_S, host=self._host)
 
     @abstractmethod
     def _start_ranks(self) -> Iterable[Rank]:
@@ -402,6 +406,7 @@ class RanksExecutor(Executor):
         ready = self._poll.poll(timeout_s * 1000)
         for file, _ in ready:
             rank = self._connected[file]
+            rank.heard_s = self._clock.now_s()
             try:
                 rank.link.flush()
                 while not self._lost and (message := rank.link.receive()) is not None:
@@ -451,9 +456,9 @@ class RanksExecutor(Executor):
         oldest = min(self._pending.values(), key=lambda answers: answers.number)
         waits_s = now_s - oldest.since_s
         silent = [rank for rank in self._ranks if rank.rank not in oldest.by_rank]
-        stopped = [rank for rank in silent if rank.is_stopped()]
+        stopped = [rank for rank in silent if rank.is_stopped(now_s)]
         if stopped and waits_s > _STOPPED_S:
-            self._lose(f"rank {stopped[0].rank} was stopped by a signal for {_STOPPED_S:.0f} s")
+            self._lose(f"rank {stopped[0].rank} was stopped for {_STOPPED_S:.0f} s")
         elif oldest.failed_s is not None and now_s - oldest.failed_s > _AGREE_S:
             self._lose(f"a call failed on rank {oldest.failing()} and not on all: {oldest.error()}")
         elif oldest.is_step:

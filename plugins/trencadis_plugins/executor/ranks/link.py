@@ -1,4 +1,4 @@
-"""Messages between an engine and a rank, over a pair of connected sockets.
+"""Messages between an engine and a rank, over a pair of connected sockets, of one machine or of two.
 
     length (4 bytes)   kind (1 byte)   number (8 bytes)   payload
 
@@ -36,6 +36,8 @@ class Kind(enum.IntEnum):
     ERROR = 4
     PROGRESS = 5
     """Numbers of buckets that are prepared and of all, while a ``CALL`` runs."""
+    BEAT = 6
+    """Sent every second by ranks on other machines while they have something to answer."""
 
 
 class LinkClosedError(Exception):
@@ -51,6 +53,8 @@ class RankLink:
 
     def __init__(self, end: socket.socket) -> None:
         end.setblocking(False)
+        if end.family != socket.AF_UNIX:
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             end.setsockopt(socket.SOL_SOCKET, option, 1 << 22)  # the kernel takes what it allows
         self._socket = end

@@ -46,8 +46,8 @@ class RankProcess(Rank):
         """Process id."""
         return self._child.pid
 
-    def is_stopped(self) -> bool:
-        """Return whether a signal has stopped it; it then does nothing at all."""
+    def is_stopped(self, now_s: float) -> bool:
+        """Return whether a signal has stopped it."""
         try:
             status = Path(f"/proc/{self.pid}/stat").read_text()
         except OSError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 import traceback
 from abc import ABC, abstractmethod
@@ -52,11 +53,13 @@ class Rank(ABC):
     Attributes:
         rank: As given.
         link: As given.
+        heard_s: When the last message came, by the executor's clock.
     """
 
     def __init__(self, rank: int, link: RankLink) -> None:
         self.rank = rank
         self.link = link
+        self.heard_s = -math.inf
 
     def call(self, number: int, name: str, arguments: dict[str, Any]) -> None:
         """Ask for a method; the answer comes through the link.
@@ -67,8 +70,12 @@ class Rank(ABC):
         self.link.send(Kind.CALL, number, pickle.dumps((name, arguments), protocol=5))
 
     @abstractmethod
-    def is_stopped(self) -> bool:
-        """Return whether it does nothing at all, as a process does that a signal has stopped."""
+    def is_stopped(self, now_s: float) -> bool:
+        """Return whether it does nothing at all, as a process does that a signal has stopped, or a machine without power.
+
+        Args:
+            now_s: Of the executor's clock.
+        """
 
     @abstractmethod
     def dump_stacks(self) -> None:

@@ -7,6 +7,7 @@ import logging
 import pickle
 import queue
 import threading
+import time
 from typing import Any
 
 from trencadis.errors import BackendError, ContractError, StepFailedError
@@ -38,10 +39,13 @@ class RankServer:
 
     Args:
         link: To the executor.
+        beat_s: While there is something to answer, a sign of life is sent so often, seconds; 0: none.
     """
 
-    def __init__(self, link: RankLink) -> None:
+    def __init__(self, link: RankLink, *, beat_s: float = 0.0) -> None:
         self._link = link
+        self._beat_s = beat_s
+        self._num_open = 0
         self._sending = threading.Lock()
         self._host: RankHost | None = None
         self._groups: RankGroups | None = None
@@ -50,7 +54,13 @@ class RankServer:
         self._untold: list[ConnectorReport] = []
 
     def run(self) -> None:
-        """Answer until the executor closes the rank, or is gone."""
+        """Answer until the executor closes the rank, or is gone.
+
+        Raises:
+            LinkClosedError: It is gone.
+        """
+        if self._beat_s:
+            threading.Thread(target=self._beat, name="trencadis-beat", daemon=True).start()
         while True:
             message = self._link.receive()
             if message is None:
@@ -59,6 +69,7 @@ class RankServer:
                     self._link.flush()
                 continue
             kind, number, payload = message
+            self._num_open += 1
             if kind is Kind.BATCH:
                 self._step(number, payload)
             elif not self._call(number, payload):
@@ -161,7 +172,16 @@ class RankServer:
             error = failed
         self._send(Kind.ERROR, number, _dumped(error))
 
+    def _beat(self) -> None:
+        """Say every now and then that this process runs, whatever its other threads compute."""
+        while True:
+            time.sleep(self._beat_s)
+            if self._num_open > 0:
+                self._send(Kind.BEAT, 0, b"")
+
     def _send(self, kind: Kind, number: int, payload: bytes) -> None:
+        if kind in _ANSWERS:
+            self._num_open -= 1
         with self._sending:
             self._link.send(kind, number, payload)
             while self._link.has_unsent:
@@ -169,6 +189,7 @@ class RankServer:
                 self._link.flush()
 
 
+_ANSWERS = frozenset({Kind.RESULT, Kind.OUTPUT, Kind.ERROR})
 _OWN = ("make", "load", "warm_up", "close")
 
 
