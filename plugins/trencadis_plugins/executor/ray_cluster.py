@@ -165,11 +165,15 @@ class RankActor:
         connection = socket.create_connection((host, port))
         connection.sendall(secret + rank.to_bytes(_RANK_BYTES, "little"))
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        threading.Thread(target=_end_with, args=(connection.dup(),), daemon=True).start()
+        was_closed = threading.Event()
+        threading.Thread(target=_end_with, args=(connection.dup(), was_closed), daemon=True).start()
         try:
             RankServer(RankLink(connection), beat_s=_BEAT_S).run()
         except LinkClosedError:
             os._exit(1)
+        was_closed.set()
+        connection.shutdown(socket.SHUT_RDWR)  # so that the executor sees that nothing more comes
+        connection.close()
 
     def node(self) -> str:
         """Return the id of the node it runs on."""
@@ -269,9 +273,11 @@ def _shown_rank(connection: socket.socket, secret: bytes) -> int:
     return int.from_bytes(shown[_SECRET_BYTES:], "little") if is_known else -1
 
 
-def _end_with(connection: socket.socket) -> None:
-    """End this process at once when the executor's end of the connection is closed, whatever it does."""
+def _end_with(connection: socket.socket, was_closed: threading.Event) -> None:
+    """End this process at once when the executor is gone without having closed the rank, whatever this process does."""
     poll = select.poll()
     poll.register(connection, select.POLLRDHUP | select.POLLHUP | select.POLLERR)
     poll.poll()
-    os._exit(1)
+    connection.close()
+    if not was_closed.is_set():
+        os._exit(1)
