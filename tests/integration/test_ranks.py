@@ -53,5 +53,7 @@ def test_random_texts_and_their_scores_are_those_of_one_rank():
 
 def test_a_grammar_holds_on_every_rank():
     pytest.importorskip("llguidance")
-    params = SamplingParams(temperature=0, max_tokens=12, structured={"regex": "(one|two|three) (cats|dogs)"})
+    params = SamplingParams(
+        temperature=0, max_tokens=12, structured={"kind": "regex", "text": "(one|two|three) (cats|dogs)"}
+    )
     assert generate(params, size=2)[0] == generate(params)[0]

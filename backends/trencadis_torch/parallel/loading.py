@@ -71,7 +71,12 @@ def skeleton(files: ModelFiles) -> Any:
 
 
 def load_share(
-    files: ModelFiles, device: torch.device, group: Collective, configured: dict[str, str]
+    files: ModelFiles,
+    device: torch.device,
+    group: Collective,
+    configured: dict[str, str],
+    *,
+    whole_experts: bool = False,
 ) -> tuple[Any, Sharding]:
     """Return one rank's share of a decoder, in evaluation mode, and what was divided how.
 
@@ -80,6 +85,7 @@ def load_share(
         device: Where it goes.
         group: The ranks; nothing is exchanged.
         configured: Styles from the configuration.
+        whole_experts: Each rank has some experts, not a share of each.
 
     Raises:
         ConfigValueError: The configuration names what is not there.
@@ -88,7 +94,7 @@ def load_share(
     """
     check_architecture(files.config)
     model = skeleton(files)
-    sharding = shard(model, group, configured)
+    sharding = shard(model, group, configured, whole_experts=whole_experts)
     stored = _stored(files, sharding)
     try:
         if stored is None:

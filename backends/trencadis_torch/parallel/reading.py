@@ -129,6 +129,8 @@ class StoredWeights:
         experts = self._experts(piece.names)
         assert experts is not None, "asked for what it has"
         cut = piece.cut
+        if cut is not None and cut.dim == 0:
+            experts, cut = experts[slice(*cut.ranges[0])], None
         inner = None if cut is None else Cut(cut.dim - 1, cut.ranges, cut.size)
         return torch.stack(
             [self._count(_part(_Joined([self._slice(one) for one in names]), Piece((), inner))) for names in experts]

@@ -7,6 +7,8 @@
     packed_colwise, _rowwise gate_up_proj          the same share of each half (packed_colwise_3: of each third)
     embedding_rowwise        embed_tokens          some tokens' rows
     moe_tp_experts, all_reduce                     outputs summed
+    grouped_gemm             experts               some of the experts, whole
+    ep_dispatch_experts                            what is routed to them, summed
     first_rank               biases of experts     whole on the first rank, zeros on the others
 
 Source of the styles: ``transformers.distributed.tensor_parallel``, transformers 5.24.
@@ -26,7 +28,7 @@ from trencadis.interfaces import Collective
 from trencadis_torch.parallel.cuts import Cut, even, halves, padded
 from trencadis_torch.parallel.fused import gates_side_by_side, heads_side_by_side
 from trencadis_torch.parallel.heads import Heads, divides, set_local_heads
-from trencadis_torch.parallel.modules import GatheredLinear, RowLinear, VocabEmbedding, sum_outputs
+from trencadis_torch.parallel.modules import GatheredLinear, OwnExperts, RowLinear, VocabEmbedding, sum_outputs
 from trencadis_torch.parallel.plan import expand_plan, plan_of
 
 __all__ = ["Piece", "Sharding", "shard"]
@@ -77,19 +79,20 @@ class Sharding:
     expert_widths: frozenset[int]
 
 
-def shard(model: Any, group: Collective, configured: dict[str, str]) -> Sharding:
+def shard(model: Any, group: Collective, configured: dict[str, str], *, whole_experts: bool = False) -> Sharding:
     """Make a model one rank's share, in place.
 
     Args:
         model: As transformers builds it, its parameters without memory.
         group: The ranks.
         configured: Styles from the configuration, before those of the model.
+        whole_experts: Each rank has some experts, not a share of each.
 
     Raises:
         ConfigValueError: The configuration names what is not there.
         ModelLoadError: There is no plan, or it cannot be followed.
     """
-    plan = plan_of(model, configured)
+    plan = plan_of(model, configured, whole_experts=whole_experts)
     styles = expand_plan(model, plan)
     _check_names(model, configured)
     return _Sharder(model, group, styles).run()
@@ -179,6 +182,11 @@ class _Sharder:
             if self._group.rank:
                 self._cut(module, own, Cut(0, (), whole.shape[0]))
             return
+        if style == "grouped_gemm":
+            cut = even(whole.shape[0], dim=0, what=f"{name} (experts)", **self._place)
+            self._cut(module, own, cut)
+            module.num_experts = cut.size
+            return
         dims = {"colwise": -2, "packed_colwise": -2, "packed_colwise_3": -2, "rowwise": -1, "packed_rowwise": -1}
         if style not in dims:
             raise ModelLoadError(
@@ -201,6 +209,8 @@ class _Sharder:
     def _module(self, name: str, module: Any, style: str) -> None:
         if style in ("moe_tp_experts", "all_reduce"):
             sum_outputs(module, self._group)
+        elif style == "ep_dispatch_experts":
+            self._put(name, OwnExperts(module, first=self._group.rank * module.num_experts, group=self._group))
         elif style == "embedding_rowwise":
             self._embedding(name, module)
         else:

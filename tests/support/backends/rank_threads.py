@@ -139,10 +139,11 @@ class Ranks:
     Args:
         make: From a rank's groups to what is called, in that rank's thread.
         size: Ranks.
+        expert: Over which whole experts are divided.
     """
 
-    def __init__(self, make: Callable[[RankGroups], Any], size: int) -> None:
-        self.groups = make_groups(size)
+    def __init__(self, make: Callable[[RankGroups], Any], size: int, *, expert: int = 1) -> None:
+        self.groups = make_groups(size, expert=expert)
         self._threads = [ThreadPoolExecutor(1) for _ in range(size)]
         self.all = self._on_each(lambda rank: make(self.groups[rank]))
 
@@ -183,19 +184,20 @@ class RankedBackend(Backend):
     Args:
         make: Of one rank, before it joins.
         size: Ranks.
+        expert: Over which whole experts are divided.
 
     Attributes:
         ranks: To call.
     """
 
-    def __init__(self, make: Callable[[], Backend], size: int) -> None:
+    def __init__(self, make: Callable[[], Backend], size: int, *, expert: int = 1) -> None:
         def join(groups: RankGroups) -> Backend:
             backend = make()
             full = cast("SupportsRanks", backend)
             full.join(groups)
             return backend
 
-        self.ranks = Ranks(join, size)
+        self.ranks = Ranks(join, size, expert=expert)
 
     @property
     def capabilities(self) -> BackendCapabilities:

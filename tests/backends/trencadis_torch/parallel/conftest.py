@@ -13,8 +13,8 @@ def ranks():
     """``ranks(make, size)`` calls something on each of several ranks."""
     made = []
 
-    def start(make, size):
-        made.append(Ranks(make, size))
+    def start(make, size, **layout):
+        made.append(Ranks(make, size, **layout))
         return made[-1]
 
     yield start
@@ -27,8 +27,8 @@ def ranked():
     """``ranked(make, size)`` is a backend of several ranks."""
     made = []
 
-    def start(make, size):
-        made.append(RankedBackend(make, size))
+    def start(make, size, **layout):
+        made.append(RankedBackend(make, size, **layout))
         return made[-1]
 
     yield start

@@ -86,6 +86,20 @@ def test_no_more_is_read_than_is_kept(model_path, kind, size):
         assert kept - padding <= weights.num_bytes <= kept + buffers
 
 
+@pytest.mark.parametrize("kind", ["mixtral", "gpt_oss"])
+def test_of_whole_experts_those_of_other_ranks_are_not_read(model_path, kind):
+    files = find_model(ModelSource(path=str(model_path(kind))))
+    weights, whole = StoredWeights(files), LoadedWeights(load_whole(files).float())
+    states = []
+    for source in (weights, whole):
+        model = skeleton(files)
+        sharding = shard(model, make_groups(2)[1].tensor, {}, whole_experts=True)
+        materialise(model, sharding.pieces, source, dtype=torch.float32, device=CPU)
+        states.append(state(model))
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[1])
+    assert weights.num_bytes <= sum(one.nbytes for one in model.parameters())
+
+
 def test_weights_in_several_files_are_found_by_their_index(tmp_path):
     model = tiny_models.make_model("llama")
     model.save_pretrained(tmp_path, max_shard_size="40KB")
