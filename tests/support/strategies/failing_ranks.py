@@ -6,6 +6,7 @@ import os
 import signal
 from pathlib import Path
 
+from trencadis.errors import CollectiveError
 from trencadis.interfaces import BackendCapabilities
 from trencadis_plugins.executor.processes import ProcessesExecutor
 from trencadis_testing.executor_fakes import TellingBackend
@@ -27,6 +28,15 @@ class OneSided(TellingBackend):
     def submit(self, batch):
         if self._rank == 1 and any(start.token_ids[0] == DEADLY for start in batch.row_starts):
             raise RuntimeError("rank 1 alone")
+        return super().submit(batch)
+
+
+class WaitsInVain(TellingBackend):
+    """Raises on rank 0, for which the other one has waited."""
+
+    def submit(self, batch):
+        if any(start.token_ids[0] == DEADLY for start in batch.row_starts):
+            raise CollectiveError("rank 0 did not come") if self._rank else RuntimeError("rank 0 alone")
         return super().submit(batch)
 
 

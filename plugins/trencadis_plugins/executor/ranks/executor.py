@@ -25,7 +25,6 @@ from trencadis.clock import Clock, SystemClock
 from trencadis.errors import (
     BackendError,
     CapabilityError,
-    CollectiveError,
     ConfigValueError,
     RanksLostError,
     StepFailedError,
@@ -443,9 +442,8 @@ class RanksExecutor(Executor):
             if kind is Kind.OUTPUT:
                 self._slowest_s = max(self._slowest_s, self._clock.now_s() - answers.since_s)
             kinds = {one for one, _ in answers.by_rank.values()}
-            if (
-                len(kinds) > 1 and not answers.is_fatal
-            ):  # some went on: their rows and caches are not those of the others any more
+            # Where some went on, rows and caches are not those of the others any more; where one waited in vain, sums are out of step.
+            if not answers.is_fatal and (len(kinds) > 1 or answers.broke_group()):
                 answers.lost = f"a call failed on rank {answers.failing()} and not on all: {answers.error()}"
                 self._lose(answers.lost)
 
@@ -529,9 +527,13 @@ class _Answers:
 
     def failing(self) -> int:
         """Return a rank that answered with an error; if there is one, it is not one that only waited for another."""
-        errors = {rank: self._error_of(rank) for rank, (kind, _) in self.by_rank.items() if kind is Kind.ERROR}
-        own = [rank for rank, error in errors.items() if not isinstance(error, CollectiveError)]
+        errors = {rank: pickle.loads(data) for rank, (kind, data) in self.by_rank.items() if kind is Kind.ERROR}
+        own = [rank for rank, (_, _, is_of_group) in errors.items() if not is_of_group]
         return min(own or errors)
+
+    def broke_group(self) -> bool:
+        """Return whether a rank waited for another in vain."""
+        return any(kind is Kind.ERROR and pickle.loads(data)[2] for kind, data in self.by_rank.values())
 
     def error(self) -> Exception | None:
         """Return the error of the failing rank, with the traceback there as its cause; None if there is none."""
@@ -539,10 +541,7 @@ class _Answers:
             return RanksLostError(f"The ranks were lost: {self.lost}.")
         if not any(kind is Kind.ERROR for kind, _ in self.by_rank.values()):
             return None
-        return self._error_of(self.failing())
-
-    def _error_of(self, rank: int) -> Exception:
-        error, cause = pickle.loads(self.by_rank[rank][1])
+        error, cause, _ = pickle.loads(self.by_rank[self.failing()][1])
         error.__cause__ = cause
         made: Exception = error
         return made

@@ -10,7 +10,7 @@ import threading
 import time
 from typing import Any
 
-from trencadis.errors import BackendError, ContractError, StepFailedError
+from trencadis.errors import BackendError, CollectiveError, ContractError, StepFailedError
 from trencadis.faults import as_words
 from trencadis.interfaces import (
     BackendCapabilities,
@@ -194,12 +194,21 @@ _OWN = ("make", "load", "warm_up", "close")
 
 
 def _dumped(error: Exception) -> bytes:
-    """Return an error so that the other process can raise it; its own cause becomes text."""
-    cause = error.__cause__ or error
+    """Return an error so that the other process can raise it, its cause as text, and whether it was one of waiting for other ranks."""
     logger.debug("A call of this rank raised.", exc_info=error)
+    details = RemoteError.of(error.__cause__ or error), _is_of_group(error)
     try:
-        data = pickle.dumps((error, RemoteError.of(cause)), protocol=5)
+        data = pickle.dumps((error, *details), protocol=5)
         pickle.loads(data)  # some can be written, and not read
     except Exception:
-        data = pickle.dumps((BackendError(as_words(error)), RemoteError.of(cause)), protocol=5)
+        data = pickle.dumps((BackendError(as_words(error)), *details), protocol=5)
     return data
+
+
+def _is_of_group(error: BaseException | None) -> bool:
+    """Return whether an error, or what caused it, is that of a collective: the group of ranks is then of no use any more."""
+    while error is not None:
+        if isinstance(error, CollectiveError):
+            return True
+        error = error.__cause__
+    return False

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from support.strategies.failing_ranks import DEADLY, Dies, Hangs, OneSided, WithoutSums
+from support.strategies.failing_ranks import DEADLY, Dies, Hangs, OneSided, WaitsInVain, WithoutSums
 from trencadis.clock import SimulatedClock, SystemClock
 from trencadis.errors import BackendError, RanksLostError
 from trencadis.records import FinishReason, ModelSource, ParallelLayout, Request, SamplingParams
@@ -110,6 +110,15 @@ def test_a_step_that_fails_on_one_rank_only_ends_all_for_their_caches_differ():
     made.start(make_backend=OneSided, make_sampler=make_sampler, source=SOURCE)
     made.allocate(plan_of())
     with pytest.raises(RanksLostError, match=r"failed on rank 1 and not on all.*rank 1 alone"):
+        made.submit(one_token(DEADLY)).wait()
+    made.close()
+
+
+def test_a_step_in_which_a_rank_waited_for_another_in_vain_ends_all_for_their_sums_are_out_of_step():
+    made = executor()
+    made.start(make_backend=WaitsInVain, make_sampler=make_sampler, source=SOURCE)
+    made.allocate(plan_of())
+    with pytest.raises(RanksLostError, match=r"failed on rank 0 and not on all.*rank 0 alone"):
         made.submit(one_token(DEADLY)).wait()
     made.close()
 
