@@ -127,7 +127,7 @@ class TorchBackend(Backend):
         """Take a place among ranks that divide every layer; on CUDA, with the device of that number unless one is named.
 
         Raises:
-            BackendError: Layers or experts are to be divided as wholes, which is not done here.
+            BackendError: Layers are to be divided as wholes, which is not done here, or experts over some of the ranks.
             ConfigValueError: A key of the configuration goes with one rank only.
         """
         check_groups(groups, self._config)

@@ -225,17 +225,13 @@ def emit(
     )
 
 
-def _shared(
-    choose: Callable[[], Chosen], exchange: TokenExchange, plan: SamplePlan, device: torch.device
-) -> Chosen:
+def _shared(choose: Callable[[], Chosen], exchange: TokenExchange, plan: SamplePlan, device: torch.device) -> Chosen:
     """Return the tokens that one rank chose."""
     num_sequences, num_steps = plan.entries.shape
     has_paths = num_steps > 1 and plan.trees is not None
     if has_paths and plan.trees is not None:
         num_steps = plan.trees.max_depth + 1
-    return exchange.share(
-        choose, num_sequences=num_sequences, num_steps=num_steps, has_paths=has_paths, device=device
-    )
+    return exchange.share(choose, num_sequences=num_sequences, num_steps=num_steps, has_paths=has_paths, device=device)
 
 
 def _verify(

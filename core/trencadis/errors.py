@@ -243,7 +243,11 @@ class StepFailedError(BackendError):
 
 
 class CollectiveError(BackendError):
-    """Ranks did not finish a sum, gather or message together: one ended, stopped, or called something else."""
+    """Ranks did not finish a sum, gather or message together: one ended, stopped, or called something else.
+
+    Cause: a rank's process that was killed, ran out of memory or hangs; the message names the rank and the call.
+    Fix: read what that rank logged last; raise the timeout of the collectives if it was only slow.
+    """
 
 
 class RanksLostError(StepFailedError):

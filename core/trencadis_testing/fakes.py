@@ -20,7 +20,6 @@ from trencadis.interfaces import (
     BlockCopies,
     LayerGate,
     PendingStep,
-    RankGroups,
     Sampler,
 )
 from trencadis.records import (
@@ -111,7 +110,6 @@ class FakeBackend(Backend):
             swaps_blocks=swaps_blocks,
             layerwise_kv=layerwise_kv,
             provides=frozenset({"backend.adapters"} | ({"backend.tree_attention"} if layout == "ragged" else set())),
-            collectives=("shared_memory", "gloo"),
         )
         self._vocab_size = vocab_size
         self._num_words = num_words or vocab_size
@@ -135,9 +133,6 @@ class FakeBackend(Backend):
     def capabilities(self) -> BackendCapabilities:
         """As constructed."""
         return self._capabilities
-
-    def join(self, groups: RankGroups) -> None:
-        """Compute everything on every rank, and wait for the others in no step."""
 
     def load(self, source: ModelSource, *, sampler: Sampler) -> ModelFacts:
         """Return facts about a model that needs no files."""

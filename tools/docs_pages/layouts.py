@@ -14,6 +14,9 @@ __all__ = ["layouts_page"]
 
 _OURS = "trencadis"
 
+_ALSO = {"tensor": ("processes",), "pipeline": ("processes",), "expert": ("tensor", "processes")}
+"""Layouts that one is, too."""
+
 _HEAD = f"""# Features and layouts
 
 {heading_note("trencadis.engine.layout_support and trencadis_torch.parallel.support")}
@@ -80,10 +83,10 @@ def _status(layout: Layout, served: Sequence[str]) -> str:
 
 
 def _cell(feature: LayoutFeature, name: str, is_served: bool, reasons: list[str]) -> str:
-    why = feature.refused.get(name) or (feature.refused.get("processes") if name != "data" else None)
     if not is_served:
         return "—"
-    if why is None:
+    why = next((feature.refused[one] for one in (name, *_ALSO.get(name, ())) if one in feature.refused), "")
+    if not why:
         return "yes"
     if why not in reasons:
         reasons.append(why)

@@ -326,7 +326,8 @@ def _are_linear(*layers: Any) -> bool:
 
 def _pack_last(layer: Any, pack: Pack) -> nn.Module:
     """Return a layer after which ranks may sum, its weights packed."""
-    return layer.around(pack([layer.local])) if isinstance(layer, RowLinear) else pack([layer])
+    local: Any = layer.local if isinstance(layer, RowLinear) else layer
+    return layer.around(pack([local])) if isinstance(layer, RowLinear) else pack([local])
 
 
 def _agree(found: Any, expected: Any) -> bool:

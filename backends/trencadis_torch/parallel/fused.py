@@ -53,7 +53,8 @@ def heads_side_by_side(module: Any, *, num_heads: int, num_kv_heads: int, fused:
     numbers = torch.arange(width, dtype=torch.float32)
     found: dict[str, torch.Tensor] = {}
     tried = _with(module, fused, _Instead(numbers[None, None]))
-    tried._modules[out] = back = _Instead()
+    back = _Instead()
+    setattr(tried, out, back)
     tried.config = LocalConfig(module.config, _attn_implementation=_TRIED)
     angles = torch.ones(1, 1, dim), torch.zeros(1, 1, dim)
     try:
@@ -61,7 +62,7 @@ def heads_side_by_side(module: Any, *, num_heads: int, num_kv_heads: int, fused:
     except Exception:
         return False  # of whatever kind: it is not called as others are
     sizes = (num_heads, num_kv_heads, num_kv_heads)
-    parts = numbers.view(-1, dim).split(sizes)
+    parts = torch.split(numbers.view(-1, dim), list(sizes))
     in_order = all(
         found[name].shape == (1, num, 1, dim) and torch.equal(found[name][0, :, 0], part)
         for name, num, part in zip(("query", "key", "value"), sizes, parts, strict=True)
@@ -100,8 +101,9 @@ def gates_side_by_side(module: Any, *, fused: str, out: str) -> bool:
     numbers = torch.linspace(-3, 5, 2 * width).view(2, half, 2).transpose(1, 2).reshape(1, 2, width).contiguous()
     seen = []
     for kept in (slice(None), slice(0, half // 2), slice(half // 2, half)):
-        tried = _with(module, fused, _Instead(numbers.unflatten(-1, (2, half))[..., kept].flatten(-2)))
-        tried._modules[out] = back = _Instead()
+        tried = _with(module, fused, _Instead(torch.unflatten(numbers, -1, (2, half))[..., kept].flatten(-2)))
+        back = _Instead()
+        setattr(tried, out, back)
         try:
             tried(torch.zeros(1, 2, 1))
         except Exception:
@@ -114,5 +116,6 @@ def gates_side_by_side(module: Any, *, fused: str, out: str) -> bool:
 def _with(module: Any, name: str, child: nn.Module) -> Any:
     """Return a copy of a module that has another child; the rest is shared."""
     tried = copy.copy(module)
-    tried._modules = {**module._modules, name: child}
+    tried.__dict__["_modules"] = dict(module.__dict__["_modules"])
+    setattr(tried, name, child)
     return tried

@@ -1,7 +1,7 @@
 """Attention heads of one rank: which query heads, which KV heads, and the attributes that attention modules read their numbers from.
 
-    KV heads a multiple of the ranks   each rank has its own
-    ranks a multiple of the KV heads   ranks that follow each other have the same one
+KV heads a multiple of the ranks   each rank has its own
+ranks a multiple of the KV heads   ranks that follow each other have the same one
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,9 @@ __all__ = ["load_share", "skeleton"]
 
 logger = logging.getLogger("trencadis.torch")
 
+
+_BUILDING = threading.Lock()
+"""transformers changes its classes while it loads a model, and ranks may be threads of one process."""
 
 ALIGNMENT = 16
 """Bytes of which a row of an expert's weights must be a multiple for PyTorch's grouped products; of others the experts run one by one."""
@@ -50,7 +54,7 @@ def skeleton(files: ModelFiles) -> Any:
     from transformers import AutoModelForCausalLM, GenerationConfig
 
     try:
-        with _WithoutMemory():
+        with _BUILDING, _WithoutMemory():
             model = AutoModelForCausalLM.from_config(
                 files.config,
                 dtype=torch.float32,
@@ -67,7 +71,12 @@ def skeleton(files: ModelFiles) -> Any:
 
 
 def load_share(
-    files: ModelFiles, device: torch.device, group: Collective, configured: dict[str, str]
+    files: ModelFiles,
+    device: torch.device,
+    group: Collective,
+    configured: dict[str, str],
+    *,
+    whole_experts: bool = False,
 ) -> tuple[Any, Sharding]:
     """Return one rank's share of a decoder, in evaluation mode, and what was divided how.
 
@@ -76,6 +85,7 @@ def load_share(
         device: Where it goes.
         group: The ranks; nothing is exchanged.
         configured: Styles from the configuration.
+        whole_experts: Each rank has some experts, not a share of each.
 
     Raises:
         ConfigValueError: The configuration names what is not there.
@@ -84,11 +94,12 @@ def load_share(
     """
     check_architecture(files.config)
     model = skeleton(files)
-    sharding = shard(model, group, configured)
+    sharding = shard(model, group, configured, whole_experts=whole_experts)
     stored = _stored(files, sharding)
     try:
         if stored is None:
-            whole = load_whole(files)
+            with _BUILDING:
+                whole = load_whole(files)
             weights: Weights = LoadedWeights(whole)
             found = next(one.dtype for one in whole.parameters() if one.is_floating_point())
             _check_complete(sharding, weights, files)

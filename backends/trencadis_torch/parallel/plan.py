@@ -30,6 +30,8 @@ _STYLES: Final = (
     "packed_rowwise",
     "embedding_rowwise",
     "moe_tp_experts",
+    "grouped_gemm",
+    "ep_dispatch_experts",
     "all_reduce",
     "first_rank",
     "replicate",
@@ -68,23 +70,52 @@ def _check_style(style: str, where: str) -> None:
         raise ConfigValueError(f'{where} = "{style}": no such style.', hint=f"Choose one of: {', '.join(_STYLES)}.")
 
 
-def plan_of(model: Any, configured: dict[str, str]) -> dict[str, str]:
-    """Return the plan of a model of transformers, that of the configuration first; embeddings are divided by vocabulary. Pure.
+def plan_of(model: Any, configured: dict[str, str], *, whole_experts: bool = False) -> dict[str, str]:
+    """Return the plan of a model of transformers, that of the configuration first. Pure.
 
     Args:
         model: As it was built.
         configured: From ``tensor_plan``.
+        whole_experts: Each rank has some experts, not a share of each.
 
     Raises:
         ModelLoadError: There is none.
     """
-    plan = {**(getattr(model, "tp_plan", None) or {}), **configured}
+    plan = dict(getattr(model, "tp_plan", None) or {})
+    if whole_experts:
+        plan = _with_whole_experts(model, plan)
+    plan |= configured
     if not plan:
         raise ModelLoadError(
             f"{type(model).__name__} comes without a plan of how its layers are divided, which [parallel] tensor above 1 needs.",
             hint="Write one and name it in [backend.torch] tensor_plan (docs/do/parallel.md), or set [parallel] tensor = 1.",
         )
     return plan
+
+
+def _with_whole_experts(model: Any, plan: dict[str, str]) -> dict[str, str]:
+    """Return a plan in which each rank has some experts of the model."""
+    found = {
+        name: style
+        for name, style in (getattr(model, "ep_plan", None) or {}).items()
+        if style in ("grouped_gemm", "ep_dispatch_experts")
+    }
+    owners = tuple(name for name, style in found.items() if style == "ep_dispatch_experts")
+    names = {_with_stars(name) for name, _ in model.named_modules()}
+    if names.isdisjoint(owners):
+        raise ModelLoadError(
+            f"[parallel] expert above 1: {type(model).__name__} has no experts, or no plan of how they are divided as wholes.",
+            hint="Set [parallel] expert = 1: each rank then has a share of every layer, and of every expert if there are any.",
+        )
+    others = {
+        name: style for name, style in plan.items() if not f"{name}.".startswith(tuple(f"{one}." for one in owners))
+    }
+    return {**others, **found}
+
+
+def _with_stars(name: str) -> str:
+    """Return a name with ``*`` for each number. Pure."""
+    return re.sub(r"\.\d+(?=\.|$)", ".*", name)
 
 
 def expand_plan(model: Any, plan: dict[str, str]) -> dict[str, str]:
@@ -102,7 +133,7 @@ def expand_plan(model: Any, plan: dict[str, str]) -> dict[str, str]:
         name for name, _ in model.named_parameters(remove_duplicate=False)
     ]
     for name in names:
-        style = plan.get(name, plan.get(re.sub(r"\.\d+(?=\.|$)", ".*", name)))
+        style = plan.get(name, plan.get(_with_stars(name)))
         if style is None or style in _WHOLE:
             continue
         style = _OTHER_NAMES.get(style, style)

@@ -111,8 +111,9 @@ class StoredWeights:
     def dtype(self) -> torch.dtype:
         """Return the data type of the first weight of floats."""
         for name, opened in self._files.items():
-            found: torch.dtype = opened.get_slice(name)[(slice(0, 0),)].dtype if opened.get_slice(name).get_shape() else torch.int64
-            if found.is_floating_point:
+            one = opened.get_slice(name)
+            if one.get_shape() and one[(slice(0, 0),)].dtype.is_floating_point:
+                found: torch.dtype = one[(slice(0, 0),)].dtype
                 return found
         return torch.float32
 
@@ -128,8 +129,12 @@ class StoredWeights:
         experts = self._experts(piece.names)
         assert experts is not None, "asked for what it has"
         cut = piece.cut
+        if cut is not None and cut.dim == 0:
+            experts, cut = experts[slice(*cut.ranges[0])], None
         inner = None if cut is None else Cut(cut.dim - 1, cut.ranges, cut.size)
-        return torch.stack([self._count(_part(_Joined([self._slice(one) for one in names]), Piece((), inner))) for names in experts])
+        return torch.stack(
+            [self._count(_part(_Joined([self._slice(one) for one in names]), Piece((), inner))) for names in experts]
+        )
 
     def _slice(self, name: str) -> Any:
         return self._files[name].get_slice(name)
@@ -147,7 +152,7 @@ class StoredWeights:
             owner, _, own = name.rpartition(".")
             for other in _spellings(owner):
                 for parts in _EXPERTS.get(own, ()):
-                    found = []
+                    found: list[list[str]] = []
                     while all(f"{other}.{len(found)}.{part}.weight" in self._files for part in parts):
                         found.append([f"{other}.{len(found)}.{part}.weight" for part in parts])
                     if found:
@@ -251,9 +256,7 @@ def materialise(
     """
     made: dict[int, nn.Parameter] = {}
     for module in list(model.modules()):
-        for name, parameter in module._parameters.items():
-            if parameter is None:
-                continue
+        for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
             if id(parameter) not in made:
                 piece = pieces[id(parameter)]
                 if piece.cut is not None and not piece.cut.ranges:
@@ -262,7 +265,7 @@ def materialise(
                     tensor = weights.read(piece).to(device=device, dtype=dtype)
                 made[id(parameter)] = nn.Parameter(tensor, requires_grad=False)
                 pieces[id(made[id(parameter)])] = piece
-            module._parameters[name] = made[id(parameter)]
+            setattr(module, name, made[id(parameter)])
     persistent = set(model.state_dict()) - {name for name, _ in model.named_parameters(remove_duplicate=False)}
     for name, buffer in model.named_buffers():
         if name in persistent and weights.has((name,)):

@@ -7,6 +7,8 @@
     packed_colwise, _rowwise gate_up_proj          the same share of each half (packed_colwise_3: of each third)
     embedding_rowwise        embed_tokens          some tokens' rows
     moe_tp_experts, all_reduce                     outputs summed
+    grouped_gemm             experts               some of the experts, whole
+    ep_dispatch_experts                            what is routed to them, summed
     first_rank               biases of experts     whole on the first rank, zeros on the others
 
 Source of the styles: ``transformers.distributed.tensor_parallel``, transformers 5.24.
@@ -26,7 +28,7 @@ from trencadis.interfaces import Collective
 from trencadis_torch.parallel.cuts import Cut, even, halves, padded
 from trencadis_torch.parallel.fused import gates_side_by_side, heads_side_by_side
 from trencadis_torch.parallel.heads import Heads, divides, set_local_heads
-from trencadis_torch.parallel.modules import GatheredLinear, RowLinear, VocabEmbedding, sum_outputs
+from trencadis_torch.parallel.modules import GatheredLinear, OwnExperts, RowLinear, VocabEmbedding, sum_outputs
 from trencadis_torch.parallel.plan import expand_plan, plan_of
 
 __all__ = ["Piece", "Sharding", "shard"]
@@ -77,19 +79,20 @@ class Sharding:
     expert_widths: frozenset[int]
 
 
-def shard(model: Any, group: Collective, configured: dict[str, str]) -> Sharding:
+def shard(model: Any, group: Collective, configured: dict[str, str], *, whole_experts: bool = False) -> Sharding:
     """Make a model one rank's share, in place.
 
     Args:
         model: As transformers builds it, its parameters without memory.
         group: The ranks.
         configured: Styles from the configuration, before those of the model.
+        whole_experts: Each rank has some experts, not a share of each.
 
     Raises:
         ConfigValueError: The configuration names what is not there.
         ModelLoadError: There is no plan, or it cannot be followed.
     """
-    plan = plan_of(model, configured)
+    plan = plan_of(model, configured, whole_experts=whole_experts)
     styles = expand_plan(model, plan)
     _check_names(model, configured)
     return _Sharder(model, group, styles).run()
@@ -153,11 +156,11 @@ class _Sharder:
 
     # ---------------------------------------------------------------------------------------------- parameters
 
-    def _cut(self, module: nn.Module, name: str, cut: Cut, *, transposed: bool = False) -> nn.Parameter | None:
+    def _cut(self, module: nn.Module, name: str, cut: Cut, *, transposed: bool = False) -> None:
         """Give a module a part of a parameter; tied ones stay tied."""
-        whole = module._parameters.get(name)
+        whole = getattr(module, name)
         if whole is None:
-            return None
+            return
         piece = Piece(tuple(self._names[id(whole)]), cut, transposed)
         made = self._made.get((id(whole), piece))
         if made is None:
@@ -166,23 +169,29 @@ class _Sharder:
             self._made[id(whole), piece] = made
             self._pieces[id(made)] = piece
             self._divided.add(id(whole))
-        module._parameters[name] = made
-        return made
+        setattr(module, name, made)
 
     def _parameter(self, name: str, style: str) -> None:
         """Divide a parameter that a plan names itself: experts, sinks."""
         owner, _, own = name.rpartition(".")
         module = self._model.get_submodule(owner)
-        whole = module._parameters[own]
+        whole = getattr(module, own)
         if whole is None:
             return
         if style == "first_rank":
             if self._group.rank:
                 self._cut(module, own, Cut(0, (), whole.shape[0]))
             return
+        if style == "grouped_gemm":
+            cut = even(whole.shape[0], dim=0, what=f"{name} (experts)", **self._place)
+            self._cut(module, own, cut)
+            module.num_experts = cut.size
+            return
         dims = {"colwise": -2, "packed_colwise": -2, "packed_colwise_3": -2, "rowwise": -1, "packed_rowwise": -1}
         if style not in dims:
-            raise ModelLoadError(f'{type(self._model).__name__}: its plan divides {name} as "{style}"; that is for modules.')
+            raise ModelLoadError(
+                f'{type(self._model).__name__}: its plan divides {name} as "{style}"; that is for modules.'
+            )
         if whole.dim() == 1 and dims[style] == -1:
             return  # a bias of outputs that every rank has
         dim = 0 if whole.dim() == 1 else whole.dim() + dims[style]
@@ -200,6 +209,8 @@ class _Sharder:
     def _module(self, name: str, module: Any, style: str) -> None:
         if style in ("moe_tp_experts", "all_reduce"):
             sum_outputs(module, self._group)
+        elif style == "ep_dispatch_experts":
+            self._put(name, OwnExperts(module, first=self._group.rank * module.num_experts, group=self._group))
         elif style == "embedding_rowwise":
             self._embedding(name, module)
         else:
@@ -221,13 +232,13 @@ class _Sharder:
             )
         num_inputs, num_outputs = module.weight.shape
         linear = nn.Linear(num_inputs, num_outputs, device="meta", dtype=module.weight.dtype)
-        linear._parameters.update(module._parameters)
+        linear.weight, linear.bias = module.weight, module.bias
         self._put(name, linear)
         return linear, True
 
     def _row(self, name: str, linear: nn.Linear, is_transposed: bool, *, splits: bool) -> None:
         cut = even(linear.in_features, dim=1, what=name, **self._place)
-        bias = linear._parameters.pop("bias")
+        bias: nn.Parameter | None = linear.bias
         linear.register_parameter("bias", None)
         self._cut(linear, "weight", cut, transposed=is_transposed)
         linear.in_features = cut.size
@@ -251,8 +262,8 @@ class _Sharder:
         if own in _KV and style == "colwise":
             heads = self._heads_of(owner)
             dim = linear.out_features // self._all_heads[owner][1]
-            ranges = ((heads.first_kv * dim, (heads.first_kv + heads.num_kv) * dim),)
-            return Cut(0, ranges, heads.num_kv * dim)
+            last_kv = heads.first_kv + heads.num_kv
+            return Cut(0, ((heads.first_kv * dim, last_kv * dim),), heads.num_kv * dim)
         if style == "qkv":
             heads, (num_heads, num_kv_heads) = self._heads_of(owner), self._all_heads[owner]
             dim = linear.out_features // (num_heads + 2 * num_kv_heads)
@@ -343,7 +354,10 @@ class _Sharder:
         for name in self._styles:
             owner, _, own = name.rpartition(".")
             out = {"qkv_proj": "o_proj", "gate_up_proj": "down_proj"}.get(own, "")
-            if self._styles[name] == "colwise_gather_output" and self._styles.get(f"{owner}.{out}") == "rowwise_split_input":
+            if (
+                self._styles[name] == "colwise_gather_output"
+                and self._styles.get(f"{owner}.{out}") == "rowwise_split_input"
+            ):
                 yield owner, own, out
 
 

@@ -31,12 +31,16 @@ def check_groups(groups: RankGroups, config: TorchConfig) -> None:
         ConfigValueError: A key of ``[backend.torch]`` goes with one rank only.
     """
     layout = groups.layout
-    for key, value in (("pipeline", layout.pipeline), ("expert", layout.expert)):
-        if value > 1:
-            raise BackendError(
-                f"[parallel] {key} = {value}: the backend torch divides layers over ranks (tensor) and nothing else.",
-                hint=f"Set [parallel] {key} = 1, and tensor to the number of ranks.",
-            )
+    if layout.pipeline > 1:
+        raise BackendError(
+            f"[parallel] pipeline = {layout.pipeline}: the backend torch divides every layer over ranks, and gives none of them whole.",
+            hint="Set [parallel] pipeline = 1, and tensor to the number of ranks.",
+        )
+    if layout.expert not in (1, layout.tensor):
+        raise BackendError(
+            f"[parallel] expert = {layout.expert} with tensor = {layout.tensor}: experts are divided over all ranks that share a layer.",
+            hint=f"Set [parallel] expert = {layout.tensor}, or 1 for a share of every expert on each rank.",
+        )
     for feature in (one for one in FEATURES if one.setting):
         key = feature.setting.rpartition(".")[2]
         value = getattr(config, key)
@@ -63,6 +67,7 @@ class Share:
     def __init__(self, groups: RankGroups, config: TorchConfig) -> None:
         self._group = groups.tensor
         self._plan = read_plan_file(config.tensor_plan)
+        self._whole_experts = groups.layout.expert > 1
         self._sharding: Sharding | None = None
         self._all_refuse = False
         self.size = groups.layout.tensor
@@ -99,7 +104,9 @@ class Share:
         """
         model, error = None, None
         try:
-            model, self._sharding = load_share(files, device, self._group, self._plan)
+            model, self._sharding = load_share(
+                files, device, self._group, self._plan, whole_experts=self._whole_experts
+            )
         except (ModelLoadError, ConfigValueError, BackendError) as reason:
             error = reason
         everywhere = self.accept(error is None)
@@ -132,7 +139,8 @@ class Share:
     @property
     def numerics(self) -> str:
         """Names the order in which this layout sums, and the rank where its KV heads are no range."""
-        return f"+tp{self.size}" + ("" if self._loaded.heads is not None else f".{self._group.rank}")
+        parts = "ep" if self._whole_experts else "tp"
+        return f"+{parts}{self.size}" + ("" if self._loaded.heads is not None else f".{self._group.rank}")
 
     @property
     def _loaded(self) -> Sharding:

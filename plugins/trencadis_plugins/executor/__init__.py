@@ -6,14 +6,14 @@ from collections.abc import Iterable
 
 from trencadis.hookspecs import hookimpl
 from trencadis.interfaces import Component, ComponentContext, Executor, NoConfig
-from trencadis_plugins.executor.config import ProcessesConfig
+from trencadis_plugins.executor.config import ProcessesConfig, RayConfig
 
 __all__ = ["trencadis_executors"]
 
 
 @hookimpl
 def trencadis_executors() -> Iterable[Component]:
-    """Yield ``inline`` and ``processes``."""
+    """Yield ``inline``, ``processes`` and ``ray``."""
     yield Component(
         name="inline",
         factory=_make_inline,
@@ -25,6 +25,14 @@ def trencadis_executors() -> Iterable[Component]:
         factory=_make_processes,
         config=ProcessesConfig,
         summary="Each rank in a process of its own, on this machine.",
+        interface_version=1,
+        provides=frozenset({"executor.ranks"}),
+    )
+    yield Component(
+        name="ray",
+        factory=_make_ray,
+        config=RayConfig,
+        summary="Each rank in an actor of a Ray cluster, on one machine or several.",
         interface_version=1,
         provides=frozenset({"executor.ranks"}),
     )
@@ -40,3 +48,9 @@ def _make_processes(config: ProcessesConfig, context: ComponentContext) -> Execu
     from trencadis_plugins.executor.processes import ProcessesExecutor
 
     return ProcessesExecutor(config, layout=context.layout)
+
+
+def _make_ray(config: RayConfig, context: ComponentContext) -> Executor:
+    from trencadis_plugins.executor.ray_cluster import RayExecutor
+
+    return RayExecutor(config, layout=context.layout)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import attrs
 from attrs.validators import ge, gt, in_
 
 from trencadis.interfaces import setting
 
-__all__ = ["COLLECTIVES", "ProcessesConfig"]
+__all__ = ["COLLECTIVES", "ProcessesConfig", "RanksConfig", "RayConfig"]
 
 COLLECTIVES = ("auto", "shared_memory", "gloo", "nccl", "hccl")
 
 
 @attrs.frozen(kw_only=True)
-class ProcessesConfig:
-    """Table ``[executor.processes]``.
+class RanksConfig:
+    """What the tables of executors with ranks in other processes have in common.
 
     Attributes:
         collective: How ranks add and gather tensors; ``auto``: the first that the backend computes with.
@@ -39,3 +41,38 @@ class ProcessesConfig:
         3, "How often lost ranks are started again within restart_window_s; then the engine ends.", validator=ge(0)
     )
     restart_window_s: float = setting(600.0, "See max_restarts.", unit="s", validator=gt(0))
+
+
+@attrs.frozen(kw_only=True)
+class ProcessesConfig(RanksConfig):
+    """Table ``[executor.processes]``."""
+
+
+@attrs.frozen(kw_only=True)
+class RayConfig(RanksConfig):
+    """Table ``[executor.ray]``.
+
+    Attributes:
+        address: Of the cluster.
+        num_cpus: That are reserved for each rank.
+        num_gpus: The same.
+        resources: Further resources of each rank by name, such as ``HPU = 1``.
+        start_timeout_s: Until all ranks have a place and their processes answer.
+        heartbeat_timeout_s: A rank that is silent for so long while it has something to answer is lost.
+    """
+
+    address: str = setting("auto", "Of the Ray cluster; auto: the one that this machine belongs to.")
+    num_cpus: float = setting(1.0, "CPU cores that are reserved for each rank.", unit="cores", validator=ge(0))
+    num_gpus: float = setting(0.0, "GPUs that are reserved for each rank.", unit="GPUs", validator=ge(0))
+    resources: Mapping[str, float] = setting(
+        None, "Further resources that are reserved for each rank, by name, such as HPU = 1.", factory=dict
+    )
+    start_timeout_s: float = setting(
+        300.0, "Until every rank has a place in the cluster, and its process answers.", unit="s", validator=gt(0)
+    )
+    heartbeat_timeout_s: float = setting(
+        8.0,
+        "A rank of which nothing is heard for so long, while it has something to answer, is lost; ranks send a sign of life every second.",
+        unit="s",
+        validator=gt(1),
+    )

@@ -142,8 +142,7 @@ def tensor_obstacle(plan: ModelPlan, tensor: int, *, expert: int = 1) -> str:
 
 
 def _is_even(weight: Weight, tensor: int, expert: int) -> bool:
-    has_whole_experts = expert > 1 and weight.num_experts > 0
-    if weight.division is not Division.EVEN or has_whole_experts:
+    if weight.division is not Division.EVEN or (expert > 1 and weight.is_of_experts):
         return True
     return weight.size % tensor == 0 or (weight.heads is not None and not divides(*weight.heads, tensor))
 
@@ -183,8 +182,8 @@ def local_bytes(weight: Weight, tensor: int, expert: int = 1) -> int:
         tensor: Ranks that share each layer.
         expert: Ranks that share the experts as wholes.
     """
-    if expert > 1 and weight.num_experts:
-        return weight.num_bytes // expert
+    if expert > 1 and weight.is_of_experts:
+        return weight.num_bytes // (expert if weight.num_experts else 1)
     division = weight.division
     if weight.heads is not None and not divides(*weight.heads, tensor):
         # In two parts that were one: rounded up for both.
@@ -221,8 +220,9 @@ def traffic(
     """Return what one step exchanges. Pure.
 
     With T tokens, hidden size H, b bytes of a number: sums of a stage's ranks are T · H · b each, two in a plain layer and one for the
-    embeddings; logits are gathered, rows · V · b; a stage sends T · H · b to the next; whole experts get and return
-    2 · T · k · H · b · (1 - 1 / expert) in each of their layers, in place of a sum. Tokens go back with 8 bytes for each row.
+    embeddings; logits are gathered, rows · V · b; a stage sends T · H · b to the next; tokens go back with 8 bytes for each row. Whole
+    experts cost as much as shares of them: every rank of a stage has every token, so that outputs are summed. (Ranks with tokens of
+    their own would send them to experts and back, 2 · T · k · H · b · (1 - 1 / ranks): no backend does.)
     Source: Shoeybi et al., Megatron-LM (2019), section 3; Lepikhin et al., GShard (2020), section 3.2.
 
     Args:
@@ -240,20 +240,18 @@ def traffic(
     for one in plan.exchanges if tensor > 1 else ():
         if one.heads is not None and divides(*one.heads, tensor):
             continue
+        if one.whole_experts not in (None, expert > 1):
+            continue
         payload = (num_logits if one.is_logits else num_tokens) * one.width * plan.itemsize
-        num_messages = 1
-        if one.is_experts and expert > 1:
-            payload = payload * 2 * plan.num_chosen * (expert - 1) // expert
-            num_messages = 2
-        _add(found, _stage_of(one, parts), payload, num_messages)
+        _add(found, _stage_of(one, parts), payload)
     for stage in range(pipeline - 1):
-        _add(found, stage, num_tokens * plan.hidden_size * plan.itemsize, 1)
+        _add(found, stage, num_tokens * plan.hidden_size * plan.itemsize)
     return max(found, key=lambda one: (one.num_bytes, one.num_messages))
 
 
-def _add(found: list[Traffic], stage: int, num_bytes: int, num_messages: int) -> None:
+def _add(found: list[Traffic], stage: int, num_bytes: int) -> None:
     was = found[stage]
-    found[stage] = Traffic(num_bytes=was.num_bytes + num_bytes, num_messages=was.num_messages + num_messages)
+    found[stage] = Traffic(num_bytes=was.num_bytes + num_bytes, num_messages=was.num_messages + 1)
 
 
 def _needs(plan: ModelPlan, limits: Limits, tensor: int, pipeline: int, expert: int) -> LayoutNeeds:

@@ -28,8 +28,10 @@ _WHOLE: Final = frozenset(
 )
 _PARTS: Final = {"colwise": 1, "packed_colwise": 2, "packed_colwise_3": 3}
 _ROWS: Final = frozenset({"rowwise", "rowwise_split_input", "packed_rowwise"})
-_SUMMED: Final = frozenset({"moe_tp_experts", "all_reduce"})
-_STYLES: Final = _WHOLE | _PARTS.keys() | _ROWS | _SUMMED | {"colwise_gather_output", "embedding_rowwise", "qkv"}
+_SUMMED: Final = frozenset({"moe_tp_experts", "ep_dispatch_experts", "all_reduce"})
+_STYLES: Final = (
+    _WHOLE | _PARTS.keys() | _ROWS | _SUMMED | {"colwise_gather_output", "embedding_rowwise", "grouped_gemm"}
+)
 _ATTENTION: Final = ("q_proj", "k_proj", "v_proj", "q_b_proj", "kv_b_proj", "query_key_value", "c_attn", "qkv_proj")
 _ONE_EACH: Final = ("kv_b_proj", "query_key_value", "c_attn")
 _FUSED: Final = ("qkv_proj", "query_key_value", "c_attn")
@@ -61,6 +63,7 @@ class Weight:
         size: How many of what is divided there are: outputs, inputs, KV heads or tokens.
         heads: Query and KV heads without which a fused projection is divided in another way: padded.
         num_experts: Experts that it has the weights of, if they can be divided as wholes.
+        is_of_experts: It belongs to experts that can: where they are, what is not divided with them is whole.
         is_tied: It is the output projection, too.
     """
 
@@ -71,6 +74,7 @@ class Weight:
     size: int = 1
     heads: tuple[int, int] | None = None
     num_experts: int = 0
+    is_of_experts: bool = False
     is_tied: bool = False
 
 
@@ -109,14 +113,14 @@ class Exchange:
     Attributes:
         layer: As of a weight.
         width: Numbers for each token, over all ranks.
-        is_experts: It sums the outputs of experts; ranks that have whole experts send tokens to them instead.
+        whole_experts: Only where ranks have whole experts (True), or have a share of each (False); None: always.
         is_logits: For rows that have logits only.
         heads: There is none if these query and KV heads go over the ranks.
     """
 
     layer: int
     width: int
-    is_experts: bool = False
+    whole_experts: bool | None = None
     is_logits: bool = False
     heads: tuple[int, int] | None = None
 
@@ -137,9 +141,7 @@ class ModelPlan:
         weights: All of them.
         attentions: One for each layer, in order.
         exchanges: Of a stage with all layers.
-        num_experts: E of each layer with experts; 0: none.
-        num_chosen: k, experts of each token.
-        expert_widths: Hidden sizes of experts, for messages.
+        num_experts: E of each layer with experts that can be divided as wholes; 0: none.
         obstacle: Why nothing of it can be divided; empty: it can.
     """
 
@@ -155,7 +157,6 @@ class ModelPlan:
     attentions: tuple[Attention, ...]
     exchanges: tuple[Exchange, ...]
     num_experts: int = 0
-    num_chosen: int = 0
     obstacle: str = ""
 
 
@@ -282,7 +283,8 @@ class _Reader:
         self._modules = dict(model.named_modules())
         self._num_layers = int(text.num_hidden_layers)
         self._tp_plan = {**(getattr(model, "tp_plan", None) or {}), **configured}
-        self._ep_plan = dict(getattr(model, "ep_plan", None) or {})
+        own_ep_plan = getattr(model, "ep_plan", None) or {}
+        self._ep_plan = {name: style for name, style in own_ep_plan.items() if name not in configured}
         names = [*self._modules, *(name for name, _ in model.named_parameters(remove_duplicate=False))]
         self._styles = {name: style for name in names if (style := self._style(name, self._tp_plan))}
         self._heads = dict(self._find_heads())
@@ -317,7 +319,6 @@ class _Reader:
             attentions=tuple(attentions),
             exchanges=tuple(self._exchanges()),
             num_experts=max(one.num_experts for one in weights),
-            num_chosen=int(getattr(text, "num_experts_per_tok", None) or getattr(text, "moe_topk", None) or 1),
             obstacle=self._obstacle(),
         )
 
@@ -402,6 +403,7 @@ class _Reader:
             layer=self._layer(name),
             num_bytes=parameter.numel() * self._itemsize,
             num_experts=parameter.shape[0] if self._style(name, self._ep_plan) == "grouped_gemm" else 0,
+            is_of_experts=self._is_of_experts(name),
             is_tied=parameter is head and parameter is self._model.get_input_embeddings().weight,
         )
         owner = name.rpartition(".")[0]
@@ -412,11 +414,19 @@ class _Reader:
         else:
             yield self._divided_module(whole, parameter, owner)
 
+    def _is_of_experts(self, name: str) -> bool:
+        """Return whether a name is of experts, or of something in them, that can be divided as wholes."""
+        places = name.split(".")
+        owners = (".".join(places[:length]) for length in range(1, len(places) + 1))
+        return any(self._style(owner, self._ep_plan) == "ep_dispatch_experts" for owner in owners)
+
     def _divided_itself(self, whole: Weight, parameter: Any, style: str) -> Weight:
         """Return a parameter that the plan names: experts, sinks."""
         if style in _ROWS:
             parts = 2 if style == "packed_rowwise" else 1
             return whole if parameter.dim() == 1 else _even(whole, parameter.shape[-1] // parts)
+        if style == "grouped_gemm":
+            return _even(whole, parameter.shape[0])
         if style in _PARTS:
             size = parameter.shape[0] if parameter.dim() == 1 else parameter.shape[-2]
             return _even(whole, size // _PARTS[style])
@@ -455,16 +465,19 @@ class _Reader:
         head = self._model.get_output_embeddings()
         for name, module in self._modules.items():
             style, layer = self._styles.get(name, ""), self._layer(name)
+            shares = False if self._is_of_experts(name) else None
+            if self._style(name, self._ep_plan) == "ep_dispatch_experts":
+                yield Exchange(layer=layer, width=int(self._text.hidden_size), whole_experts=True)
             if style in _ROWS:
-                yield Exchange(layer=layer, width=_num_outputs(module))
+                yield Exchange(layer=layer, width=_num_outputs(module), whole_experts=shares)
             elif style in _SUMMED:
-                width = int(self._text.hidden_size)
-                yield Exchange(layer=layer, width=width, is_experts=style == "moe_tp_experts")
+                yield Exchange(layer=layer, width=int(self._text.hidden_size), whole_experts=shares)
             elif style == "embedding_rowwise":
                 yield Exchange(layer=layer, width=module.weight.shape[1])
-            elif style == "colwise_gather_output" and not name.endswith("gate_up_proj"):
+            elif style == "colwise_gather_output" and not (name in self._fused and name.endswith("gate_up_proj")):
                 heads = self._heads[name.rpartition(".")[0]] if name in self._fused else None
-                yield Exchange(layer=layer, width=_num_outputs(module), is_logits=module is head, heads=heads)
+                width = _num_outputs(module)
+                yield Exchange(layer=layer, width=width, whole_experts=shares, is_logits=module is head, heads=heads)
 
 
 def _even(whole: Weight, size: int) -> Weight:

@@ -51,11 +51,17 @@ def test_ranks_need_an_executor_that_hosts_them() -> None:
 @pytest.mark.parametrize("name", ["pipeline", "expert"])
 def test_other_divisions_need_a_backend_that_provides_them(name: str) -> None:
     config, plan = resolved(**PROCESSES, parallel__tensor=2, **{f"parallel.{name}": 2})
-    with pytest.raises(
-        CapabilityError, match=rf'^\[parallel\] {name} = 2: backend component "torch".* "backend\.{name}"\.'
-    ):
-        check_layout(config, plan)
+    message = rf'^\[parallel\] {name} = 2: backend component "torch".* does not provide "backend\.{name}"\.'
+    with pytest.raises(CapabilityError, match=message) as caught:
+        check_layout(config, providing(plan, "backend"))
+    assert caught.value.hint
     check_layout(config, providing(plan, "backend", f"backend.{name}"))
+
+
+def test_the_backend_torch_divides_experts_and_has_no_stages() -> None:
+    check_layout(*resolved(**PROCESSES, parallel__tensor=2, parallel__expert=2))
+    with pytest.raises(CapabilityError, match="pipeline"):
+        check_layout(*resolved(**PROCESSES, parallel__pipeline=2))
 
 
 def test_copies_are_refused_while_no_front_end_starts_them() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from support.backends.families import save_family
 from support.parallel_requests import PARAMS, PROMPTS
 from trencadis import LLM, SamplingParams
 from trencadis.records import BeamSearchParams
@@ -104,3 +105,30 @@ def test_numbers_in_8_bits_are_as_near_on_two_ranks_as_on_one(one_rank):
     (_, alone), (_, together) = answers(**config), answers(**TWO_RANKS, **config)
     error, expected = (float(np.abs(one - scores).mean()) for one in (together, alone))
     assert 0 < error <= 1.5 * expected
+
+
+@pytest.mark.slow
+def test_whole_experts_on_two_ranks_say_what_one_rank_does(tmp_path):
+    path = save_family("mixtral", tmp_path)
+    config = {
+        **SMALL,
+        "model.path": str(path),
+        "model.tokenizer": "none",
+        "model.dtype": "float32",
+        "cache.num_blocks": 12,
+        "engine.preemption": "swap",
+        "speculation.name": "ngram",
+    }
+    prompts = [[3, 9, 27, 5, 3, 9, 27], list(range(40))]
+    kinds = [
+        {"temperature": 0.0, "logprobs": 2},
+        {"temperature": 0.9, "seed": 3, "n": 2},
+        {"temperature": 0.0, "repetition_penalty": 1.2},
+    ]
+    params = [SamplingParams(max_tokens=12, ignore_eos=True, **kind) for kind in kinds]
+    found = []
+    for layout in ({}, {**TWO_RANKS, "parallel.expert": 2}):
+        with LLM(**config, **layout) as llm:
+            outputs = [llm.generate(prompts, one) for one in params]
+        found.append([[one.token_ids for one in output.outputs] for each in outputs for output in each])
+    assert found[0] == found[1]

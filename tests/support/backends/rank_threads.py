@@ -40,7 +40,7 @@ from trencadis.records import (
     WarmUpReport,
 )
 
-__all__ = ["Forbidden", "RankedBackend", "Ranks", "ThreadCollective", "make_groups"]
+__all__ = ["Forbidden", "RankedBackend", "Ranks", "ThreadCollective", "make_groups", "ranked_backend"]
 
 TIMEOUT_S = 120.0
 
@@ -139,10 +139,11 @@ class Ranks:
     Args:
         make: From a rank's groups to what is called, in that rank's thread.
         size: Ranks.
+        expert: Over which whole experts are divided.
     """
 
-    def __init__(self, make: Callable[[RankGroups], Any], size: int) -> None:
-        self.groups = make_groups(size)
+    def __init__(self, make: Callable[[RankGroups], Any], size: int, *, expert: int = 1) -> None:
+        self.groups = make_groups(size, expert=expert)
         self._threads = [ThreadPoolExecutor(1) for _ in range(size)]
         self.all = self._on_each(lambda rank: make(self.groups[rank]))
 
@@ -183,19 +184,20 @@ class RankedBackend(Backend):
     Args:
         make: Of one rank, before it joins.
         size: Ranks.
+        expert: Over which whole experts are divided.
 
     Attributes:
         ranks: To call.
     """
 
-    def __init__(self, make: Callable[[], Backend], size: int) -> None:
+    def __init__(self, make: Callable[[], Backend], size: int, *, expert: int = 1) -> None:
         def join(groups: RankGroups) -> Backend:
             backend = make()
             full = cast("SupportsRanks", backend)
             full.join(groups)
             return backend
 
-        self.ranks = Ranks(join, size)
+        self.ranks = Ranks(join, size, expert=expert)
 
     @property
     def capabilities(self) -> BackendCapabilities:
@@ -203,7 +205,9 @@ class RankedBackend(Backend):
         return attrs.evolve(self.ranks.all[0].capabilities, layerwise_kv=False)
 
     def load(self, source: ModelSource, *, sampler: Sampler) -> ModelFacts:
-        facts = self.ranks.call(lambda rank: rank.load(source, sampler=sampler if rank is self.ranks.all[0] else Forbidden()))
+        facts = self.ranks.call(
+            lambda rank: rank.load(source, sampler=sampler if rank is self.ranks.all[0] else Forbidden())
+        )
         assert len({one.identity for one in facts}) == 1, "ranks have models of different identity"
         assert len({one.num_parameters for one in facts}) == 1
         return facts[0]
@@ -248,7 +252,10 @@ class _RankedStep:
     def wait(self) -> StepOutput:
         first, *others = (step.wait() for step in self._steps)
         for one in others:
-            assert not len(one.token_ids) and not one.num_emitted.any() and not one.logprobs and not one.prompt_logprobs
+            assert not len(one.token_ids)
+            assert not one.num_emitted.any()
+            assert not one.logprobs
+            assert not one.prompt_logprobs
             assert len(one.num_emitted) == len(first.num_emitted)
         return first
 
@@ -266,3 +273,12 @@ class Forbidden(Sampler):
 
     def sample(self, logits: torch.Tensor, context: SamplingContext) -> Sampled:
         raise AssertionError("a rank that does not sample calls its sampler")
+
+
+def ranked_backend(size: int, **options: Any) -> RankedBackend:
+    """Return a backend ``torch`` of several ranks, for engines that name it by this path."""
+    from trencadis.clock import SystemClock
+    from trencadis_torch.backend import TorchBackend
+    from trencadis_torch.config import TorchConfig
+
+    return RankedBackend(lambda: TorchBackend(TorchConfig(device="cpu", **options), clock=SystemClock()), size)

@@ -1,4 +1,4 @@
-"""Backends of ranks in processes of their own that fail when a prompt begins with one token."""
+"""Ranks in processes of their own without sums between them, and backends that fail when a prompt begins with one token."""
 
 from __future__ import annotations
 
@@ -6,10 +6,20 @@ import os
 import signal
 from pathlib import Path
 
+from trencadis.errors import CollectiveError
+from trencadis.interfaces import BackendCapabilities
+from trencadis_plugins.executor.processes import ProcessesExecutor
 from trencadis_testing.executor_fakes import TellingBackend
 from trencadis_testing.fakes import FakeBackend
 
 DEADLY = 90
+
+
+class WithoutSums(ProcessesExecutor):
+    """Connects its ranks with the engine only: each computes everything, as fakes do. Importing torch would take their seconds."""
+
+    def _new_groups(self, capabilities: BackendCapabilities) -> None:
+        """Make none."""
 
 
 class OneSided(TellingBackend):
@@ -18,6 +28,15 @@ class OneSided(TellingBackend):
     def submit(self, batch):
         if self._rank == 1 and any(start.token_ids[0] == DEADLY for start in batch.row_starts):
             raise RuntimeError("rank 1 alone")
+        return super().submit(batch)
+
+
+class WaitsInVain(TellingBackend):
+    """Raises on rank 0, for which the other one has waited."""
+
+    def submit(self, batch):
+        if any(start.token_ids[0] == DEADLY for start in batch.row_starts):
+            raise CollectiveError("rank 0 did not come") if self._rank else RuntimeError("rank 0 alone")
         return super().submit(batch)
 
 

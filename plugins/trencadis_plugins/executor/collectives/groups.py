@@ -22,11 +22,12 @@ from trencadis.errors import CollectiveError
 from trencadis.interfaces import Collective
 from trencadis_plugins.executor.collectives.group_memory import GroupMemory, RankProgress
 from trencadis_plugins.executor.collectives.segment import Layout, Segment, remove_leftovers
+from trencadis_plugins.executor.collectives.waiting import Futex
 
-__all__ = ["KINDS", "GroupAddress", "GroupOwner", "create_group", "open_group"]
+__all__ = ["KINDS", "GroupAddress", "GroupOwner", "create_group", "open_group", "require_members"]
 
 KINDS: Final = ("shared_memory", "gloo", "nccl", "hccl")
-MOST_RANKS: Final = 64
+MOST_RANKS: Final = 32
 """Of a group in shared memory."""
 _NUMBERS: Final = itertools.count()
 
@@ -72,7 +73,11 @@ class GroupOwner(ABC):
 
     @abstractmethod
     def subgroup(self, members: tuple[int, ...]) -> GroupOwner:
-        """Return a group of some of these ranks, in ascending order; it is unlinked with this one."""
+        """Return a group of some of these ranks, in ascending order; it is unlinked with this one.
+
+        Raises:
+            CollectiveError: They are not in this group, or not in order.
+        """
 
     @abstractmethod
     def progress(self) -> tuple[RankProgress, ...]:
@@ -85,6 +90,16 @@ class GroupOwner(ABC):
     @abstractmethod
     def unlink(self) -> None:
         """Remove what is left in the file system; ranks that have opened the group go on. May be called twice."""
+
+
+def require_members(members: tuple[int, ...], size: int) -> None:
+    """Raise unless ranks are some of a group's, in ascending order.
+
+    Raises:
+        CollectiveError: They are not.
+    """
+    if not members or list(members) != sorted(set(members) & set(range(size))):
+        raise CollectiveError(f"A subgroup has some of the ranks 0 to {size - 1}, in ascending order, not {members}.")
 
 
 def create_group(
@@ -101,7 +116,7 @@ def create_group(
         host: By which ranks on other machines reach this one; empty: all ranks are here. Not for shared memory.
 
     Raises:
-        BackendError: There is no room in shared memory.
+        BackendError: There is no room in shared memory, or the system has none.
         CollectiveError: There is no such kind, or a group of that kind cannot have so many ranks.
     """
     _require_kind(kind)
@@ -120,7 +135,7 @@ def create_group(
         return _AloneOwner(address)
     if kind == "shared_memory":
         return _SharedMemoryOwner(address)
-    from trencadis_plugins.executor.collectives.meeting import StoreOwner
+    from trencadis_plugins.executor.collectives.stores import StoreOwner
 
     return StoreOwner(address, host=host)
 
@@ -169,6 +184,7 @@ class _AloneOwner(GroupOwner):
         return attrs.evolve(self._address, rank=rank)
 
     def subgroup(self, members: tuple[int, ...]) -> GroupOwner:
+        require_members(members, 1)
         return self
 
     def progress(self) -> tuple[RankProgress, ...]:
@@ -192,8 +208,9 @@ class _SharedMemoryOwner(GroupOwner):
         self.size = address.size
         name = f"trencadis-{os.getpid()}-{address.generation}-g{next(_NUMBERS)}"
         self._address = attrs.evolve(address, name=name)
+        Futex(0)  # which says where this cannot work
         remove_leftovers()
-        self._segment = Segment.create(name, Layout(address.size))
+        self._segment = Segment.create(name, Layout.of(address.size))
         self._memory = GroupMemory(self._segment)
         self._subgroups: list[GroupOwner] = []
 
@@ -202,7 +219,9 @@ class _SharedMemoryOwner(GroupOwner):
 
     def subgroup(self, members: tuple[int, ...]) -> GroupOwner:
         """Make a segment of its own: ranks that are in no call of a subgroup are not waited for there."""
-        address = attrs.evolve(self._address, size=len(members), members=members)
+        require_members(members, self.size)
+        chosen = tuple((self._address.members or range(self.size))[member] for member in members)
+        address = attrs.evolve(self._address, size=len(members), members=chosen)
         made = _AloneOwner(attrs.evolve(address, name="")) if len(members) == 1 else _SharedMemoryOwner(address)
         self._subgroups.append(made)
         return made

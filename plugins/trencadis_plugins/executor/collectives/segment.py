@@ -30,7 +30,7 @@ __all__ = [
     "DIRECTORY",
     "ENDED",
     "FIRST_STAMP",
-    "LETTERS",
+    "MAILBOX_SLOTS",
     "REASON_BYTES",
     "Layout",
     "Segment",
@@ -48,7 +48,7 @@ ABORT: Final = _LINE
 """Offset of the abort word: 0, or 1 + the rank that ended the group; u32."""
 REASON_BYTES: Final = 500
 """Of a rank's reason to abort, at most."""
-LETTERS: Final = 4
+MAILBOX_SLOTS: Final = 4
 """Slots of a mailbox."""
 _RANK_BYTES: Final = 1024
 _BOX_BYTES: Final = 256
@@ -59,6 +59,13 @@ ENDED: Final = 2**31
 """Value of all stamps once a group was aborted; no stamp has it otherwise."""
 
 
+_MOST_SLOT_BYTES: Final = 2**20
+_SLOTS_BYTES: Final = 8 * 2**20
+_MOST_MAILBOX_SLOT_BYTES: Final = 64 * 1024
+_MAILBOXES_BYTES: Final = 16 * 2**20
+"""Of all ranks together: containers have 64 MiB of shared memory, if nothing else was said, and a replica has several groups."""
+
+
 @attrs.frozen
 class Layout:
     """Where things are in a segment, in bytes from its beginning.
@@ -66,12 +73,23 @@ class Layout:
     Attributes:
         size: Ranks.
         slot_bytes: Of each of a rank's two slots for collectives, a multiple of 4096.
-        letter_bytes: Of each slot of a mailbox, a multiple of 4096.
+        mailbox_slot_bytes: Of each slot of a mailbox, a multiple of 4096.
     """
 
     size: int
-    slot_bytes: int = 512 * 1024
-    letter_bytes: int = 64 * 1024
+    slot_bytes: int
+    mailbox_slot_bytes: int
+
+    @classmethod
+    def of(cls, size: int) -> Layout:
+        """Return the layout of a group: slots of 1 MiB for up to four ranks, and no more than 24 MiB and the words for any number.
+
+        Sums of 1 and 8 MiB between two ranks took a tenth to a quarter less CPU time with slots of 1 MiB than with 512 KiB, and half
+        of that with 128 KiB. Pure.
+        """
+        slots = min(_MOST_SLOT_BYTES, _SLOTS_BYTES // (2 * size))
+        mailbox_slots = min(_MOST_MAILBOX_SLOT_BYTES, _MAILBOXES_BYTES // (MAILBOX_SLOTS * size * max(1, size - 1)))
+        return cls(size, _whole_pages(slots), _whole_pages(mailbox_slots))
 
     def arrived(self, rank: int) -> int:
         """Return the stamp of the latest chunk that a rank put into its slot; u32."""
@@ -98,32 +116,32 @@ class Layout:
         return self.arrived(rank) + 8 * _LINE
 
     def head(self, source: int, target: int) -> int:
-        """Return the stamp of the latest letter that was put into a mailbox; u32."""
+        """Return the stamp of the latest chunk that was put into a mailbox; u32."""
         place = source * (self.size - 1) + target - (target > source)
         return self.arrived(self.size + 1) + place * _BOX_BYTES
 
     def tail(self, source: int, target: int) -> int:
-        """Return the stamp of the latest letter that was taken out of a mailbox; u32."""
+        """Return the stamp of the latest chunk that was taken out of a mailbox; u32."""
         return self.head(source, target) + _LINE
 
-    def label(self, source: int, target: int, letter: int) -> int:
-        """Return what a letter is of; two u64."""
-        return self.head(source, target) + 2 * _LINE + 16 * (letter % LETTERS)
+    def message_header(self, source: int, target: int, stamp: int) -> int:
+        """Return what the chunk in a mailbox's slot is of; two u64."""
+        return self.head(source, target) + 2 * _LINE + 16 * (stamp % MAILBOX_SLOTS)
 
     def slot(self, rank: int, parity: int) -> int:
         """Return a rank's slot."""
         return self._slots + (2 * rank + parity) * self.slot_bytes
 
-    def letter(self, source: int, target: int, letter: int) -> int:
+    def mailbox_slot(self, source: int, target: int, stamp: int) -> int:
         """Return a slot of a mailbox."""
         place = source * (self.size - 1) + target - (target > source)
         first = self._slots + 2 * self.size * self.slot_bytes
-        return first + (place * LETTERS + letter % LETTERS) * self.letter_bytes
+        return first + (place * MAILBOX_SLOTS + stamp % MAILBOX_SLOTS) * self.mailbox_slot_bytes
 
     @property
     def num_bytes(self) -> int:
         """Size of the file."""
-        return self.letter(self.size, 1, 0) if self.size > 1 else self._slots + 2 * self.slot_bytes
+        return self.mailbox_slot(self.size, 1, 0) if self.size > 1 else self._slots + 2 * self.slot_bytes
 
     @property
     def stamps(self) -> tuple[int, ...]:
@@ -170,7 +188,7 @@ class Segment:
             # Not a hole, which would be a bus error when it is written to and there is no room.
             os.posix_fallocate(descriptor, 0, layout.num_bytes)
             mapping = mmap.mmap(descriptor, layout.num_bytes)
-            _HEAD.pack_into(mapping, 0, _MAGIC, layout.size, 0, layout.slot_bytes, layout.letter_bytes)
+            _HEAD.pack_into(mapping, 0, _MAGIC, layout.size, 0, layout.slot_bytes, layout.mailbox_slot_bytes)
             words = memoryview(mapping).cast("I")
             for place in layout.stamps:
                 words[place // 4] = FIRST_STAMP
@@ -182,7 +200,9 @@ class Segment:
             mib = layout.num_bytes / 2**20
             raise BackendError(
                 f"{directory / name}, shared memory of {layout.size} ranks, {mib:.1f} MiB, cannot be made: {error.strerror}.",
-                hint=f"Make {directory} larger (docker run --shm-size)." if error.errno == errno.ENOSPC else "",
+                hint=f"Make {directory} larger (docker run --shm-size)."
+                if error.errno == errno.ENOSPC
+                else 'Use the collectives "gloo" if this cannot be mended.',
             ) from error
         return cls(layout, mapping, descriptor, directory / name)
 
@@ -199,11 +219,11 @@ class Segment:
                 mapping = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0))
         except OSError as error:
             raise CollectiveError(f"{path}, the group's shared memory, cannot be opened: {error.strerror}.") from error
-        magic, found, _, slot_bytes, letter_bytes = _HEAD.unpack_from(mapping)
+        magic, found, _, slot_bytes, mailbox_slot_bytes = _HEAD.unpack_from(mapping)
         if magic != _MAGIC or found != size:
             said = f"of {found} ranks" if magic == _MAGIC else "no memory of a group"
             raise CollectiveError(f"{path} is {said}; this rank expects a group of {size}.")
-        return cls(Layout(size, slot_bytes, letter_bytes), mapping)
+        return cls(Layout(size, slot_bytes, mailbox_slot_bytes), mapping)
 
     def unlink(self) -> None:
         """Remove the name, and the owner's lock; ranks that have it mapped go on. May be called twice."""
@@ -212,6 +232,10 @@ class Segment:
             with contextlib.suppress(FileNotFoundError):
                 self._path.unlink()
             os.close(descriptor)
+
+
+def _whole_pages(num_bytes: int) -> int:
+    return max(1, num_bytes // 4096) * 4096
 
 
 def _link(descriptor: int, path: Path) -> None:

@@ -22,7 +22,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from typing import Final, TypeVar
 
 import torch
 
@@ -30,11 +30,13 @@ from trencadis.errors import CollectiveError
 from trencadis.interfaces import Collective
 from trencadis_plugins.executor.collectives.group_memory import CALLS, GroupMemory, RankProgress
 from trencadis_plugins.executor.collectives.processes import this_process
-from trencadis_plugins.executor.collectives.segment import ABORT, FIRST_STAMP, LETTERS, Segment
+from trencadis_plugins.executor.collectives.segment import ABORT, FIRST_STAMP, MAILBOX_SLOTS, Segment
 from trencadis_plugins.executor.collectives.sums import ordered_sum, require_summable
 from trencadis_plugins.executor.collectives.waiting import Patience
 
 __all__ = ["SharedMemoryCollective"]
+
+T = TypeVar("T")
 
 _MASK: Final = 2**31 - 1
 _HALF: Final = 2**30
@@ -65,7 +67,7 @@ class SharedMemoryCollective(Collective):
     Args:
         segment: Of the group; not used elsewhere in this process.
         rank: Place in the group.
-        timeout_s: For which a rank waits for another, in each chunk of 512 KiB.
+        timeout_s: For which a rank waits for another, in each chunk of a call.
         patience: For how long it looks before it sleeps.
 
     Raises:
@@ -79,7 +81,8 @@ class SharedMemoryCollective(Collective):
         self._timeout_s = timeout_s
         self._patience = patience
         self._memory: GroupMemory | None = GroupMemory(segment)
-        self._bytes: torch.Tensor | None = torch.frombuffer(segment.mapping, dtype=torch.uint8)
+        with torch.inference_mode(False):  # what is made in that mode cannot be written to outside
+            self._bytes: torch.Tensor | None = torch.frombuffer(segment.mapping, dtype=torch.uint8)
         self._layout = layout
         self._others = tuple(other for other in range(self.size) if other != rank)
         self._arrived = tuple(layout.arrived(other) for other in range(self.size))
@@ -107,10 +110,7 @@ class SharedMemoryCollective(Collective):
         """Return the tensors of all ranks along the last dimension."""
         if tensor.dim() == 0:
             raise CollectiveError("all_gather needs a tensor of at least one dimension.")
-        shape = tensor.shape
-        out = tensor.new_empty((*shape[:-1], self.size * shape[-1]))
-        self._run(_GATHER, tensor, lambda part: self._gather(part, out), detail=shape[-1])
-        return out
+        return self._run(_GATHER, tensor, self._gather, detail=tensor.shape[-1])
 
     def broadcast(self, tensor: torch.Tensor, *, source: int = 0) -> None:
         """Overwrite a tensor with that of one rank; the source returns when its last chunks are in its slots."""
@@ -119,7 +119,7 @@ class SharedMemoryCollective(Collective):
         self._run(_BROADCAST, tensor, lambda part: self._broadcast(part, source), detail=source)
 
     def send(self, tensor: torch.Tensor, *, target: int) -> None:
-        """Put a tensor into the mailbox of this pair, which holds 256 KiB; waits while it is full."""
+        """Put a tensor into the mailbox of this pair, which holds four chunks; waits while it is full."""
         self._require_other(target, "send to")
         self._run(_SEND, tensor, lambda part: self._send(part, target), detail=target)
 
@@ -158,11 +158,9 @@ class SharedMemoryCollective(Collective):
 
     # ------------------------------------------------------------------------------------------------- chunks
 
-    def _run(self, call: int, tensor: torch.Tensor, work: Callable[[torch.Tensor], object], detail: int = 0) -> None:
+    def _run(self, call: int, tensor: torch.Tensor, work: Callable[[torch.Tensor], T], detail: int = 0) -> T:
         """Make a call; whatever leaves it halfway ends the group, for its stamps are no longer those of the others."""
         memory = self._open()
-        if memory.words[ABORT // 4]:
-            raise CollectiveError(memory.ended())
         if tensor.device.type != "cpu":
             raise CollectiveError(f"Collectives in shared memory take tensors of the CPU, not of {tensor.device}.")
         code = _CODES.get(tensor.dtype)
@@ -174,7 +172,7 @@ class SharedMemoryCollective(Collective):
         self._what = (_SEND if call == _RECEIVE else call) | code << 8 | num_bytes << 16, detail
         memory.begin(self.rank, self._num_calls, call, num_bytes)
         try:
-            work(tensor)
+            return work(tensor)
         except CollectiveError:
             raise
         except BaseException as error:
@@ -205,19 +203,18 @@ class SharedMemoryCollective(Collective):
         for rank, slot in enumerate(slots):
             flat[ends[rank] : ends[rank + 1]] = slot.view(-1)[ends[rank] : ends[rank + 1]]
 
-    def _gather(self, tensor: torch.Tensor, out: torch.Tensor) -> None:
-        if tensor.numel() == 0:
-            self._meet()
-            return
+    def _gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        most = self._layout.slot_bytes // tensor.element_size()
+        if tensor.numel() <= most:
+            return torch.cat(self._meet(tensor), dim=-1)
         width = tensor.shape[-1]
         rows = tensor.reshape(-1, width)
-        whole = out.view(-1, self.size, width)
-        for number, (of_rows, of_columns) in enumerate(
-            _rectangles(rows.shape[0], width, self._layout.slot_bytes // tensor.element_size())
-        ):
+        out = tensor.new_empty((rows.shape[0], self.size, width))
+        for number, (of_rows, of_columns) in enumerate(_rectangles(rows.shape[0], width, most)):
             slots = self._meet(rows[of_rows, of_columns], is_first=not number)
             for rank, slot in enumerate(slots):
-                whole[of_rows, rank, of_columns] = slot
+                out[of_rows, rank, of_columns] = slot
+        return out.view((*tensor.shape[:-1], self.size * width))
 
     def _broadcast(self, tensor: torch.Tensor, source: int) -> None:
         for number, piece in enumerate(_pieces(tensor, self._layout.slot_bytes)):
@@ -281,36 +278,37 @@ class SharedMemoryCollective(Collective):
     def _view(self, place: int, like: torch.Tensor) -> torch.Tensor:
         """Return bytes of the segment as a tensor of a shape and dtype."""
         assert self._bytes is not None
-        return self._bytes[place : place + like.numel() * like.element_size()].view(like.dtype).view(like.shape)
+        with torch.inference_mode(False):
+            return self._bytes[place : place + like.numel() * like.element_size()].view(like.dtype).view(like.shape)
 
     # ------------------------------------------------------------------------------------------------- messages
 
     def _send(self, tensor: torch.Tensor, target: int) -> None:
         memory, layout = self._open(), self._layout
-        for number, piece in enumerate(_pieces(tensor.contiguous(), layout.letter_bytes)):
+        for number, piece in enumerate(_pieces(tensor.contiguous(), layout.mailbox_slot_bytes)):
             stamp = (self._heads[target] + 1) & _MASK
             free = {target: layout.tail(self.rank, target)}
-            self._await(memory, (target,), free, (stamp - LETTERS) & _MASK)
-            label = layout.label(self.rank, target, stamp) // 8
-            memory.longs[label], memory.longs[label + 1] = self._what[0], number
-            self._view(layout.letter(self.rank, target, stamp), piece).copy_(piece)
+            self._await(memory, (target,), free, (stamp - MAILBOX_SLOTS) & _MASK)
+            message_header = layout.message_header(self.rank, target, stamp) // 8
+            memory.longs[message_header], memory.longs[message_header + 1] = self._what[0], number
+            self._view(layout.mailbox_slot(self.rank, target, stamp), piece).copy_(piece)
             self._heads[target] = stamp
             self._write_stamp(memory, layout.head(self.rank, target), stamp)
 
     def _receive(self, tensor: torch.Tensor, source: int) -> None:
         memory, layout = self._open(), self._layout
-        for number, piece in enumerate(_pieces(tensor, layout.letter_bytes)):
+        for number, piece in enumerate(_pieces(tensor, layout.mailbox_slot_bytes)):
             stamp = (self._tails[source] + 1) & _MASK
             self._await(memory, (source,), {source: layout.head(source, self.rank)}, stamp)
-            label = layout.label(source, self.rank, stamp) // 8
-            sent = memory.longs[label], memory.longs[label + 1]
+            message_header = layout.message_header(source, self.rank, stamp) // 8
+            sent = memory.longs[message_header], memory.longs[message_header + 1]
             if sent != (self._what[0], number):
                 self._fail(
                     memory,
                     f"Rank {source} sent rank {self.rank} {_described(sent[0], None)}, and rank {self.rank} expects "
                     f"{_described(self._what[0], None)}.",
                 )
-            piece.copy_(self._view(layout.letter(source, self.rank, stamp), piece))
+            piece.copy_(self._view(layout.mailbox_slot(source, self.rank, stamp), piece))
             self._tails[source] = stamp
             self._write_stamp(memory, layout.tail(source, self.rank), stamp)
 

@@ -42,15 +42,16 @@ class Groups:
         layout: Of the replica.
         generation: Counts starts.
         timeout_s: For which a rank waits for another, seconds.
+        host: By which ranks on other machines reach this one; empty: all are here.
 
     Raises:
         BackendError: There is no room in shared memory.
         CollectiveError: There is no such kind.
     """
 
-    def __init__(self, kind: str, layout: ParallelLayout, *, generation: int, timeout_s: float) -> None:
+    def __init__(self, kind: str, layout: ParallelLayout, *, generation: int, timeout_s: float, host: str = "") -> None:
         self._layout = layout
-        self._world = create_group(kind, size=layout.num_ranks, generation=generation, timeout_s=timeout_s)
+        self._world = create_group(kind, size=layout.num_ranks, generation=generation, timeout_s=timeout_s, host=host)
         self._stages: list[GroupOwner] = []
         if layout.pipeline > 1:
             for stage in range(layout.pipeline):

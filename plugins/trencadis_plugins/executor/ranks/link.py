@@ -1,4 +1,4 @@
-"""Messages between an engine and a rank, over a pair of connected sockets.
+"""Messages between an engine and a rank, over a pair of connected sockets, of one machine or of two.
 
     length (4 bytes)   kind (1 byte)   number (8 bytes)   payload
 
@@ -20,7 +20,8 @@ __all__ = ["Kind", "LinkClosedError", "RankLink"]
 
 _HEADER: Final = struct.Struct("<IBQ")
 _MAX_BYTES: Final = 2**32 - 1
-_READ_BYTES: Final = 1 << 18
+_READ_BYTES: Final = 1 << 13, 1 << 22
+"""At least and at most in one read: a buffer of that size is made for each."""
 
 
 class Kind(enum.IntEnum):
@@ -35,6 +36,8 @@ class Kind(enum.IntEnum):
     ERROR = 4
     PROGRESS = 5
     """Numbers of buckets that are prepared and of all, while a ``CALL`` runs."""
+    BEAT = 6
+    """Sent every second by ranks on other machines while they have something to answer."""
 
 
 class LinkClosedError(Exception):
@@ -50,6 +53,8 @@ class RankLink:
 
     def __init__(self, end: socket.socket) -> None:
         end.setblocking(False)
+        if end.family != socket.AF_UNIX:
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             end.setsockopt(socket.SOL_SOCKET, option, 1 << 22)  # the kernel takes what it allows
         self._socket = end
@@ -109,7 +114,7 @@ class RankLink:
         message = self._take()
         while message is None:
             try:
-                part = self._socket.recv(_READ_BYTES)
+                part = self._socket.recv(self._num_expected())
             except BlockingIOError:
                 return None
             except ConnectionError as error:
@@ -128,6 +133,14 @@ class RankLink:
     def close(self) -> None:
         """Close the socket; may be called twice."""
         self._socket.close()
+
+    def _num_expected(self) -> int:
+        """Return how many bytes to read: the rest of a message whose head has come."""
+        least, most = _READ_BYTES
+        if len(self._received) < _HEADER.size:
+            return least
+        length, _, _ = _HEADER.unpack_from(self._received)
+        return min(most, max(least, length - len(self._received)))
 
     def _take(self) -> tuple[Kind, int, bytes] | None:
         received = self._received

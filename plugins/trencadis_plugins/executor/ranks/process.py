@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
 import signal
 import socket
 import subprocess
 import sys
-import traceback
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import attrs
+from trencadis_plugins.executor.ranks.link import RankLink
+from trencadis_plugins.executor.ranks.rank import Rank
 
-from trencadis.interfaces import Backend, Sampler
-from trencadis_plugins.executor.ranks.link import Kind, RankLink
-
-__all__ = ["DUMP_SIGNAL", "RankProcess", "RemoteError", "StartRank"]
+__all__ = ["DUMP_SIGNAL", "RankProcess"]
 
 DUMP_SIGNAL: Final = getattr(signal, "SIGUSR1", None)
 """Has a rank write the stacks of all its threads to standard error, whatever holds Python's lock."""
@@ -27,45 +22,14 @@ DUMP_SIGNAL: Final = getattr(signal, "SIGUSR1", None)
 _PATIENCE_S: Final = 2.0
 
 
-@attrs.frozen(kw_only=True)
-class StartRank:
-    """What a rank's process needs to load its share of a model; every value can be pickled.
-
-    Attributes:
-        rank: Which.
-        make_backend: See ``Executor.start``.
-        make_sampler: See ``Executor.start``.
-        is_output: Whether its output counts; the log of the others has warnings and errors only.
-    """
-
-    rank: int
-    make_backend: Callable[[int], Backend]
-    make_sampler: Callable[[int], Sampler]
-    is_output: bool
-
-
-class RemoteError(Exception):
-    """What raised in another process; its text is the traceback there."""
-
-    @classmethod
-    def of(cls, error: BaseException) -> RemoteError:
-        """Return the traceback of an error as one that can be sent."""
-        return cls("".join(traceback.format_exception(error)).rstrip())
-
-
-class RankProcess:
-    """A child process with one rank. Used by one thread at a time.
+class RankProcess(Rank):
+    """A child process with one rank.
 
     Args:
         rank: Which.
-
-    Attributes:
-        rank: As given.
-        link: For messages.
     """
 
     def __init__(self, rank: int) -> None:
-        self.rank = rank
         own, other = socket.socketpair()
         with other:
             self._child = subprocess.Popen(
@@ -75,23 +39,15 @@ class RankProcess:
                 pass_fds=(other.fileno(),),
                 start_new_session=True,
             )
-        self.link = RankLink(own)
+        super().__init__(rank, RankLink(own))
 
     @property
     def pid(self) -> int:
         """Process id."""
         return self._child.pid
 
-    def call(self, number: int, name: str, arguments: dict[str, Any]) -> None:
-        """Ask for a method; the answer comes through the link.
-
-        Raises:
-            LinkClosedError: It has ended.
-        """
-        self.link.send(Kind.CALL, number, pickle.dumps((name, arguments), protocol=5))
-
-    def is_stopped(self) -> bool:
-        """Return whether a signal has stopped it; it then does nothing at all."""
+    def is_stopped(self, now_s: float) -> bool:
+        """Return whether a signal has stopped it."""
         try:
             status = Path(f"/proc/{self.pid}/stat").read_text()
         except OSError:
@@ -117,11 +73,6 @@ class RankProcess:
         except ValueError:
             name = f"signal {-code}"
         return f"was killed by {name}{'; often the kernel ran out of memory' if code == -signal.SIGKILL else ''}"
-
-    def wait(self, timeout_s: float) -> None:
-        """Wait for its end, for some seconds at most."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._child.wait(timeout_s)
 
     def kill(self) -> None:
         """End it and what it started, at once; may be called twice."""

@@ -2,25 +2,10 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 import transformers  # noqa: F401 - its lazy imports are not made for several threads at once
 
 from support.backends.rank_threads import RankedBackend, Ranks
-from trencadis_torch.parallel import loading
-
-
-@pytest.fixture(autouse=True)
-def whole_models_one_by_one(monkeypatch):
-    """Ranks are threads here: ``from_pretrained`` exchanges functions of classes meanwhile, and two at once put back the wrong ones."""
-    lock, load_whole = threading.Lock(), loading.load_whole
-
-    def load(files):
-        with lock:
-            return load_whole(files)
-
-    monkeypatch.setattr(loading, "load_whole", load)
 
 
 @pytest.fixture
@@ -28,8 +13,8 @@ def ranks():
     """``ranks(make, size)`` calls something on each of several ranks."""
     made = []
 
-    def start(make, size):
-        made.append(Ranks(make, size))
+    def start(make, size, **layout):
+        made.append(Ranks(make, size, **layout))
         return made[-1]
 
     yield start
@@ -42,8 +27,8 @@ def ranked():
     """``ranked(make, size)`` is a backend of several ranks."""
     made = []
 
-    def start(make, size):
-        made.append(RankedBackend(make, size))
+    def start(make, size, **layout):
+        made.append(RankedBackend(make, size, **layout))
         return made[-1]
 
     yield start

@@ -8,7 +8,9 @@ from trencadis.errors import ModelLoadError
 from trencadis_torch.parallel.heads import Heads, LocalConfig, set_local_heads
 
 
-@pytest.mark.parametrize(("num_heads", "num_kv_heads", "size"), [(8, 8, 4), (8, 4, 2), (8, 2, 4), (8, 2, 8), (4, 1, 4), (6, 2, 2)])
+@pytest.mark.parametrize(
+    ("num_heads", "num_kv_heads", "size"), [(8, 8, 4), (8, 4, 2), (8, 2, 4), (8, 2, 8), (4, 1, 4), (6, 2, 2)]
+)
 def test_every_query_head_finds_its_kv_head_on_its_rank(num_heads, num_kv_heads, size):
     groups = num_heads // num_kv_heads
     seen = []
@@ -44,10 +46,16 @@ def test_a_local_configuration_follows_the_whole_one_in_all_else():
 
 def test_attributes_that_mean_heads_are_set_and_others_left():
     config = SimpleNamespace(num_attention_heads=8, num_key_value_heads=4, hidden_size=64)
-    module = SimpleNamespace(num_heads=8, num_key_value_heads=4, num_key_value_groups=2, head_dim=8, split_size=64, config=config)
+    module = SimpleNamespace(
+        num_heads=8, num_key_value_heads=4, num_key_value_groups=2, head_dim=8, split_size=64, config=config
+    )
     heads = Heads.of(8, 4, rank=1, size=8, what="m")
     set_local_heads(module, heads, num_heads=8, num_kv_heads=4)
     assert (module.num_heads, module.num_key_value_heads, module.num_key_value_groups) == (1, 1, 1)
     assert (module.head_dim, module.split_size) == (8, 8)
-    assert (module.config.num_attention_heads, module.config.num_key_value_heads, module.config.hidden_size) == (1, 1, 64)
+    assert (module.config.num_attention_heads, module.config.num_key_value_heads, module.config.hidden_size) == (
+        1,
+        1,
+        64,
+    )
     assert config.num_attention_heads == 8

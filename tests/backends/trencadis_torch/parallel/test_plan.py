@@ -56,7 +56,10 @@ def test_a_configured_name_that_is_not_in_the_model_is_refused():
 
 @pytest.mark.parametrize("suffix", ["toml", "json"])
 def test_a_plan_is_read_from_a_file(tmp_path, suffix):
-    plan, path = {"h.*.attn.c_attn": "packed_colwise_3", "lm_head": "colwise_gather_output"}, tmp_path / f"plan.{suffix}"
+    plan, path = (
+        {"h.*.attn.c_attn": "packed_colwise_3", "lm_head": "colwise_gather_output"},
+        tmp_path / f"plan.{suffix}",
+    )
     text = json.dumps(plan) if suffix == "json" else "".join(f'"{name}" = "{style}"\n' for name, style in plan.items())
     path.write_text(text)
     assert read_plan_file(str(path)) == plan

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
-import json
+import re
 import threading
+from pathlib import Path
 
 import attrs
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 from support.backends import tiny_encoders, tiny_models
-from support.backends.families import save_family
+from support.backends.families import SERVED, save_family
 from support.backends.rank_threads import Forbidden, make_groups
 from trencadis.clock import SystemClock
 from trencadis.errors import BackendError, CollectiveError, ConfigValueError, ModelLoadError, StepFailedError
@@ -24,56 +25,25 @@ from trencadis_torch.backend import TorchBackend
 from trencadis_torch.config import TorchConfig
 from trencadis_torch.linear.native import native
 from trencadis_torch.loading.self_check import paged_logits
+from trencadis_torch.parallel.modules import OwnExperts
 
 PLAN = AllocationPlan(num_blocks=60, block_size=4, num_rows=4, max_model_len=120, max_num_batched_tokens=64)
 PROMPTS = {0: tiny_models.prompt(19), 1: tiny_models.prompt(5, seed=1), 3: tiny_models.prompt(33, seed=2)}
 needs_native = pytest.mark.skipif(native() is None, reason="there is no C++ compiler on this machine")
 
-PLANS = {
-    "gpt2": {
-        "transformer.wte": "embedding_rowwise",
-        "lm_head": "colwise_gather_output",
-        "transformer.h.*.attn.c_attn": "packed_colwise_3",
-        "transformer.h.*.attn.c_proj": "rowwise",
-        "transformer.h.*.mlp.c_fc": "colwise",
-        "transformer.h.*.mlp.c_proj": "rowwise",
-    },
-    "opt": {
-        "model.decoder.embed_tokens": "embedding_rowwise",
-        "lm_head": "colwise_gather_output",
-        "model.decoder.layers.*.self_attn.q_proj": "colwise",
-        "model.decoder.layers.*.self_attn.k_proj": "colwise",
-        "model.decoder.layers.*.self_attn.v_proj": "colwise",
-        "model.decoder.layers.*.self_attn.out_proj": "rowwise",
-        "model.decoder.layers.*.fc1": "colwise",
-        "model.decoder.layers.*.fc2": "rowwise",
-    },
-    "gpt_oss": {
-        "model.layers.*.self_attn.q_proj": "colwise",
-        "model.layers.*.self_attn.k_proj": "colwise",
-        "model.layers.*.self_attn.v_proj": "colwise",
-        "model.layers.*.self_attn.sinks": "colwise",
-        "model.layers.*.self_attn.o_proj": "rowwise",
-        "model.layers.*.mlp.experts.gate_up_proj": "rowwise",
-        "model.layers.*.mlp.experts.gate_up_proj_bias": "rowwise",
-        "model.layers.*.mlp.experts.down_proj": "colwise",
-        "model.layers.*.mlp.experts.down_proj_bias": "first_rank",
-        "model.layers.*.mlp.experts": "moe_tp_experts",
-    },
-    "deepseek_v3": {
-        "model.layers.*.self_attn.q_b_proj": "colwise",
-        "model.layers.*.self_attn.kv_b_proj": "colwise",
-        "model.layers.*.self_attn.o_proj": "rowwise",
-    },
-}
+PAGE = (Path(__file__).parents[4] / "docs/do/parallel.md").read_text()
+PLANS = dict(
+    zip(("gpt2", "opt", "gpt_oss", "deepseek_v3"), re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL), strict=True)
+)
+"""Plans that the page shows."""
 
 
 def make(layout="ragged", **options):
     return TorchBackend(TorchConfig(device="cpu", layout=layout, **options), clock=SystemClock())
 
 
-def loaded(ranked, path, size, layout="ragged", plan=PLAN, **options):
-    backend = ranked(functools.partial(make, layout, **options), size)
+def loaded(ranked, path, size, layout="ragged", plan=PLAN, expert=1, **options):
+    backend = ranked(functools.partial(make, layout, **options), size, expert=expert)
     backend.load(ModelSource(path=str(path)), sampler=ArgmaxSampler())
     backend.allocate(plan)
     return backend
@@ -114,7 +84,7 @@ def four_kv_heads(tmp_path):
 
 
 class TestTwo(BackendConformance):
-    kind, size, layout, options = "gemma3", 2, "ragged", {}
+    kind, size, layout, expert, options = "gemma3", 2, "ragged", 1, {}
 
     @pytest.fixture(autouse=True)
     def _model(self, model_path, ranked):
@@ -122,7 +92,7 @@ class TestTwo(BackendConformance):
         self.source = ModelSource(path=str(self.path))
 
     def make(self):
-        return self._ranked(functools.partial(make, self.layout, **self.options), self.size)
+        return self._ranked(functools.partial(make, self.layout, **self.options), self.size, expert=self.expert)
 
     def reference(self, prompt, num_tokens):
         return tiny_models.greedy_reference(self.path, prompt, num_tokens)
@@ -136,11 +106,17 @@ class TestTwoWithExperts(TestTwo):
     kind = "qwen3_moe"
 
 
+class TestTwoWithWholeExpertsPadded(TestTwo):
+    kind, expert, layout = "mixtral", 2, "padded"
+
+
 @pytest.mark.representatives(3)
 @pytest.mark.parametrize("layout", ["ragged", "padded"])
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("kind", [one for one in tiny_models.ARCHITECTURES if one != "gpt2"])
-def test_greedy_tokens_are_those_of_transformers_and_rows_are_the_same_everywhere(model_path, ranked, kind, size, layout):
+def test_greedy_tokens_are_those_of_transformers_and_rows_are_the_same_everywhere(
+    model_path, ranked, kind, size, layout
+):
     path = model_path(kind)
     expected = {row: tiny_models.greedy_reference(path, tokens, 12) for row, tokens in PROMPTS.items()}
     backend = loaded(ranked, path, size, layout, max_prefill_batch_size=2)
@@ -150,9 +126,15 @@ def test_greedy_tokens_are_those_of_transformers_and_rows_are_the_same_everywher
     assert all(torch.equal(one, rows[0]) for one in rows)
 
 
+WITHOUT_PLAN = {
+    *("biogpt", "bitnet", "ctrl", "gpt-sw3", "gpt2", "gpt_bigcode", "jetmoe", "modernbert-decoder", "opt", "persimmon"),
+}
+
+
+@pytest.mark.kept_in_ci(30)
 @pytest.mark.representatives(6)
 @pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("kind", [*(one for one in tiny_models.ARCHITECTURES if one != "gpt2"), "olmo2", "cohere2", "deepseek_v2", "glm4"])
+@pytest.mark.parametrize("kind", [kind for kind in SERVED if kind not in WITHOUT_PLAN])
 def test_logits_are_those_of_one_rank(tmp_path, ranked, kind, size):
     assert_same_logits(ranked, save_family(kind, tmp_path), size)
 
@@ -185,18 +167,20 @@ def test_kv_heads_that_several_ranks_have_are_named_alike(model_path, ranked, ki
 @pytest.mark.parametrize("kind", ["gpt2", "opt", "deepseek_v3", "gpt_oss"])
 def test_a_configured_plan_divides_what_transformers_does_not(tmp_path, ranked, kind, size):
     path, plan = save_family(kind, tmp_path), tmp_path / "plan.json"
-    plan.write_text(json.dumps(PLANS[kind]))
+    plan.write_text(PLANS[kind])
     assert_same_logits(ranked, path, size, tensor_plan=str(plan))
     backend = loaded(ranked, path, size, tensor_plan=str(plan))
     alone = make()
     facts = alone.load(ModelSource(path=str(path)), sampler=ArgmaxSampler())
-    assert all(rank._share.divided_ratio > 0.8 for rank in backend.ranks.all)
+    assert all(rank._share.divided_ratio > 0.7 for rank in backend.ranks.all)
     assert all(rank._facts.weights_bytes < 0.8 * facts.weights_bytes for rank in backend.ranks.all)
     assert all(rank._facts.num_parameters == facts.num_parameters for rank in backend.ranks.all)
 
 
 @needs_native
-@pytest.mark.parametrize("options", [{"quantization": "int8"}, {"pack": "off"}, {"attention": "sdpa"}, {"kv_dtype": "int8"}])
+@pytest.mark.parametrize(
+    "options", [{"quantization": "int8"}, {"pack": "off"}, {"attention": "sdpa"}, {"kv_dtype": "int8"}]
+)
 def test_other_kinds_of_weights_and_attention_run_on_shares(model_path, ranked, options):
     backend = loaded(ranked, model_path("llama"), 2, **options)
     alone = {}
@@ -204,7 +188,9 @@ def test_other_kinds_of_weights_and_attention_run_on_shares(model_path, ranked, 
         alone[row] = BackendDriver(backend, PLAN).generate({row: tokens}, 8)[row]
     assert BackendDriver(backend, PLAN, seed=7).generate(PROMPTS, 8, chunk=7) == alone
     if not options.keys() & {"quantization", "kv_dtype"}:
-        expected = {row: tiny_models.greedy_reference(model_path("llama"), tokens, 8) for row, tokens in PROMPTS.items()}
+        expected = {
+            row: tiny_models.greedy_reference(model_path("llama"), tokens, 8) for row, tokens in PROMPTS.items()
+        }
         assert alone == expected
 
 
@@ -215,7 +201,10 @@ def test_modules_of_shares_are_packed_and_fused_as_those_of_a_whole_model(model_
     alone.load(ModelSource(path=str(model_path(kind))), sampler=ArgmaxSampler())
     expected = alone._replacement
     for rank in loaded(ranked, model_path(kind), 2).ranks.all:
-        assert (rank._replacement.num_linears, rank._replacement.num_fused) == (expected.num_linears, expected.num_fused)
+        assert (rank._replacement.num_linears, rank._replacement.num_fused) == (
+            expected.num_linears,
+            expected.num_fused,
+        )
 
 
 def test_sixteen_bits_run_on_shares(model_path, ranked):
@@ -224,6 +213,83 @@ def test_sixteen_bits_run_on_shares(model_path, ranked):
     backend.allocate(PLAN)
     assert facts.dtype == "bfloat16"
     assert len(BackendDriver(backend, PLAN).generate({0: PROMPTS[0]}, 4)[0]) == 4
+
+
+# --------------------------------------------------------------------------------------------------- whole experts
+
+MIXTURES = (
+    *(
+        "afmoe",
+        "aria_text",
+        "axk1",
+        "cohere2_moe",
+        "deepseek_v2",
+        "deepseek_v3",
+        "dots1",
+        "ernie4_5_moe",
+        "exaone_moe",
+        "flex_olmo",
+    ),
+    *(
+        "glm4_moe",
+        "glm4_moe_lite",
+        "gpt_oss",
+        "granitemoe",
+        "granitemoeshared",
+        "hy_v3",
+        "kolibri1",
+        "laguna",
+        "mellum",
+    ),
+    *(
+        "mimo_v2_flash",
+        "minimax_m2",
+        "minimax_m3_vl_text",
+        "mixtral",
+        "olmoe",
+        "phimoe",
+        "qwen2_moe",
+        "qwen3_moe",
+        "sarvam_mla",
+    ),
+    *("sarvam_moe", "solar_open"),
+)
+
+
+@pytest.mark.kept_in_ci(12)
+@pytest.mark.representatives(4)
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("kind", MIXTURES)
+def test_ranks_may_have_whole_experts(tmp_path, ranked, kind, size):
+    path = save_family(kind, tmp_path)
+    assert_same_logits(ranked, path, size, expert=size)
+    backend = loaded(ranked, path, size, expert=size)
+    experts = [one.local for one in backend.ranks.all[0]._model.modules() if isinstance(one, OwnExperts)]
+    stacked = [parameter for one in experts for parameter in one.parameters() if parameter.dim() > 1]
+    assert stacked
+    assert all(len(parameter) == 4 // size for parameter in stacked)
+    assert all("+ep" in rank.kv_cache().layout.numerics for rank in backend.ranks.all)
+
+
+def test_numbers_of_ranks_that_experts_do_not_go_over_are_refused(tmp_path, ranks):
+    config = tiny_models._config("qwen3_moe")
+    config.num_attention_heads, config.num_key_value_heads, config.vocab_size = 6, 6, 131
+    from transformers import AutoModelForCausalLM
+
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    for error in load_errors(ranks, tmp_path, size=3, expert=3):
+        assert "tensor = 3" in str(error)
+        assert "(experts) has 4" in str(error)
+
+
+def test_a_model_without_experts_has_none_to_divide(model_path, ranks):
+    for error in load_errors(ranks, model_path("llama"), expert=2):
+        assert "LlamaForCausalLM has no experts" in str(error)
+
+
+def test_a_model_whose_plan_has_experts_and_which_has_none_is_refused_too(tmp_path, ranks):
+    for error in load_errors(ranks, save_family("gemma4_text", tmp_path), expert=2):
+        assert "Gemma4ForCausalLM has no experts" in str(error)
 
 
 # --------------------------------------------------------------------------------------------------- drafts, scores
@@ -297,7 +363,9 @@ def test_texts_are_embedded_on_every_rank(model_path, ranked):
     facts = backend.load(ModelSource(path=str(model_path("gemma2"))), sampler=ArgmaxSampler())
     assert facts.embedding_size == 48
     found = backend.embed([np.array(tokens, np.int32) for tokens in PROMPTS.values()])
-    expected = [tiny_encoders.reference_vector(model_path("gemma2"), tokens, "last").numpy() for tokens in PROMPTS.values()]
+    expected = [
+        tiny_encoders.reference_vector(model_path("gemma2"), tokens, "last").numpy() for tokens in PROMPTS.values()
+    ]
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
@@ -371,7 +439,7 @@ def _padding():
     )
 
 
-def load_errors(ranks, path, size=2, break_rank=None, **options):
+def load_errors(ranks, path, size=2, break_rank=None, expert=1, **options):
     def join(groups):
         backend = make(**options)
         backend.join(groups)
@@ -380,7 +448,7 @@ def load_errors(ranks, path, size=2, break_rank=None, **options):
         return backend
 
     source = ModelSource(path=str(path))
-    return ranks(join, size).errors(lambda rank: rank.load(source, sampler=Forbidden()))
+    return ranks(join, size, expert=expert).errors(lambda rank: rank.load(source, sampler=Forbidden()))
 
 
 def test_a_share_that_cannot_be_loaded_is_an_error_on_every_rank(model_path, ranks):
@@ -393,12 +461,12 @@ def test_a_share_that_cannot_be_loaded_is_an_error_on_every_rank(model_path, ran
 def test_logits_that_differ_on_one_rank_are_an_error_on_every_rank(model_path, ranks, monkeypatch):
     from trencadis_torch.loading import self_check
 
-    slower, names = self_check._disagreement, []
+    compare, threads = self_check._disagreement, []
 
     def disagree(*args, **options):
-        names.append(threading.get_ident())
-        found = slower(*args, **options)
-        return "by 3 of their spread" if len(names) == 1 else found
+        threads.append(threading.get_ident())
+        found = compare(*args, **options)
+        return "by 3 of their spread" if threads[0] == threading.get_ident() else found
 
     monkeypatch.setattr(self_check, "_disagreement", disagree)
     errors = load_errors(ranks, model_path("llama"))
@@ -412,8 +480,9 @@ def test_numbers_of_ranks_that_heads_do_not_go_over_are_refused(model_path, rank
         assert "1, 2, 4" in error.hint
 
 
-def test_a_model_without_a_plan_is_refused(model_path, ranks):
-    assert all("comes without a plan" in str(error) for error in load_errors(ranks, model_path("gpt2")))
+@pytest.mark.parametrize("kind", sorted(WITHOUT_PLAN))
+def test_a_model_without_a_plan_is_refused(tmp_path, ranks, kind):
+    assert all("comes without a plan" in str(error) for error in load_errors(ranks, save_family(kind, tmp_path)))
 
 
 def test_a_model_that_only_embeds_is_refused(tmp_path, ranks):
@@ -425,10 +494,12 @@ def test_a_model_that_only_embeds_is_refused(tmp_path, ranks):
 @pytest.mark.parametrize(("sizes", "name"), [({"pipeline": 2}, "pipeline = 2"), ({"expert": 2}, "expert = 2")])
 def test_other_ways_to_divide_a_model_are_refused(sizes, name):
     with pytest.raises(BackendError, match=name):
-        make().join(make_groups(2, **sizes)[0])
+        make().join(make_groups(4, **sizes)[0])
 
 
-@pytest.mark.parametrize("options", [{"graphs": "checked", "layout": "padded"}, {"compile": "buckets", "layout": "padded"}])
+@pytest.mark.parametrize(
+    "options", [{"graphs": "checked", "layout": "padded"}, {"compile": "buckets", "layout": "padded"}]
+)
 def test_graphs_are_refused(options):
     with pytest.raises(ConfigValueError, match="tensor = 2"):
         make(**options).join(make_groups(2)[0])

@@ -86,6 +86,20 @@ def test_no_more_is_read_than_is_kept(model_path, kind, size):
         assert kept - padding <= weights.num_bytes <= kept + buffers
 
 
+@pytest.mark.parametrize("kind", ["mixtral", "gpt_oss"])
+def test_of_whole_experts_those_of_other_ranks_are_not_read(model_path, kind):
+    files = find_model(ModelSource(path=str(model_path(kind))))
+    weights, whole = StoredWeights(files), LoadedWeights(load_whole(files).float())
+    states = []
+    for source in (weights, whole):
+        model = skeleton(files)
+        sharding = shard(model, make_groups(2)[1].tensor, {}, whole_experts=True)
+        materialise(model, sharding.pieces, source, dtype=torch.float32, device=CPU)
+        states.append(state(model))
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[1])
+    assert weights.num_bytes <= sum(one.nbytes for one in model.parameters())
+
+
 def test_weights_in_several_files_are_found_by_their_index(tmp_path):
     model = tiny_models.make_model("llama")
     model.save_pretrained(tmp_path, max_shard_size="40KB")
@@ -108,7 +122,9 @@ def test_names_of_the_base_model_alone_and_mixtrals_old_ones_are_found(tmp_path)
     model = tiny_models.make_model("mixtral")
     model.save_pretrained(tmp_path)
     path = tmp_path / "model.safetensors"
-    old = {name.removeprefix("model.").replace(".mlp.", ".block_sparse_moe."): one for name, one in load_file(path).items()}
+    old = {
+        name.removeprefix("model.").replace(".mlp.", ".block_sparse_moe."): one for name, one in load_file(path).items()
+    }
     save_file(old, path)
     files = find_model(ModelSource(path=str(tmp_path)))
     found = state(share_of(files, 1, 2, StoredWeights(files)))
@@ -119,7 +135,9 @@ def test_names_of_the_base_model_alone_and_mixtrals_old_ones_are_found(tmp_path)
 def test_tied_embeddings_stay_tied_and_are_read_once(tmp_path):
     from transformers import AutoModelForCausalLM, LlamaConfig
 
-    AutoModelForCausalLM.from_config(LlamaConfig(**{**tiny_models._COMMON, "tie_word_embeddings": True})).save_pretrained(tmp_path)
+    AutoModelForCausalLM.from_config(
+        LlamaConfig(**{**tiny_models._COMMON, "tie_word_embeddings": True})
+    ).save_pretrained(tmp_path)
     files = find_model(ModelSource(path=str(tmp_path)))
     weights = StoredWeights(files)
     model = share_of(files, 0, 2, weights)
@@ -172,7 +190,10 @@ def test_generation_config_comes_along(model_path, caplog):
 
 def test_experts_of_odd_sizes_run_one_by_one(model_path):
     files = find_model(ModelSource(path=str(model_path("qwen3_moe"))))
-    found = {size: load_share(files, CPU, make_groups(size)[0].tensor, {})[0].config._experts_implementation for size in (2, 4)}
+    found = {
+        size: load_share(files, CPU, make_groups(size)[0].tensor, {})[0].config._experts_implementation
+        for size in (2, 4)
+    }
     assert found[4] == "eager"
     assert loading.ALIGNMENT == 16
     assert expand_plan(skeleton(files), {"lm_head": "replicate"}) == {}

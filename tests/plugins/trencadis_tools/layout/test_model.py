@@ -16,7 +16,7 @@ from trencadis.interfaces import AllocationPlan
 from trencadis.records import ModelSource
 from trencadis_testing.backend import ArgmaxSampler
 from trencadis_testing.driver import BackendDriver, Work
-from trencadis_tools.layout.layouts import local_bytes, tensor_obstacle, traffic
+from trencadis_tools.layout.layouts import expert_obstacle, local_bytes, tensor_obstacle, traffic
 from trencadis_tools.layout.model import read_model, read_plan_file
 from trencadis_torch.backend import TorchBackend
 from trencadis_torch.config import TorchConfig
@@ -30,11 +30,11 @@ UNKNOWN = {"ctrl", "jetmoe"}
 KNOWN = [kind for kind in SERVED if kind not in UNKNOWN]
 
 
-def shared_bytes(path, rank, size):
-    """Return the bytes of one rank's share as the backend divides it, or the error with which it refuses."""
+def shared_bytes(path, size, *, whole_experts):
+    """Return the bytes of the first rank's share as the backend divides it, or the error with which it refuses."""
     model = skeleton(find_model(ModelSource(path=str(path))))
     try:
-        shard(model, make_groups(size)[rank].tensor, {})
+        shard(model, make_groups(size)[0].tensor, {}, whole_experts=whole_experts)
     except ModelLoadError as error:
         return error
     return sum(one.numel() for one in {id(one): one for one in model.parameters()}.values()) * 4
@@ -45,12 +45,12 @@ def shared_bytes(path, rank, size):
 def test_the_backend_accepts_and_refuses_the_same_sizes_and_holds_as_many_bytes(tmp_path, kind):
     path = save_family(kind, tmp_path)
     plan = read_model(str(path), dtype="float32")
-    for size in (2, 3, 4, 8):
-        found = shared_bytes(path, 0, size)
-        why = tensor_obstacle(plan, size)
-        assert isinstance(found, ModelLoadError) == bool(why), (size, found, why)
+    for size, expert in ((2, 1), (3, 1), (4, 1), (8, 1), (2, 2), (3, 3), (4, 4)):
+        found = shared_bytes(path, size, whole_experts=expert > 1)
+        why = tensor_obstacle(plan, size, expert=expert) or expert_obstacle(plan, expert)
+        assert isinstance(found, ModelLoadError) == bool(why), (size, expert, found, why)
         if not why:
-            assert found == sum(local_bytes(one, size) for one in plan.weights), size
+            assert found == sum(local_bytes(one, size, expert) for one in plan.weights), (size, expert)
 
 
 @pytest.mark.representatives(4)
@@ -86,12 +86,25 @@ class Counting(ThreadCollective):
         super().broadcast(tensor, source=source)
 
 
-@pytest.mark.parametrize(("kind", "size"), [("llama", 2), ("llama", 4), ("qwen3_moe", 2), ("phi3", 2), ("olmo2", 2)])
-def test_a_rank_sends_what_was_computed(tmp_path, monkeypatch, kind, size):
+@pytest.mark.parametrize(
+    ("kind", "size", "expert"),
+    [
+        ("llama", 2, 1),
+        ("llama", 4, 1),
+        ("qwen3_moe", 2, 1),
+        ("qwen3_moe", 2, 2),
+        ("phi3", 2, 1),
+        ("olmo2", 2, 1),
+        ("gpt_oss", 2, 2),
+    ],
+)
+def test_a_rank_sends_what_was_computed(tmp_path, monkeypatch, kind, size, expert):
     monkeypatch.setattr("support.backends.rank_threads.ThreadCollective", Counting)
     path = save_family(kind, tmp_path)
     plan = read_model(str(path), dtype="float32")
-    backend = RankedBackend(functools.partial(TorchBackend, TorchConfig(device="cpu"), clock=SystemClock()), size)
+    backend = RankedBackend(
+        functools.partial(TorchBackend, TorchConfig(device="cpu"), clock=SystemClock()), size, expert=expert
+    )
     try:
         facts = backend.load(ModelSource(path=str(path)), sampler=ArgmaxSampler())
         backend.allocate(PLAN)
@@ -103,7 +116,7 @@ def test_a_rank_sends_what_was_computed(tmp_path, monkeypatch, kind, size):
         for rows, num_tokens in (((0,), 5), ((1,), 3), ((0, 1), 2)):
             rank.sent = 0, 0
             driver.step([Work(row) for row in rows])
-            expected = traffic(plan, tensor=size, num_tokens=num_tokens, num_logits=len(rows))
+            expected = traffic(plan, tensor=size, expert=expert, num_tokens=num_tokens, num_logits=len(rows))
             assert rank.sent == (expected.num_bytes + padding * len(rows), expected.num_messages)
     finally:
         backend.ranks.close()

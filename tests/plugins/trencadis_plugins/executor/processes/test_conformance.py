@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from support.strategies.failing_ranks import WithoutSums
 from trencadis.records import ParallelLayout
 from trencadis_plugins.executor.config import ProcessesConfig
 from trencadis_plugins.executor.processes import ProcessesExecutor
@@ -12,7 +13,5 @@ class TestOneProcess(ExecutorConformance):
 
 
 class TestTwoProcesses(ExecutorConformance):
-    """Fakes that compute the same: without sums there are no groups."""
-
     def make(self):
-        return ProcessesExecutor(ProcessesConfig(), layout=ParallelLayout(tensor=2))
+        return WithoutSums(ProcessesConfig(), layout=ParallelLayout(tensor=2))

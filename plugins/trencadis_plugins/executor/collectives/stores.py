@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 
 from trencadis_plugins.executor.collectives.group_memory import RankProgress
-from trencadis_plugins.executor.collectives.groups import GroupAddress, GroupOwner
+from trencadis_plugins.executor.collectives.groups import GroupAddress, GroupOwner, require_members
 
 __all__ = ["StoreOwner"]
 
@@ -45,6 +45,7 @@ class StoreOwner(GroupOwner):
 
     def subgroup(self, members: tuple[int, ...]) -> GroupOwner:
         """Return a group that meets at the same store; a rank opens the world first."""
+        require_members(members, self.size)
         return _Subgroup(attrs.evolve(self._address, size=len(members), members=members))
 
     def progress(self) -> tuple[RankProgress, ...]:
@@ -71,6 +72,7 @@ class _Subgroup(GroupOwner):
         return attrs.evolve(self._address, rank=rank, name=self._address.name if self.size > 1 else "")
 
     def subgroup(self, members: tuple[int, ...]) -> GroupOwner:
+        require_members(members, self.size)
         chosen = tuple(self._address.members[member] for member in members)
         return _Subgroup(attrs.evolve(self._address, size=len(members), members=chosen))
 

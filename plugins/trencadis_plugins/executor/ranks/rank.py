@@ -1,0 +1,90 @@
+"""A rank as its executor sees it, wherever its process is, and what travels to it at the start."""
+
+from __future__ import annotations
+
+import math
+import pickle
+import traceback
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+
+from trencadis.interfaces import Backend, Sampler
+from trencadis_plugins.executor.ranks.link import Kind, RankLink
+
+__all__ = ["Rank", "RemoteError", "StartRank"]
+
+
+@attrs.frozen(kw_only=True)
+class StartRank:
+    """What a rank's process needs to load its share of a model; every value can be pickled.
+
+    Attributes:
+        rank: Which.
+        make_backend: See ``Executor.start``.
+        make_sampler: See ``Executor.start``.
+        is_output: Whether its output counts; the log of the others has warnings and errors only.
+    """
+
+    rank: int
+    make_backend: Callable[[int], Backend]
+    make_sampler: Callable[[int], Sampler]
+    is_output: bool
+
+
+class RemoteError(Exception):
+    """What raised in another process; its text is the traceback there."""
+
+    @classmethod
+    def of(cls, error: BaseException) -> RemoteError:
+        """Return the traceback of an error as one that can be sent."""
+        return cls("".join(traceback.format_exception(error)).rstrip())
+
+
+class Rank(ABC):
+    """The process of one rank. Used by one thread at a time.
+
+    Args:
+        rank: Which.
+        link: To its server.
+
+    Attributes:
+        rank: As given.
+        link: As given.
+        heard_s: When the last message came, by the executor's clock.
+    """
+
+    def __init__(self, rank: int, link: RankLink) -> None:
+        self.rank = rank
+        self.link = link
+        self.heard_s = -math.inf
+
+    def call(self, number: int, name: str, arguments: dict[str, Any]) -> None:
+        """Ask for a method; the answer comes through the link.
+
+        Raises:
+            LinkClosedError: It has ended.
+        """
+        self.link.send(Kind.CALL, number, pickle.dumps((name, arguments), protocol=5))
+
+    @abstractmethod
+    def is_stopped(self, now_s: float) -> bool:
+        """Return whether it does nothing at all, as a process does that a signal has stopped, or a machine without power.
+
+        Args:
+            now_s: Of the executor's clock.
+        """
+
+    @abstractmethod
+    def dump_stacks(self) -> None:
+        """Have it write the stacks of its threads to its standard error, if it lives."""
+
+    @abstractmethod
+    def describe_end(self) -> str:
+        """Return how it ended, in words, once its link is closed."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """End it and what it started, at once; may be called twice."""
