@@ -19,23 +19,18 @@ SMALL = {"cache.num_blocks": 96, "engine.max_num_seqs": 6, "engine.max_num_batch
 TWO_RANKS = {"executor.name": "processes", "parallel.tensor": 2}
 
 EXACT: dict[str, tuple[dict[str, Any], bool]] = {
-    "another policy and replacement, an observer, preemption by swap, drafts of one forward": (
+    "padded, blocks moved and swapped, engine in a process, other attention, policies and drafts": (
         {
+            "backend.torch.layout": "padded",
+            "backend.torch.attention": "sdpa",
+            "defragmenter.enabled": "on",
+            "engine.placement": "process",
+            "engine.preemption": "swap",
+            "cache.num_blocks": 12,
             "scheduling.name": "shortest_first",
             "eviction.name": "lfu",
             "observer.names": ["log"],
-            "cache.num_blocks": 12,
-            "engine.preemption": "swap",
             "speculation.name": "parallel_draft",
-        },
-        True,
-    ),
-    "padded, blocks moved, engine in a process, other attention": (
-        {
-            "backend.torch.layout": "padded",
-            "defragmenter.enabled": "on",
-            "engine.placement": "process",
-            "backend.torch.attention": "sdpa",
         },
         True,
     ),
