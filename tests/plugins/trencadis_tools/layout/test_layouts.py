@@ -99,6 +99,13 @@ def test_stages_send_hidden_states_and_have_the_heaviest_stages_weights(layouts)
     assert one.prefill == Traffic(num_bytes=2048 * 4096 * 2 + 256 * 8, num_messages=2)
 
 
+def test_the_stage_with_the_least_room_says_how_many_tokens_there_are(layouts):
+    one = layouts("llama", pipeline=3)
+    first = 2 * (11 * (ATTENTION + MLP + NORMS) + 128256 * 4096)
+    assert one.weights_bytes == first
+    assert one.num_tokens == (96 * GIB - first) // 2 // (16 * 11 * 4096) * 16
+
+
 def test_tied_embeddings_are_on_the_first_and_the_last_stage(layouts):
     one, tied = layouts("llama", tie_word_embeddings=True), layouts("llama", pipeline=2, tie_word_embeddings=True)
     layers = 32 * (ATTENTION + MLP + NORMS)
@@ -219,6 +226,7 @@ def test_every_legal_layout_of_some_devices_is_listed_with_as_many_copies_as_the
     assert (set(refused["tensor"]), set(refused["pipeline"])) == ({3, 5, 6}, set())
 
 
+@pytest.mark.representatives(1000)
 @pytest.mark.parametrize(
     ("num_layers", "pipeline", "sizes"),
     [
@@ -263,6 +271,7 @@ def needs(tensor=1, pipeline=1, *, expert=1, data=1, tokens=1000, sent=0, **reas
     )
 
 
+@pytest.mark.representatives(1000)
 @pytest.mark.parametrize(
     ("layouts", "index"),
     [

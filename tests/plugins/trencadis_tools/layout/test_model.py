@@ -86,6 +86,7 @@ class Counting(ThreadCollective):
         super().broadcast(tensor, source=source)
 
 
+@pytest.mark.representatives(1000)
 @pytest.mark.parametrize(
     ("kind", "size", "expert"),
     [
