@@ -254,6 +254,8 @@ class RanksLostError(StepFailedError):
     """A process of the model's ranks ended or stopped: the KV cache is gone, and with it every step in flight.
 
     Requests go on once the ranks were started again, with the tokens that they have.
+    Cause: the kernel ran out of memory, a device failed, a machine is gone, or a request makes a rank crash.
+    Fix: the message names the rank and how it ended; its own log says more.
     """
 
 

@@ -129,6 +129,7 @@ class OwnExperts(nn.Module):
         super().__init__()
         self.local = local
         self._first = first
+        self._num_experts = int(local.num_experts)  # type: ignore[arg-type]  # a number of every module of experts
         self._group = group
 
     def forward(self, hidden_states: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -140,7 +141,7 @@ class OwnExperts(nn.Module):
             weights: Theirs, ``[T, k]``.
         """
         own = experts - self._first
-        tokens, routes = ((own >= 0) & (own < self.local.num_experts)).nonzero(as_tuple=True)
+        tokens, routes = ((own >= 0) & (own < self._num_experts)).nonzero(as_tuple=True)
         out = torch.zeros_like(hidden_states)
         if len(tokens):
             routed = self.local(hidden_states[tokens], own[tokens, routes, None], weights[tokens, routes, None])

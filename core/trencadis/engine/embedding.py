@@ -11,14 +11,14 @@ Texts need no KV cache, no row and no plan: they run beside the steps of generat
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import numpy as np
 
 from trencadis.activity import ACTIVITY, EnginePhase
-from trencadis.engine.commit.recovery import restart_ranks
+from trencadis.engine.commit.recovery import MOST_LOSSES, SUSPECT_LOSSES, restart_ranks
 from trencadis.engine.inspect.accounting import EngineTotals
 from trencadis.engine.inspect.observers import Observers
 from trencadis.errors import ContractError, InvalidRequestError, PromptTooLongError, RanksLostError
@@ -55,6 +55,7 @@ class EmbeddingQueue:
     Attributes:
         waiting: Texts by request id, first come first.
         suspects: Texts of micro-batches that failed; each runs alone once.
+        done: Failures that the next run returns.
     """
 
     def __init__(
@@ -66,12 +67,12 @@ class EmbeddingQueue:
         self._token_budget = max_num_batched_tokens
         self.waiting: OrderedDict[str, EmbeddingRequest] = OrderedDict()
         self.suspects: OrderedDict[str, EmbeddingRequest] = OrderedDict()
+        self.done: tuple[Embedding, ...] = ()
         self._faults = FaultLog(logger)
-        self._lost_once: set[str] = set()
-        self._done: tuple[Embedding, ...] = ()
+        self._num_losses: Counter[str] = Counter()
 
     def __len__(self) -> int:
-        return len(self.waiting) + len(self.suspects) + len(self._done)
+        return len(self.waiting) + len(self.suspects) + len(self.done)
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self.waiting or request_id in self.suspects
@@ -109,8 +110,8 @@ class EmbeddingQueue:
         Raises:
             RanksLostError: The executor has to be started again; the texts wait again, or are done with the next call.
         """
-        if self._done:
-            done, self._done = self._done, ()
+        if self.done:
+            done, self.done = self.done, ()
             return done
         batch = self._next(self._token_budget if is_alone else self._token_budget // _SHARE)
         if not batch or self._embedder is None:
@@ -124,8 +125,9 @@ class EmbeddingQueue:
             raise
         except Exception as error:
             return self._failed(batch, error)
-        if self._lost_once:
-            self._lost_once.difference_update(request.request_id for request in batch)
+        if self._num_losses:
+            for request in batch:
+                self._num_losses.pop(request.request_id, None)
         return tuple(
             _embedding(request, vector=vector)
             if np.isfinite(vector).all()
@@ -175,13 +177,16 @@ class EmbeddingQueue:
             raise ContractError(f"embed() returned {vectors.dtype} {vectors.shape}, not float32 {expected}")
 
     def _lost(self, batch: list[EmbeddingRequest], error: RanksLostError) -> None:
-        """Let texts wait again; those that were computed in two losses have failed."""
-        again = {request.request_id: request for request in batch if request.request_id not in self._lost_once}
-        if len(again) < len(batch):
-            self._done = self._failed(batch, error)
+        """Let texts wait again; from the second loss on each runs alone, and one that is lost alone for the third time has failed."""
+        self._num_losses.update(request.request_id for request in batch)
+        if len(batch) == 1 and self._num_losses[batch[0].request_id] >= MOST_LOSSES:
+            self.done = self._failed(batch, error)
             return
-        self._lost_once.update(again)
-        self.waiting = OrderedDict({**again, **self.waiting})
+        again = {request.request_id: request for request in batch}
+        if max(self._num_losses[name] for name in again) >= SUSPECT_LOSSES:
+            self.suspects.update(again)
+        else:
+            self.waiting = OrderedDict({**again, **self.waiting})
 
     def _failed(self, batch: list[EmbeddingRequest], error: Exception) -> tuple[Embedding, ...]:
         """Fail a text that was alone; of several, each runs alone once."""

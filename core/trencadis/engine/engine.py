@@ -262,9 +262,10 @@ class Engine:
         if self._preparations.done:
             self._ended.extend(self._preparations.collect())
         embedded: tuple[Embedding, ...] = ()
-        if self._embeddings:
+        texts = self._embeddings
+        if texts.waiting or texts.suspects or texts.done:
             try:
-                embedded = self._embeddings.run(is_alone=not self._state.slot_of)
+                embedded = texts.run(is_alone=not self._state.slot_of)
             except RanksLostError as error:
                 self._ranks_lost(None, error)
         deltas = self._run(embedded)

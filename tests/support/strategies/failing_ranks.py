@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
+
+import attrs
 
 from trencadis.errors import CollectiveError
 from trencadis.interfaces import BackendCapabilities
 from trencadis_plugins.executor.processes import ProcessesExecutor
+from trencadis_plugins.executor.ranks.rank import Rank
 from trencadis_testing.executor_fakes import TellingBackend
 from trencadis_testing.fakes import FakeBackend
 
@@ -16,7 +21,20 @@ DEADLY = 90
 
 
 class WithoutSums(ProcessesExecutor):
-    """Connects its ranks with the engine only: each computes everything, as fakes do. Importing torch would take their seconds."""
+    """Connects its ranks with the engine only: each computes everything, as fakes do. Importing torch would take their seconds.
+
+    Attributes:
+        process_ids: Of all ranks that were started.
+    """
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.process_ids: list[int] = []
+
+    def _start_ranks(self) -> Iterable[Rank]:
+        for rank in super()._start_ranks():
+            self.process_ids.append(rank.pid)
+            yield rank
 
     def _new_groups(self, capabilities: BackendCapabilities) -> None:
         """Make none."""
@@ -63,3 +81,41 @@ class Dies(FakeBackend):
         step = super().submit(batch)
         self.run_queued()
         return step
+
+
+class SignalledIn(TellingBackend):
+    """Sends its own process a signal in one call, on one rank.
+
+    Args:
+        rank: Its own.
+        call: Name of the method.
+        number: The signal.
+        victim: The rank.
+    """
+
+    def __init__(self, rank: int, *, call: str, number: int, victim: int) -> None:
+        self._signals = {call: number} if rank == victim else {}
+        self._maybe("__init__")
+        super().__init__(rank)
+
+    def __getattribute__(self, name: str) -> Any:
+        if not name.startswith("_"):
+            self._maybe(name)
+        return super().__getattribute__(name)
+
+    def _maybe(self, name: str) -> None:
+        if name in self._signals:
+            os.kill(os.getpid(), self._signals[name])
+
+
+@attrs.frozen
+class MakesSignalled:
+    """Makes such backends; can be pickled."""
+
+    call: str
+    number: int
+    victim: int
+
+    def __call__(self, rank: int) -> SignalledIn:
+        """Make one."""
+        return SignalledIn(rank, call=self.call, number=self.number, victim=self.victim)

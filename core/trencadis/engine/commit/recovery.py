@@ -20,12 +20,13 @@ from trencadis.faults import FaultLog
 from trencadis.interfaces import Executor, SupportsRestart
 from trencadis.records import FinishedSequence, FinishReason, Plan
 
-__all__ = ["Recovery", "restart_ranks"]
+__all__ = ["MOST_LOSSES", "SUSPECT_LOSSES", "Recovery", "restart_ranks"]
 
 RERUN_COST_S = 0.1
 """What one sequence that runs alone once costs the others, about; counts against the tenant at fault."""
 
-_SUSPECT_LOSSES, _MOST_LOSSES = 2, 3
+SUSPECT_LOSSES, MOST_LOSSES = 2, 3
+"""Lost steps after which a sequence runs alone, and after which one that was lost alone ends."""
 
 logger = logging.getLogger("trencadis.engine")
 
@@ -96,11 +97,11 @@ class Recovery:
         state, at_fault = self._state, list[FinishedSequence]()
         for slot in [] if plan is None else self._live(plan):
             losses = self._num_losses[slot] = self._num_losses.get(slot, 0) + 1
-            if losses >= _MOST_LOSSES and plan is not None and plan.num_sequences == 1:
+            if losses >= MOST_LOSSES and plan is not None and plan.num_sequences == 1:
                 self._forget_in_flight(slot)
                 at_fault.append(state.finish(state.table.sequence(slot), FinishReason.ERROR, error=str(error)))
                 self.forget(slot)
-            elif losses >= _SUSPECT_LOSSES and slot not in self.suspects:
+            elif losses >= SUSPECT_LOSSES and slot not in self.suspects:
                 self.suspects.append(slot)
         for slot in reversed(state.running.tolist()):
             self._undo(slot)

@@ -239,12 +239,15 @@ class RanksExecutor(Executor):
 
     def memory(self, *, max_num_batched_tokens: int, max_num_seqs: int) -> MemoryReport:
         """Return the report of the rank with the least free memory."""
-        arguments = {"max_num_batched_tokens": max_num_batched_tokens, "max_num_seqs": max_num_seqs}
-        reports: list[MemoryReport] = self._call("memory", **arguments)
+
+        def call() -> list[MemoryReport]:
+            return self._call("memory", max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs)
+
+        reports = call()
         least = min(reports, key=lambda report: report.free_bytes - report.activation_bytes)
         shares = [report.cache_bytes for report in reports if report.cache_bytes is not None]
         # Again, so that what a profile run leaves behind is there after a restart, too.
-        self._again.append(lambda: self._call("memory", **arguments))
+        self._again.append(call)
         return attrs.evolve(least, cache_bytes=min(shares) if shares else None)
 
     def allocate(self, plan: AllocationPlan) -> None:

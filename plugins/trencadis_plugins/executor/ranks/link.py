@@ -139,7 +139,7 @@ class RankLink:
         least, most = _READ_BYTES
         if len(self._received) < _HEADER.size:
             return least
-        length, _, _ = _HEADER.unpack_from(self._received)
+        length: int = _HEADER.unpack_from(self._received)[0]
         return min(most, max(least, length - len(self._received)))
 
     def _take(self) -> tuple[Kind, int, bytes] | None:

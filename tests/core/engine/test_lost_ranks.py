@@ -1,0 +1,164 @@
+"""Ranks are lost in any step: every request goes on with the tokens that it has, and every text is what it would have been."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support.core.invariants import broken_invariants
+from trencadis.errors import BackendError, RanksLostError
+from trencadis.interfaces import AllocationPlan, PendingStep
+from trencadis.records import Batch, EmbeddingRequest, FinishReason, Request, SamplingParams, StepOutput
+from trencadis_testing.engines import make_engine
+from trencadis_testing.fake_executor import FakeExecutor
+from trencadis_testing.fakes import FakeBackend, fake_embedding, fake_text
+
+
+class Lossy(FakeExecutor):
+    """Loses its backend, KV and all, at some of its calls; a new one takes its place at the restart.
+
+    Args:
+        losses: At which calls of ``submit`` and ``embed``, counted from 0.
+        deadly: Whether a batch ends the ranks, too.
+    """
+
+    def __init__(self, losses: Collection[int] = (), deadly: Callable[[Batch], bool] = lambda batch: False) -> None:
+        super().__init__(_backend())
+        self.num_restarts = 0
+        self.can_restart = True
+        self._losses, self._deadly = set(losses), deadly
+        self._num_calls = 0
+        self._is_lost = False
+
+    def allocate(self, plan: AllocationPlan) -> None:
+        self._plan = plan
+        super().allocate(plan)
+
+    def _may_lose(self, *, is_deadly: bool = False) -> None:
+        if self._num_calls in self._losses or is_deadly:
+            self._is_lost = True
+        self._num_calls += 1
+        if self._is_lost:
+            raise RanksLostError("The ranks were lost: rank 0 is gone.")
+
+    def submit(self, batch: Batch) -> PendingStep:
+        try:
+            self._may_lose(is_deadly=self._deadly(batch))
+        except RanksLostError as error:
+            return _Lost(error)
+        return super().submit(batch)
+
+    def embed(self, token_ids: Sequence[Any]) -> Any:
+        self._may_lose()
+        return super().embed(token_ids)
+
+    def restart(self) -> None:
+        if not self.can_restart:
+            raise BackendError("lost too often")
+        self._is_lost = False
+        self.num_restarts += 1
+        self.backend = _backend()
+        super().allocate(self._plan)
+
+
+class _Lost:
+    def __init__(self, error: RanksLostError) -> None:
+        self._error = error
+
+    def wait(self) -> StepOutput:
+        raise self._error
+
+
+def _backend() -> FakeBackend:
+    return FakeBackend(eos=-1, max_model_len=120)
+
+
+PROMPTS = {
+    "a": (1, 2, 3),
+    "b": tuple(range(20, 40)),
+    "c": (1, 2, 3, 4, 5, 6, 7, 8),
+    "d": tuple(range(1, 30)),
+    "e": (9,),
+}
+TEXTS = {"x": (3, 4), "y": (5,)}
+
+
+def serve(executor: FakeExecutor, **options: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    engine = make_engine(executor=executor, max_num_seqs=3, max_num_batched_tokens=24, **options)
+    for name, prompt in PROMPTS.items():
+        engine.add(Request(request_id=name, prompt_token_ids=prompt, params=SamplingParams(max_tokens=14)))
+    for name, tokens in TEXTS.items():
+        engine.embed(EmbeddingRequest(request_id=name, token_ids=tokens))
+    ended, embedded = {}, {}
+    for _ in range(600):
+        if not engine.has_work:
+            break
+        deltas = engine.step()
+        assert broken_invariants(engine) == []
+        ended.update((one.request_id, one) for one in deltas.finished)
+        embedded.update((one.request_id, one) for one in deltas.embeddings)
+    assert not engine.has_work
+    engine.close()
+    return ended, embedded
+
+
+@given(
+    losses=st.sets(st.integers(0, 60), max_size=2),
+    num_blocks=st.sampled_from([18, 24, 60]),
+    preemption=st.sampled_from(["recompute", "swap"]),
+    overlap=st.booleans(),
+    caches=st.booleans(),
+)
+def test_whenever_ranks_are_lost_every_text_is_what_it_would_have_been(losses, num_blocks, preemption, overlap, caches):
+    executor = Lossy(losses)
+    ended, embedded = serve(
+        executor, num_blocks=num_blocks, preemption=preemption, async_scheduling=overlap, prefix_caching=caches
+    )
+    found = {name: (one.token_ids.tolist(), one.error) for name, one in ended.items()}
+    assert found == {name: (fake_text(prompt, 14, eos=-1), "") for name, prompt in PROMPTS.items()}
+    assert {name: one.vector.tolist() for name, one in embedded.items()} == {
+        name: pytest.approx(fake_embedding(tokens)) for name, tokens in TEXTS.items()
+    }
+
+
+def test_the_request_that_is_in_every_lost_step_ends_after_three_and_no_other_does():
+    executor = Lossy(deadly=lambda batch: any(start.token_ids[0] == 9 for start in batch.row_starts))
+    ended, _ = serve(executor, num_blocks=60)
+    assert ended["e"].finish_reason is FinishReason.ERROR
+    assert "rank 0 is gone" in ended["e"].error
+    assert executor.num_restarts == 3
+    assert all(
+        one.token_ids.tolist() == fake_text(PROMPTS[name], 14, eos=-1) for name, one in ended.items() if name != "e"
+    )
+
+
+def test_a_text_that_is_in_every_loss_fails_after_three_and_no_other_does():
+    executor = Lossy(losses=range(9))
+    engine = make_engine(executor=executor, num_blocks=60)
+    for name, tokens in TEXTS.items():
+        engine.embed(EmbeddingRequest(request_id=name, token_ids=tokens))
+    embedded = []
+    while engine.has_work and len(embedded) < 2:
+        embedded += engine.step().embeddings
+        if embedded:
+            executor._losses.clear()
+    assert [(one.request_id, bool(one.error)) for one in embedded] == [("x", True), ("y", False)]
+
+
+def test_an_engine_whose_ranks_cannot_be_started_has_failed():
+    executor = Lossy(losses={2})
+    executor.can_restart = False
+    with pytest.raises(BackendError, match="lost too often"):
+        serve(executor, num_blocks=60)
+
+
+def test_an_executor_that_cannot_restart_says_so():
+    class NoRestart(Lossy):
+        restart = None
+
+    with pytest.raises(BackendError, match=r"has no restart\(\)"):
+        serve(NoRestart(losses={2}), num_blocks=60)
