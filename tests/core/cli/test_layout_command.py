@@ -10,6 +10,7 @@ from trencadis_tools.commands import layout as layout_command
 DEVICES = ("layout", "--devices", "8", "--memory", "96GiB")
 
 
+@pytest.mark.representatives(1000)
 @pytest.mark.parametrize(
     ("text", "num_bytes"),
     [
@@ -20,6 +21,8 @@ DEVICES = ("layout", "--devices", "8", "--memory", "96GiB")
         ("96Gi", 96 * 2**30),
         ("1.5TiB", 3 * 2**39),
         ("0.5 MiB", 2**19),
+        ("2kB", 2000),
+        ("2KiB", 2048),
         ("12345", 12345),
         ("12345B", 12345),
     ],

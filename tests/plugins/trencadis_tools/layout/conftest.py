@@ -51,7 +51,22 @@ QWEN3_30B_A3B = {
     "max_position_embeddings": 40960,
     "tie_word_embeddings": False,
 }
-CONFIGS = {"llama": LLAMA_3_8B, "mixtral": MIXTRAL_8X7B, "qwen3_moe": QWEN3_30B_A3B}
+LATENT = {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "model_type": "deepseek_v3",
+    "dtype": "bfloat16",
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 20,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "num_hidden_layers": 3,
+    "first_k_dense_replace": 3,
+}
+CONFIGS = {"llama": LLAMA_3_8B, "mixtral": MIXTRAL_8X7B, "qwen3_moe": QWEN3_30B_A3B, "latent": LATENT}
 
 
 @pytest.fixture

@@ -168,6 +168,12 @@ def test_qwen3_moe_has_norms_of_heads_and_narrow_experts(layouts):
     assert (one.kv_heads, one.kv_repeats) == (1, 2)
 
 
+def test_keys_and_values_of_latent_attention_are_kept_for_every_head_on_every_rank(layouts):
+    one, four = layouts("latent"), layouts("latent", tensor=4)
+    assert one.kv_bytes_per_token == four.kv_bytes_per_token == 3 * 4 * (8 + 4 + 20) * 2
+    assert (four.kv_heads, four.kv_repeats) == (4, 4)
+
+
 # -------------------------------------------------------------------------------------------------- legality
 
 
