@@ -110,6 +110,7 @@ class Engine:
         check_params: Callable[[SamplingParams], None] = lambda _: None,
         device_label: str = "the executor",
         prepare: Callable[[SamplingParams, str], tuple[Future[Any], ...]] = lambda _, __: (),
+        is_portable: Callable[[SamplingParams], bool] = lambda _: True,
     ) -> None:
         self.model = model
         self.warm_up = warm_up or WarmUp()
@@ -132,7 +133,7 @@ class Engine:
         self._recovery = Recovery(state)
         self._preparations = Preparations(state, prepare, waits=isinstance(state.clock, SimulatedClock))
         self._validator = RequestValidator(
-            state, policy, embeddings, model, check_params, self._administration.role, self._preparations
+            state, policy, embeddings, model, check_params, self._administration.role, self._preparations, is_portable
         )
         self._depth = depth
         self._clock: Clock = state.clock

@@ -86,6 +86,7 @@ def add_message(request: Request, handle: int, prompt: bytes | None = None) -> A
         prompt_token_ids=int32_bytes(request.prompt_token_ids) if prompt is None else prompt,
         params=_changed(request.params, _DEFAULTS),
         terms=terms,
+        output_token_ids=None if request.output_token_ids is None else int32_bytes(request.output_token_ids),
     )
 
 
@@ -106,6 +107,7 @@ def request_of(message: AddMessage) -> Request:
         request_id=message.request_id,
         prompt_token_ids=int32_ids(message.prompt_token_ids),
         params=SamplingParams(**message.params),
+        output_token_ids=None if message.output_token_ids is None else int32_ids(message.output_token_ids),
         **terms,
     )
 

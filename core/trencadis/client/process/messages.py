@@ -85,13 +85,17 @@ class StartMessage(Message):
 
 
 class AddMessage(Message):
-    """A request. ``handle`` is its number on both sides; ``params`` and ``terms`` hold the values that differ from the defaults."""
+    """A request. ``handle`` is its number on both sides; ``params`` and ``terms`` hold the values that differ from the defaults.
+
+    ``output_token_ids``: of a request that another engine accepted and did not end; None: it is new.
+    """
 
     handle: int
     request_id: str
     prompt_token_ids: bytes
     params: dict[str, Any]
     terms: dict[str, Any]
+    output_token_ids: bytes | None = None
 
 
 class EndMessage(Message):
