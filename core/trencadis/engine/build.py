@@ -162,6 +162,8 @@ def _build(
         budget_s=lambda noun: budget_of(config, noun),
         vocabulary=vocabulary_reader(config),
         named_model=model_finder(config),
+        replica=config.parallel.replica,
+        num_replicas=config.parallel.data,
     )
     builder = _Builder(registry, plan, context)
     if executor is None:

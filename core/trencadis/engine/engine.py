@@ -55,6 +55,7 @@ from trencadis.interfaces import Executor
 from trencadis.records import (
     Embedding,
     EmbeddingRequest,
+    EngineLoad,
     FinishedSequence,
     FinishReason,
     ModelFacts,
@@ -309,6 +310,24 @@ class Engine:
             self._state,
             steps_in_flight=(step.plan.step for step in self._in_flight),
             speculation_fault=self._drafting.fault,
+        )
+
+    @property
+    def hashing(self) -> tuple[str, int] | None:
+        """What block hashes depend on beside the configuration, and tokens per block; None without prefix caching."""
+        hasher = self._state.hasher
+        return (hasher.compatibility, hasher.block_size) if self._state.prefix_caching else None
+
+    def load(self) -> EngineLoad:
+        """Return how much there is to do, and how the prefix cache has changed since the last call; the first tells all of it."""
+        blocks = self._state.blocks
+        added, removed = blocks.take_changes()
+        return EngineLoad(
+            num_waiting=self.num_waiting,
+            num_running=self.num_running,
+            kv_usage=blocks.num_used / blocks.num_blocks,
+            added=tuple(added),
+            removed=tuple(removed),
         )
 
     def metrics(self) -> str:

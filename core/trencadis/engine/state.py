@@ -179,7 +179,9 @@ class EngineState:
             token_ids=read_only(tokens[num_prompt:].copy()),
             finish_reason=reason,
             num_prompt_tokens=num_prompt,
-            num_cached_tokens=min(max(sequence.num_cached_tokens, 0), num_prompt),  # with output of another engine, more
+            num_cached_tokens=min(
+                max(sequence.num_cached_tokens, 0), num_prompt
+            ),  # with output of another engine, more
             num_preemptions=int(table.num_preemptions[slot]),
             arrival_s=float(table.arrival_s[slot]),
             first_scheduled_s=sequence.first_scheduled_s,

@@ -54,6 +54,7 @@ from trencadis.interfaces.optional_calls import (
     SupportsRanks,
     SupportsSwapping,
 )
+from trencadis.interfaces.router import ReplicaViews, Router, RoutingRequest
 from trencadis.interfaces.sampling import (
     Distributions,
     LogitsProcessor,
@@ -110,6 +111,9 @@ __all__ = [
     "NoConfig",
     "Observer",
     "PendingStep",
+    "ReplicaViews",
+    "Router",
+    "RoutingRequest",
     "Sampled",
     "SampledLogprobs",
     "Sampler",

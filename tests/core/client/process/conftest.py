@@ -56,6 +56,7 @@ class FakePeer:
     def __init__(self) -> None:
         self._mine, self._its = socket.socketpair()
         self.stalled = ""
+        self.progress = (0, None)
         self.was_closed = False
 
     def fileno(self) -> int:
