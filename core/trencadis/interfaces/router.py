@@ -40,7 +40,7 @@ class RoutingRequest:
 
 @attrs.frozen(kw_only=True)
 class ReplicaViews:
-    """All replicas. Read-only; arrays are parallel, and hold what is known at the moment of the call.
+    """All replicas. Read-only; arrays are parallel, hold what is known at the moment of the call, and keep their length.
 
     Attributes:
         num_live: Requests and texts that were sent to each and have not ended, int32 ``[num_replicas]``; exact.

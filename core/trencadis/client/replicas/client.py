@@ -530,9 +530,12 @@ class ReplicatedEngineClient(PolledEngineClient):
         have ended, while others take the new ones; ``route``, which replica would take ``prompt_token_ids`` now.
         """
         self._check_open()
-        own = {"replicas": self._replicas_table, "restart_replica": self._restart_replica, "route": self._route}.get(
-            name
-        )
+        answered_here: dict[str, Callable[..., dict[str, Any]]] = {
+            "replicas": self._replicas_table,
+            "restart_replica": self._restart_replica,
+            "route": self._route,
+        }
+        own = answered_here.get(name)
         if own is not None:
             try:
                 callback(own(**arguments))

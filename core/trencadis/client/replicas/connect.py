@@ -55,8 +55,7 @@ def connect_replicas(
     transports: list[Transport] = []
     try:
         with track(f"Loading {config.model.path}", unit="buckets", show=show_progress) as advance:
-            for index in range(config.parallel.data):
-                transports.append(start(index))
+            transports.extend(map(start, range(config.parallel.data)))
             with rare_collections():
                 tokenizer = load_frontend_tokenizer(config)  # while the children import and load
             shows = on_terminal() if show_progress is None else show_progress

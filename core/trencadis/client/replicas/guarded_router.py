@@ -40,9 +40,9 @@ class GuardedRouter(Guarded[Router]):
         *,
         meter: CallMeter | None = None,
     ) -> None:
-        last = Fallback("the least loaded replica", LeastLive)
+        last: Fallback[Router] = Fallback("the least loaded replica", LeastLive)
         super().__init__(label, strategy, make_fallback or last, meter=meter)
-        self._last: Fallback[Router] | None = None if make_fallback is None else last
+        self._last = None if make_fallback is None else last
         self._present: set[int] = set()
 
     @property
@@ -54,8 +54,9 @@ class GuardedRouter(Guarded[Router]):
         """Put the fallback in place and tell it of the replicas."""
         super().quarantine(cause)
         self._make_fallback, self._last = self._last, None
-        for replica in sorted(self._present):
-            self._tell(lambda router, replica=replica: router.on_replica_added(replica), "on_replica_added")
+        present, self._present = self._present, set()
+        for replica in sorted(present):
+            self.on_replica_added(replica)
 
     def peek(self, request: RoutingRequest, replicas: ReplicaViews) -> int:
         """Return what :meth:`select` would return now."""
