@@ -12,7 +12,14 @@ from trencadis.engine.guards import GuardedScheduling
 from trencadis.engine.preparations import Preparations
 from trencadis.engine.state import EngineState
 from trencadis.engine.transfer.role import EngineRole
-from trencadis.errors import InvalidRequestError, PromptTooLongError, RequestError, RequestRefusedError, StepFailedError
+from trencadis.errors import (
+    ContinuationError,
+    InvalidRequestError,
+    PromptTooLongError,
+    RequestError,
+    RequestRefusedError,
+    StepFailedError,
+)
 from trencadis.faults import shown
 from trencadis.records import ModelFacts, Request, SamplingParams
 
@@ -99,7 +106,7 @@ class RequestValidator:
         Raises:
             PromptTooLongError: The prompt leaves no room for one output token.
             InvalidRequestError: An empty prompt, a token id outside the vocabulary, an id that is live, or an adapter where none run.
-            RequestRefusedError: Another engine has begun it, and its parameters do not let it go on here.
+            ContinuationError: Another engine has begun it, and its parameters do not let it go on here.
         """
         if request.request_id in self._state.slot_of or request.request_id in self._embeddings:
             raise InvalidRequestError(
@@ -113,8 +120,8 @@ class RequestValidator:
         )
         self._check_params(request.params)
         if request.output_token_ids and not self._is_portable(request.params):
-            raise RequestRefusedError(
-                f"request {request.request_id!r}: its engine ended, and another cannot go on with it: its sampling parameters depend "
+            raise ContinuationError(
+                f"request {request.request_id!r}: its engine has ended, and no other can go on with it: its sampling parameters depend "
                 "on more than its tokens, as mirostat_mode and some logits processors do.",
                 hint="Send it again.",
             )

@@ -34,6 +34,8 @@ def test_every_component_is_listed_with_its_role(capsys):
         ("acceptance", "match"): "",
         ("kv_codec", "none"): "",
         ("kv_policy", "cost_aware"): "",
+        ("router", "least_loaded"): "",
+        ("router", "prefix_affinity"): "",
         ("backend", "torch"): "active",
         ("executor", "inline"): "active",
         ("observer", "log"): "active",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from trencadis.errors import PromptTooLongError, RequestRefusedError
+from trencadis.errors import ContinuationError, PromptTooLongError, RequestRefusedError
 from trencadis.interfaces import SchedulingPolicy
 from trencadis.records import FinishReason, Request, SamplingParams
 from trencadis_testing.engines import drain, make_engine
@@ -83,7 +83,7 @@ def test_what_was_accepted_once_is_not_asked_to_be_admitted_again() -> None:
 
 def test_one_whose_sampler_keeps_more_than_tokens_is_refused_unless_it_has_none() -> None:
     engine = make_engine(backend=FakeBackend(eos=-1), is_portable=lambda params: not params.mirostat_mode)
-    with pytest.raises(RequestRefusedError, match="mirostat_mode"):
+    with pytest.raises(ContinuationError, match="mirostat_mode"):
         engine.add(continued(3, mirostat_mode=2))
     engine.add(continued(0, mirostat_mode=2))
     assert drain(engine)["r"].token_ids.tolist() == TEXT

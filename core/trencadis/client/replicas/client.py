@@ -28,6 +28,7 @@ from trencadis.client.engine_client import NO_OUTPUTS, StepOutputs
 from trencadis.client.process.channel import WakeUpFile
 from trencadis.client.process.client import PolledEngineClient, RemoteEngineClient, RequestHandles
 from trencadis.client.replicas.answers import Gathering, Pages, gather_answers
+from trencadis.client.replicas.pages import replicas_page
 from trencadis.client.replicas.restarts import RestartLimit
 from trencadis.client.replicas.routing import Routing
 from trencadis.client.replicas.starter import Starter
@@ -227,6 +228,7 @@ class ReplicatedEngineClient(PolledEngineClient):
             self._wait(timeout_s)
         if not self._outputs:
             self._take_step()
+            self._finish_drains()
         return self._outputs.popleft() if self._outputs else NO_OUTPUTS
 
     def rest(self, timeout_s: float | None = None) -> None:
@@ -622,13 +624,7 @@ class ReplicatedEngineClient(PolledEngineClient):
         return self._routing.peek(self._routing.facts(request))
 
     def _own_page(self) -> str:
-        lines = []
-        for name, kind, text, value in _FAMILIES:
-            lines += [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
-            lines += [f'{name}{{replica="{one.index}"}} {float(value(one))}' for one in self._replicas]
-        name = "trencadis_quarantined_routers"
-        lines += [f"# HELP {name} Routers that failed and were replaced.", f"# TYPE {name} gauge"]
-        return "\n".join([*lines, f"{name} {float(self._routing.generation)}"]) + "\n"
+        return replicas_page(self._replicas_table()["replicas"], num_quarantined=self._routing.generation)
 
     # ------------------------------------------------------------------------------------------------- closing
 
@@ -643,15 +639,6 @@ class ReplicatedEngineClient(PolledEngineClient):
             client.close()
         for one in (self._all, self._ends, self._messages, self._wake_up, self._over):
             one.close()
-
-
-_FAMILIES: tuple[tuple[str, str, str, Callable[[_Replica], float]], ...] = (
-    ("trencadis_replica_up", "gauge", "Whether the replica takes requests.", lambda one: one.state == "ready"),
-    ("trencadis_replica_live_requests", "gauge", "Requests and texts that the replica has.", lambda one: len(one.work)),
-    ("trencadis_replica_requests_total", "counter", "Requests and texts given to it.", lambda one: one.num_placed),
-    ("trencadis_replica_moved_total", "counter", "Of these, given to others when it ended.", lambda one: one.num_moved),
-    ("trencadis_replica_restarts_total", "counter", "Times it was started again.", lambda one: one.num_restarts),
-)
 
 
 class _Delays:

@@ -21,7 +21,7 @@ from trencadis.client.replicas.restarts import RestartLimit
 from trencadis.client.replicas.routing import Routing
 from trencadis.clock import SimulatedClock
 from trencadis.engine.cache.hashing import BlockHasher
-from trencadis.errors import EngineEndedError, InvalidRequestError, RequestRefusedError, TrencadisError
+from trencadis.errors import ContinuationError, EngineEndedError, InvalidRequestError, TrencadisError
 from trencadis.interfaces import ReplicaViews, Router, RoutingRequest
 from trencadis.records import EmbeddingRequest, FinishReason, Request, RequestTerms, SamplingParams
 from trencadis.text import Tokenizer
@@ -344,7 +344,7 @@ def test_one_that_cannot_go_on_elsewhere_is_refused_with_the_reason_and_others_g
     one.kill(0)
     one.until(lambda: len(one.finished) == 4)
     assert list(one.refused) == ["a"]
-    assert isinstance(one.refused["a"], RequestRefusedError)
+    assert isinstance(one.refused["a"], ContinuationError)
     assert "mirostat_mode" in str(one.refused["a"])
     assert not one.client.has_work
 
@@ -372,7 +372,7 @@ def test_a_frontend_gives_whole_texts_and_the_reason_of_one_that_cannot_go_on(
     entries = outputs[2].outputs[0].logprobs
     assert entries is not None
     assert [entry.token_id for entry in entries] == TEXT
-    assert isinstance(clients[3].refusal, RequestRefusedError)
+    assert isinstance(clients[3].refusal, ContinuationError)
 
 
 def test_texts_to_embed_go_to_another_replica(fleet: Callable[..., Fleet]) -> None:
@@ -452,9 +452,10 @@ def test_a_drained_replica_ends_what_it_has_and_is_started_again(fleet: Callable
         one.client.add(request(name))
         assert one.where(name) == 1
     assert one.starter.begun == []
-    one.until(lambda: len(one.finished) == 4)
-    one.turn()
-    assert one.starter.begun == [(0, 0.0)]
+    while len(one.finished) < 4:
+        assert one.starter.begun == [] or {"a", "b"} & set(one.finished)
+        one.turn()
+    assert one.starter.begun == [(0, 0.0)]  # with the last end, and not with a later message
     one.lines[0] = None
     with pytest.raises(InvalidRequestError, match="is the only one that serves"):
         one.ask("restart_replica", replica=1)
