@@ -24,7 +24,7 @@ NAMES = {
     "acceptance": ("match",),
     "kv_codec": ("none",),
     "kv_policy": ("cost_aware",),
-    "router": ("least_loaded", "prefix_affinity"),
+    "router": ("prefix_affinity",),
     "backend": ("torch",),
     "executor": ("inline",),
     "observer": ("log",),
