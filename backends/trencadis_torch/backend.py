@@ -67,6 +67,7 @@ from trencadis_torch.loading.profile_run import measure_memory
 from trencadis_torch.loading.self_check import ModelCheck, check_graph
 from trencadis_torch.native_build import Source, begin
 from trencadis_torch.parallel.share import Share, check_groups
+from trencadis_torch.parallel.support import ONLY_EMBEDS
 from trencadis_torch.pending import StepTimer, TorchStep
 from trencadis_torch.rows import Rows
 from trencadis_torch.runner import PassRunner
@@ -285,7 +286,7 @@ class TorchBackend(Backend):
         """
         if self._share is not None:
             raise BackendError(
-                f"[parallel] tensor = {self._share.size}: {files.source.path} only embeds, and is not divided.",
+                f"[parallel] tensor = {self._share.size}, {files.source.path}: {ONLY_EMBEDS.refused['tensor']}.",
                 hint="Set [parallel] tensor = 1.",
             )
 

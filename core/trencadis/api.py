@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from trencadis.engine.engine import Engine
     from trencadis.engine.guards import GuardedEviction
     from trencadis.engine.inspect.snapshot import EngineSnapshot
+    from trencadis.engine.layout_support import RANKS, unserved_layout
     from trencadis.registry import (
         Choice,
         Provenance,
@@ -55,6 +56,7 @@ _HOMES = {
     "PluginLoader": "registry.manager",
     "PluginsConfig": "config.schema",
     "Provenance": "registry",
+    "RANKS": "engine.layout_support",
     "RegisteredComponent": "registry",
     "Registry": "registry",
     "ResolvedConfig": "config",
@@ -78,6 +80,7 @@ _HOMES = {
     "resolve_plan": "registry",
     "rows_of": "registry.listing",
     "rules_or_defaults": "config.check_sources",
+    "unserved_layout": "engine.layout_support",
     "value_error": "config.messages",
 }
 
@@ -95,6 +98,7 @@ __all__ = [
     "PluginLoader",
     "PluginsConfig",
     "Provenance",
+    "RANKS",
     "RegisteredComponent",
     "Registry",
     "ResolvedConfig",
@@ -118,6 +122,7 @@ __all__ = [
     "resolve_plan",
     "rows_of",
     "rules_or_defaults",
+    "unserved_layout",
     "value_error",
 ]
 

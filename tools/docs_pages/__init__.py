@@ -11,6 +11,7 @@ from docs_pages.configuration import CONFIGURATION_PAGES
 from docs_pages.errors import errors_page
 from docs_pages.hooks import hooks_page
 from docs_pages.http_api import http_api_page
+from docs_pages.layouts import layouts_page
 from docs_pages.metrics import metrics_page
 from docs_pages.python_api import python_page
 from docs_pages.records import with_records
@@ -26,6 +27,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "hooks.md": hooks_page,
     "metrics.md": metrics_page,
     "commands.md": commands_page,
+    "layouts.md": layouts_page,
     "python.md": python_page,
     **{
         f"plugins/{page.name}": partial(with_records, page)

@@ -101,7 +101,8 @@ def _with_whole_experts(model: Any, plan: dict[str, str]) -> dict[str, str]:
         if style in ("grouped_gemm", "ep_dispatch_experts")
     }
     owners = tuple(name for name, style in found.items() if style == "ep_dispatch_experts")
-    if not owners:
+    names = {_with_stars(name) for name, _ in model.named_modules()}
+    if names.isdisjoint(owners):
         raise ModelLoadError(
             f"[parallel] expert above 1: {type(model).__name__} has no experts, or no plan of how they are divided as wholes.",
             hint="Set [parallel] expert = 1: each rank then has a share of every layer, and of every expert if there are any.",
@@ -110,6 +111,11 @@ def _with_whole_experts(model: Any, plan: dict[str, str]) -> dict[str, str]:
         name: style for name, style in plan.items() if not f"{name}.".startswith(tuple(f"{one}." for one in owners))
     }
     return {**others, **found}
+
+
+def _with_stars(name: str) -> str:
+    """Return a name with ``*`` for each number. Pure."""
+    return re.sub(r"\.\d+(?=\.|$)", ".*", name)
 
 
 def expand_plan(model: Any, plan: dict[str, str]) -> dict[str, str]:
@@ -127,7 +133,7 @@ def expand_plan(model: Any, plan: dict[str, str]) -> dict[str, str]:
         name for name, _ in model.named_parameters(remove_duplicate=False)
     ]
     for name in names:
-        style = plan.get(name, plan.get(re.sub(r"\.\d+(?=\.|$)", ".*", name)))
+        style = plan.get(name, plan.get(_with_stars(name)))
         if style is None or style in _WHOLE:
             continue
         style = _OTHER_NAMES.get(style, style)

@@ -17,6 +17,7 @@ from trencadis_torch.loading.loader import ModelFiles
 from trencadis_torch.parallel.loading import load_share
 from trencadis_torch.parallel.plan import read_plan_file
 from trencadis_torch.parallel.sharding import Sharding
+from trencadis_torch.parallel.support import FEATURES
 from trencadis_torch.parallel.tokens import TokenExchange
 
 __all__ = ["Share", "check_groups"]
@@ -40,11 +41,13 @@ def check_groups(groups: RankGroups, config: TorchConfig) -> None:
             f"[parallel] expert = {layout.expert} with tensor = {layout.tensor}: experts are divided over all ranks that share a layer.",
             hint=f"Set [parallel] expert = {layout.tensor}, or 1 for a share of every expert on each rank.",
         )
-    for key, value in (("compile", config.compile), ("graphs", config.graphs)):
-        if value != "off" and layout.tensor > 1:
+    for feature in (one for one in FEATURES if one.setting):
+        key = feature.setting.rpartition(".")[2]
+        value = getattr(config, key)
+        if layout.tensor > 1 and "tensor" in feature.refused and feature.is_asked(value):
             raise ConfigValueError(
-                f'[backend.torch] {key} = "{value}" with [parallel] tensor = {layout.tensor}: no graph holds what ranks exchange.',
-                hint=f'Set [backend.torch] {key} = "off".',
+                f'[backend.torch] {key} = "{value}" with [parallel] tensor = {layout.tensor}: {feature.refused["tensor"]}.',
+                hint=feature.remedy,
             )
 
 

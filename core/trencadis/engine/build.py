@@ -36,6 +36,7 @@ from trencadis.engine.guards import Fallback, GuardedBucketing, GuardedEviction,
 from trencadis.engine.inspect.administration import Administration
 from trencadis.engine.inspect.decisions import Decisions
 from trencadis.engine.inspect.observers import Observers
+from trencadis.engine.layout_support import check_features
 from trencadis.engine.request_validation import check_honoured
 from trencadis.engine.scheduling.scheduler import Scheduler
 from trencadis.engine.scheduling.shadow import Shadow
@@ -102,7 +103,6 @@ __all__ = [
     "EmbeddingParts",
     "Meters",
     "Parts",
-    "RANKS",
     "TREES",
     "budget_of",
     "build_engine",
@@ -1017,9 +1017,6 @@ def _compatibility(config: Config, model: ModelFacts, block_size: int) -> str:
 ADAPTERS = "backend.adapters"
 """Capability of a backend that computes rows with the LoRA adapters that ``RowStart.adapter`` names."""
 
-RANKS = "executor.ranks"
-"""Capability of an executor that hosts ranks in other processes."""
-
 TREES = "backend.tree_attention"
 """Capability of a backend that verifies several drafts after one token."""
 
@@ -1047,31 +1044,19 @@ def check_adapters(config: Config, capabilities: BackendCapabilities) -> None:
 
 
 def check_layout(config: Config, plan: ResolvedPlan) -> None:
-    """Refuse several ranks where the executor hosts one, and sizes that no layout has.
+    """Refuse sizes that no layout has, layouts that the components do not serve, and features that do not go with them.
 
     Raises:
         ConfigValueError: Sizes contradict each other.
-        CapabilityError: The executor hosts one rank.
+        CapabilityError: Something is not served; see :mod:`trencadis.engine.layout_support`.
     """
-    sizes, layout = config.parallel, _layout(config)
+    sizes = config.parallel
     if sizes.expert not in (1, sizes.tensor):
         raise ConfigValueError(
             f"[parallel] expert = {sizes.expert} with tensor = {sizes.tensor}: experts are divided over the ranks of a stage.",
             hint=f"Set it to 1, where every rank holds a share of each expert, or to {sizes.tensor}.",
         )
-    executor, connector = plan.choices["executor"].component, plan.choices.get("kv_connector")
-    provides = executor.component.provides
-    if layout.num_ranks > 1 and RANKS not in provides:
-        raise CapabilityError(
-            f"[parallel] tensor = {sizes.tensor}, pipeline = {sizes.pipeline}: {executor} hosts one rank (it does not provide "
-            f'"{RANKS}").',
-            hint='Set executor.name to "processes".',
-        )
-    if connector is not None and RANKS in provides:
-        raise CapabilityError(
-            f"[kv_connector] name = {connector.component}: its two sides share memory, and {executor} has ranks in other processes.",
-            hint='Set kv_connector.name to "none", or executor.name to "inline".',
-        )
+    check_features(config, plan)
 
 
 def check_drafter(speculation: Speculation | None) -> None:

@@ -1,10 +1,12 @@
-"""How a model is divided over ranks, and what its copies tell of themselves."""
+"""How a model is divided over ranks, which features go with that, and what its copies tell of themselves."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import attrs
 
-__all__ = ["EngineLoad", "ParallelLayout"]
+__all__ = ["EngineLoad", "LayoutFeature", "ParallelLayout"]
 
 
 @attrs.frozen(kw_only=True)
@@ -58,3 +60,27 @@ class EngineLoad:
     kv_usage: float = 0.0
     added: tuple[bytes, ...] = ()
     removed: tuple[bytes, ...] = ()
+
+
+@attrs.frozen(kw_only=True)
+class LayoutFeature:
+    """A feature, and the layouts under which it is refused; under all others it works.
+
+    Attributes:
+        name: As the documentation calls it.
+        setting: Dotted path of the setting that asks for it, such as ``engine.preemption``; empty: requests do.
+        unless: Values of the setting that do not ask for it.
+        refused: Why, by layout: ``processes`` (ranks in processes of their own, one rank too), ``tensor``, ``pipeline``, ``expert``,
+            ``data``. The end of a sentence that begins with setting and value.
+        remedy: What to set instead.
+    """
+
+    name: str
+    setting: str = ""
+    unless: tuple[object, ...] = ()
+    refused: Mapping[str, str] = attrs.field(factory=dict)
+    remedy: str = ""
+
+    def is_asked(self, value: object) -> bool:
+        """Return whether a value of the setting asks for the feature. Pure."""
+        return value not in self.unless

@@ -1,1 +1,1 @@
-"""Commands: bench, buckets, doctor, explain, new-plugin, warmup."""
+"""Commands: bench, buckets, doctor, explain, layout, new-plugin, warmup."""

@@ -287,6 +287,11 @@ def test_a_model_without_experts_has_none_to_divide(model_path, ranks):
         assert "LlamaForCausalLM has no experts" in str(error)
 
 
+def test_a_model_whose_plan_has_experts_and_which_has_none_is_refused_too(tmp_path, ranks):
+    for error in load_errors(ranks, save_family("gemma4_text", tmp_path), expert=2):
+        assert "Gemma4ForCausalLM has no experts" in str(error)
+
+
 # --------------------------------------------------------------------------------------------------- drafts, scores
 
 

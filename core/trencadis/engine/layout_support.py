@@ -1,0 +1,155 @@
+"""Which features work under which layouts of ranks: one table, which the check at the start reads and the documentation is made from.
+
+Rows of a backend's own settings stand in that backend, see ``trencadis_torch.parallel.support``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final
+
+import attrs
+
+from trencadis.config.schema import Config
+from trencadis.errors import CapabilityError
+from trencadis.records import LayoutFeature
+from trencadis.registry import ResolvedPlan
+
+__all__ = ["FEATURES", "LAYOUTS", "RANKS", "Layout", "check_features", "unserved_layout"]
+
+RANKS = "executor.ranks"
+"""Capability of an executor that hosts ranks in other processes."""
+
+
+@attrs.frozen(kw_only=True)
+class Layout:
+    """A way to lay ranks out.
+
+    Attributes:
+        name: Key of ``[parallel]``; ``processes``: ranks are processes of their own, one rank too.
+        summary: For the documentation.
+        capabilities: Without which it is not served; the first part of each is the noun that provides it.
+        refused: Why nothing serves it yet; empty: something may.
+        hint: What to do instead.
+    """
+
+    name: str
+    summary: str
+    capabilities: tuple[str, ...] = ()
+    refused: str = ""
+    hint: str = ""
+
+
+LAYOUTS: Final = (
+    Layout(
+        name="processes",
+        summary="a rank in a process of its own",
+        capabilities=(RANKS,),
+        hint='Set executor.name to "processes".',
+    ),
+    Layout(
+        name="tensor",
+        summary="ranks share each layer; a backend's capabilities name the collectives that it computes with",
+        capabilities=(RANKS,),
+        hint='Set executor.name to "processes".',
+    ),
+    Layout(
+        name="pipeline",
+        summary="ranks have some layers each",
+        capabilities=(RANKS, "backend.pipeline"),
+        hint="Set it to 1, and tensor to the number of ranks.",
+    ),
+    Layout(
+        name="expert",
+        summary="ranks have some experts each",
+        capabilities=(RANKS, "backend.expert"),
+        hint="Set it to 1: then every rank has a share of each expert.",
+    ),
+    Layout(
+        name="data",
+        summary="copies, each an engine of its own",
+        refused="no front end starts copies of an engine",
+        hint="Set it to 1, start several servers, and let a load balancer choose between them.",
+    ),
+)
+
+_SHARED_MEMORY = "the two sides of a KV connector share memory, and ranks are in other processes"
+
+FEATURES: Final = (
+    LayoutFeature(name="Scheduling, eviction, bucketing, tenants, observers: any strategy"),
+    LayoutFeature(name="Steps planned ahead", setting="engine.async_scheduling", unless=(False,)),
+    LayoutFeature(name="Prefix caching", setting="cache.prefix_caching", unless=(False,)),
+    LayoutFeature(name="Preempted sequences in host memory", setting="engine.preemption", unless=("recompute",)),
+    LayoutFeature(name="Defragmentation", setting="defragmenter.enabled", unless=("auto", "off")),
+    LayoutFeature(name="Speculation: any drafter, in lines and trees", setting="speculation.name", unless=("", "none")),
+    LayoutFeature(
+        name="Acceptance rules, with distributions of drafts too", setting="acceptance.name", unless=("match",)
+    ),
+    LayoutFeature(name="Seeds, penalties, several outputs, beam search"),
+    LayoutFeature(name="Log-probabilities of outputs and prompts"),
+    LayoutFeature(name="Structured output"),
+    LayoutFeature(name="Embeddings of a decoder"),
+    LayoutFeature(name="The engine in a process of its own", setting="engine.placement", unless=("auto", "thread")),
+    LayoutFeature(
+        name="KV connectors: stores, host memory, prefill and decode on different engines, blending",
+        setting="kv_connector.name",
+        unless=("", "none"),
+        refused={"processes": _SHARED_MEMORY},
+        remedy='Set kv_connector.name to "none", or executor.name to "inline".',
+    ),
+    LayoutFeature(
+        name="LoRA adapters, where a backend computes them",
+        setting="engine.max_loras",
+        unless=(0,),
+        refused={"tensor": "adapters are not divided over ranks", "pipeline": "adapters are not divided over ranks"},
+        remedy="Leave it at 0, or set [parallel] tensor and pipeline to 1.",
+    ),
+)
+"""What the core has settings for, or requests; in the order of the documentation."""
+
+
+def unserved_layout(
+    plan: ResolvedPlan, name: str, size: int, *, nouns: Collection[str] = ("executor", "backend")
+) -> str:
+    """Return why the chosen components serve no layout of that kind and size; empty: they do, as far as is known before the start. Pure.
+
+    Args:
+        plan: The components.
+        name: Of :data:`LAYOUTS`.
+        size: Of ``[parallel]``; 1 asks for nothing.
+        nouns: Whose components are asked.
+    """
+    layout = next(one for one in LAYOUTS if one.name == name)
+    if size <= 1 or layout.refused:
+        return layout.refused if size > 1 else ""
+    for capability in layout.capabilities:
+        noun = capability.partition(".")[0]
+        if noun in nouns and capability not in plan.choices[noun].component.component.provides:
+            return f'{plan.choices[noun].component} does not provide "{capability}"'
+    return ""
+
+
+def check_features(config: Config, plan: ResolvedPlan) -> None:
+    """Refuse layouts that the chosen components do not serve, and features that do not go with the layout.
+
+    Raises:
+        CapabilityError: With what to set instead.
+    """
+    sizes = {"processes": 1 + (RANKS in plan.choices["executor"].component.component.provides)}
+    sizes |= {name: getattr(config.parallel, name) for name in ("tensor", "pipeline", "expert", "data")}
+    for layout in LAYOUTS:
+        why = unserved_layout(plan, layout.name, sizes[layout.name])
+        if why:
+            raise CapabilityError(f"[parallel] {layout.name} = {sizes[layout.name]}: {why}.", hint=layout.hint)
+    for feature in FEATURES:
+        refused = [feature.refused[name] for name, size in sizes.items() if size > 1 and name in feature.refused]
+        if not refused or not feature.is_asked(value := _value(config, feature.setting)):
+            continue
+        table, key = feature.setting.split(".")
+        shown = plan.choices[table].component if key == "name" and table in plan.choices else value
+        raise CapabilityError(f"[{table}] {key} = {shown}: {refused[0]}.", hint=feature.remedy)
+
+
+def _value(config: Config, setting: str) -> object:
+    table, key = setting.split(".")
+    return getattr(getattr(config, table), key)

@@ -1,0 +1,118 @@
+"""What is refused at the start under which layout: the table, and the check that reads it."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import attrs
+import pytest
+
+from trencadis.config import Config
+from trencadis.engine.build import check_layout
+from trencadis.engine.layout_support import FEATURES, LAYOUTS, unserved_layout
+from trencadis.errors import CapabilityError, ConfigValueError
+from trencadis.registry import ResolvedPlan, load_with_plugins, resolve_plan
+
+PROCESSES = {"executor.name": "processes"}
+
+
+@functools.cache
+def _resolved(pairs: tuple[tuple[str, Any], ...]) -> tuple[Config, ResolvedPlan]:
+    resolved, registry = load_with_plugins(environ={}, overrides=dict(pairs))
+    return resolved.config, resolve_plan(resolved.config, registry)
+
+
+def resolved(**overrides: Any) -> tuple[Config, ResolvedPlan]:
+    return _resolved(tuple({name.replace("__", "."): value for name, value in overrides.items()}.items()))
+
+
+def providing(plan: ResolvedPlan, noun: str, *names: str) -> ResolvedPlan:
+    """Return a plan whose component of a noun provides more."""
+    choice = plan.choices[noun]
+    item = attrs.evolve(choice.component, component=attrs.evolve(choice.component.component, provides=frozenset(names)))
+    return attrs.evolve(plan, choices={**plan.choices, noun: attrs.evolve(choice, component=item)})
+
+
+def test_defaults_and_one_rank_in_a_process_and_two_ranks_are_served() -> None:
+    check_layout(*resolved())
+    check_layout(*resolved(**PROCESSES))
+    check_layout(*resolved(**PROCESSES, parallel__tensor=2))
+
+
+def test_ranks_need_an_executor_that_hosts_them() -> None:
+    with pytest.raises(
+        CapabilityError, match=r'^\[parallel\] tensor = 2: executor component "inline".* "executor\.ranks"\.'
+    ) as caught:
+        check_layout(*resolved(parallel__tensor=2))
+    assert caught.value.hint == 'Set executor.name to "processes".'
+
+
+@pytest.mark.parametrize("name", ["pipeline", "expert"])
+def test_other_divisions_need_a_backend_that_provides_them(name: str) -> None:
+    config, plan = resolved(**PROCESSES, parallel__tensor=2, **{f"parallel.{name}": 2})
+    message = rf'^\[parallel\] {name} = 2: backend component "torch".* does not provide "backend\.{name}"\.'
+    with pytest.raises(CapabilityError, match=message) as caught:
+        check_layout(config, providing(plan, "backend"))
+    assert caught.value.hint
+    check_layout(config, providing(plan, "backend", f"backend.{name}"))
+
+
+def test_the_backend_torch_divides_experts_and_has_no_stages() -> None:
+    check_layout(*resolved(**PROCESSES, parallel__tensor=2, parallel__expert=2))
+    with pytest.raises(CapabilityError, match="pipeline"):
+        check_layout(*resolved(**PROCESSES, parallel__pipeline=2))
+
+
+def test_copies_are_refused_while_no_front_end_starts_them() -> None:
+    with pytest.raises(CapabilityError, match=r"^\[parallel\] data = 2: no front end starts copies of an engine\."):
+        check_layout(*resolved(parallel__data=2))
+
+
+def test_experts_go_over_one_rank_or_all_of_a_stage() -> None:
+    with pytest.raises(ConfigValueError, match=r"expert = 3 with tensor = 2"):
+        check_layout(*resolved(parallel__tensor=2, parallel__expert=3))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            {"kv_connector.name": "host_offload"},
+            r'^\[kv_connector\] name = kv_connector component "host_offload".*share memory',
+        ),
+        ({"parallel.tensor": 2, "engine.max_loras": 3}, r"^\[engine\] max_loras = 3: adapters are not divided"),
+    ],
+)
+def test_what_does_not_go_with_ranks_in_processes_is_refused_and_goes_without(
+    overrides: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(CapabilityError, match=message) as caught:
+        check_layout(*resolved(**PROCESSES, **overrides))
+    assert caught.value.hint
+    check_layout(*resolved(**{name: value for name, value in overrides.items() if name != "parallel.tensor"}))
+
+
+def test_adapters_go_with_one_rank_wherever_it_is() -> None:
+    check_layout(*resolved(**PROCESSES, engine__max_loras=3))
+
+
+def test_each_setting_of_the_table_is_one_and_its_default_asks_for_nothing_that_is_refused() -> None:
+    config, names = Config(), {one.name for one in LAYOUTS}
+    for feature in FEATURES:
+        assert feature.refused.keys() <= names
+        if feature.setting:
+            table, key = feature.setting.split(".")
+            value = getattr(getattr(config, table), key)
+            assert not (feature.refused and feature.is_asked(value)), feature.name
+            assert bool(feature.refused) == bool(feature.remedy)
+        else:
+            assert not feature.refused, "nothing in the configuration asks for it, so that the start cannot refuse it"
+
+
+def test_only_the_components_of_named_nouns_are_asked() -> None:
+    _, plan = resolved()
+    assert "executor.ranks" in unserved_layout(plan, "pipeline", 2)
+    assert "backend.pipeline" in unserved_layout(plan, "pipeline", 2, nouns=("backend",))
+    assert unserved_layout(plan, "pipeline", 1) == unserved_layout(plan, "data", 1) == ""
+    assert unserved_layout(providing(plan, "backend", "backend.pipeline"), "pipeline", 2, nouns=("backend",)) == ""

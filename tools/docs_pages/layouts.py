@@ -1,0 +1,93 @@
+"""``docs/layouts.md``: which features work under which layouts of ranks, from the tables that the start reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from docs_pages.markdown import heading_note, table
+from trencadis.engine.layout_support import FEATURES, LAYOUTS, Layout
+from trencadis.records import LayoutFeature
+from trencadis.registry import Registry
+from trencadis_torch.parallel.support import FEATURES as OF_TORCH
+
+__all__ = ["layouts_page"]
+
+_OURS = "trencadis"
+
+_ALSO = {"tensor": ("processes",), "pipeline": ("processes",), "expert": ("tensor", "processes")}
+"""Layouts that one is, too."""
+
+_HEAD = f"""# Features and layouts
+
+{heading_note("trencadis.engine.layout_support and trencadis_torch.parallel.support")}
+
+A layout says how a model is divided over devices: table `[parallel]`, see [Several devices](do/parallel.md).
+Whatever does not go together is refused when the engine starts, with this page's reason.
+
+## Layouts
+
+"""
+
+_FEATURES = """
+## Features
+
+A number is a reason below the table; `—` is a layout that nothing here serves.
+"""
+
+
+def layouts_page() -> str:
+    """Return the page."""
+    served = {layout.name: [] if layout.refused else _providers(layout) for layout in LAYOUTS}
+    rows = [(f"`{one.name}`", one.summary, _status(one, served[one.name])) for one in LAYOUTS]
+    reasons: list[str] = []
+    names = [layout.name for layout in LAYOUTS]
+    head = ("feature", "setting", "one process", *names)
+    cells = [
+        (
+            feature.name,
+            f"`{feature.setting}`" if feature.setting else "",
+            "yes",
+            *(_cell(feature, name, bool(served[name]), reasons) for name in names),
+        )
+        for feature in (*FEATURES, *OF_TORCH)
+    ]
+    notes = [f"{number}. {reason[:1].upper()}{reason[1:]}." for number, reason in enumerate(reasons, start=1)]
+    return (
+        "\n".join([_HEAD + table(("layout", "what it is", "served"), rows) + _FEATURES, table(head, cells), *notes])
+        + "\n"
+    )
+
+
+def _providers(layout: Layout) -> list[str]:
+    """Return the settings of built-in components that serve a layout, one for each capability; none if one is not provided."""
+    found: list[str] = []
+    registry = Registry.discover(strict=True)
+    for capability in layout.capabilities:
+        noun = capability.partition(".")[0]
+        able = [
+            f'`{noun}.name = "{name}"`'
+            for name, item in registry.components(noun).items()
+            if item.provenance.distribution == _OURS and capability in item.component.provides
+        ]
+        if not able:
+            return []
+        found.append(" or ".join(able))
+    return found
+
+
+def _status(layout: Layout, served: Sequence[str]) -> str:
+    if layout.refused:
+        return f"no: {layout.refused}"
+    needed = ", ".join(f"`{one}`" for one in layout.capabilities)
+    return f"with {' and '.join(served)}" if served else f"by no component of this distribution; needs {needed}"
+
+
+def _cell(feature: LayoutFeature, name: str, is_served: bool, reasons: list[str]) -> str:
+    if not is_served:
+        return "—"
+    why = next((feature.refused[one] for one in (name, *_ALSO.get(name, ())) if one in feature.refused), "")
+    if not why:
+        return "yes"
+    if why not in reasons:
+        reasons.append(why)
+    return f"no ({reasons.index(why) + 1})"
