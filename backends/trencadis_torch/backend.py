@@ -89,15 +89,17 @@ class TorchBackend(Backend):
     Args:
         config: Table ``[backend.torch]``.
         clock: Times steps on the CPU.
+        num_replicas: Engines that share the CPU: each takes its part of PyTorch's threads, unless ``num_threads`` says how many.
 
     Raises:
         ConfigValueError: Two keys contradict each other.
         BackendError: The device is not there, or graphs were asked for that it cannot make.
     """
 
-    def __init__(self, config: TorchConfig, *, clock: Clock) -> None:
+    def __init__(self, config: TorchConfig, *, clock: Clock, num_replicas: int = 1) -> None:
         self._config = config
         self._clock = clock
+        self._num_replicas = num_replicas
         config.check()
         self._device = choose_device(config.device)
         self._mode = choose_mode(config, device=self._device, clock=clock)
@@ -269,8 +271,10 @@ class TorchBackend(Backend):
         """Choose the threads of one operation: a small model's are over before a second thread has begun."""
         if self._device.type == "cpu":
             is_small = self._facts.num_parameters < SINGLE_THREAD_PARAMETERS
-            shared = 0 if self._share is None else self._share.num_threads()
-            num_threads = self._config.num_threads or (1 if is_small else shared)
+            num_threads = self._config.num_threads or (1 if is_small else 0)
+            if not num_threads and (self._share is not None or self._num_replicas > 1):
+                available = torch.get_num_threads() if self._share is None else self._share.num_threads()
+                num_threads = max(1, available // self._num_replicas)
             if num_threads:
                 torch.set_num_threads(num_threads)
 

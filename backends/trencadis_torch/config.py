@@ -50,7 +50,7 @@ class TorchConfig:
             a CUDA device.
         kv_dtype: How keys and values are held in the cache; ``auto`` is the model's dtype.
         max_prefill_batch_size: Most sequences in one padded prefill pass.
-        num_threads: Threads of one operation on the CPU; 0: one for a small model, else PyTorch's choice, divided by the ranks.
+        num_threads: Threads of one operation on the CPU; 0: one for a small model, else PyTorch's choice, divided among ranks and replicas.
         check_model: Compare the paged forward with the model's own after loading, and refuse the model if they differ; of an
             encoder, compare padded texts with bare ones.
         pack: ``auto`` or ``off``.
@@ -84,7 +84,7 @@ class TorchConfig:
     )
     num_threads: int = setting(
         0,
-        "Threads of one operation on the CPU; 0: one for a small model, else PyTorch's choice, divided by the ranks.",
+        "Threads of one operation on the CPU; 0: one for a small model, else PyTorch's choice, divided among ranks and replicas.",
         unit="threads",
         validator=ge(0),
     )

@@ -14,7 +14,8 @@
     │  ├─ InvalidRequestError        impossible parameters or token ids
     │  ├─ PromptTooLongError         the prompt does not fit the model or the KV cache
     │  └─ RequestRefusedError        admission control said no
-    │     └─ WrongRoleError          this engine computes prompts for others
+    │     ├─ WrongRoleError          this engine computes prompts for others
+    │     └─ ContinuationError       the engine that began it has ended, and another cannot go on
     ├─ BackendError                  the device side failed
     │  ├─ ModelLoadError             the model directory is incomplete or unsupported
     │  ├─ OutOfMemoryError           the device has no room for the weights or the KV cache
@@ -36,6 +37,7 @@ __all__ = [
     "BackendError",
     "CapabilityError",
     "CollectiveError",
+    "ContinuationError",
     "ComponentConflictError",
     "ConfigError",
     "ConfigValueError",
@@ -208,6 +210,16 @@ class WrongRoleError(RequestRefusedError):
 
     Cause: ``engine.role = "prefill"``, and a request that does not ask for a prefill for another engine.
     Fix: send it to another engine, or change the role.
+    """
+
+    http_status = 503
+
+
+class ContinuationError(RequestRefusedError):
+    """The replica that had begun the request has ended, and no other one can go on where it was.
+
+    Cause: its sampling parameters depend on more than its tokens, as ``mirostat_mode`` and some logits processors do.
+    Fix: send it again.
     """
 
     http_status = 503

@@ -48,6 +48,7 @@ NOUNS: Mapping[str, str] = {
     "kv_connector": "trencadis_kv_connectors",
     "kv_codec": "trencadis_kv_codecs",
     "kv_policy": "trencadis_kv_policies",
+    "router": "trencadis_routers",
     "backend": "trencadis_backends",
     "executor": "trencadis_executors",
     "observer": "trencadis_observers",
@@ -149,6 +150,15 @@ def trencadis_kv_policies() -> Iterable[Component]:
 
     *Called:* once, when the registry is built. *Factory returns:* a ``KVPolicy``; asked for by connectors, which may make several.
     *Since:* 0.1.
+    """
+
+
+@hookspec
+def trencadis_routers() -> Iterable[Component]:
+    """Yield routers: which replica takes a request.
+
+    *Called:* once, when the registry is built. *Factory returns:* a ``Router``; called in the process of the clients, with
+    ``parallel.data`` above 1. *Since:* 0.1.
     """
 
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from trencadis_testing.kv_fault_cases import KVFaultConformance
     from trencadis_testing.kv_policy import KVPolicyConformance
     from trencadis_testing.observer import ObserverConformance
+    from trencadis_testing.router import RouterConformance
     from trencadis_testing.sampling import SamplingConformance
     from trencadis_testing.sampling_processors import LogitsProcessorConformance
     from trencadis_testing.scheduling import SchedulingConformance
@@ -47,6 +48,7 @@ __all__ = [
     "KVPolicyConformance",
     "LogitsProcessorConformance",
     "ObserverConformance",
+    "RouterConformance",
     "SamplingConformance",
     "SchedulingConformance",
     "SpeculationConformance",
@@ -68,6 +70,7 @@ _HOMES = {
     "KVPolicyConformance": "trencadis_testing.kv_policy",
     "LogitsProcessorConformance": "trencadis_testing.sampling_processors",
     "ObserverConformance": "trencadis_testing.observer",
+    "RouterConformance": "trencadis_testing.router",
     "SamplingConformance": "trencadis_testing.sampling",
     "SchedulingConformance": "trencadis_testing.scheduling",
     "SpeculationConformance": "trencadis_testing.speculation",

@@ -92,6 +92,7 @@ def make_engine(
     sampling_fingerprint: SamplingFingerprint | None = None,
     can_start_with: Callable[[RowStart, int], bool] = lambda _, __: True,
     prepare: Callable[[SamplingParams, str], tuple[Future[Any], ...]] = lambda _, __: (),
+    is_portable: Callable[[SamplingParams], bool] = lambda _: True,
     fallback: bool = False,
     on_miss: str = "fallback",
     complete: bool = False,
@@ -125,6 +126,7 @@ def make_engine(
         sampling_fingerprint: What it carries to other engines that are to choose first tokens.
         can_start_with: Whether a text could begin with a token that another engine chose.
         prepare: What a sampler has to do before a request can run, by its parameters and tenant.
+        is_portable: Whether a sequence with these parameters may go on after tokens that another engine chose.
         fallback: Give scheduling, eviction and bucketing their references as fallbacks.
         on_miss: Of the table ``[bucketing]``.
         complete: The same; off, so that just the strategy's table is prepared.
@@ -188,6 +190,7 @@ def make_engine(
         sampling_fingerprint=sampling_fingerprint,
         can_start_with=can_start_with,
         prepare=prepare,
+        is_portable=is_portable,
         shared_prefixes=tuple(tuple(prefix) for prefix in shared_prefixes),
     )
     return compose_engine(config, parts, clock=clock or SimulatedClock())

@@ -14,6 +14,7 @@ from typing import Any
 
 from trencadis.errors import (
     BackendError,
+    ContinuationError,
     EngineEndedError,
     InvalidRequestError,
     PromptTooLongError,
@@ -120,6 +121,8 @@ def as_api_error(error: BaseException, *, param: str | None = None, request_id: 
             return error
         case WrongRoleError():
             return _unavailable(str(error), "wrong_role", None)
+        case ContinuationError():
+            return _unavailable(str(error), "engine_ended", error.retry_after_s)
         case RequestRefusedError():
             return _too_many(str(error), error.retry_after_s)
         case PromptTooLongError():

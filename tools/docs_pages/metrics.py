@@ -8,6 +8,7 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from docs_pages.markdown import heading_note, table
+from trencadis.client.replicas.pages import replicas_page
 from trencadis.clock import SimulatedClock
 from trencadis.engine.transfer.guarded_connector import GuardedConnector
 from trencadis.engine.transfer.transfers import Transfers
@@ -51,6 +52,10 @@ _TRANSFERS = """Of an engine with a KV connector. What the connector counts itse
 """
 
 
+_REPLICAS = """With `parallel.data` above 1. All metrics of engines have the label `replica` then, too; see [Replicas](do/replicas.md).
+"""
+
+
 def metrics_page() -> str:
     """Return the page."""
     engine = list(text_string_to_metric_families(_engine_text()))
@@ -60,6 +65,7 @@ def metrics_page() -> str:
     if theirs:
         parts += ["## Engine, by vLLM's names\n", _VLLM, _rows(theirs)]
     parts += ["## KV transfers\n", _TRANSFERS, _rows(text_string_to_metric_families(_transfers_text()))]
+    parts += ["## Replicas\n", _REPLICAS, _rows(text_string_to_metric_families(_replicas_text()))]
     parts += ["## Backend gaudi\n", _GAUDI, _rows(text_string_to_metric_families(_gaudi_text()))]
     parts += ["## Backend torch\n", _TORCH, _rows(text_string_to_metric_families(GraphWatch().metrics()))]
     parts += [_CAPTURES, _rows(text_string_to_metric_families(_captures_text()))]
@@ -97,6 +103,11 @@ def _captures_text() -> str:
     watch.graphs(1, 1)
     watch.note(Bucket(1, 1, 1, Phase.DECODE), replayed=True)
     return watch.metrics()
+
+
+def _replicas_text() -> str:
+    counts = dict.fromkeys(("num_live", "num_placed", "num_moved", "num_restarts"), 0)
+    return replicas_page([{"replica": 0, "state": "ready", **counts}], num_quarantined=0)
 
 
 def _server_text() -> str:

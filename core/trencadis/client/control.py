@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import EllipsisType
 from typing import Any, Protocol
 
@@ -144,6 +144,56 @@ class EngineControl:
             BackendError: It did not answer in time.
         """
         await self._control("reject_transfer", transfer_params=dict(transfer_params))
+
+    async def replicas(self) -> dict[str, Any]:
+        """Return the state of each replica, with ``parallel.data`` above 1.
+
+        Returns:
+            ``router``, and ``replicas``: of each ``replica``, its index; ``state``: ``ready``, ``draining``, ``stalled`` or ``down``;
+            ``num_live``, ``num_placed``, ``num_moved``, ``num_restarts``, ``num_waiting``, ``num_running``, ``kv_usage`` and
+            ``reason``, why it ended last.
+
+        Raises:
+            InvalidRequestError: There is one engine only.
+            EngineEndedError: The engine was closed, died or hung.
+            BackendError: It did not answer in time.
+        """
+        return await self._control("replicas")
+
+    async def restart_replica(self, replica: int) -> dict[str, Any]:
+        """Start a replica again when its requests have ended; until then others take the new ones.
+
+        Args:
+            replica: Its index.
+
+        Returns:
+            What :meth:`replicas` returns, at once.
+
+        Raises:
+            InvalidRequestError: There is no such replica, it is down, or no other one serves.
+            TrencadisError: See :meth:`replicas`.
+        """
+        return await self._control("restart_replica", replica=replica)
+
+    async def route(
+        self, prompt_token_ids: Sequence[int], *, tenant: str = "", cache_salt: str | None = None
+    ) -> dict[str, Any]:
+        """Return which replica would take a prompt now; nothing changes.
+
+        Args:
+            prompt_token_ids: At least one.
+            tenant: Who asks.
+            cache_salt: The tenant if None.
+
+        Returns:
+            ``replica``, ``num_blocks`` of the prompt, and of each replica ``hit_blocks``, ``num_live`` and ``is_healthy``.
+
+        Raises:
+            TrencadisError: See :meth:`replicas`.
+        """
+        return await self._control(
+            "route", prompt_token_ids=list(prompt_token_ids), tenant=tenant, cache_salt=cache_salt
+        )
 
     async def _control(self, name: str, *, timeout_s: float = 10.0, **arguments: Any) -> dict[str, Any]:
         command = ControlRequest(name=name, arguments=arguments)

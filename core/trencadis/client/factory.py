@@ -10,7 +10,9 @@ from trencadis.client.engine_client import LocalEngineClient
 from trencadis.client.engine_thread import EngineThread
 from trencadis.client.frontend import Frontend
 from trencadis.config import Config
+from trencadis.config.messages import spot
 from trencadis.console import track
+from trencadis.errors import ConfigValueError
 from trencadis.registry import Registry, load_with_plugins
 from trencadis.startup import rare_collections
 from trencadis.text import Tokenizer, load_tokenizer
@@ -80,7 +82,7 @@ def open_frontend(config: Config, registry: Registry, *, show_progress: bool | N
     """Load tokenizer and model where ``[engine] placement`` says, and return the frontend. Takes seconds to minutes.
 
     Args:
-        config: The configuration; ``auto`` is this process.
+        config: The configuration; ``auto`` is this process, unless ``parallel.data`` is above 1.
         registry: The plugins.
         show_progress: Draw bars; None: on a terminal only.
 
@@ -88,11 +90,9 @@ def open_frontend(config: Config, registry: Registry, *, show_progress: bool | N
         PluginError: A plugin that was given in code cannot travel to another process.
         TrencadisError: See :func:`trencadis.client.open_local_frontend`, wherever it happened.
     """
-    if config.engine.placement != "process":
+    if not _is_remote(config, registry):
         return open_local_frontend(config, registry, show_progress=show_progress)
-    from trencadis.client.process.connect import connect_frontend
-
-    return connect_frontend(config, registry, show_progress=show_progress)
+    return _connect(config, registry, show_progress=show_progress)
 
 
 def open_runner(config: Config, registry: Registry) -> EngineThread | EngineLoop:
@@ -101,9 +101,34 @@ def open_runner(config: Config, registry: Registry) -> EngineThread | EngineLoop
     Raises:
         TrencadisError: See :func:`open_frontend`.
     """
-    if config.engine.placement != "process":
+    if not _is_remote(config, registry):
         return EngineThread(lambda: open_local_frontend(config, registry))
-    from trencadis.client.process.connect import connect_frontend
     from trencadis.client.process.engine_loop import EngineLoop
 
-    return EngineLoop(connect_frontend(config, registry, never_waits=True))
+    return EngineLoop(_connect(config, registry, never_waits=True))
+
+
+def _is_remote(config: Config, registry: Registry) -> bool:
+    """Return whether the engine is in a process of its own, or there are several, each in one.
+
+    Raises:
+        ConfigValueError: Several were asked for in this process.
+    """
+    placement, num_replicas = config.engine.placement, config.parallel.data
+    if num_replicas > 1 and placement == "thread":
+        where = spot("engine.placement", placement, registry.sources.get("engine.placement", ""))
+        raise ConfigValueError(
+            f"{where}: parallel.data = {num_replicas} engines need a process each.",
+            hint='Set engine.placement to "auto", or parallel.data to 1.',
+        )
+    return placement == "process" or num_replicas > 1
+
+
+def _connect(config: Config, registry: Registry, **options: Any) -> Frontend:
+    if config.parallel.data > 1:
+        from trencadis.client.replicas.connect import connect_replicas
+
+        return connect_replicas(config, registry, **options)
+    from trencadis.client.process.connect import connect_frontend
+
+    return connect_frontend(config, registry, **options)

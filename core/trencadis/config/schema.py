@@ -147,6 +147,15 @@ class ParallelConfig:
     data: int = setting(
         1, "Copies of the model, each an engine of its own, at one address.", unit="engines", validator=ge(1)
     )
+    replica: int = setting(
+        0, "Which of these copies an engine is, from 0; set for each by the process that starts them.", validator=ge(0)
+    )
+    max_restarts: int = setting(
+        3,
+        "How often a copy that ended is started again within restart_window_s; beyond that it waits until the window allows it.",
+        validator=ge(0),
+    )
+    restart_window_s: float = setting(600.0, "See max_restarts.", unit="s", validator=gt(0))
 
 
 @attrs.frozen(kw_only=True)
@@ -258,8 +267,8 @@ class NounConfig:
     fallback: str = setting(
         "",
         "Component to go on with if the chosen one raises in a step; empty: the step fails, but for speculation and "
-        "draft_length: then no more drafts are made, and acceptance: then none stands. Backend, executor and the kv tables "
-        "have none.",
+        "draft_length: then no more drafts are made, acceptance: then none stands, and router: then the least loaded replica is "
+        "chosen. Backend, executor and the kv tables have none.",
     )
     components: Mapping[str, Any] = attrs.field(
         factory=dict, metadata={"help": "Config objects by component name.", "unit": ""}
@@ -334,6 +343,7 @@ class BudgetConfig:
         200.0, "the scheduler side of a KV connector; in place of a fallback it is switched off"
     )
     kv_policy_ms: float = _budget(200.0, "a KV policy; in place of a fallback the defaults of its contract stand in")
+    router_ms: float = _budget(200.0, "a router; without a fallback the least loaded replica is chosen")
 
 
 @attrs.frozen(kw_only=True)
@@ -380,6 +390,7 @@ class Config:
     kv_connector: NounConfig = attrs.field(factory=lambda: NounConfig(name="none"))
     kv_codec: NounConfig = attrs.field(factory=lambda: NounConfig(name="none"))
     kv_policy: NounConfig = attrs.field(factory=lambda: NounConfig(name="cost_aware"))
+    router: NounConfig = attrs.field(factory=lambda: NounConfig(name="prefix_affinity", fallback="least_loaded"))
     backend: NounConfig = attrs.field(factory=lambda: NounConfig(name="auto"))
     executor: NounConfig = attrs.field(factory=lambda: NounConfig(name="inline"))
     observer: ObserverConfig = attrs.field(factory=lambda: ObserverConfig(names=("log",)))

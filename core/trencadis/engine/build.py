@@ -211,6 +211,8 @@ def _context(config: Config, clock: Clock) -> ComponentContext:
         layout=_layout(config),
         vocabulary=vocabulary_reader(config),
         named_model=model_finder(config),
+        replica=config.parallel.replica,
+        num_replicas=config.parallel.data,
     )
 
 
@@ -359,6 +361,7 @@ class _Builder:
             check_params=self._check_params,
             prepare=self._prepare,
             can_start_with=lambda start, token_id: self._reference_sampler().can_start_with(start, token_id),
+            is_portable=lambda params: self._reference_sampler().is_portable(params),
             sampling_fingerprint=self._sampling_fingerprint(model),
             device_label=self.device_label,
         )
@@ -601,6 +604,7 @@ class Parts(EmbeddingParts):
         check_params: Refuses processors that a request names and the sampler does not have.
         prepare: Begins what the sampler has to do before a request can run.
         can_start_with: Whether the sampler could have chosen a token for a sequence at the end of its prompt.
+        is_portable: Whether a sequence with these parameters may go on here after tokens that another engine chose.
         device_label: Names executor and backend in messages.
         sampling_fingerprint: What the connector carries to another engine that is to choose a first token; None: none does.
     """
@@ -617,6 +621,7 @@ class Parts(EmbeddingParts):
     check_params: Callable[[SamplingParams], None] = lambda _: None
     prepare: Callable[[SamplingParams, str], tuple[Future[Any], ...]] = lambda _, __: ()
     can_start_with: Callable[[RowStart, int], bool] = lambda _, __: True
+    is_portable: Callable[[SamplingParams], bool] = lambda _: True
     sampling_fingerprint: SamplingFingerprint | None = None
     device_label: str = "the executor"
 
@@ -725,6 +730,7 @@ def compose_engine(
         check_params=parts.check_params,
         device_label=parts.device_label,
         prepare=parts.prepare,
+        is_portable=parts.is_portable,
     )
 
 

@@ -27,6 +27,7 @@ from trencadis.interfaces import Executor, SupportsEmbedding
 from trencadis.records import (
     Embedding,
     EmbeddingRequest,
+    EngineLoad,
     FinishedSequence,
     Float32Array,
     ModelFacts,
@@ -228,6 +229,7 @@ class EmbeddingEngine:
 
     is_stalled = False
     num_running = 0
+    hashing = None
 
     def __init__(
         self,
@@ -293,6 +295,10 @@ class EmbeddingEngine:
     def num_waiting(self) -> int:
         """Texts that wait."""
         return len(self._queue)
+
+    def load(self) -> EngineLoad:
+        """Return how much there is to do."""
+        return EngineLoad(num_waiting=self.num_waiting)
 
     def work_ahead(self) -> None:
         """There is nothing to do ahead."""

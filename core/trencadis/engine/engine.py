@@ -56,6 +56,7 @@ from trencadis.interfaces import Executor
 from trencadis.records import (
     Embedding,
     EmbeddingRequest,
+    EngineLoad,
     FinishedSequence,
     FinishReason,
     ModelFacts,
@@ -111,6 +112,7 @@ class Engine:
         check_params: Callable[[SamplingParams], None] = lambda _: None,
         device_label: str = "the executor",
         prepare: Callable[[SamplingParams, str], tuple[Future[Any], ...]] = lambda _, __: (),
+        is_portable: Callable[[SamplingParams], bool] = lambda _: True,
     ) -> None:
         self.model = model
         self.warm_up = warm_up or WarmUp()
@@ -133,7 +135,7 @@ class Engine:
         self._recovery = Recovery(state)
         self._preparations = Preparations(state, prepare, waits=isinstance(state.clock, SimulatedClock))
         self._validator = RequestValidator(
-            state, policy, embeddings, model, check_params, self._administration.role, self._preparations
+            state, policy, embeddings, model, check_params, self._administration.role, self._preparations, is_portable
         )
         self._depth = depth
         self._clock: Clock = state.clock
@@ -313,6 +315,24 @@ class Engine:
             self._state,
             steps_in_flight=(step.plan.step for step in self._in_flight),
             speculation_fault=self._drafting.fault,
+        )
+
+    @property
+    def hashing(self) -> tuple[str, int] | None:
+        """What block hashes depend on beside the configuration, and tokens per block; None without prefix caching."""
+        hasher = self._state.hasher
+        return (hasher.compatibility, hasher.block_size) if self._state.prefix_caching else None
+
+    def load(self) -> EngineLoad:
+        """Return how much there is to do, and how the prefix cache has changed since the last call; the first tells all of it."""
+        blocks = self._state.blocks
+        added, removed = blocks.take_changes()
+        return EngineLoad(
+            num_waiting=self.num_waiting,
+            num_running=self.num_running,
+            kv_usage=blocks.num_used / blocks.num_blocks,
+            added=tuple(added),
+            removed=tuple(removed),
         )
 
     def metrics(self) -> str:

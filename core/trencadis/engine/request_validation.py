@@ -12,7 +12,14 @@ from trencadis.engine.guards import GuardedScheduling
 from trencadis.engine.preparations import Preparations
 from trencadis.engine.state import EngineState
 from trencadis.engine.transfer.role import EngineRole
-from trencadis.errors import InvalidRequestError, PromptTooLongError, RequestError, RequestRefusedError, StepFailedError
+from trencadis.errors import (
+    ContinuationError,
+    InvalidRequestError,
+    PromptTooLongError,
+    RequestError,
+    RequestRefusedError,
+    StepFailedError,
+)
 from trencadis.faults import shown
 from trencadis.records import ModelFacts, Request, SamplingParams
 
@@ -35,6 +42,7 @@ class RequestValidator:
         check_params: Raises for sampling parameters that the sampler cannot serve.
         role: Of the engine.
         preparations: Begins what the sampler has to do first.
+        is_portable: Whether a sequence with these parameters may go on here after tokens that another engine chose.
     """
 
     def __init__(
@@ -46,6 +54,7 @@ class RequestValidator:
         check_params: Callable[[SamplingParams], None],
         role: EngineRole,
         preparations: Preparations,
+        is_portable: Callable[[SamplingParams], bool],
     ) -> None:
         self._state = state
         self._policy = policy
@@ -54,6 +63,7 @@ class RequestValidator:
         self._check_params = check_params
         self._role = role
         self._preparations = preparations
+        self._is_portable = is_portable
         self._warned: set[str] = set()
 
     def admit(self, request: Request) -> tuple[Request, tuple[Future[Any], ...]]:
@@ -69,7 +79,8 @@ class RequestValidator:
             self._role.check(request)
             self.check(request)
             request = self._state.tenants.complete(request)
-            self.ask(request)
+            if request.output_token_ids is None:  # else another engine has accepted it
+                self.ask(request)
             preparation = self._preparations.begin(request)
         except (RequestError, StepFailedError):
             self._state.transfers.not_served(request.transfer_params)
@@ -95,6 +106,7 @@ class RequestValidator:
         Raises:
             PromptTooLongError: The prompt leaves no room for one output token.
             InvalidRequestError: An empty prompt, a token id outside the vocabulary, an id that is live, or an adapter where none run.
+            ContinuationError: Another engine has begun it, and its parameters do not let it go on here.
         """
         if request.request_id in self._state.slot_of or request.request_id in self._embeddings:
             raise InvalidRequestError(
@@ -107,6 +119,12 @@ class RequestValidator:
             eos_token_ids=self._model.eos_token_ids,
         )
         self._check_params(request.params)
+        if request.output_token_ids and not self._is_portable(request.params):
+            raise ContinuationError(
+                f"request {request.request_id!r}: its engine has ended, and no other can go on with it: its sampling parameters depend "
+                "on more than its tokens, as mirostat_mode and some logits processors do.",
+                hint="Send it again.",
+            )
 
     def ask(self, request: Request) -> None:
         """Raise unless the tenant's caps and the policy accept the request; the caps come first.
@@ -147,8 +165,8 @@ def check_request(request: Request, *, vocab_size: int, max_model_len: int, eos_
         PromptTooLongError: The prompt leaves no room for one output token.
         InvalidRequestError: An empty prompt, a token id outside the vocabulary, or parameters that leave no token to choose.
     """
-    prompt, name = request.prompt_token_ids, f"request {request.request_id!r}"
-    if not prompt:
+    prompt, name = request.known_token_ids, f"request {request.request_id!r}"
+    if not request.prompt_token_ids:
         raise InvalidRequestError(f"{name} has an empty prompt.", hint="Give at least one token.")
     if len(prompt) >= max_model_len:
         raise PromptTooLongError(

@@ -107,7 +107,7 @@ class Sequence:
         self.seed = seed
         self.stop_token_ids = stop_token_ids
         self.state = SequenceState.WAITING
-        self.tokens: Int32Array = np.array(request.prompt_token_ids, np.int32)
+        self.tokens: Int32Array = np.array(request.known_token_ids, np.int32)
         self.block_hashes: list[bytes] = []
         self.loaded_blocks: Int32Array | None = None
         self.num_loaded_tokens = 0

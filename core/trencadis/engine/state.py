@@ -119,7 +119,8 @@ class EngineState:
         table.adapter[slot] = adapter
         table.ttft_target_s[slot] = request.ttft_target_s
         table.tpot_target_s[slot] = request.tpot_target_s
-        table.num_prompt_tokens[slot] = table.num_tokens[slot] = table.num_known_tokens[slot] = length
+        table.num_prompt_tokens[slot] = length
+        table.num_tokens[slot] = table.num_known_tokens[slot] = len(sequence.tokens)
         table.max_total_tokens[slot] = most
         table.min_total_tokens[slot] = length + params.min_tokens
         table.checks_eos[slot] = not params.ignore_eos
@@ -178,7 +179,9 @@ class EngineState:
             token_ids=read_only(tokens[num_prompt:].copy()),
             finish_reason=reason,
             num_prompt_tokens=num_prompt,
-            num_cached_tokens=max(sequence.num_cached_tokens, 0),
+            num_cached_tokens=min(
+                max(sequence.num_cached_tokens, 0), num_prompt
+            ),  # with output of another engine, more
             num_preemptions=int(table.num_preemptions[slot]),
             arrival_s=float(table.arrival_s[slot]),
             first_scheduled_s=sequence.first_scheduled_s,

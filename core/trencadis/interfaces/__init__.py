@@ -55,6 +55,7 @@ from trencadis.interfaces.optional_calls import (
     SupportsRestart,
     SupportsSwapping,
 )
+from trencadis.interfaces.router import ReplicaViews, Router, RoutingRequest
 from trencadis.interfaces.sampling import (
     Distributions,
     LogitsProcessor,
@@ -111,6 +112,9 @@ __all__ = [
     "NoConfig",
     "Observer",
     "PendingStep",
+    "ReplicaViews",
+    "Router",
+    "RoutingRequest",
     "Sampled",
     "SampledLogprobs",
     "Sampler",

@@ -92,6 +92,8 @@ class ComponentContext:
             that serves the noun in this engine.
         vocabulary: Reads the tokenizer's tokens: the first call takes up to seconds, so not before they are needed. From any thread.
         named_model: ``named_model(path)`` finds a model by directory, file, hub id or built-in name.
+        replica: Which copy of the model this engine is, 0 .. num_replicas - 1.
+        num_replicas: Copies of the model that share this machine, each an engine in a process of its own.
     """
 
     clock: Clock
@@ -106,6 +108,8 @@ class ComponentContext:
     make: Callable[[str, str], Any] = _makes_nothing
     vocabulary: Callable[[], Vocabulary] = _reads_nothing
     named_model: Callable[[str], NamedModel] = _finds_nothing
+    replica: int = 0
+    num_replicas: int = 1
 
 
 def _check_name(_: object, __: attrs.Attribute[str], name: str) -> None:

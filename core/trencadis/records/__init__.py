@@ -24,7 +24,7 @@ from trencadis.records.output import (
     TokenDeltas,
     TokenLogprobs,
 )
-from trencadis.records.parallel import LayoutFeature, ParallelLayout
+from trencadis.records.parallel import EngineLoad, LayoutFeature, ParallelLayout
 from trencadis.records.plain import MAX_DEPTH, check_plain, is_text, plain_fault
 from trencadis.records.plan import DraftDistributions, Drafts, Plan
 from trencadis.records.request import (
@@ -81,6 +81,7 @@ __all__ = [
     "Drafts",
     "Embedding",
     "EmbeddingRequest",
+    "EngineLoad",
     "EngineGauges",
     "Explanation",
     "FailedLoad",

@@ -1,4 +1,4 @@
-"""How a model is divided over ranks, and which features go with that."""
+"""How a model is divided over ranks, which features go with that, and what its copies tell of themselves."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import attrs
 
-__all__ = ["LayoutFeature", "ParallelLayout"]
+__all__ = ["EngineLoad", "LayoutFeature", "ParallelLayout"]
 
 
 @attrs.frozen(kw_only=True)
@@ -41,6 +41,25 @@ class ParallelLayout:
     def tensor_rank(self, rank: int) -> int:
         """Return the place of a rank within its stage, 0 .. tensor - 1."""
         return rank % self.tensor
+
+
+@attrs.frozen(kw_only=True)
+class EngineLoad:
+    """How much an engine has to do, and what its prefix cache has gained and lost since it was asked last.
+
+    Attributes:
+        num_waiting: Sequences that wait, or texts.
+        num_running: Sequences that run.
+        kv_usage: Share of its KV blocks that sequences hold, 0 .. 1.
+        added: Hashes of blocks that are in the cache and were not.
+        removed: Hashes of blocks that were in the cache and are not.
+    """
+
+    num_waiting: int
+    num_running: int = 0
+    kv_usage: float = 0.0
+    added: tuple[bytes, ...] = ()
+    removed: tuple[bytes, ...] = ()
 
 
 @attrs.frozen(kw_only=True)

@@ -196,12 +196,22 @@ class Request(RequestTerms):
         prompt_token_ids: At least one token id.
         params: How tokens are chosen and when the sequence ends.
         cache_salt: See :class:`RequestTerms`; the tenant if none is given.
+        output_token_ids: Of a request that an engine accepted and did not end: its output so far, after which the sequence goes on,
+            and which counts as output; maybe empty. None: it is new.
     """
 
     request_id: str = attrs.field(validator=_text)
     prompt_token_ids: tuple[int, ...] = attrs.field(converter=_token_ids, repr=False)
     params: SamplingParams = attrs.field(factory=SamplingParams)
     cache_salt: str = attrs.field(default=attrs.Factory(lambda self: self.tenant, takes_self=True), validator=_text)
+    output_token_ids: tuple[int, ...] | None = attrs.field(
+        default=None, converter=attrs.converters.optional(_token_ids), repr=False
+    )
+
+    @property
+    def known_token_ids(self) -> tuple[int, ...]:
+        """Prompt and output so far."""
+        return self.prompt_token_ids + self.output_token_ids if self.output_token_ids else self.prompt_token_ids
 
     @staticmethod
     def on_terms(

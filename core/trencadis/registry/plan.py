@@ -206,6 +206,8 @@ class _Resolver:
         for noun, helpers in (("speculation", OF_DRAFTS), ("kv_connector", OF_TRANSFERS)):
             if getattr(config, noun).name in NOTHING_CHOSEN:
                 idle |= helpers
+        if config.parallel.data == 1:
+            idle.add("router")  # there is nothing to choose among
         self._nouns = [noun for noun in NOUNS if noun not in idle]
 
     def choice(self, noun: str, name: str, key: str, source: str = "") -> Choice:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -43,6 +44,7 @@ __all__ = [
     "PlanInForce",
     "check_content_type",
     "make_admin_app",
+    "replicas_router",
     "role_router",
     "scheduling_router",
     "table_of",
@@ -83,6 +85,7 @@ def make_admin_app(
     plans = PlanInForce(resolved.config, plan, registry)
     app.include_router(scheduling_router(context, plans))
     app.include_router(role_router(context))
+    app.include_router(replicas_router(context))
 
     @app.get("/admin/plugins", summary="Components, plan, configuration and engine")
     async def show(request: Request) -> dict[str, Any]:
@@ -225,6 +228,40 @@ def role_router(context: ServerContext) -> APIRouter:
             raise ApiError(400, str(error), code="invalid_role") from error
 
     return router
+
+
+def replicas_router(context: ServerContext) -> APIRouter:
+    """Return the routes.
+
+    Args:
+        context: Of the server.
+    """
+    router = APIRouter()
+
+    @router.get("/admin/replicas", summary="The replicas")
+    async def show(request: Request) -> dict[str, Any]:
+        """The state of each replica, its load, and how often it was started again; 400 with one engine."""
+        return await _of_replicas(context.llm.replicas())
+
+    @router.post("/admin/replicas/{replica:int}/restart", summary="Start a replica again")
+    async def restart(request: Request, replica: int) -> dict[str, Any]:
+        """Start a replica again when its requests have ended; meanwhile others take the new ones. The answer comes at once."""
+        check_content_type(request)
+        return await _of_replicas(context.llm.restart_replica(replica))
+
+    return router
+
+
+async def _of_replicas(answer: Awaitable[dict[str, Any]]) -> dict[str, Any]:
+    """Return an answer about replicas.
+
+    Raises:
+        ApiError: 400: what was asked for cannot be.
+    """
+    try:
+        return await answer
+    except RequestError as error:
+        raise ApiError(400, str(error), code="invalid_replica") from error
 
 
 class PlanInForce:

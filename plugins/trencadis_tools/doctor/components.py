@@ -79,6 +79,8 @@ def _check_names(
 def _named(config: Config) -> Iterator[tuple[str, str]]:
     """Yield the path and value of every setting that names a component."""
     for noun in NOUNS:
+        if noun == "router" and config.parallel.data == 1:
+            continue  # it is not looked up: there is nothing to choose among
         table = getattr(config, noun)
         for key in ("name", "fallback", "names"):
             value = getattr(table, key, ())

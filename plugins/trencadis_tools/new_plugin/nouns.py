@@ -105,6 +105,11 @@ STARTS: Mapping[str, Start] = {
         "Leaves short prefixes alone: computing them is quicker than asking for them.",
         Option("min_tokens", "int", "256", "ge(1)", "A prefix of fewer tokens is computed.", "tokens"),
     ),
+    "router": Start(
+        "Router",
+        "Takes turns among replicas that have hardly more requests than others.",
+        Option("max_extra", "int", "4", "ge(0)", "Replicas with so many requests more than the fewest count as equal."),
+    ),
     "backend": Start(
         "Backend",
         "A toy model in NumPy: the place for a device of your own.",

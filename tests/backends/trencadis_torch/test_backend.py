@@ -230,6 +230,19 @@ def test_small_model_runs_on_one_thread_and_a_large_one_on_what_there_is(model_p
         torch.set_num_threads(1)
 
 
+def test_replicas_share_the_threads_unless_their_number_is_said(model_path, monkeypatch):
+    monkeypatch.setattr("trencadis_torch.backend.SINGLE_THREAD_PARAMETERS", 0)
+    try:
+        for there, options, expected in ((6, {}, 2), (2, {}, 1), (6, {"num_threads": 5}, 5)):
+            torch.set_num_threads(there)
+            config = TorchConfig(device="cpu", check_model=False, **options)
+            backend = TorchBackend(config, clock=SystemClock(), num_replicas=3)
+            backend.load(ModelSource(path=str(model_path("llama"))), sampler=ArgmaxSampler())
+            assert torch.get_num_threads() == expected
+    finally:
+        torch.set_num_threads(1)
+
+
 def test_cache_that_does_not_fit_is_refused(model_path):
     backend = make()
     backend.load(ModelSource(path=str(model_path("llama"))), sampler=ArgmaxSampler())

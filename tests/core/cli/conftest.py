@@ -24,6 +24,7 @@ NAMES = {
     "acceptance": ("match",),
     "kv_codec": ("none",),
     "kv_policy": ("cost_aware",),
+    "router": ("prefix_affinity",),
     "backend": ("torch",),
     "executor": ("inline",),
     "observer": ("log",),

@@ -34,6 +34,7 @@ def test_every_component_is_listed_with_its_role(capsys):
         ("acceptance", "match"): "",
         ("kv_codec", "none"): "",
         ("kv_policy", "cost_aware"): "",
+        ("router", "prefix_affinity"): "",
         ("backend", "torch"): "active",
         ("executor", "inline"): "active",
         ("observer", "log"): "active",
@@ -85,7 +86,7 @@ def test_the_table_has_one_line_for_each_component(capsys):
         "noun", "component", "role", "default", "distribution", "version", "requires", "provides", "summary",
     ]  # fmt: skip
     assert lines[0].split() == ["bucketing", "exact", "by", "layout", "yes", "(in", "code)", "The", "exact", "one."]
-    assert len(lines) == 15
+    assert len(lines) == 16
     assert lines[-1] == "no component installed: speculation, kv_connector"
 
 

@@ -83,3 +83,11 @@ def test_observers_have_metrics_without_any_step() -> None:
     engine = make(observers=(("watches", Watches()),))
     assert engine.metrics() == "texts 1\n"
     assert (engine.plan_hash, engine.totals.num_steps) == ("hash", 0)
+
+
+def test_its_load_is_the_texts_that_wait_and_it_has_no_blocks() -> None:
+    engine = make()
+    engine.embed(EmbeddingRequest(request_id="a", token_ids=(1, 2)))
+    load = engine.load()
+    assert (load.num_waiting, load.num_running, load.added, engine.hashing) == (1, 0, (), None)
+    engine.close()

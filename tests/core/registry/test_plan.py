@@ -93,6 +93,15 @@ def test_codec_and_policy_are_chosen_beside_a_connector_only(house, make_plugin)
     }, "a component that is called none is one like any other"
 
 
+def test_a_router_is_chosen_beside_other_replicas_only(house, make_plugin):
+    extra = make_plugin("extra", router=["prefix_affinity", "least_loaded", "round_robin"])
+    registry = Registry.discover(entry_points=(), extra_plugins=[house, extra])
+    assert "router" not in {*_resolve(registry).choices, *_resolve(registry).fallbacks}
+    plan = _resolve(registry, parallel__data=2)
+    assert (_names(plan.choices)["router"], _names(plan.fallbacks)["router"]) == ("prefix_affinity", "least_loaded")
+    assert _names(_resolve(registry, parallel__data=2, router__name="round_robin").choices)["router"] == "round_robin"
+
+
 def test_a_role_needs_a_connector_and_is_refused_before_anything_is_built(house, make_plugin):
     extra = make_plugin("extra", kv_connector=["shelf"], kv_codec=["none"], kv_policy=["cost_aware"])
     registry = Registry.discover(entry_points=(), extra_plugins=[house, extra])

@@ -17,7 +17,7 @@ from trencadis.client.async_llm import AsyncLLM
 from trencadis.config import load_config
 from trencadis.config.load import ResolvedConfig
 from trencadis.config.settings import settings_of
-from trencadis.errors import WrongRoleError
+from trencadis.errors import ContinuationError, WrongRoleError
 from trencadis.records import SamplingParams
 from trencadis.registry import resolve_plan
 from trencadis_server.config import ServerConfig
@@ -354,3 +354,37 @@ def test_change_that_is_none_is_refused_in_words() -> None:
 def test_client_of_the_wrong_role_is_answered_with_503_and_need_not_come_again() -> None:
     error = as_api_error(WrongRoleError("request 'r' was refused: the role of this engine is prefill."))
     assert (error.status, error.code, error.headers["x-should-retry"]) == (503, "wrong_role", "false")
+
+
+def test_replicas_of_one_engine_are_refused_in_words() -> None:
+    async def use(client: httpx.AsyncClient, llm: AsyncLLM, engines: OneEngine) -> None:
+        headers = {"content-type": "application/json"}
+        for answer in (
+            await client.get("/admin/replicas"),
+            await client.post("/admin/replicas/0/restart", headers=headers),
+        ):
+            assert_error(answer, 400, code="invalid_replica")
+            assert "there is one engine only" in answer.json()["error"]["message"]
+        assert (await client.post("/admin/replicas/0/restart")).status_code == 415
+        assert (await client.post("/admin/replicas/x/restart", headers=headers)).status_code == 404
+
+    administer(use)
+
+
+@pytest.mark.slow
+def test_replicas_are_shown_and_restarted() -> None:
+    async def use(client: httpx.AsyncClient, llm: AsyncLLM, engines: OneEngine) -> None:
+        assert [row["state"] for row in (await client.get("/admin/replicas")).json()["replicas"]] == ["ready"] * 2
+        answer = await client.post("/admin/replicas/1/restart", headers={"content-type": "application/json"})
+        assert [row["state"] for row in answer.json()["replicas"]] == ["ready", "down"]
+        answer = await client.post("/admin/replicas/0/restart", headers={"content-type": "application/json"})
+        assert_error(answer, 400, code="invalid_replica")
+        while (await client.get("/admin/replicas")).json()["replicas"][1]["state"] != "ready":
+            await asyncio.sleep(0.01)
+
+    administer(use, parallel={"data": 2})
+
+
+def test_a_request_that_no_replica_can_go_on_with_is_answered_with_503() -> None:
+    error = as_api_error(ContinuationError("request 'r': its engine has ended, and no other can go on with it."))
+    assert (error.status, error.code, error.headers["Retry-After"]) == (503, "engine_ended", "1")

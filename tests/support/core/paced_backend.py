@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from trencadis.client.async_llm import AsyncLLM
@@ -36,10 +36,11 @@ def opener(
     num_blocks: int = 512,
     backend: str = f"{__name__}:PacedBackend",
     sampling: str = "trencadis_testing.backend:ArgmaxSampler",
+    tables: Mapping[str, Any] | None = None,
     **engine: Any,
 ) -> Callable[[], AsyncLLM]:
-    """Return what opens such an engine; keywords go to ``[engine]``."""
-    tables = {
+    """Return what opens such an engine; ``tables`` are further ones, other keywords go to ``[engine]``."""
+    overrides = {
         "model": {"path": "demo"},
         "backend": {
             "name": backend,
@@ -49,10 +50,11 @@ def opener(
         "engine": {"warmup": False, **engine},
         "cache": {"num_blocks": num_blocks, "block_size": 4},
         "observer": {"names": ["prometheus"]},
+        **(tables or {}),
     }
 
     def open_llm() -> AsyncLLM:
-        resolved, registry = load_with_plugins(environ={}, overrides=tables)
+        resolved, registry = load_with_plugins(environ={}, overrides=overrides)
         return AsyncLLM.from_config(resolved.config, registry)
 
     return open_llm

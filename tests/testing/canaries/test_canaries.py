@@ -15,13 +15,15 @@ from trencadis.records import BucketLimits, Shape
 from trencadis.registry import CONTRACTS, load_with_plugins, resolve_plan
 from trencadis_testing.draft_length import length_view
 from trencadis_testing.kv_policy import load_view
+from trencadis_testing.router import replica_views, routing_request
 from trencadis_testing.speculation import draft_view
 
 VERSIONS = sorted(Path(__file__).parent.glob("version_*.py"))
 CONTEXT = ComponentContext(clock=SimulatedClock(), seed=0)
 ALL = {f"{noun}.name": "canary" for noun in NOUNS if noun != "observer"} | {
     "observer.names": ["canary"],
-    **{f"{noun}.fallback": "" for noun in ("bucketing", "scheduling", "eviction")},
+    **{f"{noun}.fallback": "" for noun in ("bucketing", "scheduling", "eviction", "router")},
+    "parallel.data": 2,
 }
 
 
@@ -118,3 +120,8 @@ def test_a_canarys_codec_gives_back_what_it_got(plan_and_registry):
 
 def test_a_canarys_policy_declines(plan_and_registry):
     assert _build(plan_and_registry, "kv_policy").admits_load(load_view()) == 0.0
+
+
+def test_a_canarys_router_chooses_a_healthy_replica(plan_and_registry):
+    views = replica_views([0, 1], is_healthy=[False, True])
+    assert _build(plan_and_registry, "router").select(routing_request(), views) == 1

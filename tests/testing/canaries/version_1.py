@@ -25,6 +25,7 @@ from trencadis.interfaces import (
     KVWorkerSide,
     Lookup,
     Observer,
+    Router,
     Sampler,
     SchedulingPolicy,
     Speculator,
@@ -210,6 +211,11 @@ class CanaryPolicy(KVPolicy):
         return 0.0
 
 
+class CanaryRouter(Router):
+    def peek(self, request, replicas):
+        return int(replicas.is_healthy.argmax())
+
+
 class CanaryObserver(Observer):
     def on_step(self, stats):
         pass
@@ -272,6 +278,11 @@ def trencadis_kv_codecs():
 @hookimpl
 def trencadis_kv_policies():
     yield _component(CanaryPolicy)
+
+
+@hookimpl
+def trencadis_routers():
+    yield _component(CanaryRouter)
 
 
 @hookimpl

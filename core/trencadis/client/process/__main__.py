@@ -73,6 +73,7 @@ def main() -> int:
 def _serve(start: StartMessage, channel: Channel) -> None:
     from trencadis.client.process.conversion import ready_message
     from trencadis.client.process.worker import EngineWorker
+    from trencadis.clock import SystemClock
     from trencadis.console import track
     from trencadis.engine.build import build_engine
     from trencadis.registry import load_with_plugins
@@ -91,10 +92,16 @@ def _serve(start: StartMessage, channel: Channel) -> None:
 
             engine = build_engine(config, registry=registry, progress=note)
     try:
-        ready = ready_message(engine.model, max_model_len=engine.max_model_len, plan_hash=engine.plan_hash)
+        ready = ready_message(
+            engine.model,
+            max_model_len=engine.max_model_len,
+            plan_hash=engine.plan_hash,
+            hashing=engine.hashing if start.sends_load else None,
+        )
         channel.send(encode(ready))
         gc.freeze()  # loaded objects live as long as the process: keep them out of collections
-        EngineWorker(engine, channel, beat_s=beat_s(config.engine.watchdog_s)).run()
+        clock = SystemClock() if start.sends_load else None
+        EngineWorker(engine, channel, beat_s=beat_s(config.engine.watchdog_s), load_clock=clock).run()
     finally:
         ACTIVITY.begin(EnginePhase.CLOSING)
         engine.close()

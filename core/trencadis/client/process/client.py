@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import heapq
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from trencadis.client.engine_client import NO_OUTPUTS, EngineClient, StepOutputs
-from trencadis.client.process.conversion import add_message, error_of, int32_bytes, model_of, step_outputs
+from trencadis.client.process.conversion import add_message, error_of, int32_bytes, load_of, model_of, step_outputs
 from trencadis.client.process.messages import (
     AnswerMessage,
     ControlMessage,
@@ -17,6 +18,7 @@ from trencadis.client.process.messages import (
     EndMessage,
     FailedMessage,
     GetMetricsMessage,
+    LoadMessage,
     MetricsMessage,
     ReadyMessage,
     RefusedMessage,
@@ -27,13 +29,61 @@ from trencadis.client.process.transport import Transport
 from trencadis.config.dump import dump_options
 from trencadis.engine.request_validation import check_request
 from trencadis.errors import InvalidRequestError, RequestError, TrencadisError
-from trencadis.records import EmbeddingRequest, FinishedSequence, Request
+from trencadis.records import EmbeddingRequest, EngineLoad, FinishedSequence, Request
 from trencadis.records.plain import check_plain
 
-__all__ = ["RemoteEngineClient", "RequestHandles"]
+__all__ = ["PolledEngineClient", "RemoteEngineClient", "RequestHandles"]
 
 
-class RemoteEngineClient(EngineClient):
+class PolledEngineClient(EngineClient):
+    """An engine client whose messages an event loop waits for: it watches two files and calls :meth:`receive`."""
+
+    @property
+    @abstractmethod
+    def socket_file(self) -> int:
+        """Becomes readable when messages may have come; call :meth:`receive` after every use of the client."""
+
+    @property
+    @abstractmethod
+    def end_file(self) -> int:
+        """Becomes readable when an engine's process has ended; call :meth:`receive_last`."""
+
+    @property
+    @abstractmethod
+    def stalled(self) -> str:
+        """Where the engine has made no progress for too long; empty while all is well. From any thread."""
+
+    @property
+    @abstractmethod
+    def has_outputs(self) -> bool:
+        """True if :meth:`step` would not wait."""
+
+    @property
+    @abstractmethod
+    def has_rest(self) -> bool:
+        """True if messages are left after :meth:`receive`: call it again."""
+
+    @abstractmethod
+    def receive(self, *, is_likely: bool = False) -> bool:
+        """Receive without waiting; True if :meth:`step` would not wait.
+
+        Args:
+            is_likely: The socket's file is readable.
+
+        Raises:
+            EngineEndedError: The engine failed.
+        """
+
+    @abstractmethod
+    def receive_last(self) -> None:
+        """Receive the last messages of a process that has ended.
+
+        Raises:
+            EngineEndedError: There are no more, and no process is left.
+        """
+
+
+class RemoteEngineClient(PolledEngineClient):
     """Sends requests to a worker process and keeps those that are live; the worker alone decides when one has ended.
 
     Its slots are *request handles*, small numbers shared with the worker; one is used again after the end of its request has come.
@@ -41,6 +91,10 @@ class RemoteEngineClient(EngineClient):
     Args:
         transport: To the worker; closed with the client.
         ready: The worker's first message.
+
+    Attributes:
+        hashing: Of the engine, if it sends its load; see ``ReadyMessage``.
+        on_load: Called with each load that the engine sends.
     """
 
     is_stalled = False  # waiting for a message costs nothing
@@ -49,6 +103,8 @@ class RemoteEngineClient(EngineClient):
         self.model = model_of(ready)
         self.max_model_len = ready.max_model_len
         self.plan_hash = ready.plan_hash
+        self.hashing = ready.hashing
+        self.on_load: Callable[[EngineLoad], None] = lambda _: None
         self._transport = transport
         self._handles = RequestHandles()
         self._handle_of: dict[str, int] = {}
@@ -247,6 +303,8 @@ class RemoteEngineClient(EngineClient):
                 case AnswerMessage(table=table, fault=fault):
                     self.plan_hash = table.get("plan_hash", self.plan_hash)
                     self._control_callbacks.popleft()(table if fault is None else error_of(fault))
+                case LoadMessage():
+                    self.on_load(load_of(message))
                 case FailedMessage(fault=fault):
                     self._transport.fail(f"the engine failed: {fault.message}")
 

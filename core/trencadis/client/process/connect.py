@@ -21,7 +21,7 @@ from trencadis.errors import PluginError
 from trencadis.registry import Registry
 from trencadis.startup import rare_collections
 
-__all__ = ["connect_frontend"]
+__all__ = ["connect_frontend", "open_transport", "wait_until_ready"]
 
 _PROGRESS_S = 0.2
 """Seconds between reads of the worker's progress while it loads."""
@@ -43,26 +43,44 @@ def connect_frontend(
         TrencadisError: The error of the worker process.
         EngineEndedError: The process died before it was ready.
     """
+    transport = open_transport(config, registry, never_waits=never_waits)
+    try:
+        with track(f"Loading {config.model.path}", unit="buckets", show=show_progress) as advance:
+            with rare_collections():
+                tokenizer = load_frontend_tokenizer(config)  # while the child imports and loads
+            shows = on_terminal() if show_progress is None else show_progress  # else the child's log says it
+            ready = wait_until_ready(transport, (lambda: advance(*transport.progress)) if shows else None)
+            return Frontend(RemoteEngineClient(transport, ready), tokenizer)
+    except BaseException:
+        transport.failure = transport.failure or "the engine was not ready."
+        transport.close()
+        raise
+
+
+def open_transport(
+    config: Config, registry: Registry, *, never_waits: bool = False, sends_load: bool = False
+) -> Transport:
+    """Start a worker process and return the connection to it; it is not ready yet.
+
+    Args:
+        config: The configuration.
+        registry: The plugins.
+        never_waits: See :func:`connect_frontend`.
+        sends_load: See :class:`EngineProcess`.
+
+    Raises:
+        PluginError: See :func:`connect_frontend`.
+    """
     _check_plugins(registry)
     process = EngineProcess(
         tables=dump_config(config),
         sources=dict(registry.sources),
         log_level=logging.getLevelName(logging.getLogger("trencadis").getEffectiveLevel()).lower(),
         watchdog_s=config.engine.watchdog_s,
+        sends_load=sends_load,
     )
     channel = Channel(process.address, binds=True, never_waits=never_waits)
-    transport = Transport(channel, process, clock=SystemClock())
-    try:
-        with track(f"Loading {config.model.path}", unit="buckets", show=show_progress) as advance:
-            with rare_collections():
-                tokenizer = load_frontend_tokenizer(config)  # while the child imports and loads
-            shows = on_terminal() if show_progress is None else show_progress  # else the child's log says it
-            ready = _wait_until_ready(transport, (lambda: advance(*process.progress)) if shows else None)
-            return Frontend(RemoteEngineClient(transport, ready), tokenizer)
-    except BaseException:
-        transport.failure = transport.failure or "the engine was not ready."
-        transport.close()
-        raise
+    return Transport(channel, process, clock=SystemClock())
 
 
 def _check_plugins(registry: Registry) -> None:
@@ -74,7 +92,17 @@ def _check_plugins(registry: Registry) -> None:
         )
 
 
-def _wait_until_ready(transport: Transport, look: Callable[[], None] | None) -> ReadyMessage:
+def wait_until_ready(transport: Transport, look: Callable[[], None] | None) -> ReadyMessage:
+    """Return the first message of a worker.
+
+    Args:
+        transport: To it.
+        look: Called several times a second meanwhile; it may raise to give up.
+
+    Raises:
+        TrencadisError: The error of the worker process.
+        EngineEndedError: The process died before it was ready.
+    """
     while True:
         messages = transport.wait(_PROGRESS_S if look is not None else None)
         if look is not None:

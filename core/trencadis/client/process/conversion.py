@@ -12,10 +12,12 @@ import numpy as np
 from trencadis import errors
 from trencadis.client.engine_client import StepOutputs
 from trencadis.client.process.messages import (
+    HASH_BYTES,
     AddMessage,
     EmbeddingPart,
     Fault,
     FinishedPart,
+    LoadMessage,
     LogprobsPart,
     ReadyMessage,
     StepMessage,
@@ -24,6 +26,7 @@ from trencadis.errors import InternalError, InvalidRequestError, RequestRefusedE
 from trencadis.records import (
     DEFAULT_TERMS,
     Embedding,
+    EngineLoad,
     FinishedSequence,
     FinishReason,
     Int32Array,
@@ -40,6 +43,8 @@ __all__ = [
     "fault_of",
     "int32_bytes",
     "int32_ids",
+    "load_message",
+    "load_of",
     "model_of",
     "step_outputs",
     "prompt_messages",
@@ -86,6 +91,7 @@ def add_message(request: Request, handle: int, prompt: bytes | None = None) -> A
         prompt_token_ids=int32_bytes(request.prompt_token_ids) if prompt is None else prompt,
         params=_changed(request.params, _DEFAULTS),
         terms=terms,
+        output_token_ids=None if request.output_token_ids is None else int32_bytes(request.output_token_ids),
     )
 
 
@@ -106,6 +112,7 @@ def request_of(message: AddMessage) -> Request:
         request_id=message.request_id,
         prompt_token_ids=int32_ids(message.prompt_token_ids),
         params=SamplingParams(**message.params),
+        output_token_ids=None if message.output_token_ids is None else int32_ids(message.output_token_ids),
         **terms,
     )
 
@@ -123,9 +130,37 @@ def _json_table(data: bytes) -> dict[str, Any] | None:
 # ---------------------------------------------------------------------------------------------------- worker to client
 
 
-def ready_message(model: ModelFacts, *, max_model_len: int, plan_hash: str) -> ReadyMessage:
+def ready_message(
+    model: ModelFacts, *, max_model_len: int, plan_hash: str, hashing: tuple[str, int] | None = None
+) -> ReadyMessage:
     """Return the first message of a worker. Pure."""
-    return ReadyMessage(model=attrs.asdict(model), max_model_len=max_model_len, plan_hash=plan_hash)
+    return ReadyMessage(model=attrs.asdict(model), max_model_len=max_model_len, plan_hash=plan_hash, hashing=hashing)
+
+
+def load_message(load: EngineLoad) -> LoadMessage:
+    """Return an engine's load as a message. Pure."""
+    return LoadMessage(
+        num_waiting=load.num_waiting,
+        num_running=load.num_running,
+        kv_usage=load.kv_usage,
+        added=b"".join([one[:HASH_BYTES] for one in load.added]),
+        removed=b"".join([one[:HASH_BYTES] for one in load.removed]),
+    )
+
+
+def load_of(message: LoadMessage) -> EngineLoad:
+    """Return the load that :func:`load_message` was given, hashes cut. Pure."""
+    return EngineLoad(
+        num_waiting=message.num_waiting,
+        num_running=message.num_running,
+        kv_usage=message.kv_usage,
+        added=_cut_hashes(message.added),
+        removed=_cut_hashes(message.removed),
+    )
+
+
+def _cut_hashes(data: bytes) -> tuple[bytes, ...]:
+    return tuple([data[start : start + HASH_BYTES] for start in range(0, len(data), HASH_BYTES)])
 
 
 def model_of(message: ReadyMessage) -> ModelFacts:

@@ -29,7 +29,7 @@ from trencadis.client.dispatcher import (
 )
 from trencadis.client.frontend import Frontend
 from trencadis.client.output_stream import OutputStream, running_loop
-from trencadis.client.process.client import RemoteEngineClient
+from trencadis.client.process.client import PolledEngineClient
 from trencadis.errors import EngineEndedError
 
 __all__ = ["EngineLoop"]
@@ -44,7 +44,7 @@ class EngineLoop:
     """Runs a frontend with a remote engine on an event loop. Public methods may be called from any thread.
 
     Args:
-        frontend: Serves the requests, over a ``RemoteEngineClient`` whose channel never waits to send.
+        frontend: Serves the requests, over a ``PolledEngineClient`` whose channels never wait to send.
 
     Attributes:
         frontend: The frontend.
@@ -54,7 +54,7 @@ class EngineLoop:
     def __init__(self, frontend: Frontend) -> None:
         self.frontend = frontend
         self.dispatcher = RequestDispatcher(frontend)
-        self._engine = cast("RemoteEngineClient", frontend.engine)
+        self._engine = cast("PolledEngineClient", frontend.engine)
         # Held while the engine is used: at most for one turn.
         self._lock = threading.RLock()
         self._commands: deque[Command] = deque()

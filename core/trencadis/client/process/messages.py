@@ -28,7 +28,9 @@ __all__ = [
     "FailedMessage",
     "Fault",
     "FinishedPart",
+    "HASH_BYTES",
     "WorkerMessage",
+    "LoadMessage",
     "LogprobsPart",
     "MetricsMessage",
     "ReadyMessage",
@@ -74,6 +76,7 @@ class StartMessage(Message):
         log_level: Of the logger ``trencadis``.
         python_path: ``PYTHONPATH`` as it was, or None.
         activity_file: Shared memory for the engine's activity, see :mod:`trencadis.activity`; -1: none.
+        sends_load: Send ``LoadMessage``s.
     """
 
     address: str
@@ -82,16 +85,21 @@ class StartMessage(Message):
     log_level: str
     python_path: str | None
     activity_file: int = -1
+    sends_load: bool = False
 
 
 class AddMessage(Message):
-    """A request. ``handle`` is its number on both sides; ``params`` and ``terms`` hold the values that differ from the defaults."""
+    """A request. ``handle`` is its number on both sides; ``params`` and ``terms`` hold the values that differ from the defaults.
+
+    ``output_token_ids``: of a request that another engine accepted and did not end; None: it is new.
+    """
 
     handle: int
     request_id: str
     prompt_token_ids: bytes
     params: dict[str, Any]
     terms: dict[str, Any]
+    output_token_ids: bytes | None = None
 
 
 class EndMessage(Message):
@@ -137,11 +145,12 @@ ClientMessage: TypeAlias = (
 
 
 class ReadyMessage(Message):
-    """The engine takes requests; ``model`` holds the fields of ``ModelFacts``."""
+    """The engine takes requests; ``model`` holds the fields of ``ModelFacts``, ``hashing`` is as of the engine."""
 
     model: dict[str, Any]
     max_model_len: int
     plan_hash: str
+    hashing: tuple[str, int] | None = None
 
 
 class FailedMessage(Message):
@@ -223,7 +232,22 @@ class AnswerMessage(Message):
     fault: Fault | None = None
 
 
-WorkerMessage: TypeAlias = ReadyMessage | FailedMessage | RefusedMessage | StepMessage | MetricsMessage | AnswerMessage
+class LoadMessage(Message):
+    """An ``EngineLoad``; hashes are cut to ``HASH_BYTES`` and joined."""
+
+    num_waiting: int
+    num_running: int
+    kv_usage: float
+    added: bytes
+    removed: bytes
+
+
+HASH_BYTES = 8
+"""Of a block hash in a ``LoadMessage``: enough to route by, as two that are equal cost time at most."""
+
+WorkerMessage: TypeAlias = (
+    ReadyMessage | FailedMessage | RefusedMessage | StepMessage | MetricsMessage | AnswerMessage | LoadMessage
+)
 
 
 def encode(message: Message) -> bytes:

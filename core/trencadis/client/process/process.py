@@ -42,13 +42,20 @@ class EngineProcess:
         sources: Source of each value, for messages.
         log_level: Of the child's log, such as ``info``.
         watchdog_s: Without progress for longer it is killed, seconds; see :class:`StallWatch`.
+        sends_load: It sends messages about its load.
 
     Raises:
         ConfigError: A value that only this process can hold, such as an object.
     """
 
     def __init__(
-        self, *, tables: dict[str, Any], sources: dict[str, str], log_level: str, watchdog_s: float = 120.0
+        self,
+        *,
+        tables: dict[str, Any],
+        sources: dict[str, str],
+        log_level: str,
+        watchdog_s: float = 120.0,
+        sends_load: bool = False,
     ) -> None:
         self._directory = _private_directory()
         self._view = ActivityView()
@@ -61,6 +68,7 @@ class EngineProcess:
                     log_level=log_level,
                     python_path=os.environ.get("PYTHONPATH"),
                     activity_file=self._view.file,
+                    sends_load=sends_load,
                 )
             )
         except InvalidRequestError as error:

@@ -33,6 +33,11 @@ class Peer(Protocol):
         """Where it has made no progress for too long; empty while all is well."""
         ...
 
+    @property
+    def progress(self) -> tuple[int, int | None]:
+        """Number of buckets that it has prepared, and of all buckets, if known."""
+        ...
+
     def describe_end(self) -> str:
         """Return how it ended: a sentence whose subject is left out."""
         ...
@@ -83,6 +88,11 @@ class Transport:
     def stalled(self) -> str:
         """Where the peer has made no progress for too long; empty while all is well. From any thread."""
         return self._peer.stalled
+
+    @property
+    def progress(self) -> tuple[int, int | None]:
+        """Number of buckets that the peer has prepared, and of all buckets, if known."""
+        return self._peer.progress
 
     def send(self, message: ClientMessage) -> None:
         """Send a message; waits while the socket is full.

@@ -14,7 +14,15 @@ import numpy as np
 
 from trencadis.activity import ACTIVITY, EnginePhase
 from trencadis.client.process.channel import Channel, WakeUpFile
-from trencadis.client.process.conversion import fault_of, int32_ids, prompt_messages, readable, request_of, step_message
+from trencadis.client.process.conversion import (
+    fault_of,
+    int32_ids,
+    load_message,
+    prompt_messages,
+    readable,
+    request_of,
+    step_message,
+)
 from trencadis.client.process.messages import (
     AddMessage,
     AnswerMessage,
@@ -35,10 +43,14 @@ from trencadis.errors import InternalError, InvalidRequestError, RequestError, T
 from trencadis.records import EmbeddingRequest, FinishedSequence, Int32Array, TokenDeltas
 
 if TYPE_CHECKING:
+    from trencadis.clock import Clock
     from trencadis.engine.embedding import EmbeddingEngine
     from trencadis.engine.engine import Engine
 
-__all__ = ["EngineWorker"]
+__all__ = ["LOAD_S", "EngineWorker"]
+
+LOAD_S = 0.02
+"""Between two messages about the load of an engine that is busy."""
 
 _TRANSFER_POLL_S = 0.001
 _PINNED_POLL_S = 0.02
@@ -54,9 +66,17 @@ class EngineWorker:
         engine: Ready for requests; closed by its maker.
         channel: To the client.
         beat_s: The longest time without a sign of progress while there is nothing to do, seconds.
+        load_clock: By which the client is sent the engine's load every ``LOAD_S``; None: it is not.
     """
 
-    def __init__(self, engine: Engine | EmbeddingEngine, channel: Channel, *, beat_s: float = 1.0) -> None:
+    def __init__(
+        self,
+        engine: Engine | EmbeddingEngine,
+        channel: Channel,
+        *,
+        beat_s: float = 1.0,
+        load_clock: Clock | None = None,
+    ) -> None:
         self._engine = engine
         self._channel = channel
         self._beat_s = beat_s
@@ -65,6 +85,9 @@ class EngineWorker:
         self._handle_of_slot: Int32Array = np.full(256, -1, np.int32)
         self._ended: list[FinishedSequence] = []
         self._is_open = True
+        self._load_clock = load_clock
+        self._load_due_s = 0.0
+        self._has_new_load = False
 
     @property
     def num_live(self) -> int:
@@ -83,6 +106,8 @@ class EngineWorker:
         try:
             while self.turn():
                 if not self._engine.has_work:
+                    if self._has_new_load:
+                        self._send_load()
                     ahead_s = self._engine.work_ahead()
                     ACTIVITY.begin(EnginePhase.IDLE)
                     self._channel.wait(self._beat_s if ahead_s is None else min(ahead_s, self._beat_s))
@@ -100,6 +125,11 @@ class EngineWorker:
             self._execute(decode_client_message(data))
         if self._is_open and (self._ended or self._engine.has_work):
             self._step()
+            if self._load_clock is not None:
+                self._has_new_load = True
+                if self._load_clock.now_s() >= self._load_due_s:
+                    self._load_due_s = self._load_clock.now_s() + LOAD_S
+                    self._send_load()
         return self._is_open
 
     def _execute(self, message: ClientMessage) -> None:
@@ -130,6 +160,10 @@ class EngineWorker:
         self._handle_of_slot[slot] = message.handle
         self._handle_of[message.request_id] = message.handle
         self._id_of[message.handle] = message.request_id
+
+    def _send_load(self) -> None:
+        self._has_new_load = False
+        self._send(load_message(self._engine.load()))
 
     def _answer(self, message: ControlMessage) -> AnswerMessage:
         try:

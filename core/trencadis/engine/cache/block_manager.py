@@ -36,6 +36,7 @@ class BlockManager:
         num_free: Blocks whose content is not kept.
         num_available: Blocks that can be allocated now: free and cached ones.
         on_change: Called for every hash that becomes findable or ceases to be; None: not called.
+        journal: Gets every such hash; None: they are not kept.
     """
 
     def __init__(self, *, num_blocks: int, eviction: GuardedEviction) -> None:
@@ -44,6 +45,7 @@ class BlockManager:
         self._stack: Int32Array = np.arange(num_blocks - 1, -1, -1, dtype=np.int32)
         self.num_free = self.num_available = num_blocks
         self.on_change: Callable[[bytes], None] | None = None
+        self.journal: list[bytes] | None = None
         self._eviction = eviction
         self._block_of: dict[bytes, int] = {}
         self._hash_of: dict[int, bytes] = {}
@@ -87,6 +89,13 @@ class BlockManager:
                 break
             blocks.append(block)
         return blocks
+
+    def take_changes(self) -> tuple[list[bytes], list[bytes]]:
+        """Return the hashes that have become findable since the last call, and those that have ceased to be; starts the journal."""
+        changed, self.journal = self.journal, []
+        hashes = self._block_of if changed is None else dict.fromkeys(changed)
+        found = [one for one in hashes if one in self._block_of]
+        return found, [one for one in hashes if one not in self._block_of]
 
     def num_unreferenced(self, blocks: Sequence[int]) -> int:
         """How many of these blocks have no references: acquiring them makes as many fewer available. Pure."""
@@ -162,6 +171,8 @@ class BlockManager:
         self._depth_of[block] = depth
         if self.on_change is not None:
             self.on_change(block_hash)
+        if self.journal is not None:
+            self.journal.append(block_hash)
         return True
 
     def reset_cache(self) -> int:
@@ -172,6 +183,8 @@ class BlockManager:
         if self.on_change is not None:
             for block_hash in self._block_of:
                 self.on_change(block_hash)
+        if self.journal is not None:
+            self.journal += self._block_of
         self._block_of.clear()
         self._hash_of.clear()
         self._depth_of.clear()
@@ -247,6 +260,8 @@ class BlockManager:
         del self._block_of[block_hash], self._depth_of[block]
         if self.on_change is not None:
             self.on_change(block_hash)
+        if self.journal is not None:
+            self.journal.append(block_hash)
         previous = self._previous.pop(block_hash, None)
         if previous is not None and previous in self._successors:
             siblings = self._successors[previous]

@@ -30,11 +30,17 @@ class BlockHasher:
         compatibility: Everything that changes the bytes of a block or their meaning: model, dtype, block size.
         block_size: Tokens per block.
         shared_prefixes: Token ids of prefixes whose blocks requests of every salt share; blocks that lie fully inside one count.
+
+    Attributes:
+        compatibility: As given.
+        block_size: As given.
     """
 
     def __init__(
         self, *, key: str, compatibility: str, block_size: int, shared_prefixes: Sequence[Sequence[int]] = ()
     ) -> None:
+        self.compatibility = compatibility
+        self.block_size = block_size
         self._key = hashlib.blake2b(key.encode(), digest_size=32).digest()
         self._compatibility = compatibility.encode()
         self._block_size = block_size

@@ -121,7 +121,7 @@ class Committer:
             offsets = np.arange(len(token_ids)) - np.repeat(np.cumsum(counts) - counts, counts)
             state.rows.tokens[np.repeat(rows, counts), np.repeat(known, counts) + offsets] = token_ids
         table.num_known_tokens[slots] = known + counts
-        first = known == table.num_prompt_tokens[slots]
+        first = table.first_token_s[slots] == np.inf
         if 1 in first.tobytes():
             now_s = state.clock.now_s()
             table.first_token_s[slots[first]] = now_s

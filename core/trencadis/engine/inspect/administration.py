@@ -94,6 +94,8 @@ class Administration:
         except Exception as error:  # a question must not end the engine
             logger.exception("The question %r could not be answered.", question)
             raise InternalError(f"{question} could not be answered: {type(error).__name__}: {error}.") from error
+        if question in ("replicas", "restart_replica", "route"):
+            raise InvalidRequestError("there is one engine only.", hint="Set parallel.data for several.")
         raise InvalidRequestError(f"there is no question {question!r}.")
 
     def _role(self) -> dict[str, Any]:

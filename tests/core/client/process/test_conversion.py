@@ -53,6 +53,7 @@ REQUESTS = st.builds(
     Request,
     request_id=st.text(),
     prompt_token_ids=st.lists(IDS, min_size=1),
+    output_token_ids=st.none() | st.lists(IDS),
     params=PARAMS,
     priority=st.integers(-(2**40), 2**40),
     tenant=st.text(),

@@ -9,7 +9,9 @@ import pytest
 
 from support.eventually import eventually
 from trencadis.activity import ACTIVITY, ActivityView, EnginePhase
-from trencadis.client.process.messages import AddMessage, MetricsMessage
+from trencadis.client.process.messages import AddMessage, CloseMessage, MetricsMessage
+from trencadis.client.process.worker import LOAD_S, EngineWorker
+from trencadis.clock import SimulatedClock
 from trencadis.records import FinishReason, Request, SamplingParams
 from trencadis_testing.fakes import fake_text
 
@@ -107,3 +109,35 @@ def test_a_host_whose_client_takes_nothing_makes_no_progress_and_is_not_to_blame
         while num_taken < 50:
             num_taken += len(line.transport.wait(10))
         sender.join()
+
+
+def test_the_load_is_sent_often_enough_while_busy_and_once_when_that_ends(open_line: Callable[..., Any]) -> None:
+    line, clock, loads = open_line(), SimulatedClock(), []
+    worker = EngineWorker(line.engine, line.far, load_clock=clock)
+    line.client.on_load = loads.append
+    for number in range(2):
+        line.client.add(request(str(number), 40, prompt=(number, *range(10))))
+    for _ in range(12):
+        while line.engine.num_running < 2 and not loads:  # the requests are on their way
+            worker.turn()
+        worker.turn()
+        clock.advance(LOAD_S / 4)
+    eventually(lambda: line.client.receive() and len(loads) >= 3)
+    assert len(loads) <= 5  # every fourth turn at most
+    assert (loads[-1].num_running, loads[-1].num_waiting) == (2, 0)
+    assert 0 < loads[-1].kv_usage < 1
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    eventually(lambda: line.client.receive() and loads[-1].num_running == 0)
+    added, removed = ({one for load in loads for one in getattr(load, kind)} for kind in ("added", "removed"))
+    assert added - removed == {one[:8] for one in line.engine.inspect().blocks.hashes.values()}
+    line.transport.send(CloseMessage())
+    thread.join()
+
+
+def test_without_a_clock_no_load_is_sent(open_line: Callable[..., Any]) -> None:
+    line, loads = open_line(), []
+    line.client.on_load = loads.append
+    line.client.add(request("a"))
+    line.settle()
+    assert loads == []

@@ -346,3 +346,22 @@ def test_swaps_carry_contents_hashes_and_counts_along(moves: list[tuple[str, int
             assert content[found_block] == wanted
     everything = blocks.allocate(blocks.num_available)
     assert sorted([*everything.tolist(), *{block for block, _ in held}]) == list(range(size))
+
+
+def test_changes_are_what_became_findable_and_what_ceased_to_be() -> None:
+    blocks = manager()
+    taken = blocks.allocate(3)
+    blocks.register(int(taken[0]), b"a", depth=0)
+    assert blocks.take_changes() == ([b"a"], [])  # the first time all that is there
+    blocks.register(int(taken[1]), b"b", depth=0)
+    blocks.register(int(taken[2]), b"c", depth=0)
+    assert blocks.take_changes() == ([b"b", b"c"], [])
+    blocks.release(taken, now_s=0.0)
+    assert blocks.take_changes() == ([], [])
+    again = blocks.allocate(2)  # one is free, and one is evicted
+    blocks.register(int(again[0]), b"d", depth=0)
+    added, removed = blocks.take_changes()
+    assert (added, len(removed)) == ([b"d"], 1)
+    blocks.reset_cache()
+    gone = {b"a", b"b", b"c", b"d"} - set(removed)
+    assert (set(blocks.take_changes()[1]), blocks.take_changes()) == (gone, ([], []))

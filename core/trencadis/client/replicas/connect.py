@@ -1,0 +1,143 @@
+"""Starts the processes of all replicas and returns the frontend that uses them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import attrs
+
+from trencadis.client.factory import load_frontend_tokenizer
+from trencadis.client.frontend import Frontend
+from trencadis.client.process.client import RemoteEngineClient
+from trencadis.client.process.connect import open_transport, wait_until_ready
+from trencadis.client.process.transport import Transport
+from trencadis.client.replicas.client import ReplicatedEngineClient
+from trencadis.client.replicas.guarded_router import GuardedRouter
+from trencadis.client.replicas.restarts import RestartLimit
+from trencadis.client.replicas.routing import Routing
+from trencadis.client.replicas.starter import ReplicaStarter
+from trencadis.clock import SystemClock
+from trencadis.config import Config
+from trencadis.console import on_terminal, track
+from trencadis.engine.build import Meters
+from trencadis.engine.cache.hashing import BlockHasher
+from trencadis.engine.guards import Fallback
+from trencadis.errors import EngineEndedError
+from trencadis.interfaces import ComponentContext, Router
+from trencadis.registry import Choice, Registry, resolve_plan
+from trencadis.startup import rare_collections
+from trencadis.text import read_prefixes
+
+__all__ = ["connect_replicas"]
+
+_LOOK_S = 0.2
+
+
+def connect_replicas(
+    config: Config, registry: Registry, *, show_progress: bool | None = None, never_waits: bool = False
+) -> Frontend:
+    """Start ``parallel.data`` engines side by side, load the tokenizer meanwhile, and return the frontend.
+
+    Args:
+        config: The configuration.
+        registry: The plugins.
+        show_progress: Draw a bar for all; None: on a terminal only.
+        never_waits: See :func:`~trencadis.client.process.connect.connect_frontend`.
+
+    Raises:
+        PluginError: The router cannot be built, or a plugin that was given in code cannot travel to another process.
+        TrencadisError: The error of a replica; the others are ended.
+        EngineEndedError: A replica died before it was ready.
+    """
+    router = make_router(config, registry)
+    start = functools.partial(_start, config, registry, never_waits=never_waits)
+    transports: list[Transport] = []
+    try:
+        with track(f"Loading {config.model.path}", unit="buckets", show=show_progress) as advance:
+            transports.extend(map(start, range(config.parallel.data)))
+            with rare_collections():
+                tokenizer = load_frontend_tokenizer(config)  # while the children import and load
+            shows = on_terminal() if show_progress is None else show_progress
+            look = (lambda: advance(*_progress(transports))) if shows else None
+            clients = [RemoteEngineClient(one, wait_until_ready(one, look)) for one in transports]
+        return Frontend(_client(config, clients, router, start), tokenizer)
+    except BaseException:
+        for transport in transports:
+            transport.failure = transport.failure or "not every replica was ready."
+            transport.close()
+        raise
+
+
+def make_router(config: Config, registry: Registry) -> GuardedRouter:
+    """Return the configured router, guarded.
+
+    Raises:
+        PluginError: It cannot be chosen or built.
+    """
+    clock = SystemClock()
+    plan = resolve_plan(config, registry)
+    context = ComponentContext(clock=clock, seed=config.engine.seed, num_replicas=config.parallel.data)
+
+    def make(choice: Choice) -> Router:
+        router: Router = registry.build(choice.component, choice.options, context)
+        return router
+
+    chosen, fallback = plan.choices["router"], plan.fallbacks.get("router")
+    label = str(chosen.component)
+    make_fallback = None
+    if fallback is not None and fallback.component != chosen.component:
+        make_fallback = Fallback(str(fallback.component), lambda: make(fallback))
+    return GuardedRouter(label, make(chosen), make_fallback, meter=Meters(config, clock)("router", label))
+
+
+def _start(config: Config, registry: Registry, replica: int, *, never_waits: bool) -> Transport:
+    own = attrs.evolve(config, parallel=attrs.evolve(config.parallel, replica=replica))
+    return open_transport(own, registry, never_waits=never_waits, sends_load=True)
+
+
+def _client(
+    config: Config, clients: list[RemoteEngineClient], router: GuardedRouter, start: Callable[[int], Transport]
+) -> ReplicatedEngineClient:
+    """Return the client of replicas that are ready."""
+    clock, parallel, hashing = SystemClock(), config.parallel, clients[0].hashing
+    hasher = None
+    if hashing is not None:
+        compatibility, block_size = hashing
+        hasher = BlockHasher(
+            key=config.cache.key,
+            compatibility=compatibility,
+            block_size=block_size,
+            shared_prefixes=read_prefixes(config),
+        )
+    return ReplicatedEngineClient(
+        clients,
+        routing=Routing(router, num_replicas=len(clients), clock=clock, hasher=hasher),
+        starter=ReplicaStarter(functools.partial(_start_again, start)),
+        make_limit=lambda: RestartLimit(
+            max_restarts=parallel.max_restarts, window_s=parallel.restart_window_s, clock=clock
+        ),
+    )
+
+
+def _start_again(start: Callable[[int], Transport], replica: int, is_closing: Callable[[], bool]) -> RemoteEngineClient:
+    """Start one replica and return its client when it is ready."""
+    transport = start(replica)
+
+    def look() -> None:
+        if is_closing():
+            raise EngineEndedError("the engine was closed.")
+
+    try:
+        return RemoteEngineClient(transport, wait_until_ready(transport, look))
+    except BaseException:
+        transport.failure = transport.failure or "the replica was not ready."
+        transport.close()
+        raise
+
+
+def _progress(transports: list[Transport]) -> tuple[int, int | None]:
+    """Return how many buckets all replicas have prepared, and how many there are, once each knows."""
+    readings = [one.progress for one in transports]
+    totals = [total for _, total in readings if total is not None]
+    return sum(done for done, _ in readings), sum(totals) if len(totals) == len(readings) else None

@@ -1,0 +1,100 @@
+"""Guard of a router: its answers are healthy replicas, and the least loaded replica is chosen where no component can."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from trencadis.engine.guards import Fallback, Guarded
+from trencadis.faults import CallMeter, shown
+from trencadis.interfaces import ReplicaViews, Router, RoutingRequest
+
+__all__ = ["GuardedRouter", "LeastLive"]
+
+
+class LeastLive(Router):
+    """The healthy replica with the fewest live requests, the first of equals: what is left when routers fail."""
+
+    def peek(self, request: RoutingRequest, replicas: ReplicaViews) -> int:
+        """Return it."""
+        load = np.where(replicas.is_healthy, replicas.num_live, np.iinfo(np.int32).max)
+        return int(load.argmin())
+
+
+class GuardedRouter(Guarded[Router]):
+    """A router whose answers are healthy replicas. A fallback is told of the replicas there are, and of requests that it chose for.
+
+    Args:
+        label: See :class:`~trencadis.engine.guards.Guarded`.
+        strategy: The chosen one.
+        make_fallback: See :class:`~trencadis.engine.guards.Guarded`; None: the least loaded replica is chosen.
+        meter: See :class:`~trencadis.engine.guards.Guarded`.
+    """
+
+    def __init__(
+        self,
+        label: str,
+        strategy: Router,
+        make_fallback: Callable[[], Router] | None = None,
+        *,
+        meter: CallMeter | None = None,
+    ) -> None:
+        last: Fallback[Router] = Fallback("the least loaded replica", LeastLive)
+        super().__init__(label, strategy, make_fallback or last, meter=meter)
+        self._last = None if make_fallback is None else last
+        self._present: set[int] = set()
+
+    @property
+    def needs_prefixes(self) -> bool:
+        """Whether the router in force is to be given hashes and hits."""
+        return bool(self.strategy.needs_prefixes)
+
+    def quarantine(self, cause: BaseException) -> None:
+        """Put the fallback in place and tell it of the replicas."""
+        super().quarantine(cause)
+        self._make_fallback, self._last = self._last, None
+        present, self._present = self._present, set()
+        for replica in sorted(present):
+            self.on_replica_added(replica)
+
+    def peek(self, request: RoutingRequest, replicas: ReplicaViews) -> int:
+        """Return what :meth:`select` would return now."""
+        return int(self.guarded("peek", lambda router: router.peek(request, replicas), _check("peek", replicas)))
+
+    def select(self, request: RoutingRequest, replicas: ReplicaViews) -> int:
+        """Return a healthy replica, which takes the request."""
+        return int(self.guarded("select", lambda router: router.select(request, replicas), _check("select", replicas)))
+
+    def on_finished(self, request: RoutingRequest, replica: int, *, generation: int) -> None:
+        """Tell the router that a request has ended.
+
+        Args:
+            request: Which.
+            replica: That had it.
+            generation: ``num_quarantined`` when it was selected: a fallback knows nothing of the requests before it.
+        """
+        if generation == self.num_quarantined:
+            self._tell(lambda router: router.on_finished(request, replica), "on_finished")
+
+    def on_replica_added(self, replica: int) -> None:
+        """Tell the router of a replica that serves."""
+        self._tell(lambda router: router.on_replica_added(replica), "on_replica_added")
+        self._present.add(replica)
+
+    def on_replica_removed(self, replica: int) -> None:
+        """Tell the router of a replica that has ended."""
+        self._present.discard(replica)
+        self._tell(lambda router: router.on_replica_removed(replica), "on_replica_removed")
+
+
+def _check(method: str, replicas: ReplicaViews) -> Callable[[int], str]:
+    """Return what says what is wrong with an answer."""
+
+    def check(answer: int) -> str:
+        is_whole = isinstance(answer, int | np.integer) and not isinstance(answer, bool)
+        if is_whole and 0 <= answer < len(replicas.is_healthy) and replicas.is_healthy[answer]:
+            return ""
+        return f"{method}() returned {shown(answer)}, which is no healthy replica of {len(replicas.is_healthy)}"
+
+    return check

@@ -1,0 +1,93 @@
+"""Contract of the noun ``router``: which replica takes a request.
+
+Replicas are engines with the same model and configuration, each with a KV cache of its own. Text never depends on the answer: a wrong
+one costs time.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import attrs
+
+from trencadis.records import BoolArray, FloatArray, Int32Array
+
+__all__ = ["INTERFACE_VERSION", "ReplicaViews", "Router", "RoutingRequest"]
+
+INTERFACE_VERSION = 1
+
+
+@attrs.frozen(kw_only=True)
+class RoutingRequest:
+    """A request, or a text to embed, that needs a replica. Read-only.
+
+    Attributes:
+        token_ids: Of the prompt, and of output that another replica began; at least 1.
+        block_hashes: Of its full blocks but for the last token, head first, as the engines' prefix caches hash them, cut to 8 bytes;
+            cache salt and adapter are part of them. Empty unless ``Router.needs_prefixes``, without prefix caching, and for a text
+            to embed.
+        tenant: Who asks: the part before the first slash, as in ``[scheduling.tenants]``.
+        user: Who asks, the whole name.
+        adapter: Name of a LoRA adapter; empty for the model itself.
+    """
+
+    token_ids: tuple[int, ...]
+    block_hashes: tuple[bytes, ...] = ()
+    tenant: str = ""
+    user: str = ""
+    adapter: str = ""
+
+
+@attrs.frozen(kw_only=True)
+class ReplicaViews:
+    """All replicas. Read-only; arrays are parallel, hold what is known at the moment of the call, and keep their length.
+
+    Attributes:
+        num_live: Requests and texts that were sent to each and have not ended, int32 ``[num_replicas]``; exact.
+        num_waiting: Of these, as it said last, some milliseconds ago, those that wait, int32 ``[num_replicas]``.
+        num_running: The same, those that run, int32 ``[num_replicas]``.
+        kv_usage: The same, share of its KV blocks that sequences hold, 0 .. 1, float64 ``[num_replicas]``.
+        hit_blocks: Leading blocks of this request that each has in its prefix cache, or that a live request of its computes, int32
+            ``[num_replicas]``; 0 where ``RoutingRequest.block_hashes`` is empty.
+        is_healthy: May be chosen: it serves, makes progress, and is not being drained; bool ``[num_replicas]``, at least one is.
+    """
+
+    num_live: Int32Array
+    num_waiting: Int32Array
+    num_running: Int32Array
+    kv_usage: FloatArray
+    hit_blocks: Int32Array
+    is_healthy: BoolArray
+
+
+class Router(ABC):
+    """Chooses replicas. One thread, that of the client; a call takes at most 200 µs with 1,000 replicas.
+
+    Answers follow from the calls before: no wall clock, no global random source. An answer that is no healthy replica, an exception,
+    and calls over ``[budget] router_ms`` put the fallback in the router's place, and the least loaded replica takes requests without one.
+
+    Attributes:
+        needs_prefixes: ``block_hashes`` and ``hit_blocks`` are to be given; they cost some 1 µs for a block of the prompt.
+    """
+
+    needs_prefixes: bool = False
+
+    @abstractmethod
+    def peek(self, request: RoutingRequest, replicas: ReplicaViews) -> int:
+        """Return the index of a healthy replica: what :meth:`select` would return now. Pure."""
+
+    def select(self, request: RoutingRequest, replicas: ReplicaViews) -> int:
+        """Return the index of a healthy replica, which takes the request; may remember it. Once per request and try.
+
+        The default: that of :meth:`peek`.
+        """
+        return self.peek(request, replicas)
+
+    def on_finished(self, request: RoutingRequest, replica: int) -> None:  # noqa: B027 - optional
+        """Called when a request that :meth:`select` chose a replica for has ended, or has left a replica that ended."""
+
+    def on_replica_added(self, replica: int) -> None:  # noqa: B027 - optional
+        """Called when a replica has begun to serve, with an empty cache: each at the start, and one that is started again."""
+
+    def on_replica_removed(self, replica: int) -> None:  # noqa: B027 - optional
+        """Called when a replica has ended; its index stays its own."""

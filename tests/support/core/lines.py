@@ -1,0 +1,127 @@
+"""Both ends of the connection to an engine's process, in one thread."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from trencadis.client.process.channel import Channel
+from trencadis.client.process.client import RemoteEngineClient
+from trencadis.client.process.conversion import ready_message
+from trencadis.client.process.transport import Transport
+from trencadis.client.process.worker import EngineWorker
+from trencadis.clock import SystemClock
+from trencadis_testing.engines import make_engine
+from trencadis_testing.fakes import FakeBackend
+
+__all__ = ["FakePeer", "Line", "LineOpener"]
+
+
+class FakePeer:
+    """A process that ends when it is told to."""
+
+    def __init__(self) -> None:
+        self._mine, self._its = socket.socketpair()
+        self.stalled = ""
+        self.progress = (0, None)
+        self.was_closed = False
+
+    def fileno(self) -> int:
+        return self._mine.fileno()
+
+    def end(self) -> None:
+        self._its.close()
+
+    def describe_end(self) -> str:
+        return "ended in a test"
+
+    def close(self) -> None:
+        self.was_closed = True
+        self._its.close()
+        self._mine.close()
+
+
+@attrs.frozen(kw_only=True)
+class Line:
+    """Both ends of a line: a client, and a worker with a fake engine, in one thread."""
+
+    client: RemoteEngineClient
+    worker: EngineWorker
+    engine: Any
+    peer: FakePeer
+    transport: Transport
+    far: Channel
+    refused: list[tuple[str, Exception]] = attrs.field(factory=list)
+
+    def settle(self) -> list[Any]:
+        """Let both work until neither has anything to do; returns the outputs of every step."""
+        outputs = []
+        answers: list[str] = []
+        self.client.request_metrics(answers.append)
+        for _ in range(5000):
+            self.worker.turn()
+            if self.client.has_work:
+                outputs.append(self.client.step(timeout_s=0.001))
+                self.refused.extend(outputs[-1].refused)
+            elif answers:
+                return outputs
+            else:
+                self.client.rest(0.001)
+        raise AssertionError("the line does not come to rest")
+
+
+class LineOpener:
+    """Opens lines, and closes all of them.
+
+    Args:
+        folder: For their sockets.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._opened: list[Line] = []
+
+    def __call__(
+        self,
+        *,
+        high_water_mark: int = 64,
+        never_waits: bool = False,
+        sends_load: bool = False,
+        **options: Any,
+    ) -> Line:
+        """Return a line; ``options`` are of :func:`make_engine`."""
+        address = f"ipc://{self._folder}/line{len(self._opened)}"
+        near = Channel(address, binds=True, high_water_mark=high_water_mark, never_waits=never_waits)
+        far = Channel(address, binds=False, high_water_mark=high_water_mark)
+        backend = FakeBackend(vocab_size=4096, eos=-1, max_model_len=1024, strict=False)
+        engine = make_engine(**{"backend": backend, "num_blocks": 512, **options})
+        peer = FakePeer()
+        transport = Transport(near, peer, clock=SystemClock())
+        ready = ready_message(
+            engine.model,
+            max_model_len=engine.max_model_len,
+            plan_hash="x",
+            hashing=engine.hashing if sends_load else None,
+        )
+        worker = EngineWorker(engine, far, load_clock=SystemClock() if sends_load else None)
+        line = Line(
+            client=RemoteEngineClient(transport, ready),
+            worker=worker,
+            engine=engine,
+            peer=peer,
+            transport=transport,
+            far=far,
+        )
+        self._opened.append(line)
+        return line
+
+    def close(self) -> None:
+        """Close every line."""
+        for line in self._opened:
+            line.peer.end()
+            line.client.close()
+            line.far.close()
+            line.engine.close()
