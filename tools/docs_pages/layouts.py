@@ -21,7 +21,7 @@ _HEAD = f"""# Features and layouts
 
 {heading_note("trencadis.engine.layout_support and trencadis_torch.parallel.support")}
 
-A layout says how a model is divided over devices: table `[parallel]`, see [Several devices](do/parallel.md).
+A layout says how a model is divided over devices: table `[parallel]`, see [Divide a model over ranks](do/parallel.md) and [Serve with replicas](do/replicas.md).
 Whatever does not go together is refused when the engine starts, with this page's reason.
 
 ## Layouts
@@ -37,7 +37,7 @@ A number is a reason below the table; `—` is a layout that nothing here serves
 
 def layouts_page() -> str:
     """Return the page."""
-    served = {layout.name: [] if layout.refused else _providers(layout) for layout in LAYOUTS}
+    served = {layout.name: _providers(layout) for layout in LAYOUTS}
     rows = [(f"`{one.name}`", one.summary, _status(one, served[one.name])) for one in LAYOUTS]
     reasons: list[str] = []
     names = [layout.name for layout in LAYOUTS]
@@ -47,7 +47,7 @@ def layouts_page() -> str:
             feature.name,
             f"`{feature.setting}`" if feature.setting else "",
             "yes",
-            *(_cell(feature, name, bool(served[name]), reasons) for name in names),
+            *(_cell(feature, name, served[name] is not None, reasons) for name in names),
         )
         for feature in (*FEATURES, *OF_TORCH)
     ]
@@ -58,8 +58,8 @@ def layouts_page() -> str:
     )
 
 
-def _providers(layout: Layout) -> list[str]:
-    """Return the settings of built-in components that serve a layout, one for each capability; none if one is not provided."""
+def _providers(layout: Layout) -> list[str] | None:
+    """Return the settings of built-in components that serve a layout, one for each capability; None if one is not provided."""
     found: list[str] = []
     registry = Registry.discover(strict=True)
     for capability in layout.capabilities:
@@ -70,16 +70,16 @@ def _providers(layout: Layout) -> list[str]:
             if item.provenance.distribution == _OURS and capability in item.component.provides
         ]
         if not able:
-            return []
+            return None
         found.append(" or ".join(able))
     return found
 
 
-def _status(layout: Layout, served: Sequence[str]) -> str:
-    if layout.refused:
-        return f"no: {layout.refused}"
-    needed = ", ".join(f"`{one}`" for one in layout.capabilities)
-    return f"with {' and '.join(served)}" if served else f"by no component of this distribution; needs {needed}"
+def _status(layout: Layout, served: Sequence[str] | None) -> str:
+    if served is None:
+        needed = ", ".join(f"`{one}`" for one in layout.capabilities)
+        return f"by no component of this distribution; needs {needed}"
+    return f"with {' and '.join(served)}" if served else "always"
 
 
 def _cell(feature: LayoutFeature, name: str, is_served: bool, reasons: list[str]) -> str:

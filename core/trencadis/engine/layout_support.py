@@ -29,14 +29,12 @@ class Layout:
         name: Key of ``[parallel]``; ``processes``: ranks are processes of their own, one rank too.
         summary: For the documentation.
         capabilities: Without which it is not served; the first part of each is the noun that provides it.
-        refused: Why nothing serves it yet; empty: something may.
         hint: What to do instead.
     """
 
     name: str
     summary: str
     capabilities: tuple[str, ...] = ()
-    refused: str = ""
     hint: str = ""
 
 
@@ -65,12 +63,7 @@ LAYOUTS: Final = (
         capabilities=(RANKS, "backend.expert"),
         hint="Set it to 1: then every rank has a share of each expert.",
     ),
-    Layout(
-        name="data",
-        summary="copies, each an engine of its own",
-        refused="no front end starts copies of an engine",
-        hint="Set it to 1, start several servers, and let a load balancer choose between them.",
-    ),
+    Layout(name="data", summary="copies, each an engine of its own"),
 )
 
 _SHARED_MEMORY = "the two sides of a KV connector share memory, and ranks are in other processes"
@@ -120,9 +113,7 @@ def unserved_layout(
         nouns: Whose components are asked.
     """
     layout = next(one for one in LAYOUTS if one.name == name)
-    if size <= 1 or layout.refused:
-        return layout.refused if size > 1 else ""
-    for capability in layout.capabilities:
+    for capability in layout.capabilities if size > 1 else ():
         noun = capability.partition(".")[0]
         if noun in nouns and capability not in plan.choices[noun].component.component.provides:
             return f'{plan.choices[noun].component} does not provide "{capability}"'

@@ -64,9 +64,11 @@ def test_the_backend_torch_divides_experts_and_has_no_stages() -> None:
         check_layout(*resolved(**PROCESSES, parallel__pipeline=2))
 
 
-def test_copies_are_refused_while_no_front_end_starts_them() -> None:
-    with pytest.raises(CapabilityError, match=r"^\[parallel\] data = 2: no front end starts copies of an engine\."):
-        check_layout(*resolved(parallel__data=2))
+def test_copies_go_with_everything_that_one_engine_does() -> None:
+    check_layout(*resolved(parallel__data=2))
+    check_layout(*resolved(**PROCESSES, parallel__data=2, parallel__tensor=2))
+    with pytest.raises(CapabilityError, match=r"^\[kv_connector\]"):
+        check_layout(*resolved(**PROCESSES, parallel__data=2, kv_connector__name="host_offload"))
 
 
 def test_experts_go_over_one_rank_or_all_of_a_stage() -> None:
