@@ -35,6 +35,7 @@ COMMANDS = {
     "bench": (2, ["throughput", *NO_MODEL]),
     "buckets": (0, ["--strategy", "exponential"]),
     "warmup": (2, NO_MODEL),
+    "layout": (2, ["--devices", "2", "--memory", "1GiB", *NO_MODEL]),
     "doctor": (0, ["--server.port", "0"]),
     "new-plugin": (0, ["scheduling", "lottery"]),
     "gaudi-check": (2, ["--timeout", "0"]),
