@@ -259,6 +259,8 @@ class _Sharder:
     def _outputs(self, name: str, linear: nn.Linear, style: str) -> Cut:
         """Return which outputs are this rank's: whole heads, if they are keys or values."""
         owner, _, own = name.rpartition(".")
+        if own in _ATTENTION and style in _BY_HEADS and owner in self._all_heads:
+            self._heads_of(owner)  # first: sizes that only the width goes over are not legal
         if own in _KV and style == "colwise":
             heads = self._heads_of(owner)
             dim = linear.out_features // self._all_heads[owner][1]

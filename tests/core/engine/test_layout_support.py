@@ -65,10 +65,14 @@ def test_the_backend_torch_divides_experts_and_has_no_stages() -> None:
 
 
 def test_copies_go_with_everything_that_one_engine_does() -> None:
-    check_layout(*resolved(parallel__data=2))
-    check_layout(*resolved(**PROCESSES, parallel__data=2, parallel__tensor=2))
+    def check(**overrides: Any) -> None:
+        config, plan = resolved(**overrides)
+        check_layout(attrs.evolve(config, parallel=attrs.evolve(config.parallel, data=2)), plan)
+
+    check()
+    check(**PROCESSES, parallel__tensor=2)
     with pytest.raises(CapabilityError, match=r"^\[kv_connector\]"):
-        check_layout(*resolved(**PROCESSES, parallel__data=2, kv_connector__name="host_offload"))
+        check(**PROCESSES, kv_connector__name="host_offload")
 
 
 def test_experts_go_over_one_rank_or_all_of_a_stage() -> None:
