@@ -148,7 +148,7 @@ def _bucket(numbers: tuple[int, ...]) -> Bucket:
 
 def _plain(distributions: DraftDistributions) -> tuple[Any, Any]:
     """Return distributions as arrays of the host."""
-    return distributions.rows, distributions.probabilities.numpy()
+    return distributions.rows, distributions.probabilities.cpu().numpy()
 
 
 def _distributions(rows: Any, probabilities: Any) -> DraftDistributions:
