@@ -158,4 +158,4 @@ def read_loads(path: str) -> tuple[dict[int, tuple[float, ...]], str]:
 
 
 def _is_load(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value and math.isfinite(value)
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0 and math.isfinite(value)

@@ -39,7 +39,7 @@ def test_numbers_that_do_not_go_are_refused_with_those_that_do():
     with pytest.raises(ModelLoadError, match=r"expert = 4: model.layers.3.mlp.experts has 6 experts") as found:
         ExpertPlacement(num_ranks=4).of(NAME, 6)
     assert "1, 2, 3, 6" in found.value.hint
-    with pytest.raises(ModelLoadError, match="redundant_experts = 3: .* 9 with these") as found:
+    with pytest.raises(ModelLoadError, match=r"redundant_experts = 3: .* 9 with these") as found:
         ExpertPlacement(num_ranks=4, loads={3: (1.0,) * 6}, num_redundant=3).of(NAME, 6)
     assert "2, 6, 10" in found.value.hint
 
@@ -51,7 +51,7 @@ def test_copies_may_make_a_number_go():
 
 @pytest.mark.parametrize(("loads", "said"), [({2: (1.0,) * 4}, "nothing of layer 3"), ({3: (1.0,) * 8}, "8 loads")])
 def test_loads_of_another_model_are_refused(loads, said):
-    with pytest.raises(ConfigValueError, match=f"loads.json: it has {said}.* has 4 experts"):
+    with pytest.raises(ConfigValueError, match=rf"loads\.json: it has {said}.* has 4 experts"):
         ExpertPlacement(num_ranks=2, loads=loads, source="loads.json").of(NAME, 4)
 
 
@@ -88,7 +88,7 @@ def test_a_file_of_loads_is_read(tmp_path):
 def test_a_file_that_is_none_is_refused(tmp_path, text):
     path = tmp_path / "loads.json"
     path.write_text(text)
-    with pytest.raises(ConfigValueError, match="loads.json") as found:
+    with pytest.raises(ConfigValueError, match=r"loads\.json") as found:
         read_loads(str(path))
     assert "trencadis expert-loads" in found.value.hint
 
