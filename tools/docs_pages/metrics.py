@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -21,6 +22,8 @@ from trencadis_server.http_metrics import HttpMetrics
 from trencadis_testing.doubles import LoopConnector
 from trencadis_testing.observer import finished_sequence, step_stats
 from trencadis_torch.graphs.counts import CaptureWatch, GraphWatch
+from trencadis_torch.parallel.experts import load_metrics
+from trencadis_torch.parallel.placement import ExpertSlots
 
 __all__ = ["metrics_page"]
 
@@ -47,6 +50,9 @@ _TORCH = """With `compile = "buckets"`; see [backends](plugins/backend.md).
 _CAPTURES = """With `graphs` other than `"off"`; see [backends](plugins/backend.md).
 """
 
+_EXPERTS = """With `[parallel] expert` above 1; see [experts](do/parallel.md#experts).
+"""
+
 _TRANSFERS = """Of an engine with a KV connector. What the connector counts itself stands beside them; see [KV connectors](do/kv-connectors.md).
 """
 
@@ -63,6 +69,7 @@ def metrics_page() -> str:
     parts += ["## Backend gaudi\n", _GAUDI, _rows(text_string_to_metric_families(_gaudi_text()))]
     parts += ["## Backend torch\n", _TORCH, _rows(text_string_to_metric_families(GraphWatch().metrics()))]
     parts += [_CAPTURES, _rows(text_string_to_metric_families(_captures_text()))]
+    parts += [_EXPERTS, _rows(text_string_to_metric_families(_experts_text()))]
     parts += ["## Server\n", _rows(text_string_to_metric_families(_server_text()))]
     return "\n".join(parts)
 
@@ -97,6 +104,11 @@ def _captures_text() -> str:
     watch.graphs(1, 1)
     watch.note(Bucket(1, 1, 1, Phase.DECODE), replayed=True)
     return watch.metrics()
+
+
+def _experts_text() -> str:
+    """Return what the backend shows of one layer with two experts."""
+    return load_metrics({0: np.ones(2, np.int64)}, {0: ExpertSlots(num_experts=2, ranks=((0,), (1,)))})
 
 
 def _server_text() -> str:
