@@ -128,13 +128,13 @@ class ExpertLoads:
 
     def __init__(self, model: Any) -> None:
         self._layers: dict[int, _Layer] = {}
+        self._device = torch.device("cpu")
         self._weights: torch.Tensor | None = None
         for name, module in model.named_modules():
             if isinstance(module, OwnExperts):
-                device = next(module.parameters()).device
-                layer = _Layer(module.slots, torch.zeros(module.slots.num_experts, dtype=torch.int64, device=device))
-                self._layers[layer_of(name)] = layer
-                self._device = device
+                self._device = next(module.parameters()).device
+                totals = torch.zeros(module.slots.num_experts, dtype=torch.int64, device=self._device)
+                layer = self._layers[layer_of(name)] = _Layer(module.slots, totals)
                 module.count = self._counter(layer.totals)
 
     def _counter(self, totals: torch.Tensor) -> Callable[[torch.Tensor], None]:

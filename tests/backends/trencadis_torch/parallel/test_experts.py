@@ -16,7 +16,7 @@ from support.backends.rank_threads import Forbidden, make_groups
 from trencadis.clock import SystemClock
 from trencadis.errors import ConfigValueError, ModelLoadError
 from trencadis.interfaces import AllocationPlan
-from trencadis.records import ModelSource
+from trencadis.records import Bucket, ModelSource, Pass, Phase
 from trencadis_testing.backend import ArgmaxSampler
 from trencadis_testing.driver import BackendDriver, Work
 from trencadis_torch.backend import TorchBackend
@@ -24,7 +24,7 @@ from trencadis_torch.config import TorchConfig
 from trencadis_torch.loading.loader import find_model
 from trencadis_torch.loading.self_check import paged_logits
 from trencadis_torch.parallel import experts as module
-from trencadis_torch.parallel.experts import OwnExperts, load_metrics
+from trencadis_torch.parallel.experts import ExpertLoads, OwnExperts, load_metrics
 from trencadis_torch.parallel.loading import skeleton
 from trencadis_torch.parallel.placement import ExpertSlots
 from trencadis_torch.parallel.sharding import shard
@@ -35,6 +35,17 @@ KINDS = ("mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3")
 LAYERS = 3
 TOP = 2
 """Experts of a token, in each of these models."""
+
+LENGTHS = np.array([3, 1], np.int32)
+PASS = Pass(
+    bucket=Bucket(3, 4, 1, Phase.PREFILL),
+    indices=LENGTHS,
+    rows=LENGTHS,
+    starts=LENGTHS,
+    query_lens=LENGTHS,
+    num_logits=LENGTHS,
+    num_prompt_logits=LENGTHS,
+)
 
 
 @pytest.fixture
@@ -360,6 +371,13 @@ def test_shares_of_experts_count_nothing(mixture, ranked):
     assert backend.ranks.all[0].metrics() == ""
 
 
+def test_layers_without_experts_have_nothing_to_count():
+    loads = ExpertLoads(nn.Linear(2, 2))
+    with loads.counting(PASS, padded=False):
+        pass
+    assert "expert=" not in loads.metrics()
+
+
 def test_a_layer_without_tokens_is_even():
     slots = ExpertSlots(num_experts=2, ranks=((0,), (1,)))
     text = load_metrics({0: np.zeros(2, np.int64)}, {0: slots})
@@ -367,20 +385,8 @@ def test_a_layer_without_tokens_is_even():
 
 
 def test_tokens_of_a_bucket_are_told_from_padding():
-    from trencadis.records import Bucket, Pass, Phase
-
-    two = np.array([3, 1], np.int32)
-    one = Pass(
-        bucket=Bucket(3, 4, 1, Phase.PREFILL),
-        indices=two,
-        rows=two,
-        starts=two,
-        query_lens=two,
-        num_logits=two,
-        num_prompt_logits=two,
-    )
-    assert module._counted(one, padded=True).tolist() == [1, 1, 1, 0, 1, 0, 0, 0, 0, 0, 0, 0]
-    assert module._counted(one, padded=False).tolist() == [1, 1, 1, 1]
+    assert module._counted(PASS, padded=True).tolist() == [1, 1, 1, 0, 1, 0, 0, 0, 0, 0, 0, 0]
+    assert module._counted(PASS, padded=False).tolist() == [1, 1, 1, 1]
 
 
 # --------------------------------------------------------------------------------------------------- refusals
