@@ -416,14 +416,19 @@ class TorchBackend(Backend):
     def _run(self, one: Pass, batch: Batch | None, gate: LayerGate | None = None) -> Any:
         if self._runner is None:
             raise BackendError("backend torch: a batch came before allocate, or after close.")
-        return self._runner.run(
-            one,
-            drafts=None if batch is None else batch.drafts,
-            sampler=self._sampler,
-            acceptance=self._acceptance,
-            gate=gate,
-            exchange=None if self._share is None else self._share.exchange,
+        share = self._share
+        counting = (
+            contextlib.nullcontext() if share is None else share.counting(one, padded=self._config.layout == "padded")
         )
+        with counting:
+            return self._runner.run(
+                one,
+                drafts=None if batch is None else batch.drafts,
+                sampler=self._sampler,
+                acceptance=self._acceptance,
+                gate=gate,
+                exchange=None if share is None else share.exchange,
+            )
 
     def embed(self, token_ids: Sequence[Int32Array]) -> Float32Array:
         """Embed whole texts in one forward; a decoder's KV cache is not touched."""
@@ -447,8 +452,8 @@ class TorchBackend(Backend):
             self._host_blocks.swap(outs=outs, ins=ins)
 
     def metrics(self) -> str:
-        """Return counters of graphs; empty where there are none by configuration."""
-        return self._mode.metrics()
+        """Return counters of graphs and of experts; empty where there are none by configuration."""
+        return self._mode.metrics() + ("" if self._share is None else self._share.metrics())
 
     def close(self) -> None:
         """Let go of model, graphs and cache; may be called twice."""

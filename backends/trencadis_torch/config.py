@@ -10,7 +10,17 @@ from attrs.validators import ge, in_
 from trencadis.errors import ConfigValueError
 from trencadis.interfaces import setting
 
-__all__ = ["ATTENTIONS", "COMPILES", "GRAPHS", "KV_DTYPES", "LAYOUTS", "PACKS", "QUANTIZATIONS", "TorchConfig"]
+__all__ = [
+    "ATTENTIONS",
+    "COMPILES",
+    "EXPERT_PLACEMENTS",
+    "GRAPHS",
+    "KV_DTYPES",
+    "LAYOUTS",
+    "PACKS",
+    "QUANTIZATIONS",
+    "TorchConfig",
+]
 
 LAYOUTS = ("ragged", "padded")
 """``ragged``: flat tokens, nothing padded. ``padded``: static shapes, one per bucket."""
@@ -29,6 +39,9 @@ PACKS = ("auto", "off")
 
 COMPILES = ("off", "buckets")
 """``buckets``: the forward of every bucket becomes a graph of torch.compile at the warm-up; none is compiled later."""
+
+EXPERT_PLACEMENTS = ("linear", "balanced")
+"""``linear``: experts that follow each other are on one rank. ``balanced``: by measured loads, the busiest ones with copies."""
 
 QUANTIZATIONS = ("none", "int8")
 """``int8``: weights with one scale per output, activations with one per row; on the CPU."""
@@ -60,6 +73,9 @@ class TorchConfig:
             ``~/.cache/trencadis/inductor``.
         graphs: ``off``, ``buckets`` or ``checked``; graphs need ``layout = "padded"``.
         tensor_plan: How layers are divided over ranks where transformers brings no plan, or another one.
+        expert_placement: Which rank has which whole experts: ``linear`` or ``balanced``.
+        expert_loads: Measured loads of experts, for ``balanced``.
+        redundant_experts: Copies of a layer's experts beyond one of each, for ``balanced``.
     """
 
     device: str = setting(
@@ -120,12 +136,29 @@ class TorchConfig:
         "TOML or JSON file that says how layers are divided over ranks, before the plan of transformers; empty: that plan.",
     )
 
+    expert_placement: str = setting(
+        "linear",
+        "Which rank has which whole experts: linear (those that follow each other on one rank) or balanced (by expert_loads).",
+        validator=in_(EXPERT_PLACEMENTS),
+    )
+    expert_loads: str = setting(
+        "",
+        'JSON file with measured loads of experts, as "trencadis expert-loads" writes it; for expert_placement = "balanced".',
+    )
+    redundant_experts: int = setting(
+        0,
+        'Copies of each layer\'s experts beyond one of each, given to the busiest; for expert_placement = "balanced".',
+        unit="experts",
+        validator=ge(0),
+    )
+
     def check(self) -> None:
         """See that keys go together.
 
         Raises:
             ConfigValueError: They do not.
         """
+        self._check_experts()
         if self.compile != "off" and self.graphs != "off":
             raise ConfigValueError(
                 f'[backend.torch] compile = "{self.compile}" with graphs = "{self.graphs}": a bucket is compiled (CPU) or captured '
@@ -149,3 +182,17 @@ class TorchConfig:
                 "outside of graphs.",
                 hint='Set [backend.torch] quantization = "none", or graphs = "off".',
             )
+
+    def _check_experts(self) -> None:
+        is_balanced = self.expert_placement == "balanced"
+        if is_balanced and not self.expert_loads:
+            raise ConfigValueError(
+                '[backend.torch] expert_placement = "balanced" without expert_loads: nothing says which experts have more to do.',
+                hint='Measure with expert_placement = "linear", write a file with "trencadis expert-loads", and name it in expert_loads.',
+            )
+        for key, value in (("expert_loads", self.expert_loads), ("redundant_experts", self.redundant_experts)):
+            if value and not is_balanced:
+                raise ConfigValueError(
+                    f'[backend.torch] {key} = {value!r} with expert_placement = "{self.expert_placement}": it says how experts are balanced.',
+                    hint=f'Set [backend.torch] expert_placement = "balanced", or leave {key} out.',
+                )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -22,6 +23,8 @@ from trencadis_server.http_metrics import HttpMetrics
 from trencadis_testing.doubles import LoopConnector
 from trencadis_testing.observer import finished_sequence, step_stats
 from trencadis_torch.graphs.counts import CaptureWatch, GraphWatch
+from trencadis_torch.parallel.experts import load_metrics
+from trencadis_torch.parallel.placement import ExpertSlots
 
 __all__ = ["metrics_page"]
 
@@ -48,6 +51,9 @@ _TORCH = """With `compile = "buckets"`; see [backends](plugins/backend.md).
 _CAPTURES = """With `graphs` other than `"off"`; see [backends](plugins/backend.md).
 """
 
+_EXPERTS = """With `[parallel] expert` above 1; see [experts](do/parallel.md#experts).
+"""
+
 _TRANSFERS = """Of an engine with a KV connector. What the connector counts itself stands beside them; see [KV connectors](do/kv-connectors.md).
 """
 
@@ -69,6 +75,7 @@ def metrics_page() -> str:
     parts += ["## Backend gaudi\n", _GAUDI, _rows(text_string_to_metric_families(_gaudi_text()))]
     parts += ["## Backend torch\n", _TORCH, _rows(text_string_to_metric_families(GraphWatch().metrics()))]
     parts += [_CAPTURES, _rows(text_string_to_metric_families(_captures_text()))]
+    parts += [_EXPERTS, _rows(text_string_to_metric_families(_experts_text()))]
     parts += ["## Server\n", _rows(text_string_to_metric_families(_server_text()))]
     return "\n".join(parts)
 
@@ -108,6 +115,11 @@ def _captures_text() -> str:
 def _replicas_text() -> str:
     counts = dict.fromkeys(("num_live", "num_placed", "num_moved", "num_restarts"), 0)
     return replicas_page([{"replica": 0, "state": "ready", **counts}], num_quarantined=0)
+
+
+def _experts_text() -> str:
+    """Return what the backend shows of one layer with two experts."""
+    return load_metrics({0: np.ones(2, np.int64)}, {0: ExpertSlots(num_experts=2, ranks=((0,), (1,)))})
 
 
 def _server_text() -> str:

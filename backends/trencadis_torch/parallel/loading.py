@@ -15,6 +15,7 @@ from trencadis.errors import ModelLoadError, OutOfMemoryError
 from trencadis.interfaces import Collective
 from trencadis_torch.device import choose_dtype
 from trencadis_torch.loading.loader import ModelFiles, check_architecture, load_whole
+from trencadis_torch.parallel.placement import ExpertPlacement
 from trencadis_torch.parallel.reading import READ_IN_PARTS, LoadedWeights, StoredWeights, Weights, materialise
 from trencadis_torch.parallel.sharding import Piece, Sharding, shard
 
@@ -76,7 +77,7 @@ def load_share(
     group: Collective,
     configured: dict[str, str],
     *,
-    whole_experts: bool = False,
+    experts: ExpertPlacement | None = None,
 ) -> tuple[Any, Sharding]:
     """Return one rank's share of a decoder, in evaluation mode, and what was divided how.
 
@@ -85,7 +86,7 @@ def load_share(
         device: Where it goes.
         group: The ranks; nothing is exchanged.
         configured: Styles from the configuration.
-        whole_experts: Each rank has some experts, not a share of each.
+        experts: Where whole experts are; None: each rank has a share of every expert.
 
     Raises:
         ConfigValueError: The configuration names what is not there.
@@ -94,7 +95,7 @@ def load_share(
     """
     check_architecture(files.config)
     model = skeleton(files)
-    sharding = shard(model, group, configured, whole_experts=whole_experts)
+    sharding = shard(model, group, configured, experts=experts)
     stored = _stored(files, sharding)
     try:
         if stored is None:

@@ -3,10 +3,9 @@
     GatheredLinear   some of the outputs ─▶ all_gather ─▶ all outputs
     RowLinear        some of the inputs ─▶ partial sums ─▶ all_reduce ─▶ + bias, once
     VocabEmbedding   some of the rows, zeros for tokens of other ranks ─▶ all_reduce
-    OwnExperts       some of the experts, and what is routed to them ─▶ all_reduce
 
 Each has its weight in a child ``local`` of the plain kind, which may be packed like any other. A layer that divides its outputs and gathers
-nothing is a plain one with fewer outputs, and needs no module.
+nothing is a plain one with fewer outputs, and needs no module. Whole experts are in ``experts.py``.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from torch import nn
 
 from trencadis.interfaces import Collective
 
-__all__ = ["GatheredLinear", "OwnExperts", "RowLinear", "VocabEmbedding", "sum_outputs"]
+__all__ = ["GatheredLinear", "RowLinear", "VocabEmbedding", "sum_outputs"]
 
 
 class GatheredLinear(nn.Module):
@@ -109,45 +108,6 @@ class VocabEmbedding(nn.Module):
         found: torch.Tensor = self.local(rows.masked_fill(is_other, 0)).masked_fill(is_other[..., None], 0)
         self._group.all_reduce(found)
         return found
-
-
-class OwnExperts(nn.Module):
-    """Experts, each rank of which has some; each computes what is routed to its own, and the ranks' outputs are summed.
-
-    The experts are called with one route for each row, so that nothing is computed for those of other ranks.
-
-    Args:
-        local: The experts of this rank, called with hidden states, the experts of each token, and their weights.
-        first: Expert of the model that is the first here.
-        group: The ranks.
-
-    Attributes:
-        local: As given.
-    """
-
-    def __init__(self, local: nn.Module, *, first: int, group: Collective) -> None:
-        super().__init__()
-        self.local = local
-        self._first = first
-        self._num_experts = int(local.num_experts)  # type: ignore[arg-type]  # a number of every module of experts
-        self._group = group
-
-    def forward(self, hidden_states: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """Return ``[T, hidden size]`` on every rank.
-
-        Args:
-            hidden_states: ``[T, hidden size]``.
-            experts: Of the model, for each token, int64 ``[T, k]``.
-            weights: Theirs, ``[T, k]``.
-        """
-        own = experts - self._first
-        tokens, routes = ((own >= 0) & (own < self._num_experts)).nonzero(as_tuple=True)
-        out = torch.zeros_like(hidden_states)
-        if len(tokens):
-            routed = self.local(hidden_states[tokens], own[tokens, routes, None], weights[tokens, routes, None])
-            out.index_add_(0, tokens, routed.to(out.dtype))
-        self._group.all_reduce(out)
-        return out
 
 
 def sum_outputs(module: nn.Module, group: Collective) -> None:

@@ -130,7 +130,7 @@ class StoredWeights:
         assert experts is not None, "asked for what it has"
         cut = piece.cut
         if cut is not None and cut.dim == 0:
-            experts, cut = experts[slice(*cut.ranges[0])], None
+            experts, cut = [experts[index] for one in cut.ranges for index in range(*one)], None
         inner = None if cut is None else Cut(cut.dim - 1, cut.ranges, cut.size)
         return torch.stack(
             [self._count(_part(_Joined([self._slice(one) for one in names]), Piece((), inner))) for names in experts]

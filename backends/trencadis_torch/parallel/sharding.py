@@ -26,9 +26,11 @@ from torch import nn
 from trencadis.errors import ConfigValueError, ModelLoadError
 from trencadis.interfaces import Collective
 from trencadis_torch.parallel.cuts import Cut, even, halves, padded
+from trencadis_torch.parallel.experts import OwnExperts
 from trencadis_torch.parallel.fused import gates_side_by_side, heads_side_by_side
 from trencadis_torch.parallel.heads import Heads, divides, set_local_heads
-from trencadis_torch.parallel.modules import GatheredLinear, OwnExperts, RowLinear, VocabEmbedding, sum_outputs
+from trencadis_torch.parallel.modules import GatheredLinear, RowLinear, VocabEmbedding, sum_outputs
+from trencadis_torch.parallel.placement import ExpertPlacement, ExpertSlots
 from trencadis_torch.parallel.plan import expand_plan, plan_of
 
 __all__ = ["Piece", "Sharding", "shard"]
@@ -79,23 +81,25 @@ class Sharding:
     expert_widths: frozenset[int]
 
 
-def shard(model: Any, group: Collective, configured: dict[str, str], *, whole_experts: bool = False) -> Sharding:
+def shard(
+    model: Any, group: Collective, configured: dict[str, str], *, experts: ExpertPlacement | None = None
+) -> Sharding:
     """Make a model one rank's share, in place.
 
     Args:
         model: As transformers builds it, its parameters without memory.
         group: The ranks.
         configured: Styles from the configuration, before those of the model.
-        whole_experts: Each rank has some experts, not a share of each.
+        experts: Where whole experts are; None: each rank has a share of every expert.
 
     Raises:
-        ConfigValueError: The configuration names what is not there.
+        ConfigValueError: The configuration names what is not there, or loads of experts are of another model.
         ModelLoadError: There is no plan, or it cannot be followed.
     """
-    plan = plan_of(model, configured, whole_experts=whole_experts)
+    plan = plan_of(model, configured, whole_experts=experts is not None)
     styles = expand_plan(model, plan)
     _check_names(model, configured)
-    return _Sharder(model, group, styles).run()
+    return _Sharder(model, group, styles, experts or ExpertPlacement(num_ranks=group.size)).run()
 
 
 def _check_names(model: Any, configured: dict[str, str]) -> None:
@@ -110,10 +114,12 @@ def _check_names(model: Any, configured: dict[str, str]) -> None:
 class _Sharder:
     """One model on its way."""
 
-    def __init__(self, model: Any, group: Collective, styles: dict[str, str]) -> None:
+    def __init__(self, model: Any, group: Collective, styles: dict[str, str], experts: ExpertPlacement) -> None:
         self._model = model
         self._group = group
         self._styles = styles
+        self._experts = experts
+        self._slots: dict[str, ExpertSlots] = {}
         self._place = {"rank": group.rank, "size": group.size}
         self._names: dict[int, list[str]] = {}
         self._whole: dict[int, nn.Parameter] = {}
@@ -183,7 +189,8 @@ class _Sharder:
                 self._cut(module, own, Cut(0, (), whole.shape[0]))
             return
         if style == "grouped_gemm":
-            cut = even(whole.shape[0], dim=0, what=f"{name} (experts)", **self._place)
+            slots = self._slots[owner] = self._experts.of(owner, whole.shape[0])
+            cut = slots.cut(self._group.rank)
             self._cut(module, own, cut)
             module.num_experts = cut.size
             return
@@ -210,7 +217,11 @@ class _Sharder:
         if style in ("moe_tp_experts", "all_reduce"):
             sum_outputs(module, self._group)
         elif style == "ep_dispatch_experts":
-            self._put(name, OwnExperts(module, first=self._group.rank * module.num_experts, group=self._group))
+            if name not in self._slots:
+                raise ModelLoadError(
+                    f'{type(self._model).__name__}: its plan gives {name} the style "{style}", and none of its parameters "grouped_gemm".'
+                )
+            self._put(name, OwnExperts(module, self._slots[name], self._group))
         elif style == "embedding_rowwise":
             self._embedding(name, module)
         else:

@@ -11,10 +11,12 @@ import torch
 
 from trencadis.errors import BackendError, ConfigValueError, ModelLoadError
 from trencadis.interfaces import RankGroups
-from trencadis.records import MemoryReport
+from trencadis.records import MemoryReport, Pass
 from trencadis_torch.config import TorchConfig
 from trencadis_torch.loading.loader import ModelFiles
+from trencadis_torch.parallel.experts import ExpertLoads
 from trencadis_torch.parallel.loading import load_share
+from trencadis_torch.parallel.placement import ExpertPlacement, read_loads
 from trencadis_torch.parallel.plan import read_plan_file
 from trencadis_torch.parallel.sharding import Sharding
 from trencadis_torch.parallel.support import FEATURES
@@ -49,6 +51,24 @@ def check_groups(groups: RankGroups, config: TorchConfig) -> None:
                 f'[backend.torch] {key} = "{value}" with [parallel] tensor = {layout.tensor}: {feature.refused["tensor"]}.',
                 hint=feature.remedy,
             )
+    if config.expert_placement != "linear" and layout.tensor > 1 and layout.expert == 1:
+        raise ConfigValueError(
+            f'[backend.torch] expert_placement = "{config.expert_placement}" with [parallel] expert = 1: every rank has a share of each '
+            "expert, and all have as much to do.",
+            hint=f'Set [parallel] expert = {layout.tensor}, or [backend.torch] expert_placement = "linear".',
+        )
+
+
+def _placement(groups: RankGroups, config: TorchConfig) -> ExpertPlacement | None:
+    """Return where whole experts are; None: each rank has a share of every expert."""
+    if groups.layout.expert == 1:
+        return None
+    if config.expert_placement == "linear":
+        return ExpertPlacement(num_ranks=groups.layout.expert, source='[backend.torch] expert_placement = "linear"')
+    loads, source = read_loads(config.expert_loads)
+    return ExpertPlacement(
+        num_ranks=groups.layout.expert, loads=loads, num_redundant=config.redundant_experts, source=source
+    )
 
 
 class Share:
@@ -67,7 +87,8 @@ class Share:
     def __init__(self, groups: RankGroups, config: TorchConfig) -> None:
         self._group = groups.tensor
         self._plan = read_plan_file(config.tensor_plan)
-        self._whole_experts = groups.layout.expert > 1
+        self._experts = _placement(groups, config)
+        self._loads: ExpertLoads | None = None
         self._sharding: Sharding | None = None
         self._all_refuse = False
         self.size = groups.layout.tensor
@@ -104,9 +125,8 @@ class Share:
         """
         model, error = None, None
         try:
-            model, self._sharding = load_share(
-                files, device, self._group, self._plan, whole_experts=self._whole_experts
-            )
+            self._check_placements()
+            model, self._sharding = load_share(files, device, self._group, self._plan, experts=self._experts)
         except (ModelLoadError, ConfigValueError, BackendError) as reason:
             error = reason
         everywhere = self.accept(error is None)
@@ -114,7 +134,38 @@ class Share:
             raise error
         if not everywhere:
             raise ModelLoadError(f"{files.source.path}: another rank could not load its share; it says why.")
+        if self._experts is not None and self._group.rank == 0:
+            self._loads = ExpertLoads(model)
         return model
+
+    def _check_placements(self) -> None:
+        """See that every rank places experts alike.
+
+        Raises:
+            ConfigValueError: The first rank read other loads.
+        """
+        if self._experts is None:
+            return
+        digest = torch.tensor([self._experts.digest], dtype=torch.int64)
+        self._group.broadcast(digest)
+        if int(digest) != self._experts.digest:
+            raise ConfigValueError(
+                f"{self._experts.source}: it has other loads on rank {self._group.rank} than on the first, so experts would be missing.",
+                hint="Give every machine the same file.",
+            )
+
+    def counting(self, one: Pass, *, padded: bool) -> contextlib.AbstractContextManager[None]:
+        """Return a context in which tokens are counted that a pass routes to experts, where that is done.
+
+        Args:
+            one: The pass.
+            padded: It is padded to its bucket.
+        """
+        return contextlib.nullcontext() if self._loads is None else self._loads.counting(one, padded=padded)
+
+    def metrics(self) -> str:
+        """Return counts of experts' tokens in Prometheus' text format; empty where every rank has a share of each."""
+        return "" if self._loads is None else self._loads.metrics()
 
     @property
     def num_heads(self) -> int:
@@ -139,8 +190,10 @@ class Share:
     @property
     def numerics(self) -> str:
         """Names the order in which this layout sums, and the rank where its KV heads are no range."""
-        parts = "ep" if self._whole_experts else "tp"
-        return f"+{parts}{self.size}" + ("" if self._loaded.heads is not None else f".{self._group.rank}")
+        parts = f"+tp{self.size}"
+        if self._experts is not None:
+            parts = f"+ep{self.size}" + (f"-{self._experts.digest:08x}" if self._experts.digest else "")
+        return parts + ("" if self._loaded.heads is not None else f".{self._group.rank}")
 
     @property
     def _loaded(self) -> Sharding:

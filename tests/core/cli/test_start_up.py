@@ -36,6 +36,7 @@ COMMANDS = {
     "buckets": (0, ["--strategy", "exponential"]),
     "warmup": (2, NO_MODEL),
     "layout": (2, ["--devices", "2", "--memory", "1GiB", *NO_MODEL]),
+    "expert-loads": (2, ["/no/such/page"]),
     "doctor": (0, ["--server.port", "0"]),
     "new-plugin": (0, ["scheduling", "lottery"]),
     "gaudi-check": (2, ["--timeout", "0"]),

@@ -275,10 +275,12 @@ class Forbidden(Sampler):
         raise AssertionError("a rank that does not sample calls its sampler")
 
 
-def ranked_backend(size: int, **options: Any) -> RankedBackend:
+def ranked_backend(size: int, *, expert: int = 1, **options: Any) -> RankedBackend:
     """Return a backend ``torch`` of several ranks, for engines that name it by this path."""
     from trencadis.clock import SystemClock
     from trencadis_torch.backend import TorchBackend
     from trencadis_torch.config import TorchConfig
 
-    return RankedBackend(lambda: TorchBackend(TorchConfig(device="cpu", **options), clock=SystemClock()), size)
+    return RankedBackend(
+        lambda: TorchBackend(TorchConfig(device="cpu", **options), clock=SystemClock()), size, expert=expert
+    )

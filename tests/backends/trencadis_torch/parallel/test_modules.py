@@ -9,7 +9,6 @@ from torch import nn
 from trencadis_torch.parallel.cuts import even, padded
 from trencadis_torch.parallel.modules import (
     GatheredLinear,
-    OwnExperts,
     RowLinear,
     VocabEmbedding,
     sum_outputs,
@@ -92,31 +91,3 @@ def test_outputs_of_experts_are_summed(ranks):
     x = torch.randn(3, 8)
     for one in on_each(ranks, make, x):
         torch.testing.assert_close(one, whole(x).detach() * sum(1 / n for n in range(1, SIZE + 1)))
-
-
-@pytest.mark.parametrize("routes", [[[0, 7], [2, 4], [3, 3]], [[1, 0]], [[6, 7]]])
-def test_experts_of_a_rank_compute_their_routes_and_no_others(ranks, routes):
-    hidden, experts = torch.randn(len(routes), 4), torch.tensor(routes)
-    weights, scales = torch.rand(len(routes), 2), torch.arange(1.0, 9.0)
-
-    class Experts(nn.Module):
-        num_experts = 2
-
-        def __init__(self, first):
-            super().__init__()
-            self.rows, self.scales = 0, scales[first : first + 2]
-
-        def forward(self, x, own, shares):
-            assert own.shape == shares.shape == (len(x), 1)
-            assert len(x)
-            self.rows += len(x)
-            return x * self.scales[own] * shares
-
-    def make(groups):
-        return OwnExperts(Experts(2 * groups.rank), first=2 * groups.rank, group=groups.tensor)
-
-    started = ranks(make, SIZE)
-    expected = hidden * (scales[experts] * weights).sum(1, keepdim=True)
-    for one in started.call(lambda module: module(hidden, experts, weights)):
-        torch.testing.assert_close(one, expected)
-    assert sum(module.local.rows for module in started.all) == experts.numel()

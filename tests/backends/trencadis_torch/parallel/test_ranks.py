@@ -25,7 +25,7 @@ from trencadis_torch.backend import TorchBackend
 from trencadis_torch.config import TorchConfig
 from trencadis_torch.linear.native import native
 from trencadis_torch.loading.self_check import paged_logits
-from trencadis_torch.parallel.modules import OwnExperts
+from trencadis_torch.parallel.experts import OwnExperts
 
 PLAN = AllocationPlan(num_blocks=60, block_size=4, num_rows=4, max_model_len=120, max_num_batched_tokens=64)
 PROMPTS = {0: tiny_models.prompt(19), 1: tiny_models.prompt(5, seed=1), 3: tiny_models.prompt(33, seed=2)}
@@ -278,8 +278,9 @@ def test_numbers_of_ranks_that_experts_do_not_go_over_are_refused(tmp_path, rank
 
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     for error in load_errors(ranks, tmp_path, size=3, expert=3):
-        assert "tensor = 3" in str(error)
-        assert "(experts) has 4" in str(error)
+        assert "expert = 3" in str(error)
+        assert "has 4 experts" in str(error)
+        assert "1, 2, 4" in error.hint
 
 
 def test_a_model_without_experts_has_none_to_divide(model_path, ranks):

@@ -15,6 +15,7 @@ from trencadis.records import ModelSource
 from trencadis_torch.loading.loader import find_model, load_whole
 from trencadis_torch.parallel import loading
 from trencadis_torch.parallel.loading import load_share, skeleton
+from trencadis_torch.parallel.placement import ExpertPlacement
 from trencadis_torch.parallel.plan import expand_plan
 from trencadis_torch.parallel.reading import READ_IN_PARTS, LoadedWeights, StoredWeights, materialise
 from trencadis_torch.parallel.sharding import shard
@@ -93,11 +94,30 @@ def test_of_whole_experts_those_of_other_ranks_are_not_read(model_path, kind):
     states = []
     for source in (weights, whole):
         model = skeleton(files)
-        sharding = shard(model, make_groups(2)[1].tensor, {}, whole_experts=True)
+        sharding = shard(model, make_groups(2)[1].tensor, {}, experts=ExpertPlacement(num_ranks=2))
         materialise(model, sharding.pieces, source, dtype=torch.float32, device=CPU)
         states.append(state(model))
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[1])
     assert weights.num_bytes <= sum(one.nbytes for one in model.parameters())
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "gpt_oss"])
+def test_experts_that_are_placed_by_load_are_read_in_their_order(model_path, kind):
+    """Of Mixtral each expert has weights of its own in the files, of gpt-oss all are stacked."""
+    files = find_model(ModelSource(path=str(model_path(kind))))
+    loads = dict.fromkeys(range(3), (1.0, 10.0, 1.0, 1.0))
+    placement = ExpertPlacement(num_ranks=2, loads=loads, num_redundant=2)
+    whole = LoadedWeights(load_whole(files).float())
+    for rank, experts in enumerate(placement.of("layers.0.", 4).ranks):
+        model, weights = skeleton(files), StoredWeights(files)
+        sharding = shard(model, make_groups(2)[rank].tensor, {}, experts=placement)
+        materialise(model, sharding.pieces, weights, dtype=torch.float32, device=CPU)
+        for layer in range(3):
+            name = f"model.layers.{layer}.mlp.experts"
+            for own, found in model.get_submodule(name).local.named_parameters():
+                expected = whole._tensors[f"{name}.{own}"][list(experts)]
+                assert torch.equal(found, expected), own
+        assert weights.num_bytes <= sum(one.nbytes for one in model.parameters())
 
 
 def test_weights_in_several_files_are_found_by_their_index(tmp_path):
