@@ -123,14 +123,14 @@ class TorchBackend(Backend):
         return self._capabilities
 
     def join(self, groups: RankGroups) -> None:
-        """Take a place among ranks that divide every layer; on CUDA, with the device of that number unless one is named.
+        """Take a place among ranks that divide layers or share them out; on CUDA, with the device of that number unless one is named.
 
         Raises:
-            BackendError: Layers are to be divided as wholes, which is not done here, or experts over some of the ranks.
+            BackendError: Experts are to be divided over some of the ranks of a stage.
             ConfigValueError: A key of the configuration goes with one rank only.
         """
         check_groups(groups, self._config)
-        if groups.layout.tensor == 1:
+        if groups.layout.num_ranks == 1:
             return
         self._share = Share(groups, self._config)
         if self._device.type == "cuda" and self._config.device in ("auto", "cuda"):
@@ -175,7 +175,7 @@ class TorchBackend(Backend):
         if self._quantises:
             model.float()
         phases.begin("inspection")
-        layers = attention_layers(model)
+        layers = attention_layers(model, own=None if share is None else share.layers)
         self._layers = stored_layers(layers, self._config.kv_dtype)
         self._begin_compiling(layers)
         self._kernel = choose_kernel(
@@ -281,8 +281,8 @@ class TorchBackend(Backend):
         """
         if self._share is not None:
             raise BackendError(
-                f"[parallel] tensor = {self._share.size}: {files.source.path} only embeds, and is not divided.",
-                hint="Set [parallel] tensor = 1.",
+                f"[parallel] {self._share.size} ranks: {files.source.path} only embeds, and is not divided.",
+                hint="Set [parallel] tensor = 1 and pipeline = 1.",
             )
 
     def _together(self) -> contextlib.AbstractContextManager[None]:

@@ -8,15 +8,17 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import attrs
 import torch
 from torch.overrides import TorchFunctionMode
 
 from trencadis.errors import ModelLoadError, OutOfMemoryError
-from trencadis.interfaces import Collective
+from trencadis.interfaces import RankGroups
 from trencadis_torch.device import choose_dtype
 from trencadis_torch.loading.loader import ModelFiles, check_architecture, load_whole
 from trencadis_torch.parallel.reading import READ_IN_PARTS, LoadedWeights, StoredWeights, Weights, materialise
-from trencadis_torch.parallel.sharding import Piece, Sharding, shard
+from trencadis_torch.parallel.sharding import Piece, Sharding, keep_whole, shard
+from trencadis_torch.parallel.stages import cut_stage
 
 __all__ = ["load_share", "skeleton"]
 
@@ -71,21 +73,15 @@ def skeleton(files: ModelFiles) -> Any:
 
 
 def load_share(
-    files: ModelFiles,
-    device: torch.device,
-    group: Collective,
-    configured: dict[str, str],
-    *,
-    whole_experts: bool = False,
+    files: ModelFiles, device: torch.device, groups: RankGroups, configured: dict[str, str]
 ) -> tuple[Any, Sharding]:
     """Return one rank's share of a decoder, in evaluation mode, and what was divided how.
 
     Args:
         files: The model.
         device: Where it goes.
-        group: The ranks; nothing is exchanged.
+        groups: The ranks; nothing is exchanged.
         configured: Styles from the configuration.
-        whole_experts: Each rank has some experts, not a share of each.
 
     Raises:
         ConfigValueError: The configuration names what is not there.
@@ -93,8 +89,16 @@ def load_share(
         OutOfMemoryError: No room for the weights.
     """
     check_architecture(files.config)
-    model = skeleton(files)
-    sharding = shard(model, group, configured, whole_experts=whole_experts)
+    model, layout, group = skeleton(files), groups.layout, groups.tensor
+    if layout.tensor > 1:
+        sharding = shard(model, group, configured, whole_experts=layout.expert > 1)
+    else:
+        sharding = keep_whole(model)
+    if layout.pipeline > 1:
+        layers = cut_stage(model, groups)
+        here = {id(parameter) for parameter in model.parameters()}
+        pieces = {key: piece for key, piece in sharding.pieces.items() if key in here}
+        sharding = attrs.evolve(sharding, pieces=pieces, layers=layers)
     stored = _stored(files, sharding)
     try:
         if stored is None:
@@ -110,7 +114,8 @@ def load_share(
         if any(width * dtype.itemsize % ALIGNMENT for width in sharding.expert_widths):
             model.set_experts_implementation("eager")
         if stored is not None:
-            logger.info("Rank %d of %d read %.1f MiB of weights.", group.rank, group.size, stored.num_bytes / 2**20)
+            mib = stored.num_bytes / 2**20
+            logger.info("Rank %d of %d read %.1f MiB of weights.", groups.rank, layout.num_ranks, mib)
         return model.to(device=device, dtype=dtype).eval().requires_grad_(False), sharding
     except torch.OutOfMemoryError as error:
         raise OutOfMemoryError(f"{device} has no room for the weights of {files.source.path}: {error}") from error

@@ -10,7 +10,7 @@ import attrs
 import torch
 
 from trencadis.errors import BackendError, ConfigValueError, ModelLoadError
-from trencadis.interfaces import RankGroups
+from trencadis.interfaces import Collective, RankGroups
 from trencadis.records import MemoryReport
 from trencadis_torch.config import TorchConfig
 from trencadis_torch.loading.loader import ModelFiles
@@ -30,20 +30,16 @@ def check_groups(groups: RankGroups, config: TorchConfig) -> None:
         ConfigValueError: A key of ``[backend.torch]`` goes with one rank only.
     """
     layout = groups.layout
-    if layout.pipeline > 1:
-        raise BackendError(
-            f"[parallel] pipeline = {layout.pipeline}: the backend torch divides every layer over ranks, and gives none of them whole.",
-            hint="Set [parallel] pipeline = 1, and tensor to the number of ranks.",
-        )
     if layout.expert not in (1, layout.tensor):
         raise BackendError(
             f"[parallel] expert = {layout.expert} with tensor = {layout.tensor}: experts are divided over all ranks that share a layer.",
             hint=f"Set [parallel] expert = {layout.tensor}, or 1 for a share of every expert on each rank.",
         )
     for key, value in (("compile", config.compile), ("graphs", config.graphs)):
-        if value != "off" and layout.tensor > 1:
+        if value != "off" and layout.num_ranks > 1:
             raise ConfigValueError(
-                f'[backend.torch] {key} = "{value}" with [parallel] tensor = {layout.tensor}: no graph holds what ranks exchange.',
+                f'[backend.torch] {key} = "{value}" with {layout.num_ranks} ranks ([parallel] tensor, pipeline): no graph holds what they '
+                "exchange.",
                 hint=f'Set [backend.torch] {key} = "off".',
             )
 
@@ -56,20 +52,21 @@ class Share:
         config: Of the backend.
 
     Attributes:
-        size: Ranks that share each layer.
+        size: Ranks of all stages.
         is_output: This rank samples.
         exchange: Of sampled tokens.
     """
 
     def __init__(self, groups: RankGroups, config: TorchConfig) -> None:
-        self._group = groups.tensor
+        self._groups = groups
+        # One stage exchanges all by one group.
+        self._everyone = groups.world if groups.layout.pipeline > 1 else groups.tensor
         self._plan = read_plan_file(config.tensor_plan)
-        self._whole_experts = groups.layout.expert > 1
         self._sharding: Sharding | None = None
         self._all_refuse = False
-        self.size = groups.layout.tensor
+        self.size = groups.layout.num_ranks
         self.is_output = groups.is_output
-        self.exchange = TokenExchange(self._group, source=groups.layout.tensor_rank(groups.layout.output_rank))
+        self.exchange = TokenExchange(self._everyone, source=groups.layout.output_rank)
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
@@ -78,18 +75,17 @@ class Share:
             yield
         except BaseException as error:
             if not self._all_refuse and error is not self.exchange.told:
-                self._group.abort()
+                self._groups.tensor.abort()
+                self._groups.world.abort()
             raise
 
     def agree(self, holds: bool) -> bool:
-        """Return whether something holds on every rank; every rank asks."""
-        refused = torch.tensor([0 if holds else 1], dtype=torch.int32)
-        self._group.all_reduce(refused)
-        return not int(refused[0])
+        """Return whether something holds on every rank of the stage; every one asks."""
+        return _all_hold(self._groups.tensor, holds)
 
     def accept(self, holds: bool) -> bool:
         """Return whether something holds on every rank, without which all raise; every rank asks."""
-        self._all_refuse = not self.agree(holds)
+        self._all_refuse = not _all_hold(self._everyone, holds)
         return not self._all_refuse
 
     def load(self, files: ModelFiles, device: torch.device) -> Any:
@@ -101,9 +97,7 @@ class Share:
         """
         model, error = None, None
         try:
-            model, self._sharding = load_share(
-                files, device, self._group, self._plan, whole_experts=self._whole_experts
-            )
+            model, self._sharding = load_share(files, device, self._groups, self._plan)
         except (ModelLoadError, ConfigValueError, BackendError) as reason:
             error = reason
         everywhere = self.accept(error is None)
@@ -135,9 +129,17 @@ class Share:
 
     @property
     def numerics(self) -> str:
-        """Names the order in which this layout sums, and the rank where its KV heads are no range."""
-        parts = "ep" if self._whole_experts else "tp"
-        return f"+{parts}{self.size}" + ("" if self._loaded.heads is not None else f".{self._group.rank}")
+        """Names the order in which this layout sums, and the rank where its KV heads are no range; empty if layers are whole."""
+        layout = self._groups.layout
+        if layout.tensor == 1:
+            return ""
+        own = "" if self._loaded.heads is not None else f".{self._groups.tensor.rank}"
+        return f"+{'ep' if layout.expert > 1 else 'tp'}{layout.tensor}{own}"
+
+    @property
+    def layers(self) -> range | None:
+        """Layers of this stage; None: all."""
+        return self._loaded.layers
 
     @property
     def _loaded(self) -> Sharding:
@@ -150,7 +152,7 @@ class Share:
 
     def settle(self) -> None:
         """Return when every rank is here."""
-        self._group.barrier()
+        self._everyone.barrier()
 
     def divide(self, report: MemoryReport, device: torch.device) -> MemoryReport:
         """Return this rank's part of the memory, where ranks have one in common. Pure.
@@ -164,3 +166,9 @@ class Share:
         return attrs.evolve(
             report, total_bytes=report.total_bytes // self.size, free_bytes=report.free_bytes // self.size
         )
+
+
+def _all_hold(group: Collective, holds: bool) -> bool:
+    refused = torch.tensor([0 if holds else 1], dtype=torch.int32)
+    group.all_reduce(refused)
+    return not int(refused[0])

@@ -147,7 +147,7 @@ def test_tied_embeddings_stay_tied_and_are_read_once(tmp_path):
 
 def loaded(path, caplog, **source):
     with caplog.at_level(logging.WARNING, "trencadis.torch"):
-        return load_share(find_model(ModelSource(path=str(path), **source)), CPU, make_groups(2)[0].tensor, {})
+        return load_share(find_model(ModelSource(path=str(path), **source)), CPU, make_groups(2)[0], {})
 
 
 def test_families_that_were_not_tried_are_read_whole_and_a_warning_says_so(tmp_path, caplog):
@@ -191,8 +191,7 @@ def test_generation_config_comes_along(model_path, caplog):
 def test_experts_of_odd_sizes_run_one_by_one(model_path):
     files = find_model(ModelSource(path=str(model_path("qwen3_moe"))))
     found = {
-        size: load_share(files, CPU, make_groups(size)[0].tensor, {})[0].config._experts_implementation
-        for size in (2, 4)
+        size: load_share(files, CPU, make_groups(size)[0], {})[0].config._experts_implementation for size in (2, 4)
     }
     assert found[4] == "eager"
     assert loading.ALIGNMENT == 16
