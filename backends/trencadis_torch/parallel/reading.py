@@ -258,7 +258,9 @@ def materialise(
     for module in list(model.modules()):
         for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
             if id(parameter) not in made:
-                piece = pieces[id(parameter)]
+                piece = pieces.get(id(parameter))
+                if piece is None:
+                    continue  # of a module that stands for another stage's
                 if piece.cut is not None and not piece.cut.ranges:
                     tensor = torch.zeros(parameter.shape, dtype=dtype, device=device)
                 else:

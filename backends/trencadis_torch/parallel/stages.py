@@ -56,11 +56,11 @@ class _NoEmbeddings(nn.Module):
     def __init__(self, hidden_size: int) -> None:
         super().__init__()
         self._hidden_size = hidden_size
-        self.like: torch.Tensor
-        self.register_buffer("like", torch.zeros(()), persistent=False)
+        # A parameter, for a model whose others have all been packed is asked for its data type and device, too.
+        self.like = nn.Parameter(torch.zeros(()), requires_grad=False)
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
-        return self.like.new_full((*input_ids.shape, self._hidden_size), torch.nan)
+        return self.like.data.new_full((*input_ids.shape, self._hidden_size), torch.nan)
 
 
 def divide_layers(sizes: list[int], *, num_stages: int, first: int = 0, last: int = 0) -> list[range]:

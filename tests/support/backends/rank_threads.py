@@ -60,6 +60,7 @@ class ThreadCollective(Collective):
     def __init__(self, meeting: _Meeting, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
         self.num_calls: dict[str, int] = {}
+        self.was_aborted = False
         self._meeting = meeting
 
     def _meet(self, name: str, tensor: torch.Tensor | None, use: Callable[[list[Any]], Any]) -> Any:
@@ -104,13 +105,21 @@ class ThreadCollective(Collective):
         self._meeting.messages[self.rank, target].put(tensor.clone())
 
     def receive(self, tensor: torch.Tensor, *, source: int) -> None:
-        tensor.copy_(self._meeting.messages[source, self.rank].get(timeout=TIMEOUT_S))
+        messages = self._meeting.messages[source, self.rank]
+        found = messages.get(timeout=TIMEOUT_S)
+        if found is None:
+            messages.put(None)
+            raise CollectiveError("another rank ended")
+        tensor.copy_(found)
 
     def barrier(self) -> None:
         self._meet("barrier", None, lambda _: None)
 
     def abort(self) -> None:
+        self.was_aborted = True
         self._meeting.barrier.abort()
+        for messages in self._meeting.messages.values():
+            messages.put(None)
 
     def close(self) -> None:
         self.abort()

@@ -494,20 +494,23 @@ def test_a_sampler_that_fails_ends_the_step_on_every_rank_and_not_the_group(mode
     }
 
 
-def test_an_error_of_one_rank_ends_what_the_others_wait_for(model_path, ranked):
-    backend = loaded(ranked, model_path("llama"), 2)
-    backend.ranks.all[1]._runner = None
+@pytest.mark.parametrize(("size", "pipeline", "broken"), [(2, 1, 1), (1, 2, 0), (1, 2, 1)])
+def test_an_error_of_one_rank_ends_what_the_others_wait_for(model_path, ranked, size, pipeline, broken):
+    backend = loaded(ranked, model_path("llama"), size, pipeline=pipeline)
+    backend.ranks.all[broken]._runner = None
     none = np.empty(0, np.int32)
     writes = TableWrites(rows=none, columns=none, block_ids=none)
     one = attrs.evolve(
-        Batch(step=0, num_sequences=0, row_starts=(), table_writes=writes, passes=()), passes=(_padding(),)
+        Batch(step=0, num_sequences=1, row_starts=(), table_writes=writes, passes=()), passes=(_one_token(),)
     )
-    first, second = backend.ranks.errors(lambda rank: rank.submit(one))
-    assert isinstance(first, CollectiveError)
-    assert "after close" in str(second)
+    errors = backend.ranks.errors(lambda rank: rank.submit(one))
+    assert "after close" in str(errors[broken])
+    assert isinstance(errors[1 - broken], CollectiveError)
+    assert backend.ranks.groups[broken].tensor.was_aborted
+    assert backend.ranks.groups[broken].world.was_aborted
 
 
-def _padding():
+def _one_token():
     from trencadis.records import Pass
 
     one = np.zeros(1, np.int32)
@@ -517,7 +520,7 @@ def _padding():
         rows=one,
         starts=one,
         query_lens=one + 1,
-        num_logits=one,
+        num_logits=one + 1,
         num_prompt_logits=one,
     )
 
