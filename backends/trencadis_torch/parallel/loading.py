@@ -16,8 +16,15 @@ from trencadis.errors import ModelLoadError, OutOfMemoryError
 from trencadis.interfaces import RankGroups
 from trencadis_torch.device import choose_dtype
 from trencadis_torch.loading.loader import ModelFiles, check_architecture, load_whole
-from trencadis_torch.parallel.reading import READ_IN_PARTS, LoadedWeights, StoredWeights, Weights, materialise
-from trencadis_torch.parallel.sharding import Piece, Sharding, keep_whole, shard
+from trencadis_torch.parallel.reading import (
+    READ_IN_PARTS,
+    LoadedWeights,
+    StoredWeights,
+    Weights,
+    materialise,
+    missing,
+)
+from trencadis_torch.parallel.sharding import Sharding, keep_whole, shard
 from trencadis_torch.parallel.stages import cut_stage
 
 __all__ = ["load_share", "skeleton"]
@@ -99,14 +106,14 @@ def load_share(
         here = {id(parameter) for parameter in model.parameters()}
         pieces = {key: piece for key, piece in sharding.pieces.items() if key in here}
         sharding = attrs.evolve(sharding, pieces=pieces, layers=layers)
-    stored = _stored(files, sharding)
+    stored = _stored(files, model, sharding)
     try:
         if stored is None:
             with _BUILDING:
                 whole = load_whole(files)
             weights: Weights = LoadedWeights(whole)
             found = next(one.dtype for one in whole.parameters() if one.is_floating_point())
-            _check_complete(sharding, weights, files)
+            _check_complete(model, sharding, weights, files)
         else:
             weights, found = stored, _dtype_of(files.config) or stored.dtype()
         dtype = choose_dtype(files.source.dtype, stored=found, device=device, num_parameters=sharding.num_parameters)
@@ -124,7 +131,7 @@ def load_share(
             stored.close()
 
 
-def _stored(files: ModelFiles, sharding: Sharding) -> StoredWeights | None:
+def _stored(files: ModelFiles, model: Any, sharding: Sharding) -> StoredWeights | None:
     """Return the files to read parts of, or None where transformers has to load them whole."""
     reason = ""
     if files.config.model_type not in READ_IN_PARTS:
@@ -135,8 +142,8 @@ def _stored(files: ModelFiles, sharding: Sharding) -> StoredWeights | None:
     if not reason:
         try:
             stored = StoredWeights(files)
-            missing = _missing(sharding, stored)
-            reason = f"{missing[0].names[0]} is not in them" if missing else ""
+            names = missing(model, sharding.pieces, stored)
+            reason = f"{names[0]} is not in them" if names else ""
         except Exception as error:  # of safetensors, or of the hub
             reason = f"{type(error).__name__}: {error}"
     if not reason:
@@ -147,15 +154,11 @@ def _stored(files: ModelFiles, sharding: Sharding) -> StoredWeights | None:
     return None
 
 
-def _missing(sharding: Sharding, weights: Weights) -> list[Piece]:
-    return [piece for piece in sharding.pieces.values() if not weights.has(piece.names)]
-
-
-def _check_complete(sharding: Sharding, weights: Weights, files: ModelFiles) -> None:
-    missing = _missing(sharding, weights)
-    if missing:
+def _check_complete(model: Any, sharding: Sharding, weights: Weights, files: ModelFiles) -> None:
+    names = missing(model, sharding.pieces, weights)
+    if names:
         raise ModelLoadError(
-            f"{files.source.path}: as transformers loads it, it has no weight {missing[0].names[0]}, which its plan divides.",
+            f"{files.source.path}: as transformers loads it, it has no weight {names[0]}, which a share of it needs.",
             hint="A model that is quantised in its files cannot be divided; set [parallel] tensor = 1.",
         )
 

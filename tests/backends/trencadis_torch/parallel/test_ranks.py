@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from support.backends import tiny_encoders, tiny_models
-from support.backends.families import SERVED, save_family
+from support.backends.families import SERVED, save_family, save_with_biases
 from support.backends.rank_threads import Forbidden, make_groups
 from trencadis.clock import SystemClock
 from trencadis.errors import BackendError, CollectiveError, ConfigValueError, ModelLoadError, StepFailedError
@@ -145,7 +145,7 @@ WITHOUT_PLAN = {
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("kind", [kind for kind in SERVED if kind not in WITHOUT_PLAN])
 def test_logits_are_those_of_one_rank(tmp_path, ranked, kind, size):
-    assert_same_logits(ranked, save_family(kind, tmp_path), size)
+    assert_same_logits(ranked, save_with_biases(kind, tmp_path), size)
 
 
 @pytest.mark.parametrize("kind", ["llama", "phi3"])
@@ -176,7 +176,7 @@ def test_kv_heads_that_several_ranks_have_are_named_alike(model_path, ranked, ki
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("kind", ["gpt2", "opt", "deepseek_v3", "gpt_oss"])
 def test_a_configured_plan_divides_what_transformers_does_not(tmp_path, ranked, kind, size):
-    path, plan = save_family(kind, tmp_path), tmp_path / "plan.json"
+    path, plan = save_with_biases(kind, tmp_path), tmp_path / "plan.json"
     plan.write_text(PLANS[kind])
     assert_same_logits(ranked, path, size, tensor_plan=str(plan))
     backend = loaded(ranked, path, size, tensor_plan=str(plan))
@@ -271,7 +271,7 @@ MIXTURES = (
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("kind", MIXTURES)
 def test_ranks_may_have_whole_experts(tmp_path, ranked, kind, size):
-    path = save_family(kind, tmp_path)
+    path = save_with_biases(kind, tmp_path)
     assert_same_logits(ranked, path, size, expert=size)
     backend = loaded(ranked, path, size, expert=size)
     experts = [one.local for one in backend.ranks.all[0]._model.modules() if isinstance(one, OwnExperts)]
@@ -311,7 +311,7 @@ READS_EMBEDDINGS = {"gemma3n_text", "gemma4_text"}
 @pytest.mark.parametrize("size", [1, 2])
 @pytest.mark.parametrize("kind", [kind for kind in SERVED if kind not in WITHOUT_STAGES | READS_EMBEDDINGS])
 def test_the_last_of_two_stages_has_the_logits_of_one_rank(tmp_path, ranked, kind, size):
-    path = save_family(kind, tmp_path)
+    path = save_with_biases(kind, tmp_path)
     one = make()
     facts = one.load(ModelSource(path=str(path)), sampler=ArgmaxSampler())
     expected = logits(one)
@@ -324,6 +324,22 @@ def test_the_last_of_two_stages_has_the_logits_of_one_rank(tmp_path, ranked, kin
     if size == 1:
         assert torch.equal(backend.ranks.call(logits)[-1], expected)
         assert sum(rank._facts.kv_bytes_per_token for rank in backend.ranks.all) == facts.kv_bytes_per_token
+
+
+@pytest.mark.parametrize("pipeline", [2, 3])
+def test_stages_of_several_layers_are_those_of_one_rank(tmp_path, ranked, pipeline):
+    from transformers import AutoModelForCausalLM
+
+    config = tiny_models._config("llama")
+    config.num_hidden_layers = 7
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    one = make()
+    one.load(ModelSource(path=str(tmp_path)), sampler=ArgmaxSampler())
+    backend = loaded(ranked, tmp_path, 1, pipeline=pipeline)
+    assert min(len(rank._layers) for rank in backend.ranks.all) >= 2
+    assert torch.equal(backend.ranks.call(logits)[-1], logits(one))
 
 
 @pytest.mark.parametrize("kind", sorted(READS_EMBEDDINGS))

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from support.backends import tiny_models
-from support.backends.families import SERVED, save_family
+from support.backends.families import SERVED, save_family, save_with_biases
 from support.backends.rank_threads import make_groups
 from trencadis.errors import ModelLoadError
 from trencadis.records import ModelSource
@@ -16,7 +16,7 @@ from trencadis_torch.loading.loader import find_model, load_whole
 from trencadis_torch.parallel import loading
 from trencadis_torch.parallel.loading import load_share, skeleton
 from trencadis_torch.parallel.plan import expand_plan
-from trencadis_torch.parallel.reading import READ_IN_PARTS, LoadedWeights, StoredWeights, materialise
+from trencadis_torch.parallel.reading import READ_IN_PARTS, LoadedWeights, StoredWeights, materialise, missing
 from trencadis_torch.parallel.sharding import shard
 
 CPU = torch.device("cpu")
@@ -30,7 +30,7 @@ def family_path(tmp_path_factory):
     root = tmp_path_factory.mktemp("families")
 
     def save(kind):
-        return root / kind if (root / kind).is_dir() else save_family(kind, root)
+        return root / kind if (root / kind).is_dir() else save_with_biases(kind, root)
 
     return save
 
@@ -39,6 +39,7 @@ def share_of(files, rank, size, weights):
     model = skeleton(files)
     name = ALL_WHOLE.get(files.config.model_type)
     sharding = shard(model, make_groups(size)[rank].tensor, {} if name is None else {name: "embedding_rowwise"})
+    assert missing(model, sharding.pieces, weights) == []
     materialise(model, sharding.pieces, weights, dtype=torch.float32, device=CPU)
     return model
 
