@@ -342,6 +342,16 @@ def test_stages_of_several_layers_are_those_of_one_rank(tmp_path, ranked, pipeli
     assert torch.equal(backend.ranks.call(logits)[-1], logits(one))
 
 
+def test_stages_with_a_vocabulary_have_fewer_layers(tmp_path, ranked):
+    from transformers import AutoModelForCausalLM
+
+    config = tiny_models._config("llama")
+    config.num_hidden_layers, config.vocab_size = 9, 2000
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    first, middle, last = (len(rank._layers) for rank in loaded(ranked, tmp_path, 1, pipeline=3).ranks.all)
+    assert first < middle > last
+
+
 @pytest.mark.parametrize("kind", sorted(READS_EMBEDDINGS))
 def test_a_model_whose_layers_read_embeddings_has_no_stages(tmp_path, ranks, kind):
     for error in load_errors(ranks, save_family(kind, tmp_path), size=1, pipeline=2):

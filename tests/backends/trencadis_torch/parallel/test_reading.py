@@ -173,6 +173,19 @@ def test_weights_that_the_files_lack_are_named_by_transformers(tmp_path, caplog)
     assert "model.layers.1.mlp.up_proj.weight is not in them" in caplog.text
 
 
+def test_buffers_that_the_files_lack_are_missing_too(tmp_path):
+    path = save_family("deepseek_v3", tmp_path)
+    file = path / "model.safetensors"
+    name = "model.layers.1.mlp.gate.e_score_correction_bias"
+    weights = load_file(file)
+    del weights[name]
+    save_file(weights, file, metadata={"format": "pt"})
+    files = find_model(ModelSource(path=str(path)))
+    model = skeleton(files)
+    sharding = shard(model, make_groups(2)[0].tensor, {})
+    assert missing(model, sharding.pieces, StoredWeights(files)) == [name]
+
+
 @pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16])
 def test_data_type_is_that_of_one_process(tmp_path, caplog, stored):
     path = tiny_models.save_model("llama", tmp_path, dtype=stored)
