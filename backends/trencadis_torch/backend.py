@@ -190,7 +190,7 @@ class TorchBackend(Backend):
         self._facts = attrs.evolve(model_facts(model, self._layers), fingerprint=fingerprint(files))
         if share is not None:
             self._facts = attrs.evolve(self._facts, num_parameters=share.num_parameters)
-            logger.info("Ranks divide %.0f %% of the parameters.", 100 * share.divided_ratio)
+            logger.info("%s", share.summary)
         self._set_threads()
         phases.begin("check")
         check = None
@@ -254,7 +254,7 @@ class TorchBackend(Backend):
             together=None if self._share is None else self._share.agree,
         )
         if self._share is not None:
-            logger.info("%s runs layer by layer: its ranks sum within each.", self._facts.architecture)
+            logger.info("%s runs layer by layer: ranks exchange something between.", self._facts.architecture)
         elif not self._mode.compiles:
             fuse_decoder(model, layers=layers, kernel=self._kernel, native=self._mode.native())
         self._facts = attrs.evolve(self._facts, weights_bytes=self._replacement.weights_bytes)

@@ -64,6 +64,7 @@ class Share:
         self._plan = read_plan_file(config.tensor_plan)
         self._sharding: Sharding | None = None
         self._all_refuse = False
+        self._device = torch.device("cpu")
         self.size = groups.layout.num_ranks
         self.is_output = groups.is_output
         self.exchange = TokenExchange(self._everyone, source=groups.layout.output_rank)
@@ -81,12 +82,17 @@ class Share:
 
     def agree(self, holds: bool) -> bool:
         """Return whether something holds on every rank of the stage; every one asks."""
-        return _all_hold(self._groups.tensor, holds)
+        return self._all_hold(self._groups.tensor, holds)
 
     def accept(self, holds: bool) -> bool:
         """Return whether something holds on every rank, without which all raise; every rank asks."""
-        self._all_refuse = not _all_hold(self._everyone, holds)
+        self._all_refuse = not self._all_hold(self._everyone, holds)
         return not self._all_refuse
+
+    def _all_hold(self, group: Collective, holds: bool) -> bool:
+        refused = torch.tensor([0 if holds else 1], dtype=torch.int32, device=self._device)
+        group.all_reduce(refused)
+        return not int(refused[0])
 
     def load(self, files: ModelFiles, device: torch.device) -> Any:
         """Return this rank's share of a model.
@@ -95,6 +101,7 @@ class Share:
             ModelLoadError: It cannot be loaded here, or on another rank.
             OutOfMemoryError: No room for the weights.
         """
+        self._device = device
         model, error = None, None
         try:
             model, self._sharding = load_share(files, device, self._groups, self._plan)
@@ -116,6 +123,16 @@ class Share:
     def num_parameters(self) -> int:
         """Of the whole model."""
         return self._loaded.num_parameters
+
+    @property
+    def summary(self) -> str:
+        """Says what is on this rank, for the log."""
+        parts = []
+        if self._groups.layout.tensor > 1:
+            parts.append(f"Ranks divide {100 * self.divided_ratio:.0f} % of the parameters.")
+        if self.layers is not None:
+            parts.append(f"Layers {self.layers.start} to {self.layers.stop - 1} are here.")
+        return " ".join(parts)
 
     @property
     def divided_ratio(self) -> float:
@@ -166,9 +183,3 @@ class Share:
         return attrs.evolve(
             report, total_bytes=report.total_bytes // self.size, free_bytes=report.free_bytes // self.size
         )
-
-
-def _all_hold(group: Collective, holds: bool) -> bool:
-    refused = torch.tensor([0 if holds else 1], dtype=torch.int32)
-    group.all_reduce(refused)
-    return not int(refused[0])

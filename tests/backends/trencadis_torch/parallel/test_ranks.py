@@ -649,6 +649,14 @@ def test_memory_and_weights_are_those_of_one_rank(model_path, ranked):
     assert all(rank._facts.weights_bytes < 0.5 * facts.weights_bytes for rank in backend.ranks.all)
 
 
+def test_the_log_says_what_is_where(model_path, ranked, caplog):
+    with caplog.at_level("INFO", "trencadis.torch"):
+        loaded(ranked, model_path("llama"), 2, pipeline=2)
+    assert "Ranks divide 100 % of the parameters. Layers 0 to 0 are here." in caplog.text
+    assert "Layers 1 to 2 are here." in caplog.text
+    assert "LlamaForCausalLM runs layer by layer" in caplog.text
+
+
 def test_tokens_that_are_blended_are_no_matter_of_ranks(model_path, ranked):
     backend = loaded(ranked, model_path("llama"), 2)
     assert all(rank.kv_cache().blender() is None for rank in backend.ranks.all)
