@@ -126,14 +126,14 @@ class TorchBackend(Backend):
         return self._capabilities
 
     def join(self, groups: RankGroups) -> None:
-        """Take a place among ranks that divide every layer; on CUDA, with the device of that number unless one is named.
+        """Take a place among ranks that divide layers or share them out; on CUDA, with the device of that number unless one is named.
 
         Raises:
-            BackendError: Layers are to be divided as wholes, which is not done here, or experts over some of the ranks.
+            BackendError: Experts are to be divided over some of the ranks of a stage.
             ConfigValueError: A key of the configuration goes with one rank only.
         """
         check_groups(groups, self._config)
-        if groups.layout.tensor == 1:
+        if groups.layout.num_ranks == 1:
             return
         self._share = Share(groups, self._config)
         if self._device.type == "cuda" and self._config.device in ("auto", "cuda"):
@@ -178,7 +178,7 @@ class TorchBackend(Backend):
         if self._quantises:
             model.float()
         phases.begin("inspection")
-        layers = attention_layers(model)
+        layers = attention_layers(model, own=None if share is None else share.layers)
         self._layers = stored_layers(layers, self._config.kv_dtype)
         self._begin_compiling(layers)
         self._kernel = choose_kernel(
@@ -193,7 +193,7 @@ class TorchBackend(Backend):
         self._facts = attrs.evolve(model_facts(model, self._layers), fingerprint=fingerprint(files))
         if share is not None:
             self._facts = attrs.evolve(self._facts, num_parameters=share.num_parameters)
-            logger.info("Ranks divide %.0f %% of the parameters.", 100 * share.divided_ratio)
+            logger.info("%s", share.summary)
         self._set_threads()
         phases.begin("check")
         check = None
@@ -257,7 +257,7 @@ class TorchBackend(Backend):
             together=None if self._share is None else self._share.agree,
         )
         if self._share is not None:
-            logger.info("%s runs layer by layer: its ranks sum within each.", self._facts.architecture)
+            logger.info("%s runs layer by layer: ranks exchange something between.", self._facts.architecture)
         elif not self._mode.compiles:
             fuse_decoder(model, layers=layers, kernel=self._kernel, native=self._mode.native())
         self._facts = attrs.evolve(self._facts, weights_bytes=self._replacement.weights_bytes)
@@ -286,8 +286,8 @@ class TorchBackend(Backend):
         """
         if self._share is not None:
             raise BackendError(
-                f"[parallel] tensor = {self._share.size}, {files.source.path}: {ONLY_EMBEDS.refused['tensor']}.",
-                hint="Set [parallel] tensor = 1.",
+                f"[parallel] {self._share.size} ranks: {files.source.path}: {ONLY_EMBEDS.refused['tensor']}.",
+                hint="Set [parallel] tensor = 1 and pipeline = 1.",
             )
 
     def _together(self) -> contextlib.AbstractContextManager[None]:

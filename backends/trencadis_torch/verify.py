@@ -212,7 +212,9 @@ def emit(
 
     chosen = choose() if exchange is None else _shared(choose, exchange, plan, logits.device)
     tokens, sampled = chosen.token_ids, chosen.sampled
-    _write_back(tokens if tokens.device.type == "cpu" else tokens.clamp(0, logits.shape[1] - 1), plan, rows)
+    # Another rank's tokens have been seen to where they were chosen, and logits here may be of no vocabulary.
+    is_safe = tokens.device.type == "cpu" or sampled is None
+    _write_back(tokens if is_safe else tokens.clamp(0, logits.shape[1] - 1), plan, rows)
     return Emitted(
         indices=one.indices[plan.sequences],
         token_ids=tokens,

@@ -24,8 +24,12 @@ FAR = 1 << 20
 DEFAULT_MAX_MODEL_LEN = 2048
 
 
-def attention_layers(model: Any) -> tuple[AttentionLayer, ...]:
+def attention_layers(model: Any, *, own: range | None = None) -> tuple[AttentionLayer, ...]:
     """Return the attention layers of a model in layer order; runs one forward of four tokens.
+
+    Args:
+        model: Of transformers.
+        own: Layers that are computed here, where others are another rank's; None: all.
 
     Raises:
         ModelLoadError: The model cannot be computed with a paged KV cache; the message says why.
@@ -50,15 +54,15 @@ def attention_layers(model: Any) -> tuple[AttentionLayer, ...]:
         raise
     except Exception as error:
         raise ModelLoadError(f"{name}: a forward of four tokens failed: {type(error).__name__}: {error}") from error
-    _check_complete(model, found)
+    _check_complete(model, found, own)
     return tuple(found[index] for index in sorted(found))
 
 
-def _check_complete(model: Any, found: dict[int, AttentionLayer]) -> None:
+def _check_complete(model: Any, found: dict[int, AttentionLayer], own: range | None) -> None:
     name, config = type(model).__name__, model.config.get_text_config(decoder=True)
     if not found:
         raise ModelLoadError(f"{name} does not take its attention from transformers' AttentionInterface.")
-    silent = sorted(set(range(config.num_hidden_layers)) - set(found))
+    silent = sorted(set(range(config.num_hidden_layers) if own is None else own) - set(found))
     if silent:
         raise ModelLoadError(
             f"{name}: layers {silent} compute no attention that can be paged; recurrent layers are not served."

@@ -8,16 +8,25 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import attrs
 import torch
 from torch.overrides import TorchFunctionMode
 
 from trencadis.errors import ModelLoadError, OutOfMemoryError
-from trencadis.interfaces import Collective
+from trencadis.interfaces import RankGroups
 from trencadis_torch.device import choose_dtype
 from trencadis_torch.loading.loader import ModelFiles, check_architecture, load_whole
 from trencadis_torch.parallel.placement import ExpertPlacement
-from trencadis_torch.parallel.reading import READ_IN_PARTS, LoadedWeights, StoredWeights, Weights, materialise
-from trencadis_torch.parallel.sharding import Piece, Sharding, shard
+from trencadis_torch.parallel.reading import (
+    READ_IN_PARTS,
+    LoadedWeights,
+    StoredWeights,
+    Weights,
+    materialise,
+    missing,
+)
+from trencadis_torch.parallel.sharding import Sharding, keep_whole, shard
+from trencadis_torch.parallel.stages import cut_stage
 
 __all__ = ["load_share", "skeleton"]
 
@@ -74,7 +83,7 @@ def skeleton(files: ModelFiles) -> Any:
 def load_share(
     files: ModelFiles,
     device: torch.device,
-    group: Collective,
+    groups: RankGroups,
     configured: dict[str, str],
     *,
     experts: ExpertPlacement | None = None,
@@ -84,7 +93,7 @@ def load_share(
     Args:
         files: The model.
         device: Where it goes.
-        group: The ranks; nothing is exchanged.
+        groups: The ranks; nothing is exchanged.
         configured: Styles from the configuration.
         experts: Where whole experts are; None: each rank has a share of every expert.
 
@@ -94,16 +103,21 @@ def load_share(
         OutOfMemoryError: No room for the weights.
     """
     check_architecture(files.config)
-    model = skeleton(files)
-    sharding = shard(model, group, configured, experts=experts)
-    stored = _stored(files, sharding)
+    model, layout, group = skeleton(files), groups.layout, groups.tensor
+    sharding = shard(model, group, configured, experts=experts) if layout.tensor > 1 else keep_whole(model)
+    if layout.pipeline > 1:
+        layers = cut_stage(model, groups)
+        here = {id(parameter) for parameter in model.parameters()}
+        pieces = {key: piece for key, piece in sharding.pieces.items() if key in here}
+        sharding = attrs.evolve(sharding, pieces=pieces, layers=layers)
+    stored = _stored(files, model, sharding)
     try:
         if stored is None:
             with _BUILDING:
                 whole = load_whole(files)
             weights: Weights = LoadedWeights(whole)
             found = next(one.dtype for one in whole.parameters() if one.is_floating_point())
-            _check_complete(sharding, weights, files)
+            _check_complete(model, sharding, weights, files)
         else:
             weights, found = stored, _dtype_of(files.config) or stored.dtype()
         dtype = choose_dtype(files.source.dtype, stored=found, device=device, num_parameters=sharding.num_parameters)
@@ -111,7 +125,8 @@ def load_share(
         if any(width * dtype.itemsize % ALIGNMENT for width in sharding.expert_widths):
             model.set_experts_implementation("eager")
         if stored is not None:
-            logger.info("Rank %d of %d read %.1f MiB of weights.", group.rank, group.size, stored.num_bytes / 2**20)
+            mib = stored.num_bytes / 2**20
+            logger.info("Rank %d of %d read %.1f MiB of weights.", groups.rank, layout.num_ranks, mib)
         return model.to(device=device, dtype=dtype).eval().requires_grad_(False), sharding
     except torch.OutOfMemoryError as error:
         raise OutOfMemoryError(f"{device} has no room for the weights of {files.source.path}: {error}") from error
@@ -120,7 +135,7 @@ def load_share(
             stored.close()
 
 
-def _stored(files: ModelFiles, sharding: Sharding) -> StoredWeights | None:
+def _stored(files: ModelFiles, model: Any, sharding: Sharding) -> StoredWeights | None:
     """Return the files to read parts of, or None where transformers has to load them whole."""
     reason = ""
     if files.config.model_type not in READ_IN_PARTS:
@@ -131,8 +146,8 @@ def _stored(files: ModelFiles, sharding: Sharding) -> StoredWeights | None:
     if not reason:
         try:
             stored = StoredWeights(files)
-            missing = _missing(sharding, stored)
-            reason = f"{missing[0].names[0]} is not in them" if missing else ""
+            names = missing(model, sharding.pieces, stored)
+            reason = f"{names[0]} is not in them" if names else ""
         except Exception as error:  # of safetensors, or of the hub
             reason = f"{type(error).__name__}: {error}"
     if not reason:
@@ -143,15 +158,11 @@ def _stored(files: ModelFiles, sharding: Sharding) -> StoredWeights | None:
     return None
 
 
-def _missing(sharding: Sharding, weights: Weights) -> list[Piece]:
-    return [piece for piece in sharding.pieces.values() if not weights.has(piece.names)]
-
-
-def _check_complete(sharding: Sharding, weights: Weights, files: ModelFiles) -> None:
-    missing = _missing(sharding, weights)
-    if missing:
+def _check_complete(model: Any, sharding: Sharding, weights: Weights, files: ModelFiles) -> None:
+    names = missing(model, sharding.pieces, weights)
+    if names:
         raise ModelLoadError(
-            f"{files.source.path}: as transformers loads it, it has no weight {missing[0].names[0]}, which its plan divides.",
+            f"{files.source.path}: as transformers loads it, it has no weight {names[0]}, which a share of it needs.",
             hint="A model that is quantised in its files cannot be divided; set [parallel] tensor = 1.",
         )
 

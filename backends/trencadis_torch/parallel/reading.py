@@ -22,14 +22,14 @@ from trencadis_torch.loading.loader import ModelFiles
 from trencadis_torch.parallel.cuts import Cut
 from trencadis_torch.parallel.sharding import Piece
 
-__all__ = ["READ_IN_PARTS", "LoadedWeights", "StoredWeights", "Weights", "materialise"]
+__all__ = ["READ_IN_PARTS", "LoadedWeights", "StoredWeights", "Weights", "materialise", "missing"]
 
 logger = logging.getLogger("trencadis.torch")
 
 READ_IN_PARTS: Final = frozenset(
     {
         "afmoe", "apertus", "apertus1p5_text", "arcee", "codegen", "cohere", "cohere2", "cohere2_moe", "cwm",
-        "deepseek_v2", "deepseek_v3", "dots1", "ernie4_5", "exaone4", "exaone_moe", "flex_olmo", "gemma", "gemma2",
+        "deepseek_v2", "deepseek_v3", "dots1", "ernie4_5", "exaone4", "flex_olmo", "gemma", "gemma2",
         "gemma3_text", "gemma3n_text", "gemma4_text", "gemma4_unified_text", "glm", "glm4", "glm4_moe",
         "glm4_moe_lite", "gpt2", "gpt_bigcode", "gpt_oss", "gptj", "granite", "helium", "hunyuan_v1_dense",
         "hyperclovax", "internlm3", "iquestcoder", "jais2", "lfm2", "lfm2_moe", "llama", "mellum", "minicpm3",
@@ -258,7 +258,9 @@ def materialise(
     for module in list(model.modules()):
         for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
             if id(parameter) not in made:
-                piece = pieces[id(parameter)]
+                piece = pieces.get(id(parameter))
+                if piece is None:
+                    continue  # of a module that stands for another stage's
                 if piece.cut is not None and not piece.cut.ranges:
                     tensor = torch.zeros(parameter.shape, dtype=dtype, device=device)
                 else:
@@ -266,7 +268,23 @@ def materialise(
                 made[id(parameter)] = nn.Parameter(tensor, requires_grad=False)
                 pieces[id(made[id(parameter)])] = piece
             setattr(module, name, made[id(parameter)])
-    persistent = set(model.state_dict()) - {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    for name, buffer in model.named_buffers():
-        if name in persistent and weights.has((name,)):
-            buffer.copy_(weights.read(Piece((name,))))
+    for name, buffer in _stored_buffers(model).items():
+        buffer.copy_(weights.read(Piece((name,))))
+
+
+def missing(model: Any, pieces: dict[int, Piece], weights: Weights) -> list[str]:
+    """Return names of parameters and buffers that are not among some weights.
+
+    Args:
+        model: The share.
+        pieces: By the ``id`` of each parameter.
+        weights: Whole ones.
+    """
+    needed = [piece.names for piece in pieces.values()] + [(name,) for name in _stored_buffers(model)]
+    return [names[0] for names in needed if not weights.has(names)]
+
+
+def _stored_buffers(model: Any) -> dict[str, torch.Tensor]:
+    """Return the buffers that are stored with a model's weights; they are not divided."""
+    stored = set(model.state_dict())
+    return {name: buffer for name, buffer in model.named_buffers() if name in stored}

@@ -33,7 +33,7 @@ from trencadis_torch.parallel.modules import GatheredLinear, RowLinear, VocabEmb
 from trencadis_torch.parallel.placement import ExpertPlacement, ExpertSlots
 from trencadis_torch.parallel.plan import expand_plan, plan_of
 
-__all__ = ["Piece", "Sharding", "shard"]
+__all__ = ["Piece", "Sharding", "keep_whole", "shard"]
 
 _KV: Final = ("k_proj", "v_proj")
 _ATTENTION: Final = ("q_proj", "k_proj", "v_proj", "q_b_proj", "kv_b_proj", "query_key_value", "c_attn", "qkv_proj")
@@ -71,6 +71,7 @@ class Sharding:
         heads: First and one past the last KV head here, counted over all ranks; None: layers differ.
         num_heads: Query heads of a layer here.
         expert_widths: Hidden sizes of experts here.
+        layers: Those of this stage; None: all.
     """
 
     pieces: dict[int, Piece]
@@ -78,7 +79,8 @@ class Sharding:
     num_divided: int
     heads: tuple[int, int] | None
     num_heads: int
-    expert_widths: frozenset[int]
+    expert_widths: frozenset[int] = frozenset()
+    layers: range | None = None
 
 
 def shard(
@@ -100,6 +102,25 @@ def shard(
     styles = expand_plan(model, plan)
     _check_names(model, configured)
     return _Sharder(model, group, styles, experts or ExpertPlacement(num_ranks=group.size)).run()
+
+
+def keep_whole(model: Any) -> Sharding:
+    """Return the sharding of a model whose layers are whole on each rank.
+
+    Args:
+        model: As transformers builds it.
+    """
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    config = model.config.get_text_config(decoder=True)
+    return Sharding(
+        pieces={key: Piece(tuple(own)) for key, own in names.items()},
+        num_parameters=sum(parameter.numel() for parameter in model.parameters()),
+        num_divided=0,
+        heads=None,
+        num_heads=int(getattr(config, "num_attention_heads", 0) or 0),
+    )
 
 
 def _check_names(model: Any, configured: dict[str, str]) -> None:

@@ -10,7 +10,7 @@ import attrs
 import torch
 
 from trencadis.errors import BackendError, ConfigValueError, ModelLoadError
-from trencadis.interfaces import RankGroups
+from trencadis.interfaces import Collective, RankGroups
 from trencadis.records import MemoryReport, Pass
 from trencadis_torch.config import TorchConfig
 from trencadis_torch.loading.loader import ModelFiles
@@ -33,22 +33,20 @@ def check_groups(groups: RankGroups, config: TorchConfig) -> None:
         ConfigValueError: A key of ``[backend.torch]`` goes with one rank only.
     """
     layout = groups.layout
-    if layout.pipeline > 1:
-        raise BackendError(
-            f"[parallel] pipeline = {layout.pipeline}: the backend torch divides every layer over ranks, and gives none of them whole.",
-            hint="Set [parallel] pipeline = 1, and tensor to the number of ranks.",
-        )
     if layout.expert not in (1, layout.tensor):
         raise BackendError(
             f"[parallel] expert = {layout.expert} with tensor = {layout.tensor}: experts are divided over all ranks that share a layer.",
             hint=f"Set [parallel] expert = {layout.tensor}, or 1 for a share of every expert on each rank.",
         )
+    sizes = {"tensor": layout.tensor, "pipeline": layout.pipeline}
     for feature in (one for one in FEATURES if one.setting):
         key = feature.setting.rpartition(".")[2]
         value = getattr(config, key)
-        if layout.tensor > 1 and "tensor" in feature.refused and feature.is_asked(value):
+        refusing = [name for name, size in sizes.items() if size > 1 and name in feature.refused]
+        if refusing and feature.is_asked(value):
+            name = refusing[0]
             raise ConfigValueError(
-                f'[backend.torch] {key} = "{value}" with [parallel] tensor = {layout.tensor}: {feature.refused["tensor"]}.',
+                f'[backend.torch] {key} = "{value}" with [parallel] {name} = {sizes[name]}: {feature.refused[name]}.',
                 hint=feature.remedy,
             )
     if config.expert_placement != "linear" and layout.tensor > 1 and layout.expert == 1:
@@ -79,21 +77,24 @@ class Share:
         config: Of the backend.
 
     Attributes:
-        size: Ranks that share each layer.
+        size: Ranks of all stages.
         is_output: This rank samples.
         exchange: Of sampled tokens.
     """
 
     def __init__(self, groups: RankGroups, config: TorchConfig) -> None:
-        self._group = groups.tensor
+        self._groups = groups
+        # One stage exchanges all by one group.
+        self._everyone = groups.world if groups.layout.pipeline > 1 else groups.tensor
         self._plan = read_plan_file(config.tensor_plan)
         self._experts = _placement(groups, config)
         self._loads: ExpertLoads | None = None
         self._sharding: Sharding | None = None
         self._all_refuse = False
-        self.size = groups.layout.tensor
+        self._device = torch.device("cpu")
+        self.size = groups.layout.num_ranks
         self.is_output = groups.is_output
-        self.exchange = TokenExchange(self._group, source=groups.layout.tensor_rank(groups.layout.output_rank))
+        self.exchange = TokenExchange(self._everyone, source=groups.layout.output_rank)
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
@@ -102,19 +103,23 @@ class Share:
             yield
         except BaseException as error:
             if not self._all_refuse and error is not self.exchange.told:
-                self._group.abort()
+                self._groups.tensor.abort()
+                self._groups.world.abort()
             raise
 
     def agree(self, holds: bool) -> bool:
-        """Return whether something holds on every rank; every rank asks."""
-        refused = torch.tensor([0 if holds else 1], dtype=torch.int32)
-        self._group.all_reduce(refused)
-        return not int(refused[0])
+        """Return whether something holds on every rank of the stage; every one asks."""
+        return self._all_hold(self._groups.tensor, holds)
 
     def accept(self, holds: bool) -> bool:
         """Return whether something holds on every rank, without which all raise; every rank asks."""
-        self._all_refuse = not self.agree(holds)
+        self._all_refuse = not self._all_hold(self._everyone, holds)
         return not self._all_refuse
+
+    def _all_hold(self, group: Collective, holds: bool) -> bool:
+        refused = torch.tensor([0 if holds else 1], dtype=torch.int32, device=self._device)
+        group.all_reduce(refused)
+        return not int(refused[0])
 
     def load(self, files: ModelFiles, device: torch.device) -> Any:
         """Return this rank's share of a model.
@@ -123,10 +128,11 @@ class Share:
             ModelLoadError: It cannot be loaded here, or on another rank.
             OutOfMemoryError: No room for the weights.
         """
+        self._device = device
         model, error = None, None
         try:
             self._check_placements()
-            model, self._sharding = load_share(files, device, self._group, self._plan, experts=self._experts)
+            model, self._sharding = load_share(files, device, self._groups, self._plan, experts=self._experts)
         except (ModelLoadError, ConfigValueError, BackendError) as reason:
             error = reason
         everywhere = self.accept(error is None)
@@ -134,7 +140,7 @@ class Share:
             raise error
         if not everywhere:
             raise ModelLoadError(f"{files.source.path}: another rank could not load its share; it says why.")
-        if self._experts is not None and self._group.rank == 0:
+        if self._experts is not None and self._groups.tensor.rank == 0:
             self._loads = ExpertLoads(model)
         return model
 
@@ -146,11 +152,11 @@ class Share:
         """
         if self._experts is None:
             return
-        digest = torch.tensor([self._experts.digest], dtype=torch.int64)
-        self._group.broadcast(digest)
+        digest = torch.tensor([self._experts.digest], dtype=torch.int64, device=self._device)
+        self._everyone.broadcast(digest)
         if int(digest) != self._experts.digest:
             raise ConfigValueError(
-                f"{self._experts.source}: it has other loads on rank {self._group.rank} than on the first, so experts would be missing.",
+                f"{self._experts.source}: it has other loads on rank {self._groups.rank} than on the first, so experts would be missing.",
                 hint="Give every machine the same file.",
             )
 
@@ -178,6 +184,16 @@ class Share:
         return self._loaded.num_parameters
 
     @property
+    def summary(self) -> str:
+        """Says what is on this rank, for the log."""
+        parts = []
+        if self._groups.layout.tensor > 1:
+            parts.append(f"Ranks divide {100 * self.divided_ratio:.0f} % of the parameters.")
+        if self.layers is not None:
+            parts.append(f"Layers {self.layers.start} to {self.layers.stop - 1} are here.")
+        return " ".join(parts)
+
+    @property
     def divided_ratio(self) -> float:
         """Part of the model's parameters that the ranks divide."""
         return self._loaded.num_divided / max(1, self._loaded.num_parameters)
@@ -189,11 +205,19 @@ class Share:
 
     @property
     def numerics(self) -> str:
-        """Names the order in which this layout sums, and the rank where its KV heads are no range."""
-        parts = f"+tp{self.size}"
+        """Names the order in which this layout sums, and the rank where its KV heads are no range; empty if layers are whole."""
+        layout = self._groups.layout
+        if layout.tensor == 1:
+            return ""
+        parts = f"+tp{layout.tensor}"
         if self._experts is not None:
-            parts = f"+ep{self.size}" + (f"-{self._experts.digest:08x}" if self._experts.digest else "")
-        return parts + ("" if self._loaded.heads is not None else f".{self._group.rank}")
+            parts = f"+ep{layout.tensor}" + (f"-{self._experts.digest:08x}" if self._experts.digest else "")
+        return parts + ("" if self._loaded.heads is not None else f".{self._groups.tensor.rank}")
+
+    @property
+    def layers(self) -> range | None:
+        """Layers of this stage; None: all."""
+        return self._loaded.layers
 
     @property
     def _loaded(self) -> Sharding:
@@ -206,7 +230,7 @@ class Share:
 
     def settle(self) -> None:
         """Return when every rank is here."""
-        self._group.barrier()
+        self._everyone.barrier()
 
     def divide(self, report: MemoryReport, device: torch.device) -> MemoryReport:
         """Return this rank's part of the memory, where ranks have one in common. Pure.

@@ -13,8 +13,10 @@ __all__ = ["FEATURES", "ONLY_EMBEDS"]
 
 _NO_GRAPH = "no graph holds what ranks exchange"
 
+_NO_LAYERS = "it only embeds, and is not divided"
+
 ONLY_EMBEDS: Final = LayoutFeature(
-    name="A model that only embeds", refused={"tensor": "it only embeds, and is not divided"}
+    name="A model that only embeds", refused={"tensor": _NO_LAYERS, "pipeline": _NO_LAYERS}
 )
 
 FEATURES: Final = (
@@ -28,14 +30,14 @@ FEATURES: Final = (
         name="torch.compile",
         setting="backend.torch.compile",
         unless=("off",),
-        refused={"tensor": _NO_GRAPH},
+        refused={"tensor": _NO_GRAPH, "pipeline": _NO_GRAPH},
         remedy='Set [backend.torch] compile = "off".',
     ),
     LayoutFeature(
         name="CUDA graphs",
         setting="backend.torch.graphs",
         unless=("off",),
-        refused={"tensor": _NO_GRAPH},
+        refused={"tensor": _NO_GRAPH, "pipeline": _NO_GRAPH},
         remedy='Set [backend.torch] graphs = "off".',
     ),
 )

@@ -28,7 +28,7 @@ class TokenExchange:
 
     Attributes:
         is_output: This rank samples.
-        told: The error that every rank has raised; all are where they would be without it, and go on with the next step.
+        told: The error that every rank has raised, on the CPU; all are where they would be without it, and go on with the next step.
     """
 
     def __init__(self, group: Collective, *, source: int = 0) -> None:
@@ -69,7 +69,7 @@ class TokenExchange:
                     message[:, num_steps + 1 :] = chosen.nodes
             except Exception as error:
                 message.fill_(FAILED)
-                self.told = error
+                self.told = error if message.device.type == "cpu" else None
                 raise
             finally:
                 self._group.broadcast(message, source=self._source)
@@ -81,6 +81,7 @@ class TokenExchange:
         from trencadis_torch.verify import Chosen
 
         numbers = message.long()
+        # A device is not waited for: there the rank that failed ends the group.
         if message.device.type == "cpu" and bool((message[:, num_steps] == FAILED).any()):
             self.told = StepFailedError("backend torch: the rank that samples failed; it says why.")
             raise self.told

@@ -9,7 +9,7 @@ import torch
 
 from support.backends import tiny_models
 
-__all__ = ["REFUSED", "REFUSED_ON_GAUDI", "SERVED", "save_family"]
+__all__ = ["REFUSED", "REFUSED_ON_GAUDI", "SERVED", "save_family", "save_with_biases"]
 
 SERVED = (
     "afmoe", "apertus", "apertus1p5_text", "arcee", "aria_text", "axk1", "biogpt", "bitnet", "codegen", "cohere", "cohere2",
@@ -108,3 +108,17 @@ def save_family(kind: str, directory: Path) -> Path:
     model.generation_config.eos_token_id = 2
     model.save_pretrained(directory / kind)
     return directory / kind
+
+
+def save_with_biases(kind: str, directory: Path) -> Path:
+    """Write the same with random numbers added to its biases, which begin as zeros; returns its path."""
+    from safetensors.torch import load_file, save_file
+
+    path = save_family(kind, directory)
+    file, generator = path / "model.safetensors", torch.Generator().manual_seed(4)
+    weights = load_file(file)
+    for name, one in weights.items():
+        if "bias" in name and one.is_floating_point():
+            weights[name] = one + 0.1 * torch.randn(one.shape, generator=generator)
+    save_file(weights, file, metadata={"format": "pt"})
+    return path

@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
 import attrs
-import numpy as np
 import torch
 
 from trencadis.errors import CollectiveError
@@ -61,6 +60,7 @@ class ThreadCollective(Collective):
     def __init__(self, meeting: _Meeting, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
         self.num_calls: dict[str, int] = {}
+        self.was_aborted = False
         self._meeting = meeting
 
     def _meet(self, name: str, tensor: torch.Tensor | None, use: Callable[[list[Any]], Any]) -> Any:
@@ -105,13 +105,21 @@ class ThreadCollective(Collective):
         self._meeting.messages[self.rank, target].put(tensor.clone())
 
     def receive(self, tensor: torch.Tensor, *, source: int) -> None:
-        tensor.copy_(self._meeting.messages[source, self.rank].get(timeout=TIMEOUT_S))
+        messages = self._meeting.messages[source, self.rank]
+        found = messages.get(timeout=TIMEOUT_S)
+        if found is None:
+            messages.put(None)
+            raise CollectiveError("another rank ended")
+        tensor.copy_(found)
 
     def barrier(self) -> None:
         self._meet("barrier", None, lambda _: None)
 
     def abort(self) -> None:
+        self.was_aborted = True
         self._meeting.barrier.abort()
+        for messages in self._meeting.messages.values():
+            messages.put(None)
 
     def close(self) -> None:
         self.abort()
@@ -138,13 +146,14 @@ class Ranks:
 
     Args:
         make: From a rank's groups to what is called, in that rank's thread.
-        size: Ranks.
+        size: Ranks of a stage.
+        pipeline: Stages.
         expert: Over which whole experts are divided.
     """
 
-    def __init__(self, make: Callable[[RankGroups], Any], size: int, *, expert: int = 1) -> None:
-        self.groups = make_groups(size, expert=expert)
-        self._threads = [ThreadPoolExecutor(1) for _ in range(size)]
+    def __init__(self, make: Callable[[RankGroups], Any], size: int, *, pipeline: int = 1, expert: int = 1) -> None:
+        self.groups = make_groups(size, pipeline=pipeline, expert=expert)
+        self._threads = [ThreadPoolExecutor(1) for _ in self.groups]
         self.all = self._on_each(lambda rank: make(self.groups[rank]))
 
     def call(self, use: Callable[[Any], Any]) -> list[Any]:
@@ -183,21 +192,23 @@ class RankedBackend(Backend):
 
     Args:
         make: Of one rank, before it joins.
-        size: Ranks.
+        size: Ranks of a stage.
+        pipeline: Stages.
         expert: Over which whole experts are divided.
 
     Attributes:
         ranks: To call.
     """
 
-    def __init__(self, make: Callable[[], Backend], size: int, *, expert: int = 1) -> None:
+    def __init__(self, make: Callable[[], Backend], size: int, *, pipeline: int = 1, expert: int = 1) -> None:
         def join(groups: RankGroups) -> Backend:
             backend = make()
             full = cast("SupportsRanks", backend)
             full.join(groups)
             return backend
 
-        self.ranks = Ranks(join, size, expert=expert)
+        self.ranks = Ranks(join, size, pipeline=pipeline, expert=expert)
+        self._output = self.ranks.groups[0].layout.output_rank
 
     @property
     def capabilities(self) -> BackendCapabilities:
@@ -206,11 +217,11 @@ class RankedBackend(Backend):
 
     def load(self, source: ModelSource, *, sampler: Sampler) -> ModelFacts:
         facts = self.ranks.call(
-            lambda rank: rank.load(source, sampler=sampler if rank is self.ranks.all[0] else Forbidden())
+            lambda rank: rank.load(source, sampler=sampler if rank is self.ranks.all[self._output] else Forbidden())
         )
         assert len({one.identity for one in facts}) == 1, "ranks have models of different identity"
-        assert len({one.num_parameters for one in facts}) == 1
-        return facts[0]
+        assert len({(one.num_parameters, one.vocab_size, one.embedding_size) for one in facts}) == 1
+        return facts[self._output]
 
     def memory(self, *, max_num_batched_tokens: int, max_num_seqs: int) -> MemoryReport:
         tokens, seqs = max_num_batched_tokens, max_num_seqs
@@ -227,12 +238,11 @@ class RankedBackend(Backend):
         return self.ranks.call(lambda rank: rank.warm_up(buckets, progress=progress if rank is first else None))[0]
 
     def submit(self, batch: Batch) -> PendingStep:
-        return _RankedStep(self.ranks.call(lambda rank: rank.submit(batch)))
+        return _RankedStep(self.ranks.call(lambda rank: rank.submit(batch)), self._output)
 
     def embed(self, token_ids: Sequence[Int32Array]) -> Float32Array:
         found = self.ranks.call(lambda rank: rank.embed(token_ids))
-        assert all(np.array_equal(one, found[0]) for one in found)
-        return found[0]
+        return found[self._output]
 
     def copy_blocks(self, *, sources: Int32Array, targets: Int32Array) -> None:
         self.ranks.call(lambda rank: rank.copy_blocks(sources=sources, targets=targets))
@@ -246,12 +256,14 @@ class RankedBackend(Backend):
 
 
 class _RankedStep:
-    def __init__(self, steps: list[PendingStep]) -> None:
+    def __init__(self, steps: list[PendingStep], output: int) -> None:
         self._steps = steps
+        self._output = output
 
     def wait(self) -> StepOutput:
-        first, *others = (step.wait() for step in self._steps)
-        for one in others:
+        outputs = [step.wait() for step in self._steps]
+        first = outputs.pop(self._output)
+        for one in outputs:
             assert not len(one.token_ids)
             assert not one.num_emitted.any()
             assert not one.logprobs

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from support.backends import tiny_encoders, tiny_models
-from support.backends.families import SERVED, save_family
+from support.backends.families import SERVED, save_family, save_with_biases
 from support.backends.rank_threads import Forbidden, make_groups
 from trencadis.clock import SystemClock
 from trencadis.errors import BackendError, CollectiveError, ConfigValueError, ModelLoadError, StepFailedError
@@ -42,8 +42,8 @@ def make(layout="ragged", **options):
     return TorchBackend(TorchConfig(device="cpu", layout=layout, **options), clock=SystemClock())
 
 
-def loaded(ranked, path, size, layout="ragged", plan=PLAN, expert=1, **options):
-    backend = ranked(functools.partial(make, layout, **options), size, expert=expert)
+def loaded(ranked, path, size, layout="ragged", plan=PLAN, pipeline=1, expert=1, **options):
+    backend = ranked(functools.partial(make, layout, **options), size, pipeline=pipeline, expert=expert)
     backend.load(ModelSource(path=str(path)), sampler=ArgmaxSampler())
     backend.allocate(plan)
     return backend
@@ -84,7 +84,7 @@ def four_kv_heads(tmp_path):
 
 
 class TestTwo(BackendConformance):
-    kind, size, layout, expert, options = "gemma3", 2, "ragged", 1, {}
+    kind, size, layout, expert, pipeline, options = "gemma3", 2, "ragged", 1, 1, {}
 
     @pytest.fixture(autouse=True)
     def _model(self, model_path, ranked):
@@ -92,7 +92,8 @@ class TestTwo(BackendConformance):
         self.source = ModelSource(path=str(self.path))
 
     def make(self):
-        return self._ranked(functools.partial(make, self.layout, **self.options), self.size, expert=self.expert)
+        one = functools.partial(make, self.layout, **self.options)
+        return self._ranked(one, self.size, pipeline=self.pipeline, expert=self.expert)
 
     def reference(self, prompt, num_tokens):
         return tiny_models.greedy_reference(self.path, prompt, num_tokens)
@@ -108,6 +109,14 @@ class TestTwoWithExperts(TestTwo):
 
 class TestTwoWithWholeExpertsPadded(TestTwo):
     kind, expert, layout = "mixtral", 2, "padded"
+
+
+class TestTwoStages(TestTwo):
+    kind, size, pipeline = "qwen3", 1, 2
+
+
+class TestThreeStagesOfTwoPadded(TestTwo):
+    kind, pipeline, layout = "gemma2", 3, "padded"
 
 
 @pytest.mark.representatives(3)
@@ -136,7 +145,7 @@ WITHOUT_PLAN = {
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("kind", [kind for kind in SERVED if kind not in WITHOUT_PLAN])
 def test_logits_are_those_of_one_rank(tmp_path, ranked, kind, size):
-    assert_same_logits(ranked, save_family(kind, tmp_path), size)
+    assert_same_logits(ranked, save_with_biases(kind, tmp_path), size)
 
 
 @pytest.mark.parametrize("kind", ["llama", "phi3"])
@@ -163,10 +172,11 @@ def test_kv_heads_that_several_ranks_have_are_named_alike(model_path, ranked, ki
     assert [(one.first_head, one.last_head) for one in layouts] == expected
 
 
+@pytest.mark.representatives(8)
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("kind", ["gpt2", "opt", "deepseek_v3", "gpt_oss"])
 def test_a_configured_plan_divides_what_transformers_does_not(tmp_path, ranked, kind, size):
-    path, plan = save_family(kind, tmp_path), tmp_path / "plan.json"
+    path, plan = save_with_biases(kind, tmp_path), tmp_path / "plan.json"
     plan.write_text(PLANS[kind])
     assert_same_logits(ranked, path, size, tensor_plan=str(plan))
     backend = loaded(ranked, path, size, tensor_plan=str(plan))
@@ -261,7 +271,7 @@ MIXTURES = (
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("kind", MIXTURES)
 def test_ranks_may_have_whole_experts(tmp_path, ranked, kind, size):
-    path = save_family(kind, tmp_path)
+    path = save_with_biases(kind, tmp_path)
     assert_same_logits(ranked, path, size, expert=size)
     backend = loaded(ranked, path, size, expert=size)
     experts = [one.local for one in backend.ranks.all[0]._model.modules() if isinstance(one, OwnExperts)]
@@ -291,6 +301,110 @@ def test_a_model_without_experts_has_none_to_divide(model_path, ranks):
 def test_a_model_whose_plan_has_experts_and_which_has_none_is_refused_too(tmp_path, ranks):
     for error in load_errors(ranks, save_family("gemma4_text", tmp_path), expert=2):
         assert "Gemma4ForCausalLM has no experts" in str(error)
+
+
+# --------------------------------------------------------------------------------------------------- stages
+
+WITHOUT_STAGES = WITHOUT_PLAN | {
+    *("granitemoe", "granitemoeshared", "hunyuan_v1_dense", "lfm2", "lfm2_moe", "nanochat", "olmoe", "phimoe"),
+}
+READS_EMBEDDINGS = {"gemma3n_text", "gemma4_text"}
+"""Every layer gets something computed of the embeddings."""
+
+
+@pytest.mark.kept_in_ci(20)
+@pytest.mark.representatives(4)
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("kind", [kind for kind in SERVED if kind not in WITHOUT_STAGES | READS_EMBEDDINGS])
+def test_the_last_of_two_stages_has_the_logits_of_one_rank(tmp_path, ranked, kind, size):
+    path = save_with_biases(kind, tmp_path)
+    one = make()
+    facts = one.load(ModelSource(path=str(path)), sampler=ArgmaxSampler())
+    expected = logits(one)
+    backend = loaded(ranked, path, size, pipeline=2)
+    for rank in backend.ranks.call(logits)[size:]:
+        assert float((rank - expected).norm() / expected.norm()) <= 1e-5
+    layers = [[layer.index for layer in rank._layers] for rank in backend.ranks.all]
+    assert layers[0] + layers[-1] == [layer.index for layer in one._layers]
+    assert all(rank._facts.weights_bytes < facts.weights_bytes for rank in backend.ranks.all)
+    if size == 1:
+        assert torch.equal(backend.ranks.call(logits)[-1], expected)
+        assert sum(rank._facts.kv_bytes_per_token for rank in backend.ranks.all) == facts.kv_bytes_per_token
+
+
+@pytest.mark.parametrize("pipeline", [2, 3])
+def test_stages_of_several_layers_are_those_of_one_rank(tmp_path, ranked, pipeline):
+    from transformers import AutoModelForCausalLM
+
+    config = tiny_models._config("llama")
+    config.num_hidden_layers = 7
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    one = make()
+    one.load(ModelSource(path=str(tmp_path)), sampler=ArgmaxSampler())
+    backend = loaded(ranked, tmp_path, 1, pipeline=pipeline)
+    assert min(len(rank._layers) for rank in backend.ranks.all) >= 2
+    assert torch.equal(backend.ranks.call(logits)[-1], logits(one))
+
+
+def test_stages_with_a_vocabulary_have_fewer_layers(tmp_path, ranked):
+    from transformers import AutoModelForCausalLM
+
+    config = tiny_models._config("llama")
+    config.num_hidden_layers, config.vocab_size = 9, 2000
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    first, middle, last = (len(rank._layers) for rank in loaded(ranked, tmp_path, 1, pipeline=3).ranks.all)
+    assert first < middle > last
+
+
+@pytest.mark.parametrize("kind", sorted(READS_EMBEDDINGS))
+def test_a_model_whose_layers_read_embeddings_has_no_stages(tmp_path, ranks, kind):
+    for error in load_errors(ranks, save_family(kind, tmp_path), size=1, pipeline=2):
+        assert isinstance(error, ModelLoadError)
+        assert "differ from the model's own" in str(error)
+
+
+@pytest.mark.parametrize("kind", sorted(WITHOUT_STAGES))
+def test_a_model_without_a_plan_of_stages_is_refused(tmp_path, ranks, kind):
+    for error in load_errors(ranks, save_family(kind, tmp_path), size=1, pipeline=2):
+        assert "comes without a plan of stages" in str(error)
+
+
+def test_more_stages_than_layers_are_refused(model_path, ranks):
+    for error in load_errors(ranks, model_path("llama"), size=1, pipeline=4):
+        assert "pipeline = 4: LlamaForCausalLM has 3 layers" in str(error)
+
+
+def test_tied_embeddings_are_on_the_first_and_the_last_stage(tmp_path, ranked):
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
+    config = LlamaConfig(**{**tiny_models._COMMON, "tie_word_embeddings": True})
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    one = make()
+    one.load(ModelSource(path=str(tmp_path)), sampler=ArgmaxSampler())
+    assert torch.equal(loaded(ranked, tmp_path, 1, pipeline=2).ranks.call(logits)[-1], logits(one))
+
+
+def test_texts_are_embedded_by_the_last_stage(model_path, ranked):
+    backend = ranked(make, 2, pipeline=2)
+    assert backend.load(ModelSource(path=str(model_path("gemma2"))), sampler=ArgmaxSampler()).embedding_size == 48
+    found = backend.embed([np.array(tokens, np.int32) for tokens in PROMPTS.values()])
+    expected = [
+        tiny_encoders.reference_vector(model_path("gemma2"), tokens, "last").numpy() for tokens in PROMPTS.values()
+    ]
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@needs_native
+@pytest.mark.parametrize("options", [{"quantization": "int8"}, {"pack": "off"}, {"kv_dtype": "int8"}])
+def test_stages_of_other_kinds_of_weights_are_those_of_one_rank(model_path, ranked, options):
+    one = make(**options)
+    one.load(ModelSource(path=str(model_path("llama"))), sampler=ArgmaxSampler())
+    found = loaded(ranked, model_path("llama"), 1, pipeline=2, **options).ranks.call(logits)[-1]
+    assert torch.equal(found, logits(one))
 
 
 # --------------------------------------------------------------------------------------------------- drafts, scores
@@ -412,20 +526,23 @@ def test_a_sampler_that_fails_ends_the_step_on_every_rank_and_not_the_group(mode
     }
 
 
-def test_an_error_of_one_rank_ends_what_the_others_wait_for(model_path, ranked):
-    backend = loaded(ranked, model_path("llama"), 2)
-    backend.ranks.all[1]._runner = None
+@pytest.mark.parametrize(("size", "pipeline", "broken"), [(2, 1, 1), (1, 2, 0), (1, 2, 1)])
+def test_an_error_of_one_rank_ends_what_the_others_wait_for(model_path, ranked, size, pipeline, broken):
+    backend = loaded(ranked, model_path("llama"), size, pipeline=pipeline)
+    backend.ranks.all[broken]._runner = None
     none = np.empty(0, np.int32)
     writes = TableWrites(rows=none, columns=none, block_ids=none)
     one = attrs.evolve(
-        Batch(step=0, num_sequences=0, row_starts=(), table_writes=writes, passes=()), passes=(_padding(),)
+        Batch(step=0, num_sequences=1, row_starts=(), table_writes=writes, passes=()), passes=(_one_token(),)
     )
-    first, second = backend.ranks.errors(lambda rank: rank.submit(one))
-    assert isinstance(first, CollectiveError)
-    assert "after close" in str(second)
+    errors = backend.ranks.errors(lambda rank: rank.submit(one))
+    assert "after close" in str(errors[broken])
+    assert isinstance(errors[1 - broken], CollectiveError)
+    assert backend.ranks.groups[broken].tensor.was_aborted
+    assert backend.ranks.groups[broken].world.was_aborted
 
 
-def _padding():
+def _one_token():
     from trencadis.records import Pass
 
     one = np.zeros(1, np.int32)
@@ -435,12 +552,12 @@ def _padding():
         rows=one,
         starts=one,
         query_lens=one + 1,
-        num_logits=one,
+        num_logits=one + 1,
         num_prompt_logits=one,
     )
 
 
-def load_errors(ranks, path, size=2, break_rank=None, expert=1, **options):
+def load_errors(ranks, path, size=2, break_rank=None, pipeline=1, expert=1, **options):
     def join(groups):
         backend = make(**options)
         backend.join(groups)
@@ -449,7 +566,9 @@ def load_errors(ranks, path, size=2, break_rank=None, expert=1, **options):
         return backend
 
     source = ModelSource(path=str(path))
-    return ranks(join, size, expert=expert).errors(lambda rank: rank.load(source, sampler=Forbidden()))
+    return ranks(join, size, pipeline=pipeline, expert=expert).errors(
+        lambda rank: rank.load(source, sampler=Forbidden())
+    )
 
 
 def test_a_share_that_cannot_be_loaded_is_an_error_on_every_rank(model_path, ranks):
@@ -493,17 +612,16 @@ def test_a_model_that_only_embeds_is_refused(tmp_path, ranks):
         assert isinstance(error, BackendError)
 
 
-@pytest.mark.parametrize(("sizes", "name"), [({"pipeline": 2}, "pipeline = 2"), ({"expert": 2}, "expert = 2")])
-def test_other_ways_to_divide_a_model_are_refused(sizes, name):
-    with pytest.raises(BackendError, match=name):
-        make().join(make_groups(4, **sizes)[0])
+def test_experts_over_some_of_the_ranks_are_refused():
+    with pytest.raises(BackendError, match="expert = 2 with tensor = 4"):
+        make().join(make_groups(4, expert=2)[0])
 
 
 @pytest.mark.parametrize(
     "options", [{"graphs": "checked", "layout": "padded"}, {"compile": "buckets", "layout": "padded"}]
 )
 def test_graphs_are_refused(options):
-    with pytest.raises(ConfigValueError, match="tensor = 2"):
+    with pytest.raises(ConfigValueError, match="with 2 ranks"):
         make(**options).join(make_groups(2)[0])
 
 
@@ -536,6 +654,14 @@ def test_memory_and_weights_are_those_of_one_rank(model_path, ranked):
     found = backend.memory(max_num_batched_tokens=64, max_num_seqs=4)
     assert found.total_bytes == report.total_bytes // 4
     assert all(rank._facts.weights_bytes < 0.5 * facts.weights_bytes for rank in backend.ranks.all)
+
+
+def test_the_log_says_what_is_where(model_path, ranked, caplog):
+    with caplog.at_level("INFO", "trencadis.torch"):
+        loaded(ranked, model_path("llama"), 2, pipeline=2)
+    assert "Ranks divide 100 % of the parameters. Layers 0 to 0 are here." in caplog.text
+    assert "Layers 1 to 2 are here." in caplog.text
+    assert "LlamaForCausalLM runs layer by layer" in caplog.text
 
 
 def test_tokens_that_are_blended_are_no_matter_of_ranks(model_path, ranked):

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from support.backends import tiny_models
-from support.backends.families import SERVED, save_family
+from support.backends.families import SERVED, save_family, save_with_biases
 from support.backends.rank_threads import make_groups
 from trencadis.errors import ModelLoadError
 from trencadis.records import ModelSource
@@ -17,7 +17,7 @@ from trencadis_torch.parallel import loading
 from trencadis_torch.parallel.loading import load_share, skeleton
 from trencadis_torch.parallel.placement import ExpertPlacement
 from trencadis_torch.parallel.plan import expand_plan
-from trencadis_torch.parallel.reading import READ_IN_PARTS, LoadedWeights, StoredWeights, materialise
+from trencadis_torch.parallel.reading import READ_IN_PARTS, LoadedWeights, StoredWeights, materialise, missing
 from trencadis_torch.parallel.sharding import shard
 
 CPU = torch.device("cpu")
@@ -31,7 +31,7 @@ def family_path(tmp_path_factory):
     root = tmp_path_factory.mktemp("families")
 
     def save(kind):
-        return root / kind if (root / kind).is_dir() else save_family(kind, root)
+        return root / kind if (root / kind).is_dir() else save_with_biases(kind, root)
 
     return save
 
@@ -40,6 +40,7 @@ def share_of(files, rank, size, weights):
     model = skeleton(files)
     name = ALL_WHOLE.get(files.config.model_type)
     sharding = shard(model, make_groups(size)[rank].tensor, {} if name is None else {name: "embedding_rowwise"})
+    assert missing(model, sharding.pieces, weights) == []
     materialise(model, sharding.pieces, weights, dtype=torch.float32, device=CPU)
     return model
 
@@ -167,7 +168,7 @@ def test_tied_embeddings_stay_tied_and_are_read_once(tmp_path):
 
 def loaded(path, caplog, **source):
     with caplog.at_level(logging.WARNING, "trencadis.torch"):
-        return load_share(find_model(ModelSource(path=str(path), **source)), CPU, make_groups(2)[0].tensor, {})
+        return load_share(find_model(ModelSource(path=str(path), **source)), CPU, make_groups(2)[0], {})
 
 
 def test_families_that_were_not_tried_are_read_whole_and_a_warning_says_so(tmp_path, caplog):
@@ -192,6 +193,19 @@ def test_weights_that_the_files_lack_are_named_by_transformers(tmp_path, caplog)
     assert "model.layers.1.mlp.up_proj.weight is not in them" in caplog.text
 
 
+def test_buffers_that_the_files_lack_are_missing_too(tmp_path):
+    path = save_family("deepseek_v3", tmp_path)
+    file = path / "model.safetensors"
+    name = "model.layers.1.mlp.gate.e_score_correction_bias"
+    weights = load_file(file)
+    del weights[name]
+    save_file(weights, file, metadata={"format": "pt"})
+    files = find_model(ModelSource(path=str(path)))
+    model = skeleton(files)
+    sharding = shard(model, make_groups(2)[0].tensor, {})
+    assert missing(model, sharding.pieces, StoredWeights(files)) == [name]
+
+
 @pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16])
 def test_data_type_is_that_of_one_process(tmp_path, caplog, stored):
     path = tiny_models.save_model("llama", tmp_path, dtype=stored)
@@ -211,8 +225,7 @@ def test_generation_config_comes_along(model_path, caplog):
 def test_experts_of_odd_sizes_run_one_by_one(model_path):
     files = find_model(ModelSource(path=str(model_path("qwen3_moe"))))
     found = {
-        size: load_share(files, CPU, make_groups(size)[0].tensor, {})[0].config._experts_implementation
-        for size in (2, 4)
+        size: load_share(files, CPU, make_groups(size)[0], {})[0].config._experts_implementation for size in (2, 4)
     }
     assert found[4] == "eager"
     assert loading.ALIGNMENT == 16
