@@ -32,4 +32,4 @@ def _make_torch(config: TorchConfig, context: ComponentContext) -> Backend:
     set_environment(os.environ, sys.modules)
     from trencadis_torch.backend import TorchBackend
 
-    return TorchBackend(config, clock=context.clock, num_replicas=context.num_replicas)
+    return TorchBackend(config, clock=context.clock, replica=context.replica, num_replicas=context.num_replicas)

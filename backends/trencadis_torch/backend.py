@@ -51,7 +51,7 @@ from trencadis_torch.blend.blender import make_blender
 from trencadis_torch.cache.host_blocks import HostBlocks
 from trencadis_torch.cache.kv_cache import AttentionLayer, PagedKVCache, stored_layers
 from trencadis_torch.config import TorchConfig
-from trencadis_torch.device import choose_device, to_device
+from trencadis_torch.device import choose_device, numbered_device, to_device
 from trencadis_torch.embedder import DecoderEmbedder, Embedder
 from trencadis_torch.graphs.mode import choose_mode
 from trencadis_torch.linear import native as native_linear
@@ -89,6 +89,7 @@ class TorchBackend(Backend):
     Args:
         config: Table ``[backend.torch]``.
         clock: Times steps on the CPU.
+        replica: Which engine of several this is; of CUDA devices that are not named it takes the one of that number.
         num_replicas: Engines that share the CPU: each takes its part of PyTorch's threads, unless ``num_threads`` says how many.
 
     Raises:
@@ -96,12 +97,13 @@ class TorchBackend(Backend):
         BackendError: The device is not there, or graphs were asked for that it cannot make.
     """
 
-    def __init__(self, config: TorchConfig, *, clock: Clock, num_replicas: int = 1) -> None:
+    def __init__(self, config: TorchConfig, *, clock: Clock, replica: int = 0, num_replicas: int = 1) -> None:
         self._config = config
         self._clock = clock
+        self._replica = replica
         self._num_replicas = num_replicas
         config.check()
-        self._device = choose_device(config.device)
+        self._device = self._numbered(choose_device(config.device), replica)
         self._mode = choose_mode(config, device=self._device, clock=clock)
         self._model: Any = None
         self._layers: tuple[AttentionLayer, ...] = ()
@@ -136,9 +138,13 @@ class TorchBackend(Backend):
         if groups.layout.num_ranks == 1:
             return
         self._share = Share(groups, self._config)
-        if self._device.type == "cuda" and self._config.device in ("auto", "cuda"):
-            self._device = torch.device("cuda", groups.rank % torch.cuda.device_count())
-            self._mode = choose_mode(self._config, device=self._device, clock=self._clock)
+        device = self._numbered(self._device, self._replica * groups.layout.num_ranks + groups.rank)
+        if device != self._device:
+            self._device = device
+            self._mode = choose_mode(self._config, device=device, clock=self._clock)
+
+    def _numbered(self, device: torch.device, number: int) -> torch.device:
+        return numbered_device(self._config.device, device, number, num_devices=torch.cuda.device_count())
 
     def load(self, source: ModelSource, *, sampler: Sampler) -> ModelFacts:
         """Load, inspect and check the model, or this rank's share of it.

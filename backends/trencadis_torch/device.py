@@ -12,7 +12,7 @@ import torch
 
 from trencadis.errors import BackendError, ModelLoadError
 
-__all__ = ["choose_device", "choose_dtype", "fill", "host_memory", "to_device"]
+__all__ = ["choose_device", "choose_dtype", "fill", "host_memory", "numbered_device", "to_device"]
 
 logger = logging.getLogger("trencadis.torch")
 
@@ -40,6 +40,20 @@ def choose_device(name: str) -> torch.device:
             hint='Choose "cpu" or "auto", or install a CUDA build of PyTorch.',
         )
     return torch.device("cuda", device.index or 0)
+
+
+def numbered_device(name: str, device: torch.device, number: int, *, num_devices: int) -> torch.device:
+    """Return the CUDA device of one rank among all ranks of all replicas, unless a device is named. Pure.
+
+    Args:
+        name: The config value that ``device`` was chosen by.
+        device: What it chose.
+        number: Of the rank: replicas follow each other.
+        num_devices: CUDA devices there are; ranks beyond them share.
+    """
+    if device.type != "cuda" or name not in ("auto", "cuda"):
+        return device
+    return torch.device("cuda", number % num_devices)
 
 
 def choose_dtype(

@@ -230,6 +230,5 @@ def _settings(proposed: LayoutNeeds, chosen: ResolvedPlan, registry: Registry) -
         able = (name for name, item in registry.components("executor").items() if RANKS in item.component.provides)
         settings += [f'executor.name = "{name}"' for name in sorted(able)[:1]]
     if proposed.data > 1:
-        # parallel.data starts copies, too, but no backend chooses devices for them.
-        settings.append(f"{proposed.data} servers, each with devices of its own")
+        settings.append(f"parallel.data = {proposed.data}")
     return ", ".join(settings) or "the defaults"

@@ -5,7 +5,15 @@ import pytest
 import torch
 
 from trencadis.errors import BackendError, ModelLoadError
-from trencadis_torch.device import SMALL_MODEL, choose_device, choose_dtype, fill, host_memory, to_device
+from trencadis_torch.device import (
+    SMALL_MODEL,
+    choose_device,
+    choose_dtype,
+    fill,
+    host_memory,
+    numbered_device,
+    to_device,
+)
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda:0")
 
@@ -97,3 +105,16 @@ def test_tightest_control_group_counts(tmp_path):
 def test_memory_of_this_machine_is_read():
     total, free = host_memory()
     assert 0 < free <= total
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "number", "expected"),
+    [
+        ("auto", "cuda:0", 5, "cuda:5"),
+        ("cuda", "cuda:0", 9, "cuda:1"),
+        ("cuda:3", "cuda:3", 5, "cuda:3"),
+        ("auto", "cpu", 5, "cpu"),
+    ],
+)
+def test_ranks_of_replicas_take_the_devices_in_turn_unless_one_is_named(name, device, number, expected):
+    assert numbered_device(name, torch.device(device), number, num_devices=8) == torch.device(expected)

@@ -620,9 +620,11 @@ def test_experts_over_some_of_the_ranks_are_refused():
 @pytest.mark.parametrize(
     "options", [{"graphs": "checked", "layout": "padded"}, {"compile": "buckets", "layout": "padded"}]
 )
-def test_graphs_are_refused(options):
-    with pytest.raises(ConfigValueError, match="with 2 ranks"):
-        make(**options).join(make_groups(2)[0])
+@pytest.mark.parametrize(("layout", "said"), [((2, 1), "tensor = 2"), ((1, 2), "pipeline = 2")])
+def test_graphs_are_refused(options, layout, said):
+    tensor, pipeline = layout
+    with pytest.raises(ConfigValueError, match=said):
+        make(**options).join(make_groups(tensor, pipeline=pipeline)[0])
 
 
 # --------------------------------------------------------------------------------------------------- facts

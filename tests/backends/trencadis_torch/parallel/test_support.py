@@ -41,7 +41,7 @@ def test_a_model_that_only_embeds_is_refused_as_the_table_says(tmp_path, ranks):
 
     for error in ranks(lambda groups: groups, 2).errors(load):
         assert isinstance(error, BackendError)
-        assert str(error).startswith(f"[parallel] tensor = 2, {path}: {ONLY_EMBEDS.refused['tensor']}.")
+        assert str(error).startswith(f"[parallel] 2 ranks: {path}: {ONLY_EMBEDS.refused['tensor']}.")
 
 
 def test_every_row_is_of_a_setting_and_asked_for_by_other_values_than_the_default():
