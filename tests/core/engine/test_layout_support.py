@@ -58,10 +58,9 @@ def test_other_divisions_need_a_backend_that_provides_them(name: str) -> None:
     check_layout(config, providing(plan, "backend", f"backend.{name}"))
 
 
-def test_the_backend_torch_divides_experts_and_has_no_stages() -> None:
+def test_the_backend_torch_divides_experts_and_layers() -> None:
     check_layout(*resolved(**PROCESSES, parallel__tensor=2, parallel__expert=2))
-    with pytest.raises(CapabilityError, match="pipeline"):
-        check_layout(*resolved(**PROCESSES, parallel__pipeline=2))
+    check_layout(*resolved(**PROCESSES, parallel__pipeline=2))
 
 
 def test_copies_go_with_everything_that_one_engine_does() -> None:
@@ -119,6 +118,7 @@ def test_each_setting_of_the_table_is_one_and_its_default_asks_for_nothing_that_
 def test_only_the_components_of_named_nouns_are_asked() -> None:
     _, plan = resolved()
     assert "executor.ranks" in unserved_layout(plan, "pipeline", 2)
-    assert "backend.pipeline" in unserved_layout(plan, "pipeline", 2, nouns=("backend",))
+    alone = providing(plan, "backend")
+    assert "backend.pipeline" in unserved_layout(alone, "pipeline", 2, nouns=("backend",))
     assert unserved_layout(plan, "pipeline", 1) == unserved_layout(plan, "data", 1) == ""
     assert unserved_layout(providing(plan, "backend", "backend.pipeline"), "pipeline", 2, nouns=("backend",)) == ""

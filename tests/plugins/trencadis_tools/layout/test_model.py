@@ -22,6 +22,7 @@ from trencadis_torch.backend import TorchBackend
 from trencadis_torch.config import TorchConfig
 from trencadis_torch.loading.loader import find_model
 from trencadis_torch.parallel.loading import skeleton
+from trencadis_torch.parallel.placement import ExpertPlacement
 from trencadis_torch.parallel.sharding import shard
 
 PLAN = AllocationPlan(num_blocks=60, block_size=4, num_rows=4, max_model_len=120, max_num_batched_tokens=64)
@@ -34,7 +35,9 @@ def shared_bytes(path, size, *, whole_experts):
     """Return the bytes of the first rank's share as the backend divides it, or the error with which it refuses."""
     model = skeleton(find_model(ModelSource(path=str(path))))
     try:
-        shard(model, make_groups(size)[0].tensor, {}, whole_experts=whole_experts)
+        shard(
+            model, make_groups(size)[0].tensor, {}, experts=ExpertPlacement(num_ranks=size) if whole_experts else None
+        )
     except ModelLoadError as error:
         return error
     return sum(one.numel() for one in {id(one): one for one in model.parameters()}.values()) * 4
@@ -110,7 +113,7 @@ def test_a_rank_sends_what_was_computed(tmp_path, monkeypatch, kind, size, exper
         facts = backend.load(ModelSource(path=str(path)), sampler=ArgmaxSampler())
         backend.allocate(PLAN)
         assert facts.kv_bytes_per_token == sum(one.local_kv_heads(size) * one.head_bytes for one in plan.attentions)
-        driver, rank = BackendDriver(backend, PLAN), backend.ranks.all[0]._share._group
+        driver, rank = BackendDriver(backend, PLAN), backend.ranks.all[0]._share._groups.tensor
         driver.start(0, [5, 7, 11, 13, 17])
         driver.start(1, [3, 9, 27])
         padding = -plan.vocab_size % size * 4
