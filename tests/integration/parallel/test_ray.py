@@ -63,6 +63,7 @@ def test_a_cluster_that_has_no_room_is_an_error_with_what_it_has(cluster):
         LLM(**on(cluster, **{"executor.ray.num_cpus": 50, "executor.ray.start_timeout_s": 1}))
 
 
+@pytest.mark.release
 def test_an_actor_that_was_killed_costs_no_answer(cluster):
     params = SamplingParams(max_tokens=150, temperature=0.8, seed=5, ignore_eos=True)
     with LLM(**on(cluster, **{"observer.names": [], "cache.num_blocks": 128})) as llm:

@@ -18,7 +18,10 @@ SETUPS = {
     "two, preemption by swap": {"parallel.tensor": 2, "cache.num_blocks": 24, "engine.preemption": "swap"},
     "two, padded": {"parallel.tensor": 2, "backend.torch.layout": "padded"},
     "two, gloo": {"parallel.tensor": 2, "executor.processes.collective": "gloo"},
-    "four, with each KV head twice": {"parallel.tensor": 4},
+    "four": {"parallel.tensor": 4},
+    "two stages": {"parallel.pipeline": 2},
+    "two stages of two": {"parallel.pipeline": 2, "parallel.tensor": 2},
+    "two copies of two": {"parallel.data": 2, "parallel.tensor": 2, "engine.placement": "process"},
 }
 
 
@@ -27,7 +30,7 @@ def expected():
     return answers()
 
 
-@pytest.mark.kept_in_ci(3)
+@pytest.mark.kept_in_ci(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("setup", SETUPS)
 def test_answers_are_those_of_one_process(expected, setup):
