@@ -13,7 +13,7 @@ import contextlib
 import functools
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np
@@ -66,12 +66,14 @@ from trencadis_torch.loading.pooling_config import read_pooling_config
 from trencadis_torch.loading.profile_run import measure_memory
 from trencadis_torch.loading.self_check import ModelCheck, check_graph
 from trencadis_torch.native_build import Source, begin
-from trencadis_torch.parallel.share import Share, check_groups
 from trencadis_torch.parallel.support import ONLY_EMBEDS
 from trencadis_torch.pending import StepTimer, TorchStep
 from trencadis_torch.rows import Rows
 from trencadis_torch.runner import PassRunner
 from trencadis_torch.verify import MatchingPrefix
+
+if TYPE_CHECKING:
+    from trencadis_torch.parallel.share import Share
 
 __all__ = ["TorchBackend"]
 
@@ -134,6 +136,8 @@ class TorchBackend(Backend):
             BackendError: Experts are to be divided over some of the ranks of a stage.
             ConfigValueError: A key of the configuration goes with one rank only.
         """
+        from trencadis_torch.parallel.share import Share, check_groups  # a rank that is alone needs none of it
+
         check_groups(groups, self._config)
         if groups.layout.num_ranks == 1:
             return

@@ -50,7 +50,7 @@ def texts(engine):
 def test_tokens_are_those_of_the_torch_backend_however_many_layers_there_are(deep, depth, mode):
     path, expected = deep(depth)
     engine = gaudi_engines.open_engine(path, mode=mode, emulated_frozen=mode != "eager", **OPTIONS)
-    habana = engine._executor._backend.habana
+    habana = engine._executor._rank.backend.habana
     found = texts(engine)
     assert {name: found[name] for name in expected if name in found} == expected
     assert (habana.dynamo.num_graph_breaks, habana.dynamo.num_limit_hits) == (0, 0)

@@ -40,7 +40,7 @@ def vectors(path, backend="gaudi", *, tables=None, lengths=LENGTHS, **options):
     while engine.has_work:
         found.update((one.request_id, one) for one in engine.step().embeddings)
     assert not [one.error for one in found.values() if one.error]
-    metrics = engine._executor._backend.watch.num_recompilations if backend == "gaudi" else 0
+    metrics = engine._executor._rank.backend.watch.num_recompilations if backend == "gaudi" else 0
     engine.close()
     return np.stack([found[str(index)].vector for index in range(len(lengths))]), metrics
 
@@ -111,7 +111,7 @@ def test_encoders_are_refused_in_words(tmp_path):
 
 def test_closed_backend_does_not_embed(model_path):
     engine = gaudi_engines.open_engine(model_path("llama"), mode="eager")
-    backend = engine._executor._backend
+    backend = engine._executor._rank.backend
     assert backend.embed([np.array([5, 6], np.int32)]).shape == (1, backend._model().facts.embedding_size)
     backend.close()
     with pytest.raises(BackendError, match="does not embed"):

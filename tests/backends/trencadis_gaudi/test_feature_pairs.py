@@ -111,7 +111,7 @@ def serve_trace(engine, case):
 def check(case, path):
     engine = gaudi_engines.open_engine(path, **options_of(case, path))
     try:
-        backend = engine._executor._backend
+        backend = engine._executor._rank.backend
         served = serve_trace(engine, case)
         assert not {one.error for one in served.values()} - {""}
         totals = engine.totals

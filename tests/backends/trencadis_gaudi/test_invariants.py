@@ -264,7 +264,7 @@ def test_device_does_notice_what_was_not_warmed_up(model_path):
         model_path("llama"), emulated_frozen=True, strategy_options={"prompt_query_limit": 1}, max_prefill_batch_size=2
     )
     engine.warm_up  # noqa: B018 - its table has the longest query only
-    backend = engine._executor._backend
+    backend = engine._executor._rank.backend
     backend._capture.graphs.clear()
     backend._adapter.clear_cache()
     served = gaudi_engines.serve(engine, 3)

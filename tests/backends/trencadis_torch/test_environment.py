@@ -33,11 +33,12 @@ def test_it_is_set_before_the_backend_imports_torch():
         "import os, sys\n"
         "for name in ('OMP_WAIT_POLICY', 'GOMP_SPINCOUNT'): os.environ.pop(name, None)\n"
         "from trencadis.clock import SystemClock\n"
+        "from trencadis.interfaces import ComponentContext\n"
         "from trencadis_torch import _make_torch\n"
         "from trencadis_torch.config import TorchConfig\n"
-        "class Context: clock = SystemClock()\n"
+        "context = ComponentContext(clock=SystemClock(), seed=0)\n"
         "assert 'torch' not in sys.modules\n"
-        "_make_torch(TorchConfig(device='cpu'), Context())\n"
+        "_make_torch(TorchConfig(device='cpu'), context)\n"
         "print(os.environ['OMP_WAIT_POLICY'], os.environ['GOMP_SPINCOUNT'])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -6,6 +6,7 @@ from trencadis.interfaces.executor import INTERFACE_VERSION
 from trencadis_plugins.executor import trencadis_executors
 from trencadis_plugins.executor.inline import InlineExecutor
 from trencadis_plugins.executor.processes import ProcessesExecutor
+from trencadis_plugins.executor.ray_cluster import RayExecutor
 
 
 def test_hook_yields_the_executors():
@@ -16,6 +17,7 @@ def test_hook_yields_the_executors():
     assert {name: type(executor) for name, executor in built.items()} == {
         "inline": InlineExecutor,
         "processes": ProcessesExecutor,
+        "ray": RayExecutor,
     }
     for executor in built.values():
         executor.close()
