@@ -126,7 +126,7 @@ def test_a_driver_that_is_paused_does_nothing_until_it_may_go_on(driver: DriverP
     until_s = time.monotonic() + 60.0
     while (before_s := driver.cpu_s()) != driver.cpu_s():  # a signal takes a moment to arrive
         assert time.monotonic() < until_s, "it goes on"
-    assert driver.cpu_s() == before_s
+    assert driver.cpu_s() <= before_s + 0.01  # what it did before the signal came may be counted late
     driver.resume()
     driver.ask("burn", timeout_s=60, seconds=0.05)
     assert driver.cpu_s() >= before_s + 0.02

@@ -81,7 +81,7 @@ def one_rank() -> tuple[dict[str, Any], np.ndarray]:
     return answers()
 
 
-@pytest.mark.kept_in_ci(4)
+@pytest.mark.kept_in_ci(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("setup", EXACT)
 def test_two_ranks_say_what_one_does(setup, one_rank):

@@ -39,7 +39,7 @@ def test_answers_are_those_of_one_process(expected, setup):
     assert not list(Path("/dev/shm").glob(f"trencadis-{os.getpid()}-*"))
 
 
-@pytest.mark.kept_in_ci(2)
+@pytest.mark.kept_in_ci(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])

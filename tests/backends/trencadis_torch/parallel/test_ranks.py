@@ -140,7 +140,7 @@ WITHOUT_PLAN = {
 }
 
 
-@pytest.mark.kept_in_ci(30)
+@pytest.mark.kept_in_ci(12)
 @pytest.mark.representatives(6)
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("kind", [kind for kind in SERVED if kind not in WITHOUT_PLAN])
@@ -266,7 +266,7 @@ MIXTURES = (
 )
 
 
-@pytest.mark.kept_in_ci(12)
+@pytest.mark.kept_in_ci(6)
 @pytest.mark.representatives(4)
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("kind", MIXTURES)
@@ -312,7 +312,7 @@ READS_EMBEDDINGS = {"gemma3n_text", "gemma4_text"}
 """Every layer gets something computed of the embeddings."""
 
 
-@pytest.mark.kept_in_ci(20)
+@pytest.mark.kept_in_ci(8)
 @pytest.mark.representatives(4)
 @pytest.mark.parametrize("size", [1, 2])
 @pytest.mark.parametrize("kind", [kind for kind in SERVED if kind not in WITHOUT_STAGES | READS_EMBEDDINGS])

