@@ -128,6 +128,7 @@ def test_totals_are_those_of_all_and_a_change_reaches_all(server: LiveServer) ->
     assert server.call(llm.set_scheduling("fair_share"))["policy"] == "fair_share"
 
 
+@pytest.mark.slow
 def test_when_all_die_clients_get_503_and_the_server_starts_all_again(server: LiveServer) -> None:
     until_ready(server)
     with RawClient(server.port) as waiting:

@@ -175,6 +175,7 @@ def test_kv_heads_that_several_ranks_have_are_named_alike(model_path, ranked, ki
 @pytest.mark.representatives(8)
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("kind", ["gpt2", "opt", "deepseek_v3", "gpt_oss"])
+@pytest.mark.representatives(1)
 def test_a_configured_plan_divides_what_transformers_does_not(tmp_path, ranked, kind, size):
     path, plan = save_with_biases(kind, tmp_path), tmp_path / "plan.json"
     plan.write_text(PLANS[kind])

@@ -198,6 +198,7 @@ def test_a_place_to_meet_that_is_none_is_named(start_processes):
 
 
 @pytest.mark.parametrize(("kind", "word"), [("hccl", "Gaudi software"), ("nccl", "NCCL|nccl|CUDA")])
+@pytest.mark.slow
 def test_a_device_library_that_is_missing_is_named(start_processes, kind, word):
     owner = create_group(kind, size=2, timeout_s=5.0)
     with pytest.raises(CollectiveError, match=word):
