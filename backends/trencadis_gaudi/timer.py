@@ -14,7 +14,7 @@ class GaudiTimer:
         habana: The device.
     """
 
-    is_over = False  # nobody asks the device between two steps
+    is_over = False  # the device is not asked: ``wait`` waits for it
 
     def __init__(self, habana: Habana) -> None:
         self._start, self._end = (habana.hpu.Event(enable_timing=True) for _ in range(2))

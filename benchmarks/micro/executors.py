@@ -10,25 +10,31 @@ engine's process and of its ranks.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
+import socket
 import statistics
 import tempfile
 import time
+import timeit
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from idle_backend import Idle
 from random_models import LLAMA_110M, save_random_model
 
 from trencadis.clock import SystemClock
 from trencadis.engine.build import build_engine
 from trencadis.interfaces import Executor
-from trencadis.records import ParallelLayout, Request, SamplingParams
+from trencadis.records import Batch, Bucket, ParallelLayout, Pass, Phase, Request, SamplingParams, TableWrites
 from trencadis.registry import load_with_plugins
 from trencadis_plugins.executor.config import ProcessesConfig
 from trencadis_plugins.executor.inline import InlineExecutor
 from trencadis_plugins.executor.processes import ProcessesExecutor
+from trencadis_plugins.executor.ranks.link import Kind, RankLink
+from trencadis_plugins.executor.ranks.wire import decode_batch, encode_batch
 from trencadis_testing.engines import make_engine
 
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
@@ -116,6 +122,42 @@ def compare(engines: dict[str, tuple[Any, Executor]], *, rounds: int, num_steps:
     return found
 
 
+def wire() -> dict[str, float]:
+    """Return what a decode step of 8 and of 32 sequences takes between engine and rank: bytes, and the fastest microseconds of many."""
+    found: dict[str, float] = {}
+    for count in (8, 32):
+        some, none = np.arange(count, dtype=np.int32), np.empty(0, np.int32)
+        one = Pass(
+            bucket=Bucket(count, 1, 8 * count, Phase.DECODE),
+            indices=some,
+            rows=some,
+            starts=some,
+            query_lens=some,
+            num_logits=some,
+            num_prompt_logits=some,
+        )
+        writes = TableWrites(rows=none, columns=none, block_ids=none)
+        batch = Batch(step=5, num_sequences=count, row_starts=(), table_writes=writes, passes=(one,))
+        data = encode_batch(batch)
+        near, far = map(RankLink, socket.socketpair())
+
+        def exchange(near: RankLink = near, far: RankLink = far, data: bytes = data) -> None:
+            near.send(Kind.BATCH, 1, data)
+            far.receive()
+
+        calls = {
+            "encode": functools.partial(encode_batch, batch),
+            "decode": functools.partial(decode_batch, data),
+            "send_and_receive": exchange,
+        }
+        found[f"bytes_{count}"] = len(data)
+        for name, call in calls.items():
+            found[f"{name}_us_{count}"] = round(min(timeit.repeat(call, number=5000, repeat=7)) / 5000 * 1e6, 1)
+        near.close()
+        far.close()
+    return found
+
+
 def main() -> None:
     """Print what was measured."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -125,7 +167,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40)
     args = parser.parse_args()
     names = {"inline": "inline", "processes": "processes", "inline again": "inline"}
-    result = {"num_cores": os.cpu_count()}
+    result = {"num_cores": os.cpu_count(), "wire": wire()}
     with tempfile.TemporaryDirectory() as folder:
         model = save_random_model(LLAMA_110M, Path(folder))
         kinds = {
@@ -140,7 +182,7 @@ def main() -> None:
     if args.json:
         print(json.dumps(result, indent=2))
         return
-    for kind in kinds:
+    for kind in ("wire", *kinds):
         print(kind, json.dumps(result[kind]))
 
 

@@ -202,7 +202,7 @@ class RouterConformance:
         assert grown < _MAX_GROWTH_BYTES, f"memory grows by {grown:.0f} bytes with each request"
 
     def test_no_thread_is_left(self) -> None:
-        """It has no end to be told of."""
+        """A router has no ``close``, so it may not start what would have to be ended."""
         with ends_its_threads("the router"):
             router = self.make()
             for request, views in _calls(5, seed=23):

@@ -119,3 +119,17 @@ class MakesSignalled:
     def __call__(self, rank: int) -> SignalledIn:
         """Make one."""
         return SignalledIn(rank, call=self.call, number=self.number, victim=self.victim)
+
+
+@attrs.frozen
+class MakesDyingAtLoad:
+    """Makes backends; one that loads while a file is there takes it away and ends its process. Can be pickled."""
+
+    mark: Path
+
+    def __call__(self, rank: int) -> TellingBackend:
+        """Make one."""
+        if self.mark.exists():
+            self.mark.unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return TellingBackend(rank)

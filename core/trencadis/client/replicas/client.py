@@ -475,7 +475,7 @@ class ReplicatedEngineClient(PolledEngineClient):
                     self._forget(work)
                     self._outputs.append(StepOutputs(refused=((work.request.request_id, error),)))
                 except EngineEndedError:
-                    break  # the others have ended, too, which is everybody's end
+                    break  # all replicas have ended
         finally:
             self._is_moving = False
 

@@ -35,8 +35,7 @@ class BlockManager:
         ref_counts: References of each block, int32 ``[num_blocks]``.
         num_free: Blocks whose content is not kept.
         num_available: Blocks that can be allocated now: free and cached ones.
-        on_change: Called for every hash that becomes findable or ceases to be; None: not called.
-        journal: Gets every such hash; None: they are not kept.
+        on_change: Each is called for every hash that becomes findable or ceases to be.
     """
 
     def __init__(self, *, num_blocks: int, eviction: GuardedEviction) -> None:
@@ -44,8 +43,8 @@ class BlockManager:
         self.ref_counts: Int32Array = np.zeros(num_blocks, np.int32)
         self._stack: Int32Array = np.arange(num_blocks - 1, -1, -1, dtype=np.int32)
         self.num_free = self.num_available = num_blocks
-        self.on_change: Callable[[bytes], None] | None = None
-        self.journal: list[bytes] | None = None
+        self.on_change: list[Callable[[bytes], None]] = []
+        self._changed: list[bytes] | None = None
         self._eviction = eviction
         self._block_of: dict[bytes, int] = {}
         self._hash_of: dict[int, bytes] = {}
@@ -91,9 +90,13 @@ class BlockManager:
         return blocks
 
     def take_changes(self) -> tuple[list[bytes], list[bytes]]:
-        """Return the hashes that have become findable since the last call, and those that have ceased to be; starts the journal."""
-        changed, self.journal = self.journal, []
-        hashes = self._block_of if changed is None else dict.fromkeys(changed)
+        """Return the hashes that have become findable since the last call, and those that have ceased to be; the first time, all."""
+        if self._changed is None:
+            self._changed = []
+            self.on_change.append(self._changed.append)
+            return list(self._block_of), []
+        hashes = dict.fromkeys(self._changed)
+        self._changed.clear()
         found = [one for one in hashes if one in self._block_of]
         return found, [one for one in hashes if one not in self._block_of]
 
@@ -169,10 +172,8 @@ class BlockManager:
         self._block_of[block_hash] = block
         self._hash_of[block] = block_hash
         self._depth_of[block] = depth
-        if self.on_change is not None:
-            self.on_change(block_hash)
-        if self.journal is not None:
-            self.journal.append(block_hash)
+        for call in self.on_change:
+            call(block_hash)
         return True
 
     def reset_cache(self) -> int:
@@ -180,11 +181,9 @@ class BlockManager:
         cached = sorted(self._cached)
         self._eviction.forget(cached)
         self._cached.clear()
-        if self.on_change is not None:
+        for call in self.on_change:
             for block_hash in self._block_of:
-                self.on_change(block_hash)
-        if self.journal is not None:
-            self.journal += self._block_of
+                call(block_hash)
         self._block_of.clear()
         self._hash_of.clear()
         self._depth_of.clear()
@@ -258,10 +257,8 @@ class BlockManager:
         """Make a block unfindable; returns the hashes of its successors."""
         block_hash = self._hash_of.pop(block)
         del self._block_of[block_hash], self._depth_of[block]
-        if self.on_change is not None:
-            self.on_change(block_hash)
-        if self.journal is not None:
-            self.journal.append(block_hash)
+        for call in self.on_change:
+            call(block_hash)
         previous = self._previous.pop(block_hash, None)
         if previous is not None and previous in self._successors:
             siblings = self._successors[previous]

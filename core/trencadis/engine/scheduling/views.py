@@ -98,6 +98,7 @@ class PrefixIndex:
         self._state = state
         self._watchers: dict[bytes, list[int]] = {}  # slots by hash
         self._num_watches = 0
+        self._is_told = False  # of changes; before the first question nothing is watched
         self._forget(0)
 
     def num_blocks(self, slots: Int32Array) -> Int64Array:
@@ -106,8 +107,9 @@ class PrefixIndex:
         About 20 ns each, and some microseconds for each whose hit may have changed.
         """
         state, table = self._state, self._state.table
-        if state.blocks.on_change is None:
-            state.blocks.on_change = self._changed
+        if not self._is_told:
+            self._is_told = True
+            state.blocks.on_change.append(self._changed)
         if len(self._hits) < table.capacity or self._num_watches > 8 * table.capacity:
             self._forget(table.capacity)
         is_known = (self._epochs[slots] == table.epoch[slots]) & (self._lengths[slots] == table.num_known_tokens[slots])

@@ -11,7 +11,7 @@ __all__ = ["Alone"]
 
 
 class Alone(Collective):
-    """A group of one rank: sums, gathers and broadcasts leave tensors as they are; there is nobody to send to.
+    """A group of one rank: sums, gathers and broadcasts leave tensors as they are; ``send`` and ``receive`` raise.
 
     Aborted, it raises as every other group does.
     """
@@ -37,12 +37,12 @@ class Alone(Collective):
     def send(self, tensor: torch.Tensor, *, target: int) -> None:
         """Raise: there is no other rank."""
         self._check(target)
-        raise CollectiveError("A group of one rank has nobody to send to.")
+        raise CollectiveError("A group of one rank has no other rank to send to.")
 
     def receive(self, tensor: torch.Tensor, *, source: int) -> None:
         """Raise: there is no other rank."""
         self._check(source)
-        raise CollectiveError("A group of one rank has nobody to receive from.")
+        raise CollectiveError("A group of one rank has no other rank to receive from.")
 
     def barrier(self) -> None:
         """Return."""

@@ -1,4 +1,4 @@
-"""A group's shared memory as ranks and owner see it: who is in which call, and how it is ended for everybody."""
+"""The words of a group's shared memory: the call that each rank is in, and whether the group was ended."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ class GroupMemory:
             self.futex.wake(place)
 
     def ended(self) -> str:
-        """Return who ended the group, and why; empty: nobody."""
+        """Return which rank or owner ended the group, and why; empty: it was not ended."""
         who = self.words[ABORT // 4] - 1
         if who < 0:
             return ""

@@ -5,8 +5,8 @@
     mailbox  head, tail, descriptors                            for each ordered pair of ranks
     slots    two for each rank, several for each mailbox
 
-The owner makes the file without a name (``O_TMPFILE``), locks it, and links it under its name when it is complete: who opens it never
-finds half a file, and a file that nobody locks has lost its owner, whatever process has its number now.
+The owner makes the file without a name (``O_TMPFILE``), locks it, and links it under its name when it is complete: a rank never opens an
+incomplete file, and a file without a lock has lost its owner, even if another process has the owner's process id by now.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ The ranks are one unit: where one ends, stops or disagrees with the others, all 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import pickle
@@ -204,7 +205,7 @@ class RanksExecutor(Executor):
         """Start the process of every rank, in their order."""
 
     def restart(self) -> None:
-        """Start the ranks again, and bring them to where they were before their first step."""
+        """Start the ranks again, and bring them to where they were before their first step; if they are lost meanwhile, once more."""
         with self._lock:
             self._check_open()
             now_s = self._clock.now_s()
@@ -219,9 +220,12 @@ class RanksExecutor(Executor):
             self._restarts.append(now_s)
             logger.warning("The ranks are started again: %s.", self._lost)
             self._end_ranks()
-            self._lost = ""
-            for again in self._again:
-                again()
+            self._lost, self._rest = "", None
+            try:
+                for again in self._again:
+                    again()
+            except RanksLostError:
+                self.restart()
 
     @property
     def num_ranks(self) -> int:
@@ -273,8 +277,8 @@ class RanksExecutor(Executor):
         )
 
     def warm_up_rest(self, *, is_idle: bool) -> tuple[Bucket, ...]:
-        """Go on with the warm-up of every rank; unless idle, what this call starts a later one returns."""
-        with self._lock:
+        """Go on with the warm-up of every rank; unless idle, what this call starts a later one returns. Nothing if they are lost."""
+        with self._lock, contextlib.suppress(RanksLostError):
             ready: tuple[Bucket, ...] = ()
             if self._rest is not None:
                 self._pump(0.0)
@@ -286,6 +290,7 @@ class RanksExecutor(Executor):
             if self._rest is None:
                 self._rest = self._ask("warm_up_rest", [{"is_idle": False}] * self.num_ranks)
             return ready
+        return ()
 
     def metrics(self) -> str:
         """Return what the output rank's backend counts."""
@@ -300,8 +305,9 @@ class RanksExecutor(Executor):
         return vectors
 
     def copy_blocks(self, *, sources: Int32Array, targets: Int32Array) -> None:
-        """Copy blocks on every rank, after every batch submitted so far."""
-        self._call("copy_blocks", sources=sources, targets=targets)
+        """Copy blocks on every rank, after every batch submitted so far; if the ranks are lost, the next batch says so."""
+        with contextlib.suppress(RanksLostError):
+            self._call("copy_blocks", sources=sources, targets=targets)
 
     def swap_blocks(self, *, outs: BlockCopies, ins: BlockCopies) -> None:
         """Send copies to every rank; if they fail, so does the next batch."""

@@ -1,7 +1,7 @@
 """Batches and outputs as bytes: the arrays of one step in one piece, which is copied once.
 
 The bytes are Python pickles, and loading one can run any code: they travel only between an engine and ranks that it started itself,
-through a pair of sockets that no other process can open. A step of 32 running sequences takes some 400 bytes.
+through a pair of sockets that no other process can open. A decode step of 32 sequences takes 820 bytes.
 """
 
 from __future__ import annotations

@@ -124,6 +124,6 @@ def test_without_a_question_nothing_is_watched() -> None:
     engine = engine_of()
     add(engine, "a", range(9))
     engine.step()
-    assert engine._state.blocks.on_change is None
+    assert not engine._state.blocks.on_change
     PrefixIndex(engine._state).num_blocks(np.empty(0, np.int32))
-    assert engine._state.blocks.on_change is not None
+    assert engine._state.blocks.on_change

@@ -48,7 +48,7 @@ class TestAlone:
 
     def test_there_is_nobody_to_send_to(self):
         for call in (lambda: Alone().send(torch.zeros(1), target=0), lambda: Alone().receive(torch.zeros(1), source=0)):
-            with pytest.raises(CollectiveError, match="has nobody to"):
+            with pytest.raises(CollectiveError, match="has no other rank to"):
                 call()
         with pytest.raises(CollectiveError, match="Rank 1 is not in a group of one rank"):
             Alone().broadcast(torch.zeros(1), source=1)

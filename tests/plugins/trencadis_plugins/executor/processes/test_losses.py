@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from support.strategies.failing_ranks import DEADLY, Dies, Hangs, OneSided, WaitsInVain, WithoutSums
+from support.strategies.failing_ranks import DEADLY, Dies, Hangs, MakesDyingAtLoad, OneSided, WaitsInVain, WithoutSums
 from trencadis.clock import SimulatedClock, SystemClock
 from trencadis.errors import BackendError, RanksLostError
 from trencadis.records import FinishReason, ModelSource, ParallelLayout, Request, SamplingParams
@@ -87,6 +87,30 @@ def test_ranks_that_are_lost_too_often_are_not_started_again():
                 made.restart()
         else:
             made.restart()
+    made.close()
+
+
+def test_copies_and_the_rest_of_a_warm_up_leave_it_to_the_next_batch_to_say_that_ranks_are_lost(started):
+    os.kill(pids(started)[1], signal.SIGKILL)
+    one = np.zeros(1, np.int32)
+    started.copy_blocks(sources=one, targets=one)
+    assert started.warm_up_rest(is_idle=True) == ()
+    with pytest.raises(RanksLostError):
+        started.submit(one_token(1)).wait()
+
+
+def test_ranks_that_are_lost_while_they_are_started_again_are_started_once_more(tmp_path):
+    mark = tmp_path / "deadly"
+    made = executor(1, max_restarts=2)
+    made.start(make_backend=MakesDyingAtLoad(mark), make_sampler=make_sampler, source=SOURCE)
+    made.allocate(plan_of())
+    os.kill(pids(made)[0], signal.SIGKILL)
+    with pytest.raises(RanksLostError):
+        made.submit(one_token(1)).wait()
+    mark.touch()
+    made.restart()
+    assert not mark.exists()
+    assert made.submit(one_token(1)).wait().num_emitted.tolist() == [0]
     made.close()
 
 
