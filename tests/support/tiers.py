@@ -45,8 +45,8 @@ DEFAULT = Tier(
 CI = Tier(
     marker="release",
     kept_by="kept_in_ci",
-    most_parameter_sets=6,
-    every_nth_suite=3,
+    most_parameter_sets=5,
+    every_nth_suite=4,
     share_of_examples=2,
     fewest_examples=10,
 )

@@ -145,6 +145,7 @@ class TestShippedModels:
     @pytest.mark.slow
     @pytest.mark.skipif(not CORPUS.is_dir(), reason="the training texts are not on this machine")
     @pytest.mark.parametrize(("name", "column"), [("target", 0), ("draft", 1)])
+    @pytest.mark.release
     def test_held_out_loss_is_what_the_card_says(self, name: str, column: int) -> None:
         model, tokenizer = load(DEMO / name)
         texts = demo_corpus.load_corpus(CORPUS, seed=0).held_out.values()

@@ -81,7 +81,7 @@ def one_rank() -> tuple[dict[str, Any], np.ndarray]:
     return answers()
 
 
-@pytest.mark.kept_in_ci(2)
+@pytest.mark.kept_in_ci(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("setup", EXACT)
 def test_two_ranks_say_what_one_does(setup, one_rank):
@@ -104,6 +104,7 @@ def test_numbers_in_8_bits_are_as_near_on_two_ranks_as_on_one(one_rank):
 
 
 @pytest.mark.slow
+@pytest.mark.release  # with measured loads: test_experts.py
 def test_whole_experts_on_two_ranks_say_what_one_rank_does(tmp_path):
     path = save_family("mixtral", tmp_path)
     config = {

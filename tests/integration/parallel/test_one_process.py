@@ -16,7 +16,7 @@ SETUPS = {
 }
 
 
-@pytest.mark.kept_in_ci(2)
+@pytest.mark.kept_in_ci(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("setup", SETUPS)
 def test_answers_are_those_of_the_engines_own_process(setup):

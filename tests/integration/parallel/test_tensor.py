@@ -30,7 +30,7 @@ def expected():
     return answers()
 
 
-@pytest.mark.kept_in_ci(2)
+@pytest.mark.kept_in_ci(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("setup", SETUPS)
 def test_answers_are_those_of_one_process(expected, setup):
