@@ -40,7 +40,7 @@ class CollectiveConformance:
                 return [Shared(rank, size, timeout_s) for rank in range(size)]
 
     Attributes:
-        checks_calls: Ranks that call different things are told so; set it to False for a library that does not compare calls.
+        checks_calls: Ranks that make different calls raise; set it to False for a library that does not compare calls.
         abort_wakes: ``abort`` ends calls that wait; set it to False for a library that cannot, whose ranks have to be killed then.
         short_timeout_s: Of the test in which a rank does not come, in seconds.
     """
@@ -205,7 +205,7 @@ class CollectiveConformance:
 
     # ------------------------------------------------------------------------------------------------ waiting
 
-    def test_nobody_leaves_a_barrier_before_the_last_rank_has_come(self) -> None:
+    def test_no_rank_leaves_a_barrier_before_the_last_rank_has_come(self) -> None:
         """And all leave it then."""
         with self._ranks(3) as ranks:
             waiting = [ranks.start(rank, lambda group: group.barrier()) for rank in (0, 2)]

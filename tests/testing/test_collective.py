@@ -318,7 +318,7 @@ MUTANTS = {
     OneMailboxForEachRank: "test_a_rank_receives_from_the_source_that_it_names",
     OneSlot: "test_a_source_that_runs_ahead_does_not_overwrite_what_others_still_read",
     RemembersSums: "test_calls_of_all_kinds_follow_each_other",
-    OpenBarrier: "test_nobody_leaves_a_barrier_before_the_last_rank_has_come",
+    OpenBarrier: "test_no_rank_leaves_a_barrier_before_the_last_rank_has_come",
     RanksFromOne: "test_rank_and_size_are_the_places_in_the_group",
     IgnoresAborts: ABORTS,
     AbortsOnce: ABORTS,

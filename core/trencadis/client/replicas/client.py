@@ -7,7 +7,7 @@
                          ▼
       its requests ─▶ router, with what they have so far; the replica is started again
 
-A replica is told which tokens of a request the client has already, and goes on after them: parameters, seed and tokens determine
+A replica gets the tokens of a request that the client has already, and goes on after them: parameters, seed and tokens determine
 the rest, so that the text is what it would have been.
 """
 

@@ -23,7 +23,7 @@ class LeastLive(Router):
 
 
 class GuardedRouter(Guarded[Router]):
-    """A router whose answers are healthy replicas. A fallback is told of the replicas there are, and of requests that it chose for.
+    """A router whose answers are healthy replicas. A fallback gets the calls for all replicas, and those for requests that it chose for.
 
     Args:
         label: See :class:`~trencadis.engine.guards.Guarded`.

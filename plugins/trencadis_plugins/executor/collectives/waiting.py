@@ -18,7 +18,7 @@ __all__ = ["Futex", "Patience", "available_cores", "fence"]
 
 _FUTEX_WAIT: Final = 0
 _FUTEX_WAKE: Final = 1
-_EVERYBODY: Final = 2**31 - 1
+_ALL_WAITERS: Final = 2**31 - 1
 _SYSCALLS: Final = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "loongarch64": 98, "ppc64le": 221, "s390x": 238}
 """Number of ``futex`` on Linux, by what ``uname -m`` says; from the kernel's ``unistd.h`` and ``syscall.tbl``."""
 
@@ -63,7 +63,7 @@ class Futex:
         The kernel has a full memory barrier before it looks for sleepers, and one between registering a sleeper and comparing the
         word (``kernel/futex/futex.h``), so a sleeper either finds the new value or is woken.
         """
-        self._wake(self._number, self._address + offset, _FUTEX_WAKE, _EVERYBODY)
+        self._wake(self._number, self._address + offset, _FUTEX_WAKE, _ALL_WAITERS)
 
     def wait(self, offset: int, value: int, timeout_s: float) -> bool:
         """Sleep while a word has a value; may return early. Returns whether it was woken, or had no reason to sleep, before the timeout."""
@@ -76,7 +76,7 @@ class Futex:
 def fence() -> Callable[[], None] | None:
     """Return a full memory barrier, to be called between data and stamp; None where the processor needs none.
 
-    Python has no barrier to offer. Where stores may overtake each other (ARM, RISC-V, POWER), a wake-up that concerns nobody is one:
+    Python has no barrier to offer. Where stores may overtake each other (ARM, RISC-V, POWER), a wake-up on a word that no rank waits for is one:
     the kernel's ``futex_wake`` has ``smp_mb()`` on its way.
     """
     if _STORES_STAY_IN_ORDER:
