@@ -254,6 +254,8 @@ class FakeBackend(Backend):
             self._logprobs[start.row] = -1 if asked is None else asked
         writes = batch.table_writes
         self._tables[writes.rows, writes.columns] = writes.block_ids
+        for one in batch.passes if len(batch.start_token_ids) else ():
+            self._tokens[one.rows, one.starts] = batch.start_token_ids[one.indices]
         emitted: dict[int, list[int]] = {}
         logprobs: list[TokenLogprobs] = []
         prompt_logprobs: list[TokenLogprobs] = []
