@@ -266,8 +266,7 @@ class EngineState:
         if not kv_valid:
             self.swapping.forget(sequence)
         else:
-            # Drafts in flight may be rejected: what is computed of them may be that of other tokens.
-            num_computed = int(min(table.num_computed_tokens[slot], table.num_known_tokens[slot]))
+            num_computed = int(table.num_computed_tokens[slot])
             held = self.blocks_of(sequence)[: -(-num_computed // self.block_size)]
             table.num_swapped_tokens[slot] = num_computed if self.swapping.swap_out(sequence, held) else 0
         sequence.is_approximate &= sequence.host_blocks is not None  # what is computed anew is exact

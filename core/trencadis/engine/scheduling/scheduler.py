@@ -344,12 +344,13 @@ class Scheduler:
         # In a pipeline those of earlier plans may still be in flight.
         self._had_drafts = kept is not None or (self._had_drafts and self._pipeline is not None)
         num_drafts = 0 if kept is None else kept.num_drafts
-        samples = ends - num_drafts == known
-        if (ends - num_drafts > known).any():
+        sure = ends - num_drafts  # drafts count as computed when they were accepted
+        samples = sure == known
+        if (sure > known).any():
             raise InternalError(f"plan {self._step} schedules tokens beyond the known ones: {slots[ends > known]}")
         if table.was_preempted:
             self._count_recomputed(slots, starts, ends)
-        table.num_computed_tokens[slots] = ends
+        table.num_computed_tokens[slots] = sure
         table.num_tokens[slots] = known + samples
         plan = Plan(
             step=self._step,
