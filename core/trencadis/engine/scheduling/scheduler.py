@@ -341,8 +341,7 @@ class Scheduler:
         ends = starts + counts
         known = table.num_tokens[slots]
         kept = None if drafts is None else self._drafts_of(slots, counts, drafts, draft_slots)
-        # In a pipeline those of earlier plans may still be in flight.
-        self._had_drafts = kept is not None or (self._had_drafts and self._pipeline is not None)
+        self._had_drafts = kept is not None
         num_drafts = 0 if kept is None else kept.num_drafts
         sure = ends - num_drafts  # drafts count as computed when they were accepted
         samples = sure == known
