@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from support.core.invariants import broken_invariants
-from support.core.staged_executor import StagedExecutor
 from trencadis.clock import SimulatedClock
 from trencadis.engine.engine import Engine
 from trencadis.errors import UnpreparedShapeError
@@ -33,6 +32,7 @@ from trencadis.records import (
 from trencadis_testing.doubles import LoopConnector, ScriptedSpeculator, ScriptedTrees
 from trencadis_testing.engines import make_engine
 from trencadis_testing.fakes import FakeBackend, fake_text
+from trencadis_testing.staged_executor import StagedExecutor
 
 MAX_STEPS = 3000
 

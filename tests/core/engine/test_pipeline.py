@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.core.invariants import broken_invariants
-from support.core.staged_executor import StagedExecutor, num_tokens_of
 from trencadis.clock import SimulatedClock
 from trencadis.engine.scheduling.pipelined import PipelinedScheduling
 from trencadis.errors import RanksLostError
@@ -20,6 +19,7 @@ from trencadis.records import Batch, FinishReason, Request, SamplingParams, Step
 from trencadis_testing.doubles import ScriptedSpeculator, ScriptedTrees
 from trencadis_testing.engines import make_engine
 from trencadis_testing.fakes import FakeBackend, fake_text
+from trencadis_testing.staged_executor import StagedExecutor, num_tokens_of
 
 
 def make_pipeline(
@@ -67,15 +67,26 @@ def test_equal_batches_leave_no_stage_idle(num_stages):
         assert [begin for begin, _ in spans[1:]] == [end for _, end in spans[:-1]]
 
 
-@pytest.mark.parametrize("token_s", [0.0001, 0.001])
-@pytest.mark.parametrize("num_stages", [2, 4])
-def test_with_enough_requests_stages_are_idle_for_a_tenth_of_their_time_at_most(num_stages, token_s):
+@pytest.mark.kept_in_ci(2)
+@pytest.mark.parametrize(
+    ("num_stages", "token_s", "num_blocks", "max_num_seqs"),
+    [
+        (2, 0.0001, 10_000, 64),
+        (2, 0.001, 10_000, 64),
+        (4, 0.0001, 10_000, 64),
+        (4, 0.001, 10_000, 64),
+        (2, 0.001, 2_000, 256),  # blocks are what limits
+    ],
+)
+def test_with_enough_requests_stages_are_idle_for_a_tenth_of_their_time_at_most(
+    num_stages, token_s, num_blocks, max_num_seqs
+):
     engine, stages = make_pipeline(
         num_stages,
         seconds=lambda batch: 0.008 + token_s * num_tokens_of(batch),
         backend=lambda: FakeBackend(eos=-1, max_model_len=512, strict=False),
-        num_blocks=10_000,
-        max_num_seqs=64,
+        num_blocks=num_blocks,
+        max_num_seqs=max_num_seqs,
     )
     draw = np.random.default_rng(0)
     for number in range(128):
@@ -101,7 +112,7 @@ def test_a_prompt_is_computed_by_all_stages_at_once():
     engine.add(request("a", prompt, 1))
     assert texts_of(engine) == {"a": fake_text(prompt, 1)}
     assert [spans[0] for spans in stages.spans.values()] == [(0, 100), (100, 200), (200, 300), (300, 400)]
-    assert stages.clock.now_s() == 700  # after one another it were 1600
+    assert [spans[3] for spans in stages.spans.values()][-1] == (600, 700)  # one after the other: 1600
 
 
 def _long() -> FakeBackend:
@@ -145,7 +156,7 @@ arrivals = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     arrivals=arrivals,
     num_stages=st.integers(2, 4),
@@ -174,6 +185,8 @@ def _served(arrivals: Any, speculator: str, *, num_stages: int, budget: int, cac
     texts: dict[str, list[int]] = {}
     leaving = {str(number): one["leaves"] for number, one in enumerate(arrivals) if one["leaves"] is not None}
     for step in range(600):
+        if step > 30 and not engine.has_work:
+            break
         for number, one in enumerate(arrivals):
             if one["at"] == step:
                 prompt = [(position * (one["family"] + 3)) % 90 + 1 for position in range(one["length"])]
