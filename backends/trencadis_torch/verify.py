@@ -229,7 +229,9 @@ def emit(
     )
 
 
-def _shared(choose: Callable[[], Chosen], exchange: TokenExchange, plan: SamplePlan, device: torch.device) -> Chosen | None:
+def _shared(
+    choose: Callable[[], Chosen], exchange: TokenExchange, plan: SamplePlan, device: torch.device
+) -> Chosen | None:
     """Return the tokens that one rank chose; None if this one gets them later."""
     num_sequences, num_steps = plan.entries.shape
     has_paths = num_steps > 1 and plan.trees is not None

@@ -221,6 +221,10 @@ class FakeBackend(Backend):
         for array, host in zip(device, self._host, strict=True):
             array[ins.targets] = host[ins.sources]
 
+    def forget(self, rows: Int32Array, positions: Int32Array) -> None:
+        """Lose tokens, as a stage of a pipeline lacks those that it has not sampled; no text goes on from what is in their place."""
+        self._tokens[rows, positions] = -2
+
     def close(self) -> None:
         """Note that it was closed."""
         self.is_closed = True

@@ -13,9 +13,6 @@ from trencadis_testing.fakes import FakeBackend
 
 __all__ = ["StagedExecutor", "num_tokens_of"]
 
-_FORGOTTEN = -2
-"""In place of a token that a stage has not sampled: no text goes on with it."""
-
 
 def num_tokens_of(batch: Batch) -> int:
     """Return how many tokens a batch computes. Pure."""
@@ -131,7 +128,7 @@ def _forget(stage: FakeBackend, batch: Batch, output: StepOutput) -> None:
     for one in batch.passes:
         newest = one.starts + one.query_lens - one.num_logits + output.num_emitted[one.indices]
         samples = one.num_logits > 0
-        stage._tokens[one.rows[samples], newest[samples]] = _FORGOTTEN
+        stage.forget(one.rows[samples], newest[samples])
 
 
 class _StagedStep:

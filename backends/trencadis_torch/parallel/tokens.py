@@ -103,7 +103,9 @@ class TokenExchange:
         """
         error, self._failure = self._failure, None
         if error is not None:
-            text = str(error) if isinstance(error, StepFailedError) else f"backend torch: {type(error).__name__}: {error}"
+            text = (
+                str(error) if isinstance(error, StepFailedError) else f"backend torch: {type(error).__name__}: {error}"
+            )
             self.told = SamplingFailedError(text)
             raise self.told from error
 

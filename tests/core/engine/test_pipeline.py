@@ -167,13 +167,11 @@ arrivals = st.lists(
     speculator=st.sampled_from(list(SPECULATORS)),
 )
 def test_texts_are_those_of_one_step_at_a_time(arrivals, speculator, **options):
-    assert _served(arrivals, speculator, **options) == _served(
-        arrivals, speculator, **options, async_scheduling=False
-    )
+    assert _served(arrivals, speculator, **options) == _served(arrivals, speculator, **options, async_scheduling=False)
 
 
 def _served(arrivals: Any, speculator: str, *, num_stages: int, budget: int, caches: bool, **options: Any) -> Any:
-    engine, stages = make_pipeline(
+    engine, _ = make_pipeline(
         num_stages,
         speculator=SPECULATORS[speculator](),
         max_num_seqs=5,

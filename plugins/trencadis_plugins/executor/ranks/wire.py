@@ -68,7 +68,9 @@ def encode_batch(batch: Batch) -> bytes:
 
 def decode_batch(data: bytes | memoryview) -> Batch:
     """Return what :func:`encode_batch` was given. Pure."""
-    step, num_sequences, row_starts, message, (num_writes, num_starts), passes, counts, distributions, flat = pickle.loads(data)
+    step, num_sequences, row_starts, message, (num_writes, num_starts), passes, counts, distributions, flat = (
+        pickle.loads(data)
+    )
     numbers = np.frombuffer(flat, np.int32)
     first = 0
 

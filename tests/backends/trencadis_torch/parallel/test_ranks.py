@@ -507,7 +507,9 @@ def test_one_broadcast_a_pass_brings_the_tokens(model_path, ranked):
     assert [group.num_calls["all_reduce"] for group in groups] == [7, 7]
 
 
-@pytest.mark.parametrize(("work", "num_broadcasts"), [(Work(0, drafts=(3, 4)), 0), (Work(0, drafts=(3, 4), parents=(-1, -1)), 1)])
+@pytest.mark.parametrize(
+    ("work", "num_broadcasts"), [(Work(0, drafts=(3, 4)), 0), (Work(0, drafts=(3, 4), parents=(-1, -1)), 1)]
+)
 def test_stages_wait_for_the_tokens_of_the_last_one_only_if_drafts_branch(model_path, ranked, work, num_broadcasts):
     backend = loaded(ranked, model_path("llama"), 1, pipeline=2, plan=attrs.evolve(PLAN, max_draft_tokens=2))
     driver = BackendDriver(backend, PLAN)
