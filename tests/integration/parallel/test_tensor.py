@@ -16,7 +16,11 @@ SETUPS = {
     "two stages": {"parallel.pipeline": 2},
     "two stages, one step at a time": {"parallel.pipeline": 2, "engine.async_scheduling": False},
     "two stages, drafts": {"parallel.pipeline": 2, "speculation.name": "ngram"},
-    "two stages, drafts in trees": {"parallel.pipeline": 2, "speculation.name": "suffix"},
+    "two stages, drafts in trees": {
+        "parallel.pipeline": 2,
+        "speculation.name": "suffix",
+        "speculation.suffix.tree": True,
+    },
     "two stages, preemption by swap": {
         "parallel.pipeline": 2,
         "cache.num_blocks": 24,
