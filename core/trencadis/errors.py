@@ -275,7 +275,9 @@ class RanksLostError(StepFailedError):
 class SamplingFailedError(StepFailedError):
     """No tokens could be chosen for a step that every rank has computed: rows and caches are those that they would be with tokens.
 
-    Ranks that do not sample know nothing of it. Cause: a sampler or an acceptance rule raised; the message says which.
+    Stages of a pipeline go on meanwhile, and none of their ranks is lost.
+    Cause: a sampler, a logits processor or an acceptance rule raised; the message says which.
+    Fix: mend it, or choose another.
     """
 
 
