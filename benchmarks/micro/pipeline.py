@@ -3,7 +3,7 @@
     python benchmarks/micro/pipeline.py [--json] [--stages 2] [--rounds 7] [--steps 60]
 
 The exact model is the engine with stages whose time is 8 ms for a batch and 0.02, 0.1 or 1 ms for each of its tokens, and more requests
-than fit: once fewer than 64 or all blocks are in use, one that ends makes room for the next. Its figures depend on no machine.
+than fit: there are 64 rows, or blocks for 16,000 tokens, and one that ends makes room for the next. Its figures depend on no machine.
 
 Live, a Llama of 12 layers runs in as many ranks as there are stages, a thread each. A stage's answers tell when it was through with a
 batch; it began when it was through with the one before and the stage before was through with this one. Engines with one batch for each stage (twice:
@@ -187,7 +187,7 @@ def main() -> None:
     args = parser.parse_args()
     limits: dict[str, dict[str, int]] = {
         "64 sequences": {},
-        "32,000 tokens": {"max_num_seqs": 256, "num_blocks": 8_000},
+        "16,000 tokens": {"max_num_seqs": 256, "num_blocks": 4_000},
     }
     result: dict[str, Any] = {
         "exact": {
