@@ -98,6 +98,33 @@ def test_with_enough_requests_stages_are_idle_for_a_tenth_of_their_time_at_most(
     engine.close()
 
 
+def test_no_decode_is_left_out_for_longer_than_a_round():
+    engine, stages = make_pipeline(3, num_blocks=300, max_num_seqs=13, policy=_FewAtFirst())
+    for number in range(13):
+        engine.add(request(str(number), (number + 1,), 40, ignore_eos=True))
+    while engine.num_waiting:
+        engine.step()
+    since = [0] * 13
+    submit = stages.submit
+
+    def watching(batch: Batch) -> PendingStep:
+        planned = {row for one in batch.passes for row in one.rows.tolist()}
+        since[:] = [0 if row in planned else count + 1 for row, count in enumerate(since)]
+        assert max(since) <= 2 + 2, "two batches are of others anyway, and two may leave it out"
+        return submit(batch)
+
+    stages.submit = watching
+    for _ in range(60):
+        engine.step()
+
+
+class _FewAtFirst(SchedulingPolicy):
+    """Admits in batches of very different size."""
+
+    def chunk(self, view, *, slot, num_remaining, token_budget):
+        return num_remaining if slot % 6 else 0 if len(view.running) % 5 == 1 else num_remaining
+
+
 def test_one_step_at_a_time_leaves_all_stages_but_one_idle():
     engine, stages = make_pipeline(4, num_blocks=200, max_num_seqs=12, async_scheduling=False)
     for number in range(12):
