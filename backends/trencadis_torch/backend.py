@@ -411,6 +411,8 @@ class TorchBackend(Backend):
             connector = self._connector
             gate = None if connector is None else LayerGate.of(connector, budget_s=self._layer_wait_s)
             results = [self._run(one, batch, gate) for one in batch.passes]
+            if self._share is not None:
+                self._share.exchange.check()
             pending = TorchStep(
                 num_sequences=batch.num_sequences,
                 emitted=[result.emitted for result in results if result.emitted is not None and self._samples],

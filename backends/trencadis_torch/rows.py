@@ -39,7 +39,7 @@ class Rows:
         self._device = device
 
     def apply(self, batch: Batch, sampler: Sampler | None) -> None:
-        """Take a batch's row starts, table writes and drafts, in this order.
+        """Take a batch's row starts, table writes, start tokens and drafts, in this order.
 
         Args:
             batch: With what changes.
@@ -47,6 +47,9 @@ class Rows:
         """
         self._start(batch.row_starts, sampler)
         self._write_tables(batch.table_writes)
+        if len(batch.start_token_ids):
+            for one in batch.passes:
+                self._write_starts(one, batch.start_token_ids[one.indices])
         if batch.drafts is not None and len(batch.drafts.token_ids):
             for one in batch.passes:
                 self._write_drafts(one, batch.drafts)
@@ -66,6 +69,10 @@ class Rows:
         last = len(keys) - 1 - np.unique(keys[::-1], return_index=True)[1]
         where = to_device(keys[last], self._device)
         self.tables.view(-1)[where] = to_device(writes.block_ids[last], self._device)
+
+    def _write_starts(self, one: Pass, tokens: Int32Array) -> None:
+        rows, columns = to_device(np.stack([one.rows, one.starts]).astype(np.int64), self._device)
+        self.tokens[rows, columns] = to_device(tokens, self._device)
 
     def _write_drafts(self, one: Pass, drafts: Drafts) -> None:
         counts, tokens = drafts_of(drafts, one.indices)

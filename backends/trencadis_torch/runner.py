@@ -173,7 +173,7 @@ class PassRunner:
                 acceptance=acceptance,
                 exchange=exchange,
             )
-            if trees is not None:
+            if trees is not None and emitted is not None:
                 self._close_up(trees, emitted, samples.sequences)
         return PassResult(emitted=emitted, prompt=prompt, num_padded_tokens=inputs.token_ids.numel())
 

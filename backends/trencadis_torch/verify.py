@@ -190,8 +190,8 @@ def emit(
     sampler: Sampler,
     acceptance: AcceptanceRule,
     exchange: TokenExchange | None = None,
-) -> Emitted:
-    """Sample, accept, and write the emitted tokens after each row's known ones.
+) -> Emitted | None:
+    """Sample, accept, and write the emitted tokens after each row's known ones; None if they come with a later batch.
 
     Args:
         logits: ``[L, V]``.
@@ -211,6 +211,8 @@ def emit(
         return _verify(logits, plan, one, drafts=drafts, sampler=sampler, acceptance=acceptance)
 
     chosen = choose() if exchange is None else _shared(choose, exchange, plan, logits.device)
+    if chosen is None:
+        return None
     tokens, sampled = chosen.token_ids, chosen.sampled
     # Another rank's tokens have been seen to where they were chosen, and logits here may be of no vocabulary.
     is_safe = tokens.device.type == "cpu" or sampled is None
@@ -227,8 +229,10 @@ def emit(
     )
 
 
-def _shared(choose: Callable[[], Chosen], exchange: TokenExchange, plan: SamplePlan, device: torch.device) -> Chosen:
-    """Return the tokens that one rank chose."""
+def _shared(
+    choose: Callable[[], Chosen], exchange: TokenExchange, plan: SamplePlan, device: torch.device
+) -> Chosen | None:
+    """Return the tokens that one rank chose; None if this one gets them later."""
     num_sequences, num_steps = plan.entries.shape
     has_paths = num_steps > 1 and plan.trees is not None
     if has_paths and plan.trees is not None:

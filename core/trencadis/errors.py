@@ -53,6 +53,7 @@ __all__ = [
     "RequestError",
     "RanksLostError",
     "RequestRefusedError",
+    "SamplingFailedError",
     "StepFailedError",
     "TransferError",
     "TrencadisError",
@@ -268,6 +269,15 @@ class RanksLostError(StepFailedError):
     Requests go on once the ranks were started again, with the tokens that they have.
     Cause: the kernel ran out of memory, a device failed, a machine is gone, or a request makes a rank crash.
     Fix: the message names the rank and how it ended; its own log says more.
+    """
+
+
+class SamplingFailedError(StepFailedError):
+    """No tokens could be chosen for a step that every rank has computed: rows and caches are those that they would be with tokens.
+
+    Stages of a pipeline go on meanwhile, and none of their ranks is lost.
+    Cause: a sampler, a logits processor or an acceptance rule raised; the message says which.
+    Fix: mend it, or choose another.
     """
 
 

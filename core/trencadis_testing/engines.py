@@ -105,6 +105,7 @@ def make_engine(
     defragmenter: Mapping[str, Any] | None = None,
     tenants: Mapping[str, Any] | None = None,
     shared_prefixes: Sequence[Sequence[int]] = (),
+    pipeline: int = 1,
     **options: Any,
 ) -> Engine:
     """Return an engine of the given strategies; the rest are references.
@@ -139,6 +140,7 @@ def make_engine(
         defragmenter: Fields of the table ``[defragmenter]``.
         tenants: Entries of ``[scheduling.tenants]``, by name.
         shared_prefixes: Token ids of prompts' beginnings whose blocks every salt shares.
+        pipeline: Of the table ``[parallel]``.
         options: Fields of the table ``[engine]``.
     """
     from trencadis.config.schema import (
@@ -147,6 +149,7 @@ def make_engine(
         Config,
         DefragmenterConfig,
         EngineConfig,
+        ParallelConfig,
         SchedulingConfig,
         TenantConfig,
     )
@@ -169,6 +172,7 @@ def make_engine(
     config = Config(
         engine=attrs.evolve(EngineConfig(), **options),
         cache=cache,
+        parallel=ParallelConfig(pipeline=pipeline),
         bucketing=BucketingConfig(on_miss=on_miss, complete=complete),
         scheduling=SchedulingConfig(tenants={name: TenantConfig(**entry) for name, entry in (tenants or {}).items()}),
         defragmenter=DefragmenterConfig(**(defragmenter or {})),

@@ -221,6 +221,10 @@ class FakeBackend(Backend):
         for array, host in zip(device, self._host, strict=True):
             array[ins.targets] = host[ins.sources]
 
+    def forget(self, rows: Int32Array, positions: Int32Array) -> None:
+        """Lose tokens, as a stage of a pipeline lacks those that it has not sampled; no text goes on from what is in their place."""
+        self._tokens[rows, positions] = -2
+
     def close(self) -> None:
         """Note that it was closed."""
         self.is_closed = True
@@ -254,6 +258,8 @@ class FakeBackend(Backend):
             self._logprobs[start.row] = -1 if asked is None else asked
         writes = batch.table_writes
         self._tables[writes.rows, writes.columns] = writes.block_ids
+        for one in batch.passes if len(batch.start_token_ids) else ():
+            self._tokens[one.rows, one.starts] = batch.start_token_ids[one.indices]
         emitted: dict[int, list[int]] = {}
         logprobs: list[TokenLogprobs] = []
         prompt_logprobs: list[TokenLogprobs] = []

@@ -94,7 +94,9 @@ class Share:
         self._device = torch.device("cpu")
         self.size = groups.layout.num_ranks
         self.is_output = groups.is_output
-        self.exchange = TokenExchange(self._everyone, source=groups.layout.output_rank)
+        self.exchange = TokenExchange(
+            self._everyone, source=groups.layout.output_rank, is_staged=groups.layout.pipeline > 1
+        )
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:

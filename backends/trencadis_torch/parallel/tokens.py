@@ -1,4 +1,9 @@
-"""Tokens of a pass, chosen on one rank and sent to the others: equal numbers by one message, not by equal kernels."""
+"""Tokens of a pass, chosen on one rank and sent to the others: equal numbers by one message, not by equal kernels.
+
+One stage    each rank gets them in the pass, by a broadcast: its next step may be submitted before the engine knows them
+a pipeline   the others get them with the batch that goes on from them (``Batch.start_token_ids``), so that no stage waits for the last one;
+             but if drafts branch, keys and values of the accepted ones have to be moved before the next batch, so there is a broadcast
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from trencadis.errors import StepFailedError
+from trencadis.errors import SamplingFailedError, StepFailedError
 from trencadis.interfaces import Collective
 
 if TYPE_CHECKING:
@@ -20,20 +25,23 @@ FAILED = -1
 
 
 class TokenExchange:
-    """The ranks of a stage, one of which samples.
+    """The ranks of a model, one of which samples.
 
     Args:
         group: The ranks.
         source: The one that samples, within the group.
+        is_staged: They are the stages of a pipeline.
 
     Attributes:
         is_output: This rank samples.
         told: The error that every rank has raised, on the CPU; all are where they would be without it, and go on with the next step.
     """
 
-    def __init__(self, group: Collective, *, source: int = 0) -> None:
+    def __init__(self, group: Collective, *, source: int = 0, is_staged: bool = False) -> None:
         self._group = group
         self._source = source
+        self._is_staged = is_staged
+        self._failure: Exception | None = None
         self.is_output = group.rank == source
         self.told: BaseException | None = None
 
@@ -45,8 +53,8 @@ class TokenExchange:
         num_steps: int,
         has_paths: bool,
         device: torch.device,
-    ) -> Chosen:
-        """Return what was chosen, on every rank; one broadcast.
+    ) -> Chosen | None:
+        """Return what was chosen, on every rank, by one broadcast; in a pipeline on the rank that samples, and None on the others.
 
         Args:
             choose: Samples; called on one rank.
@@ -58,6 +66,8 @@ class TokenExchange:
         Raises:
             StepFailedError: On every other rank, if ``choose`` raised.
         """
+        if self._is_staged and not has_paths:
+            return self._chosen_here(choose) if self.is_output else None
         width = num_steps + 1 + (num_steps - 1 if has_paths else 0)
         message = torch.full((num_sequences, width), FAILED, dtype=torch.int32, device=device)
         if self.is_output:
@@ -76,6 +86,28 @@ class TokenExchange:
             return chosen
         self._group.broadcast(message, source=self._source)
         return self._received(message, num_steps, has_paths)
+
+    def _chosen_here(self, choose: Callable[[], Chosen]) -> Chosen | None:
+        """Return what was chosen; None if that failed, which :meth:`check` raises when the other passes of the step have run."""
+        try:
+            return choose()
+        except Exception as error:
+            self._failure = self._failure or error
+            return None
+
+    def check(self) -> None:
+        """Raise what sampling raised in the step, if the other stages have gone on meanwhile; called after its last pass.
+
+        Raises:
+            SamplingFailedError: It did.
+        """
+        error, self._failure = self._failure, None
+        if error is not None:
+            text = (
+                str(error) if isinstance(error, StepFailedError) else f"backend torch: {type(error).__name__}: {error}"
+            )
+            self.told = SamplingFailedError(text)
+            raise self.told from error
 
     def _received(self, message: torch.Tensor, num_steps: int, has_paths: bool) -> Chosen:
         from trencadis_torch.verify import Chosen

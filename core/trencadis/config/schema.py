@@ -78,7 +78,9 @@ class EngineConfig:
 
     max_num_seqs: int = setting(256, "Most sequences running at once.", unit="sequences", validator=ge(1))
     max_num_batched_tokens: int = setting(2048, "Token budget of a step.", unit="tokens", validator=ge(1))
-    async_scheduling: bool = setting(True, "Plan step n+1 while step n runs.")
+    async_scheduling: bool = setting(
+        True, "Plan step n+1 while step n runs; in a pipeline, keep a batch in flight for each stage."
+    )
     seed: int = setting(0, "Root of all random numbers that no request seeds itself.", validator=ge(0))
     max_wait_s: float = setting(
         60.0,

@@ -38,6 +38,7 @@ from trencadis.engine.inspect.decisions import Decisions
 from trencadis.engine.inspect.observers import Observers
 from trencadis.engine.layout_support import check_features
 from trencadis.engine.request_validation import check_honoured
+from trencadis.engine.scheduling.pipelined import PipelinedScheduling
 from trencadis.engine.scheduling.scheduler import Scheduler
 from trencadis.engine.scheduling.shadow import Shadow
 from trencadis.engine.scheduling.switch import SchedulingSwitch
@@ -703,13 +704,13 @@ def compose_engine(
         meter_of=meters,
     )
     drafting.allocate(limits)
-    policy = _policy(parts, state, meters)
+    policy = _policy(config, parts, state, meters)
     decisions = Decisions(config.engine.explain_steps)
     return Engine(
         state=state,
         policy=policy,
         scheduler=_scheduler(config, state, policy, decisions),
-        builder=BatchBuilder(state, passes),
+        builder=BatchBuilder(state, passes, brings_tokens=config.parallel.pipeline > 1),
         executor=executor,
         observers=Observers(parts.observers, clock=clock, budget_ms=config.observer.budget_ms),
         drafting=drafting,
@@ -721,8 +722,7 @@ def compose_engine(
             max_num_batched_tokens=config.engine.max_num_batched_tokens,
         ),
         model=parts.model,
-        # Drafts are made from committed tokens only, so a step with drafts cannot be planned ahead.
-        depth=2 if config.engine.async_scheduling and drafter is None else 1,
+        depth=_depth(config, has_drafter=drafter is not None),
         administration=_administration(config, parts, state, policy, decisions),
         warm_up=warmed,
         background=_background(executor, passes, warmed, parts.device_label),
@@ -732,6 +732,16 @@ def compose_engine(
         prepare=parts.prepare,
         is_portable=parts.is_portable,
     )
+
+
+def _depth(config: Config, *, has_drafter: bool) -> int:
+    """Return how many steps are in flight at once. Pure."""
+    if not config.engine.async_scheduling:
+        return 1
+    if config.parallel.pipeline > 1:
+        return config.parallel.pipeline
+    # Drafts are made from committed tokens only, so a step with drafts cannot be planned ahead of one with the same sequences.
+    return 1 if has_drafter else 2
 
 
 def _scheduler(config: Config, state: EngineState, policy: GuardedScheduling, decisions: Decisions) -> Scheduler:
@@ -893,8 +903,14 @@ def _administration(
     )
 
 
-def _policy(parts: Parts, state: EngineState, meters: Meters) -> GuardedScheduling:
-    policy = GuardedScheduling(*parts.scheduling, meter=meters("scheduling", parts.scheduling[0]))
+def _policy(config: Config, parts: Parts, state: EngineState, meters: Meters) -> GuardedScheduling:
+    meter, num_stages = meters("scheduling", parts.scheduling[0]), config.parallel.pipeline
+    if num_stages > 1 and config.engine.async_scheduling:
+        policy: GuardedScheduling = PipelinedScheduling(
+            *parts.scheduling, meter=meter, state=state, num_batches=num_stages
+        )
+    else:
+        policy = GuardedScheduling(*parts.scheduling, meter=meter)
     policy.live = lambda: [(slot, state.table.sequence(slot).request) for slot in state.slot_of.values()]
     if parts.switch is not None:
         policy.name = parts.switch.in_force.plan.choices["scheduling"].component.name

@@ -4,7 +4,8 @@
         ▲                                         │
         └─────────────────────────────────────────┘
 
-With ``depth`` 2 step n+1 is planned and submitted while step n runs; with depth 1 nothing overlaps. The code is the same.
+With ``depth`` 2 step n+1 is planned and submitted while step n runs; with depth 1 nothing overlaps. In a pipeline so many steps are in
+flight as there are stages, of different sequences. The code is the same.
 Texts to embed run beside the steps, a micro-batch each.
 """
 
@@ -269,7 +270,7 @@ class Engine:
             try:
                 embedded = texts.run(is_alone=not self._state.slot_of)
             except RanksLostError as error:
-                self._ranks_lost(None, error)
+                self._ranks_lost((), error)
         deltas = self._run(embedded)
         if self._is_connected:
             deltas = self._first_tokens.ahead_of(deltas)
@@ -529,19 +530,23 @@ class Engine:
         while self._in_flight:
             dropped.append(self._drain_one())
         if isinstance(error, RanksLostError):
-            self._ranks_lost(plan, error)
+            self._ranks_lost([plan, *dropped], error)
         else:
             self._ended.extend(self._recovery.step_failed(plan, dropped, error))
 
-    def _ranks_lost(self, plan: Plan | None, error: RanksLostError) -> None:
+    def _ranks_lost(self, plans: Sequence[Plan], error: RanksLostError) -> None:
         """Start lost ranks again; every sequence then goes on with the tokens that it has.
+
+        Args:
+            plans: Of the steps that were lost.
+            error: Why.
 
         Raises:
             BackendError: They cannot be started; the engine has failed.
         """
         while self._in_flight:
             self._drain_one()
-        self._ended.extend(self._recovery.ranks_lost(plan, error))
+        self._ended.extend(self._recovery.ranks_lost(plans, error))
         restart_ranks(self._executor, error)
 
     def _refused(self, plan: Plan, error: Exception) -> None:

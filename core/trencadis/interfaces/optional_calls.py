@@ -148,9 +148,10 @@ class SupportsKVConnector(Protocol):
 class SupportsRanks(Protocol):
     """A backend that computes a share of a model; the ranks of a replica have the others.
 
-    Every rank gets every batch, in the same order. The output rank samples; the others get the tokens from it within the step, so
-    that rows are the same everywhere, and return a ``StepOutput`` without tokens. Which collectives it computes with is
-    ``BackendCapabilities.collectives``.
+    Every rank gets every batch, in the same order. The output rank samples; the others return a ``StepOutput`` without tokens. They
+    get the tokens from it within the step, so that rows are the same everywhere; in a pipeline they need not, for
+    ``Batch.start_token_ids`` brings them: a stage that waited for the last one would not compute the next batch meanwhile. Which
+    collectives it computes with is ``BackendCapabilities.collectives``.
     """
 
     def join(self, groups: RankGroups) -> None:

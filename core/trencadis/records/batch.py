@@ -9,6 +9,7 @@ for a device in another process. See docs/decisions/0002-row-state-lives-on-the-
 from __future__ import annotations
 
 import attrs
+import numpy as np
 
 from trencadis.records.arrays import Int32Array
 from trencadis.records.bucket import Bucket
@@ -16,6 +17,8 @@ from trencadis.records.plan import Drafts
 from trencadis.records.sampling import SamplingParams
 
 __all__ = ["Batch", "Pass", "RowStart", "TableWrites"]
+
+_NONE: Int32Array = np.empty(0, np.int32)
 
 
 @attrs.frozen(kw_only=True)
@@ -84,7 +87,7 @@ class Pass:
 
 @attrs.frozen(kw_only=True, slots=False)
 class Batch:
-    """Everything the device does in one step, in this order: row starts, table writes, drafts, passes.
+    """Everything the device does in one step, in this order: row starts, table writes, start tokens, drafts, passes.
 
     Attributes:
         step: Number of the step.
@@ -93,6 +96,8 @@ class Batch:
         table_writes: New block-table entries.
         passes: Forwards to run, in order.
         drafts: Draft tokens by plan index; the device writes them after each row's known tokens.
+        start_token_ids: Token at the first position that each sequence computes, int32 ``[num_sequences]``, for stages of a pipeline:
+            they have not sampled it. Empty where every rank has it.
         connector_message: For the KV connector's worker side; empty without one.
     """
 
@@ -102,4 +107,5 @@ class Batch:
     table_writes: TableWrites
     passes: tuple[Pass, ...]
     drafts: Drafts | None = None
+    start_token_ids: Int32Array = _NONE
     connector_message: bytes = b""

@@ -229,7 +229,7 @@ def traffic(
     """Return what one step exchanges. Pure.
 
     With T tokens, hidden size H, b bytes of a number: sums of a stage's ranks are T · H · b each, two in a plain layer and one for the
-    embeddings; logits are gathered, rows · V · b; a stage sends T · H · b to the next; tokens go back with 8 bytes for each row. Whole
+    embeddings; logits are gathered, rows · V · b; a stage sends T · H · b to the next; of one stage tokens are sent with 8 bytes for each row. Whole
     experts cost as much as shares of them: every rank of a stage has every token, so that outputs are summed. (Ranks with tokens of
     their own would send them to experts and back, 2 · T · k · H · b · (1 - 1 / ranks): no backend does.)
     Source: Shoeybi et al., Megatron-LM (2019), section 3; Lepikhin et al., GShard (2020), section 3.2.
@@ -245,7 +245,8 @@ def traffic(
     if tensor * pipeline == 1:
         return Traffic()
     parts = stages(plan, tensor=tensor, pipeline=pipeline, expert=expert)
-    found = [Traffic(num_bytes=_TOKEN_BYTES * num_logits, num_messages=1)] * pipeline
+    tokens = Traffic() if pipeline > 1 else Traffic(num_bytes=_TOKEN_BYTES * num_logits, num_messages=1)
+    found = [tokens] * pipeline
     for one in plan.exchanges if tensor > 1 else ():
         if one.heads is not None and divides(*one.heads, tensor):
             continue

@@ -32,6 +32,7 @@ from trencadis.records import (
 from trencadis_testing.doubles import LoopConnector, ScriptedSpeculator, ScriptedTrees
 from trencadis_testing.engines import make_engine
 from trencadis_testing.fakes import FakeBackend, fake_text
+from trencadis_testing.staged_executor import StagedExecutor
 
 MAX_STEPS = 3000
 
@@ -69,9 +70,15 @@ class Store(LoopConnector):
 
 
 class History:
-    """One engine, drawn at random, and what becomes of its requests."""
+    """One engine, drawn at random, and what becomes of its requests.
 
-    def __init__(self, seed: int) -> None:
+    Args:
+        seed: Of everything.
+        has_stages: It is a pipeline, without a KV connector.
+    """
+
+    def __init__(self, seed: int, *, has_stages: bool = False) -> None:
+        self.seed, self.has_stages = seed, has_stages
         self.draw, self.chance = random.Random(seed), random.Random(seed + 1)
         self.clock = SimulatedClock()
         self.requests: dict[str, Request] = {}
@@ -91,24 +98,33 @@ class History:
         layout = pick(["ragged", "ragged", "padded", "unified"])
 
         def fails(batch: Batch, one: Any) -> None:
-            if self.chance.random() < self.failing:
+            chance = random.Random(self.seed * 100_000 + batch.step) if self.has_stages else self.chance
+            if chance.random() < self.failing:  # on all stages or on none
                 raise RuntimeError("injected")
 
         def fails_to_swap() -> None:
             if self.chance.random() < failing_copies:
                 raise RuntimeError("injected copies")
 
-        backend = FakeBackend(
-            max_model_len=48,
-            layout=layout,
-            max_prefill_batch_size=pick([1, 2]),
-            fails=fails,
-            fails_to_swap=fails_to_swap,
-        )
+        max_prefills = pick([1, 2])
+
+        def backend() -> FakeBackend:
+            return FakeBackend(
+                max_model_len=48,
+                layout=layout,
+                max_prefill_batch_size=max_prefills,
+                fails=fails,
+                fails_to_swap=fails_to_swap,
+            )
+
+        num_stages = pick([2, 3, 4]) if self.has_stages else 1
+        staged = StagedExecutor(clock=self.clock, num_stages=num_stages, make_backend=backend)
         return make_engine(
-            backend=backend,
+            backend=backend(),
+            executor=staged if self.has_stages else None,
+            pipeline=num_stages,
             clock=self.clock,
-            connector=self.store().pair() if is_true(0.7) else None,
+            connector=self.store().pair() if is_true(0.7) and not self.has_stages else None,
             speculator=self.speculator(layout),
             policy=pick([None, Pushy()]),
             num_blocks=pick([14, 20, 30, 60]),
@@ -118,7 +134,7 @@ class History:
             max_loras=3 if self.has_adapters else 0,
             preemption=pick(["swap", "recompute"]),
             swap_blocks=pick([64, 7, 3]),
-            async_scheduling=is_true(0.5),
+            async_scheduling=is_true(0.5) or self.has_stages,
             prefix_caching=is_true(0.7),
             release_timeout_s=pick([1e6, 2.0, 5.0]),
             load_timeout_s=pick([0.2, 1.0, 1e6]),
@@ -238,11 +254,9 @@ class History:
                 assert end.token_ids.tolist() == text == self.told[name], name
 
 
-@pytest.mark.parametrize("first", [0, *(pytest.param(first, marks=pytest.mark.slow) for first in range(50, 400, 50))])
-@pytest.mark.kept_in_ci(3)
-def test_whatever_happens_texts_are_right_and_nothing_is_left(first: int) -> None:
-    for seed in range(first, first + 50):
-        history = History(seed)
+def live_through(seeds: range, *, has_stages: bool = False) -> None:
+    for seed in seeds:
+        history = History(seed, has_stages=has_stages)
         try:
             history.happen()
             history.check()
@@ -250,3 +264,15 @@ def test_whatever_happens_texts_are_right_and_nothing_is_left(first: int) -> Non
             error.add_note(f"seed {seed}")
             raise
         history.engine.close()
+
+
+@pytest.mark.parametrize("first", [0, *(pytest.param(first, marks=pytest.mark.slow) for first in range(50, 400, 50))])
+@pytest.mark.kept_in_ci(3)
+def test_whatever_happens_texts_are_right_and_nothing_is_left(first: int) -> None:
+    live_through(range(first, first + 50))
+
+
+@pytest.mark.parametrize("first", [0, *(pytest.param(first, marks=pytest.mark.slow) for first in range(25, 400, 25))])
+@pytest.mark.kept_in_ci(2)
+def test_whatever_happens_in_a_pipeline_texts_are_right_and_nothing_is_left(first: int) -> None:
+    live_through(range(first, first + 25), has_stages=True)

@@ -13,13 +13,28 @@ from support.parallel_requests import PROMPTS, answers
 from trencadis import LLM, SamplingParams
 
 SETUPS = {
+    "two stages": {"parallel.pipeline": 2},
+    "two stages, one step at a time": {"parallel.pipeline": 2, "engine.async_scheduling": False},
+    "two stages, drafts": {"parallel.pipeline": 2, "speculation.name": "ngram"},
+    "two stages, drafts in trees": {
+        "parallel.pipeline": 2,
+        "speculation.name": "suffix",
+        "speculation.suffix.tree": True,
+    },
+    "two stages, preemption by swap": {
+        "parallel.pipeline": 2,
+        "cache.num_blocks": 24,
+        "engine.preemption": "swap",
+    },
+    "two stages, padded": {"parallel.pipeline": 2, "backend.torch.layout": "padded"},
+    "two stages, gloo": {"parallel.pipeline": 2, "executor.processes.collective": "gloo"},
+    "three stages": {"parallel.pipeline": 3},
     "two": {"parallel.tensor": 2},
     "two, drafts": {"parallel.tensor": 2, "speculation.name": "ngram"},
     "two, preemption by swap": {"parallel.tensor": 2, "cache.num_blocks": 24, "engine.preemption": "swap"},
     "two, padded": {"parallel.tensor": 2, "backend.torch.layout": "padded"},
     "two, gloo": {"parallel.tensor": 2, "executor.processes.collective": "gloo"},
     "four": {"parallel.tensor": 4},
-    "two stages": {"parallel.pipeline": 2},
     "two stages of two": {"parallel.pipeline": 2, "parallel.tensor": 2},
     "two copies of two": {"parallel.data": 2, "parallel.tensor": 2, "engine.placement": "process"},
 }
@@ -41,11 +56,12 @@ def test_answers_are_those_of_one_process(expected, setup):
 
 @pytest.mark.kept_in_ci(1)
 @pytest.mark.slow
+@pytest.mark.parametrize("divides", ["tensor", "pipeline"])
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_rank_that_is_killed_or_stopped_costs_no_answer(rank, number):
+def test_a_rank_that_is_killed_or_stopped_costs_no_answer(rank, number, divides):
     params = SamplingParams(max_tokens=200, temperature=0.8, seed=5, ignore_eos=True)
-    config = {"executor.name": "processes", "parallel.tensor": 2, "observer.names": [], "cache.num_blocks": 128}
+    config = {"executor.name": "processes", f"parallel.{divides}": 2, "observer.names": [], "cache.num_blocks": 128}
     with LLM(**config) as llm:
         executor = _executor(llm)
         expected = [one.outputs[0].token_ids for one in llm.generate(PROMPTS, params)]

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
 import attrs
+import numpy as np
 import torch
 
 from trencadis.errors import CollectiveError
@@ -209,6 +210,7 @@ class RankedBackend(Backend):
 
         self.ranks = Ranks(join, size, pipeline=pipeline, expert=expert)
         self._output = self.ranks.groups[0].layout.output_rank
+        self._is_pipeline = pipeline > 1
 
     @property
     def capabilities(self) -> BackendCapabilities:
@@ -238,7 +240,19 @@ class RankedBackend(Backend):
         return self.ranks.call(lambda rank: rank.warm_up(buckets, progress=progress if rank is first else None))[0]
 
     def submit(self, batch: Batch) -> PendingStep:
+        if self._is_pipeline:
+            batch = attrs.evolve(batch, start_token_ids=self._start_tokens(batch))
         return _RankedStep(self.ranks.call(lambda rank: rank.submit(batch)), self._output)
+
+    def _start_tokens(self, batch: Batch) -> Int32Array:
+        """Return what an engine would bring for stages that do not sample; the driver of the suite takes this for one backend."""
+        starting = {start.row: start.token_ids for start in batch.row_starts}
+        held = self.ranks.all[self._output]._rows.tokens
+        tokens: Int32Array = np.zeros(batch.num_sequences, np.int32)
+        for one in batch.passes:
+            for index, row, start in zip(one.indices.tolist(), one.rows.tolist(), one.starts.tolist(), strict=True):
+                tokens[index] = starting.get(row, held[row])[start]
+        return tokens
 
     def embed(self, token_ids: Sequence[Int32Array]) -> Float32Array:
         found = self.ranks.call(lambda rank: rank.embed(token_ids))

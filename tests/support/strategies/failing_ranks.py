@@ -10,7 +10,7 @@ from typing import Any
 
 import attrs
 
-from trencadis.errors import CollectiveError
+from trencadis.errors import CollectiveError, SamplingFailedError
 from trencadis.interfaces import BackendCapabilities
 from trencadis_plugins.executor.processes import ProcessesExecutor
 from trencadis_plugins.executor.ranks.rank import Rank
@@ -47,6 +47,16 @@ class OneSided(TellingBackend):
         if self._rank == 1 and any(start.token_ids[0] == DEADLY for start in batch.row_starts):
             raise RuntimeError("rank 1 alone")
         return super().submit(batch)
+
+
+class CannotSample(TellingBackend):
+    """Has no tokens for a step, on the rank that samples: the first one of these."""
+
+    def submit(self, batch):
+        step = super().submit(batch)
+        if self._rank == 0 and any(start.token_ids[0] == DEADLY for start in batch.row_starts):
+            raise SamplingFailedError("no tokens")
+        return step
 
 
 class WaitsInVain(TellingBackend):

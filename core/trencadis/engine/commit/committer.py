@@ -184,7 +184,7 @@ class Committer:
     def _commit_late_tokens(
         self, plan: Plan, output: StepOutput, resident: BoolArray
     ) -> list[tuple[int, Int32Array, FinishedSequence | None]]:
-        """Give a token that was in flight when its sequence was preempted to the sequence, which waits."""
+        """Give tokens that were in flight when their sequence was preempted to the sequence, which waits."""
         table = self._state.table
         firsts = np.cumsum(output.num_emitted) - output.num_emitted
         late: list[tuple[int, Int32Array, FinishedSequence | None]] = []
@@ -195,6 +195,8 @@ class Committer:
                 continue
             sequence.late_token_epoch = -1
             run = output.token_ids[firsts[i] : firsts[i] + output.num_emitted[i]]
+            if plan.drafts is not None:
+                run = run[: self._first_end(sequence, run)]
             late.append((slot, run, self._stop_check.append(sequence, run)))
         return late
 

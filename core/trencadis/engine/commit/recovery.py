@@ -11,6 +11,7 @@ suspects only when it is the second one that they are in, and one ends only when
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 from trencadis.activity import ACTIVITY, EnginePhase
 from trencadis.engine.sequences import SequenceState
@@ -87,17 +88,18 @@ class Recovery:
         self.suspects.extend(slot for slot in suspects if slot not in self.suspects)
         return at_fault
 
-    def ranks_lost(self, plan: Plan | None, error: Exception) -> list[FinishedSequence]:
+    def ranks_lost(self, plans: Sequence[Plan], error: Exception) -> list[FinishedSequence]:
         """Let every sequence be computed anew, with the tokens that it has; returns one that is at fault.
 
         Args:
-            plan: The step that was lost; None: it was no step.
-            error: What its ``wait`` raised.
+            plans: The steps in flight that were lost: one of several stages may have been at any of them; empty: it was no step.
+            error: What the oldest one's ``wait`` raised.
         """
         state, at_fault = self._state, list[FinishedSequence]()
-        for slot in [] if plan is None else self._live(plan):
+        lost = dict.fromkeys(slot for plan in plans for slot in self._live(plan))
+        for slot in lost:
             losses = self._num_losses[slot] = self._num_losses.get(slot, 0) + 1
-            if losses >= MOST_LOSSES and plan is not None and plan.num_sequences == 1:
+            if losses >= MOST_LOSSES and len(lost) == 1:
                 self._forget_in_flight(slot)
                 at_fault.append(state.finish(state.table.sequence(slot), FinishReason.ERROR, error=str(error)))
                 self.forget(slot)

@@ -5,6 +5,9 @@ is left of the token budget. A sequence gets blocks for all its known tokens whe
 run out of blocks; then the policy names victims until the rest fit, and no waiting sequence is scheduled in that step. Before all that, a
 policy that preempts may make running sequences give way to the waiting one that it puts first. Drafts come last: they get tokens and
 blocks that no other sequence could use, and give the blocks back before the next plan.
+
+In a pipeline several batches are in flight, of different sequences: who has a token in flight is not planned again before it is known.
+The next chunk of a prompt is, for each stage computes batches in order, and so has the KV of the chunk before.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import numpy as np
 from trencadis.engine.guards import GuardedScheduling
 from trencadis.engine.inspect.decisions import Decisions, StepNotes
 from trencadis.engine.scheduling.admission import Admission
+from trencadis.engine.scheduling.pipelined import PipelinedScheduling
 from trencadis.engine.scheduling.views import ViewMaker
 from trencadis.engine.sequences import SequenceState
 from trencadis.engine.state import EngineState
@@ -53,6 +57,7 @@ class Scheduler:
     ) -> None:
         self._state = state
         self._policy = policy
+        self._pipeline = policy if isinstance(policy, PipelinedScheduling) else None
         self._budget = max_num_batched_tokens
         self._max_preemptions = max_preemptions
         self._views = ViewMaker(state)
@@ -108,7 +113,9 @@ class Scheduler:
         places = self._places
         num_tokens = table.num_tokens[places]
         goes_on = num_tokens < table.max_total_tokens[places]
-        if 0 in goes_on.tobytes():
+        if self._pipeline is not None:
+            goes_on = self._pipeline.may_run(places)
+        if self._pipeline is not None or 0 in goes_on.tobytes():
             active, places, num_tokens = active[goes_on], places[goes_on], num_tokens[goes_on]
         if not active.size and not state.waiting.slots.size:
             return self._finish_plan(active, _EMPTY, None, _EMPTY)
@@ -213,9 +220,9 @@ class Scheduler:
         return self._allocate(view, decodes, (1 + extra).astype(np.int32))
 
     def _take_back(self) -> None:
-        """Free the blocks after the known tokens: drafts that were rejected got them."""
+        """Free the blocks after the known tokens, unless drafts in flight use them: drafts that were rejected got them."""
         state, table, size = self._state, self._state.table, self._state.block_size
-        running = state.running
+        running = state.running[table.num_tokens[state.running] == table.num_known_tokens[state.running]]
         spare = table.num_blocks[running] > -(-table.num_tokens[running] // size)
         for slot in running[spare].tolist():
             kept = -(-int(table.num_tokens[slot]) // size)
@@ -310,7 +317,8 @@ class Scheduler:
             ):
                 slots, counts = self.admission.admit_alone(slot, token_budget=self._budget)
             return self._finish_plan(slots, counts, None, _EMPTY)
-        if table.num_tokens[slot] >= table.max_total_tokens[slot]:
+        is_in_flight = self._pipeline is not None and table.num_tokens[slot] > table.num_known_tokens[slot]
+        if is_in_flight or table.num_tokens[slot] >= table.max_total_tokens[slot]:
             return None
         slots = np.array([slot], np.int32)
         remaining = int(table.num_tokens[slot] - table.num_computed_tokens[slot])
@@ -335,12 +343,13 @@ class Scheduler:
         kept = None if drafts is None else self._drafts_of(slots, counts, drafts, draft_slots)
         self._had_drafts = kept is not None
         num_drafts = 0 if kept is None else kept.num_drafts
-        samples = ends - num_drafts == known
-        if (ends - num_drafts > known).any():
+        sure = ends - num_drafts  # drafts count as computed when they were accepted
+        samples = sure == known
+        if (sure > known).any():
             raise InternalError(f"plan {self._step} schedules tokens beyond the known ones: {slots[ends > known]}")
         if table.was_preempted:
             self._count_recomputed(slots, starts, ends)
-        table.num_computed_tokens[slots] = ends
+        table.num_computed_tokens[slots] = sure
         table.num_tokens[slots] = known + samples
         plan = Plan(
             step=self._step,

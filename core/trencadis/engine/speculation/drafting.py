@@ -207,7 +207,10 @@ class Drafting:
         """Return the slots to draft for, and the most drafts of each, at least 1."""
         state, table = self._state, self._state.table
         running = state.running
-        slots = running[table.num_tokens[running] - table.num_computed_tokens[running] == 1]
+        num_tokens = table.num_tokens[running]
+        slots = running[
+            (num_tokens - table.num_computed_tokens[running] == 1) & (num_tokens == table.num_known_tokens[running])
+        ]
         if not slots.size:
             return _EMPTY, _EMPTY
         most = np.minimum(table.max_total_tokens[slots] - table.num_tokens[slots] - 1, self._allowed(slots))

@@ -28,6 +28,7 @@ from trencadis.errors import (
     CapabilityError,
     ConfigValueError,
     RanksLostError,
+    SamplingFailedError,
     StepFailedError,
 )
 from trencadis.interfaces import (
@@ -450,9 +451,8 @@ class RanksExecutor(Executor):
             del self._pending[number]
             if kind is Kind.OUTPUT:
                 self._slowest_s = max(self._slowest_s, self._clock.now_s() - answers.since_s)
-            kinds = {one for one, _ in answers.by_rank.values()}
             # Where some went on, rows and caches are not those of the others any more; where one waited in vain, sums are out of step.
-            if not answers.is_fatal and (len(kinds) > 1 or answers.broke_group()):
+            if not answers.is_fatal and (answers.differ() or answers.broke_group()):
                 answers.lost = f"a call failed on rank {answers.failing()} and not on all: {answers.error()}"
                 self._lose(answers.lost)
 
@@ -539,6 +539,11 @@ class _Answers:
         errors = {rank: pickle.loads(data) for rank, (kind, data) in self.by_rank.items() if kind is Kind.ERROR}
         own = [rank for rank, (_, _, is_of_group) in errors.items() if not is_of_group]
         return min(own or errors)
+
+    def differ(self) -> bool:
+        """Return whether some ranks went on and others did not; stages go on where only the sampling failed."""
+        errors = [pickle.loads(data)[0] for kind, data in self.by_rank.values() if kind is Kind.ERROR]
+        return 0 < len(errors) < self.num_ranks and not all(isinstance(one, SamplingFailedError) for one in errors)
 
     def broke_group(self) -> bool:
         """Return whether a rank waited for another in vain."""

@@ -38,7 +38,7 @@ def encode_batch(batch: Batch) -> bytes:
         TypeError: Drafts come with distributions on a device, of which this process alone knows the memory.
     """
     writes, drafts = batch.table_writes, batch.drafts
-    arrays = [writes.rows, writes.columns, writes.block_ids]
+    arrays = [writes.rows, writes.columns, writes.block_ids, batch.start_token_ids]
     passes = []
     for one in batch.passes:
         arrays += [getattr(one, name) for name in _PASS_ARRAYS]
@@ -56,7 +56,7 @@ def encode_batch(batch: Batch) -> bytes:
             batch.num_sequences,
             batch.row_starts,
             batch.connector_message,
-            len(writes.rows),
+            (len(writes.rows), len(batch.start_token_ids)),
             passes,
             counts,
             None if drafts is None or drafts.distributions is None else _plain(drafts.distributions),
@@ -68,7 +68,9 @@ def encode_batch(batch: Batch) -> bytes:
 
 def decode_batch(data: bytes | memoryview) -> Batch:
     """Return what :func:`encode_batch` was given. Pure."""
-    step, num_sequences, row_starts, message, num_writes, passes, counts, distributions, flat = pickle.loads(data)
+    step, num_sequences, row_starts, message, (num_writes, num_starts), passes, counts, distributions, flat = (
+        pickle.loads(data)
+    )
     numbers = np.frombuffer(flat, np.int32)
     first = 0
 
@@ -78,6 +80,7 @@ def decode_batch(data: bytes | memoryview) -> Batch:
         return numbers[first - length : first]
 
     writes = TableWrites(rows=take(num_writes), columns=take(num_writes), block_ids=take(num_writes))
+    start_token_ids = take(num_starts)
     made = []
     for bucket, length in passes:
         arrays = {name: take(length) for name in _PASS_ARRAYS}
@@ -98,6 +101,7 @@ def decode_batch(data: bytes | memoryview) -> Batch:
         table_writes=writes,
         passes=tuple(made),
         drafts=drafts,
+        start_token_ids=start_token_ids,
         connector_message=message,
     )
 

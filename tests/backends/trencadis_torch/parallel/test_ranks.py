@@ -16,7 +16,14 @@ from support.backends import tiny_encoders, tiny_models
 from support.backends.families import SERVED, save_family, save_with_biases
 from support.backends.rank_threads import Forbidden, make_groups
 from trencadis.clock import SystemClock
-from trencadis.errors import BackendError, CollectiveError, ConfigValueError, ModelLoadError, StepFailedError
+from trencadis.errors import (
+    BackendError,
+    CollectiveError,
+    ConfigValueError,
+    ModelLoadError,
+    SamplingFailedError,
+    StepFailedError,
+)
 from trencadis.interfaces import AllocationPlan, SupportsRanks
 from trencadis.records import Batch, Bucket, ModelSource, Phase, SamplingParams, TableWrites
 from trencadis_testing.backend import ArgmaxSampler, BackendConformance
@@ -500,10 +507,28 @@ def test_one_broadcast_a_pass_brings_the_tokens(model_path, ranked):
     assert [group.num_calls["all_reduce"] for group in groups] == [7, 7]
 
 
+@pytest.mark.parametrize(
+    ("work", "num_broadcasts"), [(Work(0, drafts=(3, 4)), 0), (Work(0, drafts=(3, 4), parents=(-1, -1)), 1)]
+)
+def test_stages_wait_for_the_tokens_of_the_last_one_only_if_drafts_branch(model_path, ranked, work, num_broadcasts):
+    backend = loaded(ranked, model_path("llama"), 1, pipeline=2, plan=attrs.evolve(PLAN, max_draft_tokens=2))
+    driver = BackendDriver(backend, PLAN)
+    driver.start(0, PROMPTS[0])
+    driver.step([Work(0)])
+    groups = [group.world for group in backend.ranks.groups]
+    for group in groups:
+        group.num_calls.clear()
+    driver.step([work])
+    assert [dict(group.num_calls) for group in groups] == [{"broadcast": 1} if num_broadcasts else {}] * 2
+
+
 # --------------------------------------------------------------------------------------------------- failures
 
 
-def test_a_sampler_that_fails_ends_the_step_on_every_rank_and_not_the_group(model_path, ranked):
+@pytest.mark.parametrize(("size", "pipeline"), [(2, 1), (1, 2)])
+@pytest.mark.parametrize("layout", ["ragged", "padded"])
+@pytest.mark.representatives(3)
+def test_a_sampler_that_fails_ends_the_step_and_not_the_group(model_path, ranked, size, pipeline, layout):
     class Fails(ArgmaxSampler):
         fails = False
 
@@ -512,15 +537,17 @@ def test_a_sampler_that_fails_ends_the_step_on_every_rank_and_not_the_group(mode
                 raise StepFailedError("no token")
             return super().sample(logits, context)
 
-    sampler, backend = Fails(), ranked(make, 2)
+    sampler, backend = Fails(), ranked(functools.partial(make, layout), size, pipeline=pipeline)
     backend.load(ModelSource(path=str(model_path("llama"))), sampler=sampler)
     backend.allocate(PLAN)
     driver = BackendDriver(backend, PLAN)
-    driver.start(0, PROMPTS[0])
+    for row in (0, 1):
+        driver.start(row, PROMPTS[row])
     driver.step([Work(0)])
     sampler.fails = True
-    with pytest.raises(StepFailedError, match="no token"):
-        driver.step([Work(0)])
+    with pytest.raises(StepFailedError, match="no token") as failure:
+        driver.step([Work(0), Work(1)])  # of padded passes the first one fails, and the other stage has sent both
+    assert isinstance(failure.value, SamplingFailedError) == (pipeline > 1)
     sampler.fails = False
     assert BackendDriver(backend, PLAN).generate(PROMPTS, 6) == {
         row: tiny_models.greedy_reference(model_path("llama"), tokens, 6) for row, tokens in PROMPTS.items()
@@ -538,7 +565,8 @@ def test_an_error_of_one_rank_ends_what_the_others_wait_for(model_path, ranked, 
     )
     errors = backend.ranks.errors(lambda rank: rank.submit(one))
     assert "after close" in str(errors[broken])
-    assert isinstance(errors[1 - broken], CollectiveError)
+    # The first of two stages does not wait for the last one.
+    assert errors[0] is None if (pipeline, broken) == (2, 1) else isinstance(errors[1 - broken], CollectiveError)
     assert backend.ranks.groups[broken].tensor.was_aborted
     assert backend.ranks.groups[broken].world.was_aborted
 

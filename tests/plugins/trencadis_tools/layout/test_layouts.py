@@ -95,8 +95,8 @@ def test_stages_send_hidden_states_and_have_the_heaviest_stages_weights(layouts)
     one = layouts("llama", pipeline=2)
     assert one.weights_bytes == 2 * (16 * (ATTENTION + MLP + NORMS) + 128256 * 4096 + 4096)
     assert one.kv_bytes_per_token == 64 * 1024
-    assert one.decode == Traffic(num_bytes=256 * 4096 * 2 + 256 * 8, num_messages=2)
-    assert one.prefill == Traffic(num_bytes=2048 * 4096 * 2 + 256 * 8, num_messages=2)
+    assert one.decode == Traffic(num_bytes=256 * 4096 * 2, num_messages=1)
+    assert one.prefill == Traffic(num_bytes=2048 * 4096 * 2, num_messages=1)
 
 
 def test_the_stage_with_the_least_room_says_how_many_tokens_there_are(layouts):
@@ -118,10 +118,10 @@ def test_both_ways_at_once_count_for_each_stage(layouts, described):
     first = (2 * 16 + 1) * 256 * 4096 * 2 + 256 * 4096 * 2
     last = 2 * 16 * 256 * 4096 * 2 + 256 * 128256 * 2
     assert last > first
-    assert one.decode == Traffic(num_bytes=last + 256 * 8, num_messages=2 * 16 + 1 + 1)
+    assert one.decode == Traffic(num_bytes=last, num_messages=2 * 16 + 1)
     plan = read_model(described("llama"))
     prefill = traffic(plan, tensor=2, pipeline=2, num_tokens=2048, num_logits=1)
-    assert prefill == Traffic(num_bytes=34 * 2048 * 4096 * 2 + 8, num_messages=34 + 1)
+    assert prefill == Traffic(num_bytes=34 * 2048 * 4096 * 2, num_messages=34)
 
 
 def test_the_cache_is_capped_as_configured(layouts):

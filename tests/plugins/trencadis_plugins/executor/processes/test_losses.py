@@ -11,9 +11,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from support.strategies.failing_ranks import DEADLY, Dies, Hangs, MakesDyingAtLoad, OneSided, WaitsInVain, WithoutSums
+from support.strategies.failing_ranks import (
+    DEADLY,
+    CannotSample,
+    Dies,
+    Hangs,
+    MakesDyingAtLoad,
+    OneSided,
+    WaitsInVain,
+    WithoutSums,
+)
 from trencadis.clock import SimulatedClock, SystemClock
-from trencadis.errors import BackendError, RanksLostError
+from trencadis.errors import BackendError, RanksLostError, SamplingFailedError
 from trencadis.records import FinishReason, ModelSource, ParallelLayout, Request, SamplingParams
 from trencadis_plugins.executor.config import ProcessesConfig
 from trencadis_plugins.executor.processes import ProcessesExecutor
@@ -135,6 +144,20 @@ def test_a_step_that_fails_on_one_rank_only_ends_all_for_their_caches_differ():
     made.allocate(plan_of())
     with pytest.raises(RanksLostError, match=r"failed on rank 1 and not on all.*rank 1 alone"):
         made.submit(one_token(DEADLY)).wait()
+    made.close()
+
+
+def test_a_step_of_which_the_sampling_alone_failed_costs_no_rank():
+    made = executor()
+    made.start(make_backend=CannotSample, make_sampler=make_sampler, source=SOURCE)
+    made.allocate(plan_of())
+    before = pids(made)
+    steps = [made.submit(one_token(token)) for token in (1, DEADLY, 1)]
+    assert steps[0].wait().num_emitted.tolist() == [0]
+    with pytest.raises(SamplingFailedError, match="no tokens"):
+        steps[1].wait()
+    assert steps[2].wait().num_emitted.tolist() == [0]
+    assert pids(made) == before
     made.close()
 
 

@@ -68,6 +68,7 @@ def batches(draw):
         table_writes=TableWrites(**{name: int32s(draw, num_writes) for name in ("rows", "columns", "block_ids")}),
         passes=tuple(one_pass() for _ in range(draw(st.integers(0, 3)))),
         drafts=drafts() if draw(st.booleans()) else None,
+        start_token_ids=int32s(draw, draw(sizes)),
         connector_message=draw(st.binary(max_size=9)),
     )
 
