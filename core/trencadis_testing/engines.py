@@ -105,6 +105,7 @@ def make_engine(
     defragmenter: Mapping[str, Any] | None = None,
     tenants: Mapping[str, Any] | None = None,
     shared_prefixes: Sequence[Sequence[int]] = (),
+    attention_ranks: int = 1,
     **options: Any,
 ) -> Engine:
     """Return an engine of the given strategies; the rest are references.
@@ -116,7 +117,7 @@ def make_engine(
         backend: A strict :class:`FakeBackend` if none.
         executor: A :class:`FakeExecutor` if none; it hosts ``backend``, unless it was made with one.
         clock: A simulated clock if none.
-        num_blocks: KV blocks.
+        num_blocks: KV blocks of a rank.
         block_size: Tokens per block.
         observers: Names and observers.
         speculator: Who drafts.
@@ -139,6 +140,7 @@ def make_engine(
         defragmenter: Fields of the table ``[defragmenter]``.
         tenants: Entries of ``[scheduling.tenants]``, by name.
         shared_prefixes: Token ids of prompts' beginnings whose blocks every salt shares.
+        attention_ranks: Ranks that have sequences of their own, each a part of rows and blocks; the executor hosts what stands for all.
         options: Fields of the table ``[engine]``.
     """
     from trencadis.config.schema import (
@@ -147,6 +149,7 @@ def make_engine(
         Config,
         DefragmenterConfig,
         EngineConfig,
+        ParallelConfig,
         SchedulingConfig,
         TenantConfig,
     )
@@ -166,7 +169,9 @@ def make_engine(
         max_waiting_loads=max_waiting_loads,
         swap_bytes=swap_blocks * block_size * facts.kv_bytes_per_token,
     )
+    ranks = ParallelConfig(tensor=attention_ranks, expert=attention_ranks, attention="data")
     config = Config(
+        parallel=ranks if attention_ranks > 1 else ParallelConfig(),
         engine=attrs.evolve(EngineConfig(), **options),
         cache=cache,
         bucketing=BucketingConfig(on_miss=on_miss, complete=complete),
@@ -184,6 +189,7 @@ def make_engine(
         make_bucketing=lambda _: ("bucketing", bucketing or ExactShapes(), ExactShapes if fallback else None),
         scheduling=("scheduling", policy or ServeInOrder(), ServeInOrder if fallback else None),
         eviction=("eviction", eviction or OldestFirst(), OldestFirst if fallback else None),
+        make_eviction=lambda: ("eviction", OldestFirst(), OldestFirst if fallback else None),
         observers=tuple(observers),
         speculation=speculation,
         connector=connector,
