@@ -109,11 +109,7 @@ def plan_of(
 
 def _with_whole_experts(model: Any, plan: dict[str, str]) -> dict[str, str]:
     """Return a plan in which each rank has some experts of the model."""
-    found = {
-        name: style
-        for name, style in (getattr(model, "ep_plan", None) or {}).items()
-        if style in _OF_EXPERTS
-    }
+    found = {name: style for name, style in (getattr(model, "ep_plan", None) or {}).items() if style in _OF_EXPERTS}
     owners = tuple(name for name, style in found.items() if style == "ep_dispatch_experts")
     names = {_with_stars(name) for name, _ in model.named_modules()}
     if names.isdisjoint(owners):

@@ -169,7 +169,9 @@ class CacheConfig:
     """Table ``[cache]``: the KV cache."""
 
     block_size: int = setting(0, "Tokens per KV block; 0: the backend's default.", unit="tokens", validator=ge(0))
-    num_blocks: int = setting(0, "KV blocks of a rank; 0: as many as memory_fraction pays for.", unit="blocks", validator=ge(0))
+    num_blocks: int = setting(
+        0, "KV blocks of a rank; 0: as many as memory_fraction pays for.", unit="blocks", validator=ge(0)
+    )
     memory_fraction: float = setting(
         0.5,
         "Share of the memory left after loading and a profile run that the KV cache may take.",

@@ -220,9 +220,7 @@ def _context(config: Config, clock: Clock) -> ComponentContext:
 
 def _layout(config: Config) -> ParallelLayout:
     sizes = config.parallel
-    return ParallelLayout(
-        tensor=sizes.tensor, pipeline=sizes.pipeline, expert=sizes.expert, attention=sizes.attention
-    )
+    return ParallelLayout(tensor=sizes.tensor, pipeline=sizes.pipeline, expert=sizes.expert, attention=sizes.attention)
 
 
 def _warn_of_silent_sampler(plan: ResolvedPlan) -> None:

@@ -29,7 +29,9 @@ def size_cache(
         engine = config.engine
         report = executor.memory(max_num_batched_tokens=engine.max_num_batched_tokens, max_num_seqs=engine.max_num_seqs)
         num_seqs = engine.max_num_seqs // num_partitions
-        num_blocks = _affordable_blocks(config, model, report, most_blocks(num_seqs, max_model_len, block_size), block_size)
+        num_blocks = _affordable_blocks(
+            config, model, report, most_blocks(num_seqs, max_model_len, block_size), block_size
+        )
     capacity = num_blocks * block_size
     if capacity < max_model_len:
         if asked:
@@ -62,9 +64,7 @@ def most_blocks(num_seqs: int, max_model_len: int, block_size: int) -> int:
     return num_seqs * -(-max_model_len // block_size)
 
 
-def _affordable_blocks(
-    config: Config, model: ModelFacts, report: MemoryReport, most: int, block_size: int
-) -> int:
+def _affordable_blocks(config: Config, model: ModelFacts, report: MemoryReport, most: int, block_size: int) -> int:
     cache = config.cache
     usable = report.cache_bytes
     if usable is None:

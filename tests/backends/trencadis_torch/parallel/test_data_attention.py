@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import random
 
 import attrs
 import numpy as np
@@ -13,24 +12,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from support.backends import rank_threads, tiny_models
-from support.backends.families import SERVED, save_family
-from support.backends.mixtures import ranks_in_threads, save_mixture
-from support.backends.rank_threads import Forbidden, RankedBackend
-from support.parallel_requests import answers
-from trencadis import LLM, SamplingParams
+from support.backends import tiny_models
+from support.backends.families import MIXTURES, save_family
 from trencadis.clock import SystemClock
 from trencadis.errors import BackendError, CollectiveError, ModelLoadError
 from trencadis.interfaces import AllocationPlan, BlockCopies
-from trencadis.records import Bucket, ModelSource, Pass, Phase, Request
+from trencadis.records import Bucket, ModelSource, Pass, Phase
 from trencadis_testing.backend import ArgmaxSampler
 from trencadis_testing.driver import BackendDriver, Work
 from trencadis_torch.backend import TorchBackend
 from trencadis_torch.config import TorchConfig
 from trencadis_torch.parallel import data_attention
-from trencadis_torch.parallel.data_attention import OwnBlocks, OwnRows, Spread, SpreadExperts, TokenGather
+from trencadis_torch.parallel.data_attention import OwnBlocks, OwnRows, Spread, SpreadExperts, SpreadHead, TokenGather
 from trencadis_torch.parallel.experts import OwnExperts
 from trencadis_torch.parallel.placement import ExpertSlots
+from trencadis_torch.rows import Rows
 
 PLAN = AllocationPlan(num_blocks=120, block_size=4, num_rows=4, max_model_len=120, max_num_batched_tokens=64)
 PROMPTS = {0: tiny_models.prompt(19), 1: tiny_models.prompt(5, seed=1), 3: tiny_models.prompt(33, seed=2)}
@@ -54,7 +50,9 @@ def pass_of(rows, lengths, bucket=None):
 
 
 @settings(max_examples=40)
-@given(lengths=st.dictionaries(st.integers(0, 8), st.integers(1, 5), min_size=1), padded=st.booleans(), draw=st.randoms())
+@given(
+    lengths=st.dictionaries(st.integers(0, 8), st.integers(1, 5), min_size=1), padded=st.booleans(), draw=st.randoms()
+)
 def test_every_rank_finds_each_token_where_its_own_rank_puts_it(lengths, padded, draw):
     rows = draw.sample(sorted(lengths), len(lengths))
     counts = [lengths[row] for row in rows]
@@ -76,7 +74,9 @@ def test_every_rank_finds_each_token_where_its_own_rank_puts_it(lengths, padded,
             assert rank == row // 3
     gathered = [one for own in held for one in [*own, *["padding"] * (spread.most - len(own))]]
     assert [gathered[at] for at in spread.real_rows()] == [one for own in held for one in own]
-    is_token = [one is not None and one[0] in lengths and one[0] // 3 == rank for rank, own in enumerate(held) for one in own]
+    is_token = [
+        one is not None and one[0] in lengths and one[0] // 3 == rank for rank, own in enumerate(held) for one in own
+    ]
     assert spread.counted().tolist() == [int(one) for one in is_token]
     tokens = np.array([int(first) + count - 1 for first, count in zip(spread.firsts, counts, strict=True)])
     places, order = spread.kept(tokens)
@@ -132,7 +132,9 @@ def test_each_rank_gets_the_outputs_of_its_own_tokens(ranks, monkeypatch, dtype,
         with gather.over(spread):
             found = module(x[own], experts[own], weights[own])
         assert found.dtype == dtype
-        torch.testing.assert_close(found.float(), expected[own], rtol=2e-2 if dtype is torch.bfloat16 else 1e-6, atol=1e-2)
+        torch.testing.assert_close(
+            found.float(), expected[own], rtol=2e-2 if dtype is torch.bfloat16 else 1e-6, atol=1e-2
+        )
         torch.testing.assert_close(module(x, experts, weights).float(), expected, rtol=2e-2, atol=1e-2)
         return dict(groups.tensor.num_calls)
 
@@ -173,19 +175,9 @@ def family(tmp_path_factory):
     return functools.cache(lambda kind: save_family(kind, root))
 
 
-MIXTURES = tuple(
-    kind
-    for kind in SERVED
-    if kind.endswith(("moe", "mixtral", "oss"))
-    or kind in ("deepseek_v2", "deepseek_v3", "dots1", "flex_olmo", "minimax_m2", "phimoe", "glm4_moe_lite")
-)
-DENSE = ("granitemoe", "jetmoe", "lfm2_moe", "seed_oss")
-"""Of these, those whose plan does not divide experts as wholes."""
-
-
 @pytest.mark.representatives(2)
 @pytest.mark.kept_in_ci(4)
-@pytest.mark.parametrize("kind", [kind for kind in MIXTURES if kind not in DENSE])
+@pytest.mark.parametrize("kind", MIXTURES)
 def test_greedy_texts_of_a_family_are_those_of_one_process(family, ranked, kind):
     alone = make(check_model=False)
     alone.load(ModelSource(path=str(family(kind))), sampler=ArgmaxSampler())
@@ -219,7 +211,8 @@ def test_each_rank_has_the_keys_of_its_own_sequences_in_as_many_blocks_as_its_pa
     driver.step([Work(0)])
     first, second = (rank.kv_cache() for rank in backend.ranks.all)
     assert first.num_blocks == second.num_blocks == PLAN.num_blocks // 2
-    assert first.layout.num_heads == second.layout.num_heads if hasattr(first.layout, "num_heads") else True
+    assert first.layout.last_head == second.layout.last_head == 2, "of all KV heads"
+    assert "+dpep2" in first.layout.numerics
     assert any(bool(keys[:-1].any()) for keys in first.keys)
     assert not any(bool(keys[:-1].any()) for keys in second.keys), "all but the padding block"
 
@@ -256,8 +249,103 @@ def test_a_share_is_whole_but_for_experts_and_output_projection(family, ranked):
     for rank in loaded(ranked, family("mixtral"), pack="off").ranks.all:
         for name, parameter in rank._model.named_parameters():
             plain = name.replace(".own.local", "").replace("lm_head.local.local", "lm_head")
-            expected = whole[plain].numel() // (2 if "experts" in plain or "lm_head" in plain else 1) if plain in whole else 0
+            expected = (
+                whole[plain].numel() // (2 if "experts" in plain or "lm_head" in plain else 1) if plain in whole else 0
+            )
             assert parameter.numel() == expected or plain not in whole, name
+
+
+def test_branching_drafts_of_two_ranks_are_verified_and_moved_each_on_its_own(family, ranked):
+    """Of two branches the second is right, so keys and values move; the other rank's do not, and go on from where they are."""
+    texts = {row: tiny_models.greedy_reference(family("mixtral"), PROMPTS[row], 8) for row in (0, 3)}
+    driver = OwnBlocksDriver(loaded(ranked, family("mixtral")), PLAN)
+    for row in texts:
+        driver.start(row, PROMPTS[row])
+    driver.step([Work(row) for row in texts])
+    for number in (1, 4):
+        works = []
+        for row, text in texts.items():
+            right, after = text[number], text[number + 1]
+            wrong = (right + 1) % tiny_models.VOCAB_SIZE
+            works.append(Work(row, drafts=(wrong, right, after), parents=(-1, -1, 1)))
+        driver.step(works if number == 1 else works[:1])
+        assert driver.output(0) == texts[0][: number + 3]
+    while len(driver.output(3)) < 8:
+        driver.step([Work(0), Work(3)] if len(driver.output(0)) < 8 else [Work(3)])
+    assert driver.output(3) == texts[3]
+    assert driver.output(0) == texts[0]
+
+
+# ------------------------------------------------------------------------------------------------- mutants
+
+
+def leaves_out(kind, method, is_broken):
+    """Return a method that, of a rank for which something holds, makes no exchange."""
+    right = getattr(kind, method)
+
+    def broken(self, *args, **options):
+        return args[0] if is_broken(self) else right(self, *args, **options)
+
+    return broken
+
+
+def is_idle(module):
+    gather = module._gather
+    return gather.is_on and not len(gather._spread.sequences[gather.group.rank])
+
+
+MUTANTS = {
+    "block tables by the offset of the first rank": (
+        OwnRows,
+        "_write_tables",
+        lambda right: (
+            lambda self, writes: Rows._write_tables(
+                self, attrs.evolve(writes, block_ids=np.minimum(writes.block_ids, self._own.num_blocks - 1))
+            )
+        ),
+    ),
+    "tokens go back to the wrong rank": (
+        TokenGather,
+        "own_rows",
+        lambda right: lambda self, rows, num_tokens: right(self, rows.roll(len(rows) // 2, 0), num_tokens),
+    ),
+    "rows of the output projection in another order": (
+        Spread,
+        "kept",
+        lambda right: lambda self, tokens: (right(self, tokens)[0], right(self, tokens)[1][::-1].copy()),
+    ),
+    "what is gathered is not told from padding": (
+        Spread,
+        "real_rows",
+        lambda right: lambda self: np.arange(sum(self.num_tokens)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_mutants_write_another_text(family, ranked, monkeypatch, name):
+    kind, method, mutate = MUTANTS[name]
+    texts = {row: tiny_models.greedy_reference(family("mixtral"), tokens, 8) for row, tokens in PROMPTS.items()}
+    backend = loaded(ranked, family("mixtral"))
+    assert OwnBlocksDriver(backend, PLAN).generate(PROMPTS, 8, chunk=7) == texts
+    monkeypatch.setattr(kind, method, mutate(getattr(kind, method)))
+    try:
+        found = OwnBlocksDriver(backend, PLAN).generate(PROMPTS, 8, chunk=7)
+    except (IndexError, RuntimeError):
+        return  # a place outside of what there is
+    assert found != texts
+
+
+@pytest.mark.parametrize("kind", [SpreadExperts, SpreadHead])
+def test_a_rank_without_tokens_that_leaves_out_an_exchange_is_reported_and_nobody_waits(
+    family, ranked, monkeypatch, kind
+):
+    monkeypatch.setattr("support.backends.rank_threads.TIMEOUT_S", 10.0)
+    driver = OwnBlocksDriver(loaded(ranked, family("mixtral")), PLAN)
+    driver.start(0, PROMPTS[0])
+    monkeypatch.setattr(kind, "forward", leaves_out(kind, "forward", is_idle))
+    with pytest.raises(CollectiveError, match="ranks call different things|another rank ended"):
+        driver.step([Work(0)])
 
 
 # ------------------------------------------------------------------------------------------------ refusals
