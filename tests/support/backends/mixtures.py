@@ -11,7 +11,7 @@ import torch
 from support.backends import tiny_models
 from trencadis.text import resolve_model_path
 
-__all__ = ["ranks_in_threads", "save_mixture"]
+__all__ = ["idle_rank_leaves_out", "ranks_in_threads", "save_mixture"]
 
 
 def save_mixture(kind: str, path: Path) -> Path:
@@ -49,3 +49,21 @@ def ranks_in_threads(monkeypatch: Any, path: Path, size: int, **options: Any) ->
         "parallel.expert": size,
         "parallel.attention": "data",
     }
+
+
+def idle_rank_leaves_out() -> Any:
+    """Return a backend ``torch`` whose experts exchange nothing on a rank without tokens, for engines that name it by this path."""
+    from trencadis.clock import SystemClock
+    from trencadis_torch.backend import TorchBackend
+    from trencadis_torch.config import TorchConfig
+    from trencadis_torch.parallel.data_attention import SpreadExperts
+
+    right = SpreadExperts.forward
+
+    def forward(self: Any, hidden_states: torch.Tensor, *routes: torch.Tensor) -> torch.Tensor:
+        gather = self._gather
+        is_idle = gather.is_on and not len(gather._spread.sequences[gather.group.rank])
+        return hidden_states if is_idle else right(self, hidden_states, *routes)
+
+    SpreadExperts.forward = forward  # type: ignore[method-assign]  # of the process of a rank alone
+    return TorchBackend(TorchConfig(device="cpu"), clock=SystemClock())
