@@ -91,7 +91,10 @@ def test_ranks_may_have_the_attention_of_their_own_sequences_beside_whole_expert
     [
         ({"parallel__tensor": 2}, r'attention = "data" with tensor = 2 and expert = 1'),
         ({}, r'attention = "data" with tensor = 1 and expert = 1'),
-        ({"parallel__tensor": 2, "parallel__expert": 2, "parallel__pipeline": 2}, r'attention = "data" with pipeline = 2'),
+        (
+            {"parallel__tensor": 2, "parallel__expert": 2, "parallel__pipeline": 2},
+            r'attention = "data" with pipeline = 2',
+        ),
         ({"parallel__tensor": 3, "parallel__expert": 3}, r"max_num_seqs = 8 with .*no multiple of the 3 ranks"),
         (
             {"parallel__tensor": 2, "parallel__expert": 2, "backend__name": "simulated"},

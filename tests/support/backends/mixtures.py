@@ -10,8 +10,20 @@ import torch
 
 from support.backends import tiny_models
 from trencadis.text import resolve_model_path
+from trencadis_testing.driver import BackendDriver
 
-__all__ = ["idle_rank_leaves_out", "ranks_in_threads", "save_mixture"]
+__all__ = ["OwnBlocksDriver", "idle_rank_leaves_out", "ranks_in_threads", "save_mixture"]
+
+
+class OwnBlocksDriver(BackendDriver):
+    """Gives a row blocks of its own rank, of two."""
+
+    num_ranks = 2
+
+    def _grow(self, row_index: int, num_tokens: int) -> None:
+        rank, size = row_index * self.num_ranks // self._plan.num_rows, self._plan.num_blocks // self.num_ranks
+        self._free.sort(key=lambda block: block // size == rank)  # those that are taken from the end
+        super()._grow(row_index, num_tokens)
 
 
 def save_mixture(kind: str, path: Path) -> Path:

@@ -14,6 +14,7 @@ from torch import nn
 
 from support.backends import tiny_models
 from support.backends.families import MIXTURES, save_family
+from support.backends.mixtures import OwnBlocksDriver
 from trencadis.clock import SystemClock
 from trencadis.errors import BackendError, CollectiveError, ModelLoadError
 from trencadis.interfaces import AllocationPlan, BlockCopies
@@ -144,17 +145,6 @@ def test_each_rank_gets_the_outputs_of_its_own_tokens(ranks, monkeypatch, dtype,
 
 
 # ------------------------------------------------------------------------------------------- whole backends
-
-
-class OwnBlocksDriver(BackendDriver):
-    """Gives a row blocks of its own rank."""
-
-    num_ranks = 2
-
-    def _grow(self, row_index, num_tokens):
-        rank, size = row_index * self.num_ranks // self._plan.num_rows, self._plan.num_blocks // self.num_ranks
-        self._free.sort(key=lambda block: block // size == rank)  # those that are taken from the end
-        super()._grow(row_index, num_tokens)
 
 
 def make(layout="ragged", **options):
