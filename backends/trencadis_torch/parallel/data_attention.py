@@ -211,7 +211,7 @@ class TokenGather:
             found = found.index_select(0, self._real)
         widths = [one.shape[1] * one.element_size() for one in parts]
         hidden, routes, shares = (
-            piece.contiguous().view(one.dtype) for piece, one in zip(found.split(widths, -1), parts, strict=True)
+            piece.contiguous().view(one.dtype) for piece, one in zip(torch.split(found, widths, -1), parts, strict=True)
         )
         return hidden, routes.long(), shares
 

@@ -99,8 +99,10 @@ class PartitionedPreemptor(Preemptor):
         return []
 
     def _candidates(self) -> Int32Array:
-        state = self._state
-        return state.running[state.table.row[state.running] // state.rows.num_per_partition == self._partition]
+        running: Int32Array = self._state.running
+        is_there = self._state.table.row[running] // self._state.rows.num_per_partition == self._partition
+        found: Int32Array = running[is_there]
+        return found
 
 
 class PartitionedScheduler(Scheduler):
