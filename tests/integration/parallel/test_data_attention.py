@@ -114,7 +114,7 @@ def history(config, encode, seed):
 
 
 @pytest.mark.slow
-@pytest.mark.kept_in_ci(1)
+@pytest.mark.release
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     "more",
