@@ -47,6 +47,7 @@ from trencadis_torch.attention import adapter
 from trencadis_torch.attention import native as native_attention
 from trencadis_torch.attention.choice import cache_dtypes, choose_kernel
 from trencadis_torch.attention.kernel import PagedKernel
+from trencadis_torch.attention.ragged import Workspace
 from trencadis_torch.blend.blender import make_blender
 from trencadis_torch.cache.host_blocks import HostBlocks
 from trencadis_torch.cache.kv_cache import AttentionLayer, PagedKVCache, stored_layers
@@ -73,6 +74,7 @@ from trencadis_torch.runner import PassRunner
 from trencadis_torch.verify import MatchingPrefix
 
 if TYPE_CHECKING:
+    from trencadis_torch.parallel.data_attention import OwnBlocks
     from trencadis_torch.parallel.share import Share
 
 __all__ = ["TorchBackend"]
@@ -114,6 +116,7 @@ class TorchBackend(Backend):
         self._runner: PassRunner | None = None
         self._embedder: Embedder | None = None
         self._share: Share | None = None
+        self._own_blocks: OwnBlocks | None = None
         self._capabilities = BackendCapabilities(
             layout=config.layout,
             default_block_size=BLOCK_SIZE,
@@ -315,19 +318,24 @@ class TorchBackend(Backend):
             self._together(),
             _named_memory_errors(f"a step of {max_num_batched_tokens} tokens"),
         ):
+            measuring: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
             if self._share is not None:
                 self._share.settle()  # what is free is so after every rank's weights are there
-            report = measure_memory(
-                self._model,
-                self._layers,
-                self._facts,
-                layout=self._config.layout,
-                max_num_batched_tokens=max_num_batched_tokens,
-                max_num_seqs=max_num_seqs,
-                kernel=self._kernel,
-            )
+                measuring = self._share.measuring(padded=self._config.layout == "padded")
+            with measuring:
+                report = measure_memory(
+                    self._model,
+                    self._layers,
+                    self._facts,
+                    layout=self._config.layout,
+                    max_num_batched_tokens=max_num_batched_tokens,
+                    max_num_seqs=max_num_seqs,
+                    kernel=self._kernel,
+                )
         if self._share is not None:
-            report = self._share.divide(report, self._device)
+            hidden_size = int(self._model.config.get_text_config(decoder=True).hidden_size)
+            gathered_bytes = max_num_batched_tokens * hidden_size * self._model.dtype.itemsize
+            report = self._share.divide(report, self._device, gathered_bytes=gathered_bytes)
         return self._mode.reserve(
             report,
             max_num_batched_tokens=max_num_batched_tokens,
@@ -343,9 +351,10 @@ class TorchBackend(Backend):
         """
         self._acceptance: AcceptanceRule = plan.acceptance or MatchingPrefix()
         self._connector, self._layer_wait_s = plan.connector, plan.layer_wait_s
+        own = self._own_blocks = None if self._share is None else self._share.own_blocks(plan)
         self._cache = PagedKVCache(
             self._layers,
-            num_blocks=plan.num_blocks,
+            num_blocks=plan.num_blocks if own is None else own.num_blocks,
             block_size=plan.block_size,
             device=self._device,
             kernel=self._kernel,
@@ -358,13 +367,32 @@ class TorchBackend(Backend):
             # Which tokens are blended again would be another choice on each rank.
             self._cache.first_head = self._share.first_head
             self._cache.kernels += self._share.numerics
-        self._host_blocks = HostBlocks(self._cache, num_blocks=plan.num_host_blocks)
+        num_host_blocks = plan.num_host_blocks if own is None else own.num_host_blocks
+        self._host_blocks = HostBlocks(self._cache, num_blocks=num_host_blocks)
         with self._on_device(), _named_memory_errors("the rows' state"):
-            self._rows = Rows(plan, self._device)
             if self._samples:
                 self._sampler.allocate(num_rows=plan.num_rows, vocab_size=self._facts.vocab_size, device=self._device)
+            self._make_runner(plan)
+
+    def _make_runner(self, plan: AllocationPlan) -> None:
+        share, own = self._share, self._own_blocks
+        if share is None or own is None or share.gather is None:
+            self._rows = Rows(plan, self._device)
             check = functools.partial(check_graph, quantised=self._quantises) if self._config.check_model else None
             self._runner = self._mode.make_runner(self._model, rows=self._rows, cache=self._cache, check=check)
+            return
+        from trencadis_torch.parallel.data_attention import DataRunner, OwnRows
+
+        self._rows = OwnRows(plan, self._device, own, share.size)
+        self._runner = DataRunner(
+            self._model,
+            gather=share.gather,
+            num_rows=plan.num_rows,
+            rows=self._rows,
+            cache=self._cache,
+            layout=self._config.layout,
+            workspace=Workspace(),
+        )
 
     @property
     def _samples(self) -> bool:
@@ -429,9 +457,11 @@ class TorchBackend(Backend):
         if self._runner is None:
             raise BackendError("backend torch: a batch came before allocate, or after close.")
         share = self._share
-        counting = (
-            contextlib.nullcontext() if share is None else share.counting(one, padded=self._config.layout == "padded")
-        )
+        counting: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        if share is not None:
+            counting = share.counting(
+                one, padded=self._config.layout == "padded", num_rows=len(self._rows.prompt_logprobs)
+            )
         with counting:
             return self._runner.run(
                 one,
@@ -452,6 +482,8 @@ class TorchBackend(Backend):
     @torch.inference_mode()
     def copy_blocks(self, *, sources: Int32Array, targets: Int32Array) -> None:
         """Copy whole KV blocks, all layers."""
+        if self._own_blocks is not None:
+            sources, targets = self._own_blocks.copies(sources, targets)
         if len(sources):
             with self._on_device():
                 pairs = to_device(np.stack([sources, targets]).astype(np.int64), self._device)
@@ -460,8 +492,9 @@ class TorchBackend(Backend):
     @torch.inference_mode()
     def swap_blocks(self, *, outs: BlockCopies, ins: BlockCopies) -> None:
         """Copy KV blocks to host memory and back, all layers; on CUDA in the stream of the steps, without waiting."""
+        copies = {"outs": outs, "ins": ins} if self._own_blocks is None else self._own_blocks.swaps(outs=outs, ins=ins)
         with self._on_device():
-            self._host_blocks.swap(outs=outs, ins=ins)
+            self._host_blocks.swap(**copies)
 
     def metrics(self) -> str:
         """Return counters of graphs and of experts; empty where there are none by configuration."""

@@ -45,6 +45,11 @@ class ModelInputs:
     attention: AttentionPass
     firsts: npt.NDArray[np.int64]
 
+    @property
+    def num_tokens(self) -> int:
+        """T."""
+        return self.token_ids.numel()
+
 
 def ragged_inputs(
     one: Pass, rows: Rows, cache: PagedKVCache, workspace: Workspace, trees: DraftTrees | None = None

@@ -30,7 +30,7 @@ from trencadis_torch.prompt_logprobs import PromptLogprobs, PromptPlan, score_pr
 from trencadis_torch.rows import Rows
 from trencadis_torch.verify import Emitted, SamplePlan, emit
 
-__all__ = ["Forward", "PassResult", "PassRunner", "GatedPass"]
+__all__ = ["Forward", "GatedPass", "PassResult", "PassRunner", "selects_positions"]
 
 
 class GatedPass:
@@ -78,6 +78,11 @@ class PassResult:
     num_padded_tokens: int
 
 
+def selects_positions(model: Any) -> bool:
+    """Return whether a model can be told of which tokens to compute logits. Pure."""
+    return "logits_to_keep" in inspect.signature(model.forward).parameters
+
+
 def _plain_forward(model: Any) -> Forward:
     """Return a model's own ``forward``, all steps after its output projection included, as a function of tensors and a pass.
 
@@ -86,7 +91,7 @@ def _plain_forward(model: Any) -> Forward:
     Args:
         model: Of transformers, with the paged attention switched on.
     """
-    selects = "logits_to_keep" in inspect.signature(model.forward).parameters
+    selects = selects_positions(model)
 
     def forward(
         token_ids: torch.Tensor, positions: torch.Tensor, keep: torch.Tensor, attention: AttentionPass
@@ -103,6 +108,8 @@ def _plain_forward(model: Any) -> Forward:
 
 class PassRunner:
     """A model with rows and a cache, one pass at a time.
+
+    A runner of a part of each pass overrides :meth:`inputs` and :meth:`forward`.
 
     Args:
         model: Of transformers, with the paged attention switched on.
@@ -128,6 +135,7 @@ class PassRunner:
         self._rows = rows
         self._cache = cache
         self._padded = layout == "padded"
+        self._num_ranks = 1  # that have sequences of their own
         self._workspace = workspace
         decoder = decoder_of(model) if isinstance(cache.kernel, NativeAttention) else None
         self._decoder = None if decoder is None else DecoderPasses(decoder, cache)
@@ -156,7 +164,14 @@ class PassRunner:
         inputs = self.inputs(one, trees)
         if gate is not None:
             inputs = attrs.evolve(inputs, attention=GatedPass(inputs.attention, gate))
-        samples = SamplePlan.of(one, inputs.firsts, self._rows.history, padded=self._padded, trees=trees)
+        samples = SamplePlan.of(
+            one,
+            inputs.firsts,
+            self._rows.history,
+            padded=self._padded,
+            num_sequences=self._num_ranks * one.bucket.batch_size,
+            trees=trees,
+        )
         prompts = PromptPlan.of(one, inputs.firsts, self._rows)
         logits, sample_rows, prompt_rows = self._logits(one, inputs, samples, prompts)
         emitted = prompt = None
@@ -175,7 +190,7 @@ class PassRunner:
             )
             if trees is not None and emitted is not None:
                 self._close_up(trees, emitted, samples.sequences)
-        return PassResult(emitted=emitted, prompt=prompt, num_padded_tokens=inputs.token_ids.numel())
+        return PassResult(emitted=emitted, prompt=prompt, num_padded_tokens=inputs.num_tokens)
 
     def inputs(self, one: Pass, trees: DraftTrees | None = None) -> ModelInputs:
         """Return the model's inputs for a pass.
@@ -243,7 +258,7 @@ class PassRunner:
         sampled = samples.tokens if samples is not None else np.empty(0, np.int64)
         if self._padded:
             device = inputs.token_ids.device
-            everything = np.arange(inputs.token_ids.numel())
+            everything = np.arange(inputs.num_tokens)
             return self.forward(inputs, everything), to_device(sampled, device), to_device(scored, device)
         count = len(scored)
         return self.forward(inputs, np.concatenate([scored, sampled])), slice(count, None), slice(0, count)

@@ -106,6 +106,7 @@ def make_engine(
     tenants: Mapping[str, Any] | None = None,
     shared_prefixes: Sequence[Sequence[int]] = (),
     pipeline: int = 1,
+    attention_ranks: int = 1,
     **options: Any,
 ) -> Engine:
     """Return an engine of the given strategies; the rest are references.
@@ -117,7 +118,7 @@ def make_engine(
         backend: A strict :class:`FakeBackend` if none.
         executor: A :class:`FakeExecutor` if none; it hosts ``backend``, unless it was made with one.
         clock: A simulated clock if none.
-        num_blocks: KV blocks.
+        num_blocks: KV blocks of a rank.
         block_size: Tokens per block.
         observers: Names and observers.
         speculator: Who drafts.
@@ -141,6 +142,7 @@ def make_engine(
         tenants: Entries of ``[scheduling.tenants]``, by name.
         shared_prefixes: Token ids of prompts' beginnings whose blocks every salt shares.
         pipeline: Of the table ``[parallel]``.
+        attention_ranks: Ranks that have sequences of their own, each a part of rows and blocks; the executor hosts what stands for all.
         options: Fields of the table ``[engine]``.
     """
     from trencadis.config.schema import (
@@ -169,10 +171,11 @@ def make_engine(
         max_waiting_loads=max_waiting_loads,
         swap_bytes=swap_blocks * block_size * facts.kv_bytes_per_token,
     )
+    own_tokens = {"tensor": attention_ranks, "expert": attention_ranks, "attention": "data"}
     config = Config(
         engine=attrs.evolve(EngineConfig(), **options),
         cache=cache,
-        parallel=ParallelConfig(pipeline=pipeline),
+        parallel=ParallelConfig(pipeline=pipeline, **(own_tokens if attention_ranks > 1 else {})),
         bucketing=BucketingConfig(on_miss=on_miss, complete=complete),
         scheduling=SchedulingConfig(tenants={name: TenantConfig(**entry) for name, entry in (tenants or {}).items()}),
         defragmenter=DefragmenterConfig(**(defragmenter or {})),
@@ -188,6 +191,7 @@ def make_engine(
         make_bucketing=lambda _: ("bucketing", bucketing or ExactShapes(), ExactShapes if fallback else None),
         scheduling=("scheduling", policy or ServeInOrder(), ServeInOrder if fallback else None),
         eviction=("eviction", eviction or OldestFirst(), OldestFirst if fallback else None),
+        make_eviction=lambda: ("eviction", OldestFirst(), OldestFirst if fallback else None),
         observers=tuple(observers),
         speculation=speculation,
         connector=connector,

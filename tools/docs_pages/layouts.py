@@ -14,7 +14,12 @@ __all__ = ["layouts_page"]
 
 _OURS = "trencadis"
 
-_ALSO = {"tensor": ("processes",), "pipeline": ("processes",), "expert": ("tensor", "processes")}
+_ALSO = {
+    "tensor": ("processes",),
+    "pipeline": ("processes",),
+    "expert": ("tensor", "processes"),
+    "attention": ("expert", "tensor", "processes"),
+}
 """Layouts that one is, too."""
 
 _HEAD = f"""# Features and layouts

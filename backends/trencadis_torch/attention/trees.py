@@ -90,6 +90,10 @@ class DraftTrees:
             depths=np.maximum(ancestors.sum(2) - 1, 0),
         )
 
+    def take(self, sequences: Int64Array) -> DraftTrees:
+        """Return the trees of some sequences of the pass. Pure."""
+        return DraftTrees(**{field.name: getattr(self, field.name)[sequences] for field in attrs.fields(DraftTrees)})
+
     @property
     def max_depth(self) -> int:
         """Of all nodes."""

@@ -20,7 +20,7 @@ from trencadis_torch.device import to_device
 from trencadis_torch.parallel.balancing import balance_ratio
 from trencadis_torch.parallel.placement import ExpertSlots, layer_of
 
-__all__ = ["ExpertLoads", "OwnExperts", "load_metrics"]
+__all__ = ["ExpertLoads", "OwnExperts", "load_metrics", "real_tokens"]
 
 
 class OwnExperts(nn.Module):
@@ -145,14 +145,13 @@ class ExpertLoads:
         return count
 
     @contextlib.contextmanager
-    def counting(self, one: Pass, *, padded: bool) -> Iterator[None]:
+    def counting(self, real: npt.NDArray[np.int64]) -> Iterator[None]:
         """Count what is routed within this context; what is outside of passes is not counted.
 
         Args:
-            one: The pass.
-            padded: It is padded to its bucket.
+            real: 1 for each token and 0 for padding, in the order in which experts get them, int64 ``[T]``.
         """
-        self._weights = to_device(_counted(one, padded=padded), self._device)
+        self._weights = to_device(real, self._device)
         try:
             yield
         finally:
@@ -164,8 +163,13 @@ class ExpertLoads:
         return load_metrics(counts, {index: layer.slots for index, layer in self._layers.items()})
 
 
-def _counted(one: Pass, *, padded: bool) -> npt.NDArray[np.int64]:
-    """Return 1 for each token of a pass and 0 for padding, int64 ``[T]``. Pure."""
+def real_tokens(one: Pass, *, padded: bool) -> npt.NDArray[np.int64]:
+    """Return 1 for each token of a pass and 0 for padding, int64 ``[T]``. Pure.
+
+    Args:
+        one: The pass.
+        padded: It is padded to its bucket.
+    """
     if not padded:
         return np.ones(int(one.query_lens.sum()), np.int64)
     lengths = np.zeros(one.bucket.batch_size, np.int64)

@@ -104,7 +104,10 @@ def load_share(
     """
     check_architecture(files.config)
     model, layout, group = skeleton(files), groups.layout, groups.tensor
-    sharding = shard(model, group, configured, experts=experts) if layout.tensor > 1 else keep_whole(model)
+    if layout.tensor > 1:
+        sharding = shard(model, group, configured, experts=experts, own_tokens=layout.attention == "data")
+    else:
+        sharding = keep_whole(model)
     if layout.pipeline > 1:
         layers = cut_stage(model, groups)
         here = {id(parameter) for parameter in model.parameters()}

@@ -20,6 +20,9 @@ _OTHER_NAMES: Final = {"colwise_rep": "colwise_gather_output", "rowwise_rep": "r
 _WHOLE: Final = frozenset({"replicated_with_grad_allreduce", "mla_kv_a_proj", "local_params", "replicate"})
 """Styles of what every rank holds and computes whole, where nothing is trained."""
 
+_OF_EXPERTS: Final = ("grouped_gemm", "ep_dispatch_experts")
+"""Styles of whole experts, and of the module that has them."""
+
 _STYLES: Final = (
     "colwise",
     "colwise_gather_output",
@@ -70,13 +73,17 @@ def _check_style(style: str, where: str) -> None:
         raise ConfigValueError(f'{where} = "{style}": no such style.', hint=f"Choose one of: {', '.join(_STYLES)}.")
 
 
-def plan_of(model: Any, configured: dict[str, str], *, whole_experts: bool = False) -> dict[str, str]:
+def plan_of(
+    model: Any, configured: dict[str, str], *, whole_experts: bool = False, own_tokens: bool = False
+) -> dict[str, str]:
     """Return the plan of a model of transformers, that of the configuration first. Pure.
 
     Args:
         model: As it was built.
         configured: From ``tensor_plan``.
         whole_experts: Each rank has some experts, not a share of each.
+        own_tokens: Ranks have different tokens: experts are divided, and the output projection, of which all get the same rows; all
+            else is whole.
 
     Raises:
         ModelLoadError: There is none.
@@ -90,16 +97,19 @@ def plan_of(model: Any, configured: dict[str, str], *, whole_experts: bool = Fal
             f"{type(model).__name__} comes without a plan of how its layers are divided, which [parallel] tensor above 1 needs.",
             hint="Write one and name it in [backend.torch] tensor_plan (docs/do/parallel.md), or set [parallel] tensor = 1.",
         )
+    if own_tokens:
+        heads = {name for name, module in model.named_modules() if module is model.get_output_embeddings()}
+        plan = {
+            name: style
+            for name, style in plan.items()
+            if style in _OF_EXPERTS or (name in heads and style == "colwise_gather_output")
+        }
     return plan
 
 
 def _with_whole_experts(model: Any, plan: dict[str, str]) -> dict[str, str]:
     """Return a plan in which each rank has some experts of the model."""
-    found = {
-        name: style
-        for name, style in (getattr(model, "ep_plan", None) or {}).items()
-        if style in ("grouped_gemm", "ep_dispatch_experts")
-    }
+    found = {name: style for name, style in (getattr(model, "ep_plan", None) or {}).items() if style in _OF_EXPERTS}
     owners = tuple(name for name, style in found.items() if style == "ep_dispatch_experts")
     names = {_with_stars(name) for name, _ in model.named_modules()}
     if names.isdisjoint(owners):

@@ -84,7 +84,12 @@ class Sharding:
 
 
 def shard(
-    model: Any, group: Collective, configured: dict[str, str], *, experts: ExpertPlacement | None = None
+    model: Any,
+    group: Collective,
+    configured: dict[str, str],
+    *,
+    experts: ExpertPlacement | None = None,
+    own_tokens: bool = False,
 ) -> Sharding:
     """Make a model one rank's share, in place.
 
@@ -93,12 +98,13 @@ def shard(
         group: The ranks.
         configured: Styles from the configuration, before those of the model.
         experts: Where whole experts are; None: each rank has a share of every expert.
+        own_tokens: Ranks have different tokens; see :func:`plan_of`.
 
     Raises:
         ConfigValueError: The configuration names what is not there, or loads of experts are of another model.
         ModelLoadError: There is no plan, or it cannot be followed.
     """
-    plan = plan_of(model, configured, whole_experts=experts is not None)
+    plan = plan_of(model, configured, whole_experts=experts is not None, own_tokens=own_tokens)
     styles = expand_plan(model, plan)
     _check_names(model, configured)
     return _Sharder(model, group, styles, experts or ExpertPlacement(num_ranks=group.size)).run()

@@ -10,11 +10,12 @@ import attrs
 import torch
 
 from trencadis.errors import BackendError, ConfigValueError, ModelLoadError
-from trencadis.interfaces import Collective, RankGroups
+from trencadis.interfaces import AllocationPlan, Collective, RankGroups
 from trencadis.records import MemoryReport, Pass
 from trencadis_torch.config import TorchConfig
 from trencadis_torch.loading.loader import ModelFiles
-from trencadis_torch.parallel.experts import ExpertLoads
+from trencadis_torch.parallel.data_attention import OwnBlocks, Spread, TokenGather, gather_tokens
+from trencadis_torch.parallel.experts import ExpertLoads, real_tokens
 from trencadis_torch.parallel.loading import load_share
 from trencadis_torch.parallel.placement import ExpertPlacement, read_loads
 from trencadis_torch.parallel.plan import read_plan_file
@@ -49,6 +50,11 @@ def check_groups(groups: RankGroups, config: TorchConfig) -> None:
                 f'[backend.torch] {key} = "{value}" with [parallel] {name} = {sizes[name]}: {feature.refused[name]}.',
                 hint=feature.remedy,
             )
+    if layout.attention == "data" and layout.expert == 1:
+        raise BackendError(
+            f'[parallel] attention = "data" with expert = 1 and tensor = {layout.tensor}: it goes with whole experts.',
+            hint='Set [parallel] expert to as many as tensor, or attention = "tensor".',
+        )
     if config.expert_placement != "linear" and layout.tensor > 1 and layout.expert == 1:
         raise ConfigValueError(
             f'[backend.torch] expert_placement = "{config.expert_placement}" with [parallel] expert = 1: every rank has a share of each '
@@ -80,6 +86,7 @@ class Share:
         size: Ranks of all stages.
         is_output: This rank samples.
         exchange: Of sampled tokens.
+        gather: Of tokens, where ranks have different ones; set when the model is loaded.
     """
 
     def __init__(self, groups: RankGroups, config: TorchConfig) -> None:
@@ -92,6 +99,7 @@ class Share:
         self._sharding: Sharding | None = None
         self._all_refuse = False
         self._device = torch.device("cpu")
+        self.gather: TokenGather | None = None
         self.size = groups.layout.num_ranks
         self.is_output = groups.is_output
         self.exchange = TokenExchange(
@@ -135,6 +143,8 @@ class Share:
         try:
             self._check_placements()
             model, self._sharding = load_share(files, device, self._groups, self._plan, experts=self._experts)
+            if self._groups.layout.attention == "data":
+                self.gather = gather_tokens(model, self._groups.tensor)
         except (ModelLoadError, ConfigValueError, BackendError) as reason:
             error = reason
         everywhere = self.accept(error is None)
@@ -162,14 +172,30 @@ class Share:
                 hint="Give every machine the same file.",
             )
 
-    def counting(self, one: Pass, *, padded: bool) -> contextlib.AbstractContextManager[None]:
+    def counting(self, one: Pass, *, padded: bool, num_rows: int) -> contextlib.AbstractContextManager[None]:
         """Return a context in which tokens are counted that a pass routes to experts, where that is done.
 
         Args:
             one: The pass.
             padded: It is padded to its bucket.
+            num_rows: Of all ranks.
         """
-        return contextlib.nullcontext() if self._loads is None else self._loads.counting(one, padded=padded)
+        if self._loads is None:
+            return contextlib.nullcontext()
+        if self.gather is None:
+            return self._loads.counting(real_tokens(one, padded=padded))
+        spread = Spread.of(one, num_ranks=self.size, num_rows=num_rows, padded=padded)
+        return self._loads.counting(spread.counted())
+
+    def own_blocks(self, plan: AllocationPlan) -> OwnBlocks | None:
+        """Return the KV blocks of this rank, where each has those of its own sequences; None: every rank has a part of each. Pure."""
+        if self.gather is None:
+            return None
+        return OwnBlocks(
+            rank=self._groups.rank,
+            num_blocks=plan.num_blocks // self.size,
+            num_host_blocks=plan.num_host_blocks // self.size,
+        )
 
     def metrics(self) -> str:
         """Return counts of experts' tokens in Prometheus' text format; empty where every rank has a share of each."""
@@ -213,7 +239,8 @@ class Share:
             return ""
         parts = f"+tp{layout.tensor}"
         if self._experts is not None:
-            parts = f"+ep{layout.tensor}" + (f"-{self._experts.digest:08x}" if self._experts.digest else "")
+            kind = "ep" if self.gather is None else "dpep"
+            parts = f"+{kind}{layout.tensor}" + (f"-{self._experts.digest:08x}" if self._experts.digest else "")
         return parts + ("" if self._loaded.heads is not None else f".{self._groups.tensor.rank}")
 
     @property
@@ -230,17 +257,28 @@ class Share:
         """Return the threads of one operation on the CPU: the ranks share its cores."""
         return max(1, torch.get_num_threads() // self.size)
 
+    def measuring(self, *, padded: bool) -> contextlib.AbstractContextManager[None]:
+        """Return a context in which a step is as large as can be: of padded ranks with different tokens each has as many as one may have.
+
+        Args:
+            padded: Passes are padded to their buckets.
+        """
+        return contextlib.nullcontext() if self.gather is None or not padded else self.gather.over()
+
     def settle(self) -> None:
         """Return when every rank is here."""
         self._everyone.barrier()
 
-    def divide(self, report: MemoryReport, device: torch.device) -> MemoryReport:
+    def divide(self, report: MemoryReport, device: torch.device, *, gathered_bytes: int) -> MemoryReport:
         """Return this rank's part of the memory, where ranks have one in common. Pure.
 
         Args:
             report: Of what the device has.
             device: Of the model.
+            gathered_bytes: Hidden states of the largest step: if one rank has all its tokens, as many are gathered of each other.
         """
+        if self.gather is not None:
+            report = attrs.evolve(report, activation_bytes=report.activation_bytes + self.size * gathered_bytes)
         if device.type != "cpu":
             return report
         return attrs.evolve(

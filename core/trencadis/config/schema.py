@@ -146,6 +146,12 @@ class ParallelConfig:
         unit="ranks",
         validator=ge(1),
     )
+    attention: str = setting(
+        "tensor",
+        "How the ranks of a stage divide attention: tensor (heads), or data (sequences: each rank has some, with their KV; experts are "
+        "spread, so parallel.expert has to be parallel.tensor).",
+        validator=in_(["tensor", "data"]),
+    )
     data: int = setting(
         1, "Copies of the model, each an engine of its own, at one address.", unit="engines", validator=ge(1)
     )
@@ -165,7 +171,9 @@ class CacheConfig:
     """Table ``[cache]``: the KV cache."""
 
     block_size: int = setting(0, "Tokens per KV block; 0: the backend's default.", unit="tokens", validator=ge(0))
-    num_blocks: int = setting(0, "KV blocks; 0: as many as memory_fraction pays for.", unit="blocks", validator=ge(0))
+    num_blocks: int = setting(
+        0, "KV blocks of a rank; 0: as many as memory_fraction pays for.", unit="blocks", validator=ge(0)
+    )
     memory_fraction: float = setting(
         0.5,
         "Share of the memory left after loading and a profile run that the KV cache may take.",

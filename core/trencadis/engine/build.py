@@ -22,12 +22,13 @@ from trencadis.activity import ACTIVITY, MonitoredThread
 from trencadis.clock import Clock, Phases, SystemClock
 from trencadis.config.dump import dump_config
 from trencadis.config.schema import Config
-from trencadis.engine.batching.passes import BatchBuilder, PassPlanner
+from trencadis.engine.batching.passes import BatchBuilder, PartitionedPassPlanner, PassPlanner
 from trencadis.engine.batching.warmup import BackgroundWarmUp, WarmUp, completing_buckets, warm_up
 from trencadis.engine.cache.block_manager import BlockManager
 from trencadis.engine.cache.cache_size import longest_sequence, size_cache
 from trencadis.engine.cache.defragmenter import Defragmenter
 from trencadis.engine.cache.hashing import BlockHasher
+from trencadis.engine.cache.partitions import PartitionedBlocks
 from trencadis.engine.cache.swapping import Swapping, num_host_blocks
 from trencadis.engine.embedding import EmbeddingEngine, EmbeddingQueue
 from trencadis.engine.engine import Engine
@@ -38,6 +39,7 @@ from trencadis.engine.inspect.decisions import Decisions
 from trencadis.engine.inspect.observers import Observers
 from trencadis.engine.layout_support import check_features
 from trencadis.engine.request_validation import check_honoured
+from trencadis.engine.scheduling.partitioned import PartitionedScheduler
 from trencadis.engine.scheduling.pipelined import PipelinedScheduling
 from trencadis.engine.scheduling.scheduler import Scheduler
 from trencadis.engine.scheduling.shadow import Shadow
@@ -219,7 +221,7 @@ def _context(config: Config, clock: Clock) -> ComponentContext:
 
 def _layout(config: Config) -> ParallelLayout:
     sizes = config.parallel
-    return ParallelLayout(tensor=sizes.tensor, pipeline=sizes.pipeline, expert=sizes.expert)
+    return ParallelLayout(tensor=sizes.tensor, pipeline=sizes.pipeline, expert=sizes.expert, attention=sizes.attention)
 
 
 def _warn_of_silent_sampler(plan: ResolvedPlan) -> None:
@@ -351,6 +353,7 @@ class _Builder:
             make_bucketing=self._bucketing,
             scheduling=self._guarded("scheduling"),
             eviction=self._guarded("eviction"),
+            make_eviction=lambda: self._guarded("eviction"),
             observers=self._observers(),
             speculation=self._speculation(),
             connector=self.make(choices["kv_connector"]) if "kv_connector" in choices else None,
@@ -596,6 +599,7 @@ class Parts(EmbeddingParts):
         make_bucketing: Makes the strategy and, second, its fallback (or None), from the limits.
         scheduling: Label, policy, and maker of its fallback (or None).
         eviction: The same.
+        make_eviction: Makes the same once more, for one more partition of the KV blocks; None: there is one partition.
         speculation: Who drafts, how much, and which drafts stand; or None.
         connector: The KV connector, or None.
         connector_label: Names it and its distribution in messages.
@@ -613,6 +617,7 @@ class Parts(EmbeddingParts):
     make_bucketing: Callable[[BucketLimits], tuple[str, BucketingStrategy, Callable[[], BucketingStrategy] | None]]
     scheduling: tuple[str, SchedulingPolicy, Callable[[], SchedulingPolicy] | None]
     eviction: tuple[str, EvictionPolicy, Callable[[], EvictionPolicy] | None]
+    make_eviction: Callable[[], tuple[str, EvictionPolicy, Callable[[], EvictionPolicy] | None]] | None = None
     speculation: Speculation | None = None
     connector: ConnectorPair | None = None
     connector_label: str = "the KV connector"
@@ -685,14 +690,24 @@ def compose_engine(
     check_drafter(parts.speculation)
     check_trees(parts.speculation, capabilities)
     max_drafts = drafter.max_draft_tokens if drafter else 0
-    max_model_len, num_blocks = size_cache(config, with_drafter(parts.model, drafter), executor, block_size=block_size)
+    num_partitions = _layout(config).num_partitions
+    max_model_len, num_blocks = size_cache(
+        config, with_drafter(parts.model, drafter), executor, block_size=block_size, num_partitions=num_partitions
+    )
     limits = _limits(config, capabilities, block_size, max_model_len, num_blocks, max_drafts)
     meters = Meters(config, clock)
-    num_hosted = num_host_blocks(config, parts.model, executor, block_size=block_size, max_model_len=max_model_len)
+    num_hosted = num_host_blocks(
+        config,
+        parts.model,
+        executor,
+        block_size=block_size,
+        max_model_len=max_model_len,
+        num_partitions=num_partitions,
+    )
     _allocate(executor, _allocation(config, limits, parts, num_hosted, meters), parts)
-    swapping = Swapping(num_host_blocks=num_hosted, copy=_swap(executor))
+    swapping = Swapping(num_host_blocks=num_hosted, copy=_swap(executor), num_partitions=num_partitions)
     state = _state(config, parts, clock, swapping, limits, meters)
-    made = parts.make_bucketing(limits)
+    made = parts.make_bucketing(_limits_of_rank(limits, num_partitions))
     bucketing = GuardedBucketing(*made, meter=meters("bucketing", made[0]))
     passes, warmed = _warmed_passes(config, executor, bucketing, state, limits, clock=clock, progress=progress)
     drafting = Drafting(
@@ -745,7 +760,8 @@ def _depth(config: Config, *, has_drafter: bool) -> int:
 
 
 def _scheduler(config: Config, state: EngineState, policy: GuardedScheduling, decisions: Decisions) -> Scheduler:
-    return Scheduler(
+    kind = Scheduler if _layout(config).num_partitions == 1 else PartitionedScheduler
+    return kind(
         state,
         policy,
         max_num_batched_tokens=config.engine.max_num_batched_tokens,
@@ -766,14 +782,8 @@ def _warmed_passes(
     progress: Callable[[int, int], None] | None,
 ) -> tuple[PassPlanner, WarmUp]:
     """Return what gives passes their buckets, and what was prepared of these."""
-    passes = PassPlanner(
-        bucketing,
-        capabilities=executor.capabilities,
-        table=state.table,
-        block_size=limits.block_size,
-        max_num_batched_tokens=config.engine.max_num_batched_tokens,
-        refuse_unprepared=config.bucketing.on_miss == "refuse",
-    )
+    passes = _pass_planner(config, executor, bucketing, state, limits)
+    limits = _limits_of_rank(limits, _layout(config).num_partitions)
     warmed = WarmUp()
     if executor.capabilities.layout != "ragged":
         buckets = _table(bucketing, limits) if config.engine.warmup else ()
@@ -787,6 +797,28 @@ def _warmed_passes(
             passes.defer(warmed.skipped)
         passes.close(buckets, covering)
     return passes, warmed
+
+
+def _pass_planner(
+    config: Config, executor: Executor, bucketing: GuardedBucketing, state: EngineState, limits: BucketLimits
+) -> PassPlanner:
+    num_partitions = _layout(config).num_partitions
+    kind: Callable[..., PassPlanner] = PassPlanner
+    if num_partitions > 1:
+        kind = functools.partial(
+            PartitionedPassPlanner,
+            num_partitions=num_partitions,
+            num_rows=limits.max_num_seqs,
+            num_blocks=limits.num_blocks,
+        )
+    return kind(
+        bucketing,
+        capabilities=executor.capabilities,
+        table=state.table,
+        block_size=limits.block_size,
+        max_num_batched_tokens=config.engine.max_num_batched_tokens,
+        refuse_unprepared=config.bucketing.on_miss == "refuse",
+    )
 
 
 def _background(executor: Executor, passes: PassPlanner, warmed: WarmUp, label: str) -> BackgroundWarmUp | None:
@@ -924,19 +956,18 @@ def _stages(
     config: Config, capabilities: BackendCapabilities, state: EngineState, executor: Executor, decisions: Decisions
 ) -> tuple[Stage, ...]:
     """Return the stages that the configuration asks for, in the order in which they act."""
-    defragmenter = _defragmenter(config, capabilities, state, executor)
-    wanted: list[tuple[bool, Stage | None]] = [
-        (defragmenter is not None, defragmenter),
+    wanted: list[tuple[bool, Stage]] = [
+        *((True, one) for one in _defragmenters(config, capabilities, state, executor)),
         (state.swapping.num_host_blocks > 0, state.swapping),
         (config.engine.explain_steps > 0, decisions),
     ]
-    return tuple(stage for is_on, stage in wanted if is_on and stage is not None)
+    return tuple(stage for is_on, stage in wanted if is_on)
 
 
-def _defragmenter(
+def _defragmenters(
     config: Config, capabilities: BackendCapabilities, state: EngineState, executor: Executor
-) -> Defragmenter | None:
-    """Return what keeps blocks at low ids, or None where that saves nothing or is switched off.
+) -> list[Defragmenter]:
+    """Return what keeps blocks at low ids, of each partition; nothing where that saves nothing or is switched off.
 
     Raises:
         ConfigValueError: It is asked for beside a KV connector, which knows blocks by their ids.
@@ -949,13 +980,18 @@ def _defragmenter(
         )
     reads_ranges = capabilities.contiguous or capabilities.layout == "unified"
     if wanted == "off" or connected or not (reads_ranges or wanted == "on"):
-        return None
-    return Defragmenter(
-        state,
-        config.defragmenter,
-        copy_blocks=lambda sources, targets: executor.copy_blocks(sources=sources, targets=targets),
-        copy_sizes=capabilities.copy_sizes,
-    )
+        return []
+    blocks = state.blocks
+    return [
+        Defragmenter(
+            state,
+            config.defragmenter,
+            copy_blocks=lambda sources, targets: executor.copy_blocks(sources=sources, targets=targets),
+            copy_sizes=capabilities.copy_sizes,
+            blocks=part,
+        )
+        for part in (blocks.parts if isinstance(blocks, PartitionedBlocks) else [blocks])
+    ]
 
 
 def _state(
@@ -965,10 +1001,9 @@ def _state(
     if parts.connector is not None:
         label = parts.connector_label
         connector = GuardedConnector(parts.connector.scheduler, label=label, meter=meters("kv_connector", label))
-    eviction = GuardedEviction(*parts.eviction, meter=meters("eviction", parts.eviction[0]))
     return EngineState(
         clock=clock,
-        blocks=BlockManager(num_blocks=limits.num_blocks, eviction=eviction),
+        blocks=_blocks(parts, limits.num_blocks, _layout(config).num_partitions, meters),
         hasher=BlockHasher(
             key=config.cache.key,
             compatibility=_compatibility(config, parts.model, limits.block_size),
@@ -996,6 +1031,29 @@ def _state(
         tenants=config.scheduling.tenants,
         max_loras=config.engine.max_loras,
         max_adapter_skips=config.engine.max_adapter_skips,
+        num_partitions=_layout(config).num_partitions,
+    )
+
+
+def _blocks(parts: Parts, num_blocks: int, num_partitions: int, meters: Meters) -> BlockManager:
+    def guarded(made: tuple[str, EvictionPolicy, Callable[[], EvictionPolicy] | None]) -> GuardedEviction:
+        return GuardedEviction(*made, meter=meters("eviction", made[0]))
+
+    if num_partitions == 1:
+        return BlockManager(num_blocks=num_blocks, eviction=guarded(parts.eviction))
+    assert parts.make_eviction is not None, "each partition has a policy of its own"
+    evictions = [parts.eviction, *(parts.make_eviction() for _ in range(num_partitions - 1))]
+    return PartitionedBlocks(num_blocks=num_blocks, evictions=[guarded(one) for one in evictions])
+
+
+def _limits_of_rank(limits: BucketLimits, num_partitions: int) -> BucketLimits:
+    """Return what bounds the part of a pass that one rank has, where sequences are spread over ranks. Pure."""
+    return attrs.evolve(
+        limits,
+        max_num_seqs=limits.max_num_seqs // num_partitions,
+        max_prefill_batch_size=min(limits.max_prefill_batch_size, limits.max_num_seqs // num_partitions),
+        max_merged_prefills=min(limits.max_merged_prefills, limits.max_num_seqs // num_partitions),
+        num_blocks=limits.num_blocks // num_partitions,
     )
 
 
@@ -1072,7 +1130,29 @@ def check_layout(config: Config, plan: ResolvedPlan) -> None:
             f"[parallel] expert = {sizes.expert} with tensor = {sizes.tensor}: experts are divided over the ranks of a stage.",
             hint=f"Set it to 1, where every rank holds a share of each expert, or to {sizes.tensor}.",
         )
+    if sizes.attention == "data":
+        _check_data_attention(config)
     check_features(config, plan)
+
+
+def _check_data_attention(config: Config) -> None:
+    sizes, num_rows = config.parallel, config.engine.max_num_seqs
+    where = '[parallel] attention = "data"'
+    if sizes.expert == 1:
+        raise ConfigValueError(
+            f"{where} with tensor = {sizes.tensor} and expert = 1: ranks that have different tokens share nothing but whole experts.",
+            hint='Set tensor and expert to the number of ranks, or attention to "tensor".',
+        )
+    if sizes.pipeline > 1:
+        raise CapabilityError(
+            f"{where} with pipeline = {sizes.pipeline}: stages of ranks that have different tokens are not built.",
+            hint='Set pipeline to 1, or attention to "tensor".',
+        )
+    if num_rows % sizes.tensor:
+        raise ConfigValueError(
+            f"[engine] max_num_seqs = {num_rows} with {where}: it is no multiple of the {sizes.tensor} ranks, each of which runs as many.",
+            hint=f"Set it to {num_rows // sizes.tensor * sizes.tensor or sizes.tensor}, for instance.",
+        )
 
 
 def check_drafter(speculation: Speculation | None) -> None:

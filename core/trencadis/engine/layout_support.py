@@ -26,7 +26,7 @@ class Layout:
     """A way to lay ranks out.
 
     Attributes:
-        name: Key of ``[parallel]``; ``processes``: ranks are processes of their own, one rank too.
+        name: Key of ``[parallel]``; of ``attention`` its value "data"; ``processes``: ranks are processes of their own, one rank too.
         summary: For the documentation.
         capabilities: Without which it is not served; the first part of each is the noun that provides it.
         hint: What to do instead.
@@ -62,6 +62,12 @@ LAYOUTS: Final = (
         summary="ranks have some experts each",
         capabilities=(RANKS, "backend.expert"),
         hint="Set it to 1: then every rank has a share of each expert.",
+    ),
+    Layout(
+        name="attention",
+        summary="ranks have the attention of some sequences each, beside some experts",
+        capabilities=(RANKS, "backend.data_attention"),
+        hint='Set it to "tensor".',
     ),
     Layout(name="data", summary="copies, each an engine of its own"),
 )
@@ -128,10 +134,12 @@ def check_features(config: Config, plan: ResolvedPlan) -> None:
     """
     sizes = {"processes": 1 + (RANKS in plan.choices["executor"].component.component.provides)}
     sizes |= {name: getattr(config.parallel, name) for name in ("tensor", "pipeline", "expert", "data")}
+    sizes["attention"] = config.parallel.tensor if config.parallel.attention == "data" else 1
     for layout in LAYOUTS:
         why = unserved_layout(plan, layout.name, sizes[layout.name])
         if why:
-            raise CapabilityError(f"[parallel] {layout.name} = {sizes[layout.name]}: {why}.", hint=layout.hint)
+            asked = '"data"' if layout.name == "attention" else sizes[layout.name]
+            raise CapabilityError(f"[parallel] {layout.name} = {asked}: {why}.", hint=layout.hint)
     for feature in FEATURES:
         refused = [feature.refused[name] for name, size in sizes.items() if size > 1 and name in feature.refused]
         if not refused or not feature.is_asked(value := _value(config, feature.setting)):

@@ -50,6 +50,7 @@ class Sequence:
         block_hashes: Chained hashes of its full blocks so far, head first.
         loaded_blocks: Blocks for all its tokens, some filled by a KV load; held until it is admitted.
         num_loaded_tokens: Leading tokens whose KV is in them, verified.
+        partition: Of the rows and blocks that it has, or had when it was preempted.
         host_blocks: Blocks in host memory with what it had computed when it was preempted by swap, in table order; else None.
         is_approximate: The KV it reads is near to what computing would give, not equal: nothing of it is shared or saved.
         num_approximate_tokens: Prompt tokens whose KV was such when it first ran; stays when it is computed anew.
@@ -82,6 +83,7 @@ class Sequence:
         "num_failures",
         "num_loaded_tokens",
         "original_request",
+        "partition",
         "preparation",
         "request",
         "seed",
@@ -111,6 +113,7 @@ class Sequence:
         self.block_hashes: list[bytes] = []
         self.loaded_blocks: Int32Array | None = None
         self.num_loaded_tokens = 0
+        self.partition = 0
         self.host_blocks: Int32Array | None = None
         self.looked_up = False
         self.lookup_deadline_s = math.inf
@@ -261,25 +264,37 @@ class Rows:
         tokens: int32 ``[max_num_seqs, max_model_len + 1]``; of a row the first ``num_known_tokens`` are valid.
         block_tables: int32 ``[max_num_seqs, max_blocks]``; of a row the first ``num_blocks`` are valid.
         num_free: Rows that can be taken.
+        num_per_partition: Partition p has the rows from p times this number on.
+
+    Args:
+        num_rows: A multiple of the partitions.
+        max_model_len: Tokens.
+        block_size: Tokens per block.
+        num_partitions: Parts of the rows.
     """
 
-    def __init__(self, *, num_rows: int, max_model_len: int, block_size: int) -> None:
+    def __init__(self, *, num_rows: int, max_model_len: int, block_size: int, num_partitions: int = 1) -> None:
         # np.empty leaves pages untouched until a sequence really grows that long.
         self.tokens: Int32Array = np.empty((num_rows, max_model_len + 1), np.int32)
         self.block_tables: Int32Array = np.empty((num_rows, -(-max_model_len // block_size) + 1), np.int32)
-        self._free = list(range(num_rows - 1, -1, -1))
+        size = self.num_per_partition = num_rows // num_partitions
+        self._free = [list(range(first + size - 1, first - 1, -1)) for first in range(0, num_rows, size)]
         self.num_free = num_rows
         self._writes: list[tuple[Int32Array, Int32Array, Int32Array]] = []
 
-    def take(self) -> int:
-        """Return a free row, the most recently used first."""
+    def num_free_in(self, partition: int) -> int:
+        """Return how many rows of a partition can be taken. Pure."""
+        return len(self._free[partition])
+
+    def take(self, partition: int) -> int:
+        """Return a free row of a partition, the most recently used first."""
         self.num_free -= 1
-        return self._free.pop()
+        return self._free[partition].pop()
 
     def give_back(self, row: int) -> None:
         """Free a row."""
         self.num_free += 1
-        self._free.append(row)
+        self._free[row // self.num_per_partition].append(row)
 
     def write_blocks(self, rows: Int32Array, columns: Int32Array, block_ids: Int32Array) -> None:
         """Set block-table entries here, and on the device with the next batch."""

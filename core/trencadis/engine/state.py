@@ -47,6 +47,7 @@ class EngineState:
         tenants: Entries of ``[scheduling.tenants]``.
         max_loras: Different adapters that may run at once.
         max_adapter_skips: Plans after which a place is reserved for the adapter of a skipped sequence.
+        num_partitions: Parts of rows and blocks, in one of which a sequence has all that it has.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class EngineState:
         tenants: Mapping[str, TenantConfig] = MappingProxyType({}),
         max_loras: int = 0,
         max_adapter_skips: int = 64,
+        num_partitions: int = 1,
     ) -> None:
         self.clock = clock
         self.blocks = blocks
@@ -77,7 +79,9 @@ class EngineState:
         self.eos_token_ids = eos_token_ids
         self.prefix_caching = prefix_caching
         self.table = SequenceTable()
-        self.rows = Rows(num_rows=num_rows, max_model_len=max_model_len, block_size=block_size)
+        self.rows = Rows(
+            num_rows=num_rows, max_model_len=max_model_len, block_size=block_size, num_partitions=num_partitions
+        )
         self.waiting = SlotQueue()
         self.running: Int32Array = np.empty(0, np.int32)
         self.compiling: set[int] = set()
@@ -208,13 +212,13 @@ class EngineState:
 
         Args:
             sequence: It waits.
-            blocks: For all its known tokens.
+            blocks: For all its known tokens, of its partition.
             num_computed: First tokens that are in them already, or copied there before the next step.
             num_cached: Of these, tokens that cache or connector had.
         """
         table, slot = self.table, sequence.slot
         self._unwait(sequence, keep_blocks=True)
-        row = self.rows.take()
+        row = self.rows.take(sequence.partition)
         tokens = sequence.tokens
         self.rows.tokens[row, : len(tokens)] = tokens
         columns = np.arange(len(blocks), dtype=np.int32)
@@ -327,10 +331,14 @@ class EngineState:
         sequence = self.table.sequences[slot]
         return sequence is not None and sequence.state is SequenceState.WAITING
 
-    def local_hit(self, sequence: Sequence) -> list[int]:
+    def local_hit(self, sequence: Sequence, blocks: BlockManager | None = None) -> list[int]:
         """Return cached blocks that hold the start of a waiting sequence; at least one token is left to compute.
 
         Hashes of its blocks are kept with it: the first call costs its length, the next ones the length of the hit.
+
+        Args:
+            sequence: It waits.
+            blocks: Those that are looked at: of a partition; None: all.
         """
         if sequence.request.params.prompt_logprobs is not None:
             return []  # every prompt token needs its logits
@@ -344,7 +352,7 @@ class EngineState:
             )
         if not self.prefix_caching:
             return []
-        return self.blocks.longest_hit(hashes if len(hashes) == most else hashes[:most])
+        return (blocks or self.blocks).longest_hit(hashes if len(hashes) == most else hashes[:most])
 
     def known_tokens(self, sequence: Sequence) -> Int32Array:
         """Return a view of all tokens whose ids the host has."""

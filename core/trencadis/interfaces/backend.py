@@ -68,7 +68,8 @@ class AllocationPlan:
     """How much state a backend is to hold.
 
     Attributes:
-        num_blocks: KV blocks 0 .. num_blocks - 1; a backend adds padding blocks of its own.
+        num_blocks: KV blocks 0 .. num_blocks - 1; a backend adds padding blocks of its own. Where ranks have sequences of their own
+            (``ParallelLayout.num_partitions``), of these, of the rows and of the host blocks rank r has the r-th of equal parts.
         block_size: Tokens per block.
         num_rows: Sequences at once (``max_num_seqs``).
         max_model_len: Tokens per sequence.

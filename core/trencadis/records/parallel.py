@@ -19,11 +19,14 @@ class ParallelLayout:
         pipeline: Stages, each of which holds some of the layers (pipeline parallelism), at least 1.
         expert: Ranks of a stage over which whole experts are divided (expert parallelism): 1, where every rank holds a share of every
             expert, or ``tensor``.
+        attention: How the ranks of a stage divide attention: ``tensor``, by heads; ``data``, by sequences, each of which is one rank's,
+            with its KV blocks.
     """
 
     tensor: int = 1
     pipeline: int = 1
     expert: int = 1
+    attention: str = "tensor"
 
     @property
     def num_ranks(self) -> int:
@@ -34,6 +37,11 @@ class ParallelLayout:
     def output_rank(self) -> int:
         """Rank that samples, and whose output counts: the first one of the last stage."""
         return (self.pipeline - 1) * self.tensor
+
+    @property
+    def num_partitions(self) -> int:
+        """Parts of the rows and KV blocks, each of which one rank of a stage has: part p is of rank p."""
+        return self.tensor if self.attention == "data" else 1
 
     def stage(self, rank: int) -> int:
         """Return the stage of a rank, 0 .. pipeline - 1."""
@@ -104,7 +112,7 @@ class LayoutFeature:
         setting: Dotted path of the setting that asks for it, such as ``engine.preemption``; empty: requests do.
         unless: Values of the setting that do not ask for it.
         refused: Why, by layout: ``processes`` (ranks in processes of their own, one rank too), ``tensor``, ``pipeline``, ``expert``,
-            ``data``. The end of a sentence that begins with setting and value.
+            ``attention``, ``data``. The end of a sentence that begins with setting and value.
         remedy: What to set instead.
     """
 

@@ -150,6 +150,7 @@ def _print(plan: ModelPlan, limits: Limits, layouts: Iterable[LayoutNeeds], prop
         "tensor",
         "pipeline",
         "expert",
+        "attention",
         "data",
         "weights/rank",
         "KV heads/rank",
@@ -159,7 +160,7 @@ def _print(plan: ModelPlan, limits: Limits, layouts: Iterable[LayoutNeeds], prop
     )
     rows = [
         (
-            *map(str, (one.tensor, one.pipeline, one.expert, one.data)),
+            *map(str, (one.tensor, one.pipeline, one.expert, one.attention, one.data)),
             _size(one.weights_bytes),
             f"{one.kv_heads}" + (f" (on {one.kv_repeats} ranks)" if one.kv_repeats > 1 else ""),
             _size(one.kv_bytes_per_token),
@@ -187,13 +188,16 @@ def _size(num_bytes: int) -> str:
 
 def _refusals(kind: str, sizes: Mapping[int, str], plan: ModelPlan) -> Iterable[str]:
     """Yield a line for each reason, with the sizes it is about. Pure."""
-    if kind == "expert" and not plan.num_experts:
+    if kind in ("expert", "attention") and not plan.num_experts:
         return
+    if kind == "attention":  # what experts do not go over has been said
+        sizes = {size: why for size, why in sizes.items() if "max_num_seqs" in why}
     by_reason: dict[str, list[str]] = {}
     for size, why in sizes.items():
         by_reason.setdefault(why, []).append(str(size))
     for why, refused in by_reason.items():
-        yield f"not {kind} {', '.join(refused)}: {why}."
+        label = f'{kind} = "data" over' if kind == "attention" else kind
+        yield f"not {label} {', '.join(refused)}: {why}."
 
 
 def _no_room(layouts: Iterable[LayoutNeeds]) -> str:
@@ -226,6 +230,7 @@ def _settings(proposed: LayoutNeeds, chosen: ResolvedPlan, registry: Registry) -
     """Return the settings of a layout, and what else starts it. Pure."""
     sizes = {name: getattr(proposed, name) for name in ("tensor", "pipeline", "expert")}
     settings = [f"parallel.{name} = {size}" for name, size in sizes.items() if size > 1]
+    settings += ['parallel.attention = "data"'] if proposed.attention == "data" else []
     if proposed.num_ranks > 1 and RANKS not in chosen.choices["executor"].component.component.provides:
         able = (name for name, item in registry.components("executor").items() if RANKS in item.component.provides)
         settings += [f'executor.name = "{name}"' for name in sorted(able)[:1]]

@@ -15,6 +15,7 @@ __all__ = [
     "Limits",
     "Traffic",
     "all_layouts",
+    "attention_obstacle",
     "expert_obstacle",
     "local_bytes",
     "pipeline_obstacle",
@@ -74,6 +75,7 @@ class LayoutNeeds:
         tensor: Ranks that share each layer.
         pipeline: Stages.
         expert: Ranks over which whole experts are divided, 1 or ``tensor``.
+        attention: ``tensor``, or ``data``: each rank has that of its own sequences.
         data: Copies.
         weights_bytes: Of the rank with the most.
         kv_bytes_per_token: Of the rank with the most.
@@ -99,6 +101,7 @@ class LayoutNeeds:
     num_sequences: int
     decode: Traffic
     prefill: Traffic
+    attention: str = "tensor"
     unserved: str = ""
     misfit: str = ""
 
@@ -111,7 +114,8 @@ class LayoutNeeds:
     def name(self) -> str:
         """Sizes above 1, such as ``tensor 2 x data 4``."""
         sizes = {"tensor": self.tensor, "pipeline": self.pipeline, "expert": self.expert, "data": self.data}
-        return " x ".join(f"{name} {size}" for name, size in sizes.items() if size > 1) or "one device"
+        words = " x ".join(f"{name} {size}" for name, size in sizes.items() if size > 1) or "one device"
+        return f"{words}, attention of own sequences" if self.attention == "data" else words
 
 
 # ------------------------------------------------------------------------------------------------------ legality
@@ -165,6 +169,20 @@ def expert_obstacle(plan: ModelPlan, expert: int) -> str:
     return ""
 
 
+def attention_obstacle(plan: ModelPlan, size: int, *, max_num_seqs: int) -> str:
+    """Return why so many ranks cannot have sequences of their own, beside some experts; empty: they can. Pure.
+
+    Args:
+        plan: The model.
+        size: Ranks.
+        max_num_seqs: Of all ranks, as many on each.
+    """
+    if size > 1 and not expert_obstacle(plan, size) and max_num_seqs % size:
+        legal = _listed(max_num_seqs, lambda n: max_num_seqs % n == 0)
+        return f"{max_num_seqs} rows (engine.max_num_seqs) go over {legal} ranks with sequences of their own"
+    return expert_obstacle(plan, size)
+
+
 def _listed(most: int, is_legal: Callable[[int], bool]) -> str:
     legal = [str(n) for n in range(1, most + 1) if is_legal(n)]
     return ", ".join(legal[:12]) + (" ..." if len(legal) > 12 else "")
@@ -173,7 +191,7 @@ def _listed(most: int, is_legal: Callable[[int], bool]) -> str:
 # ------------------------------------------------------------------------------------------------ what it needs
 
 
-def local_bytes(weight: Weight, tensor: int, expert: int = 1) -> int:
+def local_bytes(weight: Weight, tensor: int, expert: int = 1, attention: str = "tensor") -> int:
     """Return the bytes of a weight on the rank that has the most of it. Pure.
 
     KV heads: as many as :meth:`Attention.local_kv_heads`. Tokens: vocabulary / ranks, rounded up. Source: as ``tensor_obstacle``.
@@ -182,9 +200,13 @@ def local_bytes(weight: Weight, tensor: int, expert: int = 1) -> int:
         weight: Of the model.
         tensor: Ranks that share each layer.
         expert: Ranks that share the experts as wholes.
+        attention: ``data``: each rank has that of its own sequences, and all but experts and output projection.
     """
     if expert > 1 and weight.is_of_experts:
         return weight.num_bytes // (expert if weight.num_experts else 1)
+    if attention == "data":
+        part = weight.num_bytes // weight.size * -(-weight.size // tensor) if weight.is_head else 0
+        return part if weight.is_head and not weight.is_tied else weight.num_bytes + part
     division = weight.division
     if weight.heads is not None and not divides(*weight.heads, tensor):
         # In two parts that were one: rounded up for both.
@@ -224,14 +246,25 @@ def _stage_of(item: Weight | Exchange | Attention, parts: list[range]) -> int:
 
 
 def traffic(
-    plan: ModelPlan, *, tensor: int, pipeline: int = 1, expert: int = 1, num_tokens: int, num_logits: int
+    plan: ModelPlan,
+    *,
+    tensor: int,
+    pipeline: int = 1,
+    expert: int = 1,
+    attention: str = "tensor",
+    num_tokens: int,
+    num_logits: int,
 ) -> Traffic:
     """Return what one step exchanges. Pure.
 
     With T tokens, hidden size H, b bytes of a number: sums of a stage's ranks are T · H · b each, two in a plain layer and one for the
-    embeddings; logits are gathered, rows · V · b; a stage sends T · H · b to the next; of one stage tokens are sent with 8 bytes for each row. Whole
-    experts cost as much as shares of them: every rank of a stage has every token, so that outputs are summed. (Ranks with tokens of
-    their own would send them to experts and back, 2 · T · k · H · b · (1 - 1 / ranks): no backend does.)
+    embeddings; logits are gathered, rows · V · b; a stage sends T · H · b to the next; of one stage tokens are sent with 8 bytes for each
+    row. Whole experts cost as much as shares of them: every rank of a stage has every token, so that outputs are summed.
+
+    Ranks with sequences of their own exchange nothing for attention. Each layer with experts gathers hidden states, experts and weights of
+    all tokens, T · (H · b + k · (4 + b)), of each rank as many as the one with the most has, and sums T · H · b; hidden states of rows with
+    logits are gathered before these. Counted for ranks with as many tokens each. (All-to-all would send T · k · H · b · (1 - 1 / ranks) to
+    experts, and as much back: no backend does.)
     Source: Shoeybi et al., Megatron-LM (2019), section 3; Lepikhin et al., GShard (2020), section 3.2.
 
     Args:
@@ -239,11 +272,14 @@ def traffic(
         tensor: Ranks that share each layer.
         pipeline: Stages.
         expert: Ranks that share the experts as wholes.
+        attention: ``data``: ranks have sequences of their own.
         num_tokens: T.
         num_logits: Rows with logits.
     """
     if tensor * pipeline == 1:
         return Traffic()
+    if attention == "data":
+        return _traffic_of_own_tokens(plan, tensor, num_tokens, num_logits)
     parts = stages(plan, tensor=tensor, pipeline=pipeline, expert=expert)
     tokens = Traffic() if pipeline > 1 else Traffic(num_bytes=_TOKEN_BYTES * num_logits, num_messages=1)
     found = [tokens] * pipeline
@@ -259,23 +295,40 @@ def traffic(
     return max(found, key=lambda one: (one.num_bytes, one.num_messages))
 
 
+def _traffic_of_own_tokens(plan: ModelPlan, num_ranks: int, num_tokens: int, num_logits: int) -> Traffic:
+    row = plan.hidden_size * plan.itemsize
+    padded, kept = (-(-number // num_ranks) * num_ranks for number in (num_tokens, num_logits))
+    payloads = [_TOKEN_BYTES * num_logits, kept * row]
+    for one in plan.exchanges:
+        if one.is_logits:
+            payloads.append(num_logits * one.width * plan.itemsize)
+        elif one.whole_experts:
+            payloads += [padded * (row + plan.num_routes * (4 + plan.itemsize)), num_tokens * row]
+    return Traffic(num_bytes=sum(payloads), num_messages=len(payloads))
+
+
 def _add(found: list[Traffic], stage: int, num_bytes: int) -> None:
     was = found[stage]
     found[stage] = Traffic(num_bytes=was.num_bytes + num_bytes, num_messages=was.num_messages + 1)
 
 
-def _needs(plan: ModelPlan, limits: Limits, tensor: int, pipeline: int, expert: int) -> LayoutNeeds:
+def _needs(
+    plan: ModelPlan, limits: Limits, tensor: int, pipeline: int, expert: int, attention: str = "tensor"
+) -> LayoutNeeds:
     parts = stages(plan, tensor=tensor, pipeline=pipeline, expert=expert)
     weights, kept = [0] * pipeline, [0] * pipeline
     for weight in plan.weights:
-        num_bytes = local_bytes(weight, tensor, expert)
+        num_bytes = local_bytes(weight, tensor, expert, attention)
         weights[_stage_of(weight, parts)] += num_bytes
         if weight.is_tied and pipeline > 1:
             weights[-1] += num_bytes
+    # Ranks with sequences of their own divide no heads, and have as many times the blocks of one.
+    sharing, num_pools = (1, tensor) if attention == "data" else (tensor, 1)
     for one in plan.attentions:
-        kept[_stage_of(one, parts)] += one.local_kv_heads(tensor) * one.head_bytes
+        kept[_stage_of(one, parts)] += one.local_kv_heads(sharing) * one.head_bytes
     num_blocks = min(_num_blocks(limits, *pair) for pair in zip(weights, kept, strict=True))
-    most = max(plan.attentions, key=lambda one: one.local_kv_heads(tensor))
+    most = max(plan.attentions, key=lambda one: one.local_kv_heads(sharing))
+    of_step = {"tensor": tensor, "pipeline": pipeline, "expert": expert}
     needs = LayoutNeeds(
         tensor=tensor,
         pipeline=pipeline,
@@ -283,23 +336,22 @@ def _needs(plan: ModelPlan, limits: Limits, tensor: int, pipeline: int, expert: 
         data=limits.num_devices // (tensor * pipeline),
         weights_bytes=max(weights),
         kv_bytes_per_token=max(kept),
-        kv_heads=most.local_kv_heads(tensor),
-        kv_repeats=most.local_kv_heads(tensor) * tensor // most.num_kv_heads,
-        num_tokens=num_blocks * limits.block_size,
-        num_sequences=num_blocks // -(-limits.max_model_len // limits.block_size),
+        attention=attention,
+        kv_heads=most.local_kv_heads(sharing),
+        kv_repeats=most.local_kv_heads(sharing) * sharing // most.num_kv_heads,
+        num_tokens=num_pools * num_blocks * limits.block_size,
+        num_sequences=num_pools * (num_blocks // -(-limits.max_model_len // limits.block_size)),
         decode=traffic(
             plan,
-            tensor=tensor,
-            pipeline=pipeline,
-            expert=expert,
+            **of_step,
+            attention=attention,
             num_tokens=limits.max_num_seqs,
             num_logits=limits.max_num_seqs,
         ),
         prefill=traffic(
             plan,
-            tensor=tensor,
-            pipeline=pipeline,
-            expert=expert,
+            **of_step,
+            attention=attention,
             num_tokens=limits.max_num_batched_tokens,
             num_logits=min(limits.max_num_batched_tokens, limits.max_num_seqs),
         ),
@@ -334,16 +386,18 @@ def all_layouts(
     Args:
         plan: The model.
         limits: Devices and sizes.
-        unserved: Says of ``tensor``, ``pipeline`` or ``expert`` and a size why the configured components do not serve it.
+        unserved: Says of ``tensor``, ``pipeline``, ``expert`` or ``attention`` (as ``data``) and a number of ranks why the configured
+            components do not serve it.
 
     Returns:
-        The layouts, and by ``tensor``, ``pipeline`` and ``expert`` why a size is not legal.
+        The layouts, and by ``tensor``, ``pipeline``, ``expert`` and ``attention`` why a size is not legal.
     """
     sizes = range(1, limits.num_devices + 1)
     refused: dict[str, dict[int, str]] = {
         "tensor": {n: why for n in sizes if (why := tensor_obstacle(plan, n))},
         "pipeline": {n: why for n in sizes if (why := pipeline_obstacle(plan, n))},
         "expert": {n: why for n in sizes if (why := expert_obstacle(plan, n) or tensor_obstacle(plan, n, expert=n))},
+        "attention": {n: why for n in sizes if (why := attention_obstacle(plan, n, max_num_seqs=limits.max_num_seqs))},
     }
     found = []
     for tensor in sizes:
@@ -352,10 +406,17 @@ def all_layouts(
                 blocked = expert in refused["expert"] if expert > 1 else tensor in refused["tensor"]
                 if blocked or pipeline in refused["pipeline"]:
                     continue
-                needs = _needs(plan, limits, tensor, pipeline, expert)
-                reasons = (unserved(name, getattr(needs, name)) for name in ("tensor", "pipeline", "expert"))
-                found.append(attrs.evolve(needs, unserved=next(filter(None, reasons), "")))
+                found.append(_needs(plan, limits, tensor, pipeline, expert))
+        if tensor > 1 and tensor not in refused["attention"]:
+            found.append(_needs(plan, limits, tensor, 1, tensor, "data"))
+    found = [attrs.evolve(needs, unserved=_unserved(needs, unserved)) for needs in found]
     return found, refused
+
+
+def _unserved(needs: LayoutNeeds, unserved: Callable[[str, int], str]) -> str:
+    sizes = {name: getattr(needs, name) for name in ("tensor", "pipeline", "expert")}
+    sizes["attention"] = needs.tensor if needs.attention == "data" else 1
+    return next(filter(None, (unserved(name, size) for name, size in sizes.items())), "")
 
 
 def propose(layouts: Iterable[LayoutNeeds]) -> LayoutNeeds | None:

@@ -36,6 +36,15 @@ _ATTENTION: Final = ("q_proj", "k_proj", "v_proj", "q_b_proj", "kv_b_proj", "que
 _ONE_EACH: Final = ("kv_b_proj", "query_key_value", "c_attn")
 _FUSED: Final = ("qkv_proj", "query_key_value", "c_attn")
 _BY_HEADS: Final = frozenset({"colwise", "packed_colwise_3", "qkv"})
+_ROUTES: Final = (
+    "num_experts_per_tok",
+    "num_experts_per_token",
+    "experts_per_token",
+    "moe_num_active_experts",
+    "moe_topk",
+    "moe_k",
+    "top_k_experts",
+)
 _RECURRENT: Final = ("linear_attention", "mamba", "conv", "recurrent", "moe_linear", "hybrid")
 _GENERATES: Final = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 _DEFAULT_MAX_MODEL_LEN: Final = 2048
@@ -65,6 +74,7 @@ class Weight:
         num_experts: Experts that it has the weights of, if they can be divided as wholes.
         is_of_experts: It belongs to experts that can: where they are, what is not divided with them is whole.
         is_tied: It is the output projection, too.
+        is_head: It is the output projection, and ranks divide it; where they have tokens of their own, that alone beside experts.
     """
 
     name: str
@@ -76,6 +86,7 @@ class Weight:
     num_experts: int = 0
     is_of_experts: bool = False
     is_tied: bool = False
+    is_head: bool = False
 
 
 @attrs.frozen(kw_only=True)
@@ -142,6 +153,7 @@ class ModelPlan:
         attentions: One for each layer, in order.
         exchanges: Of a stage with all layers.
         num_experts: E of each layer with experts that can be divided as wholes; 0: none.
+        num_routes: k, experts of a token.
         obstacle: Why nothing of it can be divided; empty: it can.
     """
 
@@ -157,6 +169,7 @@ class ModelPlan:
     attentions: tuple[Attention, ...]
     exchanges: tuple[Exchange, ...]
     num_experts: int = 0
+    num_routes: int = 0
     obstacle: str = ""
 
 
@@ -287,6 +300,8 @@ class _Reader:
         self._ep_plan = {name: style for name, style in own_ep_plan.items() if name not in configured}
         names = [*self._modules, *(name for name, _ in model.named_parameters(remove_duplicate=False))]
         self._styles = {name: style for name in names if (style := self._style(name, self._tp_plan))}
+        head = model.get_output_embeddings()
+        self._head_style = next((self._styles.get(name, "") for name, one in self._modules.items() if one is head), "")
         self._heads = dict(self._find_heads())
         self._fused = set(self._find_fused())
 
@@ -319,6 +334,7 @@ class _Reader:
             attentions=tuple(attentions),
             exchanges=tuple(self._exchanges()),
             num_experts=max(one.num_experts for one in weights),
+            num_routes=next((int(one) for name in _ROUTES if (one := getattr(text, name, None))), 0),
             obstacle=self._obstacle(),
         )
 
@@ -397,7 +413,9 @@ class _Reader:
 
     def _weights(self, name: str, parameter: Any) -> Iterator[Weight]:
         """Yield a parameter, in parts if they are divided in different ways."""
-        head = self._model.get_output_embeddings().weight
+        owner, projection = name.rpartition(".")[0], self._model.get_output_embeddings()
+        head = projection.weight
+        is_head = parameter is head or self._modules[owner] is projection
         whole = Weight(
             name=name,
             layer=self._layer(name),
@@ -405,8 +423,8 @@ class _Reader:
             num_experts=parameter.shape[0] if self._style(name, self._ep_plan) == "grouped_gemm" else 0,
             is_of_experts=self._is_of_experts(name),
             is_tied=parameter is head and parameter is self._model.get_input_embeddings().weight,
+            is_head=is_head and self._head_style == "colwise_gather_output",
         )
-        owner = name.rpartition(".")[0]
         if name in self._styles:
             yield self._divided_itself(whole, parameter, self._styles[name])
         elif owner in self._fused and owner.endswith("qkv_proj"):

@@ -17,13 +17,14 @@ from support.core.invariants import broken_invariants
 from trencadis.clock import SimulatedClock
 from trencadis.engine.engine import Engine
 from trencadis.errors import UnpreparedShapeError
-from trencadis.interfaces import Lookup, SchedulerView, SchedulingPolicy
+from trencadis.interfaces import AllocationPlan, BlockCopies, Lookup, PendingStep, SchedulerView, SchedulingPolicy
 from trencadis.records import (
     Batch,
     FinishedSequence,
     FinishReason,
     FirstToken,
     Int32Array,
+    Pass,
     Plan,
     Request,
     SamplingParams,
@@ -69,16 +70,53 @@ class Store(LoopConnector):
         self.scheduler.__class__ = Side
 
 
+class RanksWithOwnSequences(FakeBackend):
+    """Stands for several ranks: a row and all its blocks are one rank's, and the bucket of a pass has room for each rank's part."""
+
+    num_ranks = 1
+
+    def allocate(self, plan: AllocationPlan) -> None:
+        super().allocate(plan)
+        self._sizes = np.array([plan.num_rows, plan.num_blocks, plan.num_host_blocks]) // self.num_ranks
+
+    def submit(self, batch: Batch) -> PendingStep:
+        writes, (rows, blocks, _) = batch.table_writes, self._sizes
+        assert (writes.rows // rows == writes.block_ids // blocks).all(), "a block of another rank"
+        return super().submit(batch)
+
+    def copy_blocks(self, *, sources: Int32Array, targets: Int32Array) -> None:
+        assert (sources // self._sizes[1] == targets // self._sizes[1]).all(), "a block moves to another rank"
+        super().copy_blocks(sources=sources, targets=targets)
+
+    def swap_blocks(self, *, outs: BlockCopies, ins: BlockCopies) -> None:
+        _, blocks, hosted = self._sizes
+        for device, host in ((outs.sources, outs.targets), (ins.targets, ins.sources)):
+            assert (device // blocks == host // hosted).all(), "a copy of another rank's block"
+        super().swap_blocks(outs=outs, ins=ins)
+
+    def _check_bucket(self, one: Pass) -> None:
+        rows, blocks, _ = self._sizes
+        tables = self._tables.copy()
+        for rank in range(self.num_ranks):
+            is_there = one.rows // rows == rank
+            if is_there.any():
+                self._tables = tables - rank * blocks
+                arrays = ("indices", "rows", "starts", "query_lens", "num_logits", "num_prompt_logits")
+                super()._check_bucket(attrs.evolve(one, **{name: getattr(one, name)[is_there] for name in arrays}))
+        self._tables = tables
+
+
 class History:
     """One engine, drawn at random, and what becomes of its requests.
 
     Args:
         seed: Of everything.
         has_stages: It is a pipeline, without a KV connector.
+        num_ranks: With sequences of their own; several go without KV connector.
     """
 
-    def __init__(self, seed: int, *, has_stages: bool = False) -> None:
-        self.seed, self.has_stages = seed, has_stages
+    def __init__(self, seed: int, *, has_stages: bool = False, num_ranks: int = 1) -> None:
+        self.seed, self.has_stages, self.num_ranks = seed, has_stages, num_ranks
         self.draw, self.chance = random.Random(seed), random.Random(seed + 1)
         self.clock = SimulatedClock()
         self.requests: dict[str, Request] = {}
@@ -107,9 +145,14 @@ class History:
                 raise RuntimeError("injected copies")
 
         max_prefills = pick([1, 2])
+        kind = (
+            FakeBackend
+            if self.num_ranks == 1
+            else type("Backend", (RanksWithOwnSequences,), {"num_ranks": self.num_ranks})
+        )
 
         def backend() -> FakeBackend:
-            return FakeBackend(
+            return kind(
                 max_model_len=48,
                 layout=layout,
                 max_prefill_batch_size=max_prefills,
@@ -124,11 +167,11 @@ class History:
             executor=staged if self.has_stages else None,
             pipeline=num_stages,
             clock=self.clock,
-            connector=self.store().pair() if is_true(0.7) and not self.has_stages else None,
+            connector=self.store().pair() if is_true(0.7) and not self.has_stages and self.num_ranks == 1 else None,
             speculator=self.speculator(layout),
             policy=pick([None, Pushy()]),
-            num_blocks=pick([14, 20, 30, 60]),
-            max_num_seqs=pick([2, 3, 6]),
+            num_blocks=pick([14, 20, 30, 60] if self.num_ranks == 1 else [12, 13, 16]),
+            max_num_seqs=pick([2, 3, 6]) * self.num_ranks,
             max_num_batched_tokens=pick([6, 12, 24, 64]),
             max_preemptions=pick([1, 4]),
             max_loras=3 if self.has_adapters else 0,
@@ -140,6 +183,10 @@ class History:
             load_timeout_s=pick([0.2, 1.0, 1e6]),
             max_waiting_loads=pick([1, 2, 256]),
             layer_wait_s=0.01,
+            attention_ranks=self.num_ranks,
+            defragmenter={"enabled": "on", "trigger": "threshold", "threshold": 2}
+            if is_true(0.3) and self.num_ranks > 1
+            else {},
         )
 
     def store(self) -> Store:
@@ -192,7 +239,7 @@ class History:
 
     def happen(self) -> None:
         """Live through it."""
-        num_left = self.draw.randint(5, 14)
+        num_left = self.draw.randint(5, 14) * self.num_ranks
         for _ in range(MAX_STEPS):
             while num_left and self.draw.random() < 0.4:
                 num_left -= 1
@@ -207,6 +254,7 @@ class History:
             self.tell(self.engine.step(), names)
             self.clock.advance(0.05)
             assert broken_invariants(self.engine) == []
+            self.check_partitions()
             if not num_left and not self.engine.has_work:
                 return
         raise AssertionError("it never ends")
@@ -239,6 +287,26 @@ class History:
         assert next(tokens, None) is None
         self.ends.update({end.request_id: end for end in deltas.finished})
 
+    def check_partitions(self) -> None:
+        """See that a sequence has all that it has in one partition, that nothing free went elsewhere, and that a hit is one of its own."""
+        now, host = self.engine.inspect(), self.engine.inspect().host_blocks
+        rows, blocks, hosted = (
+            size // self.num_ranks for size in (now.num_rows, now.blocks.num_blocks, host.num_blocks)
+        )
+        for one in now.sequences.values():
+            own = {block // blocks for block in one.block_table} | ({one.row // rows} if one.row >= 0 else set())
+            own |= {block // hosted for block in one.host_blocks}
+            assert len(own) <= 1, one
+        parts = getattr(self.engine._state.blocks, "parts", [self.engine._state.blocks])
+        for number, part in enumerate(parts):
+            found = part.inspect()
+            ids = {*found.free, *found.cached, *found.hashes}
+            assert ids <= set(range(number * blocks, number * blocks + blocks))
+            assert found.num_free + found.num_cached + found.num_used == blocks
+            assert {*found.previous.values(), *found.previous} <= set(found.hashes.values()), (
+                "a chain within the partition"
+            )
+
     def check(self) -> None:
         state = self.engine._state
         assert (state.blocks.num_used, state.swapping.num_host_blocks - state.swapping.num_free) == (0, 0)
@@ -254,9 +322,9 @@ class History:
                 assert end.token_ids.tolist() == text == self.told[name], name
 
 
-def live_through(seeds: range, *, has_stages: bool = False) -> None:
+def live_through(seeds: range, **kind: Any) -> None:
     for seed in seeds:
-        history = History(seed, has_stages=has_stages)
+        history = History(seed, **kind)
         try:
             history.happen()
             history.check()
@@ -276,3 +344,10 @@ def test_whatever_happens_texts_are_right_and_nothing_is_left(first: int) -> Non
 @pytest.mark.kept_in_ci(2)
 def test_whatever_happens_in_a_pipeline_texts_are_right_and_nothing_is_left(first: int) -> None:
     live_through(range(first, first + 25), has_stages=True)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.parametrize("first", [0, *(pytest.param(first, marks=pytest.mark.slow) for first in range(10, 200, 10))])
+@pytest.mark.kept_in_ci(1)
+def test_ranks_with_sequences_of_their_own_give_each_other_nothing(first: int, num_ranks: int) -> None:
+    live_through(range(first, first + 10), num_ranks=num_ranks)

@@ -79,6 +79,39 @@ def test_experts_go_over_one_rank_or_all_of_a_stage() -> None:
         check_layout(*resolved(parallel__tensor=2, parallel__expert=3))
 
 
+DATA = {**PROCESSES, "parallel__attention": "data", "engine__max_num_seqs": 8}
+
+
+def test_ranks_may_have_the_attention_of_their_own_sequences_beside_whole_experts() -> None:
+    check_layout(*resolved(**DATA, parallel__tensor=4, parallel__expert=4))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"parallel__tensor": 2}, r'attention = "data" with tensor = 2 and expert = 1'),
+        ({}, r'attention = "data" with tensor = 1 and expert = 1'),
+        (
+            {"parallel__tensor": 2, "parallel__expert": 2, "parallel__pipeline": 2},
+            r'attention = "data" with pipeline = 2',
+        ),
+        ({"parallel__tensor": 3, "parallel__expert": 3}, r"max_num_seqs = 8 with .*no multiple of the 3 ranks"),
+        (
+            {"parallel__tensor": 2, "parallel__expert": 2, "backend__name": "simulated"},
+            r'attention = "data": .*does not provide "backend.data_attention"|expert = 2: .*does not provide "backend.expert"',
+        ),
+        (
+            {"parallel__tensor": 2, "parallel__expert": 2, "kv_connector__name": "host_offload"},
+            r"^\[kv_connector\].*share memory",
+        ),
+    ],
+)
+def test_what_does_not_go_with_attention_of_own_sequences_is_refused(overrides: dict[str, Any], message: str) -> None:
+    with pytest.raises((CapabilityError, ConfigValueError), match=message) as caught:
+        check_layout(*resolved(**DATA, **overrides))
+    assert caught.value.hint
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

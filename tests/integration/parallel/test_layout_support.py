@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from support.backends.families import save_family
+from support.backends.mixtures import save_mixture
 from support.parallel_requests import PARAMS, PROMPTS
 from trencadis import LLM, SamplingParams
 from trencadis.records import BeamSearchParams
@@ -101,6 +102,36 @@ def test_numbers_in_8_bits_are_as_near_on_two_ranks_as_on_one(one_rank):
     (_, alone), (_, together) = answers(**config), answers(**TWO_RANKS, **config)
     error, expected = (float(np.abs(one - scores).mean()) for one in (together, alone))
     assert 0 < error <= 1.5 * expected
+
+
+OWN_SEQUENCES: dict[str, dict[str, Any]] = {
+    "padded, blocks moved and swapped, engine in a process, other attention, policies and drafts": {
+        **EXACT["padded, blocks moved and swapped, engine in a process, other attention, policies and drafts"][0],
+        "cache.num_blocks": 8,
+        "model.max_model_len": 96,
+        "speculation.name": "suffix",
+    },
+    "drafts in trees, nothing cached, no step ahead": EXACT["drafts in trees, nothing cached, no step ahead"][0],
+    # With a small budget which drafts are left out depends on the ranks, and so what is drawn.
+    "drafts drawn from distributions": {
+        **EXACT["drafts drawn from distributions"][0],
+        "speculation.draft_model.model": "demo",
+        "engine.max_num_batched_tokens": 2048,
+    },
+}
+
+
+@pytest.mark.slow
+@pytest.mark.release
+@pytest.mark.parametrize("setup", OWN_SEQUENCES)
+def test_two_ranks_with_sequences_of_their_own_say_what_one_does(tmp_path, setup):
+    config = {"model.path": str(save_mixture("mixtral", tmp_path)), **OWN_SEQUENCES[setup]}
+    is_lossless = "acceptance.name" not in config
+    expected, scores = answers(**{"model.path": config["model.path"]} if is_lossless else config)
+    found, found_scores = answers(**TWO_RANKS, **{"parallel.expert": 2, "parallel.attention": "data"}, **config)
+    assert_same(found, expected)
+    np.testing.assert_allclose(found_scores, scores, atol=1e-4)
+    assert found["cached"] == config.get("cache.prefix_caching", True)
 
 
 @pytest.mark.slow

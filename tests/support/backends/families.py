@@ -9,7 +9,7 @@ import torch
 
 from support.backends import tiny_models
 
-__all__ = ["REFUSED", "REFUSED_ON_GAUDI", "SERVED", "save_family", "save_with_biases"]
+__all__ = ["MIXTURES", "REFUSED", "REFUSED_ON_GAUDI", "SERVED", "save_family", "save_with_biases"]
 
 SERVED = (
     "afmoe", "apertus", "apertus1p5_text", "arcee", "aria_text", "axk1", "biogpt", "bitnet", "codegen", "cohere", "cohere2",
@@ -23,6 +23,14 @@ SERVED = (
     "sarvam_mla", "sarvam_moe", "seed_oss", "smollm3", "solar_open", "starcoder2", "vaultgemma", "youtu",
 )  # fmt: skip
 """Served by the backend ``torch``."""
+
+MIXTURES = (
+    "afmoe", "aria_text", "axk1", "cohere2_moe", "deepseek_v2", "deepseek_v3", "dots1", "ernie4_5_moe", "exaone_moe", "flex_olmo",
+    "glm4_moe", "glm4_moe_lite", "gpt_oss", "granitemoe", "granitemoeshared", "hy_v3", "kolibri1", "laguna", "mellum",
+    "mimo_v2_flash", "minimax_m2", "minimax_m3_vl_text", "mixtral", "olmoe", "phimoe", "qwen2_moe", "qwen3_moe", "sarvam_mla",
+    "sarvam_moe", "solar_open",
+)  # fmt: skip
+"""Of these, the ones with experts that ranks may have as wholes."""
 
 REFUSED_ON_GAUDI = {
     "deepseek_v2": "complex numbers",

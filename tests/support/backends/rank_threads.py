@@ -126,9 +126,9 @@ class ThreadCollective(Collective):
         self.abort()
 
 
-def make_groups(tensor: int, *, pipeline: int = 1, expert: int = 1) -> list[RankGroups]:
+def make_groups(tensor: int, *, pipeline: int = 1, expert: int = 1, attention: str = "tensor") -> list[RankGroups]:
     """Return the place of each rank of a replica; groups of one stage and of all are apart."""
-    layout = ParallelLayout(tensor=tensor, pipeline=pipeline, expert=expert)
+    layout = ParallelLayout(tensor=tensor, pipeline=pipeline, expert=expert, attention=attention)
     stages = [_Meeting(tensor) for _ in range(pipeline)]
     world = _Meeting(layout.num_ranks)
     return [
@@ -149,11 +149,11 @@ class Ranks:
         make: From a rank's groups to what is called, in that rank's thread.
         size: Ranks of a stage.
         pipeline: Stages.
-        expert: Over which whole experts are divided.
+        layout: Other sizes of :class:`ParallelLayout`.
     """
 
-    def __init__(self, make: Callable[[RankGroups], Any], size: int, *, pipeline: int = 1, expert: int = 1) -> None:
-        self.groups = make_groups(size, pipeline=pipeline, expert=expert)
+    def __init__(self, make: Callable[[RankGroups], Any], size: int, *, pipeline: int = 1, **layout: Any) -> None:
+        self.groups = make_groups(size, pipeline=pipeline, **layout)
         self._threads = [ThreadPoolExecutor(1) for _ in self.groups]
         self.all = self._on_each(lambda rank: make(self.groups[rank]))
 
@@ -195,20 +195,20 @@ class RankedBackend(Backend):
         make: Of one rank, before it joins.
         size: Ranks of a stage.
         pipeline: Stages.
-        expert: Over which whole experts are divided.
+        layout: Other sizes of :class:`ParallelLayout`.
 
     Attributes:
         ranks: To call.
     """
 
-    def __init__(self, make: Callable[[], Backend], size: int, *, pipeline: int = 1, expert: int = 1) -> None:
+    def __init__(self, make: Callable[[], Backend], size: int, *, pipeline: int = 1, **layout: Any) -> None:
         def join(groups: RankGroups) -> Backend:
             backend = make()
             full = cast("SupportsRanks", backend)
             full.join(groups)
             return backend
 
-        self.ranks = Ranks(join, size, pipeline=pipeline, expert=expert)
+        self.ranks = Ranks(join, size, pipeline=pipeline, **layout)
         self._output = self.ranks.groups[0].layout.output_rank
         self._is_pipeline = pipeline > 1
 
@@ -301,12 +301,15 @@ class Forbidden(Sampler):
         raise AssertionError("a rank that does not sample calls its sampler")
 
 
-def ranked_backend(size: int, *, expert: int = 1, **options: Any) -> RankedBackend:
+def ranked_backend(size: int, *, expert: int = 1, attention: str = "tensor", **options: Any) -> RankedBackend:
     """Return a backend ``torch`` of several ranks, for engines that name it by this path."""
     from trencadis.clock import SystemClock
     from trencadis_torch.backend import TorchBackend
     from trencadis_torch.config import TorchConfig
 
     return RankedBackend(
-        lambda: TorchBackend(TorchConfig(device="cpu", **options), clock=SystemClock()), size, expert=expert
+        lambda: TorchBackend(TorchConfig(device="cpu", **options), clock=SystemClock()),
+        size,
+        expert=expert,
+        attention=attention,
     )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import attrs
 import numpy as np
@@ -12,9 +14,21 @@ from trencadis.engine.sequences import SequenceTable
 from trencadis.engine.state import EngineState
 from trencadis.errors import UnpreparedShapeError
 from trencadis.interfaces import BackendCapabilities
-from trencadis.records import Batch, Bucket, Drafts, Int32Array, Pass, Phase, Plan, Shape, UnifiedBucket, UnifiedShape
+from trencadis.records import (
+    Batch,
+    Bucket,
+    Drafts,
+    Int32Array,
+    Int64Array,
+    Pass,
+    Phase,
+    Plan,
+    Shape,
+    UnifiedBucket,
+    UnifiedShape,
+)
 
-__all__ = ["BatchBuilder", "PassCounts", "PassPlanner", "unified_shape"]
+__all__ = ["BatchBuilder", "PartitionedPassPlanner", "PassCounts", "PassPlanner", "unified_shape"]
 
 
 class BatchBuilder:
@@ -117,7 +131,8 @@ class PassPlanner:
         self._ragged = capabilities.layout == "ragged"
         self._unified = capabilities.layout == "unified"
         self._contiguous = capabilities.contiguous
-        self._max_prefills = capabilities.max_prefill_batch_size or 1 << 30
+        self._counts_blocks = not (self._unified or self._contiguous)  # of decodes, by their lengths alone
+        self._max_prefills = self._max_in_group = capabilities.max_prefill_batch_size or 1 << 30
         self._merges = capabilities.merges_prefills
         self._table = table
         self._block_size = block_size
@@ -188,7 +203,7 @@ class PassPlanner:
         order = prefills[np.argsort(-plan.num_scheduled[prefills], kind="stable")]
         groups: list[list[int]] = []
         for index in order.tolist():
-            if groups and len(groups[-1]) < self._max_prefills and self._fits(plan, [*groups[-1], index]):
+            if groups and len(groups[-1]) < self._max_in_group and self._fits(plan, [*groups[-1], index]):
                 groups[-1].append(index)
             else:
                 groups.append([index])
@@ -197,8 +212,8 @@ class PassPlanner:
     def _fits(self, plan: Plan, group: list[int]) -> bool:
         """Whether sequences can be one prefill pass: as they are, and padded to their bucket."""
         indices = np.array(group)
-        shape = self._prefill_shape(plan.starts[indices], plan.num_scheduled[indices])
-        if shape.num_tokens > self._max_positions:
+        shape = self._group_shape(plan.starts[indices], plan.num_scheduled[indices], plan.rows[indices])
+        if shape.num_tokens > self._max_positions or shape.batch_size > self._max_prefills:
             return False
         bucket = self._bucketing.bucket_for(shape)
         # Two passes that are prepared are faster than one that has to be compiled.
@@ -211,7 +226,7 @@ class PassPlanner:
         starts = plan.starts.copy() if whole else plan.starts[indices]
         rows = plan.rows.copy() if whole else plan.rows[indices]
         is_single = plan.num_tokens == len(plan.slots)
-        if is_single and not (self._unified or self._contiguous):
+        if is_single and self._counts_blocks:
             num_blocks = int(_sum(starts // self._block_size)) + len(starts)
             shape = Shape(len(starts), 1, num_blocks, Phase.DECODE)
         else:
@@ -280,6 +295,10 @@ class PassPlanner:
             return Shape(1, int(lengths.sum()), int(num_blocks.sum()))
         return Shape(len(lengths), int(lengths.max()), int(num_blocks.max()))
 
+    def _group_shape(self, starts: Int32Array, lengths: Int32Array, rows: Int32Array) -> Shape:
+        """Return the shape of a prefill pass that is not unified."""
+        return self._prefill_shape(starts, lengths)
+
     def _prompt_logits(self, plan: Plan, indices: Int32Array, starts: Int32Array, lengths: Int32Array) -> Int32Array:
         """How many query tokens of each sequence are followed by a prompt token whose logprob was asked for."""
         counts = np.zeros(len(indices), np.int32)
@@ -303,6 +322,71 @@ class PassPlanner:
                 )
             self._prepared.add(bucket)
             logger.warning("%s runs in %s, which was not prepared: it is compiled now.", shape, bucket)
+
+
+class PartitionedPassPlanner(PassPlanner):
+    """Splits plans whose sequences are spread over ranks: the shape of a pass is in every dimension the largest that a rank's part has.
+
+    All ranks then run their parts in one bucket. A prefill pass has at most ``max_prefill_batch_size`` sequences of a rank.
+
+    Args:
+        num_partitions: Ranks with sequences of their own.
+        num_rows: Of all partitions.
+        num_blocks: Of all partitions.
+    """
+
+    def __init__(self, *args: Any, num_partitions: int, num_rows: int, num_blocks: int, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._num_partitions = num_partitions
+        self._num_rows, self._num_blocks = num_rows // num_partitions, num_blocks // num_partitions
+        self._counts_blocks = False
+        self._max_in_group = self._max_prefills * num_partitions
+
+    def padded_tokens(self, num_sequences: int, query_len: int) -> int:
+        """Return the token positions of a decode pass over so many sequences, as many on each rank."""
+        return self._num_partitions * super().padded_tokens(-(-num_sequences // self._num_partitions), query_len)
+
+    def _shape(
+        self, starts: Int32Array, lengths: Int32Array, rows: Int32Array, phase: Phase, block_tables: Int32Array
+    ) -> Shape:
+        found = []
+        for partition, there in self._parts(rows):
+            mine = rows[there]
+            if self._unified or self._contiguous:  # ids count: those of the rank itself
+                tables, mine = block_tables[mine] - partition * self._num_blocks, np.arange(len(mine), dtype=np.int32)
+            else:
+                tables = block_tables
+            found.append(super()._shape(starts[there], lengths[there], mine, phase, tables))
+        return _largest(found)
+
+    def _group_shape(self, starts: Int32Array, lengths: Int32Array, rows: Int32Array) -> Shape:
+        return _largest([self._prefill_shape(starts[there], lengths[there]) for _, there in self._parts(rows)])
+
+    def _parts(self, rows: Int32Array) -> Iterator[tuple[int, Int64Array]]:
+        """Yield each partition with some of the rows, and which of them."""
+        partitions = rows // self._num_rows
+        for partition in range(self._num_partitions):
+            there = np.flatnonzero(partitions == partition)
+            if there.size:
+                yield partition, there
+
+
+def _largest(shapes: Sequence[Shape]) -> Shape:
+    """Return the smallest shape that has room for each of some, of one kind and phase but for unified ones. Pure."""
+    unified = [one for one in shapes if isinstance(one, UnifiedShape)]
+    if unified:
+        return UnifiedShape(
+            query_len=max(one.query_len for one in unified),
+            num_blocks=max(one.num_blocks for one in unified),
+            num_unique_blocks=max(one.num_unique_blocks for one in unified),
+            is_causal=any(one.is_causal for one in unified),
+        )
+    return Shape(
+        max(one.batch_size for one in shapes),
+        max(one.query_len for one in shapes),
+        max(one.num_blocks for one in shapes),
+        shapes[0].phase,
+    )
 
 
 def _cost(bucket: Bucket) -> tuple[int, int, int, int]:

@@ -28,20 +28,25 @@ class BlockManager:
     """Reference counts, the free stack, and the map from hash to block.
 
     Args:
-        num_blocks: Blocks 0 .. num_blocks - 1.
+        num_blocks: Blocks first .. first + num_blocks - 1.
         eviction: Decides which cached blocks go first.
+        first: The lowest id.
+        ref_counts: Of all blocks of the engine, of which these are some; None: there are no others.
 
     Attributes:
-        ref_counts: References of each block, int32 ``[num_blocks]``.
+        ref_counts: References of each block by its id, int32.
         num_free: Blocks whose content is not kept.
         num_available: Blocks that can be allocated now: free and cached ones.
         on_change: Each is called for every hash that becomes findable or ceases to be.
     """
 
-    def __init__(self, *, num_blocks: int, eviction: GuardedEviction) -> None:
+    def __init__(
+        self, *, num_blocks: int, eviction: GuardedEviction, first: int = 0, ref_counts: Int32Array | None = None
+    ) -> None:
         self.num_blocks = num_blocks
-        self.ref_counts: Int32Array = np.zeros(num_blocks, np.int32)
-        self._stack: Int32Array = np.arange(num_blocks - 1, -1, -1, dtype=np.int32)
+        self.first = first
+        self.ref_counts: Int32Array = np.zeros(first + num_blocks, np.int32) if ref_counts is None else ref_counts
+        self._stack: Int32Array = np.arange(first + num_blocks - 1, first - 1, -1, dtype=np.int32)
         self.num_free = self.num_available = num_blocks
         self.on_change: list[Callable[[bytes], None]] = []
         self._changed: list[bytes] | None = None
@@ -204,7 +209,7 @@ class BlockManager:
             raise InternalError(f"blocks {sources.tolist()} cannot take the places of {targets.tolist()}")
         counts[targets], counts[sources] = counts[sources], 0
         to = dict(zip(targets.tolist(), sources.tolist(), strict=True))
-        pushed = np.arange(self.num_blocks, dtype=np.int32)
+        pushed = np.arange(len(self.ref_counts), dtype=np.int32)
         pushed[targets] = sources
         self._stack[: self.num_free] = pushed[self._stack[: self.num_free]]
         moved = [block for block in to if block in self._cached]

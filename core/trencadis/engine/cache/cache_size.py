@@ -14,8 +14,10 @@ __all__ = ["longest_sequence", "most_blocks", "size_cache"]
 logger = logging.getLogger("trencadis.engine")
 
 
-def size_cache(config: Config, model: ModelFacts, executor: Executor, *, block_size: int) -> tuple[int, int]:
-    """Return the longest sequence in tokens and the number of KV blocks.
+def size_cache(
+    config: Config, model: ModelFacts, executor: Executor, *, block_size: int, num_partitions: int = 1
+) -> tuple[int, int]:
+    """Return the longest sequence in tokens, which one partition holds, and the number of KV blocks of all partitions.
 
     Raises:
         ConfigValueError: ``model.max_model_len`` exceeds the model's own, or asked-for blocks cannot hold it.
@@ -26,7 +28,10 @@ def size_cache(config: Config, model: ModelFacts, executor: Executor, *, block_s
     if not num_blocks:
         engine = config.engine
         report = executor.memory(max_num_batched_tokens=engine.max_num_batched_tokens, max_num_seqs=engine.max_num_seqs)
-        num_blocks = _affordable_blocks(config, model, report, max_model_len, block_size)
+        num_seqs = engine.max_num_seqs // num_partitions
+        num_blocks = _affordable_blocks(
+            config, model, report, most_blocks(num_seqs, max_model_len, block_size), block_size
+        )
     capacity = num_blocks * block_size
     if capacity < max_model_len:
         if asked:
@@ -36,7 +41,7 @@ def size_cache(config: Config, model: ModelFacts, executor: Executor, *, block_s
             )
         logger.warning("The KV cache holds %d tokens: max_model_len is cut from %d.", capacity, max_model_len)
         max_model_len = capacity
-    return max_model_len, num_blocks
+    return max_model_len, num_blocks * num_partitions
 
 
 def longest_sequence(config: Config, model: ModelFacts) -> int:
@@ -54,14 +59,12 @@ def longest_sequence(config: Config, model: ModelFacts) -> int:
     return asked or model.max_model_len
 
 
-def most_blocks(config: Config, max_model_len: int, block_size: int) -> int:
-    """Return the number of KV blocks of every sequence at full length: more can never be used. Pure."""
-    return config.engine.max_num_seqs * -(-max_model_len // block_size)
+def most_blocks(num_seqs: int, max_model_len: int, block_size: int) -> int:
+    """Return the number of KV blocks of so many sequences at full length: more can never be used. Pure."""
+    return num_seqs * -(-max_model_len // block_size)
 
 
-def _affordable_blocks(
-    config: Config, model: ModelFacts, report: MemoryReport, max_model_len: int, block_size: int
-) -> int:
+def _affordable_blocks(config: Config, model: ModelFacts, report: MemoryReport, most: int, block_size: int) -> int:
     cache = config.cache
     usable = report.cache_bytes
     if usable is None:
@@ -70,7 +73,7 @@ def _affordable_blocks(
     if is_capped:
         usable = cache.max_bytes
     block_bytes = model.kv_bytes_per_token * block_size
-    num_blocks = min(usable // max(1, block_bytes), most_blocks(config, max_model_len, block_size))
+    num_blocks = min(usable // max(1, block_bytes), most)
     if num_blocks < 2:
         cap = f"[cache] max_bytes = {cache.max_bytes}: " if is_capped else ""
         raise OutOfMemoryError(

@@ -39,6 +39,7 @@ class Defragmenter(Stage):
     Args:
         state: The engine's state: blocks and block tables change.
         config: Table ``[defragmenter]``.
+        blocks: Those that it keeps at low ids: all of the state, or a partition's.
         copy_blocks: Copies on the device, after every batch submitted so far; reads every source before it writes any target.
         copy_sizes: How many blocks are copied at once, ascending; fewer are padded to the next. Empty: any number.
 
@@ -52,10 +53,12 @@ class Defragmenter(Stage):
         state: EngineState,
         config: DefragmenterConfig,
         *,
+        blocks: BlockManager,
         copy_blocks: Callable[[Int32Array, Int32Array], None],
         copy_sizes: Sequence[int] = (),
     ) -> None:
         self._state = state
+        self._blocks = blocks
         self._config = config
         self._copy_blocks = copy_blocks
         self._copy_sizes = tuple(copy_sizes)
@@ -67,22 +70,23 @@ class Defragmenter(Stage):
     def after_plan(self, step: SubmittedStep) -> None:
         """Move blocks, unless copies to or from host memory are noted: these name blocks by their present ids."""
         if not self._state.swapping.has_copies:
-            step.num_block_swaps = self.run(step.plan)
+            step.num_block_swaps += self.run(step.plan)
 
     def run(self, plan: Plan) -> int:
         """Move blocks if it pays; returns the number of swaps. O(num_blocks), about 10 µs for 4096 blocks when there is nothing to do."""
-        blocks = self._state.blocks
-        used = np.flatnonzero(blocks.ref_counts).astype(np.int32)
+        blocks = self._blocks
+        used = _ids(blocks, _counts(blocks) > 0)
         if self._log is not None:
             self._log.update(blocks, self._state)
-        if not used.size or not self._is_due(used):
+        if not used.size or not self._is_due(used - blocks.first):
             return 0
         movable = self._movable(plan)
-        sources, targets = choose_swaps(used[movable[used]], free=_free_ids(blocks), max_swaps=self._config.max_swaps)
+        free = _ids(blocks, _counts(blocks) == 0)
+        sources, targets = choose_swaps(used[movable[used]], free=free, max_swaps=self._config.max_swaps)
         if sources.size:
             self._swap(plan, sources, targets)
             if self._log is not None:
-                highest = int(np.flatnonzero(blocks.ref_counts)[-1])
+                highest = int(_ids(blocks, _counts(blocks) > 0)[-1])
                 logger.info(
                     "[defrag] defragmentation done max_id_used=%d->%d num_used=%d swapped=%d/%d",
                     *(int(used[-1]), highest, len(used), len(sources), self._num_padded_swaps(len(sources))),
@@ -128,7 +132,7 @@ class Defragmenter(Stage):
         # Both ways: a target may hold cached content, and what was there before must not be lost.
         both = np.concatenate([sources, targets])
         self._copy_blocks(both, np.concatenate([targets, sources]))
-        state.blocks.swap(sources, targets)
+        self._blocks.swap(sources, targets)
         renamed = np.arange(state.blocks.num_blocks, dtype=np.int32)
         renamed[sources] = targets
         for slot in plan.slots.tolist():
@@ -151,7 +155,7 @@ class _UpdateLog:
 
     def update(self, blocks: BlockManager, state: EngineState) -> None:
         """Log how many blocks came into use and how many requests ended."""
-        used, request_ids = blocks.ref_counts > 0, set(state.slot_of)
+        used, request_ids = _counts(blocks) > 0, set(state.slot_of)
         num_new = int(np.count_nonzero(used if self._used is None else used & ~self._used))
         num_finished = len(self._request_ids - request_ids)
         self._used, self._request_ids = used, request_ids
@@ -178,5 +182,10 @@ def choose_swaps(used: Int32Array, *, free: Int32Array, max_swaps: int) -> tuple
     return sources[:keep].astype(np.int32), targets[:keep].astype(np.int32)
 
 
-def _free_ids(blocks: BlockManager) -> Int32Array:
-    return np.flatnonzero(blocks.ref_counts == 0).astype(np.int32)
+def _counts(blocks: BlockManager) -> Int32Array:
+    return blocks.ref_counts[blocks.first : blocks.first + blocks.num_blocks]
+
+
+def _ids(blocks: BlockManager, chosen: npt.NDArray[np.bool_]) -> Int32Array:
+    """Return the ids of some of the blocks, ascending."""
+    return (blocks.first + np.flatnonzero(chosen)).astype(np.int32)

@@ -63,6 +63,7 @@ class Swapping(Stage):
     Args:
         num_host_blocks: Host blocks 0 .. num_host_blocks - 1; 0: every preempted sequence is recomputed.
         copy: Copies blocks, outs first, in order with batches.
+        num_partitions: Parts of the device's blocks. Each has as many host blocks, of which those of the first come first.
 
     Attributes:
         num_swapped: Sequences whose blocks are in host memory.
@@ -70,15 +71,23 @@ class Swapping(Stage):
     """
 
     def __init__(
-        self, *, num_host_blocks: int = 0, copy: Callable[[BlockCopies, BlockCopies], None] | None = None
+        self,
+        *,
+        num_host_blocks: int = 0,
+        copy: Callable[[BlockCopies, BlockCopies], None] | None = None,
+        num_partitions: int = 1,
     ) -> None:
         self.num_host_blocks = num_host_blocks
         self.num_free = num_host_blocks
         self.num_swapped = 0
         self.counts = NO_SWAPS
         self._copy = copy
+        size = self._num_per_partition = num_host_blocks // num_partitions
         # The lowest ids first, in ascending runs: neighbours are copied together.
-        self._stack: Int32Array = np.arange(num_host_blocks - 1, -1, -1, dtype=np.int32)
+        self._stacks: list[Int32Array] = [
+            np.arange((one + 1) * size - 1, one * size - 1, -1, dtype=np.int32) for one in range(num_partitions)
+        ]
+        self._num_free = [size] * num_partitions
         self._outs: list[_Copy] = []
         self._ins: list[_Copy] = []
         self._num_fallbacks = 0
@@ -97,10 +106,12 @@ class Swapping(Stage):
         """
         if not self.num_host_blocks or not blocks.size:
             return False
-        if len(blocks) > self.num_free:
+        num_free = self._num_free[sequence.partition]
+        if len(blocks) > num_free:
             self._num_fallbacks += 1
             return False
-        host = np.sort(self._stack[self.num_free - len(blocks) : self.num_free])
+        host = np.sort(self._stacks[sequence.partition][num_free - len(blocks) : num_free])
+        self._num_free[sequence.partition] -= len(host)
         self.num_free -= len(host)
         sequence.host_blocks = host
         self.num_swapped += 1
@@ -167,7 +178,11 @@ class Swapping(Stage):
         return HostBlockSnapshot(
             num_blocks=self.num_host_blocks,
             num_swapped=self.num_swapped,
-            free=tuple(self._stack[: self.num_free].tolist()),
+            free=tuple(
+                block
+                for stack, num_free in zip(self._stacks, self._num_free, strict=True)
+                for block in stack[:num_free].tolist()
+            ),
             copied_in=tuple(block for copy in self._ins for block in copy.host.tolist()),
         )
 
@@ -179,8 +194,12 @@ class Swapping(Stage):
 
     def _push(self, *freed: Int32Array) -> None:
         for host in freed:
-            self._stack[self.num_free : self.num_free + len(host)] = host[::-1]
-            self.num_free += len(host)
+            if host.size:
+                partition = int(host[0]) // self._num_per_partition
+                num_free = self._num_free[partition]
+                self._stacks[partition][num_free : num_free + len(host)] = host[::-1]
+                self._num_free[partition] += len(host)
+                self.num_free += len(host)
 
 
 def _joined(copies: list[_Copy], *, outwards: bool) -> BlockCopies:
@@ -192,9 +211,15 @@ def _joined(copies: list[_Copy], *, outwards: bool) -> BlockCopies:
 
 
 def num_host_blocks(
-    config: Config, model: ModelFacts, executor: Executor, *, block_size: int, max_model_len: int
+    config: Config,
+    model: ModelFacts,
+    executor: Executor,
+    *,
+    block_size: int,
+    max_model_len: int,
+    num_partitions: int = 1,
 ) -> int:
-    """Return how many host blocks the config pays for; 0 if preempted sequences are recomputed.
+    """Return how many host blocks the config pays for, as many in each partition; 0 if preempted sequences are recomputed.
 
     Raises:
         ConfigValueError: Blocks are to be swapped, but backend or executor cannot, or there is no memory for one block.
@@ -208,11 +233,11 @@ def num_host_blocks(
             hint=f'Set it to "recompute", or choose another {who}.',
         )
     block_bytes = max(1, model.kv_bytes_per_token * block_size)
-    count = config.cache.swap_bytes // block_bytes
+    count = config.cache.swap_bytes // block_bytes // num_partitions * num_partitions
     if not count:
         raise ConfigValueError(
             f'[cache] swap_bytes = {config.cache.swap_bytes}: with [engine] preemption = "swap" it must hold at least one '
-            f"KV block of {block_bytes} bytes.",
+            f"KV block of {block_bytes} bytes{' for each rank' if num_partitions > 1 else ''}.",
             hint='Raise it, to several GiB of host memory if there are, or set engine.preemption to "recompute".',
         )
     # As many as every running sequence at full length holds: who is swapped out was running.

@@ -19,13 +19,15 @@ from trencadis.engine.state import EngineState
 from trencadis.interfaces import Lookup, SchedulerView
 from trencadis.records import BoolArray, FloatArray, Int32Array
 
-__all__ = ["Admission", "CachedOrder", "came_before"]
+__all__ = ["Admission", "CachedOrder", "Outcome", "came_before"]
 
 
-class _Outcome(enum.Enum):
+class Outcome(enum.Enum):
+    """Result of trying to admit a sequence."""
+
     ADMITTED = "admitted"
     SKIPPED = "skipped"  # this one cannot run now; try the next
-    FULL = "full"  # no blocks: no later sequence may overtake
+    FULL = "full"  # no row or no blocks: no later sequence may overtake
 
 
 class Admission:
@@ -44,6 +46,7 @@ class Admission:
     """
 
     lacks_blocks: bool = False
+    _lacking = "blocks"  # what there was not enough of for the last sequence that could not be admitted
 
     def __init__(
         self, state: EngineState, policy: GuardedScheduling, *, max_wait_s: float, watermark_ratio: float = 0.01
@@ -53,6 +56,7 @@ class Admission:
         self._order = CachedOrder(state.waiting, policy, is_waiting=state.is_waiting)
         self._is_connected = state.transfers.has_connector
         self._max_wait_s = max_wait_s
+        self._partition, self._blocks = 0, state.blocks  # from which rows and blocks are taken
         self._watermark = int(state.blocks.num_blocks * watermark_ratio)
         self._watermark_used = 0
         self.admitted: list[int] = []
@@ -82,13 +86,13 @@ class Admission:
         """Return how many rows and blocks a waiting sequence lacks to be admitted now; 0, 0 if it could be. Pure."""
         state = self._state
         sequence = state.table.sequence(slot)
-        rows = max(0, 1 - state.rows.num_free)
+        rows = max(0, 1 - state.rows.num_free_in(self._partition))
         if sequence.loaded_blocks is not None:
             return rows, 0  # it holds its blocks already
-        hit = state.local_hit(sequence)
+        hit = state.local_hit(sequence, self._blocks)
         num_new = -(-len(sequence.tokens) // state.block_size) - len(hit)
         reserve = self._watermark if state.running.size else 0
-        return rows, max(0, num_new + state.blocks.num_unreferenced(hit) + reserve - state.blocks.num_available)
+        return rows, max(0, num_new + self._blocks.num_unreferenced(hit) + reserve - self._blocks.num_available)
 
     def admit(
         self, view: SchedulerView, *, token_budget: int, order: Int32Array | None = None
@@ -112,13 +116,13 @@ class Admission:
                     self.notes.stop = Stop("tokens" if token_budget <= 0 else "rows", slot)
                     break
                 outcome = self._try(state.table.sequence(slot), view, token_budget)
-                while outcome is _Outcome.FULL and not state.running.size and self.reclaim():
+                while outcome is Outcome.FULL and not state.running.size and self.reclaim():
                     # Nothing runs that could free blocks: those that wait or load must not keep them all.
                     outcome = self._try(state.table.sequence(slot), view, token_budget)
-                if outcome is _Outcome.FULL:
-                    self.notes.stop = Stop("blocks", slot, *self._short)
+                if outcome is Outcome.FULL:
+                    self.notes.stop = Stop(self._lacking, slot, *self._short)
                     break
-                if outcome is _Outcome.ADMITTED:
+                if outcome is Outcome.ADMITTED:
                     token_budget -= self._chunk
                     chunks.append(self._chunk)
         return np.array(self.admitted, np.int32), np.array(chunks, np.int32)
@@ -129,8 +133,8 @@ class Admission:
         if not self._state.rows.num_free or not self._state.adapters.fits(slot):
             return np.empty(0, np.int32), np.empty(0, np.int32)
         outcome = self._try(self._state.table.sequence(slot), None, token_budget)
-        self.lacks_blocks = outcome is _Outcome.FULL
-        count = [self._chunk] if outcome is _Outcome.ADMITTED else []
+        self.lacks_blocks = outcome is Outcome.FULL
+        count = [self._chunk] if outcome is Outcome.ADMITTED else []
         return np.array(self.admitted, np.int32), np.array(count, np.int32)
 
     def reclaim(self) -> bool:
@@ -181,32 +185,32 @@ class Admission:
         is_old[old] = True
         return np.concatenate([old, order[~is_old[order]]])
 
-    def _try(self, sequence: Sequence, view: SchedulerView | None, token_budget: int) -> _Outcome:
+    def _try(self, sequence: Sequence, view: SchedulerView | None, token_budget: int) -> Outcome:
         state, table, slot = self._state, self._state.table, sequence.slot
         num_tokens = int(table.num_tokens[slot])
         if num_tokens > table.num_known_tokens[slot]:
             self.notes.skip(slot, "its last token is still in flight")
-            return _Outcome.SKIPPED
+            return Outcome.SKIPPED
         num_blocks = -(-num_tokens // state.block_size)
         found: Lookup | None = None
         if sequence.loaded_blocks is not None:
             hit, num_computed = sequence.loaded_blocks.tolist(), sequence.num_loaded_tokens
         else:
-            hit = state.local_hit(sequence)
+            hit = state.local_hit(sequence, self._blocks)
             num_computed = len(hit) * state.block_size
             if self._is_connected and sequence.host_blocks is None and view is not None:
                 found = self._look_up(sequence, len(hit))
                 if found is not None and (found.pending or self._ends_with(sequence, found)):
-                    return _Outcome.SKIPPED
+                    return Outcome.SKIPPED
                 num_tokens = int(table.num_tokens[slot])
                 num_blocks = -(-num_tokens // state.block_size)
             if not self._fits(num_blocks - len(hit), hit):
                 self._put_back(sequence, found)
-                return _Outcome.FULL
+                return Outcome.FULL
             if found is not None:
                 if not state.transfers.goes_by_layer(sequence, found):
                     self._load(sequence, found, hit, num_blocks)
-                    return _Outcome.SKIPPED
+                    return Outcome.SKIPPED
                 num_computed = self._num_found(sequence, found) * state.block_size
             num_computed = max(num_computed, int(table.num_swapped_tokens[slot]))
         remaining = num_tokens - num_computed
@@ -218,11 +222,11 @@ class Admission:
         if not self._chunk:
             self._put_back(sequence, found)
             self.notes.skip(slot, "the policy gave its first part no tokens")
-            return _Outcome.SKIPPED
+            return Outcome.SKIPPED
         if not self._take(sequence, hit, num_blocks - len(hit), num_computed, found):
             self.notes.skip(slot, "its KV load could not be begun")
-            return _Outcome.SKIPPED
-        return _Outcome.ADMITTED
+            return Outcome.SKIPPED
+        return Outcome.ADMITTED
 
     def _take(
         self, sequence: Sequence, hit: list[int], num_new: int, num_computed: int, found: Lookup | None = None
@@ -241,7 +245,7 @@ class Admission:
         if hit and sequence.loaded_blocks is None:
             state.blocks.acquire(hit, now_s=state.clock.now_s(), salt=sequence.request.cache_salt)
         sequence.loaded_blocks = None  # its references pass to the block table
-        blocks = np.concatenate([np.array(hit, np.int32), state.blocks.allocate(num_new)])
+        blocks = np.concatenate([np.array(hit, np.int32), self._blocks.allocate(num_new)])
         if found is not None:
             first, last = len(hit), self._num_found(sequence, found)
             if not state.transfers.run_beside(sequence, found, blocks=blocks[first:last], first=first, state=state):
@@ -296,14 +300,14 @@ class Admission:
         state.wait_for_remote_kv(sequence)
         if hit:
             state.blocks.acquire(hit, now_s=now_s, salt=sequence.request.cache_salt)
-        blocks = np.concatenate([np.array(hit, np.int32), state.blocks.allocate(num_blocks - len(hit))])
+        blocks = np.concatenate([np.array(hit, np.int32), self._blocks.allocate(num_blocks - len(hit))])
         span = (len(hit), self._num_found(sequence, found))
         state.transfers.load(sequence, found, blocks=blocks, span=span, now_s=now_s)
 
     def _fits(self, num_new: int, hit: list[int]) -> bool:
         state = self._state
         reserve = self._watermark if state.running.size else 0
-        needed, available = num_new + state.blocks.num_unreferenced(hit) + reserve, state.blocks.num_available
+        needed, available = num_new + self._blocks.num_unreferenced(hit) + reserve, self._blocks.num_available
         self._short = needed, available
         return needed <= available
 

@@ -61,6 +61,7 @@ class Scheduler:
         self._budget = max_num_batched_tokens
         self._max_preemptions = max_preemptions
         self._views = ViewMaker(state)
+        self._blocks = state.blocks  # from which decodes get theirs
         self.admission = Admission(state, policy, max_wait_s=max_wait_s)
         self._preemptor = Preemptor(state, policy, self.admission, max_preemptions=max_preemptions)
         self._decisions = decisions or Decisions()
@@ -208,14 +209,14 @@ class Scheduler:
         self, view: SchedulerView, decodes: Int32Array, token_budget: int, drafts: Drafts, draft_slots: Int32Array
     ) -> tuple[Int32Array, Int32Array]:
         """Return decodes and their token counts with as many drafts as every other token left room for; nothing is preempted."""
-        state, table, size = self._state, self._state.table, self._state.block_size
+        table, size = self._state.table, self._state.block_size
         by_slot = np.zeros(table.capacity, np.int32)
         by_slot[draft_slots] = drafts.num_drafts
         wanted = by_slot[decodes]
         extra = np.clip(token_budget - (np.cumsum(wanted) - wanted), 0, wanted)
         room = table.num_blocks[decodes] * size - table.num_computed_tokens[decodes] - 1  # in blocks it has
         missing = -(-np.maximum(extra - room, 0) // size)
-        affordable = np.cumsum(missing) <= state.blocks.num_available
+        affordable = np.cumsum(missing) <= self._blocks.num_available
         extra = np.where(affordable, extra, np.minimum(extra, room))
         return self._allocate(view, decodes, (1 + extra).astype(np.int32))
 
@@ -238,7 +239,7 @@ class Scheduler:
         needed = int(missing.sum())
         if not needed:
             return decodes, lengths
-        while needed > state.blocks.num_available:
+        while needed > self._blocks.num_available:
             if not self._make_room(view, num_needed=needed):
                 break
             stays = np.isin(decodes, state.running)
@@ -248,7 +249,7 @@ class Scheduler:
             return decodes, lengths
         growing = missing > 0
         slots, extra = decodes[growing], missing[growing]
-        blocks = state.blocks.allocate(needed)
+        blocks = self._blocks.allocate(needed)
         rows, firsts = table.row[slots], table.num_blocks[slots]
         if needed == len(slots):
             state.rows.write_blocks(rows.astype(np.int32), firsts.astype(np.int32), blocks)
@@ -264,21 +265,25 @@ class Scheduler:
         state, table = self._state, self._state.table
         if self.admission.reclaim():
             return True
-        candidates = state.running
+        candidates = self._preemptible()
         borrowed = state.transfers.num_pinned_blocks
         if may_fail and candidates.size <= 1 and not borrowed:
             for slot in candidates.tolist():
-                error = f"the KV cache of {state.blocks.num_blocks} blocks has no room for this sequence alone"
+                error = f"the KV cache of {self._blocks.num_blocks} blocks has no room for this sequence alone"
                 self.failed.append(state.finish(table.sequence(slot), FinishReason.ERROR, error=error))
             return bool(candidates.size)
         often = table.num_preemptions[candidates] >= self._max_preemptions
         if often.any() and not often.all():
             candidates = candidates[~often]
         victim = self._policy.victim(view, candidates=candidates)
-        self._notes.preempt(victim, num_needed=num_needed, num_free=state.blocks.num_available)
+        self._notes.preempt(victim, num_needed=num_needed, num_free=self._blocks.num_available)
         state.preempt(table.sequence(victim))
         self._preempted.append(victim)
         return True
+
+    def _preemptible(self) -> Int32Array:
+        """Return the running sequences whose blocks can be given to others that run."""
+        return self._state.running
 
     # --------------------------------------------------------------------------------------------- prefills
 
@@ -442,7 +447,8 @@ class Preemptor:
         """Return the sequences to preempt for one waiting sequence; none unless that is enough for it."""
         state, table = self._state, self._state.table
         rows, blocks = self._admission.lacks(slot)
-        candidates = state.running[table.num_preemptions[state.running] < self._max_preemptions]
+        running = self._candidates()
+        candidates = running[table.num_preemptions[running] < self._max_preemptions]
         chosen: list[int] = []
         while rows > 0 or blocks > 0:
             if not candidates.size:
@@ -456,3 +462,7 @@ class Preemptor:
             held = state.blocks_of(table.sequence(victim))
             blocks -= int(np.count_nonzero(state.blocks.ref_counts[held] == 1))  # what it shares is not freed
         return chosen
+
+    def _candidates(self) -> Int32Array:
+        """Return the running sequences whose rows and blocks the waiting one can get."""
+        return self._state.running

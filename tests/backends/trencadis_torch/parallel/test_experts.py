@@ -373,7 +373,7 @@ def test_shares_of_experts_count_nothing(mixture, ranked):
 
 def test_layers_without_experts_have_nothing_to_count():
     loads = ExpertLoads(nn.Linear(2, 2))
-    with loads.counting(PASS, padded=False):
+    with loads.counting(np.ones(4, np.int64)):
         pass
     assert "expert=" not in loads.metrics()
 
@@ -385,8 +385,8 @@ def test_a_layer_without_tokens_is_even():
 
 
 def test_tokens_of_a_bucket_are_told_from_padding():
-    assert module._counted(PASS, padded=True).tolist() == [1, 1, 1, 0, 1, 0, 0, 0, 0, 0, 0, 0]
-    assert module._counted(PASS, padded=False).tolist() == [1, 1, 1, 1]
+    assert module.real_tokens(PASS, padded=True).tolist() == [1, 1, 1, 0, 1, 0, 0, 0, 0, 0, 0, 0]
+    assert module.real_tokens(PASS, padded=False).tolist() == [1, 1, 1, 1]
 
 
 # --------------------------------------------------------------------------------------------------- refusals

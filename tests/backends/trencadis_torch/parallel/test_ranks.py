@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from support.backends import tiny_encoders, tiny_models
-from support.backends.families import SERVED, save_family, save_with_biases
+from support.backends.families import MIXTURES, SERVED, save_family, save_with_biases
 from support.backends.rank_threads import Forbidden, make_groups
 from trencadis.clock import SystemClock
 from trencadis.errors import (
@@ -234,44 +234,6 @@ def test_sixteen_bits_run_on_shares(model_path, ranked):
 
 
 # --------------------------------------------------------------------------------------------------- whole experts
-
-MIXTURES = (
-    *(
-        "afmoe",
-        "aria_text",
-        "axk1",
-        "cohere2_moe",
-        "deepseek_v2",
-        "deepseek_v3",
-        "dots1",
-        "ernie4_5_moe",
-        "exaone_moe",
-        "flex_olmo",
-    ),
-    *(
-        "glm4_moe",
-        "glm4_moe_lite",
-        "gpt_oss",
-        "granitemoe",
-        "granitemoeshared",
-        "hy_v3",
-        "kolibri1",
-        "laguna",
-        "mellum",
-    ),
-    *(
-        "mimo_v2_flash",
-        "minimax_m2",
-        "minimax_m3_vl_text",
-        "mixtral",
-        "olmoe",
-        "phimoe",
-        "qwen2_moe",
-        "qwen3_moe",
-        "sarvam_mla",
-    ),
-    *("sarvam_moe", "solar_open"),
-)
 
 
 @pytest.mark.kept_in_ci(6)

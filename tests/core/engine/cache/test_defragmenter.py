@@ -157,7 +157,7 @@ def test_cost_trigger_waits_until_blocks_read_in_vain_pay_for_the_padded_move():
     num_steps = {}
     for sizes in ((), (16,)):
         defragmenter = Defragmenter(
-            None, DefragmenterConfig(trigger="cost"), copy_blocks=lambda *_: None, copy_sizes=sizes
+            None, DefragmenterConfig(trigger="cost"), blocks=None, copy_blocks=lambda *_: None, copy_sizes=sizes
         )
         used = np.array([0, 2], np.int32)
         num_steps[sizes] = next(step for step in range(1, 100) if defragmenter._is_due(used))

@@ -9,6 +9,7 @@ import pytest
 
 from support.backends import tiny_encoders
 from support.backends.families import SERVED, save_family
+from support.backends.mixtures import OwnBlocksDriver
 from support.backends.rank_threads import RankedBackend, ThreadCollective, make_groups
 from trencadis.clock import SystemClock
 from trencadis.errors import ConfigValueError, ModelLoadError
@@ -91,36 +92,53 @@ class Counting(ThreadCollective):
 
 @pytest.mark.representatives(1000)
 @pytest.mark.parametrize(
-    ("kind", "size", "expert"),
+    ("kind", "size", "expert", "attention"),
     [
-        ("llama", 2, 1),
-        ("llama", 4, 1),
-        ("qwen3_moe", 2, 1),
-        ("qwen3_moe", 2, 2),
-        ("phi3", 2, 1),
-        ("olmo2", 2, 1),
-        ("gpt_oss", 2, 2),
+        ("llama", 2, 1, "tensor"),
+        ("llama", 4, 1, "tensor"),
+        ("qwen3_moe", 2, 1, "tensor"),
+        ("qwen3_moe", 2, 2, "tensor"),
+        ("qwen3_moe", 2, 2, "data"),
+        ("phi3", 2, 1, "tensor"),
+        ("olmo2", 2, 1, "tensor"),
+        ("gpt_oss", 2, 2, "tensor"),
+        ("deepseek_v3", 2, 2, "data"),
     ],
 )
-def test_a_rank_sends_what_was_computed(tmp_path, monkeypatch, kind, size, expert):
+def test_a_rank_sends_what_was_computed(tmp_path, monkeypatch, kind, size, expert, attention):
     monkeypatch.setattr("support.backends.rank_threads.ThreadCollective", Counting)
     path = save_family(kind, tmp_path)
     plan = read_model(str(path), dtype="float32")
     backend = RankedBackend(
-        functools.partial(TorchBackend, TorchConfig(device="cpu"), clock=SystemClock()), size, expert=expert
+        functools.partial(TorchBackend, TorchConfig(device="cpu", pack="off"), clock=SystemClock()),
+        size,
+        expert=expert,
+        attention=attention,
     )
     try:
         facts = backend.load(ModelSource(path=str(path)), sampler=ArgmaxSampler())
         backend.allocate(PLAN)
-        assert facts.kv_bytes_per_token == sum(one.local_kv_heads(size) * one.head_bytes for one in plan.attentions)
-        driver, rank = BackendDriver(backend, PLAN), backend.ranks.all[0]._share._groups.tensor
+        sharing = 1 if attention == "data" else size
+        assert facts.kv_bytes_per_token == sum(one.local_kv_heads(sharing) * one.head_bytes for one in plan.attentions)
+        weights = sum(local_bytes(one, size, expert, attention) for one in plan.weights)
+        if attention == "data":
+            assert sum(one.nbytes for one in backend.ranks.all[0]._model.parameters()) == weights
+        driver = (OwnBlocksDriver if attention == "data" else BackendDriver)(backend, PLAN)
+        rank = backend.ranks.all[0]._share._groups.tensor
+        other = PLAN.num_rows // 2  # of the second rank, where each has its own
         driver.start(0, [5, 7, 11, 13, 17])
-        driver.start(1, [3, 9, 27])
+        driver.start(other, [3, 9, 27, 1, 2])
         padding = -plan.vocab_size % size * 4
-        for rows, num_tokens in (((0,), 5), ((1,), 3), ((0, 1), 2)):
+        steps = (
+            (((0,), 5), ((other,), 5), ((0, other), 2))
+            if attention == "tensor"
+            else (((0, other), 10), ((0, other), 2))
+        )
+        for rows, num_tokens in steps:
             rank.sent = 0, 0
             driver.step([Work(row) for row in rows])
-            expected = traffic(plan, tensor=size, expert=expert, num_tokens=num_tokens, num_logits=len(rows))
+            sizes = {"tensor": size, "expert": expert, "attention": attention}
+            expected = traffic(plan, **sizes, num_tokens=num_tokens, num_logits=len(rows))
             assert rank.sent == (expected.num_bytes + padding * len(rows), expected.num_messages)
     finally:
         backend.ranks.close()
