@@ -13,12 +13,15 @@ import attrs
 from trencadis.config.schema import Config
 from trencadis.errors import CapabilityError
 from trencadis.records import LayoutFeature
-from trencadis.registry import ResolvedPlan
+from trencadis.registry import RegisteredComponent, ResolvedPlan
 
-__all__ = ["FEATURES", "LAYOUTS", "RANKS", "Layout", "check_features", "unserved_layout"]
+__all__ = ["CONNECTOR_RANKS", "FEATURES", "LAYOUTS", "RANKS", "Layout", "check_features", "unserved_layout"]
 
 RANKS = "executor.ranks"
 """Capability of an executor that hosts ranks in other processes."""
+
+CONNECTOR_RANKS = "kv_connector.ranks"
+"""Capability of a KV connector whose worker sides can be in the processes of ranks."""
 
 
 @attrs.frozen(kw_only=True)
@@ -66,7 +69,7 @@ LAYOUTS: Final = (
     Layout(name="data", summary="copies, each an engine of its own"),
 )
 
-_SHARED_MEMORY = "the two sides of a KV connector share memory, and ranks are in other processes"
+_SHARED_MEMORY = "its two sides share memory, and ranks are in other processes"
 
 FEATURES: Final = (
     LayoutFeature(name="Scheduling, eviction, bucketing, tenants, observers: any strategy"),
@@ -84,11 +87,12 @@ FEATURES: Final = (
     LayoutFeature(name="Embeddings of a decoder"),
     LayoutFeature(name="The engine in a process of its own", setting="engine.placement", unless=("auto", "thread")),
     LayoutFeature(
-        name="KV connectors: stores, host memory, prefill and decode on different engines, blending",
+        name="KV connectors",
         setting="kv_connector.name",
+        unless_provides=CONNECTOR_RANKS,
         unless=("", "none"),
         refused={"processes": _SHARED_MEMORY},
-        remedy='Set kv_connector.name to "none", or executor.name to "inline".',
+        remedy='Set kv_connector.name to one that works among ranks (docs/layouts.md), or to "none", or executor.name to "inline".',
     ),
     LayoutFeature(
         name="LoRA adapters, where a backend computes them",
@@ -137,8 +141,18 @@ def check_features(config: Config, plan: ResolvedPlan) -> None:
         if not refused or not feature.is_asked(value := _value(config, feature.setting)):
             continue
         table, key = feature.setting.split(".")
-        shown = plan.choices[table].component if key == "name" and table in plan.choices else value
+        lacking = _lacking(plan, table, feature.unless_provides)
+        if feature.unless_provides and lacking is None:
+            continue
+        shown = lacking or (plan.choices[table].component if key == "name" and table in plan.choices else value)
         raise CapabilityError(f"[{table}] {key} = {shown}: {refused[0]}.", hint=feature.remedy)
+
+
+def _lacking(plan: ResolvedPlan, noun: str, capability: str) -> RegisteredComponent | None:
+    """Return a component of a noun, chosen or named by the one that is, that does not provide a capability; None if all do."""
+    chosen = plan.choices.get(noun)
+    found = [chosen, *(one for one in plan.inner.values() if one.component.noun == noun)] if chosen is not None else []
+    return next((one.component for one in found if capability not in one.component.component.provides), None)
 
 
 def _value(config: Config, setting: str) -> object:

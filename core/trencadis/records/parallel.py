@@ -73,10 +73,12 @@ class LayoutFeature:
         refused: Why, by layout: ``processes`` (ranks in processes of their own, one rank too), ``tensor``, ``pipeline``, ``expert``,
             ``data``. The end of a sentence that begins with setting and value.
         remedy: What to set instead.
+        unless_provides: Capability of the component that the setting names, and of all that this one names, with which it is not refused.
     """
 
     name: str
     setting: str = ""
+    unless_provides: str = ""
     unless: tuple[object, ...] = ()
     refused: Mapping[str, str] = attrs.field(factory=dict)
     remedy: str = ""

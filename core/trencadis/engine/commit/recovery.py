@@ -95,6 +95,7 @@ class Recovery:
             error: What its ``wait`` raised.
         """
         state, at_fault = self._state, list[FinishedSequence]()
+        state.transfers.ranks_lost(state)
         for slot in [] if plan is None else self._live(plan):
             losses = self._num_losses[slot] = self._num_losses.get(slot, 0) + 1
             if losses >= MOST_LOSSES and plan is not None and plan.num_sequences == 1:
