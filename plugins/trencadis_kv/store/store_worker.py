@@ -36,23 +36,23 @@ class StoreWorker(KVWorkerSide, SupportsRemoteScheduler):
         self._expects_layers = False
 
     def register(self, kv_cache: KVPool) -> None:
-        """Receive the KV pool."""
+        """Receive the KV pool, which holds whole blocks unless :meth:`on_ranks` says that it does not."""
         self._pool = kv_cache
-        reads, writes = self._parts.of_rank([kv_cache.layout])
-        self._loads = Loads(self._parts, kv_cache, reads)
-        self._saves = Saves(self._parts, kv_cache, writes, self._staging)
 
     def on_ranks(self, layouts: Sequence[KVLayout], *, rank: int) -> None:
         """Move this rank's part of each block, and let the scheduler side know what is done."""
-        assert self._pool is not None, "registered before"
-        journal, parts = self._journal, self._parts = _reporting(self._parts)
-        reads, writes = parts.of_rank(layouts, rank=rank, is_remote=True)
-        self._loads = Loads(parts, self._pool, reads)
-        self._saves = Saves(parts, self._pool, writes, self._staging)
-        if parts.watch is not None:
-            index = journal.of("index")
+        self._journal, self._parts = _reporting(self._parts)
+        self._open(layouts, rank=rank, is_remote=True)
+        if self._parts.watch is not None:
+            index = self._journal.of("index")
             index.clear(f"kv1/rank{rank}/")
-            parts.watch(lambda key, is_there: index.add(key) if is_there else index.remove(key))
+            self._parts.watch(lambda key, is_there: index.add(key) if is_there else index.remove(key))
+
+    def _open(self, layouts: Sequence[KVLayout], *, rank: int = 0, is_remote: bool = False) -> None:
+        assert self._pool is not None, "registered before"
+        reads, writes = self._parts.of_rank(layouts, rank=rank, is_remote=is_remote)
+        self._loads = Loads(self._parts, self._pool, reads)
+        self._saves = Saves(self._parts, self._pool, writes, self._staging)
 
     def expect_layers(self) -> None:
         """Let the next step's saves be copied while it runs, if configured."""
@@ -65,6 +65,8 @@ class StoreWorker(KVWorkerSide, SupportsRemoteScheduler):
         """
         expects_layers, self._expects_layers = self._expects_layers, False
         orders = decode_orders(message)
+        if self._loads is None and self._pool is not None:
+            self._open([self._pool.layout])
         if self._loads is None or self._saves is None:
             return
         by_layer = expects_layers and self._saves.by_layer and not _share_blocks(orders)
