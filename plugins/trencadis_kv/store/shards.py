@@ -189,23 +189,21 @@ def _shard(layouts: Sequence[KVLayout], layers: Sequence[int], first: int, last:
         for rank, one in enumerate(layouts)
         if not set(layers).isdisjoint(one.layers) and one.first_head < last and first < one.last_head
     ]
-    parts = {
-        (part.layer, part.kind): (part, layouts[rank]) for rank in reversed(readers) for part in layouts[rank].parts
+    holders = [rank for rank in readers if set(layers) <= set(layouts[rank].layers)]
+    found = {
+        (part.kind, part.layer): (part, layouts[rank]) for rank in reversed(readers) for part in layouts[rank].parts
     }
+    # In the order of a rank that has these layers; if none has all, all keys before all values.
     kinds = dict.fromkeys(part.kind for part in layouts[readers[0]].parts)
-    cut = [
+    names = [(part.kind, part.layer) for rank in holders[:1] for part in layouts[rank].parts]
+    names = names or [(kind, layer) for kind in kinds for layer in layers]
+    parts = [
         part if _differ(whole) else attrs.evolve(part, num_heads=last - first)
-        for part, whole in (parts[layer, kind] for kind in kinds for layer in layers if (layer, kind) in parts)
+        for part, whole in (found[name] for name in names if name in found and name[1] in layers)
     ]
-    holders = [
-        rank
-        for rank in readers
-        if set(layers) <= set(layouts[rank].layers)
-        and layouts[rank].first_head <= first
-        and last <= layouts[rank].last_head
-    ]
-    layout = attrs.evolve(layouts[readers[0]], parts=tuple(cut), first_head=first, last_head=last)
-    return Shard(layout=layout, readers=tuple(readers), writer=min(holders, default=-1))
+    writers = [rank for rank in holders if layouts[rank].first_head <= first and last <= layouts[rank].last_head]
+    layout = attrs.evolve(layouts[readers[0]], parts=tuple(parts), first_head=first, last_head=last)
+    return Shard(layout=layout, readers=tuple(readers), writer=min(writers, default=-1))
 
 
 def _check_writers(layouts: Sequence[KVLayout], shards: Sequence[Shard], table: str) -> None:
