@@ -107,6 +107,7 @@ class Recovery:
         for slot in reversed(state.running.tolist()):
             self._undo(slot)
         for slot in state.waiting.slots.tolist():
+            self._forget_in_flight(slot)  # one that was preempted may wait for its last token
             state.drop_swapped(state.table.sequence(slot))
         state.blocks.reset_cache()
         state.row_starts.clear()
