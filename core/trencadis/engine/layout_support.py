@@ -69,7 +69,7 @@ LAYOUTS: Final = (
     Layout(name="data", summary="copies, each an engine of its own"),
 )
 
-_SHARED_MEMORY = "its two sides share memory, and ranks are in other processes"
+_NOT_THERE = 'its worker sides do not run in the processes of ranks (it does not provide "kv_connector.ranks")'
 
 FEATURES: Final = (
     LayoutFeature(name="Scheduling, eviction, bucketing, tenants, observers: any strategy"),
@@ -91,7 +91,7 @@ FEATURES: Final = (
         setting="kv_connector.name",
         unless_provides=CONNECTOR_RANKS,
         unless=("", "none"),
-        refused={"processes": _SHARED_MEMORY},
+        refused={"processes": _NOT_THERE},
         remedy='Set kv_connector.name to one that works among ranks (docs/layouts.md), or to "none", or executor.name to "inline".',
     ),
     LayoutFeature(

@@ -102,6 +102,6 @@ class SharedStoreSettings(StoreSettings):
     layer_starts: tuple[int, ...] = setting(
         (),
         "Layers at which another object begins, so that engines whose ``[parallel] pipeline`` differs share blocks: set it alike on all, "
-        "to where their stages begin, which the log says. Empty: as this engine's stages hold them.",
+        "to where the stages of all begin; an engine that is given others says where its own do. Empty: as this engine's stages hold them.",
         validator=deep_iterable(and_(instance_of(int), ge(0))),
     )

@@ -86,7 +86,7 @@ def test_experts_go_over_one_rank_or_all_of_a_stage() -> None:
         *(
             (
                 {"kv_connector.name": name, **more},
-                rf'^\[kv_connector\] name = kv_connector component "{refused}".*share memory, and ranks are in other processes',
+                rf'^\[kv_connector\] name = kv_connector component "{refused}".*do not run in the processes of ranks',
             )
             for name, refused, more in (
                 ("p2p", "p2p", {}),
