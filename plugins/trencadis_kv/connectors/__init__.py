@@ -44,7 +44,12 @@ def trencadis_kv_connectors() -> Iterable[Component]:
         works_among_ranks=True,
     )
     yield _component("lmcache", LMCacheConfig, "Blocks in the stores that LMCache knows.")
-    yield _component("mooncake", MooncakeConfig, "Blocks in memory that several engines share through Mooncake.")
+    yield _component(
+        "mooncake",
+        MooncakeConfig,
+        "Blocks in memory that several engines share through Mooncake.",
+        works_among_ranks=True,
+    )
     yield _component("nixl", NixlConfig, "Blocks from engine to engine through NIXL; what is said goes over TCP.")
     yield _component("p2p", P2PConfig, "Blocks from engine to engine over TCP: prefill here, decode there.")
     yield _component(

@@ -91,7 +91,6 @@ def test_experts_go_over_one_rank_or_all_of_a_stage() -> None:
             for name, refused, more in (
                 ("p2p", "p2p", {}),
                 ("nixl", "nixl", {}),
-                ("mooncake", "mooncake", {"kv_connector.mooncake.master": "127.0.0.1:1"}),
                 ("lmcache", "lmcache", {}),
                 ("blend", "blend", {}),
                 ("tiered", "p2p", {"kv_connector.tiered.children": ("host_offload", "p2p")}),
@@ -109,7 +108,7 @@ def test_what_does_not_go_with_ranks_in_processes_is_refused_and_goes_without(
     check_layout(*resolved(**{name: value for name, value in overrides.items() if name != "parallel.tensor"}))
 
 
-@pytest.mark.parametrize("name", ["filesystem", "host_offload", "redis", "tiered"])
+@pytest.mark.parametrize("name", ["filesystem", "host_offload", "mooncake", "redis", "tiered"])
 def test_connectors_whose_worker_sides_can_be_elsewhere_go_with_every_layout(name: str) -> None:
     for layout in (
         {},
