@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
@@ -29,13 +29,15 @@ _REPEATED: Final[Mapping[str, frozenset[str]]] = {
 }
 _MOST_CALLS: Final = 8192
 """Of one message."""
+_Call: TypeAlias = tuple[str, str, Sequence[Any], dict[str, Any]]
+"""Name of the state, method, and arguments."""
 
 
 class Journal:
     """Calls to be repeated. From any thread."""
 
     def __init__(self) -> None:
-        self._calls: deque[tuple[str, str, Sequence[Any], dict[str, Any]]] = deque()
+        self._calls: deque[_Call] = deque()
 
     def of(self, name: str) -> Any:
         """Return what records calls on the state of a name, one of those that :func:`repeat` knows."""
@@ -43,7 +45,7 @@ class Journal:
 
     def take(self) -> tuple[bytes, ...]:
         """Return and forget the calls so far, as messages."""
-        calls = []
+        calls: list[_Call] = []
         while self._calls and len(calls) < _MOST_CALLS:
             calls.append(self._calls.popleft())
         return (msgspec.msgpack.encode(calls),) if calls else ()
@@ -54,7 +56,7 @@ class _Recorder:
 
     allows = True
 
-    def __init__(self, name: str, calls: deque[tuple[str, str, Sequence[Any], dict[str, Any]]]) -> None:
+    def __init__(self, name: str, calls: deque[_Call]) -> None:
         self._name = name
         self._calls = calls
 
@@ -62,9 +64,6 @@ class _Recorder:
         if method not in _REPEATED[self._name]:
             raise AttributeError(f"{self._name}.{method} is not known in the process of a rank")
         return lambda *args, **kwargs: self._calls.append((self._name, method, args, kwargs))
-
-
-_CALLS = list[tuple[str, str, list[Any], dict[str, Any]]]
 
 
 def repeat(message: bytes, state: Mapping[str, Any], *, is_first: bool) -> None:
@@ -79,7 +78,7 @@ def repeat(message: bytes, state: Mapping[str, Any], *, is_first: bool) -> None:
         TransferError: It is no message.
     """
     try:
-        calls = msgspec.msgpack.decode(message, type=_CALLS)
+        calls = msgspec.msgpack.decode(message, type=list[_Call])
     except msgspec.MsgspecError as error:
         raise TransferError(f"A rank's message cannot be read: {error}.", cause=TransferCause.CORRUPT) from error
     for name, method, args, kwargs in calls:

@@ -269,9 +269,9 @@ class Loads:
             raise TransferError(f"{len(sizes)} answers to {len(keys)} keys.", cause=TransferCause.RAISED)
         num_good, error = 0, None
         for place, (key, target, size) in enumerate(zip(keys, targets, sizes, strict=True)):
-            i, shard = divmod(place, num_shards)
-            out = None if self._in_place else memoryview(memory.decoded[shard][i])
-            error = self._unpacked(self._shards[shard].objects, hashes[i], target, size, out)
+            i, which = divmod(place, num_shards)
+            out = None if self._in_place else memoryview(memory.decoded[which][i])
+            error = self._unpacked(self._shards[which].objects, hashes[i], target, size, out)
             if error is not None:
                 self._disown(client, hashes[i:], key, error)
                 break
