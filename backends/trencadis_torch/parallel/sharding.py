@@ -151,9 +151,8 @@ class _Sharder:
         self._pieces: dict[int, Piece] = {}
         self._divided: set[int] = set()
         self._expert_widths: set[int] = set()
-        self._kv_heads: set[tuple[int, int, int]] = (
-            set()
-        )  # of a layer: first and past the last one here, and of all ranks
+        # Of each attention: the first KV head here, one past the last, and how many all ranks have.
+        self._kv_heads: set[tuple[int, int, int]] = set()
         config = model.config.get_text_config(decoder=True)
         self._num_heads = int(getattr(config, "num_attention_heads", 0) or 0)
         self._local_heads = self._num_heads

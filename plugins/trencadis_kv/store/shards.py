@@ -2,8 +2,10 @@
 
 A shard is named by its ranges, not by the rank that wrote it, so that engines that are laid out otherwise read it:
 
-    heads       0   1   2   3        tensor = 2 writes     tensor = 4, head_groups = 4      one process reads all four
-    shards    │ 0-1 │ 1-2 │ …  │     two each              writes one each
+    KV heads        0     1     2     3
+    head_groups 4   0-1 │ 1-2 │ 2-3 │ 3-4     shards of each range of layers
+    tensor 2        rank 0    │ rank 1        two shards each
+    tensor 4        0   │ 1   │ 2   │ 3       one each
 
 Ranks that hold the same heads read the same shards; the first of them writes. A shard may hold more than a rank has: then it reads its part.
 """
