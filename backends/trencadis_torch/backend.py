@@ -366,7 +366,7 @@ class TorchBackend(Backend):
         else:
             # Which tokens are blended again would be another choice on each rank.
             self._cache.first_head = self._share.first_head
-            self._cache.kernels += self._share.numerics
+            self._cache.sums = self._share.sums
         num_host_blocks = plan.num_host_blocks if own is None else own.num_host_blocks
         self._host_blocks = HostBlocks(self._cache, num_blocks=num_host_blocks)
         with self._on_device(), _named_memory_errors("the rows' state"):
@@ -510,7 +510,17 @@ class TorchBackend(Backend):
             torch.cuda.empty_cache()
 
     def kv_cache(self) -> PagedKVCache:
-        """Return the cache: per layer keys and values by block; see :class:`PagedKVCache`."""
+        """Return the cache: per layer keys and values by block; see :class:`PagedKVCache`.
+
+        Raises:
+            BackendError: The ranks divide a layer, and layers differ in their KV heads: no range of heads names what this rank holds.
+        """
+        if self._share is not None and not self._share.is_range(layer.num_kv_heads for layer in self._layers):
+            raise BackendError(
+                "[parallel] tensor: layers of this model differ in their KV heads, so that a rank holds no range of heads of a block, by which "
+                "KV connectors know it.",
+                hint='Set kv_connector.name to "none", or [parallel] tensor to 1.',
+            )
         return self._cache
 
     def _on_device(self) -> contextlib.AbstractContextManager[Any]:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from trencadis_testing.kv_connector import KVConnectorConformance
     from trencadis_testing.kv_fault_cases import KVFaultConformance
     from trencadis_testing.kv_policy import KVPolicyConformance
+    from trencadis_testing.kv_ranks import KVRanksConformance
     from trencadis_testing.observer import ObserverConformance
     from trencadis_testing.router import RouterConformance
     from trencadis_testing.sampling import SamplingConformance
@@ -46,6 +47,7 @@ __all__ = [
     "KVConnectorConformance",
     "KVFaultConformance",
     "KVPolicyConformance",
+    "KVRanksConformance",
     "LogitsProcessorConformance",
     "ObserverConformance",
     "RouterConformance",
@@ -68,6 +70,7 @@ _HOMES = {
     "KVConnectorConformance": "trencadis_testing.kv_connector",
     "KVFaultConformance": "trencadis_testing.kv_fault_cases",
     "KVPolicyConformance": "trencadis_testing.kv_policy",
+    "KVRanksConformance": "trencadis_testing.kv_ranks",
     "LogitsProcessorConformance": "trencadis_testing.sampling_processors",
     "ObserverConformance": "trencadis_testing.observer",
     "RouterConformance": "trencadis_testing.router",

@@ -14,7 +14,14 @@ import pytest
 
 from trencadis.clock import SimulatedClock
 from trencadis.errors import BackendError, StepFailedError
-from trencadis.interfaces import BlockCopies, Executor, PendingStep, SupportsEmbedding, SupportsSwapping
+from trencadis.interfaces import (
+    BlockCopies,
+    Executor,
+    PendingStep,
+    SupportsEmbedding,
+    SupportsRemoteKVConnector,
+    SupportsSwapping,
+)
 from trencadis.records import Bucket, ConnectorReport, ModelSource, Phase, StepOutput
 from trencadis_testing.driver import BackendDriver, Work
 from trencadis_testing.engines import make_engine
@@ -25,6 +32,7 @@ from trencadis_testing.executor_fakes import (
     ExpectingWorker,
     FramingWorker,
     Gate,
+    JoiningWorker,
     RaisingWorker,
     make_backend,
     make_sampler,
@@ -305,6 +313,21 @@ class ExecutorConformance:
             backend = FakeBackend()
             backend.allocate(plan_of())
             assert executor.kv_layout() == backend.kv_cache().layout
+
+    def test_worker_sides_in_other_processes_are_told_once_what_each_rank_holds(self) -> None:
+        """And what they say comes back under their rank. In the engine's process nobody is told."""
+        with _Running(self.make(), starts=True) as executor:
+            executor.allocate(plan_of(JoiningWorker()))
+            reports = executor.submit(one_token(41)).wait().connector_reports
+            if not isinstance(executor, SupportsRemoteKVConnector):
+                assert all(not report.loaded for report in reports.values()), "told of ranks, and has no kv_layouts()"
+                return
+            layouts = executor.kv_layouts()
+            names = tuple(layout.numerics.encode() for layout in layouts)
+            assert len(layouts) == executor.num_ranks
+            for rank, report in reports.items():
+                assert report.loaded == (rank, len(layouts)), f"rank {rank} was told {report.loaded}"
+                assert report.messages == names, "messages of a worker side do not come with its report"
 
     def test_closed_connector_is_called_no_more_and_steps_go_on(self) -> None:
         """It is closed after the batches submitted before; from then on no transfer touches a block."""

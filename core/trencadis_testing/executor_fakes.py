@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,21 @@ import attrs
 import numpy as np
 
 from trencadis.errors import BackendError
-from trencadis.interfaces import AllocationPlan, BlockCopies, KVWorkerSide, PendingStep, Sampler
+from trencadis.interfaces import (
+    AllocationPlan,
+    BlockCopies,
+    KVWorkerSide,
+    PendingStep,
+    Sampler,
+    SupportsRemoteScheduler,
+)
 from trencadis.records import (
     Batch,
     Bucket,
     ConnectorReport,
     Float32Array,
     Int32Array,
+    KVLayout,
     MemoryReport,
     ModelFacts,
     ModelSource,
@@ -34,6 +43,7 @@ __all__ = [
     "BlockedBackends",
     "FramingWorker",
     "Gate",
+    "JoiningWorker",
     "QuietWorker",
     "RaisingWorker",
     "TellingBackend",
@@ -279,6 +289,24 @@ class FramingWorker(QuietWorker):
         """Return what was seen since the last report."""
         seen, self._seen = self._seen, []
         return ConnectorReport(loaded=tuple(seen))
+
+
+class JoiningWorker(QuietWorker, SupportsRemoteScheduler):
+    """Reports, in place of transfer ids: its rank, how many layouts it was told, and how often; and whom it was told of, as messages."""
+
+    def __init__(self) -> None:
+        self._told: list[tuple[int, list[str]]] = []
+
+    def on_ranks(self, layouts: Sequence[KVLayout], *, rank: int) -> None:
+        """Remember."""
+        self._told.append((rank, [layout.numerics for layout in layouts]))
+
+    def poll(self) -> ConnectorReport:
+        """Return what is remembered."""
+        return ConnectorReport(
+            loaded=tuple([number for rank, names in self._told for number in (rank, len(names))]),
+            messages=tuple([name.encode() for _, names in self._told for name in names]),
+        )
 
 
 class ExpectingWorker(QuietWorker):

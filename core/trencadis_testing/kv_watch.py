@@ -19,6 +19,7 @@ from trencadis.interfaces import (
     SupportsLayerwise,
     SupportsMetrics,
     SupportsRemotePrefill,
+    SupportsRemoteWorkers,
     SupportsStepTimes,
 )
 from trencadis.records import ConnectorReport, FailedLoad, KVLayout, Request
@@ -31,6 +32,7 @@ _CAPABILITIES: tuple[type[Any], ...] = (
     SupportsLayerwise,
     SupportsStepTimes,
     SupportsMetrics,
+    SupportsRemoteWorkers,
 )
 
 

@@ -302,6 +302,18 @@ class TrustsTheConnector(OneThread):
         return call(*args)
 
 
+class TellsWorkersTwice(OneThread):
+    """Has layouts of ranks, as an executor whose ranks are elsewhere, and tells its worker side of them twice."""
+
+    def kv_layouts(self):
+        return [self.kv_layout()]
+
+    def allocate(self, plan):
+        super().allocate(plan)
+        for _ in range(2):
+            plan.connector.on_ranks(self.kv_layouts(), rank=0)
+
+
 class InventsALayout(OneThread):
     def kv_layout(self):
         return attrs.evolve(super().kv_layout(), block_size=3)
@@ -351,6 +363,7 @@ MUTANTS = {
     SwapsBeforeTheConnectorSaves: "test_blocks_come_in_behind_the_connectors_begin_step",
     AlwaysPromisesLayers: "test_connector_expects_layers_only_where_passes_are_the_first_to_write",
     TrustsTheConnector: "test_a_connector_that_raises_costs_no_token",
+    TellsWorkersTwice: "test_worker_sides_in_other_processes_are_told_once_what_each_rank_holds",
     InventsALayout: "test_layout_is_that_of_the_backends_cache",
     LeavesTheConnectorOpen: "test_closed_connector_is_called_no_more_and_steps_go_on",
     ClosesTheConnectorOnce: "test_closed_connector_is_called_no_more_and_steps_go_on",

@@ -36,7 +36,7 @@ Whatever does not go together is refused when the engine starts, with this page'
 _FEATURES = """
 ## Features
 
-A number is a reason below the table; `—` is a layout that nothing here serves.
+A number is a reason below the table; `—` is a layout that nothing here serves; `some` components do.
 """
 
 
@@ -69,15 +69,20 @@ def _providers(layout: Layout) -> list[str] | None:
     registry = Registry.discover(strict=True)
     for capability in layout.capabilities:
         noun = capability.partition(".")[0]
-        able = [
-            f'`{noun}.name = "{name}"`'
-            for name, item in registry.components(noun).items()
-            if item.provenance.distribution == _OURS and capability in item.component.provides
-        ]
+        able = [f'`{noun}.name = "{name}"`' for name in _providing(registry, noun, capability)]
         if not able:
             return None
         found.append(" or ".join(able))
     return found
+
+
+def _providing(registry: Registry, noun: str, capability: str) -> list[str]:
+    """Return the names of built-in components that provide a capability."""
+    return [
+        name
+        for name, item in registry.components(noun).items()
+        if item.provenance.distribution == _OURS and capability in item.component.provides
+    ]
 
 
 def _status(layout: Layout, served: Sequence[str] | None) -> str:
@@ -90,9 +95,14 @@ def _status(layout: Layout, served: Sequence[str] | None) -> str:
 def _cell(feature: LayoutFeature, name: str, is_served: bool, reasons: list[str]) -> str:
     if not is_served:
         return "—"
-    why = next((feature.refused[one] for one in (name, *_ALSO.get(name, ())) if one in feature.refused), "")
-    if not why:
+    refusing = next((one for one in (name, *_ALSO.get(name, ())) if one in feature.refused), None)
+    if refusing is None:
         return "yes"
+    why, capability = feature.refused[refusing], feature.unless_provides.get(refusing)
+    if capability:
+        noun = feature.setting.partition(".")[0]
+        able = _providing(Registry.discover(strict=True), noun, capability)
+        why = f"{', '.join(f'`{one}`' for one in able)} do; any other is refused: {why}"
     if why not in reasons:
         reasons.append(why)
-    return f"no ({reasons.index(why) + 1})"
+    return f"{'some' if capability else 'no'} ({reasons.index(why) + 1})"

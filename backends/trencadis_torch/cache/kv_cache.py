@@ -84,11 +84,13 @@ class PagedKVCache(KVPool):
 
     Attributes:
         kernels: Whose low bits the content has.
+        sums: See :class:`KVLayout`.
         first_head: Of the KV heads held here, counted over all ranks.
         make_blender: Makes what :meth:`blender` returns; None where nothing blends.
     """
 
     kernels: str = "torch"
+    sums: str = ""
     first_head: int = 0
     layerwise = True
     make_blender: Callable[[PagedKVCache], KVBlender] | None = None
@@ -135,6 +137,7 @@ class PagedKVCache(KVPool):
             first_head=self.first_head,
             last_head=self.first_head + num_heads,
             numerics=f"{self.kernels}-{self.device.type}",
+            sums=self.sums,
         )
 
     @torch.inference_mode()

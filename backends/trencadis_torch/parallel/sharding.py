@@ -157,7 +157,8 @@ class _Sharder:
         self._pieces: dict[int, Piece] = {}
         self._divided: set[int] = set()
         self._expert_widths: set[int] = set()
-        self._kv_heads: set[tuple[int, int]] = set()
+        # Of each attention: the first KV head here, one past the last, and how many all ranks have.
+        self._kv_heads: set[tuple[int, int, int]] = set()
         config = model.config.get_text_config(decoder=True)
         self._num_heads = int(getattr(config, "num_attention_heads", 0) or 0)
         self._local_heads = self._num_heads
@@ -182,7 +183,7 @@ class _Sharder:
             pieces=self._pieces,
             num_parameters=sum(sizes.values()),
             num_divided=sum(sizes[key] for key in self._divided),
-            heads=self._kv_heads.pop() if len(self._kv_heads) == 1 else None,
+            heads=self._kv_heads.pop()[:2] if len(self._kv_heads) == 1 else None,
             num_heads=self._local_heads,
             expert_widths=frozenset(self._expert_widths),
         )
@@ -349,6 +350,9 @@ class _Sharder:
             dim, keys = module.__dict__.get("head_dim"), getattr(module, "k_proj", None)
             if dim and isinstance(keys, nn.Linear) and keys.out_features % dim == 0:
                 num_kv_heads = keys.out_features // dim
+            fused = getattr(module, "qkv_proj", None)
+            if dim and isinstance(fused, nn.Linear) and fused.out_features % dim == 0:
+                num_kv_heads = (fused.out_features // dim - num_heads) // 2
             found[name] = num_heads, num_kv_heads
         return found
 
@@ -366,12 +370,12 @@ class _Sharder:
         """Give attention modules whose heads were divided the numbers of this rank, and note its KV heads."""
         for name, (num_heads, num_kv_heads) in self._all_heads.items():
             if not {self._styles.get(f"{name}.{own}") for own in _ATTENTION} & _BY_HEADS:
-                self._kv_heads.add((0, num_kv_heads))
+                self._kv_heads.add((0, num_kv_heads, num_kv_heads))
                 continue
             heads = self._heads_of(name)
             module = self._model.get_submodule(name)
             set_local_heads(module, heads, num_heads=num_heads, num_kv_heads=num_kv_heads)
-            self._kv_heads.add((heads.first_kv, heads.first_kv + heads.num_kv))
+            self._kv_heads.add((heads.first_kv, heads.first_kv + heads.num_kv, num_kv_heads))
             self._local_heads = self._num_heads // self._group.size
 
     def _split_fused(self) -> None:

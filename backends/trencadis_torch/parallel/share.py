@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import attrs
@@ -231,17 +231,27 @@ class Share:
         """First KV head here, counted over all ranks; 0 where layers differ."""
         return 0 if self._loaded.heads is None else self._loaded.heads[0]
 
+    def is_range(self, num_kv_heads: Iterable[int]) -> bool:
+        """Return whether the KV heads here are one range, the same in every layer.
+
+        Args:
+            num_kv_heads: In the cache, of each layer.
+        """
+        heads = self._loaded.heads
+        return self._groups.layout.tensor == 1 or (
+            heads is not None and all(number == heads[1] - heads[0] for number in num_kv_heads)
+        )
+
     @property
-    def numerics(self) -> str:
-        """Names the order in which this layout sums, and the rank where its KV heads are no range; empty if layers are whole."""
+    def sums(self) -> str:
+        """Names the order in which this layout sums; empty if layers are whole."""
         layout = self._groups.layout
         if layout.tensor == 1:
             return ""
-        parts = f"+tp{layout.tensor}"
-        if self._experts is not None:
-            kind = "ep" if self.gather is None else "dpep"
-            parts = f"+{kind}{layout.tensor}" + (f"-{self._experts.digest:08x}" if self._experts.digest else "")
-        return parts + ("" if self._loaded.heads is not None else f".{self._groups.tensor.rank}")
+        if self._experts is None:
+            return f"+tp{layout.tensor}"
+        kind = "ep" if self.gather is None else "dpep"
+        return f"+{kind}{layout.tensor}" + (f"-{self._experts.digest:08x}" if self._experts.digest else "")
 
     @property
     def layers(self) -> range | None:

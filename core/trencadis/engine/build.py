@@ -37,7 +37,7 @@ from trencadis.engine.guards import Fallback, GuardedBucketing, GuardedEviction,
 from trencadis.engine.inspect.administration import Administration
 from trencadis.engine.inspect.decisions import Decisions
 from trencadis.engine.inspect.observers import Observers
-from trencadis.engine.layout_support import check_features
+from trencadis.engine.layout_support import CONNECTOR_RANKS, check_features
 from trencadis.engine.request_validation import check_honoured
 from trencadis.engine.scheduling.partitioned import PartitionedScheduler
 from trencadis.engine.scheduling.pipelined import PipelinedScheduling
@@ -73,6 +73,7 @@ from trencadis.interfaces import (
     ConnectorPair,
     EvictionPolicy,
     Executor,
+    KVWorkerSide,
     Observer,
     Sampler,
     SamplingFingerprint,
@@ -81,7 +82,9 @@ from trencadis.interfaces import (
     SupportsDeferredWarmUp,
     SupportsKVConnector,
     SupportsPreparation,
+    SupportsRemoteKVConnector,
     SupportsRemotePrefill,
+    SupportsRemoteWorkers,
     SupportsSwapping,
 )
 from trencadis.log import configure_logging
@@ -358,6 +361,7 @@ class _Builder:
             speculation=self._speculation(),
             connector=self.make(choices["kv_connector"]) if "kv_connector" in choices else None,
             connector_label=self._label("kv_connector"),
+            remake_worker=self._worker_in_rank,
             shadow=None if shadow is None else (str(shadow.component), self.make(shadow)),
             switch=SchedulingSwitch(self._registry, SchedulingInForce.at_start(config, self._plan), self._make_by),
             plan_hash=self._plan.plan_hash,
@@ -413,6 +417,13 @@ class _Builder:
     def _acceptance_in_rank(self) -> AcceptanceRule:
         """Return the acceptance rule again, in a process of a rank, where a builder of the same configuration is called."""
         return GuardedAcceptance(*self._guarded("acceptance"))
+
+    def _worker_in_rank(self) -> KVWorkerSide:
+        """Return the worker side of the KV connector, in a process of a rank, where a builder of the same configuration is called."""
+        pair: ConnectorPair = self.make(self._plan.choices["kv_connector"])
+        label = self._label("kv_connector")
+        meter = Meters(self._config, self._context.clock)("kv_connector", label, thread=ACTIVITY.device)
+        return GuardedWorker(pair.worker, label=label, meter=meter)
 
     def _reference_sampler(self) -> Sampler:
         """Return a sampler in this process, which the backend's need not be; made when it is first needed."""
@@ -603,6 +614,7 @@ class Parts(EmbeddingParts):
         speculation: Who drafts, how much, and which drafts stand; or None.
         connector: The KV connector, or None.
         connector_label: Names it and its distribution in messages.
+        remake_worker: Makes the connector's worker side again in the process of a rank; None: it stays in this one.
         shadow: Label and policy that is asked beside ``scheduling``, or None.
         switch: Builds other policies while the engine serves, or None.
         shared_prefixes: Token ids of prompts' beginnings whose blocks every tenant shares.
@@ -621,6 +633,7 @@ class Parts(EmbeddingParts):
     speculation: Speculation | None = None
     connector: ConnectorPair | None = None
     connector_label: str = "the KV connector"
+    remake_worker: Callable[[], KVWorkerSide] | None = None
     shadow: tuple[str, SchedulingPolicy] | None = None
     switch: SchedulingSwitch | None = None
     shared_prefixes: tuple[tuple[int, ...], ...] = ()
@@ -897,7 +910,10 @@ def _allocation(config: Config, limits: BucketLimits, parts: Parts, num_hosted: 
     if parts.connector is not None:
         label = parts.connector_label
         worker = GuardedWorker(
-            parts.connector.worker, label=label, meter=meters("kv_connector", label, thread=ACTIVITY.device)
+            parts.connector.worker,
+            label=label,
+            meter=meters("kv_connector", label, thread=ACTIVITY.device),
+            remake=parts.remake_worker,
         )
     return AllocationPlan(
         num_blocks=limits.num_blocks,
@@ -917,9 +933,17 @@ def _allocate(executor: Executor, plan: AllocationPlan, parts: Parts) -> None:
     """Allocate, and tell the connector's scheduler side what its worker side was shown, and how first tokens are chosen."""
     executor.allocate(plan)
     if parts.connector is not None:
-        parts.connector.scheduler.on_ready(_connecting(executor).kv_layout())
-        if parts.sampling_fingerprint is not None and isinstance(parts.connector.scheduler, SupportsRemotePrefill):
-            parts.connector.scheduler.on_sampling(parts.sampling_fingerprint)
+        side = parts.connector.scheduler
+        if isinstance(executor, SupportsRemoteKVConnector):
+            if not isinstance(side, SupportsRemoteWorkers):
+                raise CapabilityError(
+                    f"{parts.connector_label} provides {CONNECTOR_RANKS}, and its scheduler side has no on_ranks().",
+                    hint="Mend it, or choose another in kv_connector.name.",
+                )
+            side.on_ranks(executor.kv_layouts())
+        side.on_ready(_connecting(executor).kv_layout())
+        if parts.sampling_fingerprint is not None and isinstance(side, SupportsRemotePrefill):
+            side.on_sampling(parts.sampling_fingerprint)
 
 
 def _administration(

@@ -13,12 +13,15 @@ import attrs
 from trencadis.config.schema import Config
 from trencadis.errors import CapabilityError
 from trencadis.records import LayoutFeature
-from trencadis.registry import ResolvedPlan
+from trencadis.registry import RegisteredComponent, ResolvedPlan
 
-__all__ = ["FEATURES", "LAYOUTS", "RANKS", "Layout", "check_features", "unserved_layout"]
+__all__ = ["CONNECTOR_RANKS", "FEATURES", "LAYOUTS", "RANKS", "Layout", "check_features", "unserved_layout"]
 
 RANKS = "executor.ranks"
 """Capability of an executor that hosts ranks in other processes."""
+
+CONNECTOR_RANKS = "kv_connector.ranks"
+"""Capability of a KV connector whose worker sides can be in the processes of ranks."""
 
 
 @attrs.frozen(kw_only=True)
@@ -72,7 +75,7 @@ LAYOUTS: Final = (
     Layout(name="data", summary="copies, each an engine of its own"),
 )
 
-_SHARED_MEMORY = "the two sides of a KV connector share memory, and ranks are in other processes"
+_NOT_THERE = 'its worker sides do not run in the processes of ranks (it does not provide "kv_connector.ranks")'
 
 FEATURES: Final = (
     LayoutFeature(name="Scheduling, eviction, bucketing, tenants, observers: any strategy"),
@@ -90,11 +93,15 @@ FEATURES: Final = (
     LayoutFeature(name="Embeddings of a decoder"),
     LayoutFeature(name="The engine in a process of its own", setting="engine.placement", unless=("auto", "thread")),
     LayoutFeature(
-        name="KV connectors: stores, host memory, prefill and decode on different engines, blending",
+        name="KV connectors",
         setting="kv_connector.name",
         unless=("", "none"),
-        refused={"processes": _SHARED_MEMORY},
-        remedy='Set kv_connector.name to "none", or executor.name to "inline".',
+        unless_provides={"processes": CONNECTOR_RANKS},
+        refused={
+            "processes": _NOT_THERE,
+            "attention": "ranks have blocks of other sequences, and all worker sides are told the same",
+        },
+        remedy='Set kv_connector.name to one that works among ranks (docs/layouts.md), or to "none", or executor.name to "inline".',
     ),
     LayoutFeature(
         name="LoRA adapters, where a backend computes them",
@@ -141,12 +148,24 @@ def check_features(config: Config, plan: ResolvedPlan) -> None:
             asked = '"data"' if layout.name == "attention" else sizes[layout.name]
             raise CapabilityError(f"[parallel] {layout.name} = {asked}: {why}.", hint=layout.hint)
     for feature in FEATURES:
-        refused = [feature.refused[name] for name, size in sizes.items() if size > 1 and name in feature.refused]
+        refused = [name for name, size in sizes.items() if size > 1 and name in feature.refused]
         if not refused or not feature.is_asked(value := _value(config, feature.setting)):
             continue
         table, key = feature.setting.split(".")
-        shown = plan.choices[table].component if key == "name" and table in plan.choices else value
-        raise CapabilityError(f"[{table}] {key} = {shown}: {refused[0]}.", hint=feature.remedy)
+        for name in refused:
+            capability = feature.unless_provides.get(name, "")
+            lacking = _lacking(plan, table, capability) if capability else None
+            if capability and lacking is None:
+                continue
+            shown = lacking or (plan.choices[table].component if key == "name" and table in plan.choices else value)
+            raise CapabilityError(f"[{table}] {key} = {shown}: {feature.refused[name]}.", hint=feature.remedy)
+
+
+def _lacking(plan: ResolvedPlan, noun: str, capability: str) -> RegisteredComponent | None:
+    """Return a component of a noun, chosen or named by the one that is, that does not provide a capability; None if all do."""
+    chosen = plan.choices.get(noun)
+    found = [chosen, *(one for one in plan.inner.values() if one.component.noun == noun)] if chosen is not None else []
+    return next((one.component for one in found if capability not in one.component.component.provides), None)
 
 
 def _value(config: Config, setting: str) -> object:

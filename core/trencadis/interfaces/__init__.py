@@ -31,6 +31,8 @@ from trencadis.interfaces.kv_connector import (
     SupportsLayerwise,
     SupportsMetrics,
     SupportsRemotePrefill,
+    SupportsRemoteScheduler,
+    SupportsRemoteWorkers,
     SupportsStepTimes,
 )
 from trencadis.interfaces.kv_policy import (
@@ -52,6 +54,7 @@ from trencadis.interfaces.optional_calls import (
     SupportsKVConnector,
     SupportsKVPool,
     SupportsRanks,
+    SupportsRemoteKVConnector,
     SupportsRestart,
     SupportsSwapping,
 )
@@ -138,7 +141,10 @@ __all__ = [
     "SupportsLayerwise",
     "SupportsMetrics",
     "SupportsPreparation",
+    "SupportsRemoteKVConnector",
     "SupportsRemotePrefill",
+    "SupportsRemoteScheduler",
+    "SupportsRemoteWorkers",
     "SupportsStepTimes",
     "SupportsSwapping",
     "TokenSplit",

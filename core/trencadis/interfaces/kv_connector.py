@@ -21,6 +21,7 @@ side that inherits one of them is asked for it, others are not. The engine looks
     SupportsLayerwise       a step waits for its loads layer by layer
     SupportsStepTimes       what computing takes here, to compare a load with
     SupportsMetrics         counters of the connector
+    SupportsRemoteWorkers   worker sides in other processes than the scheduler side, one for each rank
 
 A hit may come with the first token after the prompt, chosen where the prompt was computed. The engine validates it, streams it at once, and
 continues after it when the load has ended, either way:
@@ -59,6 +60,8 @@ __all__ = [
     "SupportsLayerwise",
     "SupportsMetrics",
     "SupportsRemotePrefill",
+    "SupportsRemoteScheduler",
+    "SupportsRemoteWorkers",
     "SupportsStepTimes",
 ]
 
@@ -273,6 +276,45 @@ class SupportsMetrics(ABC):
     @abstractmethod
     def metrics(self) -> str:
         """Return what is counted, in Prometheus' text format, names that begin with ``trencadis_kv_``. From any thread."""
+
+
+class SupportsRemoteWorkers(ABC):
+    """Capability: the worker sides are in other processes, made there by the same factory from the same config. Engine thread.
+
+    A component whose connectors have it provides ``kv_connector.ranks``; others are refused with ranks in processes. The pair that a rank
+    makes is asked for its worker side only, which has :class:`SupportsRemoteScheduler`.
+    """
+
+    @abstractmethod
+    def on_ranks(self, layouts: Sequence[KVLayout]) -> None:
+        """Called once, before ``on_ready``, with what each rank holds of a block.
+
+        Args:
+            layouts: By rank. Ranks may hold the same heads.
+
+        Raises:
+            ConfigValueError: What the config names does not go with these.
+        """
+
+    @abstractmethod
+    def on_worker_message(self, rank: int, message: bytes) -> None:
+        """Take what a rank's worker side sent with its report, before ``on_report``; once each, in their order."""
+
+
+class SupportsRemoteScheduler(ABC):
+    """Capability of a worker side: its scheduler side is in another process, which it tells things with ``ConnectorReport.messages``."""
+
+    @abstractmethod
+    def on_ranks(self, layouts: Sequence[KVLayout], *, rank: int) -> None:
+        """Called once, right after ``register``, if it is so. On the backend's thread.
+
+        Args:
+            layouts: By rank, as the scheduler side gets them.
+            rank: Whose worker side this is.
+
+        Raises:
+            ConfigValueError: What the config names does not go with these.
+        """
 
 
 class KVWorkerSide(ABC):

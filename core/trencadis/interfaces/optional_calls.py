@@ -8,6 +8,7 @@ A backend or executor that has the method has the capability; the engine looks o
     SupportsDeferredWarmUp    warm_up_rest   warm_up_rest                 buckets prepared while requests are served
     SupportsKVPool            kv_cache                                    a KV connector reads and writes its blocks
     SupportsKVConnector                      kv_layout, close_connector   it runs a connector's worker sides
+    SupportsRemoteKVConnector                kv_layouts                   it runs them in other processes
     SupportsRanks             join                                        it computes a share of a model, together with others
     SupportsRestart                          restart                      its ranks can be started again after they were lost
 """
@@ -31,6 +32,7 @@ __all__ = [
     "SupportsKVConnector",
     "SupportsKVPool",
     "SupportsRanks",
+    "SupportsRemoteKVConnector",
     "SupportsRestart",
     "SupportsSwapping",
 ]
@@ -141,6 +143,19 @@ class SupportsKVConnector(Protocol):
 
     def close_connector(self) -> None:
         """Close the KV connector's worker side on every rank; returns when no transfer touches a block any more."""
+        ...
+
+
+@runtime_checkable
+class SupportsRemoteKVConnector(Protocol):
+    """An executor whose ranks, and with them the worker sides of a KV connector, are in other processes.
+
+    ``AllocationPlan.connector`` travels to each rank, where the worker side is made; one with ``SupportsRemoteScheduler`` is then told of
+    the ranks, also when these are started again.
+    """
+
+    def kv_layouts(self) -> Sequence[KVLayout]:
+        """Return what the bytes of a KV block mean, on each rank; after ``allocate``."""
         ...
 
 

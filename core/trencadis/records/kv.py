@@ -46,6 +46,8 @@ class KVLayout:
         last_head: One past the last.
         rotated: True if keys are held with their rotary embedding applied.
         numerics: Whose low bits these are, such as ``torch-cpu``: kernels of another device differ in them.
+        sums: Names the order in which ranks that share a layer sum, on which low bits depend, too, such as ``+tp2``; empty: one rank
+            computes a layer.
     """
 
     parts: tuple[KVPart, ...]
@@ -54,6 +56,7 @@ class KVLayout:
     last_head: int
     rotated: bool = True
     numerics: str
+    sums: str = ""
 
     @property
     def block_bytes(self) -> int:

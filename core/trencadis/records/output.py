@@ -99,11 +99,13 @@ class ConnectorReport:
         loaded: Transfer ids whose blocks, or this rank's share of them, are verified and complete.
         failed: Loads that did not arrive whole.
         released: Transfer ids of which no transfer touches a block any more.
+        messages: Of the worker side for its scheduler side, in order; see ``SupportsRemoteWorkers``.
     """
 
     loaded: tuple[int, ...] = ()
     failed: tuple[FailedLoad, ...] = ()
     released: tuple[int, ...] = ()
+    messages: tuple[bytes, ...] = ()
 
 
 @attrs.frozen(kw_only=True)

@@ -114,11 +114,14 @@ class LayoutFeature:
         refused: Why, by layout: ``processes`` (ranks in processes of their own, one rank too), ``tensor``, ``pipeline``, ``expert``,
             ``attention``, ``data``. The end of a sentence that begins with setting and value.
         remedy: What to set instead.
+        unless_provides: By layout, the capability of the component that the setting names, and of all that this one names, with which it is
+            not refused.
     """
 
     name: str
     setting: str = ""
     unless: tuple[object, ...] = ()
+    unless_provides: Mapping[str, str] = attrs.field(factory=dict)
     refused: Mapping[str, str] = attrs.field(factory=dict)
     remedy: str = ""
 

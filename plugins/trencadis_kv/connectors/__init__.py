@@ -32,22 +32,45 @@ def trencadis_kv_connectors() -> Iterable[Component]:
         "blend", BlendConfig, "Chunks of prompts in any order, put together for requests that ask for it: approximate."
     )
     yield _component(
-        "filesystem", FilesystemConfig, "Blocks as files in a directory, for other engines and for after a restart."
+        "filesystem",
+        FilesystemConfig,
+        "Blocks as files in a directory, for other engines and for after a restart.",
+        works_among_ranks=True,
     )
     yield _component(
-        "host_offload", HostOffloadConfig, "Blocks in host memory, for prefixes that the device has no room for."
+        "host_offload",
+        HostOffloadConfig,
+        "Blocks in host memory, for prefixes that the device has no room for.",
+        works_among_ranks=True,
     )
     yield _component("lmcache", LMCacheConfig, "Blocks in the stores that LMCache knows.")
-    yield _component("mooncake", MooncakeConfig, "Blocks in memory that several engines share through Mooncake.")
+    yield _component(
+        "mooncake",
+        MooncakeConfig,
+        "Blocks in memory that several engines share through Mooncake.",
+        works_among_ranks=True,
+    )
     yield _component("nixl", NixlConfig, "Blocks from engine to engine through NIXL; what is said goes over TCP.")
     yield _component("p2p", P2PConfig, "Blocks from engine to engine over TCP: prefill here, decode there.")
-    yield _component("redis", RedisConfig, "Blocks in a Redis or Valkey server that several engines share.")
-    yield _component("tiered", TieredConfig, "Several connectors as one: the longest prefix wins, saves go to all.")
+    yield _component(
+        "redis", RedisConfig, "Blocks in a Redis or Valkey server that several engines share.", works_among_ranks=True
+    )
+    yield _component(
+        "tiered",
+        TieredConfig,
+        "Several connectors as one: the longest prefix wins, saves go to all.",
+        works_among_ranks=True,
+    )
 
 
-def _component(name: str, config: type[Any], summary: str) -> Component:
+def _component(name: str, config: type[Any], summary: str, *, works_among_ranks: bool = False) -> Component:
     return Component(
-        name=name, factory=_maker(name), config=config, summary=summary, interface_version=INTERFACE_VERSION
+        name=name,
+        factory=_maker(name),
+        config=config,
+        summary=summary,
+        interface_version=INTERFACE_VERSION,
+        provides={"kv_connector.ranks"} if works_among_ranks else (),
     )
 
 

@@ -9,7 +9,7 @@ from trencadis.errors import TransferError
 from trencadis.interfaces.block_store import BlockStore
 from trencadis.records import KVLayout, KVPart, TransferCause
 from trencadis_kv.store.client import StoreClient
-from trencadis_kv.store.objects import BlockObjects
+from trencadis_kv.store.objects import StoredBlocks
 from trencadis_kv.store.parts import StoreParts
 from trencadis_kv.store.threads import StoreThreads
 
@@ -28,12 +28,12 @@ _NO_MODELS = KVLayout(
 class Canary:
     """Puts an object, gets it back, deletes it, and reports to the breaker. A task for a thread.
 
-    A store that works is left a description of the blocks. A connector that only loads asks for an object that does not exist; one that
+    A store that works is left a description of the blocks, or of each of their shards. A connector that only loads asks for an object that does not exist; one that
     only saves gets nothing back.
 
     Args:
         parts: Of the connector.
-        objects: Packs the object.
+        objects: The first shard's packs the object.
         describes: Leave the description; False leaves nothing.
 
     Attributes:
@@ -41,7 +41,7 @@ class Canary:
         is_wanted: False once no thread waits for the result.
     """
 
-    def __init__(self, parts: StoreParts, objects: BlockObjects, *, describes: bool = True) -> None:
+    def __init__(self, parts: StoreParts, objects: StoredBlocks, *, describes: bool = True) -> None:
         self._parts = parts
         self._objects = objects
         self._describes = describes
@@ -72,26 +72,28 @@ class Canary:
 
     def _try(self, store: BlockStore) -> None:
         settings, block_hash = self._parts.settings, secrets.token_bytes(32)
-        keys, payload = self._objects.keys([block_hash]), secrets.token_bytes(_PAYLOAD_BYTES)
+        objects, payload = self._objects.shards[0], secrets.token_bytes(_PAYLOAD_BYTES)
+        keys = objects.keys([block_hash])
         num_kept = 0
         if settings.saves:
-            num_kept = store.put(keys, [self._objects.pack(block_hash, memoryview(payload))])
+            num_kept = store.put(keys, [objects.pack(block_hash, memoryview(payload))])
         if settings.loads:
             self._get(store, keys, block_hash, payload if num_kept else b"")
         if num_kept:
             store.delete(keys)
         if num_kept and self._describes:
-            key, description = self._objects.description
-            store.put([key], [[memoryview(description)]])
+            for key, description in (shard.description for shard in self._objects.shards):
+                store.put([key], [[memoryview(description)]])
 
     def _get(self, store: BlockStore, keys: list[str], block_hash: bytes, payload: bytes) -> None:
         """Get the object back; a full store that did not keep it counts as readable."""
-        raw = bytearray(self._objects.max_bytes)
+        objects = self._objects.shards[0]
+        raw = bytearray(objects.max_bytes)
         (num_bytes,) = store.get(keys, [memoryview(raw)])
         if num_bytes < 0 or not payload:
             return
         out = bytearray(_PAYLOAD_BYTES)
-        self._objects.unpack(block_hash, memoryview(raw)[:num_bytes], memoryview(out))
+        objects.unpack(block_hash, memoryview(raw)[:num_bytes], memoryview(out))
         if out != payload:
             raise TransferError("it gave back another object than was put.", cause=TransferCause.CORRUPT)
 
@@ -104,7 +106,7 @@ def try_store(parts: StoreParts) -> TransferError | None:
     Args:
         parts: Of the connector.
     """
-    canary = Canary(parts, parts.objects(_NO_MODELS), describes=False)
+    canary = Canary(parts, parts.stored([_NO_MODELS]), describes=False)
     threads: StoreThreads[Canary] = StoreThreads(
         "trencadis-kv-trial", 1, make_client=parts.client, activity=parts.activity
     )

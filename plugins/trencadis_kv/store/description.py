@@ -53,6 +53,8 @@ class Description:
     def to_json(self) -> bytes:
         """Return it as JSON; equal descriptions give equal bytes. Pure."""
         layout = attrs.asdict(self.layout)
+        if not self.layout.sums:  # as it was before there were ranks
+            del layout["sums"]
         return msgspec.json.encode(
             {"identity": self.identity, "exact_numerics": self.exact_numerics, "layout": layout}, order="sorted"
         )
@@ -100,6 +102,7 @@ class _Layout(msgspec.Struct, forbid_unknown_fields=True):
     last_head: int
     rotated: bool
     numerics: str
+    sums: str = ""
 
 
 class _Fields(msgspec.Struct, forbid_unknown_fields=True):

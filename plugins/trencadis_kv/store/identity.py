@@ -1,8 +1,9 @@
 """Identity of KV blocks: the compatibility id of an engine's blocks, and the keys of objects.
 
-    kv1/{namespace}/{compatibility id}/{group}.{stage}.{first head}-{last head}/{block hash}
+    kv1/{namespace}/{compatibility id}/{group}.0.{first head}-{last head}/{block hash}
 
-The block hash stands for the tokens, the salt, the adapter and the model; the compatibility id for what its bytes look like.
+The block hash stands for the tokens, the salt, the adapter and the model; the compatibility id for what its bytes look like, the layers and
+the range of KV heads included.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _NAMESPACE: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 def compat_id(layout: KVLayout, *, identity: str, exact_numerics: bool = True) -> bytes:
     """Return the digest of everything that changes the bytes of a block or their meaning, 16 bytes. Pure.
 
-    The range of heads is part of it, so that two ranks' halves of one block are never taken for each other.
+    The layers and the range of heads are part of it, so that two ranks' halves of one block are never taken for each other.
 
     Args:
         layout: Of the blocks.
@@ -34,7 +35,7 @@ def compat_id(layout: KVLayout, *, identity: str, exact_numerics: bool = True) -
         exact_numerics: Keep blocks of other devices and kernels apart, whose low bits differ; False shares with all.
     """
     parts = [(p.layer, p.kind, p.num_heads, p.head_dim, p.dtype, p.item_bytes) for p in layout.parts]
-    numerics = f"exact:{layout.numerics}" if exact_numerics else "any"
+    numerics = f"exact:{layout.numerics}{layout.sums}" if exact_numerics else "any"
     heads = (layout.first_head, layout.last_head)
     content = (VERSION, identity, layout.block_size, heads, layout.rotated, numerics, parts)
     return hashlib.blake2b(msgspec.msgpack.encode(content), digest_size=16, person=b"kv1-compat").digest()
@@ -45,22 +46,21 @@ def is_namespace(name: str) -> bool:
     return _NAMESPACE.fullmatch(name) is not None
 
 
-def key_prefix(namespace: str, *, compat: bytes, layout: KVLayout, group: int = 0, stage: int = 0) -> str:
-    """Return the prefix of the keys of one rank; the block's hash in hex follows. Pure.
+def key_prefix(namespace: str, *, compat: bytes, layout: KVLayout, group: int = 0) -> str:
+    """Return the prefix of the keys of one shard; the block's hash in hex follows. Pure.
 
     Args:
         namespace: Whose objects these are; see :func:`is_namespace`.
         compat: See :func:`compat_id`.
-        layout: Of the rank.
+        layout: Of the shard.
         group: See :class:`Header`.
-        stage: Of pipeline parallelism.
 
     Raises:
         ValueError: The namespace cannot be one.
     """
     if not is_namespace(namespace):
         raise ValueError(f"namespace {namespace!r}: 1 to 64 of A-Za-z0-9._- are allowed, no dot in front.")
-    return f"kv1/{namespace}/{compat.hex()}/{group}.{stage}.{layout.first_head}-{layout.last_head}/"
+    return f"kv1/{namespace}/{compat.hex()}/{group}.0.{layout.first_head}-{layout.last_head}/"
 
 
 def object_key(namespace: str, *, compat: bytes, layout: KVLayout, block_hash: bytes) -> str:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,7 @@ from trencadis_kv.store.messages import LoadOrder
 from trencadis_kv.store.objects import BlockObjects
 from trencadis_kv.store.parts import CHUNK_BYTES, StoreParts
 from trencadis_kv.store.pool_access import is_on_host
+from trencadis_kv.store.shards import RankShard
 from trencadis_kv.store.threads import StoreThreads
 
 __all__ = ["Load", "Loads"]
@@ -136,13 +138,27 @@ class Load:
         self._was_taken.wait()
 
 
+class _Memory(NamedTuple):
+    """Buffers of one thread.
+
+    Attributes:
+        raw: Of each shard, for objects, ``[chunk, max_bytes]``.
+        decoded: Of each shard, ``[chunk, bytes of the shard]``.
+        blocks: ``[chunk, block_bytes]``.
+    """
+
+    raw: Sequence[NDArray[np.uint8]]
+    decoded: Sequence[NDArray[np.uint8]]
+    blocks: NDArray[np.uint8]
+
+
 class Loads:
     """All loads of one rank. Methods run on the backend's thread unless stated otherwise.
 
     Args:
         parts: Of the connector.
         pool: The device's blocks.
-        objects: Unpacks them.
+        shards: That make up each.
 
     Attributes:
         parts: As above.
@@ -153,18 +169,19 @@ class Loads:
         finished: Loads that ended and were not reported yet.
     """
 
-    def __init__(self, parts: StoreParts, pool: KVPool, objects: BlockObjects) -> None:
+    def __init__(self, parts: StoreParts, pool: KVPool, shards: Sequence[RankShard]) -> None:
         self.parts = parts
         self.pool = pool
-        self.block_size = objects.block_size
+        self.block_size = pool.layout.block_size
+        self._block_bytes = pool.layout.block_bytes
         most = CHUNK_BYTES if pool.any_thread else min(CHUNK_BYTES, parts.settings.max_load_bytes_per_step)
-        self.chunk = max(1, most // objects.block_bytes)
+        self.chunk = max(1, most // self._block_bytes)
         self.arrived: deque[tuple[Load, Sequence[int], NDArray[np.uint8]]] = deque()
         self.finished: deque[Load] = deque()
-        self._objects = objects
+        self._shards = shards
         parts.pace.is_needed = is_on_host(pool)
         # A device may take many small blocks at once more quickly; host memory takes each from where it came.
-        self._in_place = objects.is_plain and is_on_host(pool)
+        self._in_place = len(shards) == 1 and not shards[0].place and shards[0].objects.is_plain and is_on_host(pool)
         self._live: dict[int, Load] = {}
         self._cancelled: list[Load] = []
         self._released: list[int] = []
@@ -210,7 +227,7 @@ class Loads:
             if load.error is None:
                 loaded.append(load.transfer_id)
             else:
-                num_tokens = load.num_valid_blocks * self._objects.block_size
+                num_tokens = load.num_valid_blocks * self.block_size
                 failed.append(
                     FailedLoad(transfer_id=load.transfer_id, num_valid_tokens=num_tokens, cause=str(load.error.cause))
                 )
@@ -238,57 +255,69 @@ class Loads:
         Raises:
             TransferError: The store did not answer.
         """
-        parts, objects, (raw, decoded) = self.parts, self._objects, self._memory()
-        keys, targets = objects.keys(hashes), [memoryview(raw[i]) for i in range(len(hashes))]
-        since_s = parts.clock.now_s()
+        parts, memory, since_s = self.parts, self._memory(), self.parts.clock.now_s()
+        num_shards = len(self._shards)
+        by_shard = [shard.objects.keys(hashes) for shard in self._shards]
+        keys = [key for of_block in zip(*by_shard, strict=True) for key in of_block]
+        targets = [memoryview(raw[i]) for i in range(len(hashes)) for raw in memory.raw]
         try:
             sizes = client.call(lambda store: store.get(keys, targets))
         except TransferError:
-            parts.cost.gave_up(num_bytes=len(keys) * objects.block_bytes, seconds=parts.clock.now_s() - since_s)
+            parts.cost.gave_up(num_bytes=len(hashes) * self._block_bytes, seconds=parts.clock.now_s() - since_s)
             raise
         if len(sizes) != len(keys):
             raise TransferError(f"{len(sizes)} answers to {len(keys)} keys.", cause=TransferCause.RAISED)
         num_good, error = 0, None
-        for i, (block_hash, size) in enumerate(zip(hashes, sizes, strict=True)):
-            error = self._unpacked(block_hash, targets[i], size, None if self._in_place else memoryview(decoded[i]))
+        for place, (key, target, size) in enumerate(zip(keys, targets, sizes, strict=True)):
+            i, which = divmod(place, num_shards)
+            out = None if self._in_place else memoryview(memory.decoded[which][i])
+            error = self._unpacked(self._shards[which].objects, hashes[i], target, size, out)
             if error is not None:
-                self._disown(client, hashes[i:], keys[i], error)
+                self._disown(client, hashes[i:], key, error)
                 break
-            num_good += 1
-        num_bytes = sum(sizes[:num_good])
+            num_good = (place + 1) // num_shards
         if num_good:
+            for shard, decoded in zip(self._shards, memory.decoded, strict=True):
+                if shard.place is not None:
+                    shard.place.write(decoded[:num_good], memory.blocks[:num_good])
             # Bytes of blocks, as predictions are asked for: how far they shrink on the way is part of what was measured.
-            parts.cost.loaded(num_bytes=num_good * objects.block_bytes, seconds=parts.clock.now_s() - since_s)
-            parts.counters.moved("load", num_tokens=num_good * objects.block_size, num_bytes=num_bytes)
-        return decoded[:num_good], error
+            parts.cost.loaded(num_bytes=num_good * self._block_bytes, seconds=parts.clock.now_s() - since_s)
+            num_bytes = sum(sizes[: num_good * num_shards])
+            parts.counters.moved("load", num_tokens=num_good * self.block_size, num_bytes=num_bytes)
+        return memory.blocks[:num_good], error
 
-    def _memory(self) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-        """Return the calling thread's buffers for objects and for decoded blocks, ``[chunk, ...]``.
+    def _memory(self) -> _Memory:
+        """Return the calling thread's buffers.
 
         Where nothing is decoded, the blocks are columns of the objects.
         """
         if not hasattr(self._buffers, "memory"):
-            objects = self._objects
-            raw = np.empty((self.chunk, objects.max_bytes), np.uint8)
-            decoded = np.empty((self.chunk, objects.block_bytes), np.uint8)
+            every = [shard.objects for shard in self._shards]
+            raw = [np.empty((self.chunk, objects.max_bytes), np.uint8) for objects in every]
             if self._in_place:
-                decoded = raw[:, HEADER_BYTES : HEADER_BYTES + objects.block_bytes]
-            self._buffers.memory = raw, decoded
-        memory: tuple[NDArray[np.uint8], NDArray[np.uint8]] = self._buffers.memory
+                decoded = [raw[0][:, HEADER_BYTES : HEADER_BYTES + self._block_bytes]]
+            else:
+                decoded = [np.empty((self.chunk, objects.block_bytes), np.uint8) for objects in every]
+            is_whole = len(every) == 1 and self._shards[0].place is None
+            blocks = decoded[0] if is_whole else np.empty((self.chunk, self._block_bytes), np.uint8)
+            self._buffers.memory = _Memory(raw, decoded, blocks)
+        memory: _Memory = self._buffers.memory
         return memory
 
-    def _unpacked(self, block_hash: bytes, raw: memoryview, size: int, out: memoryview | None) -> TransferError | None:
+    def _unpacked(
+        self, objects: BlockObjects, block_hash: bytes, raw: memoryview, size: int, out: memoryview | None
+    ) -> TransferError | None:
         if not 0 <= size <= len(raw):
             return TransferError("The KV object is not there any more.", cause=TransferCause.EVICTED)
         try:
             if out is None:
-                payload = self._objects.payload(block_hash, raw[:size])
-                if len(payload) != self._objects.block_bytes:
+                payload = objects.payload(block_hash, raw[:size])
+                if len(payload) != objects.block_bytes:
                     return TransferError(
                         f"The KV object is broken: {len(payload)} bytes of payload.", cause=TransferCause.CORRUPT
                     )
             else:
-                self._objects.unpack(block_hash, raw[:size], out)
+                objects.unpack(block_hash, raw[:size], out)
         except TransferError as error:
             return error
         return None

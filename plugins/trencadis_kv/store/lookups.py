@@ -15,7 +15,7 @@ from trencadis.records import TransferCause
 from trencadis_kv.store.bounded import BoundedDict
 from trencadis_kv.store.canary import Canary
 from trencadis_kv.store.client import StoreClient
-from trencadis_kv.store.objects import BlockObjects
+from trencadis_kv.store.objects import StoredBlocks
 from trencadis_kv.store.parts import StoreParts
 from trencadis_kv.store.threads import StoreThreads
 
@@ -43,7 +43,7 @@ class LookupTask:
         is_wanted: False once it was given up.
     """
 
-    def __init__(self, parts: StoreParts, objects: BlockObjects, hashes: Sequence[bytes], *, first: int) -> None:
+    def __init__(self, parts: StoreParts, objects: StoredBlocks, hashes: Sequence[bytes], *, first: int) -> None:
         self._parts = parts
         self._objects = objects
         self._hashes = hashes
@@ -89,7 +89,7 @@ class LookupTask:
             found += number
             if number < len(some):
                 break
-        return found
+        return found // len(self._objects.shards)
 
 
 @attrs.define
@@ -106,7 +106,7 @@ class Lookups:
         objects: Knows keys.
     """
 
-    def __init__(self, parts: StoreParts, objects: BlockObjects) -> None:
+    def __init__(self, parts: StoreParts, objects: StoredBlocks) -> None:
         self._parts = parts
         self._objects = objects
         self._open: dict[tuple[bytes, int], LookupTask] = {}

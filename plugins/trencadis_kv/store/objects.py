@@ -11,11 +11,11 @@ from trencadis_kv.store.description import Description, description_key
 from trencadis_kv.store.format import HEADER_BYTES, seal_header, start_header, unsealed, verify
 from trencadis_kv.store.identity import key_prefix
 
-__all__ = ["BlockObjects"]
+__all__ = ["BlockObjects", "StoredBlocks"]
 
 
 class BlockObjects:
-    """Packs and unpacks the blocks of one rank. From any thread.
+    """Packs and unpacks blocks, or one shard of each. From any thread.
 
     Args:
         layout: Of the blocks.
@@ -101,3 +101,27 @@ class BlockObjects:
         """
         payload = self.payload(block_hash, data)
         self._codec.decode(payload, unsealed(bytes(data[:HEADER_BYTES])), out)
+
+
+class StoredBlocks:
+    """The objects that blocks consist of, of all ranks. From any thread.
+
+    Args:
+        shards: Of each block; a block is there if the objects of all are.
+        block_bytes: Of a block in the cache, on the rank that holds most of it.
+
+    Attributes:
+        shards: As above.
+        block_bytes: As above.
+        block_size: Tokens of a block.
+    """
+
+    def __init__(self, shards: Sequence[BlockObjects], *, block_bytes: int) -> None:
+        self.shards = tuple(shards)
+        self.block_bytes = block_bytes
+        self.block_size = shards[0].block_size
+
+    def keys(self, hashes: Sequence[bytes]) -> list[str]:
+        """Return the keys of blocks: those of the first block, then those of the next. Pure."""
+        by_shard = [shard.keys(hashes) for shard in self.shards]
+        return [key for of_block in zip(*by_shard, strict=True) for key in of_block]

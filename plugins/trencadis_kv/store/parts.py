@@ -1,9 +1,9 @@
-"""State shared by both sides of a connector over a store, which run in one process."""
+"""State shared by both sides of a connector over a store; see :mod:`~trencadis_kv.store.journal` where they are in two processes."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import attrs
 
@@ -18,9 +18,10 @@ from trencadis_kv.store.breaker import Breaker
 from trencadis_kv.store.client import StoreClient
 from trencadis_kv.store.cost import CostModel
 from trencadis_kv.store.counters import TransferCounters
-from trencadis_kv.store.objects import BlockObjects
+from trencadis_kv.store.objects import BlockObjects, StoredBlocks
 from trencadis_kv.store.pace import Pace
-from trencadis_kv.store.settings import StoreSettings
+from trencadis_kv.store.settings import SharedStoreSettings, StoreSettings
+from trencadis_kv.store.shards import RankShard, Shard, cut_blocks, shards_of_ranks
 
 __all__ = ["CHUNK_BYTES", "StoreParts"]
 
@@ -51,6 +52,8 @@ class StoreParts:
         activity: Tasks under way on threads.
         warned: Causes of failures that were logged already.
         label: Names the connector and its distribution in messages; empty: ``name`` does.
+        watch: ``watch(on_change)`` has ``on_change(key, is_there)`` called for each object that comes or goes, for a store that each process
+            has to itself; None: all ranks reach the same store.
     """
 
     name: str
@@ -74,17 +77,61 @@ class StoreParts:
     activity: Activity = attrs.field(factory=Activity)
     warned: set[str] = attrs.field(factory=set)
     label: str = ""
+    watch: Callable[[Callable[[str, bool], None]], None] | None = None
 
     def client(self) -> StoreClient:
         """Return a new connection for one thread."""
         return StoreClient(self.make_store, name=self.label or self.name)
 
-    def objects(self, layout: KVLayout) -> BlockObjects:
-        """Return the converter between blocks of a layout and objects."""
+    def shards(self, layouts: Sequence[KVLayout], *, is_remote: bool = False) -> list[Shard]:
+        """Return the shards of blocks.
+
+        Args:
+            layouts: What each rank holds of a block, by rank.
+            is_remote: The ranks are in other processes.
+
+        Raises:
+            ConfigValueError: Blocks cannot be cut as the settings say.
+        """
+        if self.watch is not None and is_remote:
+            return shards_of_ranks(layouts)
+        settings = self.settings
+        if not isinstance(settings, SharedStoreSettings):
+            return cut_blocks(layouts, saves=settings.saves)
+        return cut_blocks(
+            layouts,
+            head_groups=settings.head_groups,
+            layer_starts=settings.layer_starts,
+            saves=settings.saves,
+            table=f"kv_connector.{self.name}",
+        )
+
+    def stored(self, layouts: Sequence[KVLayout], *, is_remote: bool = False) -> StoredBlocks:
+        """Return the objects of blocks on all ranks; otherwise as :meth:`shards`."""
+        shards = self.shards(layouts, is_remote=is_remote)
+        return StoredBlocks(
+            [self.objects(one.layout, namespace=one.namespace) for one in shards],
+            block_bytes=max(one.block_bytes for one in layouts),
+        )
+
+    def of_rank(
+        self, layouts: Sequence[KVLayout], *, rank: int = 0, is_remote: bool = False
+    ) -> tuple[list[RankShard], list[RankShard]]:
+        """Return the shards that a rank reads, and those that it writes; otherwise as :meth:`shards`."""
+        shards = self.shards(layouts, is_remote=is_remote)
+        here = [
+            (one, RankShard.of(one, layouts[rank], self.objects(one.layout, namespace=one.namespace)))
+            for one in shards
+            if rank in one.readers
+        ]
+        return [shard for _, shard in here], [shard for one, shard in here if one.writer == rank]
+
+    def objects(self, layout: KVLayout, *, namespace: str = "") -> BlockObjects:
+        """Return the converter between blocks, or shards, of a layout and objects; without a namespace that of the settings."""
         return BlockObjects(
             layout,
             identity=self.identity,
-            namespace=self.settings.namespace,
+            namespace=namespace or self.settings.namespace,
             exact_numerics=self.settings.numerics == "exact",
             codec=self.codec,
         )

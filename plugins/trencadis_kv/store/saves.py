@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from trencadis.errors import TransferError
 from trencadis.interfaces import KVPool
 from trencadis.records import TransferCause
 from trencadis_kv.store.client import StoreClient
 from trencadis_kv.store.layer_copy import LayerCopy, layer_places
 from trencadis_kv.store.messages import SaveOrder
-from trencadis_kv.store.objects import BlockObjects
 from trencadis_kv.store.parts import CHUNK_BYTES, StoreParts
+from trencadis_kv.store.shards import RankShard
 from trencadis_kv.store.staging import Staging, runs
 from trencadis_kv.store.threads import StoreThreads
 
@@ -73,7 +75,7 @@ class Saves:
     Args:
         parts: Of the connector.
         pool: The device's blocks.
-        objects: Packs them.
+        shards: Of each block, that this rank writes; none: it saves nothing.
         staging: The memory they may take.
 
     Attributes:
@@ -81,17 +83,18 @@ class Saves:
         staging: As above.
     """
 
-    def __init__(self, parts: StoreParts, pool: KVPool, objects: BlockObjects, staging: Staging) -> None:
+    def __init__(self, parts: StoreParts, pool: KVPool, shards: Sequence[RankShard], staging: Staging) -> None:
         self.parts = parts
         self.staging = staging
         self._pool = pool
-        self._objects = objects
+        self._shards = shards
         self._places = layer_places(pool.layout)
         self._under_way: list[tuple[Batch, LayerCopy]] = []
         self._waited: set[int] = set()
         # A batch is dropped whole: none is so large that it takes the place of all others.
-        staging.open(objects.block_bytes)
-        self._chunk = max(1, min(CHUNK_BYTES // objects.block_bytes, staging.num_slots // 4))
+        block_bytes = pool.layout.block_bytes
+        staging.open(block_bytes)
+        self._chunk = max(1, min(CHUNK_BYTES // block_bytes, staging.num_slots // 4))
         self._threads: StoreThreads[Batch | LayerCopy] = StoreThreads(
             "trencadis-kv-save", parts.settings.num_save_threads, make_client=parts.client, activity=parts.activity
         )
@@ -113,6 +116,8 @@ class Saves:
             order: What to save.
             by_layer: Copy them until :meth:`finish`, each layer until :meth:`copy_layer` returns at the latest.
         """
+        if not self._shards:
+            return
         for start in range(0, len(order.blocks), self._chunk):
             blocks, hashes = order.blocks[start : start + self._chunk], order.hashes[start : start + self._chunk]
             slots = self._make_room(len(blocks))
@@ -164,24 +169,39 @@ class Saves:
         Raises:
             TransferError: It could not be done.
         """
-        parts, objects = self.parts, self._objects
+        parts, num_shards = self.parts, len(self._shards)
         if not parts.breaker.allows:
             raise TransferError("The store is left alone.", cause=TransferCause.CANCELLED)
-        hashes = batch.hashes
-        keys = objects.keys(hashes)
+        by_shard = [shard.objects.keys(batch.hashes) for shard in self._shards]
+        keys = [key for of_block in zip(*by_shard, strict=True) for key in of_block]
         num_there = min(max(client.call(lambda store: store.contains(keys)), 0), len(keys))
-        packed = [
-            objects.pack(block_hash, memoryview(self.staging.rows(slot, slot + 1)[0]))
-            for block_hash, slot in zip(hashes[num_there:], batch.slots[num_there:], strict=True)
-        ]
+        packed = [self._packed(batch, *divmod(place, num_shards)) for place in range(num_there, len(keys))]
         if not packed:
             return
         num_kept = client.call(lambda store: store.put(keys[num_there:], packed))
+        num_whole = (num_there + num_kept) // num_shards
         if num_kept < len(packed):
             parts.counters.failed(TransferCause.FULL)
-            self._drop(hashes[num_there:], TransferCause.FULL, num_blocks=len(packed) - num_kept)
+            num_lost = len(batch.hashes) - num_whole
+            self._drop(batch.hashes[num_there // num_shards :], TransferCause.FULL, num_blocks=num_lost)
         num_bytes = sum(piece.nbytes for pieces in packed[:num_kept] for piece in pieces)
-        parts.counters.moved("save", num_tokens=num_kept * objects.block_size, num_bytes=num_bytes)
+        num_tokens = (num_whole - num_there // num_shards) * self._pool.layout.block_size
+        parts.counters.moved("save", num_tokens=num_tokens, num_bytes=num_bytes)
+
+    def _packed(self, batch: Batch, index: int, place: int) -> list[memoryview]:
+        """Return the pieces of an object.
+
+        Args:
+            batch: Whose blocks.
+            index: Of the block in it.
+            place: Of the shard.
+        """
+        shard, row = self._shards[place], self.staging.rows(batch.slots[index], batch.slots[index] + 1)
+        if shard.place is not None:
+            data = np.empty((1, shard.objects.block_bytes), np.uint8)
+            shard.place.read(row, data)
+            row = data
+        return shard.objects.pack(batch.hashes[index], memoryview(row[0]))
 
     def close(self, timeout_s: float) -> None:
         """Write staged blocks until a deadline, and stop; the last thread frees the staging memory.

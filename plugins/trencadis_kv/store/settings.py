@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import attrs
-from attrs.validators import and_, ge, gt, in_, le
+from attrs.validators import and_, deep_iterable, ge, gt, in_, instance_of, le
 
 from trencadis.interfaces import setting
 from trencadis_kv.store.identity import is_namespace
 
-__all__ = ["StoreSettings"]
+__all__ = ["SharedStoreSettings", "StoreSettings"]
 
 
 def _is_namespace(_: object, attribute: attrs.Attribute[str], name: str) -> None:
@@ -84,4 +84,24 @@ class StoreSettings:
         "A store that is left alone is tried again after so long, with one small object.",
         unit="s",
         validator=gt(0),
+    )
+
+
+@attrs.frozen(kw_only=True)
+class SharedStoreSettings(StoreSettings):
+    """Settings of a connector over a store that all ranks of an engine reach, and those of other engines."""
+
+    head_groups: int = setting(
+        0,
+        "Objects hold one of so many equal ranges of KV heads, at most one range a head, so that engines whose ``[parallel] tensor`` "
+        "differs share blocks: set it alike on all, to the largest of their tensors, and they share although ranks sum in another order, "
+        "on which low bits depend. 0: as this engine's ranks hold them, shared with engines of the same tensor only.",
+        unit="ranges",
+        validator=ge(0),
+    )
+    layer_starts: tuple[int, ...] = setting(
+        (),
+        "Layers at which another object begins, so that engines whose ``[parallel] pipeline`` differs share blocks: set it alike on all, "
+        "to where the stages of all begin; an engine that is given others says where its own do. Empty: as this engine's stages hold them.",
+        validator=deep_iterable(and_(instance_of(int), ge(0))),
     )

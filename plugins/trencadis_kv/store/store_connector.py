@@ -44,7 +44,12 @@ class StoreConnector(ConnectorPair):
 
 
 def store_connector(
-    make_store: Callable[[], BlockStore], settings: StoreSettings, context: ComponentContext, *, name: str
+    make_store: Callable[[], BlockStore],
+    settings: StoreSettings,
+    context: ComponentContext,
+    *,
+    name: str,
+    watch: Callable[[Callable[[str, bool], None]], None] | None = None,
 ) -> StoreConnector:
     """Return a connector that keeps blocks in a store.
 
@@ -55,6 +60,7 @@ def store_connector(
         settings: Of the connector's config table.
         context: Of the component's factory.
         name: Of the component: in logs, metrics and errors.
+        watch: See :class:`~trencadis_kv.store.parts.StoreParts`; for a store that each process has to itself.
     """
     breaker = Breaker(
         context.clock,
@@ -77,10 +83,11 @@ def store_connector(
         counters=counters,
         breaker=breaker,
         label=context.label,
+        watch=watch,
     )
     return StoreConnector(
         scheduler=StoreScheduler(parts, staging),
         worker=StoreWorker(parts, staging),
-        with_stores=lambda wrap: store_connector(lambda: wrap(make_store()), settings, context, name=name),
+        with_stores=lambda wrap: store_connector(lambda: wrap(make_store()), settings, context, name=name, watch=watch),
         try_store=lambda: try_store(parts),
     )

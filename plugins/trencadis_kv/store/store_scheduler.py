@@ -16,14 +16,16 @@ from trencadis.interfaces import (
     Lookup,
     SaveView,
     SupportsMetrics,
+    SupportsRemoteWorkers,
     SupportsStepTimes,
 )
 from trencadis.records import ConnectorReport, FailedLoad, KVLayout, Request, TransferCause
 from trencadis_kv.store.bounded import BoundedDict
 from trencadis_kv.store.canary import Canary
+from trencadis_kv.store.journal import IndexStore, KeyIndex, repeat
 from trencadis_kv.store.lookups import Lookups
 from trencadis_kv.store.messages import LoadOrder, SaveOrder, StepOrders, encode_orders
-from trencadis_kv.store.objects import BlockObjects
+from trencadis_kv.store.objects import StoredBlocks
 from trencadis_kv.store.parts import CHUNK_BYTES, StoreParts
 from trencadis_kv.store.staging import Staging
 
@@ -42,7 +44,7 @@ class _Started:
     deadline_s: float
 
 
-class StoreScheduler(KVSchedulerSide, SupportsStepTimes, SupportsMetrics):
+class StoreScheduler(KVSchedulerSide, SupportsRemoteWorkers, SupportsStepTimes, SupportsMetrics):
     """Looks up, decides and records; moves no blocks.
 
     Args:
@@ -53,7 +55,9 @@ class StoreScheduler(KVSchedulerSide, SupportsStepTimes, SupportsMetrics):
     def __init__(self, parts: StoreParts, staging: Staging) -> None:
         self._parts = parts
         self._staging = staging
-        self._objects: BlockObjects | None = None
+        self._layouts: Sequence[KVLayout] = ()
+        self._index = KeyIndex()
+        self._objects: StoredBlocks | None = None
         self._lookups: Lookups | None = None
         self._canary: Canary | None = None
         self._orders = StepOrders(loads=[], saves=[], cancels=[])
@@ -63,13 +67,31 @@ class StoreScheduler(KVSchedulerSide, SupportsStepTimes, SupportsMetrics):
         self._started: dict[int, _Started] = {}
         self._failed: dict[int, _Started] = {}
 
+    def on_ranks(self, layouts: Sequence[KVLayout]) -> None:
+        """Look up what all ranks can load; where each has a store of its own, in what they say that it has."""
+        self._layouts = layouts
+        if self._parts.watch is not None:
+            self._parts = attrs.evolve(self._parts, make_store=lambda: IndexStore(self._index))
+
+    def on_worker_message(self, rank: int, message: bytes) -> None:
+        """Repeat what a rank did to the shared state."""
+        parts = self._parts
+        state = {
+            "counters": parts.counters,
+            "breaker": parts.breaker,
+            "cost": parts.cost,
+            "recent": parts.recent,
+            "index": self._index,
+        }
+        repeat(message, state, is_first=rank == 0)
+
     def on_ready(self, layout: KVLayout) -> None:
         """Probe the store; one that fails is not used, and probed again later.
 
         Raises:
             ConfigValueError: It does not work, and ``required`` is set.
         """
-        self._objects = self._parts.objects(layout)
+        self._objects = self._parts.stored(self._layouts or [layout], is_remote=bool(self._layouts))
         self._lookups = Lookups(self._parts, self._objects)
         settings, name = self._parts.settings, self._parts.name
         error = self._lookups.probe().wait(settings.start_timeout_s)
@@ -130,7 +152,7 @@ class StoreScheduler(KVSchedulerSide, SupportsStepTimes, SupportsMetrics):
         view = SaveView(
             num_blocks=len(wanted),
             num_bytes=len(wanted) * self._objects.block_bytes,
-            staged_fraction=self._staging.fraction,
+            staged_fraction=0.0 if self._layouts else self._staging.fraction,
         )
         num_admitted = max(0, min(self._parts.policy.admits_save(view), len(wanted)))
         if num_admitted < len(wanted):

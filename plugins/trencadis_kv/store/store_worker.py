@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from trencadis.interfaces import KVPool, KVWorkerSide
-from trencadis.records import ConnectorReport
+from collections.abc import Sequence
+
+import attrs
+
+from trencadis.interfaces import KVPool, KVWorkerSide, SupportsRemoteScheduler
+from trencadis.records import ConnectorReport, KVLayout
+from trencadis_kv.store.journal import Journal
 from trencadis_kv.store.loads import Loads
 from trencadis_kv.store.messages import StepOrders, decode_orders
 from trencadis_kv.store.parts import StoreParts
@@ -13,7 +18,7 @@ from trencadis_kv.store.staging import Staging
 __all__ = ["StoreWorker"]
 
 
-class StoreWorker(KVWorkerSide):
+class StoreWorker(KVWorkerSide, SupportsRemoteScheduler):
     """Starts loads and saves, which run on threads.
 
     Args:
@@ -26,13 +31,28 @@ class StoreWorker(KVWorkerSide):
         self._staging = staging
         self._loads: Loads | None = None
         self._saves: Saves | None = None
+        self._pool: KVPool | None = None
+        self._journal: Journal | None = None
         self._expects_layers = False
 
     def register(self, kv_cache: KVPool) -> None:
-        """Receive the KV pool."""
-        objects = self._parts.objects(kv_cache.layout)
-        self._loads = Loads(self._parts, kv_cache, objects)
-        self._saves = Saves(self._parts, kv_cache, objects, self._staging)
+        """Receive the KV pool, which holds whole blocks unless :meth:`on_ranks` says that it does not."""
+        self._pool = kv_cache
+
+    def on_ranks(self, layouts: Sequence[KVLayout], *, rank: int) -> None:
+        """Move this rank's part of each block, and let the scheduler side know what is done."""
+        self._journal, self._parts = _reporting(self._parts)
+        self._open(layouts, rank=rank, is_remote=True)
+        if self._parts.watch is not None:
+            index = self._journal.of("index")
+            index.clear(f"kv1/rank{rank}/")
+            self._parts.watch(lambda key, is_there: index.add(key) if is_there else index.remove(key))
+
+    def _open(self, layouts: Sequence[KVLayout], *, rank: int = 0, is_remote: bool = False) -> None:
+        assert self._pool is not None, "registered before"
+        reads, writes = self._parts.of_rank(layouts, rank=rank, is_remote=is_remote)
+        self._loads = Loads(self._parts, self._pool, reads)
+        self._saves = Saves(self._parts, self._pool, writes, self._staging)
 
     def expect_layers(self) -> None:
         """Let the next step's saves be copied while it runs, if configured."""
@@ -45,6 +65,8 @@ class StoreWorker(KVWorkerSide):
         """
         expects_layers, self._expects_layers = self._expects_layers, False
         orders = decode_orders(message)
+        if self._loads is None and self._pool is not None:
+            self._open([self._pool.layout])
         if self._loads is None or self._saves is None:
             return
         by_layer = expects_layers and self._saves.by_layer and not _share_blocks(orders)
@@ -74,7 +96,8 @@ class StoreWorker(KVWorkerSide):
 
     def poll(self) -> ConnectorReport:
         """Return the report of ended loads."""
-        return ConnectorReport() if self._loads is None else self._loads.poll()
+        report = ConnectorReport() if self._loads is None else self._loads.poll()
+        return report if self._journal is None else attrs.evolve(report, messages=self._journal.take())
 
     def wait_idle(self, timeout_s: float) -> bool:
         """Wait until the threads of both sides are idle, or wait for :meth:`poll`; False on timeout.
@@ -91,6 +114,13 @@ class StoreWorker(KVWorkerSide):
             self._loads.close(timeout_s)
         if self._saves is not None:
             self._saves.close(timeout_s)
+
+
+def _reporting(parts: StoreParts) -> tuple[Journal, StoreParts]:
+    """Return the same parts, but for state of the scheduler side, which is in another process; and what becomes of that."""
+    journal = Journal()
+    shared = {name: journal.of(name) for name in ("counters", "breaker", "cost", "recent")}
+    return journal, attrs.evolve(parts, **shared)
 
 
 def _share_blocks(orders: StepOrders) -> bool:

@@ -70,8 +70,9 @@ def test_copies_go_with_everything_that_one_engine_does() -> None:
 
     check()
     check(**PROCESSES, parallel__tensor=2)
+    check(**PROCESSES, kv_connector__name="host_offload")
     with pytest.raises(CapabilityError, match=r"^\[kv_connector\]"):
-        check(**PROCESSES, kv_connector__name="host_offload")
+        check(**PROCESSES, kv_connector__name="p2p")
 
 
 def test_experts_go_over_one_rank_or_all_of_a_stage() -> None:
@@ -115,9 +116,18 @@ def test_what_does_not_go_with_attention_of_own_sequences_is_refused(overrides: 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (
-            {"kv_connector.name": "host_offload"},
-            r'^\[kv_connector\] name = kv_connector component "host_offload".*share memory',
+        *(
+            (
+                {"kv_connector.name": name, **more},
+                rf'^\[kv_connector\] name = kv_connector component "{refused}".*do not run in the processes of ranks',
+            )
+            for name, refused, more in (
+                ("p2p", "p2p", {}),
+                ("nixl", "nixl", {}),
+                ("lmcache", "lmcache", {}),
+                ("blend", "blend", {}),
+                ("tiered", "p2p", {"kv_connector.tiered.children": ("host_offload", "p2p")}),
+            )
         ),
         ({"parallel.tensor": 2, "engine.max_loras": 3}, r"^\[engine\] max_loras = 3: adapters are not divided"),
     ],
@@ -129,6 +139,17 @@ def test_what_does_not_go_with_ranks_in_processes_is_refused_and_goes_without(
         check_layout(*resolved(**PROCESSES, **overrides))
     assert caught.value.hint
     check_layout(*resolved(**{name: value for name, value in overrides.items() if name != "parallel.tensor"}))
+
+
+@pytest.mark.parametrize("name", ["filesystem", "host_offload", "mooncake", "redis", "tiered"])
+def test_connectors_whose_worker_sides_can_be_elsewhere_go_with_every_layout(name: str) -> None:
+    for layout in (
+        {},
+        {"parallel__tensor": 2},
+        {"parallel__pipeline": 2},
+        {"parallel__tensor": 2, "parallel__expert": 2},
+    ):
+        check_layout(*resolved(**PROCESSES, kv_connector__name=name, **layout))
 
 
 def test_adapters_go_with_one_rank_wherever_it_is() -> None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+import attrs
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from support.core.invariants import broken_invariants
 from trencadis.errors import BackendError, RanksLostError
-from trencadis.interfaces import AllocationPlan, PendingStep
+from trencadis.interfaces import AllocationPlan, KVWorkerSide, PendingStep
 from trencadis.records import Batch, EmbeddingRequest, FinishReason, Request, SamplingParams, StepOutput
+from trencadis_testing.doubles import LoopConnector, _LoopWorker
 from trencadis_testing.engines import make_engine
 from trencadis_testing.fake_executor import FakeExecutor
 from trencadis_testing.fakes import FakeBackend, fake_embedding, fake_text
@@ -30,6 +32,7 @@ class Lossy(FakeExecutor):
         super().__init__(_backend())
         self.num_restarts = 0
         self.can_restart = True
+        self.remake_worker: Callable[[], KVWorkerSide] | None = None
         self._losses, self._deadly = set(losses), deadly
         self._num_calls = 0
         self._is_lost = False
@@ -62,6 +65,8 @@ class Lossy(FakeExecutor):
         self._is_lost = False
         self.num_restarts += 1
         self.backend = _backend()
+        if self.remake_worker is not None:
+            self._plan = attrs.evolve(self._plan, connector=self.remake_worker())
         super().allocate(self._plan)
 
 
@@ -123,6 +128,69 @@ def test_whenever_ranks_are_lost_every_text_is_what_it_would_have_been(losses, n
     assert {name: one.vector.tolist() for name, one in embedded.items()} == {
         name: pytest.approx(fake_embedding(tokens)) for name, tokens in TEXTS.items()
     }
+
+
+@example(  # one that was preempted waits for its last token, which is lost
+    losses={0, 50},
+    num_blocks=18,
+    shape={"delay": 1, "pending": 0, "holds": False, "by_layer": False, "fail": lambda _: None},
+    overlap=True,
+    caches=False,
+)
+@given(
+    losses=st.sets(st.integers(0, 80), max_size=2),
+    num_blocks=st.sampled_from([18, 24, 60]),
+    shape=st.fixed_dictionaries(
+        {
+            "delay": st.integers(1, 4),
+            "pending": st.integers(0, 2),
+            "holds": st.booleans(),
+            "by_layer": st.booleans(),
+            "fail": st.sampled_from([lambda _: None, lambda transfer_id: 4 if transfer_id % 3 == 1 else None]),
+        }
+    ),
+    overlap=st.booleans(),
+    caches=st.booleans(),
+)
+def test_loads_and_saves_that_are_under_way_end_with_the_ranks_and_cost_no_request(
+    losses, num_blocks, shape, overlap, caches
+):
+    """No clock runs here: what waited for a report of ranks that are gone would wait for ever."""
+    connector = LoopConnector(**shape)
+    executor = Lossy(losses)
+    executor.remake_worker = lambda: _LoopWorker(connector.store, 4)
+    engine = make_engine(
+        executor=executor,
+        connector=connector.pair(),
+        max_num_seqs=3,
+        max_num_batched_tokens=24,
+        num_blocks=num_blocks,
+        async_scheduling=overlap,
+        prefix_caching=caches,
+    )
+    ended = {}
+    for wave in range(2):
+        for name, prompt in PROMPTS.items():
+            params = SamplingParams(max_tokens=14)
+            engine.add(Request(request_id=f"{name} {wave}", prompt_token_ids=prompt, params=params))
+        for _ in range(600):
+            if not engine.has_work:
+                break
+            ended.update((one.request_id, one) for one in engine.step().finished)
+            assert broken_invariants(engine) == []
+        assert not engine.has_work
+    inside = engine.inspect()
+    engine.close()
+    assert not inside.transfers.loads
+    assert not inside.transfers.pinned
+    found = {name: (one.token_ids.tolist(), one.error) for name, one in ended.items()}
+    expected = {
+        f"{name} {wave}": fake_text(prompt, 14, eos=-1) for name, prompt in PROMPTS.items() for wave in range(2)
+    }
+    assert found == {name: (text, "") for name, text in expected.items()}
+    assert engine.totals.num_failed_steps <= executor.num_restarts, "a sequence read what is not its own"
+    if not losses and not caches:
+        assert connector.scheduler.num_loaded
 
 
 def test_the_request_that_is_in_every_lost_step_ends_after_three_and_no_other_does():

@@ -10,6 +10,7 @@ import numpy as np
 from support.kv.store_parts import BLOCK_BYTES, GatedStore, hashes_of, make_parts, make_pool, read
 from trencadis_kv.store.loads import Loads
 from trencadis_kv.store.messages import LoadOrder
+from trencadis_kv.store.shards import RankShard
 from trencadis_testing.kv_faults import DictStore
 
 __all__ = ["CONTENTS", "House", "flip", "houses"]
@@ -42,7 +43,7 @@ class House:
         for number, content in CONTENTS.items():
             (key,), (block_hash,) = self.keys(number), hashes_of(number)
             self.objects[key] = b"".join(self.packing.pack(block_hash, memoryview(content)))
-        self.loads = Loads(self.parts, self.pool, self.packing)
+        self.loads = Loads(self.parts, self.pool, [RankShard(objects=self.packing)])
         self.loads.chunk = chunk
         self.before = read(self.pool, range(16))
 

@@ -96,6 +96,7 @@ class Recovery:
             error: What the oldest one's ``wait`` raised.
         """
         state, at_fault = self._state, list[FinishedSequence]()
+        state.transfers.ranks_lost(state)
         lost = dict.fromkeys(slot for plan in plans for slot in self._live(plan))
         for slot in lost:
             losses = self._num_losses[slot] = self._num_losses.get(slot, 0) + 1
@@ -108,6 +109,7 @@ class Recovery:
         for slot in reversed(state.running.tolist()):
             self._undo(slot)
         for slot in state.waiting.slots.tolist():
+            self._forget_in_flight(slot)  # one that was preempted may wait for its last token
             state.drop_swapped(state.table.sequence(slot))
         state.blocks.reset_cache()
         state.row_starts.clear()

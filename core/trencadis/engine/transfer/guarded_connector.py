@@ -25,9 +25,11 @@ from trencadis.interfaces import (
     SupportsLayerwise,
     SupportsMetrics,
     SupportsRemotePrefill,
+    SupportsRemoteScheduler,
+    SupportsRemoteWorkers,
     SupportsStepTimes,
 )
-from trencadis.records import ConnectorReport, FailedLoad, FirstToken, Request
+from trencadis.records import ConnectorReport, FailedLoad, FirstToken, KVLayout, Request
 from trencadis.records.request import transfer_table
 
 __all__ = ["GuardedConnector", "GuardedHandover", "GuardedRemotePrefill", "GuardedWorker"]
@@ -294,6 +296,12 @@ class GuardedConnector:
         """Return the message for the worker side."""
         return self._call("take_message", lambda: _of_type(self._side.take_message(), bytes), b"", always=True)
 
+    def on_worker_message(self, rank: int, message: bytes) -> None:
+        """Forward a message of a rank's worker side, if the side takes any."""
+        side = self._side
+        if isinstance(side, SupportsRemoteWorkers):
+            self._call("on_worker_message", lambda: side.on_worker_message(rank, message), None, always=True)
+
     def on_report(self, report: ConnectorReport) -> None:
         """Forward a report."""
         self._call("on_report", lambda: self._side.on_report(report), None, always=True)
@@ -344,7 +352,7 @@ def _all_of(answers: Iterable[T], kind: type[T]) -> tuple[T, ...]:
     return tuple([_of_type(answer, kind) for answer in islice(answers, _MAX_ANSWERS)])
 
 
-class GuardedWorker(KVWorkerSide):
+class GuardedWorker(KVWorkerSide, SupportsRemoteScheduler):
     """Calls a worker side; after the start exceptions are caught. On the backend's thread.
 
     A call that raises has brought nothing: what it was to load is computed once the load times out.
@@ -353,13 +361,27 @@ class GuardedWorker(KVWorkerSide):
         side: The worker side.
         label: Names the component and its distribution in messages.
         meter: Measures the calls that do not wait; one that is too slow is warned about.
+        remake: Makes the same in the process of a rank, to which it travels.
     """
 
-    def __init__(self, side: KVWorkerSide, *, label: str = "the KV connector", meter: CallMeter | None = None) -> None:
+    def __init__(
+        self,
+        side: KVWorkerSide,
+        *,
+        label: str = "the KV connector",
+        meter: CallMeter | None = None,
+        remake: Callable[[], KVWorkerSide] | None = None,
+    ) -> None:
+        self._remake = remake
         self._side = side
         self._label = label
         self._meter = meter or CallMeter(label, thread=ACTIVITY.device)
         self._faults = FaultLog(logger)
+
+    def __reduce__(self) -> tuple[Callable[[], KVWorkerSide], tuple[()]]:
+        if self._remake is None:
+            raise TypeError(f"{self._label} cannot travel to another process")
+        return self._remake, ()
 
     def register(self, kv_cache: KVPool) -> None:
         """Hand over the device's KV cache.
@@ -367,14 +389,31 @@ class GuardedWorker(KVWorkerSide):
         Raises:
             PluginLoadError: It raised.
         """
+        self._at_start("register", lambda: self._side.register(kv_cache))
+
+    def on_ranks(self, layouts: Sequence[KVLayout], *, rank: int) -> None:
+        """Forward what the ranks hold.
+
+        Raises:
+            PluginLoadError: It raised, or has no scheduler side in another process.
+        """
+        side = self._side
+        if not isinstance(side, SupportsRemoteScheduler):
+            raise PluginLoadError(
+                f"{self._label} provides kv_connector.ranks, and its worker side has no on_ranks().",
+                hint="Mend it, or choose another in kv_connector.name.",
+            )
+        self._at_start("on_ranks", lambda: side.on_ranks(layouts, rank=rank))
+
+    def _at_start(self, name: str, call: Callable[[], None]) -> None:
         try:
-            self._side.register(kv_cache)
+            call()
         except TrencadisError:
             raise
         except BaseException as error:
             reraise_interrupt(error)
             raise PluginLoadError(
-                f"{self._label} raised {as_words(error)} in register().",
+                f"{self._label} raised {as_words(error)} in {name}().",
                 hint="Mend it, or choose another in kv_connector.name.",
             ) from error
 
@@ -411,6 +450,8 @@ class GuardedWorker(KVWorkerSide):
                 numbers += [_of_type(failed, FailedLoad).transfer_id, failed.num_valid_tokens]
             if not _are_whole(*numbers):
                 raise ContractError(f"it returned {shown(report)}, whose transfer ids and tokens must be whole numbers")
+            for message in report.messages:
+                _of_type(message, bytes)
             return report
 
         return self._call("poll", poll, ConnectorReport())

@@ -28,7 +28,7 @@ from trencadis.engine.transfer.rank_quorum import RankQuorum
 from trencadis.engine.transfer.waiting_load import WaitingLoad
 from trencadis.faults import FaultLog, shown
 from trencadis.interfaces import Lookup
-from trencadis.records import ConnectorReport, FailedLoad, Int32Array, Request
+from trencadis.records import ConnectorReport, FailedLoad, Int32Array, Request, TransferCause
 
 if TYPE_CHECKING:
     from trencadis.engine.cache.block_manager import BlockManager
@@ -284,6 +284,9 @@ class Transfers:
         if self.connector is None:
             return
         if reports:
+            for rank, one in sorted(reports.items()):
+                for message in one.messages:
+                    self.connector.on_worker_message(rank, message)
             report = self._quorum.merge(reports, is_awaited=self._is_awaited, is_pinned=self._pinned.__contains__)
             self.connector.on_report(report)
             self._has_news |= bool(report.loaded or report.failed or report.released)
@@ -301,6 +304,34 @@ class Transfers:
                 if transfer_id in self._pinned:
                     self._free(transfer_id, state)
         self._enforce_deadlines(state)
+
+    def ranks_lost(self, state: EngineState) -> None:
+        """End all that was under way on ranks that are gone: loads have failed, blocks are released, messages for them are void.
+
+        Sequences that waited are looked up again; where no block of a sequence is left, nothing of a load that had ended is either.
+        """
+        if self.connector is None:
+            return
+        self._unsent = b""
+        self.connector.take_message()
+        sequences = [load.sequence for load in self._loads.values()]
+        failed = [
+            FailedLoad(transfer_id=transfer_id, num_valid_tokens=0, cause=TransferCause.LOST)
+            for transfer_id in self._loads
+        ]
+        failed += [
+            FailedLoad(transfer_id=load.sequence.transfer_id, num_valid_tokens=0, cause=TransferCause.LOST)
+            for load in self.layered
+        ]
+        self.connector.on_report(ConnectorReport(failed=tuple(failed), released=tuple(self._pinned)))
+        for one in failed:
+            self._failed(one, state)
+        for transfer_id in list(self._pinned):
+            self._free(transfer_id, state)
+        for sequence in sequences:
+            sequence.looked_up = False
+        for slot in state.waiting.slots.tolist():
+            state.drop_loaded(state.table.sequence(slot))
 
     def confirm(self, slots: Int32Array, state: EngineState) -> bool:
         """Discard the sequences of a committed plan whose layer-wise loads did not succeed; True if there were any.

@@ -6,13 +6,13 @@ import attrs
 from attrs.validators import and_, ge, le, lt
 
 from trencadis.interfaces import setting
-from trencadis_kv.store.settings import StoreSettings
+from trencadis_kv.store.settings import SharedStoreSettings
 
 __all__ = ["FilesystemConfig"]
 
 
 @attrs.frozen(kw_only=True)
-class FilesystemConfig(StoreSettings):
+class FilesystemConfig(SharedStoreSettings):
     """Table ``[kv_connector.filesystem]``.
 
     Attributes:

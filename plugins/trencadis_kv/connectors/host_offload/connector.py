@@ -22,4 +22,4 @@ def make_host_offload(config: HostOffloadConfig, context: ComponentContext) -> C
         context: Makes the eviction policy that the table names.
     """
     memory = HostMemory(config.capacity_bytes, eviction=context.make("eviction", config.eviction), clock=context.clock)
-    return store_connector(lambda: HostStore(memory), config, context, name="host_offload")
+    return store_connector(lambda: HostStore(memory), config, context, name="host_offload", watch=memory.watch)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import attrs
 import numpy as np
@@ -47,6 +47,7 @@ class HostMemory:
         self._numbers = itertools.count()
         self._num_bytes = 0
         self._num_stores = 0
+        self._on_change: Callable[[str, bool], None] = _ignore
 
     @property
     def num_bytes(self) -> int:
@@ -55,6 +56,10 @@ class HostMemory:
 
     def __len__(self) -> int:
         return len(self._objects)
+
+    def watch(self, on_change: Callable[[str, bool], None]) -> None:
+        """Have ``on_change(key, is_there)`` called for each object that comes or goes from now on; it must not wait."""
+        self._on_change = on_change
 
     def opened(self) -> None:
         """Count a store."""
@@ -95,6 +100,7 @@ class HostMemory:
             one = self._objects[key] = _Object(next(self._numbers), depth, data)
             self._key_of[one.number] = key
             self._num_bytes += len(data)
+            self._on_change(key, True)
             self._use([one], self._clock.now_s())
             return True
 
@@ -128,6 +134,7 @@ class HostMemory:
                 f"The eviction policy {type(self._eviction).__name__} names block {number}, which is no candidate."
             )
         self._num_bytes -= self._objects.pop(key).data.nbytes
+        self._on_change(key, False)
 
 
 class HostStore(BlockStore):
@@ -174,6 +181,10 @@ class HostStore(BlockStore):
         if not self._is_closed:
             self._is_closed = True
             self._memory.closed()
+
+
+def _ignore(key: str, is_there: bool) -> None:
+    pass
 
 
 def _copy(pieces: Sequence[memoryview]) -> NDArray[np.uint8]:

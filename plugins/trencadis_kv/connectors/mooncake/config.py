@@ -8,7 +8,7 @@ import attrs
 from attrs.validators import and_, ge, gt, in_, le
 
 from trencadis.interfaces import setting
-from trencadis_kv.store.settings import StoreSettings
+from trencadis_kv.store.settings import SharedStoreSettings
 
 __all__ = ["MooncakeConfig"]
 
@@ -20,7 +20,7 @@ def _is_address(_: object, attribute: attrs.Attribute[str], address: str) -> Non
 
 
 @attrs.frozen(kw_only=True)
-class MooncakeConfig(StoreSettings):
+class MooncakeConfig(SharedStoreSettings):
     """Table ``[kv_connector.mooncake]``: the master that knows where objects are, and the memory that this engine adds to the pool."""
 
     master: str = setting("127.0.0.1:50051", "Host and port of mooncake_master.", validator=_is_address)
@@ -34,7 +34,8 @@ class MooncakeConfig(StoreSettings):
     rdma_devices: str = setting("", "Names of RDMA devices, separated by commas; empty: Mooncake chooses.")
     pool_bytes: int = setting(
         1 << 30,
-        "Host memory that this engine adds to the pool; 0: none. What lies in it is lost when the engine ends.",
+        "Host memory that this engine adds to the pool, and each of its ranks that has a process of its own; 0: none. What lies in it is "
+        "lost when the process ends.",
         unit="bytes",
         validator=ge(0),
     )

@@ -8,7 +8,7 @@ import attrs
 from attrs.validators import and_, ge, gt, le
 
 from trencadis.interfaces import setting
-from trencadis_kv.store.settings import StoreSettings
+from trencadis_kv.store.settings import SharedStoreSettings
 
 __all__ = ["RedisAddress", "RedisConfig", "without_password"]
 
@@ -98,7 +98,7 @@ def _is_url(_: object, attribute: attrs.Attribute[str], url: str) -> None:
 
 
 @attrs.frozen(kw_only=True)
-class RedisConfig(StoreSettings):
+class RedisConfig(SharedStoreSettings):
     """Table ``[kv_connector.redis]``.
 
     Attributes:

@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 
 from trencadis.errors import ConfigValueError
 from trencadis.faults import FaultLog, as_words, reraise_interrupt
-from trencadis.interfaces import KVSchedulerSide, Lookup
+from trencadis.interfaces import KVSchedulerSide, Lookup, SupportsRemoteWorkers
 from trencadis.records import KVLayout, Request, TransferCause
 from trencadis_kv.store.breaker import Breaker, BreakerState
 from trencadis_kv.store.cost import MovingLine
@@ -213,16 +213,30 @@ class Child:
         Raises:
             ConfigValueError: What its config names cannot be used, and must be.
         """
+        self._at_start("on_ready", lambda: self._side.on_ready(layout))
+
+    def join(self, layouts: Sequence[KVLayout]) -> None:
+        """Tell it what the ranks hold, in whose processes its worker sides are; closed if it cannot be so, or raises.
+
+        Raises:
+            ConfigValueError: What its config names does not go with these.
+        """
+        side = self._side
+        if isinstance(side, SupportsRemoteWorkers):
+            self._at_start("on_ranks", lambda: side.on_ranks(layouts))
+        else:
+            logger.error("%s does not work among ranks; serving goes on without it.", self._label)
+            self.close()
+
+    def _at_start(self, name: str, call: Callable[[], None]) -> None:
         try:
-            self._side.on_ready(layout)
+            call()
         except ConfigValueError:
             raise
         except BaseException as error:
             reraise_interrupt(error)
-            said = (
-                f"{self._label} cannot be used: it raised {as_words(error)} in on_ready(); serving goes on without it."
-            )
-            self._faults.say("on_ready", said, error=error, level=logging.ERROR)
+            said = f"{self._label} cannot be used: it raised {as_words(error)} in {name}(); serving goes on without it."
+            self._faults.say(name, said, error=error, level=logging.ERROR)
             self.close()
 
     def call(self, name: str, call: Callable[[KVSchedulerSide], T], otherwise: T) -> T:

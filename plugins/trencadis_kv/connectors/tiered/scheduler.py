@@ -20,6 +20,7 @@ from trencadis.interfaces import (
     SupportsHandover,
     SupportsMetrics,
     SupportsRemotePrefill,
+    SupportsRemoteWorkers,
     SupportsStepTimes,
 )
 from trencadis.records import ConnectorReport, FailedLoad, FirstToken, KVLayout, Request
@@ -151,7 +152,7 @@ class _Load:
     since_s: float = 0.0
 
 
-class TieredScheduler(KVSchedulerSide, SupportsHandover, SupportsStepTimes, SupportsMetrics):
+class TieredScheduler(KVSchedulerSide, SupportsHandover, SupportsRemoteWorkers, SupportsStepTimes, SupportsMetrics):
     """Forwards every call to all children, which are independent of each other.
 
     Args:
@@ -189,6 +190,19 @@ class TieredScheduler(KVSchedulerSide, SupportsHandover, SupportsStepTimes, Supp
         self._later: list[tuple[int, str, Callable[[KVSchedulerSide], None]]] = []
         self._orders = _no_orders()
         self._told_closed: set[int] = set()
+
+    def on_ranks(self, layouts: Sequence[KVLayout]) -> None:
+        """Tell every child."""
+        for child in self._children:
+            child.join(layouts)
+
+    def on_worker_message(self, rank: int, message: bytes) -> None:
+        """Forward to the child whose worker side it is from."""
+        i, own = msgspec.msgpack.decode(message, type=tuple[int, bytes])
+        child = self._children[i]
+        child.call_capability(
+            SupportsRemoteWorkers, "on_worker_message", lambda side: side.on_worker_message(rank, own), None
+        )
 
     def on_ready(self, layout: KVLayout) -> None:
         """Notify every child, one after the other, for an ordered log."""

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from trencadis.faults import FaultLog, as_words, reraise_interrupt
-from trencadis.interfaces import KVPool, KVWorkerSide
-from trencadis.records import ConnectorReport, FailedLoad
+from trencadis.interfaces import KVPool, KVWorkerSide, SupportsRemoteScheduler
+from trencadis.records import ConnectorReport, FailedLoad, KVLayout
 from trencadis_kv.connectors.tiered.child import CLOSED
 
 __all__ = ["Hold", "Orders", "TieredWorker", "TransferIds"]
@@ -127,6 +127,21 @@ class _Part:
             self._num_in_a_row = 0
         return result
 
+    def join(self, layouts: Sequence[KVLayout], rank: int) -> None:
+        side = self._side
+        told = False
+        if isinstance(side, SupportsRemoteScheduler):
+
+            def tell(_: KVWorkerSide) -> None:
+                nonlocal told
+                side.on_ranks(layouts, rank=rank)
+                told = True
+
+            self.call("on_ranks", tell)
+        if not told and not self.is_closed:
+            logger.error("%s does not work in a process of a rank and is closed.", self._label)
+            self.close()
+
     def wait_idle(self, timeout_s: float) -> bool:
         wait = getattr(self._side, "wait_idle", None)
         return True if self.is_closed or wait is None else bool(wait(timeout_s))
@@ -141,7 +156,7 @@ class _Part:
             self._faults.say("close", said, error=error)
 
 
-class TieredWorker(KVWorkerSide):
+class TieredWorker(KVWorkerSide, SupportsRemoteScheduler):
     """Forwards calls. Transfer ids of a closed child fail and are released: nothing can touch their blocks any more.
 
     Args:
@@ -170,6 +185,11 @@ class TieredWorker(KVWorkerSide):
             if not registered and not part.is_closed:
                 part.close()
 
+    def on_ranks(self, layouts: Sequence[KVLayout], *, rank: int) -> None:
+        """Tell all; a child that cannot do without its scheduler side is closed."""
+        for part in self._parts:
+            part.join(layouts, rank)
+
     def begin_step(self, message: bytes) -> None:
         """Run all saves, then all loads: a load may overwrite blocks that another child saves."""
         if not message:
@@ -195,9 +215,11 @@ class TieredWorker(KVWorkerSide):
         loaded: list[int] = []
         failed: list[FailedLoad] = []
         released: list[int] = []
+        messages: list[bytes] = []
         for i, part in enumerate(self._parts):
             report = part.call("poll", _poll)
             if report is not None:
+                messages += [msgspec.msgpack.encode((i, message)) for message in report.messages]
                 loaded += [self._transfer_ids.outside(i, transfer_id) for transfer_id in report.loaded]
                 failed += [
                     FailedLoad(
@@ -218,7 +240,9 @@ class TieredWorker(KVWorkerSide):
                 released += sorted(part.releases)
                 part.loads.clear()
                 part.releases.clear()
-        return ConnectorReport(loaded=tuple(loaded), failed=tuple(failed), released=self._released(released))
+        return ConnectorReport(
+            loaded=tuple(loaded), failed=tuple(failed), released=self._released(released), messages=tuple(messages)
+        )
 
     def wait_idle(self, timeout_s: float) -> bool:
         """Wait until no child transfers anything, as far as known; True if so. For tests and tools, from any thread."""

@@ -74,7 +74,7 @@ _AGREE_S: Final = 5.0
 _CLOSE_S: Final = 10.0
 _PATIENCE_S: Final = 900.0
 """A rank waits for another so long: one may load or compile while others are done. Ranks that are stuck the executor finds earlier."""
-_FATAL: Final = frozenset({"make", "load", "memory", "allocate", "prepare", "warm_up"})
+_FATAL: Final = frozenset({"make", "load", "memory", "allocate", "connect", "prepare", "warm_up"})
 """Calls without which nothing goes on: where one rank fails, the others need not be waited for."""
 
 
@@ -256,9 +256,16 @@ class RanksExecutor(Executor):
         return attrs.evolve(least, cache_bytes=min(shares) if shares else None)
 
     def allocate(self, plan: AllocationPlan) -> None:
-        """Allocate on every rank."""
-        self._again.append(lambda: self._call("allocate", plan=plan))
-        self._call("allocate", plan=plan)
+        """Allocate on every rank, and tell the worker sides of a KV connector, which are made there, what each rank holds."""
+
+        def call() -> None:
+            self._call("allocate", plan=plan)
+            if plan.connector is not None:
+                layouts = self.kv_layouts()
+                self._call("connect", by_rank=[{"layouts": layouts, "rank": rank} for rank in range(self.num_ranks)])
+
+        self._again.append(call)
+        call()
 
     def prepare(self, bucket: Bucket) -> None:
         """Prepare a bucket on every rank."""
@@ -318,8 +325,11 @@ class RanksExecutor(Executor):
 
     def kv_layout(self) -> KVLayout:
         """Return the layout of the output rank's cache."""
-        layout: KVLayout = self._call("kv_layout")[self._layout.output_rank]
-        return layout
+        return self.kv_layouts()[self._layout.output_rank]
+
+    def kv_layouts(self) -> list[KVLayout]:
+        """Return the layout of each rank's cache."""
+        return self._call("kv_layout")
 
     def close_connector(self) -> None:
         """Close the connector's worker side on every rank."""

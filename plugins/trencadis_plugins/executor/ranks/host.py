@@ -19,6 +19,7 @@ from trencadis.interfaces import (
     SupportsDeferredWarmUp,
     SupportsEmbedding,
     SupportsKVPool,
+    SupportsRemoteScheduler,
     SupportsSwapping,
 )
 from trencadis.records import (
@@ -71,6 +72,11 @@ class RankHost:
         if plan.connector is not None:
             plan.connector.register(self._kv_cache())
             self._connector = plan.connector
+
+    def connect(self, layouts: Sequence[KVLayout], *, rank: int) -> None:
+        """Tell the connector's worker side what every rank holds, if its scheduler side is in another process."""
+        if isinstance(self._connector, SupportsRemoteScheduler):
+            self._connector.on_ranks(layouts, rank=rank)
 
     def warm_up_rest(self, *, is_idle: bool) -> tuple[Bucket, ...]:
         """Let the backend go on with its warm-up; see ``SupportsDeferredWarmUp``."""
@@ -164,4 +170,5 @@ def merged(reports: Sequence[ConnectorReport]) -> ConnectorReport:
         loaded=tuple([transfer_id for report in reports for transfer_id in report.loaded]),
         failed=tuple([failed for report in reports for failed in report.failed]),
         released=tuple([transfer_id for report in reports for transfer_id in report.released]),
+        messages=tuple([message for report in reports for message in report.messages]),
     )

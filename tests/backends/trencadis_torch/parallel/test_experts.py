@@ -293,8 +293,8 @@ def test_busy_experts_have_copies_and_each_rank_the_same_number(mixture, ranked,
                 assert one.local.num_experts == len(one.local.gate_up_proj) == 2, name
                 assert len(one.slots.copies()[1]) >= 3, "the busiest"
     linear = loaded(ranked, mixture("mixtral"), 4)
-    numerics = {one.kv_cache().layout.numerics for one in (*backend.ranks.all, *linear.ranks.all)}
-    assert len(numerics) == 2, "sums of other experts have other low bits"
+    sums = {one.kv_cache().layout.sums for one in (*backend.ranks.all, *linear.ranks.all)}
+    assert len(sums) == 2, "sums of other experts have other low bits"
 
 
 @pytest.mark.parametrize("layout", ["ragged", "padded"])

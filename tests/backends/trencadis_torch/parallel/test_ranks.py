@@ -164,11 +164,12 @@ def test_every_rank_has_kv_heads_of_its_own_where_there_are_enough(four_kv_heads
     found = [rank.kv_cache().layout for rank in backend.ranks.all]
     each = 4 // size
     assert [(one.first_head, one.last_head) for one in found] == [(k * each, k * each + each) for k in range(size)]
-    assert len({one.numerics for one in found}) == 1
+    assert len({(one.numerics, one.sums) for one in found}) == 1
     alone = make()
     facts = alone.load(ModelSource(path=str(path)), sampler=ArgmaxSampler())
     alone.allocate(PLAN)
-    assert alone.kv_cache().layout.numerics != found[0].numerics
+    assert alone.kv_cache().layout.numerics == found[0].numerics
+    assert (alone.kv_cache().layout.sums, found[0].sums) == ("", f"+tp{size}")
     assert all(one._facts.kv_bytes_per_token * size == facts.kv_bytes_per_token for one in backend.ranks.all)
 
 
@@ -248,7 +249,7 @@ def test_ranks_may_have_whole_experts(tmp_path, ranked, kind, size):
     stacked = [parameter for one in experts for parameter in one.parameters() if parameter.dim() > 1]
     assert stacked
     assert all(len(parameter) == 4 // size for parameter in stacked)
-    assert all("+ep" in rank.kv_cache().layout.numerics for rank in backend.ranks.all)
+    assert all("+ep" in rank.kv_cache().layout.sums for rank in backend.ranks.all)
 
 
 def test_numbers_of_ranks_that_experts_do_not_go_over_are_refused(tmp_path, ranks):

@@ -15,7 +15,7 @@ from trencadis_testing.kv_faults import DictStore, Fault, Faults, FaultyStore
 def try_store(make_store, **settings):
     parts = make_parts(make_store, **settings)
     parts.breaker.open()
-    canary = Canary(parts, parts.objects(make_pool().layout))
+    canary = Canary(parts, parts.stored([make_pool().layout]))
     client = parts.client()
     canary.run(client)
     client.close()
@@ -83,7 +83,7 @@ def test_connector_that_only_saves_reads_nothing():
 
 def test_canary_that_takes_too_long_is_not_wanted_any_more():
     parts = make_parts()
-    canary = Canary(parts, parts.objects(make_pool().layout))
+    canary = Canary(parts, parts.stored([make_pool().layout]))
     error = canary.wait(0.0)
     assert error.cause == "deadline"
     assert not canary.is_wanted
@@ -91,7 +91,7 @@ def test_canary_that_takes_too_long_is_not_wanted_any_more():
 
 def test_who_waits_is_woken_by_the_result():
     parts = make_parts()
-    canary = Canary(parts, parts.objects(make_pool().layout))
+    canary = Canary(parts, parts.stored([make_pool().layout]))
     thread = threading.Thread(target=lambda: canary.run(parts.client()))
     thread.start()
     assert canary.wait(60.0) is None

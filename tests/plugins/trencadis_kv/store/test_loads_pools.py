@@ -47,7 +47,7 @@ def test_two_loads_share_what_a_step_may_write(house):
 def test_chunk_is_no_larger_than_a_steps_share():
     pool = OnlyBackendThread(make_pool())
     parts = make_parts(max_load_bytes_per_step=3 * BLOCK_BYTES)
-    assert Loads(parts, pool, parts.objects(pool.layout)).chunk == 3
+    assert Loads(parts, pool, parts.of_rank([pool.layout])[0]).chunk == 3
 
 
 def test_block_larger_than_a_steps_share_is_written_alone(house):

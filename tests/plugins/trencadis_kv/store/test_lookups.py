@@ -20,7 +20,7 @@ class House:
         contains = self.store.contains
         self.store.contains = lambda keys: self.asked.append(len(keys)) or contains(keys)
         self.parts = make_parts(lambda: self.store, **settings)
-        objects = self.parts.objects(make_pool().layout)
+        objects = self.parts.stored([make_pool().layout])
         self.objects.update(dict.fromkeys(objects.keys(HASHES[:num_stored]), b""))
         self.lookups = Lookups(self.parts, objects)
 

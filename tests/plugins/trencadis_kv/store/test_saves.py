@@ -7,6 +7,7 @@ from support.kv.store_parts import BLOCK_BYTES, GatedStore, OnlyBackendThread, h
 from trencadis.errors import TransferError
 from trencadis_kv.store.messages import SaveOrder
 from trencadis_kv.store.saves import Saves
+from trencadis_kv.store.shards import RankShard
 from trencadis_kv.store.staging import Staging
 from trencadis_testing.kv_faults import DictStore
 
@@ -19,7 +20,7 @@ class House:
         self.pool = pool or make_pool()
         self.packing = self.parts.objects(self.pool.layout)
         self.staging = Staging(int(staged_blocks * BLOCK_BYTES))
-        self.saves = Saves(self.parts, self.pool, self.packing, self.staging)
+        self.saves = Saves(self.parts, self.pool, [RankShard(objects=self.packing)], self.staging)
 
     def stage(self, blocks):
         hashes = hashes_of(*blocks)
