@@ -121,7 +121,7 @@ class TorchBackend(Backend):
             swaps_blocks=True,
             layerwise_kv=self._mode.layerwise_kv,
             provides=frozenset({"backend.tree_attention"} if config.layout == "ragged" else ()),
-            collectives=("nccl",) if self._device.type == "cuda" else ("shared_memory", "gloo"),
+            collectives=("nccl", "gloo") if self._device.type == "cuda" else ("shared_memory", "gloo"),
         )
 
     @property

@@ -141,6 +141,8 @@ class TorchStep:
                 errors += one.row_errors
                 if ids is not None and one.token_ids.device.type != "cpu":  # on the CPU the engine's guard has looked
                     errors += _outside(one, ids.numpy(), counts)
+                if one.late_errors is not None:
+                    errors += one.late_errors()
             by_index = {error.index: error for error in errors}
             for index in by_index:
                 counts[index] = 0

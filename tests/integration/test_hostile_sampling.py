@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from support.backends import tiny_models
+from support.devices import DEVICE
 from support.strategies.hostile_sampling import (
     VICTIM,
     HostileDistributions,
@@ -32,7 +33,7 @@ BASE = {
     "cache.num_blocks": 64,
     "model.max_model_len": 96,
     "model.dtype": "float32",
-    "backend.torch.device": "cpu",
+    "backend.torch.device": DEVICE,
     "observer.names": [],
 }
 SAMPLER = {"sampling.name": "support.strategies.hostile_sampling:HostileSampler"}

@@ -164,6 +164,10 @@ class GuardedSampler(Guarded[Sampler], Sampler):
             part = _part(context, indices)
             try:
                 sampled = self._checked(self.strategy.sample(logits[indices], self._lent(part)), logits[indices], part)
+                if sampled.late_errors is not None:
+                    sampled = attrs.evolve(
+                        sampled, row_errors=(*sampled.row_errors, *sampled.late_errors()), late_errors=None
+                    )
             except BaseException as own:
                 reraise_interrupt(own)
                 sampled = _failed_rows(token_ids, range(len(indices)), self._told(own))

@@ -11,6 +11,7 @@ from typing import Any, cast
 import attrs
 import torch
 
+from support.devices import DEVICE
 from trencadis.errors import CollectiveError
 from trencadis.interfaces import (
     AllocationPlan,
@@ -294,5 +295,5 @@ def ranked_backend(size: int, *, expert: int = 1, **options: Any) -> RankedBacke
     from trencadis_torch.config import TorchConfig
 
     return RankedBackend(
-        lambda: TorchBackend(TorchConfig(device="cpu", **options), clock=SystemClock()), size, expert=expert
+        lambda: TorchBackend(TorchConfig(device=DEVICE, **options), clock=SystemClock()), size, expert=expert
     )
