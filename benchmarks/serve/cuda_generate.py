@@ -71,31 +71,30 @@ BLOCK_SIZE = 16
 
 
 class Models:
-    """One copy of random weights for every way to hold them, made on the device."""
+    """Copies of the same random weights, made on the device."""
 
     def __init__(self, shape: dict[str, Any], device: torch.device) -> None:
         self._shape, self._device = shape, device
-        self._held: dict[bool, Any] = {}
+        self._shared: Any = None
 
     def load(self, *, fused: bool) -> Any:
-        """Return the model; fused engines replace modules, so theirs is another copy of the same weights."""
+        """Return the model; an engine that fuses modules gets a copy of its own."""
         from transformers import AutoConfig, AutoModelForCausalLM
 
-        if fused not in self._held:
-            options = dict(self._shape)
-            config = AutoConfig.for_model(options.pop("model_type"), **options)
-            torch.manual_seed(0)
-            with torch.device(self._device):
-                before = torch.get_default_dtype()
-                torch.set_default_dtype(torch.bfloat16)
-                model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
-                torch.set_default_dtype(before)
-            self._held[fused] = model.eval().requires_grad_(False)
-        return self._held[fused]
-
-    def drop(self, *, fused: bool) -> None:
-        """Let go of a copy."""
-        self._held.pop(fused, None)
+        if self._shared is not None and not fused:
+            return self._shared
+        options = dict(self._shape)
+        config = AutoConfig.for_model(options.pop("model_type"), **options)
+        torch.manual_seed(0)
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(torch.bfloat16)
+        with torch.device(self._device):
+            model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+        torch.set_default_dtype(before)
+        model.eval().requires_grad_(False)
+        if not fused:
+            self._shared = model
+        return model
 
 
 class Watched:
