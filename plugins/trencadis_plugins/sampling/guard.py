@@ -52,12 +52,14 @@ class RowFailures:
         """Record why a logits row has no token; the first reason counts. ``is_invalid``: the request itself is invalid."""
         self._found.setdefault(_place(context, index), (message, is_invalid))
 
-    def check_logits(self, logits: torch.Tensor, context: SamplingContext) -> torch.Tensor:
+    def check_logits(self, logits: torch.Tensor, context: SamplingContext, *, is_last: bool = False) -> torch.Tensor:
         """Return logits without NaN: rows without a finite maximum become 0 and are recorded. Waits for the device once, if not on CUDA.
 
         Args:
             logits: The model's, ``[L, V]``; overwritten where they are wrong.
             context: Whose they are.
+            is_last: Nothing but the place of the largest is looked for afterwards, which a row without one has, too: on CUDA, rows
+                stay as they are.
         """
 
         def note(index: int, value: float) -> None:
@@ -65,7 +67,7 @@ class RowFailures:
 
         peaks = logits.amax(-1)
         if _is_read_later(peaks):
-            self._note_later(logits, peaks, note)
+            self._note_later(None if is_last else logits, peaks, note)
             return logits
         for index, value in no_finite_maximum(peaks):
             note(index, value)
@@ -96,12 +98,13 @@ class RowFailures:
             note(index, value)
             logits[index], peaks[index] = 0.0, 0.0
 
-    def _note_later(self, logits: torch.Tensor, peaks: torch.Tensor, note: Callable[[int, float], None]) -> None:
-        """Make rows without a finite maximum 0 on the device; which ones they were is read when the step is done."""
+    def _note_later(self, logits: torch.Tensor | None, peaks: torch.Tensor, note: Callable[[int, float], None]) -> None:
+        """Make rows without a finite maximum 0 on the device, if any; which ones they were is read when the step is done."""
         values = on_host(peaks)
-        is_wrong = ~torch.isfinite(peaks)
-        logits.masked_fill_(is_wrong[:, None], 0.0)
-        peaks.masked_fill_(is_wrong, 0.0)
+        if logits is not None:
+            is_wrong = ~torch.isfinite(peaks)
+            logits.masked_fill_(is_wrong[:, None], 0.0)
+            peaks.masked_fill_(is_wrong, 0.0)
 
         def read() -> None:
             for index, value in enumerate(values()):

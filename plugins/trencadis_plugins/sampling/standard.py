@@ -148,9 +148,11 @@ class StandardSampler(Sampler, SupportsPreparation):
         rows = np.asarray(context.rows, dtype=np.intp)
         if self._static is not None:
             return self._sample_static(self._static, logits, context, rows)
-        logits = failures.check_logits(logits, context)
+        is_plain = bool(self._is_plain[rows].all())
+        is_last = is_plain and not self._reporter.applies_to(context).any()
+        logits = failures.check_logits(logits, context, is_last=is_last)
         raw = self._reporter.keep(self._reported(logits, context, rows), context)
-        token_ids = logits.argmax(-1) if self._is_plain[rows].all() else self._choose(logits, context, rows)
+        token_ids = logits.argmax(-1) if is_plain else self._choose(logits, context, rows)
         logprobs = self._reporter.report(raw, token_ids)
         return Sampled(token_ids=token_ids, logprobs=logprobs, **self._errors(context))
 

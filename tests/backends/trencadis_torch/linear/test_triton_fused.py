@@ -87,7 +87,14 @@ def test_heads_are_normed_and_turned_and_values_left_alone(kernels, head_dim, ro
         expected.append(torch.cat([turned, rest], -1))
     whole = torch.cat([*expected, parts[2]], dim=-2).flatten(-2)
     kernels.rotate(
-        x, num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, norms=norms, eps=1e-5, cosines=cosines, sines=sines
+        x,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        norms=norms,
+        eps=1e-5,
+        cosines=cosines,
+        sines=sines,
     )
     near(x, whole, dtype)
 
