@@ -155,7 +155,7 @@ class HostileDistributions(HostileRule):
         assert target is not None
         places = verification.parents * target.shape[2] + verification.tokens.clamp(min=0)
         chance = target.flatten(1).gather(1, places).double()
-        steps = torch.arange(chance.shape[1])
+        steps = torch.arange(chance.shape[1], device=chance.device)
         return torch.where(steps < verification.num_drafts[:, None], chance, 0.0)
 
     def last(self, verification: Verification, stops: torch.Tensor) -> torch.Tensor:
