@@ -367,6 +367,11 @@ def _write_back(tokens: torch.Tensor, plan: SamplePlan, rows: Rows) -> None:
         entries = np.asarray(plan.context.rows)[plan.entries[:, 0]]
         rows.tokens.numpy()[entries, plan.firsts + 1] = tokens.numpy()[:, 0]
         return
+    if tokens.shape[1] == 1 and rows.tokens.is_contiguous():
+        entries = np.asarray(plan.context.rows)[plan.entries[:, 0]]
+        places = to_device(entries * rows.tokens.shape[1] + plan.firsts + 1, tokens.device)
+        rows.tokens.view(-1)[places] = tokens[:, 0].int()
+        return
     # A step beyond a sequence's last is written where its last is: it must carry the same token, for writes know no order.
     steps = np.minimum(np.arange(tokens.shape[1]), _steps(plan)[:, None] - 1)
     sequence_rows = np.asarray(plan.context.rows)[plan.entries[:, :1]]
