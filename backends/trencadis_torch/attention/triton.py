@@ -79,9 +79,9 @@ def tile_for(*, groups: int, most_queries: int, key_dim: int, value_dim: int, it
     """Return the tile of a launch. Pure.
 
     There are three kinds, for one query of each sequence, for up to ``FEW`` and for more: each is compiled once, whatever is served.
-    Measured on an H200 in bfloat16, groups of four, heads of 128 elements: no other number of keys, warps or stages is quicker by more
-    than 3 % for one query; with many queries four warps take half to two thirds of the time of eight, and 128 rows no less than 64. By
-    what the compiler says for compute capability 8.0 and 9.0, these tiles need at most 80 KiB of shared memory for two stages of keys
+    Measured on an H200 in bfloat16 with groups of four. For one query and heads of 128 elements no other number of keys, warps or stages
+    is quicker by more than 3 %. With many queries eight warps are quicker for tiles of 128 rows, 64 for each four; else four take half
+    to two thirds of the time of eight. By what the compiler says for compute capability 8.0 and 9.0, these tiles need at most 80 KiB of shared memory for two stages of keys
     and values, and less than 100 bytes of registers are spilled.
 
     Args:
@@ -102,7 +102,7 @@ def tile_for(*, groups: int, most_queries: int, key_dim: int, value_dim: int, it
         rows=rows,
         queries=1 if most_queries == 1 else rows // groups,
         keys=keys,
-        num_warps=8 if rows * width > 8192 else 4,
+        num_warps=8 if rows >= 128 and rows * width >= 8192 else 4,
     )
 
 

@@ -138,11 +138,14 @@ def _merged(layers: list[nn.Linear]) -> nn.Linear:
     if len(layers) == 1:
         return layers[0]
     weight = torch.cat([layer.weight for layer in layers])
-    made = nn.utils.skip_init(nn.Linear, weight.shape[1], weight.shape[0], bias=False, device="meta")
+    has_bias = any(layer.bias is not None for layer in layers)
+    made = nn.Linear(weight.shape[1], weight.shape[0], bias=has_bias, device="meta")
     made.weight = nn.Parameter(weight, requires_grad=False)
-    if any(layer.bias is not None for layer in layers):
-        parts = [layer.weight.new_zeros(layer.out_features) if layer.bias is None else layer.bias for layer in layers]
-        made.bias = nn.Parameter(torch.cat(parts), requires_grad=False)
+    if has_bias:
+        biases: list[torch.Tensor] = [
+            layer.weight.new_zeros(layer.out_features) if layer.bias is None else layer.bias for layer in layers
+        ]
+        made.bias = nn.Parameter(torch.cat(biases), requires_grad=False)
     return made
 
 
