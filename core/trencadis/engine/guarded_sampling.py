@@ -164,10 +164,6 @@ class GuardedSampler(Guarded[Sampler], Sampler):
             part = _part(context, indices)
             try:
                 sampled = self._checked(self.strategy.sample(logits[indices], self._lent(part)), logits[indices], part)
-                if sampled.late_errors is not None:
-                    sampled = attrs.evolve(
-                        sampled, row_errors=(*sampled.row_errors, *sampled.late_errors()), late_errors=None
-                    )
             except BaseException as own:
                 reraise_interrupt(own)
                 sampled = _failed_rows(token_ids, range(len(indices)), self._told(own))
@@ -188,6 +184,9 @@ class GuardedSampler(Guarded[Sampler], Sampler):
         """
         if not isinstance(sampled, Sampled):
             raise ContractError(f"it returned {type(sampled).__name__}, not Sampled")
+        if sampled.late_errors is not None and not self.strategy.isolates_rows:
+            # Now its fallback, or each sequence alone, can still be sampled.
+            sampled = attrs.evolve(sampled, row_errors=(*sampled.row_errors, *sampled.late_errors()), late_errors=None)
         fault = _wrong_ids(sampled.token_ids, logits)
         if not fault and sampled.logprobs and not self.strategy.isolates_rows:
             fault = _wrong_entries(sampled.logprobs, len(context.rows), self._sizes.get("vocab_size", 1 << 31))

@@ -71,6 +71,10 @@ class HostileSampler(Sampler):
         "logprobs not numbers": lambda ids, due: Sampled(token_ids=ids, logprobs=_entry(logprob=float("nan"))),
         "logprobs a text": lambda ids, due: Sampled(token_ids=ids, logprobs=("x",)),  # type: ignore[arg-type]
         "errors of nobody": lambda ids, due: Sampled(token_ids=ids, row_errors=(RowError(index=99, message="x"),)),
+        "late errors of nobody": lambda ids, due: Sampled(
+            token_ids=ids, late_errors=lambda: (RowError(index=99, message="x"),)
+        ),
+        "late errors raise": lambda ids, due: Sampled(token_ids=ids, late_errors=bug),
         "start raises": lambda ids, due: Sampled(token_ids=ids),
         "writes and raises": lambda ids, due: bug(),
         "writes histories": lambda ids, due: Sampled(token_ids=ids),
