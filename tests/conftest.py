@@ -22,11 +22,24 @@ settings.load_profile("trencadis")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Nothing is fetched: a test that asks a hub for files must fail here as it would offline.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-# Triton kernels run on the CPU, step by step; where they shall run on a GPU, set it to 0. Read when triton is imported.
-os.environ.setdefault("TRITON_INTERPRET", "1")
 
 ROOT = Path(__file__).parents[1]
 EXPECTED = {"bucketing", "eviction", "executor", "kv", "observer", "sampling", "scheduling", "server", "tools", "torch"}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--device", default="cpu", help="of the backend torch in tests: cpu, which hides CUDA devices, cuda or cuda:N"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Set the environment for a device, which torch, triton, ``support.devices`` and child processes read."""
+    device = os.environ["PYTEST_TORCH_DEVICE"] = config.getoption("device")
+    # Triton kernels run on the CPU, step by step.
+    os.environ.setdefault("TRITON_INTERPRET", "1" if device == "cpu" else "0")
+    if device == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:

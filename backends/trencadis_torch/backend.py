@@ -43,7 +43,7 @@ from trencadis.records import (
     Pass,
     WarmUpReport,
 )
-from trencadis_torch.attention import adapter
+from trencadis_torch.attention import adapter, triton_kernels
 from trencadis_torch.attention import native as native_attention
 from trencadis_torch.attention.choice import cache_dtypes, choose_kernel
 from trencadis_torch.attention.kernel import PagedKernel
@@ -58,7 +58,7 @@ from trencadis_torch.graphs.mode import choose_mode
 from trencadis_torch.linear import native as native_linear
 from trencadis_torch.linear import native_decoder
 from trencadis_torch.linear.native import check_int8
-from trencadis_torch.linear.replacement import Replacement, fuse_decoder, replace_modules
+from trencadis_torch.linear.replacement import Replacement, fuse_decoder, fuse_modules, replace_modules
 from trencadis_torch.loading.encoder import is_encoder, load_encoder
 from trencadis_torch.loading.fingerprint import fingerprint, quantised_fingerprint
 from trencadis_torch.loading.inspection import attention_layers, model_facts
@@ -124,7 +124,7 @@ class TorchBackend(Backend):
             swaps_blocks=True,
             layerwise_kv=self._mode.layerwise_kv,
             provides=frozenset({"backend.tree_attention"} if config.layout == "ragged" else ()),
-            collectives=("nccl",) if self._device.type == "cuda" else ("shared_memory", "gloo"),
+            collectives=("nccl", "gloo") if self._device.type == "cuda" else ("shared_memory", "gloo"),
         )
 
     @property
@@ -256,18 +256,29 @@ class TorchBackend(Backend):
         return packs and self._mode.packs
 
     @property
+    def _fuses(self) -> bool:
+        return self._config.pack == "auto" and self._device.type == "cuda" and triton_kernels.is_installed()
+
+    @property
     def _quantises(self) -> bool:
         return self._config.quantization == "int8"
 
     def _replace_modules(self, model: Any, layers: tuple[AttentionLayer, ...]) -> None:
         """Pack linear layers and fuse modules where possible; updates the facts."""
+        together = None if self._share is None else self._share.agree
+        if self._fuses:
+            from trencadis_torch.linear.triton_kernels import TritonModules
+
+            self._replacement = fuse_modules(model, kernels=TritonModules(), together=together)
+            self._facts = attrs.evolve(self._facts, weights_bytes=self._replacement.weights_bytes)
+            return
         if not self._packs and not self._quantises:
             return
         self._replacement = replace_modules(
             model,
             quantised=self._quantises,
             native=self._mode.native(),
-            together=None if self._share is None else self._share.agree,
+            together=together,
         )
         if self._share is not None:
             logger.info("%s runs layer by layer: ranks exchange something between.", self._facts.architecture)

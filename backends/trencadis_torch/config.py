@@ -35,7 +35,8 @@ GRAPHS = ("off", "buckets", "checked")
 """``buckets``: every decode bucket is captured as a CUDA graph at the warm-up. ``checked``: the same on a CPU, to see whether it could be."""
 
 PACKS = ("auto", "off")
-"""``auto``: linear layers of a float32 model on the CPU are packed and fused. ``off``: the model computes as transformers made it."""
+"""``auto``: linear layers of a float32 model on the CPU are packed and fused, and norms, gates and rotations on CUDA are fused.
+``off``: the model computes as transformers made it."""
 
 COMPILES = ("off", "buckets")
 """``buckets``: the forward of every bucket becomes a graph of torch.compile at the warm-up; none is compiled later."""
@@ -107,7 +108,7 @@ class TorchConfig:
     check_model: bool = setting(True, "Compare the paged forward with the model's own after loading.")
     pack: str = setting(
         "auto",
-        "auto: pack linear layers of a float32 model on the CPU once, and fuse what is around them; off: compute as transformers.",
+        "auto: pack linear layers of a float32 model on the CPU once, and fuse what is around them; on CUDA fuse alone; off: compute as transformers.",
         validator=in_(PACKS),
     )
     quantization: str = setting(

@@ -46,10 +46,13 @@ class StepTimer:
     def __init__(self, device: torch.device, clock: Clock) -> None:
         self._clock = clock
         self._events: tuple[Any, Any] | None = None
+        self._stream: Any = None
         if device.type == "cuda":
             event: Any = torch.cuda.Event
             self._events = (event(enable_timing=True), event(enable_timing=True))
-            self._events[0].record()
+            # Looked up once: it takes longer than to record.
+            self._stream = torch.cuda.current_stream(device)
+            self._events[0].record(self._stream)
         self._start_s = clock.now_s()
         self._seconds = 0.0
 
@@ -61,7 +64,7 @@ class StepTimer:
     def stop(self) -> None:
         """Mark the end of the launched work."""
         if self._events is not None:
-            self._events[1].record()
+            self._events[1].record(self._stream)
         self._seconds = self._clock.now_s() - self._start_s
 
     def wait(self) -> float:
@@ -141,6 +144,8 @@ class TorchStep:
                 errors += one.row_errors
                 if ids is not None and one.token_ids.device.type != "cpu":  # on the CPU the engine's guard has looked
                     errors += _outside(one, ids.numpy(), counts)
+                if one.late_errors is not None:
+                    errors += one.late_errors()
             by_index = {error.index: error for error in errors}
             for index in by_index:
                 counts[index] = 0

@@ -149,6 +149,7 @@ class Emitted:
         vocab_size: Tokens that the model knows.
         chosen_by: Names the sampler in messages.
         row_errors: Sequences that the sampler had no token for: index in the plan, and why. Their tokens do not count.
+        late_errors: Returns more of them, once the step is done; or None.
     """
 
     indices: Int32Array
@@ -157,6 +158,7 @@ class Emitted:
     logprobs: tuple[tuple[int, int, int, SampledLogprobs], ...]
     paths: torch.Tensor | None = None
     row_errors: tuple[RowError, ...] = ()
+    late_errors: Callable[[], tuple[RowError, ...]] | None = None
     vocab_size: int = 1 << 31
     chosen_by: str = "the sampler"
 
@@ -217,6 +219,13 @@ def emit(
     # Another rank's tokens have been seen to where they were chosen, and logits here may be of no vocabulary.
     is_safe = tokens.device.type == "cpu" or sampled is None
     _write_back(tokens if is_safe else tokens.clamp(0, logits.shape[1] - 1), plan, rows)
+    late = None
+    if sampled is not None and sampled.late_errors is not None:
+        unread, verified = sampled.late_errors, chosen.verified
+
+        def late() -> tuple[RowError, ...]:
+            return _located_errors(unread(), plan, one, verified)
+
     return Emitted(
         indices=one.indices[plan.sequences],
         token_ids=tokens,
@@ -224,6 +233,7 @@ def emit(
         logprobs=() if sampled is None else _located(sampled.logprobs, plan, one, chosen.verified),
         paths=chosen.nodes,
         row_errors=() if sampled is None else _located_errors(sampled.row_errors, plan, one, chosen.verified),
+        late_errors=late,
         vocab_size=logits.shape[1],
         chosen_by=getattr(sampler, "label", "") or f"the sampler {type(sampler).__name__}",
     )
@@ -360,6 +370,11 @@ def _write_back(tokens: torch.Tensor, plan: SamplePlan, rows: Rows) -> None:
         # operations are the same ones.)
         entries = np.asarray(plan.context.rows)[plan.entries[:, 0]]
         rows.tokens.numpy()[entries, plan.firsts + 1] = tokens.numpy()[:, 0]
+        return
+    if tokens.shape[1] == 1 and rows.tokens.is_contiguous():
+        entries = np.asarray(plan.context.rows)[plan.entries[:, 0]]
+        places = to_device(entries * rows.tokens.shape[1] + plan.firsts + 1, tokens.device)
+        rows.tokens.view(-1)[places] = tokens[:, 0].int()
         return
     # A step beyond a sequence's last is written where its last is: it must carry the same token, for writes know no order.
     steps = np.minimum(np.arange(tokens.shape[1]), _steps(plan)[:, None] - 1)

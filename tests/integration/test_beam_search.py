@@ -23,7 +23,7 @@ PADDING = 4095
 
 @pytest.fixture(scope="module")
 def llm() -> Any:
-    with LLM("demo", cache={"num_blocks": 512}) as made:
+    with LLM({"path": "demo", "dtype": "float32"}, cache={"num_blocks": 512}) as made:
         yield made
 
 

@@ -25,7 +25,7 @@ NUM_TOKENS = 24
 
 @pytest.fixture(scope="module")
 def llm():
-    with LLM("demo", cache={"num_blocks": 512}) as made:
+    with LLM({"path": "demo", "dtype": "float32"}, cache={"num_blocks": 512}) as made:
         yield made
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from support.backends.gaudi_engines import serve as serve_many
+from support.devices import DEVICE, cpu_only
 from support.strategies.draft_models import context_of, draft_model, logits_behind, parallel_draft, save_llama
 from trencadis import LLM
 from trencadis.client.factory import configure
@@ -136,7 +137,7 @@ class SampledBackend(TorchBackend):
     """A backend of a given model, with the standard sampler."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(TorchConfig(device="cpu", check_model=False), clock=SystemClock())
+        super().__init__(TorchConfig(device=DEVICE, check_model=False), clock=SystemClock())
         self._path = path
 
     def load(self, source: ModelSource, *, sampler: Sampler) -> ModelFacts:
@@ -266,6 +267,7 @@ def _small() -> Any:
 # ----------------------------------------------------------------------------------------------------------------- gaudi
 
 
+@cpu_only
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("speculator", "layout", "bucketing"),

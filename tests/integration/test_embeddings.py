@@ -48,7 +48,7 @@ def test_the_demo_generates_the_same_tokens_while_it_embeds():
     from transformers import AutoModel
 
     config = Config(
-        model=ModelConfig(path="demo"),
+        model=ModelConfig(path="demo", dtype="float32"),
         cache=CacheConfig(num_blocks=64),
         embedding=EmbeddingConfig(pooling="mean"),
     )

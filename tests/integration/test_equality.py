@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from support.backends import tiny_models
+from support.devices import DEVICE, ON_CUDA
 from trencadis.engine.build import build_engine
 from trencadis.records import Request, SamplingParams
 from trencadis.registry.startup import load_with_plugins
@@ -23,7 +24,7 @@ BASE = {
     "cache.num_blocks": 128,
     "model.max_model_len": 96,
     "model.dtype": "float32",
-    "backend.torch.device": "cpu",
+    "backend.torch.device": DEVICE,
     "observer.names": [],
 }
 SETUPS: dict[str, dict[str, Any]] = {
@@ -62,13 +63,28 @@ SETUPS: dict[str, dict[str, Any]] = {
         "engine.preemption": "swap",
     },
 }
+if ON_CUDA:
+    GRAPHS = {
+        "backend.torch.layout": "padded",
+        "bucketing.name": "exponential",
+        "backend.torch.graphs": "buckets",
+        "engine.warmup": True,
+    }
+    SETUPS["graphs"] = GRAPHS
+    SETUPS["gathered"] = {"backend.torch.attention": "sdpa"}
+    SETUPS["graphs, gathered"] = {**GRAPHS, "backend.torch.attention": "sdpa"}
+    SETUPS["graphs, preemption by swap"] = {**GRAPHS, "cache.num_blocks": 12, "engine.preemption": "swap"}
+    SETUPS["graphs, tiny chunks"] = {**GRAPHS, "engine.max_num_batched_tokens": 16}
 REQUIRED = ("llama", "qwen2", "qwen3", "gemma3", "mistral", "phi3", "gpt2", "gpt_neox", "mixtral", "qwen3_moe")
 IN_FULL = ("llama", "gemma3")
-FEW = ("tiny chunks", "preemption", "padded exponential")
+FEW = ("tiny chunks", "preemption", "padded exponential", *(("graphs",) if ON_CUDA else ()))
+MIXTURES = ("mixtral", "qwen3_moe")
+"""Their products of experts are no part of a graph in float32."""
 CASES = [
     pytest.param(kind, name, id=f"{kind}-{name}", marks=() if name == FEW[1] or kind == "llama" else pytest.mark.slow)
     for kind in REQUIRED
     for name in (SETUPS if kind in IN_FULL else FEW)
+    if not (kind in MIXTURES and name.startswith("graphs"))
 ]
 
 

@@ -10,6 +10,7 @@ import attrs
 import pytest
 
 from support.backends import tiny_models
+from support.devices import DEVICE
 from trencadis.engine.build import build_engine
 from trencadis.errors import ContractError, InvalidRequestError
 from trencadis.records import PARAMETER_GROUPS, Request, SamplingParams, parameters_in
@@ -119,7 +120,7 @@ def make(model: Path, sampler: str, drafter: str = "none", setup: str = "overlap
         "cache.block_size": 8,
         "cache.num_blocks": 256,
         "cache.prefix_caching": False,
-        "backend.torch.device": "cpu",
+        "backend.torch.device": DEVICE,
         "backend.torch.check_model": False,
         "observer.names": [],
         "speculation.name": drafter,

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from support.backends import tiny_models
+from support.devices import DEVICE
 from support.strategies.unsafe_parts import Remembering
 from trencadis.engine.build import build_engine
 from trencadis.errors import CapabilityError
@@ -23,7 +24,7 @@ BASE = {
     "cache.num_blocks": 64,
     "model.max_model_len": 96,
     "model.dtype": "float32",
-    "backend.torch.device": "cpu",
+    "backend.torch.device": DEVICE,
     "observer.names": [],
 }
 DRAFTED = {"speculation.name": "support.strategies.unsafe_parts:Remembering"}

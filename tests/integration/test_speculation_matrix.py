@@ -14,6 +14,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from support.devices import DEVICE, ON_CUDA
 from support.pairwise import Case, pairwise
 from trencadis.engine.build import build_engine
 from trencadis.records import Request, SamplingParams
@@ -50,6 +51,9 @@ SHAPES: dict[str, dict[str, Any]] = {
         "bucketing.name": "exponential",
     },
 }
+if ON_CUDA:
+    del SHAPES["gaudi"]  # pinned memory of a process belongs to one accelerator, and emulated it is one
+    SHAPES["graphs"] = {**SHAPES["padded"], "backend.torch.graphs": "buckets", "engine.warmup": True}
 AXES = {
     "drafter": tuple(DRAFTERS),
     "rule": ("match", "token", "block", "tree"),
@@ -97,7 +101,7 @@ def opened(options: dict[str, Any]) -> Iterator[Any]:
         "cache.num_blocks": 48,
         "engine.max_num_seqs": 4,
         "engine.warmup": False,
-        "backend.torch.device": "cpu",
+        "backend.torch.device": DEVICE,
         "observer.names": [],
         **options,
     }

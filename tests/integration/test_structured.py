@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from support.devices import cpu_only
 from trencadis import LLM, SamplingParams, StructuredOutput
 from trencadis.errors import InvalidRequestError
 from trencadis.hookspecs import NOUNS, hookimpl
@@ -235,6 +236,7 @@ def _environment_as_before() -> Iterator[None]:
         del os.environ[name]
 
 
+@cpu_only
 @pytest.mark.slow
 @pytest.mark.usefixtures("_environment_as_before")
 def test_a_device_that_compiles_compiles_nothing_for_it_and_writes_the_same(

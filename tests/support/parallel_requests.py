@@ -35,6 +35,7 @@ def answers(max_tokens: int = 16, **overrides: Any) -> dict[str, Any]:
     """
     config = {
         "cache.num_blocks": 96,
+        "model.dtype": "float32",
         "engine.max_num_seqs": 8,
         "engine.max_num_batched_tokens": 64,
         "observer.names": [],

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from support.devices import DEVICE
 from trencadis.errors import CollectiveError
 from trencadis.interfaces import Collective
 from trencadis_plugins.executor.collectives.groups import GroupAddress, create_group, open_group
@@ -199,13 +200,14 @@ def _serve(pipe: Connection) -> None:
 
 def _open(groups: dict[str, Any], key: str, address: GroupAddress) -> None:
     groups[key] = open_group(address)
+    groups[key, "device"] = "cpu" if address.kind == "shared_memory" else DEVICE
 
 
 def _call(groups: dict[str, Any], key: str, name: str, packed: Any, more: dict[str, int]) -> Any:
     call = getattr(groups[key], name)
     if packed is None:
         return call()
-    tensor = _unpacked(packed)
+    tensor = _unpacked(packed).to(groups[key, "device"])
     found = call(tensor, **more)
     return _packed(tensor if found is None else found)
 
@@ -236,7 +238,7 @@ _VERBS: dict[str, Callable[..., Any]] = {
 
 
 def _packed(tensor: torch.Tensor) -> tuple[bytes, str, tuple[int, ...], bool]:
-    flat = tensor.contiguous().view(-1)
+    flat = tensor.cpu().contiguous().view(-1)
     return flat.view(torch.uint8).numpy().tobytes(), str(tensor.dtype), tuple(tensor.shape), tensor.is_contiguous()
 
 

@@ -1,4 +1,4 @@
-"""Paged attention on a GPU in two Triton kernels: one attends, one merges the results of several programs for one query.
+"""Paged attention on a GPU in Triton kernels: one stores new keys and values, one attends, one merges what several programs found for a query.
 
     program (tile, KV head, span):  a tile of queries with all heads that share the KV head   ×   keys begin .. end
                                     key tile ─▶ scores ─▶ online softmax ─▶ weighted values    until the span ends
@@ -24,12 +24,39 @@ try:
 except ImportError:  # a build of PyTorch for the CPU
     triton = tl = None
 
-__all__ = ["attend_kernel", "is_installed", "is_interpreted", "merge_kernel"]
+__all__ = ["attend_kernel", "is_installed", "is_interpreted", "merge_kernel", "store_kernel"]
 
 
 def _kernel(function: Callable[..., None]) -> Any:
     """Let Triton compile a function when it is first launched, and not again because a pass has one tile or sixteen."""
     return function if triton is None else triton.jit(function, do_not_specialize=["tiles", "spans"])
+
+
+@_kernel
+def store_kernel(  # type: ignore[no-untyped-def]
+    keys,  # [T, KV, D], the last axis dense
+    values,  # [T, KV, Dv], the last axis dense
+    slots,  # int64 [T]
+    cached_keys,  # [.., S, KV, D], contiguous
+    cached_values,
+    key_token,
+    key_head,
+    value_token,
+    value_head,
+    KEY_DIM: tl.constexpr,  # noqa: N803 - as constants are written in Triton
+    VALUE_DIM: tl.constexpr,  # noqa: N803
+    KEY_PAD: tl.constexpr,  # noqa: N803
+    VALUE_PAD: tl.constexpr,  # noqa: N803
+):
+    """Write one head of a token to its slot."""
+    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    place = tl.load(slots + token) * tl.num_programs(1) + head
+    key_dims, value_dims = tl.arange(0, KEY_PAD), tl.arange(0, VALUE_PAD)
+    is_key, is_value = key_dims < KEY_DIM, value_dims < VALUE_DIM
+    key = tl.load(keys + token * key_token + head * key_head + key_dims, mask=is_key, other=0)
+    value = tl.load(values + token * value_token + head * value_head + value_dims, mask=is_value, other=0)
+    tl.store(cached_keys + place * KEY_DIM + key_dims, key, mask=is_key)
+    tl.store(cached_values + place * VALUE_DIM + value_dims, value, mask=is_value)
 
 
 @_kernel

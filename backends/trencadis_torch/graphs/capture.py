@@ -4,7 +4,7 @@
     capture    run once more, recorded instead of executed
     replay     the kernels again, with the addresses of then: what they read must be where it was, what they write is where it was
 
-Not yet run on a GPU. ``checked_capture.py`` keeps the same discipline on a CPU.
+``checked_capture.py`` keeps the same discipline on a CPU.
 """
 
 from __future__ import annotations

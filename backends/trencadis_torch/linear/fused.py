@@ -9,14 +9,39 @@ Shapes: T tokens, H query heads, KV key-value heads, D head dimension.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
-from trencadis_torch.linear.native import Native
+__all__ = ["FusedKernels", "FusedNorm", "GatedMLP", "RotaryAttention"]
 
-__all__ = ["FusedNorm", "GatedMLP", "RotaryAttention"]
+
+class FusedKernels(Protocol):
+    """What the modules are made of: the CPU's library, or Triton's kernels."""
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """Return ``x / sqrt(mean(x²) + eps) * weight``, over the last axis."""
+        ...
+
+    def gate(self, x: torch.Tensor, activation: int) -> torch.Tensor:
+        """Return ``activation(gates) * values`` from both side by side, ``[..., 2 N]`` to ``[..., N]``."""
+        ...
+
+    def rotate(
+        self,
+        x: torch.Tensor,
+        *,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        norms: tuple[torch.Tensor | None, torch.Tensor | None],
+        eps: float,
+        cosines: torch.Tensor,
+        sines: torch.Tensor,
+    ) -> None:
+        """Norm, where weights are given, and turn query and key heads in place."""
+        ...
 
 
 class FusedNorm(nn.Module):
@@ -25,21 +50,21 @@ class FusedNorm(nn.Module):
     Args:
         weight: What the normed values are multiplied by, ``[size]``.
         eps: Added to the mean square.
-        native: The library.
+        native: The kernels.
 
     Attributes:
         weight: As given, a parameter: it is small, and tells the model's dtype and device.
         eps: As given.
     """
 
-    def __init__(self, weight: torch.Tensor, eps: float, native: Native) -> None:
+    def __init__(self, weight: torch.Tensor, eps: float, native: FusedKernels) -> None:
         super().__init__()
         self.weight = nn.Parameter(weight, requires_grad=False)
         self.eps = eps
         self._native = native
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return float32 of the same shape."""
+        """Return as many elements, of the same dtype."""
         return self._native.rms_norm(x, self.weight, self.eps)
 
 
@@ -50,7 +75,7 @@ class GatedMLP(nn.Module):
         gate_up: Both side by side.
         down: Back.
         activation: Its number in ``ACTIVATIONS``.
-        native: The library.
+        native: The kernels.
 
     Attributes:
         gate_up: As given.
@@ -58,7 +83,9 @@ class GatedMLP(nn.Module):
         activation: As given.
     """
 
-    def __init__(self, gate_up: Callable[..., Any], down: Callable[..., Any], activation: int, native: Native) -> None:
+    def __init__(
+        self, gate_up: Callable[..., Any], down: Callable[..., Any], activation: int, native: FusedKernels
+    ) -> None:
         super().__init__()
         self.gate_up = gate_up
         self.down_proj = down
@@ -85,7 +112,7 @@ class RotaryAttention(nn.Module):
             transformers has names of its own.
         norms: Weights of the queries' and the keys' norm, or None.
         eps: Of the norms.
-        native: The library.
+        native: The kernels.
 
     Attributes:
         qkv: As given.
@@ -109,7 +136,7 @@ class RotaryAttention(nn.Module):
         unused: frozenset[str],
         norms: tuple[torch.Tensor | None, torch.Tensor | None],
         eps: float,
-        native: Native,
+        native: FusedKernels,
     ) -> None:
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 

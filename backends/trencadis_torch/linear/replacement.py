@@ -25,14 +25,14 @@ from trencadis_torch.attention.kernel import PagedKernel
 from trencadis_torch.attention.native import NativeAttention
 from trencadis_torch.cache.kv_cache import AttentionLayer
 from trencadis_torch.linear.decoder import attach, read_decoder
-from trencadis_torch.linear.fused import FusedNorm, GatedMLP, RotaryAttention
+from trencadis_torch.linear.fused import FusedKernels, FusedNorm, GatedMLP, RotaryAttention
 from trencadis_torch.linear.native import ACTIVATIONS, Native
 from trencadis_torch.linear.native_decoder import native_decoder
 from trencadis_torch.linear.packed import BlockedLinear, FusedLinear, Int8Linear, PackedLinear, RowsEmbedding
 from trencadis_torch.loading.self_check import paged_logits
 from trencadis_torch.parallel.modules import RowLinear, VocabEmbedding
 
-__all__ = ["Replacement", "fuse_decoder", "replace_modules"]
+__all__ = ["Replacement", "fuse_decoder", "fuse_modules", "replace_modules"]
 
 logger = logging.getLogger("trencadis.torch")
 
@@ -43,6 +43,9 @@ POSITIONS: Final = (0, 3, 4, 9, 17)
 TOLERANCE: Final = 1e-4
 """Largest difference between a module and its replacement, over the largest value; float32 sums in another order give 1e-6."""
 
+ROUNDINGS: Final = 4
+"""The same in 16 bits, in units of their precision: transformers rounds after each operation, a fused module once."""
+
 _FAMILIES: Final = r"(Llama|Mistral|Mixtral|Ministral|Qwen2|Qwen2Moe|Qwen3|Qwen3Moe|Gemma|Gemma2|Gemma3)"
 _NORM: Final = re.compile(f"({_FAMILIES}|Phi3)RMSNorm")
 _MLP: Final = re.compile(_FAMILIES + "MLP")
@@ -50,7 +53,7 @@ _ATTENTION: Final = re.compile(_FAMILIES + "Attention")
 _QKV: Final = ("q_proj", "k_proj", "v_proj")
 _TENSORS: Final = ("query", "key", "value")
 
-Pack = Callable[[list[nn.Linear]], FusedLinear]
+Pack = Callable[[list[nn.Linear]], nn.Module]
 
 Together = Callable[[bool], bool]
 """Whether something holds on every rank; with one rank, whether it holds."""
@@ -114,6 +117,38 @@ def replace_modules(
     return replacement
 
 
+@torch.no_grad()
+def fuse_modules(model: Any, *, kernels: FusedKernels, together: Together | None = None) -> Replacement:
+    """Replace norms, gated MLPs and rotary attentions of a decoder in place, any dtype; linear layers stay PyTorch's.
+
+    Args:
+        model: Of transformers. Its attention is switched to one that is of no use: another one must be switched on afterwards.
+        kernels: Of the model's device.
+        together: As in :func:`replace_modules`.
+    """
+    seen, num_fused = _watch(model), 0
+    for name in [name for name, _ in _candidates(model)]:
+        num_fused += _replace(model, name, seen.pop(name, None), _merged, kernels, together or bool)
+    logger.info("%d modules fused.", num_fused)
+    return Replacement(kernels="fused", weights_bytes=_weights_bytes(model), num_linears=0, num_fused=num_fused)
+
+
+def _merged(layers: list[nn.Linear]) -> nn.Linear:
+    """Return one linear layer in place of several that have the same input: their outputs stand side by side."""
+    if len(layers) == 1:
+        return layers[0]
+    weight = torch.cat([layer.weight for layer in layers])
+    has_bias = any(layer.bias is not None for layer in layers)
+    made = nn.Linear(weight.shape[1], weight.shape[0], bias=has_bias, device="meta")
+    made.weight = nn.Parameter(weight, requires_grad=False)
+    if has_bias:
+        biases: list[torch.Tensor] = [
+            layer.weight.new_zeros(layer.out_features) if layer.bias is None else layer.bias for layer in layers
+        ]
+        made.bias = nn.Parameter(torch.cat(biases), requires_grad=False)
+    return made
+
+
 @torch.inference_mode()
 def fuse_decoder(
     model: Any, *, layers: tuple[AttentionLayer, ...], kernel: PagedKernel | None, native: Native | None
@@ -172,7 +207,7 @@ def _watch(model: Any) -> dict[str, _Seen]:
             seen[name] = _Seen(args, dict(options), output, dict(options.get("trencadis_seen") or {}))
 
         handles.append(module.register_forward_hook(note, with_kwargs=True))
-    positions = torch.tensor([POSITIONS])
+    positions = torch.tensor([POSITIONS], device=model.device)
     try:
         if switch(model, SEEN):
             model(input_ids=positions % 7 + 1, position_ids=positions, use_cache=False, trencadis_seen={})
@@ -198,7 +233,7 @@ def _attention(
     return value.repeat_interleave(query.shape[1] // value.shape[1], 1).transpose(1, 2).contiguous(), None
 
 
-def _replace(model: Any, name: str, seen: _Seen | None, pack: Pack, native: Native, together: Together) -> bool:
+def _replace(model: Any, name: str, seen: _Seen | None, pack: Pack, native: FusedKernels, together: Together) -> bool:
     """Replace a module if something may stand for it; nothing holds the old one afterwards."""
     parent, _, child = name.rpartition(".")
     old = getattr(model.get_submodule(parent), child, None) if _has(model, parent) else None
@@ -218,7 +253,7 @@ def _has(model: Any, name: str) -> bool:
     return True
 
 
-def _replacement(module: Any, seen: _Seen, pack: Pack, native: Native, together: Together) -> nn.Module | None:
+def _replacement(module: Any, seen: _Seen, pack: Pack, native: FusedKernels, together: Together) -> nn.Module | None:
     """Return the replacement of a module, its weights packed; None: there is none."""
     kind = type(module).__name__
     try:
@@ -233,7 +268,7 @@ def _replacement(module: Any, seen: _Seen, pack: Pack, native: Native, together:
         return None
 
 
-def _norm(module: Any, seen: _Seen, native: Native) -> FusedNorm | None:
+def _norm(module: Any, seen: _Seen, native: FusedKernels) -> FusedNorm | None:
     """Return a norm by the module's weight or, as Gemma has it, by one more than that; None: it is neither."""
     eps = module.variance_epsilon if hasattr(module, "variance_epsilon") else module.eps
     for weight in (module.weight, 1.0 + module.weight):
@@ -243,7 +278,7 @@ def _norm(module: Any, seen: _Seen, native: Native) -> FusedNorm | None:
     return None
 
 
-def _mlp(module: Any, seen: _Seen, pack: Pack, native: Native, together: Together) -> GatedMLP | None:
+def _mlp(module: Any, seen: _Seen, pack: Pack, native: FusedKernels, together: Together) -> GatedMLP | None:
     layers, down = [module.gate_proj, module.up_proj], module.down_proj
     names = {name for name, part in module.named_children() if list(part.parameters())}
     activation = ACTIVATIONS.get(_activation_name(module))
@@ -260,7 +295,7 @@ def _activation_name(module: Any) -> str:
 
 
 def _rotary_attention(
-    module: Any, seen: _Seen, pack: Pack, native: Native, together: Together
+    module: Any, seen: _Seen, pack: Pack, native: FusedKernels, together: Together
 ) -> RotaryAttention | None:
     layers = [getattr(module, name) for name in _QKV]
     names = {name for name, part in module.named_children() if list(part.parameters())}
@@ -334,7 +369,8 @@ def _agree(found: Any, expected: Any) -> bool:
     if not isinstance(found, torch.Tensor) or found.shape != expected.shape or found.dtype != expected.dtype:
         return False
     largest = float(expected.abs().max())
-    return bool(torch.isfinite(found).all()) and float((found - expected).abs().max()) <= TOLERANCE * largest
+    allowed = TOLERANCE if found.dtype is torch.float32 else ROUNDINGS * torch.finfo(found.dtype).eps
+    return bool(torch.isfinite(found).all()) and float((found - expected).abs().max()) <= allowed * largest
 
 
 def _replace_linears(model: Any, pack: Pack) -> None:

@@ -184,6 +184,9 @@ class GuardedSampler(Guarded[Sampler], Sampler):
         """
         if not isinstance(sampled, Sampled):
             raise ContractError(f"it returned {type(sampled).__name__}, not Sampled")
+        if sampled.late_errors is not None and not self.strategy.isolates_rows:
+            # Now its fallback, or each sequence alone, can still be sampled.
+            sampled = attrs.evolve(sampled, row_errors=(*sampled.row_errors, *sampled.late_errors()), late_errors=None)
         fault = _wrong_ids(sampled.token_ids, logits)
         if not fault and sampled.logprobs and not self.strategy.isolates_rows:
             fault = _wrong_entries(sampled.logprobs, len(context.rows), self._sizes.get("vocab_size", 1 << 31))

@@ -90,11 +90,14 @@ class Sampled:
         token_ids: int64 ``[L]`` on the device of the logits.
         logprobs: For the logits rows of sequences that request them.
         row_errors: Logits rows without a choosable token; their ``token_ids`` are ignored, but must be valid tokens.
+        late_errors: Returns more of them, which only a look at the device's numbers shows; to be called once the step is done, on any
+            thread. None: there are none, or the sampler has waited for the device.
     """
 
     token_ids: torch.Tensor
     logprobs: tuple[SampledLogprobs, ...] = ()
     row_errors: tuple[RowError, ...] = ()
+    late_errors: Callable[[], tuple[RowError, ...]] | None = None
 
 
 class Distributions(Protocol):

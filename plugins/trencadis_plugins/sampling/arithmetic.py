@@ -13,11 +13,15 @@ summation", 1993 (blocked sums).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch.nn.functional import pad
 
-__all__ = ["float_type", "has_64_bits", "mass_before", "tensor_on", "total"]
+__all__ = ["float_type", "has_64_bits", "mass_before", "on_host", "tensor_on", "total"]
 
 _WITH_64_BITS = frozenset({"cpu", "cuda"})
 
@@ -35,11 +39,34 @@ def float_type(device: torch.device) -> torch.dtype:
     return torch.float64 if has_64_bits(device) else torch.float32
 
 
-def tensor_on(numbers: np.ndarray, device: torch.device) -> torch.Tensor:
-    """Return numbers of the host as a tensor on a device, float64 as the type that :func:`float_type` says. Pure."""
-    if numbers.dtype == np.float64 and not has_64_bits(device):
-        numbers = numbers.astype(np.float32)
-    return torch.as_tensor(numbers, device=device)
+def tensor_on(numbers: npt.ArrayLike, device: torch.device) -> torch.Tensor:
+    """Return numbers of the host as a tensor on a device, float64 as the type that :func:`float_type` says. Pure.
+
+    A CUDA device is not waited for: it copies pinned memory when it comes to that.
+    """
+    held = np.asarray(numbers)
+    if held.dtype == np.float64 and not has_64_bits(device):
+        held = held.astype(np.float32)
+    if device.type == "cuda":
+        return torch.as_tensor(held).pin_memory().to(device, non_blocking=True)
+    return torch.as_tensor(held, device=device)
+
+
+def on_host(tensor: torch.Tensor) -> Callable[[], list[Any]]:
+    """Return a function that waits for a tensor's numbers; their copy from a CUDA device to the host starts now."""
+    if tensor.device.type != "cuda":
+        numbers = tensor.tolist()
+        return lambda: numbers
+    held = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    held.copy_(tensor, non_blocking=True)
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record()
+
+    def wait() -> list[Any]:
+        event.synchronize()
+        return held.tolist()
+
+    return wait
 
 
 def total(weights: torch.Tensor) -> torch.Tensor:

@@ -59,7 +59,7 @@ class GreedySampler(Sampler):
             logprobs = self._reporter.report_all(kept, token_ids)
         else:
             logprobs = self._reporter.report(self._reporter.keep(logits, context), token_ids)
-        return Sampled(token_ids=token_ids, logprobs=logprobs, row_errors=failures.errors(context))
+        return Sampled(token_ids=token_ids, logprobs=logprobs, **failures.fields(context))
 
     def supports_drafts(self, params: SamplingParams, *, branching: bool) -> bool:
         """Return True: no parameter that is accepted has an effect."""
@@ -84,4 +84,4 @@ class GreedySampler(Sampler):
         keys = np.zeros((len(logits), 2), np.int64)
         distributions = distributions_of(logits.float(), is_greedy=is_greedy)
         token_ids = choose(KeyedDistributions(distributions, keys=keys, positions=context.positions))
-        return Sampled(token_ids=token_ids, logprobs=report(raw, token_ids), row_errors=failures.errors(context))
+        return Sampled(token_ids=token_ids, logprobs=report(raw, token_ids), **failures.fields(context))

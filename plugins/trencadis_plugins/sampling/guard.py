@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from trencadis.interfaces import LogitsProcessor, SamplingContext
 from trencadis.records import RowError
+from trencadis_plugins.sampling.arithmetic import on_host
 
 __all__ = ["RowFailures", "RowsFailedError", "check_one_position", "no_finite_maximum"]
 
@@ -44,27 +46,38 @@ class RowFailures:
 
     def __init__(self) -> None:
         self._found: dict[_Place, tuple[str, bool]] = {}
+        self._unread: list[Callable[[], None]] = []
 
     def add(self, context: SamplingContext, index: int, message: str, *, is_invalid: bool = False) -> None:
         """Record why a logits row has no token; the first reason counts. ``is_invalid``: the request itself is invalid."""
         self._found.setdefault(_place(context, index), (message, is_invalid))
 
-    def check_logits(self, logits: torch.Tensor, context: SamplingContext) -> torch.Tensor:
-        """Return logits without NaN: rows without a finite maximum become 0 and are recorded. Waits for the device once.
+    def check_logits(self, logits: torch.Tensor, context: SamplingContext, *, is_last: bool = False) -> torch.Tensor:
+        """Return logits without NaN: rows without a finite maximum become 0 and are recorded. Waits for the device once, if not on CUDA.
 
         Args:
             logits: The model's, ``[L, V]``; overwritten where they are wrong.
             context: Whose they are.
+            is_last: Nothing but the place of the largest is looked for afterwards, which a row without one has, too: on CUDA, rows
+                stay as they are.
         """
-        for index, value in no_finite_maximum(logits.amax(-1)):
+
+        def note(index: int, value: float) -> None:
             self.add(context, index, _WRONG_LOGITS.format(where=_where(context, index), value=value))
+
+        peaks = logits.amax(-1)
+        if _is_read_later(peaks):
+            self._note_later(None if is_last else logits, peaks, note)
+            return logits
+        for index, value in no_finite_maximum(peaks):
+            note(index, value)
             logits[index] = 0.0
         return logits
 
     def check_choices(
         self, logits: torch.Tensor, peaks: torch.Tensor, context: SamplingContext, asked: Callable[[int], str]
     ) -> None:
-        """Record rows in which masks and bias leave no token, and allow all their tokens. Waits for the device once.
+        """Record rows in which masks and bias leave no token, and allow all their tokens. Waits for the device once, if not on CUDA.
 
         Args:
             logits: Processed, ``[L, V]``; overwritten where nothing is left.
@@ -72,11 +85,48 @@ class RowFailures:
             context: Whose they are.
             asked: Names what a device row asks for that can rule tokens out.
         """
-        for index, value in no_finite_maximum(peaks):
+
+        def note(index: int, value: float) -> None:
             where = _where(context, index)
             message = _NO_CHOICE.format(asked=asked(context.rows[index]), where=where, value=value)
             self.add(context, index, message, is_invalid=True)
+
+        if _is_read_later(peaks):
+            self._note_later(logits, peaks, note)
+            return
+        for index, value in no_finite_maximum(peaks):
+            note(index, value)
             logits[index], peaks[index] = 0.0, 0.0
+
+    def _note_later(self, logits: torch.Tensor | None, peaks: torch.Tensor, note: Callable[[int, float], None]) -> None:
+        """Make rows without a finite maximum 0 on the device, if any; which ones they were is read when the step is done."""
+        values = on_host(peaks)
+        if logits is not None:
+            is_wrong = ~torch.isfinite(peaks)
+            logits.masked_fill_(is_wrong[:, None], 0.0)
+            peaks.masked_fill_(is_wrong, 0.0)
+
+        def read() -> None:
+            for index, value in enumerate(values()):
+                if not -float("inf") < value < float("inf"):
+                    note(index, value)
+
+        self._unread.append(read)
+
+    def fields(self, context: SamplingContext) -> dict[str, Any]:
+        """Return the errors as the fields of ``Sampled``: those that are known, and where some are not, how to get them."""
+        known = self.errors(context)
+        if not self._unread:
+            return {"row_errors": known}
+
+        def late() -> tuple[RowError, ...]:
+            for read in self._unread:
+                read()
+            self._unread.clear()
+            told = {error.index for error in known}
+            return tuple(error for error in self.errors(context) if error.index not in told)
+
+        return {"row_errors": known, "late_errors": late}
 
     def errors(self, context: SamplingContext) -> tuple[RowError, ...]:
         """Return the errors, by index into the whole call. Pure."""
@@ -86,6 +136,11 @@ class RowFailures:
         return tuple(
             RowError(index=index, message=one[0], is_invalid=one[1]) for index, one in found if one is not None
         )
+
+
+def _is_read_later(peaks: torch.Tensor) -> bool:
+    """Return whether to leave the device alone: only CUDA's runs behind the host."""
+    return peaks.device.type == "cuda"
 
 
 def no_finite_maximum(peaks: torch.Tensor) -> list[tuple[int, float]]:

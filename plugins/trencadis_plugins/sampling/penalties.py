@@ -10,6 +10,7 @@ import torch
 
 from trencadis.interfaces import SamplingContext
 from trencadis.records import RowStart
+from trencadis_plugins.sampling.arithmetic import tensor_on
 from trencadis_plugins.sampling.row_processor import RowProcessor
 
 __all__ = ["Penalties"]
@@ -72,9 +73,9 @@ class Penalties(RowProcessor):
     def _history(self, context: SamplingContext, length: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return tokens int64 ``[R, T]``, which places are filled, and which are output, bool ``[R, T]``."""
         device = context.tokens.device
-        rows = torch.as_tensor(context.histories, device=device)
+        rows = tensor_on(context.histories, device)
         places = torch.arange(length, device=device)
-        is_known = places <= torch.as_tensor(context.positions, device=device)[:, None]
+        is_known = places <= tensor_on(context.positions, device)[:, None]
         is_output = is_known & (places >= self._column(self._num_prompt_tokens, context))
         tokens = context.tokens[rows, :length].long().masked_fill_(~is_known, 0)
         return tokens, is_known, is_output

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from trencadis_plugins.sampling.arithmetic import has_64_bits
+from trencadis_plugins.sampling.arithmetic import has_64_bits, tensor_on
 
 __all__ = ["Purpose", "RowNumbers", "philox4x32", "uniforms"]
 
@@ -71,7 +71,7 @@ class RowNumbers:
         self._is_on_host = not has_64_bits(device)
         words = np.empty((len(keys), 4), np.int64)
         words[:, :2], words[:, 2], words[:, 3] = keys, positions, 0 if rounds is None else rounds
-        self._words: Any = words if self._is_on_host else torch.as_tensor(words, device=device)
+        self._words: Any = words if self._is_on_host else tensor_on(words, device)
 
     def uniforms(self, purpose: Purpose) -> torch.Tensor:
         """Return a number of the open interval (0, 1) for each row, ``[R]``."""
@@ -100,7 +100,7 @@ class RowNumbers:
         for first in range(0, len(numbers), step):
             words = self._words[first : first + step]
             numbers[first : first + step] = finish(_row_uniforms(words, purpose, count))
-        return torch.as_tensor(numbers, device=self._device)
+        return tensor_on(numbers, self._device)
 
 
 def _row_uniforms(words: Words, purpose: Purpose, count: int) -> Words:

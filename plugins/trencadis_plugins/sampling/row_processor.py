@@ -26,7 +26,7 @@ def select(logits: torch.Tensor, context: SamplingContext, index: np.ndarray) ->
     """
     if len(index) == len(context.rows):
         return logits, context
-    return logits[torch.as_tensor(index, device=logits.device)], whose(context, index)
+    return logits[tensor_on(index, logits.device)], whose(context, index)
 
 
 def whose(context: SamplingContext, index: np.ndarray) -> SamplingContext:
@@ -46,13 +46,13 @@ def largest(logits: torch.Tensor, width: int) -> torch.Tensor:
 
 def on_device(numbers: np.ndarray, logits: torch.Tensor) -> torch.Tensor:
     """Return numbers as a tensor on the logits' device. Pure."""
-    return torch.as_tensor(numbers, device=logits.device)
+    return tensor_on(numbers, logits.device)
 
 
 def histories(context: SamplingContext) -> list[Int32Array]:
     """Return the tokens up to each logits row's position, on the host. Pure; waits for the device once."""
     width = max(context.positions) + 1
-    rows = torch.as_tensor(context.histories, device=context.tokens.device)
+    rows = tensor_on(context.histories, context.tokens.device)
     tokens = context.tokens[rows, :width].cpu().numpy()
     return [row[: position + 1] for row, position in zip(tokens, context.positions, strict=True)]
 
@@ -94,7 +94,7 @@ class RowProcessor(LogitsProcessor):
         changed = self._change(part, part_context)
         if len(index) == len(context.rows):
             return changed
-        logits[torch.as_tensor(index, device=logits.device)] = changed
+        logits[tensor_on(index, logits.device)] = changed
         return logits
 
     def apply_all(self, logits: torch.Tensor, context: SamplingContext, *, width: int) -> torch.Tensor:
@@ -130,7 +130,7 @@ class RowProcessor(LogitsProcessor):
 
     def _flags(self, context: SamplingContext) -> torch.Tensor:
         """Return which rows use the processor, as a column on the device, bool ``[L, 1]``."""
-        return torch.as_tensor(self.asked(context), device=context.tokens.device)[:, None]
+        return tensor_on(self.asked(context), context.tokens.device)[:, None]
 
     def _column_or(self, values: np.ndarray, neutral: float, context: SamplingContext) -> torch.Tensor:
         """Return the same, with ``neutral`` for rows that do not use the processor."""

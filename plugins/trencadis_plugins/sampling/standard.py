@@ -18,7 +18,8 @@ import torch
 
 from trencadis.errors import InvalidRequestError, RequestError, TrencadisError, did_you_mean
 from trencadis.interfaces import Distributions, LogitsProcessor, Sampled, Sampler, SamplingContext, SupportsPreparation
-from trencadis.records import RowError, RowStart, SamplingParams
+from trencadis.records import RowStart, SamplingParams
+from trencadis_plugins.sampling.arithmetic import tensor_on
 from trencadis_plugins.sampling.carried import CarriedStates
 from trencadis_plugins.sampling.distributions import KeyedDistributions, distributions_of
 from trencadis_plugins.sampling.drawing import draw, num_times
@@ -147,18 +148,20 @@ class StandardSampler(Sampler, SupportsPreparation):
         rows = np.asarray(context.rows, dtype=np.intp)
         if self._static is not None:
             return self._sample_static(self._static, logits, context, rows)
-        logits = failures.check_logits(logits, context)
+        is_plain = bool(self._is_plain[rows].all())
+        is_last = is_plain and not self._reporter.applies_to(context).any()
+        logits = failures.check_logits(logits, context, is_last=is_last)
         raw = self._reporter.keep(self._reported(logits, context, rows), context)
-        token_ids = logits.argmax(-1) if self._is_plain[rows].all() else self._choose(logits, context, rows)
+        token_ids = logits.argmax(-1) if is_plain else self._choose(logits, context, rows)
         logprobs = self._reporter.report(raw, token_ids)
-        return Sampled(token_ids=token_ids, logprobs=logprobs, row_errors=self._errors(context))
+        return Sampled(token_ids=token_ids, logprobs=logprobs, **self._errors(context))
 
-    def _errors(self, context: SamplingContext) -> tuple[RowError, ...]:
+    def _errors(self, context: SamplingContext) -> dict[str, Any]:
         if self._refused:
             for index, row in enumerate(context.rows):
                 if row in self._refused:
                     _note(self._failures, context, index, self._refused[row])
-        return self._failures.errors(context)
+        return self._failures.fields(context)
 
     def supports_drafts(self, params: SamplingParams, *, branching: bool) -> bool:
         """Return whether every processor that the sequence uses supports drafts.
@@ -215,14 +218,14 @@ class StandardSampler(Sampler, SupportsPreparation):
         else:
             self._committed(token_ids, stateful, context)
         logprobs = (reporter.report_all if static else reporter.report)(raw, token_ids)
-        return Sampled(token_ids=token_ids, logprobs=logprobs, row_errors=self._errors(context))
+        return Sampled(token_ids=token_ids, logprobs=logprobs, **self._errors(context))
 
     def _distributions(self, logits: torch.Tensor, context: SamplingContext, rows: np.ndarray) -> torch.Tensor:
         return self._distribution_rows(self._applied(self._active(context), logits.float(), context), context, rows)
 
     def _distribution_rows(self, logits: torch.Tensor, context: SamplingContext, rows: np.ndarray) -> torch.Tensor:
         self._check_choices(logits, logits.amax(-1), context)
-        return distributions_of(logits, is_greedy=torch.as_tensor(self._is_greedy[rows], device=logits.device))
+        return distributions_of(logits, is_greedy=tensor_on(self._is_greedy[rows], logits.device))
 
     def _sample_static(
         self, static: StaticChain, logits: torch.Tensor, context: SamplingContext, rows: np.ndarray
@@ -244,9 +247,9 @@ class StandardSampler(Sampler, SupportsPreparation):
             token_ids = logits.argmax(-1)
             if times is not None:
                 drawn = draw(logits, peaks, times)
-                token_ids = torch.where(torch.as_tensor(draws, device=logits.device), drawn, token_ids)
+                token_ids = torch.where(tensor_on(draws, logits.device), drawn, token_ids)
         logprobs = self._reporter.report_all(raw, token_ids)
-        return Sampled(token_ids=token_ids, logprobs=logprobs, row_errors=self._errors(context))
+        return Sampled(token_ids=token_ids, logprobs=logprobs, **self._errors(context))
 
     def _reported(self, logits: torch.Tensor, context: SamplingContext, rows: np.ndarray) -> torch.Tensor:
         """Return the logits whose log-probabilities are reported; ``logits`` are not changed."""
@@ -267,7 +270,7 @@ class StandardSampler(Sampler, SupportsPreparation):
             if len(index):
                 part, part_context = select(logits, context, index)
                 part = self._applied(self._active(part_context, among), part, part_context)
-                logits[torch.as_tensor(index, device=logits.device)] = part
+                logits[tensor_on(index, logits.device)] = part
         return logits
 
     def _choose(self, logits: torch.Tensor, context: SamplingContext, rows: np.ndarray) -> torch.Tensor:
@@ -276,7 +279,7 @@ class StandardSampler(Sampler, SupportsPreparation):
         for index, choose in ((np.flatnonzero(is_greedy), self._maximize), (np.flatnonzero(~is_greedy), self._draw)):
             if len(index):
                 part, part_context = select(logits, context, index)
-                token_ids[torch.as_tensor(index, device=logits.device)] = choose(part.float(), part_context)
+                token_ids[tensor_on(index, logits.device)] = choose(part.float(), part_context)
         return token_ids
 
     def _maximize(self, logits: torch.Tensor, context: SamplingContext) -> torch.Tensor:
@@ -329,7 +332,7 @@ class StandardSampler(Sampler, SupportsPreparation):
             return logits
         for indices in indices_of.values():
             part, part_context = select(logits, context, np.array(indices))
-            logits[torch.as_tensor(indices, device=logits.device)] = self._applied([processor], part, part_context)
+            logits[tensor_on(indices, logits.device)] = self._applied([processor], part, part_context)
         return logits
 
     def _committed(

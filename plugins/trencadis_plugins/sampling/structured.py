@@ -17,6 +17,7 @@ import torch
 
 from trencadis.interfaces import SamplingContext, SupportsPreparation, Vocabulary
 from trencadis.records import Int32Array, RowStart, SamplingParams
+from trencadis_plugins.sampling.arithmetic import on_host, tensor_on
 from trencadis_plugins.sampling.grammar import CompiledGrammar, grammars_of
 from trencadis_plugins.sampling.grammar_state import GrammarState
 from trencadis_plugins.sampling.row_processor import RowProcessor, on_device
@@ -160,7 +161,7 @@ class Structured(RowProcessor, SupportsPreparation):
         begins = [self._rows[context.rows[i]].num_prompt_tokens for i in index]
         ends = [context.positions[i] + 1 for i in index]
         first = min(begins)
-        rows = torch.as_tensor([context.histories[i] for i in index], device=context.tokens.device)
+        rows = tensor_on([context.histories[i] for i in index], context.tokens.device)
         tokens = context.tokens[rows, first : max(ends)].tolist()
         return [row[begin - first : end - first] for row, begin, end in zip(tokens, begins, ends, strict=True)]
 
@@ -171,7 +172,7 @@ class Structured(RowProcessor, SupportsPreparation):
         asked = np.flatnonzero(self.asked(context)).tolist()
         if not asked:
             return
-        tokens = _tokens_of(token_ids)
+        tokens = on_host(token_ids)
         for number, indices in _by_row(context, asked).items():
             row = self._rows[number]
             if len(indices) == 1:
@@ -223,23 +224,6 @@ def _ends(start: RowStart, eos_token_id: int, special_token_ids: frozenset[int])
     """
     texts = set(start.params.stop_token_ids) - special_token_ids
     return set(start.eos_token_ids) - texts or {eos_token_id}
-
-
-def _tokens_of(token_ids: torch.Tensor) -> Callable[[], list[int]]:
-    """Return a function that waits for a call's tokens; their copy to the host starts now."""
-    if token_ids.device.type != "cuda":
-        tokens = token_ids.tolist()
-        return lambda: tokens
-    held = torch.empty(token_ids.shape, dtype=token_ids.dtype, pin_memory=True)
-    held.copy_(token_ids, non_blocking=True)
-    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    event.record()
-
-    def wait() -> list[int]:
-        event.synchronize()
-        return held.tolist()
-
-    return wait
 
 
 def _banned(words: np.ndarray, logits: torch.Tensor) -> torch.Tensor:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from support.backends import tiny_encoders, tiny_models
+from support.devices import DEVICE, ON_CUDA, cpu_only, cuda_only
 from trencadis.clock import SystemClock
 from trencadis.errors import BackendError, ModelLoadError, OutOfMemoryError
 from trencadis.interfaces import AllocationPlan
@@ -18,12 +19,14 @@ from trencadis_torch.config import TorchConfig
 from trencadis_torch.linear.native import native
 
 PLAN = AllocationPlan(num_blocks=60, block_size=4, num_rows=4, max_model_len=120, max_num_batched_tokens=64)
-needs_native = pytest.mark.skipif(native() is None, reason="there is no C++ compiler on this machine")
+needs_native = pytest.mark.skipif(
+    ON_CUDA or native() is None, reason="there is no C++ compiler on this machine, or tests run on another device"
+)
 PROMPTS = {0: tiny_models.prompt(19), 1: tiny_models.prompt(5, seed=1), 3: tiny_models.prompt(33, seed=2)}
 
 
 def make(layout="ragged", **options):
-    return TorchBackend(TorchConfig(device="cpu", layout=layout, **options), clock=SystemClock())
+    return TorchBackend(TorchConfig(device=DEVICE, layout=layout, **options), clock=SystemClock())
 
 
 class TestRagged(BackendConformance):
@@ -53,6 +56,20 @@ class TestPaddedAlone(TestRagged):
 
     def make(self):
         return make("padded")
+
+
+@cuda_only
+class TestCudaGraphs(TestRagged):
+    """Decodes of the suite's own buckets are captured when it prepares them, and run eagerly where it does not."""
+
+    def make(self):
+        return make("padded", max_prefill_batch_size=2, graphs="buckets")
+
+
+@cuda_only
+class TestGatheredOnCuda(TestRagged):
+    def make(self):
+        return make(attention="sdpa")
 
 
 @needs_native
@@ -146,7 +163,7 @@ def test_each_kind_of_weights_has_facts_and_kv_of_its_own(model_path):
 def test_nothing_of_a_model_is_replaced_where_packing_is_off(model_path):
     backend = loaded(model_path("llama"), pack="off")
     assert {type(part).__module__.split(".")[0] for part in backend._model.modules()} == {"torch", "transformers"}
-    assert backend.kv_cache().kernels in ("torch", "native")
+    assert backend.kv_cache().kernels in ("torch", "native", "triton")
 
 
 def test_sixteen_bits_are_not_packed(model_path):
@@ -155,12 +172,14 @@ def test_sixteen_bits_are_not_packed(model_path):
     assert type(backend._model.lm_head) is torch.nn.Linear
 
 
+@cpu_only
 def test_int8_is_refused_with_activations_of_sixteen_bits(model_path):
     source = ModelSource(path=str(model_path("llama")), dtype="bfloat16")
     with pytest.raises(ModelLoadError, match=r'quantization = "int8": activations .* dtype = "bfloat16"'):
         make(quantization="int8").load(source, sampler=ArgmaxSampler())
 
 
+@cpu_only
 def test_int8_is_refused_without_a_compiler_and_packing_goes_on(model_path, monkeypatch):
     monkeypatch.setattr("trencadis_torch.linear.native.native", lambda: None)
     source = ModelSource(path=str(model_path("llama")))
@@ -207,6 +226,7 @@ def test_unchecked_model_runs_the_same(model_path):
     assert BackendDriver(backend, PLAN).generate({0: PROMPTS[1]}, 12)[0] == expected
 
 
+@cpu_only
 @pytest.mark.slow
 def test_number_of_threads_is_set(model_path):
     try:
@@ -216,6 +236,7 @@ def test_number_of_threads_is_set(model_path):
         torch.set_num_threads(1)
 
 
+@cpu_only
 @pytest.mark.slow
 def test_small_model_runs_on_one_thread_and_a_large_one_on_what_there_is(model_path, monkeypatch):
     try:
@@ -259,6 +280,7 @@ def test_no_batch_runs_after_close(model_path):
         backend.prepare(Bucket(1, 1, 1, Phase.DECODE))
 
 
+@cpu_only  # on CUDA it is a device-side assertion, after which the process has no device any more
 def test_step_that_fails_leaves_later_steps_alone(model_path):
     backend = loaded(model_path("llama"))
     driver = BackendDriver(backend, PLAN)

@@ -69,6 +69,14 @@ def test_the_error_of_a_sequence_takes_its_tokens_and_no_others():
     assert output.row_errors == (error,)
 
 
+def test_errors_that_are_known_when_the_step_is_done_take_the_tokens_of_their_sequences():
+    late = RowError(index=1, message="not a number")
+    passes = attrs.evolve(emitted([1, 4], [[10, 11], [40, 41]], [2, 1]), late_errors=lambda: (late,))
+    output = step(passes).wait()
+    assert output.token_ids.tolist() == [40]
+    assert output.row_errors == (late,)
+
+
 def test_logprobs_of_tokens_that_did_not_stand_are_dropped():
     entry = SampledLogprobs(index=0, token_id=7, logprob=-0.5, rank=1, top_token_ids=(7,), top_logprobs=(-0.5,))
     asked = ((4, 0, 21, entry), (4, 1, 22, entry), (1, 1, 9, entry), (1, 0, 8, entry))

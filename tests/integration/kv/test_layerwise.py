@@ -33,7 +33,7 @@ def engine(layout: str, *, layer_wait_s: float = _PATIENCE_S, **p2p: Any) -> Ite
         "cache": {"num_blocks": 64, "layer_wait_s": layer_wait_s},
         "kv_connector": {"name": "p2p", "p2p": {"secret": SECRET, "peers": list(LOOPBACK_PEERS), **p2p}},
     }
-    config, registry = configure("demo", config_file=None, tables=tables)
+    config, registry = configure({"path": "demo", "dtype": "float32"}, config_file=None, tables=tables)
     one = build_engine(config, registry=registry)
     assert isinstance(one, Engine)
     try:

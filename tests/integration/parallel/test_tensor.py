@@ -9,9 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from support.devices import ON_CUDA
 from support.parallel_requests import PROMPTS, answers
 from trencadis import LLM, SamplingParams
 
+PROCESSES = {"executor.name": "processes"}
+if ON_CUDA:  # two ranks share a device, which NCCL does not let them
+    PROCESSES["executor.processes.collective"] = "gloo"
 SETUPS = {
     "two stages": {"parallel.pipeline": 2},
     "two stages, one step at a time": {"parallel.pipeline": 2, "engine.async_scheduling": False},
@@ -49,7 +53,7 @@ def expected():
 @pytest.mark.slow
 @pytest.mark.parametrize("setup", SETUPS)
 def test_answers_are_those_of_one_process(expected, setup):
-    found = answers(**{"executor.name": "processes"}, **SETUPS[setup])
+    found = answers(**{**PROCESSES, **SETUPS[setup]})
     assert found == expected
     assert not list(Path("/dev/shm").glob(f"trencadis-{os.getpid()}-*"))
 
@@ -61,7 +65,7 @@ def test_answers_are_those_of_one_process(expected, setup):
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_rank_that_is_killed_or_stopped_costs_no_answer(rank, number, divides):
     params = SamplingParams(max_tokens=200, temperature=0.8, seed=5, ignore_eos=True)
-    config = {"executor.name": "processes", f"parallel.{divides}": 2, "observer.names": [], "cache.num_blocks": 128}
+    config = {**PROCESSES, f"parallel.{divides}": 2, "observer.names": [], "cache.num_blocks": 128}
     with LLM(**config) as llm:
         executor = _executor(llm)
         expected = [one.outputs[0].token_ids for one in llm.generate(PROMPTS, params)]

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from support.backends import tiny_models
+from support.devices import DEVICE
 from trencadis.interfaces import AllocationPlan
 from trencadis.records import Bucket, Pass, Phase
 from trencadis_torch.attention import adapter
@@ -18,7 +19,7 @@ from trencadis_torch.loading.inspection import attention_layers
 from trencadis_torch.rows import Rows
 from trencadis_torch.runner import PassRunner
 
-CPU = torch.device("cpu")
+HERE = torch.device(DEVICE)
 PLAN = AllocationPlan(num_blocks=40, block_size=4, num_rows=4, max_model_len=40, max_num_batched_tokens=64)
 SINGLE, DRAFTS = Bucket(4, 1, 40, Phase.DECODE), Bucket(2, 3, 20, Phase.DECODE)
 
@@ -41,7 +42,7 @@ class Scene:
         lengths = np.zeros(one.bucket.batch_size, np.int32)
         lengths[: len(one.query_lens)] = one.query_lens
         is_real = np.arange(one.bucket.query_len) < lengths[:, None]
-        return found[torch.from_numpy(is_real.ravel())]
+        return found[torch.from_numpy(is_real.ravel()).to(HERE)]
 
     def warm_up(self, *buckets: Bucket):
         """Capture buckets."""
@@ -52,18 +53,18 @@ class Scene:
 def make(kind: str = "llama", *, kernel=None, recorder=None, model=None) -> Scene:
     """Return a scene; blocks of the four rows lie in random order."""
     adapter.register()
-    model = model or tiny_models.make_model(kind)
+    model = (model or tiny_models.make_model(kind)).to(HERE)
     layers = attention_layers(model)
     adapter.switch(model, adapter.PAGED)
     generator = torch.Generator().manual_seed(1)
-    rows = Rows(PLAN, CPU)
+    rows = Rows(PLAN, HERE)
     rows.tokens[:] = torch.randint(3, 100, rows.tokens.shape, generator=generator).int()
     rows.tables[:, :10] = torch.randperm(40, generator=generator).view(4, 10).int()
-    cache = PagedKVCache(layers, num_blocks=40, block_size=4, device=CPU, kernel=kernel)
+    cache = PagedKVCache(layers, num_blocks=40, block_size=4, device=HERE, kernel=kernel)
     for part in cache.parts:
-        part.normal_(generator=generator)
+        part.copy_(torch.empty(part.shape).normal_(generator=generator))
     watch = CaptureWatch()
-    recorder = recorder or make_recorder(CPU, model, rows, cache)
+    recorder = recorder or make_recorder(HERE, model, rows, cache)
     graphed = GraphRunner(model, rows=rows, cache=cache, recorder=recorder, watch=watch)
     plain = PassRunner(model, rows=rows, cache=cache, layout="padded", workspace=Workspace())
     return Scene(model, rows, cache, watch, graphed, plain)

@@ -59,8 +59,10 @@ class Sequence:
         self.query = query[context:]
 
 
-def attend(shape: Shape, sequences: list[Sequence], *, native, seed: int = 0, trees=None, strided=False, **options):
-    """Return outputs ``[T, H, Dv]`` and the cache; blocks in an order drawn from the seed.
+def attend(
+    shape: Shape, sequences: list[Sequence], *, native, seed: int = 0, trees=None, strided=False, device=CPU, **options
+):
+    """Return outputs ``[T, H, Dv]`` and the cache, on the device; blocks in an order drawn from the seed.
 
     ``native`` is True for the compiled kernel, False for none, or a kernel.
     """
@@ -68,19 +70,19 @@ def attend(shape: Shape, sequences: list[Sequence], *, native, seed: int = 0, tr
     ends = [one.context + one.length for one in sequences]
     width = max(-(-end // size) for end in ends) + 1
     order = torch.randperm(width * len(ends), generator=torch.Generator().manual_seed(seed))
-    tables = order.view(len(ends), width).int()
+    tables = order.view(len(ends), width).int().to(device)
     cache = PagedKVCache(
         (shape.layer,),
         num_blocks=order.numel(),
         block_size=size,
-        device=CPU,
+        device=device,
         kernel=kernel() if native is True else native or None,
     )
     slots = []
     for row, one in enumerate(sequences):
-        positions = torch.arange(ends[row])
+        positions = torch.arange(ends[row], device=device)
         places = tables[row, positions // size].long() * size + positions % size
-        cache.write(3, places[: one.context], one.keys[: one.context], one.values[: one.context])
+        cache.write(3, places[: one.context], one.keys[: one.context].to(device), one.values[: one.context].to(device))
         slots.append(places[one.context :])
     one = RaggedPass(
         cache,
@@ -97,6 +99,7 @@ def attend(shape: Shape, sequences: list[Sequence], *, native, seed: int = 0, tr
         torch.cat([part.keys[part.context :] for part in sequences]),
         torch.cat([part.values[part.context :] for part in sequences]),
     )
+    new = tuple(part.to(device) for part in new)
     if strided:  # as a model hands them over: heads outside, tokens inside
         new = tuple(part.transpose(0, 1).contiguous().transpose(0, 1) for part in new)
     return one.attend(3, *new, options=AttentionOptions(**options)), cache

@@ -12,6 +12,7 @@ import attrs
 import numpy as np
 import torch
 
+from support.devices import DEVICE
 from trencadis.errors import CollectiveError
 from trencadis.interfaces import (
     AllocationPlan,
@@ -308,7 +309,7 @@ def ranked_backend(size: int, *, expert: int = 1, attention: str = "tensor", **o
     from trencadis_torch.config import TorchConfig
 
     return RankedBackend(
-        lambda: TorchBackend(TorchConfig(device="cpu", **options), clock=SystemClock()),
+        lambda: TorchBackend(TorchConfig(device=DEVICE, **options), clock=SystemClock()),
         size,
         expert=expert,
         attention=attention,

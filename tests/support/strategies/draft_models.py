@@ -13,6 +13,7 @@ from typing import Any
 import attrs
 import torch
 
+from support.devices import DEVICE
 from trencadis.clock import SystemClock
 from trencadis.interfaces import ComponentContext, NamedModel, Vocabulary
 from trencadis.records import BucketLimits, Drafts, ModelFacts, ModelSource
@@ -115,7 +116,7 @@ def context_of(
 
     def make(noun: str, name: str) -> Any:
         assert (noun, name) == ("backend", "")
-        return TorchBackend(TorchConfig(device="cpu", check_model=False, **options), clock=SystemClock())
+        return TorchBackend(TorchConfig(device=DEVICE, check_model=False, **options), clock=SystemClock())
 
     return ComponentContext(
         clock=SystemClock(),

@@ -71,6 +71,10 @@ class HostileSampler(Sampler):
         "logprobs not numbers": lambda ids, due: Sampled(token_ids=ids, logprobs=_entry(logprob=float("nan"))),
         "logprobs a text": lambda ids, due: Sampled(token_ids=ids, logprobs=("x",)),  # type: ignore[arg-type]
         "errors of nobody": lambda ids, due: Sampled(token_ids=ids, row_errors=(RowError(index=99, message="x"),)),
+        "late errors of nobody": lambda ids, due: Sampled(
+            token_ids=ids, late_errors=lambda: (RowError(index=99, message="x"),)
+        ),
+        "late errors raise": lambda ids, due: Sampled(token_ids=ids, late_errors=bug),
         "start raises": lambda ids, due: Sampled(token_ids=ids),
         "writes and raises": lambda ids, due: bug(),
         "writes histories": lambda ids, due: Sampled(token_ids=ids),
@@ -155,7 +159,7 @@ class HostileDistributions(HostileRule):
         assert target is not None
         places = verification.parents * target.shape[2] + verification.tokens.clamp(min=0)
         chance = target.flatten(1).gather(1, places).double()
-        steps = torch.arange(chance.shape[1])
+        steps = torch.arange(chance.shape[1], device=chance.device)
         return torch.where(steps < verification.num_drafts[:, None], chance, 0.0)
 
     def last(self, verification: Verification, stops: torch.Tensor) -> torch.Tensor:

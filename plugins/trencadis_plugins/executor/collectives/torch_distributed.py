@@ -32,6 +32,8 @@ _MOST_S: Final = 30.0
 """A blocked call of gloo ends with its timeout and not before, whatever is done: so it must not be long."""
 _REPORT_S: Final = 1.0
 """For which a rank whose call failed waits for the others to say the same; who says nothing is named."""
+_SHARED_DEVICE: Final = "Duplicate GPU detected"
+"""In the error of NCCL, if two ranks are on one device."""
 _GATHERED_BYTES: Final = 256 * 1024
 """All ranks' parts together; up to here one gather is quicker than two exchanges of less."""
 
@@ -112,7 +114,8 @@ class TorchCollective(Collective):
         require_summable(tensor)
         with self._call("all_reduce", tensor):
             if tensor.numel():
-                self._sum(tensor)
+                with self._reachable(tensor) as held:
+                    self._sum(held)
             else:
                 dist.barrier(self._group)
 
@@ -124,31 +127,34 @@ class TorchCollective(Collective):
             if not tensor.numel():
                 dist.barrier(self._group)
                 return tensor.new_empty((*tensor.shape[:-1], self.size * tensor.shape[-1]))
-            own = tensor.contiguous()
-            parts = [torch.empty_like(own) for _ in range(self.size)]
-            dist.all_gather([self._flat(part) for part in parts], self._flat(own), group=self._group)
-            return torch.cat(parts, dim=-1)
+            with self._reachable(tensor.contiguous(), writes=False) as own:
+                parts = [torch.empty_like(own) for _ in range(self.size)]
+                dist.all_gather([self._flat(part) for part in parts], self._flat(own), group=self._group)
+                return torch.cat(parts, dim=-1).to(tensor.device)
 
     def broadcast(self, tensor: torch.Tensor, *, source: int = 0) -> None:
         """Overwrite a tensor with that of one rank."""
         self._require_rank(source, "broadcast from")
         with self._call("broadcast", tensor):
             if tensor.numel():
-                dist.broadcast(self._flat(tensor), self._ranks[source], group=self._group)
+                with self._reachable(tensor) as held:
+                    dist.broadcast(self._flat(held), self._ranks[source], group=self._group)
 
     def send(self, tensor: torch.Tensor, *, target: int) -> None:
         """Send a tensor to a rank."""
         self._require_rank(target, "send to", other=True)
         with self._call("send", tensor):
             if tensor.numel():
-                dist.send(self._flat(tensor.contiguous()), self._ranks[target], group=self._group)
+                with self._reachable(tensor.contiguous(), writes=False) as held:
+                    dist.send(self._flat(held), self._ranks[target], group=self._group)
 
     def receive(self, tensor: torch.Tensor, *, source: int) -> None:
         """Overwrite a tensor with the next that a rank sent."""
         self._require_rank(source, "receive from", other=True)
         with self._call("receive", tensor):
             if tensor.numel():
-                dist.recv(self._flat(tensor), self._ranks[source], group=self._group)
+                with self._reachable(tensor) as held:
+                    dist.recv(self._flat(held), self._ranks[source], group=self._group)
 
     def barrier(self) -> None:
         """Return when every rank is here."""
@@ -175,7 +181,7 @@ class TorchCollective(Collective):
     def _sum(self, tensor: torch.Tensor) -> None:
         is_exact = not (tensor.is_floating_point() or tensor.is_complex())
         num_bytes = tensor.numel() * tensor.element_size()
-        if (is_exact and tensor.element_size() >= 4) or (self.size == 2 and tensor.element_size() >= 4):
+        if (is_exact and tensor.element_size() >= 4) or (self.size <= 2 and tensor.element_size() >= 4):
             dist.all_reduce(tensor, group=self._group)
         elif num_bytes * self.size <= _GATHERED_BYTES:
             parts = [torch.empty_like(tensor) for _ in range(self.size)]
@@ -194,6 +200,22 @@ class TorchCollective(Collective):
         ordered_sum(list(theirs), theirs[0])
         dist.all_gather([self._flat(part) for part in own], self._flat(theirs[0]), group=self._group)
         flat.copy_(own.view(-1)[: flat.numel()])
+
+    @contextlib.contextmanager
+    def _reachable(self, tensor: torch.Tensor, *, writes: bool = True) -> Iterator[torch.Tensor]:
+        """Yield a tensor where the library reads and writes it: gloo is for host memory, to and from which others are copied.
+
+        Args:
+            tensor: Contiguous.
+            writes: What is in it afterwards is copied back.
+        """
+        if self._address.kind != "gloo" or tensor.device.type == "cpu":
+            yield tensor
+            return
+        held = tensor.cpu()
+        yield held
+        if writes:
+            tensor.copy_(held)
 
     def _flat(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a contiguous tensor in one dimension; as bytes for gloo, which does not know every dtype."""
@@ -217,7 +239,7 @@ class TorchCollective(Collective):
             if not self._ended:
                 told = f"{name} (call {self._num_calls}) of rank {self.rank} failed"
                 self._ended = f"{told}: {_first_words(error)}.{self._silent()}"
-            raise CollectiveError(self._ended) from error
+            raise CollectiveError(self._ended, hint=_hint(error)) from error
 
     def _silent(self) -> str:
         """Say that a call failed, and return which ranks do not say so."""
@@ -237,5 +259,15 @@ class TorchCollective(Collective):
 
 
 def _first_words(error: RuntimeError) -> str:
-    """Return the first line of an error, without the advice to look elsewhere. Pure."""
-    return str(error).splitlines()[0].partition(". This is typically")[0].rstrip(".")
+    """Return the first line of an error, without the advice to look elsewhere, and the reason that NCCL gives after it. Pure."""
+    first, _, rest = str(error).partition("\n")
+    _, _, reason = rest.partition("Last error:\n")
+    words = [first.partition(". This is typically")[0], *reason.splitlines()[:1]]
+    return "; ".join(one.strip().rstrip(".") for one in words)
+
+
+def _hint(error: RuntimeError) -> str:
+    """Return the remedy of an error that has one. Pure."""
+    if _SHARED_DEVICE not in str(error):
+        return ""
+    return 'NCCL takes one rank for each CUDA device: name more devices, start fewer ranks, or set collective = "gloo" in the executor\'s table.'

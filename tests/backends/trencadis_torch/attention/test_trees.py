@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.backends import tiny_models
+from support.devices import DEVICE
 from trencadis.errors import BackendError, StepFailedError
 from trencadis.interfaces import AllocationPlan
 from trencadis.records import Bucket, Drafts, Pass, Phase
@@ -65,12 +66,12 @@ class World:
     def __init__(self, kind, contexts):
         if kind not in self.models:
             adapter.register()
-            model = tiny_models.make_model(kind)
+            model = tiny_models.make_model(kind).to(DEVICE)
             layers = attention_layers(model)
             adapter.switch(model, adapter.PAGED)
             self.models[kind] = model, layers
         model, layers = self.models[kind]
-        device = torch.device("cpu")
+        device = torch.device(DEVICE)
         self.contexts = contexts
         self.rows = Rows(PLAN, device)
         for row, context in enumerate(contexts):
@@ -84,7 +85,7 @@ class World:
             self.linear(row, 0, self.rows.tokens[row, :context].tolist())
 
     def slots(self, row, count):
-        positions = torch.arange(count)
+        positions = torch.arange(count, device=DEVICE)
         return self.rows.tables[row, positions // 4].long() * 4 + positions % 4
 
     def kv(self, row, count):

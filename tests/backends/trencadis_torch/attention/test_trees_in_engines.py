@@ -9,6 +9,7 @@ import pytest
 
 from support.backends import tiny_models
 from support.core.invariants import broken_invariants
+from support.devices import DEVICE
 from trencadis.clock import SystemClock
 from trencadis.records import ModelSource, Request, SamplingParams
 from trencadis.text import resolve_model_path
@@ -38,7 +39,7 @@ class Loaded(FakeExecutor):
     """A backend that stays loaded from engine to engine."""
 
     def __init__(self, path):
-        backend = TorchBackend(TorchConfig(device="cpu", check_model=False), clock=SystemClock())
+        backend = TorchBackend(TorchConfig(device=DEVICE, check_model=False), clock=SystemClock())
         super().__init__(backend)
         self.backend = backend
         sampler = StandardSampler(standard_chain("vllm"))

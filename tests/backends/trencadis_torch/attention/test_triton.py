@@ -4,19 +4,26 @@ import attrs
 import pytest
 import torch
 
-from support.backends.paged_attention_scene import CPU, Sequence, Shape, attend, chain_and_trees
+from support.backends import paged_attention_scene
+from support.backends.paged_attention_scene import Sequence, Shape, chain_and_trees
+from support.devices import DEVICE
 from trencadis_torch.attention.triton import FEW, MAX_SPANS, TritonAttention, num_spans, obstacle, tile_for
 from trencadis_torch.cache.kv_cache import AttentionLayer
 
+HERE = torch.device(DEVICE)
 LAYER = AttentionLayer(index=2, num_kv_heads=1, key_dim=8, value_dim=8, window=0, dtype=torch.float32)
 
 
 @pytest.fixture
 def kernel():
     pytest.importorskip("triton", reason="triton is not installed: its kernels cannot be interpreted")
-    if obstacle((LAYER,), CPU) is not None:
+    if obstacle((LAYER,), HERE) is not None:
         pytest.skip("TRITON_INTERPRET is 0: kernels are compiled for a GPU")
     return TritonAttention(8)
+
+
+def attend(*args, sinks=None, **options):
+    return paged_attention_scene.attend(*args, device=HERE, sinks=None if sinks is None else sinks.to(HERE), **options)
 
 
 def batch(shape, places):

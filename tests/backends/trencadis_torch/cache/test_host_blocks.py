@@ -8,13 +8,14 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from support.devices import DEVICE, cuda_only
 from trencadis.errors import OutOfMemoryError
 from trencadis.interfaces import BlockCopies
 from trencadis_torch.cache.host_blocks import HostBlocks, runs
 from trencadis_torch.cache.kv_cache import AttentionLayer, PagedKVCache
 
 
-def cache_of(dtype, num_blocks=8, device="cpu"):
+def cache_of(dtype, num_blocks=8, device=DEVICE):
     layers = tuple(
         AttentionLayer(index=i, num_kv_heads=heads, key_dim=4, value_dim=3, window=0, dtype=dtype)
         for i, heads in enumerate((2, 1))
@@ -36,13 +37,9 @@ def copies(*pairs):
     return BlockCopies(sources=both[:, 0].copy(), targets=both[:, 1].copy())
 
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA"))]
-
-
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_every_bit_comes_back_to_other_blocks_and_nothing_else_changes(dtype, device):
-    cache = cache_of(dtype, device=device)
+def test_every_bit_comes_back_to_other_blocks_and_nothing_else_changes(dtype):
+    cache = cache_of(dtype)
     host = HostBlocks(cache, num_blocks=5)
     before = bits(cache)
     host.swap(outs=copies((6, 0), (1, 1), (3, 4)), ins=BlockCopies.none())
@@ -104,7 +101,7 @@ def test_host_memory_that_is_not_there_is_refused_with_its_size():
     assert "cache.swap_bytes" in caught.value.hint
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@cuda_only
 def test_host_memory_is_pinned_for_cuda():
-    host = HostBlocks(cache_of(torch.bfloat16, device="cuda"), num_blocks=3)
+    host = HostBlocks(cache_of(torch.bfloat16), num_blocks=3)
     assert all(part.is_pinned() for part in host._host)

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 import torch
 
+from support.devices import DEVICE, cpu_only
 from trencadis.errors import OutOfMemoryError
 from trencadis_kv.store.identity import compat_id
 from trencadis_torch.cache.kv_cache import AttentionLayer, PagedKVCache, stored_layers
 from trencadis_torch.cache.storage import decode
 
-CPU = torch.device("cpu")
+CPU, HERE = torch.device("cpu"), torch.device(DEVICE)
 
 
 def layer(index, *, heads=2, key_dim=4, value_dim=3):
@@ -76,7 +77,7 @@ def test_cache_that_does_not_fit_is_refused_with_its_size():
 # ------------------------------------------------------------------------------------------- as a pool of blocks
 
 
-def filled(dtype, device=CPU, kind=PagedKVCache):
+def filled(dtype, device=HERE, kind=PagedKVCache):
     layers = tuple(attrs.evolve(layer(index, heads=heads), dtype=dtype) for index, heads in ((0, 2), (5, 1)))
     cache = kind(layers, num_blocks=5, block_size=2, device=device)
     generator = torch.Generator().manual_seed(0)
@@ -97,7 +98,7 @@ def test_bytes_of_a_block_are_its_keys_then_its_values_layer_by_layer(dtype):
     data = read(cache, [4, 1])
     for row, block in zip(data, [4, 1], strict=True):
         expected = b"".join(
-            part[block].contiguous().view(torch.uint8).numpy().tobytes() for part in (*cache.keys, *cache.values)
+            part[block].contiguous().view(torch.uint8).cpu().numpy().tobytes() for part in (*cache.keys, *cache.values)
         )
         assert row.tobytes() == expected
 
@@ -126,6 +127,7 @@ def test_no_blocks_are_a_copy_of_nothing():
     assert all(torch.equal(part, old) for part, old in zip(cache.parts, before, strict=True))
 
 
+@cpu_only
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_views_of_blocks_are_their_bytes_where_they_lie(dtype):
     cache = filled(dtype)
@@ -147,9 +149,10 @@ def test_layout_names_every_part_and_its_size():
     ]
     assert {part.dtype for part in layout.parts} == {"bfloat16"}
     assert layout.block_bytes == 2 * (3 * 4 + 3 * 3) * 2
-    assert (layout.first_head, layout.last_head, layout.rotated, layout.numerics) == (0, 2, True, "torch-cpu")
+    assert (layout.first_head, layout.last_head, layout.rotated, layout.numerics) == (0, 2, True, f"torch-{HERE.type}")
 
 
+@cpu_only
 def test_pool_of_a_cpu_may_be_used_from_any_thread():
     cache = filled(torch.float32)
     content = read(cache, [1])

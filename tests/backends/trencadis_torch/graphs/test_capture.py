@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from support.devices import DEVICE, cuda_only
 from trencadis_torch.graphs.capture import CudaRecorder, Recorder
 
 
@@ -15,9 +16,9 @@ def test_a_recorder_does_all_or_none_of_it():
         Half()
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device: nothing can be captured")
+@cuda_only
 def test_cuda_replays_what_was_captured_with_what_the_input_holds_then():
-    device = torch.device("cuda", 0)
+    device = torch.device(DEVICE)
     recorder, given, output = CudaRecorder(device), torch.ones(1000, device=device), torch.zeros(1000, device=device)
 
     def run():

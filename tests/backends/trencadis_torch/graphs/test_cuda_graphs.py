@@ -5,6 +5,7 @@ import torch
 
 from support.backends import graph_scene, tiny_models
 from support.backends.graph_scene import DRAFTS, PASSES, SINGLE, one_pass
+from support.devices import DEVICE, ON_CUDA
 from trencadis.errors import BackendError
 from trencadis.records import Bucket, MemoryReport, Phase
 from trencadis_torch.config import TorchConfig
@@ -12,7 +13,7 @@ from trencadis_torch.graphs.capture import Recorder
 from trencadis_torch.graphs.cuda_graphs import MARGIN_BYTES, CudaGraphMode, GraphInputs, lasting_tensors
 
 
-def made(graphs="checked", device="cpu") -> CudaGraphMode:
+def made(graphs="buckets" if ON_CUDA else "checked", device=DEVICE) -> CudaGraphMode:
     return CudaGraphMode(TorchConfig(graphs=graphs, layout="padded"), device=torch.device(device))
 
 
@@ -163,6 +164,8 @@ def test_closing_lets_go_of_graphs_and_recorder():
 @pytest.mark.parametrize("kind", tiny_models.ARCHITECTURES)
 def test_replays_compute_what_eager_passes_do_bit_for_bit(kind):
     """The tape that replays them makes nonsense of everything that a graph did not write itself, and runs no Python."""
+    if ON_CUDA and kind in ("mixtral", "qwen3_moe", "gpt_oss"):
+        pytest.skip("in float32 products of experts are no part of a CUDA graph; test_cuda.py captures them in 16 bits")
     scene = graph_scene.make(kind)
     scene.warm_up(SINGLE, DRAFTS)
     for one in PASSES:
@@ -176,7 +179,7 @@ def test_kernel_replays_the_same_from_its_block_tables():
     from trencadis_torch.attention.triton import TritonAttention, obstacle
 
     scene = graph_scene.make("gemma2")
-    if obstacle(scene.cache.layers, graph_scene.CPU) is not None:
+    if obstacle(scene.cache.layers, graph_scene.HERE) is not None:
         pytest.skip("TRITON_INTERPRET is 0: kernels are compiled for a GPU")
     kernel = scene.cache.kernel = TritonAttention(8)
     report = scene.warm_up(SINGLE, DRAFTS, Bucket(4, 1, 20, Phase.DECODE))
