@@ -45,9 +45,9 @@ DEFAULT = Tier(
 CI = Tier(
     marker="release",
     kept_by="kept_in_ci",
-    most_parameter_sets=5,
+    most_parameter_sets=4,
     every_nth_suite=4,
-    share_of_examples=2,
+    share_of_examples=3,
     fewest_examples=10,
 )
 """What `.ci/run` runs."""

@@ -18,8 +18,9 @@ from torch import nn
 
 from trencadis.errors import ModelLoadError
 from trencadis.interfaces import RankGroups
+from trencadis.records import divide_layers
 
-__all__ = ["cut_stage", "divide_layers"]
+__all__ = ["cut_stage"]
 
 
 @attrs.frozen(kw_only=True)
@@ -63,37 +64,6 @@ class _NoEmbeddings(nn.Module):
         return self.like.data.new_full((*input_ids.shape, self._hidden_size), torch.nan)
 
 
-def divide_layers(sizes: list[int], *, num_stages: int, first: int = 0, last: int = 0) -> list[range]:
-    """Return the layers of each stage: in order, at least one each, so that the largest stage is as small as can be. Pure.
-
-    Args:
-        sizes: Of each layer.
-        num_stages: How many.
-        first: Of what the first stage has besides.
-        last: Of what the last stage has besides.
-
-    Raises:
-        ValueError: There are fewer layers than stages.
-    """
-    if len(sizes) < num_stages:
-        raise ValueError(f"{len(sizes)} layers for {num_stages} stages")
-    # Largest stage of the first n layers on k stages, and where the last of these begins.
-    best: list[list[tuple[float, int]]] = [[(0.0, 0)] + [(float("inf"), 0)] * len(sizes)]
-    for k in range(1, num_stages + 1):
-        besides = (first if k == 1 else 0) + (last if k == num_stages else 0)
-        row = [(float("inf"), 0)]
-        for n in range(1, len(sizes) + 1):
-            choices = [(max(best[-1][m][0], sum(sizes[m:n]) + besides), m) for m in range(n)]
-            row.append(min(choices))
-        best.append(row)
-    stages, end = [], len(sizes)
-    for k in range(num_stages, 0, -1):
-        begin = best[k][end][1]
-        stages.append(range(begin, end))
-        end = begin
-    return stages[::-1]
-
-
 def cut_stage(model: Any, groups: RankGroups) -> range:
     """Leave a model the part of one stage, in place; returns its layers.
 
@@ -112,7 +82,7 @@ def cut_stage(model: Any, groups: RankGroups) -> range:
             [_size(layer) for layer in layers],
             num_stages=layout.pipeline,
             first=_size(embeddings),
-            last=_size(head),
+            last=_size(head) + sum(_size(model.get_submodule(name)) for name in parts.after),
         )
     except ValueError as error:
         raise ModelLoadError(

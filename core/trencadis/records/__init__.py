@@ -24,7 +24,7 @@ from trencadis.records.output import (
     TokenDeltas,
     TokenLogprobs,
 )
-from trencadis.records.parallel import EngineLoad, LayoutFeature, ParallelLayout
+from trencadis.records.parallel import EngineLoad, LayoutFeature, ParallelLayout, divide_layers
 from trencadis.records.plain import MAX_DEPTH, check_plain, is_text, plain_fault
 from trencadis.records.plan import DraftDistributions, Drafts, Plan
 from trencadis.records.request import (
@@ -123,6 +123,7 @@ __all__ = [
     "UnifiedShape",
     "WarmUpReport",
     "check_plain",
+    "divide_layers",
     "is_text",
     "parameter_help",
     "evolve_unchecked",

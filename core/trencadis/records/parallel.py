@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 
 import attrs
 
-__all__ = ["EngineLoad", "LayoutFeature", "ParallelLayout"]
+__all__ = ["EngineLoad", "LayoutFeature", "ParallelLayout", "divide_layers"]
 
 
 @attrs.frozen(kw_only=True)
@@ -49,6 +50,38 @@ class ParallelLayout:
     def tensor_rank(self, rank: int) -> int:
         """Return the place of a rank within its stage, 0 .. tensor - 1."""
         return rank % self.tensor
+
+
+def divide_layers(sizes: Sequence[int], *, num_stages: int, first: int = 0, last: int = 0) -> list[range]:
+    """Return the layers of each stage: in order, at least one each, so that the largest stage is as small as can be. Pure.
+
+    Args:
+        sizes: Bytes of each layer.
+        num_stages: How many.
+        first: Of what the first stage has besides.
+        last: Of what the last stage has besides.
+
+    Raises:
+        ValueError: There are fewer layers than stages.
+    """
+    if len(sizes) < num_stages:
+        raise ValueError(f"{len(sizes)} layers for {num_stages} stages")
+    up_to = [0, *itertools.accumulate(sizes)]
+    # Largest stage of the first n layers on k stages, and where the last of these begins.
+    best: list[list[tuple[float, int]]] = [[(0.0, 0)] + [(float("inf"), 0)] * len(sizes)]
+    for k in range(1, num_stages + 1):
+        besides = (first if k == 1 else 0) + (last if k == num_stages else 0)
+        row = [(float("inf"), 0)]
+        for n in range(1, len(sizes) + 1):
+            choices = [(max(best[-1][m][0], up_to[n] - up_to[m] + besides), m) for m in range(n)]
+            row.append(min(choices))
+        best.append(row)
+    stages, end = [], len(sizes)
+    for k in range(num_stages, 0, -1):
+        begin = best[k][end][1]
+        stages.append(range(begin, end))
+        end = begin
+    return stages[::-1]
 
 
 @attrs.frozen(kw_only=True)

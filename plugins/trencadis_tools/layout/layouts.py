@@ -7,6 +7,7 @@ from fractions import Fraction
 
 import attrs
 
+from trencadis.records import divide_layers
 from trencadis_tools.layout.model import Attention, Division, Exchange, ModelPlan, Weight, divides
 
 __all__ = [
@@ -217,17 +218,25 @@ def local_bytes(weight: Weight, tensor: int, expert: int = 1, attention: str = "
     return weight.num_bytes // weight.size * -(-weight.size // tensor)
 
 
-def stages(num_layers: int, pipeline: int) -> list[range]:
-    """Return the layers of each stage: equal numbers, the rest on stages from the last but one backwards. Pure.
+def stages(plan: ModelPlan, *, tensor: int, pipeline: int, expert: int = 1) -> list[range]:
+    """Return the layers of each stage, shared out by the bytes on a rank, as ``trencadis_torch.parallel.stages`` does. Pure.
 
-    Source: ``get_pp_indices`` of vLLM; the first and the last stage have embeddings and output projection besides.
+    Args:
+        plan: The model.
+        tensor: Ranks that share each layer.
+        pipeline: Stages, at most as many as layers.
+        expert: Ranks that share the experts as wholes.
     """
-    each, rest = divmod(num_layers, pipeline)
-    sizes = [each] * pipeline
-    for place in range(rest):
-        sizes[-2 - place if pipeline > 1 else 0] += 1
-    starts = [sum(sizes[:stage]) for stage in range(pipeline)]
-    return [range(start, start + size) for start, size in zip(starts, sizes, strict=True)]
+    sizes, first, last = [0] * plan.num_layers, 0, 0
+    for weight in plan.weights:
+        num_bytes = local_bytes(weight, tensor, expert)
+        if 0 <= weight.layer < plan.num_layers:
+            sizes[weight.layer] += num_bytes
+        else:
+            is_first = weight.layer < 0
+            first += num_bytes * is_first
+            last += num_bytes * (not is_first or weight.is_tied)
+    return divide_layers(sizes, num_stages=pipeline, first=first, last=last)
 
 
 def _stage_of(item: Weight | Exchange | Attention, parts: list[range]) -> int:
@@ -271,7 +280,7 @@ def traffic(
         return Traffic()
     if attention == "data":
         return _traffic_of_own_tokens(plan, tensor, num_tokens, num_logits)
-    parts = stages(plan.num_layers, pipeline)
+    parts = stages(plan, tensor=tensor, pipeline=pipeline, expert=expert)
     found = [Traffic(num_bytes=_TOKEN_BYTES * num_logits, num_messages=1)] * pipeline
     for one in plan.exchanges if tensor > 1 else ():
         if one.heads is not None and divides(*one.heads, tensor):
@@ -305,7 +314,7 @@ def _add(found: list[Traffic], stage: int, num_bytes: int) -> None:
 def _needs(
     plan: ModelPlan, limits: Limits, tensor: int, pipeline: int, expert: int, attention: str = "tensor"
 ) -> LayoutNeeds:
-    parts = stages(plan.num_layers, pipeline)
+    parts = stages(plan, tensor=tensor, pipeline=pipeline, expert=expert)
     weights, kept = [0] * pipeline, [0] * pipeline
     for weight in plan.weights:
         num_bytes = local_bytes(weight, tensor, expert, attention)

@@ -94,7 +94,7 @@ def test_two_ranks_say_what_one_does(setup, one_rank):
     assert found["cached"] == config.get("cache.prefix_caching", True)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_numbers_in_8_bits_are_as_near_on_two_ranks_as_on_one(one_rank):
     """Of a share's inputs other ones are the largest, so that they are rounded otherwise: the error is of the same size."""
     config = {"backend.torch.quantization": "int8", "backend.torch.kv_dtype": "int8"}

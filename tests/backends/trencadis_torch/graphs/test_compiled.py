@@ -130,7 +130,7 @@ def test_greedy_tokens_are_those_of_transformers_and_nothing_is_compiled_while_t
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["first", pytest.param("plain", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["first", pytest.param("plain", marks=pytest.mark.release)])
 @torch.inference_mode()
 def test_logits_of_a_graph_are_those_of_the_model(request, kind):
     backend, _ = request.getfixturevalue(kind)

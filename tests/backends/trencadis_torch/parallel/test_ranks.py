@@ -624,8 +624,8 @@ def test_memory_and_weights_are_those_of_one_rank(model_path, ranked):
 def test_the_log_says_what_is_where(model_path, ranked, caplog):
     with caplog.at_level("INFO", "trencadis.torch"):
         loaded(ranked, model_path("llama"), 2, pipeline=2)
-    assert "Ranks divide 100 % of the parameters. Layers 0 to 0 are here." in caplog.text
-    assert "Layers 1 to 2 are here." in caplog.text
+    assert "Ranks divide 100 % of the parameters. Layers 0 to 1 are here." in caplog.text
+    assert "Layers 2 to 2 are here." in caplog.text
     assert "LlamaForCausalLM runs layer by layer" in caplog.text
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trencadis_torch.parallel.stages import divide_layers
+from trencadis.records import divide_layers
 
 SIZES = st.lists(st.integers(1, 50), min_size=1, max_size=7)
 
