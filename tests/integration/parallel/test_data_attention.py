@@ -70,7 +70,7 @@ def test_answers_are_those_of_one_process_with_whatever_else_is_asked(mixture, e
 
 
 @pytest.mark.slow
-@pytest.mark.kept_in_ci(1)
+@pytest.mark.release
 @pytest.mark.parametrize("setup", SETUPS)
 def test_ranks_in_processes_give_the_answers_of_one(mixture, expected, setup):
     size, overrides = SETUPS[setup]
