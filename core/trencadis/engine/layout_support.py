@@ -101,7 +101,7 @@ FEATURES: Final = (
             "processes": _NOT_THERE,
             "attention": "ranks have blocks of other sequences, and all worker sides are told the same",
         },
-        remedy='Set kv_connector.name to one that works among ranks (docs/layouts.md), or to "none", or executor.name to "inline".',
+        remedy='Set kv_connector.name to one that goes with the layout (docs/layouts.md), or to "none", or executor.name to "inline".',
     ),
     LayoutFeature(
         name="LoRA adapters, where a backend computes them",

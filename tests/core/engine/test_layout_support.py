@@ -103,7 +103,7 @@ def test_ranks_may_have_the_attention_of_their_own_sequences_beside_whole_expert
         ),
         (
             {"parallel__tensor": 2, "parallel__expert": 2, "kv_connector__name": "host_offload"},
-            r"^\[kv_connector\].*share memory",
+            r"^\[kv_connector\].*blocks of other sequences",
         ),
     ],
 )
