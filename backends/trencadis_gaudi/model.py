@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np
@@ -35,7 +35,10 @@ from trencadis_torch.loading.fingerprint import fingerprint, quantised_fingerpri
 from trencadis_torch.loading.inspection import attention_layers, model_facts
 from trencadis_torch.loading.loader import find_model, load_decoder
 from trencadis_torch.loading.pooling_config import PoolingConfig, read_pooling_config
-from trencadis_torch.loading.self_check import check_model
+from trencadis_torch.loading.self_check import ModelCheck
+
+if TYPE_CHECKING:
+    from trencadis_torch.parallel.share import Share
 
 __all__ = ["LoadedModel", "load_model"]
 
@@ -67,10 +70,16 @@ class LoadedModel:
     cache_scales: Mapping[int, CacheScales] = attrs.field(factory=dict)
 
 
-def load_model(source: ModelSource, habana: Habana, *, check: bool) -> LoadedModel:
-    """Return a model on the device.
+def load_model(source: ModelSource, habana: Habana, *, check: bool, share: Share | None = None) -> LoadedModel:
+    """Return a model on the device, or this rank's share of it.
 
     A Gaudi computes in bfloat16 whatever is asked for; the emulated device in what a CPU would.
+
+    Args:
+        source: The model.
+        habana: The device.
+        check: Compare the paged forward with the model's own.
+        share: Of this rank; None: there is one rank.
 
     Raises:
         ModelLoadError: The model is no decoder, or cannot be served; the message says why.
@@ -88,12 +97,17 @@ def load_model(source: ModelSource, habana: Habana, *, check: bool) -> LoadedMod
         )
     adapter.register()
     pooling_config = read_pooling_config(files, default_pooling="last", device=_CPU)
-    model = load_decoder(files, _CPU)
+    model = load_decoder(files, _CPU) if share is None else share.load(files, _CPU)
     layers = attention_layers(model)
-    if model.num_parameters() < _SMALL_MODEL:
+    num_parameters = int(model.num_parameters()) if share is None else share.num_parameters
+    if num_parameters < _SMALL_MODEL:
         torch.set_num_threads(1)
+    elif share is not None and habana.emulated is not None:
+        torch.set_num_threads(share.num_threads())
     if check:
-        check_model(model, layers, layout="padded")
+        # On the CPU; what a share needs from others comes from their hosts.
+        agree = None if share is None else share.accept
+        ModelCheck(model, layers, layout="padded", agree=agree).compare(model)
     adapter.switch(model, adapter.PAGED)
     embedding_size = _embedding_size(model, layers, pooling_config)
     make_static(model, in_graphs=habana.config.mode != "eager")
@@ -105,9 +119,12 @@ def load_model(source: ModelSource, habana: Habana, *, check: bool) -> LoadedMod
     if habana.fp8 is not None:
         layers, cache_scales, digest = _in_fp8(model, layers, habana, habana.fp8)
     # Before the move to the device: weights that are shared are counted once by their address on the CPU.
+    if share is not None:
+        logger.info("%s", share.summary)
     files_fingerprint = fingerprint(files)
     facts = attrs.evolve(
         model_facts(model, layers),
+        num_parameters=num_parameters,
         embedding_size=embedding_size,
         fingerprint=quantised_fingerprint(files_fingerprint or source.path, digest) if digest else files_fingerprint,
     )

@@ -38,18 +38,19 @@ _STYLES: Final = (
 )
 
 
-def read_plan_file(path: str) -> dict[str, str]:
+def read_plan_file(path: str, table: str = "backend.torch") -> dict[str, str]:
     """Return the plan of a file.
 
     Args:
         path: TOML or JSON (by its ending), a table from a module or parameter, ``*`` for any number, to a style; empty: no plan.
+        table: Whose key ``tensor_plan`` it is.
 
     Raises:
         ConfigValueError: It cannot be read, or is no such table.
     """
     if not path:
         return {}
-    where = f'[backend.torch] tensor_plan = "{path}"'
+    where = f'[{table}] tensor_plan = "{path}"'
     try:
         text = Path(path).expanduser().read_text()
         found: Any = json.loads(text) if path.endswith(".json") else tomllib.loads(text)
