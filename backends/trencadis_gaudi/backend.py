@@ -147,7 +147,11 @@ class GaudiBackend(Backend):
         with self._on_device(), self._together():
             self._paths = self._sampler_paths(sampler)
             loaded = self._loaded = load_model(
-                source, self.habana, check=self._config.check_model, share=self._share
+                source,
+                self.habana,
+                check=self._config.check_model,
+                share=self._share,
+                agreement=self._agreement,
             )
             self._embedder = unallocated_embedder(loaded, self.habana)
         logger.info("Loading model weights took in total %s", meter.summary())
@@ -244,6 +248,9 @@ class GaudiBackend(Backend):
             device=habana.device,
             scales=loaded.cache_scales,
         )
+        if self._share is not None:
+            self._cache.first_head = self._share.first_head
+            self._cache.kernels += self._share.numerics
         logger.info(
             "Usable num_blocks: %d, actual allocated num_blocks (max across layers): %d (_PAD_BLOCK_ID=%d, _PAD_SLOT_ID=%d)",
             plan.num_blocks,

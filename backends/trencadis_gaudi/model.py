@@ -26,6 +26,7 @@ from trencadis_gaudi.fused.norm import fuse_norms
 from trencadis_gaudi.fused.rotary import fuse_rotary
 from trencadis_gaudi.habana import Habana
 from trencadis_gaudi.memory import MemoryMeter
+from trencadis_gaudi.parallel.agreement import Agreement
 from trencadis_gaudi.static_modules import make_static
 from trencadis_torch.attention import adapter
 from trencadis_torch.cache.kv_cache import AttentionLayer
@@ -45,6 +46,7 @@ __all__ = ["LoadedModel", "load_model"]
 logger = logging.getLogger("trencadis.gaudi")
 
 _CPU = torch.device("cpu")
+_ONE_RANK = Agreement()
 _SMALL_MODEL = 20_000_000
 """Parameters below which one CPU thread is fastest; as in the backend ``torch``."""
 
@@ -70,7 +72,14 @@ class LoadedModel:
     cache_scales: Mapping[int, CacheScales] = attrs.field(factory=dict)
 
 
-def load_model(source: ModelSource, habana: Habana, *, check: bool, share: Share | None = None) -> LoadedModel:
+def load_model(
+    source: ModelSource,
+    habana: Habana,
+    *,
+    check: bool,
+    share: Share | None = None,
+    agreement: Agreement = _ONE_RANK,
+) -> LoadedModel:
     """Return a model on the device, or this rank's share of it.
 
     A Gaudi computes in bfloat16 whatever is asked for; the emulated device in what a CPU would.
@@ -80,6 +89,7 @@ def load_model(source: ModelSource, habana: Habana, *, check: bool, share: Share
         habana: The device.
         check: Compare the paged forward with the model's own.
         share: Of this rank; None: there is one rank.
+        agreement: Of the ranks.
 
     Raises:
         ModelLoadError: The model is no decoder, or cannot be served; the message says why.
@@ -117,7 +127,8 @@ def load_model(source: ModelSource, habana: Habana, *, check: bool, share: Share
     dtype, digest = model.dtype, ""
     cache_scales: Mapping[int, CacheScales] = {}
     if habana.fp8 is not None:
-        layers, cache_scales, digest = _in_fp8(model, layers, habana, habana.fp8)
+        layers, cache_scales, digest = _in_fp8(model, layers, habana, habana.fp8, is_share=share is not None)
+        digest = agreement.common(digest)  # a rank's weights have scales of their own
     # Before the move to the device: weights that are shared are counted once by their address on the CPU.
     if share is not None:
         logger.info("%s", share.summary)
@@ -152,7 +163,7 @@ def _embedding_size(model: Any, layers: tuple[AttentionLayer, ...], pooling_conf
 
 
 def _in_fp8(
-    model: Any, layers: tuple[AttentionLayer, ...], habana: Habana, device: Fp8Device
+    model: Any, layers: tuple[AttentionLayer, ...], habana: Habana, device: Fp8Device, *, is_share: bool
 ) -> tuple[tuple[AttentionLayer, ...], Mapping[int, CacheScales], str]:
     """Replace linear layers as configured; returns the layers and scales of the cache, and a digest of all scales.
 
@@ -171,6 +182,7 @@ def _in_fp8(
             config.scale_method,
             measurements=measurements if config.fp8 == "static" else None,
             exclude=config.fp8_exclude,
+            is_share=is_share,
         )
     return layers, scales, digest
 

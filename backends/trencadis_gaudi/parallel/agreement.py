@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
+
 import torch
 
 from trencadis.errors import BackendError, StepFailedError
@@ -32,6 +35,13 @@ class Agreement:
     def all_hold(self, holds: bool) -> bool:
         """Return whether something holds on every rank."""
         return bool(self.least(int(holds)))
+
+    def common(self, digest: str) -> str:
+        """Return a digest of the ranks' digests, in hexadecimal; empty if they are."""
+        if self._group is None or not digest:
+            return digest
+        rows = _gathered(list(bytes.fromhex(digest)), self._group)
+        return hashlib.blake2b(bytes(itertools.chain(*rows)), digest_size=16).hexdigest()
 
     def check_bucket(self, bucket: Bucket) -> None:
         """See that all ranks run a pass in the same bucket; else they would exchange tensors of different shapes.

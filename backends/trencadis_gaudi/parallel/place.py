@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
+
 from trencadis.errors import BackendError
 from trencadis.interfaces import RankGroups
 from trencadis_gaudi.config import GaudiConfig
 from trencadis_gaudi.habana import Habana
 from trencadis_gaudi.parallel.agreement import Agreement, check_sums
 from trencadis_gaudi.parallel.group import on_device
+from trencadis_gaudi.parallel.host_group import HostGroup
 from trencadis_gaudi.parallel.support import FEATURES
 from trencadis_torch.config import TorchConfig
 from trencadis_torch.parallel.share import Share, check_settings
@@ -35,7 +39,25 @@ def take_place(groups: RankGroups, config: GaudiConfig, habana: Habana) -> tuple
         )
     if groups.layout.num_ranks == 1:
         return None, Agreement()
-    groups = on_device(groups, habana)
+    host = None
+    if habana.emulated is None:
+        _check_environment(habana, os.environ)
+        host = HostGroup(groups.rank, groups.layout.num_ranks)
+    groups = on_device(groups, habana, host=host)
     check_sums(groups.tensor, habana.device)
-    share = Share(groups, TorchConfig(), table="backend.gaudi")
+    share = Share(groups, TorchConfig(tensor_plan=config.tensor_plan), table="backend.gaudi")
     return share, Agreement(groups.tensor)
+
+
+def _check_environment(habana: Habana, environ: Mapping[str, str]) -> None:
+    """See that lazy mode may hold collectives.
+
+    Raises:
+        BackendError: It may not.
+    """
+    given = environ.get("PT_HPU_ENABLE_LAZY_COLLECTIVES", "")
+    if habana.is_lazy and given.lower() not in {"true", "1"}:
+        raise BackendError(
+            f"PT_HPU_ENABLE_LAZY_COLLECTIVES={given or 'unset'} in lazy mode: HPU graphs would hold nothing that ranks exchange.",
+            hint="Leave it unset: it is set to true before torch is imported.",
+        )
