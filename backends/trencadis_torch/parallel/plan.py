@@ -89,7 +89,7 @@ def plan_of(model: Any, configured: dict[str, str], *, whole_experts: bool = Fal
     if not plan:
         raise ModelLoadError(
             f"{type(model).__name__} comes without a plan of how its layers are divided, which [parallel] tensor above 1 needs.",
-            hint="Write one and name it in [backend.torch] tensor_plan (docs/do/parallel.md), or set [parallel] tensor = 1.",
+            hint="Write one and name it in the tensor_plan of the backend (docs/do/parallel.md), or set [parallel] tensor = 1.",
         )
     return plan
 
@@ -141,7 +141,7 @@ def expand_plan(model: Any, plan: dict[str, str]) -> dict[str, str]:
         if style not in _STYLES:
             raise ModelLoadError(
                 f'{type(model).__name__}: its plan divides {name} as "{style}", which is not known here.',
-                hint='Give it another style in [backend.torch] tensor_plan, "replicate" for one, or set [parallel] tensor = 1.',
+                hint='Give it another style in the tensor_plan of the backend, "replicate" for one, or set [parallel] tensor = 1.',
             )
         found[name] = style
     return found
