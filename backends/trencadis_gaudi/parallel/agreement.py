@@ -88,12 +88,12 @@ def check_sums(group: Collective, device: torch.device) -> None:
     group.all_reduce(ones)
     numbers = group.all_gather(torch.tensor([1.0 + group.rank]).to(device))
     expected = [float(group.size), *(1.0 + rank for rank in range(group.size))]
-    rows = _gathered([round(1000 * number) for number in (*ones.cpu().tolist(), *numbers.cpu().tolist())], group)
-    wrong = [rank for rank, row in enumerate(rows) if row != [round(1000 * number) for number in expected]]
+    rows = group.all_gather(torch.cat([ones.cpu(), numbers.cpu()])[:, None]).mT.tolist()
+    wrong = [rank for rank, row in enumerate(rows) if row != expected]
     if wrong:
-        got = "; ".join(f"rank {rank} got {rows[rank][0] / 1000:g}, {[one / 1000 for one in rows[rank][1:]]}" for rank in wrong)
+        got = "; ".join(f"rank {rank} got {rows[rank][0]:g}, {', '.join(f'{one:g}' for one in rows[rank][1:])}" for rank in wrong)
         raise BackendError(
-            f"The ranks do not reach each other: a sum of ones over {group.size} ranks and a gather of 1 to {group.size} are wrong: {got}.",
-            hint="See hl-smi for the links of the cards and HABANA_VISIBLE_MODULES for which of them are used; "
-            '"trencadis gaudi-check --only cards" tests each.',
+            f"The ranks do not reach each other. A sum of ones is {group.size}, and a gather of their numbers 1 to {group.size}; {got}.",
+            hint="See hl-smi for the links of the cards, and HABANA_VISIBLE_MODULES for which of them are used; "
+            '"trencadis gaudi-check --only all-reduce" tries each.',
         )

@@ -45,8 +45,8 @@ def test_numbers_and_decisions_are_those_of_all_ranks(ranks):
         (Bucket(2, 64, 4), Bucket(1, 64, 4)),
         (Bucket(2, 64, 4), Bucket(2, 64, 5)),
         (Bucket(2, 1, 4), Bucket(2, 1, 4, Phase.DECODE)),
-        (UnifiedBucket(1, 64, 4, num_unique_blocks=2), UnifiedBucket(1, 64, 4, num_unique_blocks=3)),
-        (UnifiedBucket(1, 64, 4, is_causal=True), UnifiedBucket(1, 64, 4, is_causal=False)),
+        (UnifiedBucket(64, 4, 2, True), UnifiedBucket(64, 4, 3, True)),
+        (UnifiedBucket(64, 4, 2, True), UnifiedBucket(64, 4, 2, False)),
     ],
 )
 def test_ranks_in_different_buckets_are_named(ranks, first, second):
@@ -98,7 +98,7 @@ def test_sums_that_arrive_are_right(ranks):
     assert ranks(lambda groups: groups, 2).errors(joined) == [None, None]
 
 
-@pytest.mark.parametrize(("at", "told"), [((1,), "rank 1 got 2, [1, 2, 0]"), ((0, 1, 2), "rank 0 got 2, [1, 2, 0]")])
+@pytest.mark.parametrize(("at", "told"), [((1,), "rank 1 got 2, 1, 2, 0"), ((0, 1, 2), "rank 0 got 2, 1, 2, 0")])
 def test_ranks_that_get_something_wrong_are_named_on_every_rank(ranks, at, told):
     for error in ranks(lambda groups: groups, 3).errors(lambda groups: joined(groups, at=at, source=2)):
         assert isinstance(error, BackendError)
