@@ -31,12 +31,12 @@ def take_place(groups: RankGroups, config: GaudiConfig, habana: Habana) -> tuple
         BackendError: The ranks are laid out in stages, or do not reach each other.
         ConfigValueError: A key of the configuration goes with one rank only.
     """
-    check_settings(groups, config, FEATURES, table="backend.gaudi")
     if groups.layout.pipeline > 1:
         raise BackendError(
             f"[parallel] pipeline = {groups.layout.pipeline}: the backend gaudi has no stages.",
             hint="Set it to 1, and tensor to the number of ranks.",
         )
+    check_settings(groups, config, FEATURES, table="backend.gaudi")
     if groups.layout.num_ranks == 1:
         return None, Agreement()
     host = None

@@ -49,7 +49,7 @@ def served(path, tables=None, **options):
     "setup", [pytest.param(name, marks=pytest.mark.release if at else ()) for at, name in enumerate(SETUPS)]
 )
 def test_two_processes_serve_a_trace_as_one_does_and_compile_nothing_late(path, setup):
-    options = {"strategy_options": {"limit": 1}, **SETUPS[setup]}
+    options = {"strategy_options": {"limit": 1}, "max_num_seqs": 2, **SETUPS[setup]}
     if "strategy" in options:
         del options["strategy_options"]
     expert, collective = options.pop("expert", 1), options.pop("collective", "auto")

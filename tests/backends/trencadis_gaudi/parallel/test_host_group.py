@@ -49,6 +49,9 @@ os._exit(0)
 """
 
 
+pytestmark = pytest.mark.release
+
+
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory):
     """What each of two ranks printed."""
