@@ -26,6 +26,7 @@ __all__ = [
     "LOCAL_RANK",
     "defaults_of",
     "demands_of",
+    "holds_collectives",
     "module_of",
     "prepare",
     "release_of",
@@ -39,6 +40,7 @@ DISTRIBUTION = "habana-torch-plugin"
 _LAST_LAZY = (1, 19)
 """Newest release whose default was lazy mode."""
 _MODULE = "habana_frameworks.torch"
+_LAZY_COLLECTIVES = "PT_HPU_ENABLE_LAZY_COLLECTIVES"
 LOCAL_RANK = "TRENCADIS_LOCAL_RANK"
 """Variable in the process of a rank; see ``trencadis_plugins.executor.ranks.process``."""
 
@@ -103,7 +105,7 @@ def defaults_of(config: GaudiConfig) -> dict[str, str]:
     if config.watch_compilations:
         defaults["PT_HPU_METRICS_GC_DETAILS"] = "1"
     if config.mode == "lazy":
-        defaults["PT_HPU_ENABLE_LAZY_COLLECTIVES"] = "true"
+        defaults[_LAZY_COLLECTIVES] = "true"
     else:
         defaults["RUNTIME_SCALE_PATCHING"] = "1"
         defaults["FUSER_ENABLE_MULTI_THREADED_INVOCATIONS"] = "1"
@@ -145,6 +147,11 @@ def set_environment(
         for name, value in (defaults_of(config) | module_of(environ)).items():
             environ.setdefault(name, value)
     return config
+
+
+def holds_collectives(environ: Mapping[str, str]) -> bool:
+    """Return whether HPU graphs of lazy mode may hold collectives. Pure."""
+    return environ.get(_LAZY_COLLECTIVES, "").lower() in {"true", "1"}
 
 
 def module_of(environ: Mapping[str, str]) -> dict[str, str]:

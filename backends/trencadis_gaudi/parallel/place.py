@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from trencadis.errors import BackendError
 from trencadis.interfaces import RankGroups
 from trencadis_gaudi.config import GaudiConfig
+from trencadis_gaudi.environment import holds_collectives
 from trencadis_gaudi.habana import Habana
 from trencadis_gaudi.parallel.agreement import Agreement, check_sums
 from trencadis_gaudi.parallel.group import on_device
@@ -55,9 +56,9 @@ def _check_environment(habana: Habana, environ: Mapping[str, str]) -> None:
     Raises:
         BackendError: It may not.
     """
-    given = environ.get("PT_HPU_ENABLE_LAZY_COLLECTIVES", "")
-    if habana.is_lazy and given.lower() not in {"true", "1"}:
+    if habana.is_lazy and not holds_collectives(environ):
+        given = environ.get("PT_HPU_ENABLE_LAZY_COLLECTIVES", "(not set)")
         raise BackendError(
-            f"PT_HPU_ENABLE_LAZY_COLLECTIVES={given or 'unset'} in lazy mode: HPU graphs would hold nothing that ranks exchange.",
+            f"PT_HPU_ENABLE_LAZY_COLLECTIVES={given} in lazy mode: HPU graphs would hold nothing that ranks exchange.",
             hint="Leave it unset: it is set to true before torch is imported.",
         )
