@@ -55,7 +55,7 @@ from trencadis_gaudi.graphs.warmup import WarmUp
 from trencadis_gaudi.habana import load_habana
 from trencadis_gaudi.memory import MemoryMeter, MemoryShares, format_bytes, share_memory
 from trencadis_gaudi.model import LoadedModel, load_model
-from trencadis_gaudi.parallel.agreement import Agreement
+from trencadis_gaudi.parallel.agreement import ONE_RANK
 from trencadis_gaudi.passes.tensors import GaudiPasses
 from trencadis_gaudi.pool import GaudiPool
 from trencadis_gaudi.profile_run import measure_activations
@@ -103,7 +103,7 @@ class GaudiBackend(Backend):
         self._pool: GaudiPool | None = None
         self._paths: tuple[SamplingParams, ...] = ()
         self._share: Share | None = None
-        self._agreement = Agreement()
+        self._agreement = ONE_RANK
         self._capabilities = BackendCapabilities(
             layout=config.layout,
             default_block_size=DEFAULT_BLOCK_SIZE,

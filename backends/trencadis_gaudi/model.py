@@ -26,7 +26,7 @@ from trencadis_gaudi.fused.norm import fuse_norms
 from trencadis_gaudi.fused.rotary import fuse_rotary
 from trencadis_gaudi.habana import Habana
 from trencadis_gaudi.memory import MemoryMeter
-from trencadis_gaudi.parallel.agreement import Agreement
+from trencadis_gaudi.parallel.agreement import ONE_RANK, Agreement
 from trencadis_gaudi.static_modules import make_static
 from trencadis_torch.attention import adapter
 from trencadis_torch.cache.kv_cache import AttentionLayer
@@ -46,7 +46,6 @@ __all__ = ["LoadedModel", "load_model"]
 logger = logging.getLogger("trencadis.gaudi")
 
 _CPU = torch.device("cpu")
-_ONE_RANK = Agreement()
 _SMALL_MODEL = 20_000_000
 """Parameters below which one CPU thread is fastest; as in the backend ``torch``."""
 
@@ -78,7 +77,7 @@ def load_model(
     *,
     check: bool,
     share: Share | None = None,
-    agreement: Agreement = _ONE_RANK,
+    agreement: Agreement = ONE_RANK,
 ) -> LoadedModel:
     """Return a model on the device, or this rank's share of it.
 

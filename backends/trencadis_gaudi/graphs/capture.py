@@ -27,7 +27,7 @@ from trencadis_gaudi.emulated.device import EmulatedMemoryError
 from trencadis_gaudi.graphs.costs import GraphCosts
 from trencadis_gaudi.habana import Habana
 from trencadis_gaudi.memory import format_bytes
-from trencadis_gaudi.parallel.agreement import Agreement
+from trencadis_gaudi.parallel.agreement import ONE_RANK, Agreement
 
 __all__ = ["Capture", "describe", "log_bucket", "CaptureReport", "GraphBudget", "capture_order"]
 
@@ -59,7 +59,7 @@ class Capture:
         run: Callable[[Bucket, bool], None],
         margin_bytes: float,
         clear: Callable[[], None],
-        agreement: Agreement,
+        agreement: Agreement = ONE_RANK,
     ) -> None:
         self.graphs: dict[Bucket, int] = {}
         self._config = config

@@ -32,7 +32,7 @@ from trencadis_gaudi.graphs.dynamo import most_compiled
 from trencadis_gaudi.graphs.model import dynamo_limits
 from trencadis_gaudi.habana import Habana
 from trencadis_gaudi.memory import format_bytes
-from trencadis_gaudi.parallel.agreement import Agreement
+from trencadis_gaudi.parallel.agreement import ONE_RANK, Agreement
 
 __all__ = ["Steps", "WarmUp", "compile_only", "every_graph", "representatives", "required_first", "Pace"]
 
@@ -91,7 +91,7 @@ class WarmUp:
         watch: Watch,
         clock: Clock,
         steps: Steps,
-        agreement: Agreement,
+        agreement: Agreement = ONE_RANK,
     ) -> None:
         self._config = config
         self._habana = habana

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+from typing import Final
 
 import torch
 
@@ -11,7 +12,7 @@ from trencadis.errors import BackendError, StepFailedError
 from trencadis.interfaces import Collective
 from trencadis.records import Bucket, Phase, UnifiedBucket
 
-__all__ = ["Agreement", "check_sums"]
+__all__ = ["ONE_RANK", "Agreement", "check_sums"]
 
 
 class Agreement:
@@ -59,6 +60,10 @@ class Agreement:
                 f"backend gaudi: the ranks run a pass in different buckets: rank 0 has {tuple(rows[0])}, {told} (is_decode, batch_size, "
                 "query_len, num_blocks; of a unified one num_unique_blocks, is_causal).",
             )
+
+
+ONE_RANK: Final = Agreement()
+"""That of a backend without others."""
 
 
 def _sizes(bucket: Bucket) -> list[int]:

@@ -10,7 +10,7 @@ from trencadis.interfaces import RankGroups
 from trencadis_gaudi.config import GaudiConfig
 from trencadis_gaudi.environment import holds_collectives
 from trencadis_gaudi.habana import Habana
-from trencadis_gaudi.parallel.agreement import Agreement, check_sums
+from trencadis_gaudi.parallel.agreement import ONE_RANK, Agreement, check_sums
 from trencadis_gaudi.parallel.group import on_device
 from trencadis_gaudi.parallel.host_group import HostGroup
 from trencadis_gaudi.parallel.support import FEATURES
@@ -39,7 +39,7 @@ def take_place(groups: RankGroups, config: GaudiConfig, habana: Habana) -> tuple
         )
     check_settings(groups, config, FEATURES, table="backend.gaudi")
     if groups.layout.num_ranks == 1:
-        return None, Agreement()
+        return None, ONE_RANK
     host = None
     if habana.emulated is None:
         _check_environment(habana, os.environ)
