@@ -96,7 +96,9 @@ def check_sums(group: Collective, device: torch.device) -> None:
     rows = group.all_gather(torch.cat([ones.cpu(), numbers.cpu()])[:, None]).mT.tolist()
     wrong = [rank for rank, row in enumerate(rows) if row != expected]
     if wrong:
-        got = "; ".join(f"rank {rank} got {rows[rank][0]:g}, {', '.join(f'{one:g}' for one in rows[rank][1:])}" for rank in wrong)
+        got = "; ".join(
+            f"rank {rank} got {rows[rank][0]:g}, {', '.join(f'{one:g}' for one in rows[rank][1:])}" for rank in wrong
+        )
         raise BackendError(
             f"The ranks do not reach each other. A sum of ones is {group.size}, and a gather of their numbers 1 to {group.size}; {got}.",
             hint="See hl-smi for the links of the cards, and HABANA_VISIBLE_MODULES for which of them are used; "

@@ -82,7 +82,9 @@ class HostGroup(Collective):
 
     def _call(self, run: Callable[[], object]) -> None:
         if self._is_aborted or self._group is None:
-            raise CollectiveError(f"Rank {self.rank}: the group of the hosts was {'aborted' if self._is_aborted else 'closed'}.")
+            raise CollectiveError(
+                f"Rank {self.rank}: the group of the hosts was {'aborted' if self._is_aborted else 'closed'}."
+            )
         try:
             run()
         except RuntimeError as error:

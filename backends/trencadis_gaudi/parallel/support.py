@@ -27,9 +27,7 @@ FEATURES: Final = (
         unless=("capture_all",),
         refused=_STAGES,
     ),
-    LayoutFeature(
-        name="Gaudi: unified passes", setting="backend.gaudi.layout", unless=("padded",), refused=_STAGES
-    ),
+    LayoutFeature(name="Gaudi: unified passes", setting="backend.gaudi.layout", unless=("padded",), refused=_STAGES),
     LayoutFeature(
         name="Gaudi: blocks read by range", setting="backend.gaudi.contiguous", unless=(False,), refused=_STAGES
     ),

@@ -11,7 +11,7 @@ nothing is a plain one with fewer outputs, and needs no module. Whole experts ar
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import nn

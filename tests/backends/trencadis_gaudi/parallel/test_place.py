@@ -78,7 +78,9 @@ def test_two_ranks_serve_in_bfloat16_and_decide_between_their_hosts(tmp_path, mo
     for rank in range(2):
         address = json.dumps(attrs.asdict(owner.address(rank)))
         command = [sys.executable, "-c", program, os.path.dirname(__file__), str(rank), address, str(path), mode]
-        started.append(subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        started.append(
+            subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        )
     told = [one.communicate(timeout=300) for one in started]
     owner.unlink()
     assert all(out for out, _ in told), [error for _, error in told]

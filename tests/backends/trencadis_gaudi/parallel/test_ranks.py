@@ -60,7 +60,11 @@ class TestFourWithTwoKVHeads(TestTwo):
 
 CASES = [
     ("llama", 2, 1, "lazy"),
-    *((kind, 2, 1, mode) for kind in ("gemma3", "phi3", "mixtral", "qwen3_moe", "gpt_oss") for mode in ("lazy", "eager")),
+    *(
+        (kind, 2, 1, mode)
+        for kind in ("gemma3", "phi3", "mixtral", "qwen3_moe", "gpt_oss")
+        for mode in ("lazy", "eager")
+    ),
     *((kind, 2, 2, "lazy") for kind in ("mixtral", "qwen3_moe", "gpt_oss")),
     ("qwen3_moe", 4, 4, "eager"),
     *((kind, 4, 1, "lazy") for kind in ("llama", "gemma3", "phi3")),
@@ -68,7 +72,8 @@ CASES = [
 
 
 @pytest.mark.parametrize(
-    ("kind", "size", "expert", "mode"), [pytest.param(*case, marks=RELEASE if at else ()) for at, case in enumerate(CASES)]
+    ("kind", "size", "expert", "mode"),
+    [pytest.param(*case, marks=RELEASE if at else ()) for at, case in enumerate(CASES)],
 )
 def test_greedy_tokens_are_those_of_transformers_in_whole_prompts_and_in_chunks(
     model_path, ranked, kind, size, expert, mode
@@ -214,7 +219,9 @@ def test_layers_that_fp8_leaves_out_are_named_as_in_the_whole_model(clear, ranke
 @pytest.mark.slow
 def test_a_configured_plan_divides_what_transformers_does_not(tmp_path, ranked):
     path, plan = save_with_biases("gpt2", tmp_path), tmp_path / "plan.json"
-    plan.write_text('{"transformer.wte": "embedding_rowwise", "transformer.h.*.mlp.c_fc": "colwise", "transformer.h.*.mlp.c_proj": "rowwise"}')
+    plan.write_text(
+        '{"transformer.wte": "embedding_rowwise", "transformer.h.*.mlp.c_fc": "colwise", "transformer.h.*.mlp.c_proj": "rowwise"}'
+    )
     prompts = {0: tiny_models.prompt(19)}
     alone = gaudi_ranks.make_gaudi()
     alone.load(ModelSource(path=str(path)), sampler=ArgmaxSampler())
