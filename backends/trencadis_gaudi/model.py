@@ -34,9 +34,9 @@ from trencadis_torch.embedder import DecoderEmbedder
 from trencadis_torch.loading.encoder import is_encoder
 from trencadis_torch.loading.fingerprint import fingerprint, quantised_fingerprint
 from trencadis_torch.loading.inspection import attention_layers, model_facts
-from trencadis_torch.loading.loader import find_model, load_decoder
+from trencadis_torch.loading.loader import ModelFiles, find_model, load_decoder
 from trencadis_torch.loading.pooling_config import PoolingConfig, read_pooling_config
-from trencadis_torch.loading.self_check import ModelCheck
+from trencadis_torch.loading.self_check import check_model
 
 if TYPE_CHECKING:
     from trencadis_torch.parallel.share import Share
@@ -94,29 +94,10 @@ def load_model(
         ModelLoadError: The model is no decoder, or cannot be served; the message says why.
         OutOfMemoryError: No room for the weights.
     """
-    if habana.emulated is None:
-        if source.dtype not in {"auto", "bfloat16"}:
-            logger.warning("[model] dtype = %s: a Gaudi computes in bfloat16, which is used instead.", source.dtype)
-        source = attrs.evolve(source, dtype="bfloat16")
-    files, meter = find_model(source), MemoryMeter(habana)
-    if is_encoder(files.config):
-        raise ModelLoadError(
-            f"{source.path} only embeds; the backend gaudi serves models that generate.",
-            hint='Set [backend] name = "torch".',
-        )
+    files, meter = _find(source, habana), MemoryMeter(habana)
     adapter.register()
     pooling_config = read_pooling_config(files, default_pooling="last", device=_CPU)
-    model = load_decoder(files, _CPU) if share is None else share.load(files, _CPU)
-    layers = attention_layers(model)
-    num_parameters = int(model.num_parameters()) if share is None else share.num_parameters
-    if num_parameters < _SMALL_MODEL:
-        torch.set_num_threads(1)
-    elif share is not None and habana.emulated is not None:
-        torch.set_num_threads(share.num_threads())
-    if check:
-        # On the CPU; what a share needs from others comes from their hosts.
-        agree = None if share is None else share.accept
-        ModelCheck(model, layers, layout="padded", agree=agree).compare(model)
+    model, layers = _checked(files, habana, check=check, share=share)
     adapter.switch(model, adapter.PAGED)
     embedding_size = _embedding_size(model, layers, pooling_config)
     make_static(model, in_graphs=habana.config.mode != "eager")
@@ -129,15 +110,11 @@ def load_model(
         layers, cache_scales, digest = _in_fp8(model, layers, habana, habana.fp8, is_share=share is not None)
         digest = agreement.common(digest)  # a rank's weights have scales of their own
     # Before the move to the device: weights that are shared are counted once by their address on the CPU.
-    if share is not None:
-        logger.info("%s", share.summary)
-    files_fingerprint = fingerprint(files)
     facts = attrs.evolve(
-        model_facts(model, layers),
-        num_parameters=num_parameters,
-        embedding_size=embedding_size,
-        fingerprint=quantised_fingerprint(files_fingerprint or source.path, digest) if digest else files_fingerprint,
+        model_facts(model, layers), embedding_size=embedding_size, fingerprint=_fingerprint(files, digest)
     )
+    if share is not None:
+        facts = attrs.evolve(facts, num_parameters=share.num_parameters)
     model = _moved(model, source, habana)
     habana.declare("weights", facts.weights_bytes)
     logger.info("Pre-loading model weights on %s took %s", habana.device, meter.summary())
@@ -152,6 +129,49 @@ def load_model(
         pooling_config=pooling_config.to(habana.device),
         cache_scales=cache_scales,
     )
+
+
+def _find(source: ModelSource, habana: Habana) -> ModelFiles:
+    """Return the files of a decoder, in the type that the device computes in.
+
+    Raises:
+        ModelLoadError: There are none, or they are no decoder's.
+    """
+    if habana.emulated is None:
+        if source.dtype not in {"auto", "bfloat16"}:
+            logger.warning("[model] dtype = %s: a Gaudi computes in bfloat16, which is used instead.", source.dtype)
+        source = attrs.evolve(source, dtype="bfloat16")
+    files = find_model(source)
+    if is_encoder(files.config):
+        raise ModelLoadError(
+            f"{source.path} only embeds; the backend gaudi serves models that generate.",
+            hint='Set [backend] name = "torch".',
+        )
+    return files
+
+
+def _checked(
+    files: ModelFiles, habana: Habana, *, check: bool, share: Share | None
+) -> tuple[Any, tuple[AttentionLayer, ...]]:
+    """Return a model on the CPU and its layers; sets the threads of one operation there."""
+    model = load_decoder(files, _CPU) if share is None else share.load(files, _CPU)
+    layers = attention_layers(model)
+    if (model.num_parameters() if share is None else share.num_parameters) < _SMALL_MODEL:
+        torch.set_num_threads(1)
+    elif share is not None and habana.emulated is not None:
+        torch.set_num_threads(share.num_threads())
+    if check:
+        # What a share needs of others comes from their hosts.
+        check_model(model, layers, layout="padded", agree=None if share is None else share.accept)
+    if share is not None:
+        logger.info("%s", share.summary)
+    return model, layers
+
+
+def _fingerprint(files: ModelFiles, digest: str) -> str:
+    """Return the model's fingerprint, with that of its scales where it is in fp8."""
+    plain = fingerprint(files)
+    return quantised_fingerprint(plain or files.source.path, digest) if digest else plain
 
 
 def _embedding_size(model: Any, layers: tuple[AttentionLayer, ...], pooling_config: PoolingConfig) -> int:
