@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -65,3 +66,25 @@ def test_two_processes_serve_a_trace_as_one_does_and_compile_nothing_late(path, 
     assert "trencadis_gaudi_recompilations_total 0.0" in metrics
     assert 'trencadis_gaudi_warmup_buckets{state="deferred"} 0.0' in metrics
     assert not list(Path("/dev/shm").glob(f"trencadis-{os.getpid()}-*"))
+
+
+@pytest.mark.release
+def test_a_rank_that_is_killed_is_started_and_warmed_up_again(path):
+    options = {"strategy_options": {"limit": 1}, "max_num_seqs": 2}
+    engine = gaudi_engines.open_engine(path("llama"), warmup=False, **options)
+    expected = {name: one.token_ids.tolist() for name, one in gaudi_engines.serve(engine, 11, greedy=True).items()}
+    engine.close()
+    ranks = {"executor": {"name": "processes"}, "parallel": {"tensor": 2}}
+    engine = gaudi_engines.open_engine(path("llama"), tables=ranks, emulated_frozen=True, **options)
+    victim = engine._executor._ranks[1].pid
+    os.kill(victim, signal.SIGKILL)
+    found = gaudi_engines.serve(engine, 11, greedy=True)
+    assert engine._executor._ranks[1].pid != victim
+    assert engine.totals.num_compilations == engine.totals.num_unprepared == 0
+    engine.close()
+    # Steps that were lost let fewer tokens come before an abort.
+    for name, one in found.items():
+        tokens = one.token_ids.tolist()
+        assert not one.error
+        assert tokens == expected[name][: len(tokens)]
+        assert len(tokens) == len(expected[name]) or one.finish_reason.value == "abort"
