@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections import Counter
-from typing import Any, Final
+from typing import Final
 
 import attrs
 import torch
@@ -109,12 +109,17 @@ class DeviceGroup(Collective):
         self._host.close()
         self._group.close()
 
-    def run(self, name: str, tensor: torch.Tensor, **options: int) -> torch.Tensor:
-        """Run an exchange that replaces a tensor, on a copy; called by the operations."""
+    def replaced(self, name: str, tensor: torch.Tensor, **options: int) -> torch.Tensor:
+        """Return what an exchange replaces a tensor by; called by its operation."""
         self.num_calls[name] += 1
         copied = tensor.clone(memory_format=torch.contiguous_format)
-        replaced: Any = getattr(self._group, name)(copied, **options)
-        return copied if replaced is None else replaced
+        getattr(self._group, name)(copied, **options)
+        return copied
+
+    def gathered(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the tensors of all ranks; called by its operation."""
+        self.num_calls["all_gather"] += 1
+        return self._group.all_gather(tensor)
 
 
 def on_device(groups: RankGroups, habana: Habana, *, host: Collective | None = None) -> RankGroups:
@@ -131,17 +136,17 @@ def on_device(groups: RankGroups, habana: Habana, *, host: Collective | None = N
 
 @torch.library.custom_op("trencadis_gaudi::all_reduce", mutates_args=())
 def _all_reduce(tensor: torch.Tensor, group: int) -> torch.Tensor:
-    return _GROUPS[group].run("all_reduce", tensor)
+    return _GROUPS[group].replaced("all_reduce", tensor)
 
 
 @torch.library.custom_op("trencadis_gaudi::all_gather", mutates_args=())
 def _all_gather(tensor: torch.Tensor, group: int) -> torch.Tensor:
-    return _GROUPS[group].run("all_gather", tensor)
+    return _GROUPS[group].gathered(tensor)
 
 
 @torch.library.custom_op("trencadis_gaudi::broadcast", mutates_args=())
 def _broadcast(tensor: torch.Tensor, source: int, group: int) -> torch.Tensor:
-    return _GROUPS[group].run("broadcast", tensor, source=source)
+    return _GROUPS[group].replaced("broadcast", tensor, source=source)
 
 
 # Shapes, for compilers and for a warm-up that only compiles.
