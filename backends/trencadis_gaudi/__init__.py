@@ -24,6 +24,7 @@ def trencadis_backends() -> Iterable[Component]:
         config=GaudiConfig,
         summary="Intel Gaudi through habana_frameworks: buckets, HPU graphs or torch.compile; or emulated on a CPU.",
         interface_version=1,
+        provides=frozenset({"backend.expert"}),
         prepare=prepare,
     )
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np
@@ -25,6 +25,7 @@ from trencadis.interfaces import (
     BackendCapabilities,
     BlockCopies,
     PendingStep,
+    RankGroups,
     Sampler,
 )
 from trencadis.records import (
@@ -54,14 +55,19 @@ from trencadis_gaudi.graphs.warmup import WarmUp
 from trencadis_gaudi.habana import load_habana
 from trencadis_gaudi.memory import MemoryMeter, MemoryShares, format_bytes, share_memory
 from trencadis_gaudi.model import LoadedModel, load_model
+from trencadis_gaudi.parallel.agreement import ONE_RANK
 from trencadis_gaudi.passes.tensors import GaudiPasses
 from trencadis_gaudi.pool import GaudiPool
 from trencadis_gaudi.profile_run import measure_activations
 from trencadis_gaudi.runner import GaudiRunner, empty_pass
 from trencadis_gaudi.timer import GaudiTimer
+from trencadis_torch.parallel.tokens import TokenExchange
 from trencadis_torch.pending import TorchStep
 from trencadis_torch.runner import PassResult
 from trencadis_torch.verify import MatchingPrefix, SamplePlan, emit
+
+if TYPE_CHECKING:
+    from trencadis_torch.parallel.share import Share
 
 __all__ = ["GaudiBackend"]
 
@@ -96,6 +102,8 @@ class GaudiBackend(Backend):
         self._warm_up: WarmUp | None = None
         self._pool: GaudiPool | None = None
         self._paths: tuple[SamplingParams, ...] = ()
+        self._share: Share | None = None
+        self._agreement = ONE_RANK
         self._capabilities = BackendCapabilities(
             layout=config.layout,
             default_block_size=DEFAULT_BLOCK_SIZE,
@@ -105,6 +113,7 @@ class GaudiBackend(Backend):
             merges_prefills=config.merged_prefill,
             swaps_blocks=True,
             copy_sizes=tuple(2 * threshold for threshold in THRESHOLDS),
+            collectives=("hccl",) if self.habana.emulated is None else ("shared_memory", "gloo"),
         )
 
     @property
@@ -114,6 +123,18 @@ class GaudiBackend(Backend):
 
     # ------------------------------------------------------------------------------------------------- start-up
 
+    def join(self, groups: RankGroups) -> None:
+        """Take a place among ranks that divide layers, and see that they reach each other.
+
+        Raises:
+            BackendError: The ranks are laid out in stages, or do not reach each other.
+            ConfigValueError: A key of the configuration goes with one rank only.
+        """
+        from trencadis_gaudi.parallel.place import take_place  # a rank that is alone needs none of it
+
+        with self._on_device():
+            self._share, self._agreement = take_place(groups, self._config, self.habana)
+
     def load(self, source: ModelSource, *, sampler: Sampler) -> ModelFacts:
         """Load, inspect and check the model on the CPU, then move it to the device.
 
@@ -122,20 +143,41 @@ class GaudiBackend(Backend):
             OutOfMemoryError: No room for the weights.
         """
         self._sampler = sampler
-        self._paths = sampler.use_static_shapes()
-        if not self._paths:
+        meter = MemoryMeter(self.habana)
+        with self._on_device(), self._together():
+            self._paths = self._sampler_paths(sampler)
+            loaded = self._loaded = load_model(
+                source,
+                self.habana,
+                check=self._config.check_model,
+                share=self._share,
+                agreement=self._agreement,
+            )
+            self._embedder = unallocated_embedder(loaded, self.habana)
+        logger.info("Loading model weights took in total %s", meter.summary())
+        # Until a profile run says what a step takes.
+        self._shares = self._share_memory(self.habana.free_bytes())
+        return loaded.facts
+
+    def _sampler_paths(self, sampler: Sampler) -> tuple[SamplingParams, ...]:
+        """Return what the sampler's paths are taken with; a rank that does not sample gets as many tokens."""
+        paths = sampler.use_static_shapes() if self._samples else ()
+        if self._samples and not paths:
             logger.warning(
                 "The sampler %s makes no promise about shapes: what it runs is compiled when it is first needed.",
                 type(sampler).__name__,
             )
-        meter = MemoryMeter(self.habana)
-        with self._on_device():
-            loaded = self._loaded = load_model(source, self.habana, check=self._config.check_model)
-            self._embedder = unallocated_embedder(loaded, self.habana)
-        logger.info("Loading model weights took in total %s", meter.summary())
-        # Until a profile run says what a step takes.
-        self._shares = self._share(self.habana.free_bytes())
-        return loaded.facts
+        number = self._agreement.most(len(paths))
+        return paths if self._samples else (SamplingParams(),) * number
+
+    @property
+    def _samples(self) -> bool:
+        """Whether this rank samples; without others it does."""
+        return self._share is None or self._share.is_output
+
+    def _together(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context in which an error here ends what other ranks wait for."""
+        return contextlib.nullcontext() if self._share is None else self._share.together()
 
     def memory(self, *, max_num_batched_tokens: int, max_num_seqs: int) -> MemoryReport:
         """Run the largest prefill, and divide the memory that is free beside it.
@@ -144,7 +186,7 @@ class GaudiBackend(Backend):
             OutOfMemoryError: The step does not fit, or what is left pays for no block.
         """
         loaded = self._model()
-        with self._on_device(), self.watch.compilations(warns=False):
+        with self._on_device(), self._together(), self.watch.compilations(warns=False):
             activations = measure_activations(
                 loaded,
                 self.habana,
@@ -159,14 +201,14 @@ class GaudiBackend(Backend):
                 f"A step of {max_num_batched_tokens} tokens takes {format_bytes(activations)}; {format_bytes(free)} are free.",
                 hint="Lower engine.max_num_batched_tokens.",
             )
-        shares = self._shares = self._share(free - activations)
+        shares = self._shares = self._share_memory(free - activations)
         logger.info("%s", shares)
         shares.num_blocks(self._block_bytes(DEFAULT_BLOCK_SIZE))
         return MemoryReport(
             total_bytes=total, free_bytes=free, activation_bytes=activations, cache_bytes=shares.cache_bytes
         )
 
-    def _share(self, free_bytes: int) -> MemoryShares:
+    def _share_memory(self, free_bytes: int) -> MemoryShares:
         config = self._config
         return share_memory(
             free_bytes,
@@ -206,6 +248,9 @@ class GaudiBackend(Backend):
             device=habana.device,
             scales=loaded.cache_scales,
         )
+        if self._share is not None:
+            self._cache.first_head = self._share.first_head
+            self._cache.sums = self._share.sums
         logger.info(
             "Usable num_blocks: %d, actual allocated num_blocks (max across layers): %d (_PAD_BLOCK_ID=%d, _PAD_SLOT_ID=%d)",
             plan.num_blocks,
@@ -215,7 +260,8 @@ class GaudiBackend(Backend):
         )
         self._rows = DeviceRows(plan, habana)
         self._tables = HostTables(plan.num_rows, self._rows.tables.shape[1])
-        self._sampler.allocate(num_rows=plan.num_rows + 1, vocab_size=loaded.facts.vocab_size, device=habana.device)
+        if self._samples:
+            self._sampler.allocate(num_rows=plan.num_rows + 1, vocab_size=loaded.facts.vocab_size, device=habana.device)
         self._swaps = BlockSwaps(self._cache, config, habana, num_host_blocks=plan.num_host_blocks)
         passes = GaudiPasses(
             self._cache,
@@ -235,6 +281,7 @@ class GaudiBackend(Backend):
             max_merged=config.max_prefill_batch_size if config.merged_prefill else 0,
             max_num_seqs=plan.num_rows,
             max_steps=1 + plan.max_draft_tokens,
+            exchange=self._exchange,
         )
         self._capture = Capture(
             config,
@@ -242,6 +289,7 @@ class GaudiBackend(Backend):
             run=self.run_bucket,
             margin_bytes=self._shares.margin_bytes,
             clear=getattr(self._adapter, "clear_cache", lambda: None),
+            agreement=self._agreement,
         )
         habana.mark_step()  # or the zeros of the cache would be part of the first step's recipe
 
@@ -261,8 +309,9 @@ class GaudiBackend(Backend):
             watch=self.watch,
             clock=self._clock,
             steps=self,
+            agreement=self._agreement,
         )
-        with self._on_device():
+        with self._on_device(), self._together():
             report = self._warm_up.run(buckets, progress=progress)
         logger.info("Initializing cache engine took %s", self._meter.summary())
         if self._config.emulated_frozen:
@@ -274,13 +323,13 @@ class GaudiBackend(Backend):
         """Prepare one more bucket, if the pace allows it."""
         if self._warm_up is None:
             return ()
-        with self._on_device(), self.habana.thawed():
+        with self._on_device(), self._together(), self.habana.thawed():
             return self._warm_up.rest(is_idle=is_idle)
 
     @torch.inference_mode()
     def prepare(self, bucket: Bucket) -> None:
         """Compile or capture one bucket."""
-        with self._on_device(), self.watch.compilations(warns=False):
+        with self._on_device(), self._together(), self.watch.compilations(warns=False):
             self.run_bucket(bucket, self._config.captures)
         self.watch.warmed_up(bucket)
 
@@ -295,7 +344,7 @@ class GaudiBackend(Backend):
         runner = self._allocated()
         sizes = sampler_sizes(map(runner.sampling_bucket, buckets))
         line = RowStart(row=0, token_ids=np.zeros(1, np.int32), num_prompt_tokens=1, params=SamplingParams(), seed=0)
-        self._rows.start(line, self._sampler)
+        self._rows.start(line, self._sampler if self._samples else None)
         if self._paths:
             warm_up_sampler(sizes, self._paths, sample=self._sample)
 
@@ -322,7 +371,7 @@ class GaudiBackend(Backend):
         """Sample zeros for unused rows; rows that start overwrite their tokens."""
         num_rows = len(self._tables.blocks)
         rows = np.arange(batch_size, dtype=np.int32) % num_rows
-        if params is not None:
+        if params is not None and self._samples:
             for row in range(min(batch_size, num_rows)):
                 token_ids = np.zeros(1, np.int32)
                 self._sampler.start_row(
@@ -345,7 +394,16 @@ class GaudiBackend(Backend):
                 batch_size * steps, model.facts.vocab_size, dtype=model.dtype, device=self.habana.device
             )
             self.habana.mark_step()
-            emit(logits, plan, one, drafts=drafts, rows=self._rows, sampler=self._sampler, acceptance=self._acceptance)
+            emit(
+                logits,
+                plan,
+                one,
+                drafts=drafts,
+                rows=self._rows,
+                sampler=self._sampler,
+                acceptance=self._acceptance,
+                exchange=self._exchange,
+            )
             self.habana.mark_step()
 
     # ---------------------------------------------------------------------------------------------------- steps
@@ -353,17 +411,17 @@ class GaudiBackend(Backend):
     @torch.inference_mode()
     def submit(self, batch: Batch) -> PendingStep:
         """Launch a batch; in eager mode of the emulated device it has run when this returns."""
-        with self._on_device():
+        with self._on_device(), self._together():
             timer = GaudiTimer(self.habana)
             # In eager mode operations are compiled as they come.
             with self.watch.compilations(warns=self._config.mode != "eager") as compiled:
                 for start in batch.row_starts:
-                    self._rows.start(start, self._sampler)
+                    self._rows.start(start, self._sampler if self._samples else None)
                 self._tables.apply(batch.table_writes)
                 results = [self._pass(one, batch) for one in batch.passes]
                 pending = TorchStep(
                     num_sequences=batch.num_sequences,
-                    emitted=[result.emitted for result in results if result.emitted is not None],
+                    emitted=[result.emitted for result in results if result.emitted is not None and self._samples],
                     prompts=[result.prompt for result in results if result.prompt is not None],
                     num_padded_tokens=sum(result.num_padded_tokens for result in results),
                     timer=timer,
@@ -376,6 +434,7 @@ class GaudiBackend(Backend):
         return pending
 
     def _pass(self, one: Pass, batch: Batch) -> PassResult:
+        self._agreement.check_bucket(one.bucket)
         self.watch.note(one)
         return self._run(one, batch, graph=self._capture.as_graph(one.bucket))
 
@@ -397,7 +456,7 @@ class GaudiBackend(Backend):
         """
         if self._embedder is None:
             raise BackendError(f"{type(self).__name__} does not embed.")
-        with self._on_device(), self.watch.compilations(warns=self._config.mode != "eager"):
+        with self._on_device(), self._together(), self.watch.compilations(warns=self._config.mode != "eager"):
             return self._embedder.embed(token_ids)
 
     @torch.inference_mode()
@@ -420,7 +479,13 @@ class GaudiBackend(Backend):
         return self.watch.metrics()
 
     def kv_cache(self) -> GaudiPool:
-        """Return the blocks of the cache; a warm-up that comes later prepares for their copies."""
+        """Return the blocks of the cache; a warm-up that comes later prepares for their copies.
+
+        Raises:
+            BackendError: The ranks divide a layer, and layers differ in their KV heads.
+        """
+        if self._share is not None:
+            self._share.check_heads(layer.num_kv_heads for layer in self._cache.layers)
         self._pool = GaudiPool(self._cache, self.habana)
         return self._pool
 
@@ -429,6 +494,10 @@ class GaudiBackend(Backend):
         self._loaded = self._runner = self._embedder = self._warm_up = self._pool = None
         for name in ("_cache", "_rows", "_adapter", "_swaps", "_capture"):
             self.__dict__.pop(name, None)
+
+    @property
+    def _exchange(self) -> TokenExchange | None:
+        return None if self._share is None else self._share.exchange
 
     def _on_device(self) -> contextlib.AbstractContextManager[Any]:
         return self.habana.active()

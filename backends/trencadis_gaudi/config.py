@@ -228,6 +228,10 @@ class GaudiConfig:
         False, "Let torch.compile make shapes symbolic.", aliases="VLLM_T_COMPILE_DYNAMIC_SHAPES"
     )
     fullgraph: bool = setting(False, "torch.compile refuses to break a graph.", aliases="VLLM_T_COMPILE_FULLGRAPH")
+    tensor_plan: str = setting(
+        "",
+        "TOML or JSON file that says how layers are divided over ranks, before the plan of transformers; empty: that plan.",
+    )
     recipe_cache: str = setting(
         "", "Directory, ',', true or false (clear it at start), ',', MB: where compiled graphs are kept between runs."
     )

@@ -28,15 +28,21 @@ class DeviceRows(Rows):
         self._padding_row = plan.num_rows
         self._flat = self.tokens.flatten()
 
-    def start(self, start: RowStart, sampler: Sampler) -> None:
-        """Let a sequence take a row: all its columns are written, so that one shape serves every prompt."""
+    def start(self, start: RowStart, sampler: Sampler | None) -> None:
+        """Let a sequence take a row: all its columns are written, so that one shape serves every prompt.
+
+        Args:
+            start: The sequence.
+            sampler: Is told of it; None: another rank samples.
+        """
         line = np.zeros((1, self.tokens.shape[1]), np.int32)
         line[0, : len(start.token_ids)] = start.token_ids
         row = np.array([start.row], np.int64)
         self.tokens.index_copy_(0, to_device(row, self._device), to_device(line, self._device))
         self._habana.mark_step()
         self.prompt_logprobs[start.row] = start.params.prompt_logprobs or 0
-        sampler.start_row(start)
+        if sampler is not None:
+            sampler.start_row(start)
 
     def write_pass_drafts(self, one: Pass, drafts: Drafts | None) -> None:
         """Write the drafts of a pass after its rows' known tokens; as many writes as the bucket has token positions."""

@@ -21,7 +21,18 @@ import attrs
 from trencadis.errors import BackendError
 from trencadis_gaudi.config import GaudiConfig
 
-__all__ = ["DISTRIBUTION", "defaults_of", "demands_of", "prepare", "release_of", "set_environment", "with_mode"]
+__all__ = [
+    "DISTRIBUTION",
+    "LOCAL_RANK",
+    "defaults_of",
+    "demands_of",
+    "holds_collectives",
+    "module_of",
+    "prepare",
+    "release_of",
+    "set_environment",
+    "with_mode",
+]
 
 logger = logging.getLogger("trencadis.gaudi")
 
@@ -29,6 +40,9 @@ DISTRIBUTION = "habana-torch-plugin"
 _LAST_LAZY = (1, 19)
 """Newest release whose default was lazy mode."""
 _MODULE = "habana_frameworks.torch"
+_LAZY_COLLECTIVES = "PT_HPU_ENABLE_LAZY_COLLECTIVES"
+LOCAL_RANK = "TRENCADIS_LOCAL_RANK"
+"""Variable in the process of a rank; see ``trencadis_plugins.executor.ranks.process``."""
 
 
 def prepare(config: GaudiConfig) -> None:
@@ -91,7 +105,7 @@ def defaults_of(config: GaudiConfig) -> dict[str, str]:
     if config.watch_compilations:
         defaults["PT_HPU_METRICS_GC_DETAILS"] = "1"
     if config.mode == "lazy":
-        defaults["PT_HPU_ENABLE_LAZY_COLLECTIVES"] = "true"
+        defaults[_LAZY_COLLECTIVES] = "true"
     else:
         defaults["RUNTIME_SCALE_PATCHING"] = "1"
         defaults["FUSER_ENABLE_MULTI_THREADED_INVOCATIONS"] = "1"
@@ -130,6 +144,41 @@ def set_environment(
             logger.warning("%s=%s is overridden with %s by [backend.gaudi].", name, before, value)
         environ[name] = value
     if imported is None:
-        for name, value in defaults_of(config).items():
+        for name, value in (defaults_of(config) | module_of(environ)).items():
             environ.setdefault(name, value)
     return config
+
+
+def holds_collectives(environ: Mapping[str, str]) -> bool:
+    """Return whether HPU graphs of lazy mode may hold collectives. Pure."""
+    return environ.get(_LAZY_COLLECTIVES, "").lower() in {"true", "1"}
+
+
+def module_of(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variable that gives a rank a module of its own; nothing in a process that is no rank. Pure.
+
+    Args:
+        environ: Of this process; ``TRENCADIS_LOCAL_RANK`` says which rank of this machine it is.
+
+    Raises:
+        BackendError: There are fewer modules than ranks, or the environment names one for all.
+
+    Source: documentation of the Gaudi software, "Gaudi-to-process Assignment"; bridge 1.19, torch/distributed/hccl/__init__.py, which leaves
+    ``HLS_MODULE_ID`` alone where it is set.
+    """
+    rank = environ.get(LOCAL_RANK)
+    if rank is None:
+        return {}
+    listed = [part.strip() for part in environ.get("HABANA_VISIBLE_MODULES", "").split(",") if part.strip()]
+    if listed and int(rank) >= len(listed):
+        raise BackendError(
+            f"HABANA_VISIBLE_MODULES={','.join(listed)} names {len(listed)} modules, and this is rank {rank} of this machine, counted from 0.",
+            hint="Name as many as [parallel] tensor times data, or leave it unset for all.",
+        )
+    own, given = listed[int(rank)] if listed else rank, environ.get("HLS_MODULE_ID")
+    if given not in {None, own} and int(rank):
+        raise BackendError(
+            f"HLS_MODULE_ID={given} gives every rank the same module; this is rank {rank} of this machine, counted from 0.",
+            hint="Leave it unset, and name the modules of all ranks in HABANA_VISIBLE_MODULES.",
+        )
+    return {"HLS_MODULE_ID": own}

@@ -12,7 +12,15 @@ from typing import Any
 from trencadis.errors import BackendError
 from trencadis.interfaces import Finding
 from trencadis_gaudi.config import GaudiConfig
-from trencadis_gaudi.environment import DISTRIBUTION, demands_of, release_of, with_mode
+from trencadis_gaudi.environment import (
+    DISTRIBUTION,
+    LOCAL_RANK,
+    demands_of,
+    holds_collectives,
+    module_of,
+    release_of,
+    with_mode,
+)
 from trencadis_gaudi.kernels import KERNELS
 
 __all__ = ["check_gaudi"]
@@ -54,10 +62,13 @@ def check_gaudi(
     if config.backend.name != "gaudi":
         return
     options = config.backend.components.get("gaudi") or GaudiConfig()
+    num_ranks = config.parallel.tensor * config.parallel.data
     if options.device == "emulated":
         yield Finding.ok(
             '[backend.gaudi] device = "emulated": a CPU stands for a Gaudi; its times say nothing about one'
         )
+        if num_ranks > 1:
+            yield Finding.ok(f"{num_ranks} ranks: each has an emulated device in a process of its own")
         return
     try:
         version = version_of(DISTRIBUTION)
@@ -69,8 +80,37 @@ def check_gaudi(
     yield Finding.ok(f"{DISTRIBUTION} {version}, torch {version_of('torch')}")
     yield from _mode(options, version, environ)
     yield _kernels(options)
-    yield from _devices(smi, environ)
+    yield from _devices(smi, environ, num_ranks)
     yield from _modules(environ)
+    if config.parallel.tensor > 1:
+        yield from _ranks(_chosen_mode(options, version), num_ranks, environ)
+
+
+def _chosen_mode(options: GaudiConfig, version: str) -> str:
+    """Return the mode that an engine would choose, or the configured one where that is an error, which is said elsewhere. Pure."""
+    try:
+        return with_mode(options, release=release_of(version)).mode
+    except BackendError:
+        return options.mode
+
+
+def _ranks(mode: str, num_ranks: int, environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Check which module each rank of this machine takes, and whether graphs may hold what they exchange."""
+    taken = []
+    for rank in range(num_ranks):
+        try:
+            taken.append(module_of({**environ, LOCAL_RANK: str(rank)})["HLS_MODULE_ID"])
+        except BackendError as error:
+            yield Finding.fail(f"rank {rank}: {error}", error.hint)
+            return
+    told = ", ".join(f"rank {rank} takes module {module}" for rank, module in enumerate(taken))
+    yield Finding.ok(f"each rank is a process of its own and exchanges tensors over HCCL: {told}")
+    given = environ.get("PT_HPU_ENABLE_LAZY_COLLECTIVES")
+    if mode == "lazy" and given is not None and not holds_collectives(environ):
+        yield Finding.fail(
+            f"PT_HPU_ENABLE_LAZY_COLLECTIVES={given}: HPU graphs would hold nothing that ranks exchange",
+            "Leave it unset: it is set to true.",
+        )
 
 
 def _mode(options: GaudiConfig, version: str, environ: Mapping[str, str]) -> Iterator[Finding]:
@@ -96,7 +136,7 @@ def _kernels(options: GaudiConfig) -> Finding:
     return Finding.ok(f"kernels used where they serve: {'; '.join([', '.join(used) or 'none', *off])}")
 
 
-def _devices(smi: Callable[[], str | None], environ: Mapping[str, str]) -> Iterator[Finding]:
+def _devices(smi: Callable[[], str | None], environ: Mapping[str, str], num_ranks: int) -> Iterator[Finding]:
     try:
         answer = smi()
     except (OSError, subprocess.SubprocessError) as error:
@@ -112,6 +152,11 @@ def _devices(smi: Callable[[], str | None], environ: Mapping[str, str]) -> Itera
         )
     for device in devices:
         yield Finding.ok(f"device {device}")
+    if 0 < len(devices) < num_ranks:
+        yield Finding.fail(
+            f"[parallel] tensor and data ask for {num_ranks} ranks, and there are {len(devices)} devices",
+            f"Set them to {len(devices)} ranks in all, or fewer; each has a device of its own.",
+        )
     visible = environ.get("HABANA_VISIBLE_DEVICES", "all")
     if visible != "all":
         yield Finding.ok(f"HABANA_VISIBLE_DEVICES={visible}: this process sees no other device")

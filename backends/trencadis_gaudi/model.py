@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np
@@ -26,6 +26,7 @@ from trencadis_gaudi.fused.norm import fuse_norms
 from trencadis_gaudi.fused.rotary import fuse_rotary
 from trencadis_gaudi.habana import Habana
 from trencadis_gaudi.memory import MemoryMeter
+from trencadis_gaudi.parallel.agreement import ONE_RANK, Agreement
 from trencadis_gaudi.static_modules import make_static
 from trencadis_torch.attention import adapter
 from trencadis_torch.cache.kv_cache import AttentionLayer
@@ -33,9 +34,12 @@ from trencadis_torch.embedder import DecoderEmbedder
 from trencadis_torch.loading.encoder import is_encoder
 from trencadis_torch.loading.fingerprint import fingerprint, quantised_fingerprint
 from trencadis_torch.loading.inspection import attention_layers, model_facts
-from trencadis_torch.loading.loader import find_model, load_decoder
+from trencadis_torch.loading.loader import ModelFiles, find_model, load_decoder
 from trencadis_torch.loading.pooling_config import PoolingConfig, read_pooling_config
 from trencadis_torch.loading.self_check import check_model
+
+if TYPE_CHECKING:
+    from trencadis_torch.parallel.share import Share
 
 __all__ = ["LoadedModel", "load_model"]
 
@@ -67,33 +71,33 @@ class LoadedModel:
     cache_scales: Mapping[int, CacheScales] = attrs.field(factory=dict)
 
 
-def load_model(source: ModelSource, habana: Habana, *, check: bool) -> LoadedModel:
-    """Return a model on the device.
+def load_model(
+    source: ModelSource,
+    habana: Habana,
+    *,
+    check: bool,
+    share: Share | None = None,
+    agreement: Agreement = ONE_RANK,
+) -> LoadedModel:
+    """Return a model on the device, or this rank's share of it.
 
     A Gaudi computes in bfloat16 whatever is asked for; the emulated device in what a CPU would.
+
+    Args:
+        source: The model.
+        habana: The device.
+        check: Compare the paged forward with the model's own.
+        share: Of this rank; None: there is one rank.
+        agreement: Of the ranks.
 
     Raises:
         ModelLoadError: The model is no decoder, or cannot be served; the message says why.
         OutOfMemoryError: No room for the weights.
     """
-    if habana.emulated is None:
-        if source.dtype not in {"auto", "bfloat16"}:
-            logger.warning("[model] dtype = %s: a Gaudi computes in bfloat16, which is used instead.", source.dtype)
-        source = attrs.evolve(source, dtype="bfloat16")
-    files, meter = find_model(source), MemoryMeter(habana)
-    if is_encoder(files.config):
-        raise ModelLoadError(
-            f"{source.path} only embeds; the backend gaudi serves models that generate.",
-            hint='Set [backend] name = "torch".',
-        )
+    files, meter = _find(source, habana), MemoryMeter(habana)
     adapter.register()
     pooling_config = read_pooling_config(files, default_pooling="last", device=_CPU)
-    model = load_decoder(files, _CPU)
-    layers = attention_layers(model)
-    if model.num_parameters() < _SMALL_MODEL:
-        torch.set_num_threads(1)
-    if check:
-        check_model(model, layers, layout="padded")
+    model, layers = _checked(files, habana, check=check, share=share)
     adapter.switch(model, adapter.PAGED)
     embedding_size = _embedding_size(model, layers, pooling_config)
     make_static(model, in_graphs=habana.config.mode != "eager")
@@ -103,14 +107,14 @@ def load_model(source: ModelSource, habana: Habana, *, check: bool) -> LoadedMod
     dtype, digest = model.dtype, ""
     cache_scales: Mapping[int, CacheScales] = {}
     if habana.fp8 is not None:
-        layers, cache_scales, digest = _in_fp8(model, layers, habana, habana.fp8)
+        layers, cache_scales, digest = _in_fp8(model, layers, habana, habana.fp8, is_share=share is not None)
+        digest = agreement.common(digest)  # a rank's weights have scales of their own
     # Before the move to the device: weights that are shared are counted once by their address on the CPU.
-    files_fingerprint = fingerprint(files)
     facts = attrs.evolve(
-        model_facts(model, layers),
-        embedding_size=embedding_size,
-        fingerprint=quantised_fingerprint(files_fingerprint or source.path, digest) if digest else files_fingerprint,
+        model_facts(model, layers), embedding_size=embedding_size, fingerprint=_fingerprint(files, digest)
     )
+    if share is not None:
+        facts = attrs.evolve(facts, num_parameters=share.num_parameters)
     model = _moved(model, source, habana)
     habana.declare("weights", facts.weights_bytes)
     logger.info("Pre-loading model weights on %s took %s", habana.device, meter.summary())
@@ -127,6 +131,49 @@ def load_model(source: ModelSource, habana: Habana, *, check: bool) -> LoadedMod
     )
 
 
+def _find(source: ModelSource, habana: Habana) -> ModelFiles:
+    """Return the files of a decoder, in the type that the device computes in.
+
+    Raises:
+        ModelLoadError: There are none, or they are no decoder's.
+    """
+    if habana.emulated is None:
+        if source.dtype not in {"auto", "bfloat16"}:
+            logger.warning("[model] dtype = %s: a Gaudi computes in bfloat16, which is used instead.", source.dtype)
+        source = attrs.evolve(source, dtype="bfloat16")
+    files = find_model(source)
+    if is_encoder(files.config):
+        raise ModelLoadError(
+            f"{source.path} only embeds; the backend gaudi serves models that generate.",
+            hint='Set [backend] name = "torch".',
+        )
+    return files
+
+
+def _checked(
+    files: ModelFiles, habana: Habana, *, check: bool, share: Share | None
+) -> tuple[Any, tuple[AttentionLayer, ...]]:
+    """Return a model on the CPU and its layers; sets the threads of one operation there."""
+    model = load_decoder(files, _CPU) if share is None else share.load(files, _CPU)
+    layers = attention_layers(model)
+    if (model.num_parameters() if share is None else share.num_parameters) < _SMALL_MODEL:
+        torch.set_num_threads(1)
+    elif share is not None and habana.emulated is not None:
+        torch.set_num_threads(share.num_threads())
+    if check:
+        # What a share needs of others comes from their hosts.
+        check_model(model, layers, layout="padded", agree=None if share is None else share.accept)
+    if share is not None:
+        logger.info("%s", share.summary)
+    return model, layers
+
+
+def _fingerprint(files: ModelFiles, digest: str) -> str:
+    """Return the model's fingerprint, with that of its scales where it is in fp8."""
+    plain = fingerprint(files)
+    return quantised_fingerprint(plain or files.source.path, digest) if digest else plain
+
+
 def _embedding_size(model: Any, layers: tuple[AttentionLayer, ...], pooling_config: PoolingConfig) -> int:
     """Return the length of a text's vector; 0 if it cannot embed: it has no part without the output projection."""
     if model.base_model is model:
@@ -135,7 +182,7 @@ def _embedding_size(model: Any, layers: tuple[AttentionLayer, ...], pooling_conf
 
 
 def _in_fp8(
-    model: Any, layers: tuple[AttentionLayer, ...], habana: Habana, device: Fp8Device
+    model: Any, layers: tuple[AttentionLayer, ...], habana: Habana, device: Fp8Device, *, is_share: bool
 ) -> tuple[tuple[AttentionLayer, ...], Mapping[int, CacheScales], str]:
     """Replace linear layers as configured; returns the layers and scales of the cache, and a digest of all scales.
 
@@ -154,6 +201,7 @@ def _in_fp8(
             config.scale_method,
             measurements=measurements if config.fp8 == "static" else None,
             exclude=config.fp8_exclude,
+            is_share=is_share,
         )
     return layers, scales, digest
 

@@ -18,6 +18,7 @@ from trencadis_gaudi.habana import Habana
 from trencadis_gaudi.passes.tensors import GaudiPasses, PassInputs
 from trencadis_gaudi.prompt_scores import NO_PROMPTS, padded_plan, score_padded
 from trencadis_torch.device import to_device
+from trencadis_torch.parallel.tokens import TokenExchange
 from trencadis_torch.prompt_logprobs import PromptLogprobs, PromptPlan
 from trencadis_torch.runner import PassResult
 from trencadis_torch.verify import SamplePlan, emit
@@ -37,6 +38,7 @@ class GaudiRunner:
         max_merged: Most prompts of a merged prefill pass; 0: prefills are rectangles.
         max_num_seqs: Most sequences of a unified pass.
         max_steps: Most tokens that one of its sequences emits.
+        exchange: Between ranks, one of which samples and scores prompts; None: there is one rank.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class GaudiRunner:
         max_merged: int = 0,
         max_num_seqs: int = 1,
         max_steps: int = 1,
+        exchange: TokenExchange | None = None,
     ) -> None:
         self._forward = forward
         self._passes = passes
@@ -59,6 +62,7 @@ class GaudiRunner:
         self._max_merged = max_merged
         self._max_num_seqs = max_num_seqs
         self._max_steps = max_steps
+        self._exchange = exchange
 
     def run(
         self, one: Pass, *, drafts: Drafts | None, sampler: Sampler, acceptance: AcceptanceRule, graph: bool
@@ -86,7 +90,14 @@ class GaudiRunner:
         emitted = None
         if samples is not None:
             emitted = emit(
-                logits, samples, shaped, drafts=drafts, rows=self._rows, sampler=sampler, acceptance=acceptance
+                logits,
+                samples,
+                shaped,
+                drafts=drafts,
+                rows=self._rows,
+                sampler=sampler,
+                acceptance=acceptance,
+                exchange=self._exchange,
             )
             self._habana.mark_step()
         return PassResult(emitted=emitted, prompt=scores, num_padded_tokens=inputs.token_ids.numel())
@@ -99,12 +110,14 @@ class GaudiRunner:
 
     def _scored(
         self, inputs: PassInputs, prompts: PromptPlan, keep: npt.NDArray[np.int64]
-    ) -> tuple[PromptLogprobs, torch.Tensor]:
-        """Return the scores of prompts, and the logits to keep; no graph: few buckets are ever asked for this."""
+    ) -> tuple[PromptLogprobs | None, torch.Tensor]:
+        """Return the scores of prompts, where they are made, and the logits to keep; no graph: few buckets are ever asked for this."""
         num_tokens = inputs.token_ids.numel()
         self._habana.mark_step()
         logits = self._logits(inputs, np.arange(num_tokens), graph=False)
-        scores = score_padded(logits, padded_plan(prompts, num_tokens), prompts, self._rows)
+        scores = None
+        if self._exchange is None or self._exchange.is_output:
+            scores = score_padded(logits, padded_plan(prompts, num_tokens), prompts, self._rows)
         kept = logits.index_select(0, to_device(keep, logits.device))
         self._habana.mark_step()
         return scores, kept

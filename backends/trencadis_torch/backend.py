@@ -526,12 +526,8 @@ class TorchBackend(Backend):
         Raises:
             BackendError: The ranks divide a layer, and layers differ in their KV heads: no range of heads names what this rank holds.
         """
-        if self._share is not None and not self._share.is_range(layer.num_kv_heads for layer in self._layers):
-            raise BackendError(
-                "[parallel] tensor: layers of this model differ in their KV heads, so that a rank holds no range of heads of a block, by which "
-                "KV connectors know it.",
-                hint='Set kv_connector.name to "none", or [parallel] tensor to 1.',
-            )
+        if self._share is not None:
+            self._share.check_heads(layer.num_kv_heads for layer in self._layers)
         return self._cache
 
     def _on_device(self) -> contextlib.AbstractContextManager[Any]:

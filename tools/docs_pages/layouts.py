@@ -8,6 +8,7 @@ from docs_pages.markdown import heading_note, table
 from trencadis.engine.layout_support import FEATURES, LAYOUTS, Layout
 from trencadis.records import LayoutFeature
 from trencadis.registry import Registry
+from trencadis_gaudi.parallel.support import FEATURES as OF_GAUDI
 from trencadis_torch.parallel.support import FEATURES as OF_TORCH
 
 __all__ = ["layouts_page"]
@@ -24,7 +25,7 @@ _ALSO = {
 
 _HEAD = f"""# Features and layouts
 
-{heading_note("trencadis.engine.layout_support and trencadis_torch.parallel.support")}
+{heading_note("trencadis.engine.layout_support, trencadis_torch.parallel.support and trencadis_gaudi.parallel.support")}
 
 A layout says how a model is divided over devices: table `[parallel]`, see [Divide a model over ranks](do/parallel.md) and [Serve with replicas](do/replicas.md).
 Whatever does not go together is refused when the engine starts, with this page's reason.
@@ -54,7 +55,7 @@ def layouts_page() -> str:
             "yes",
             *(_cell(feature, name, served[name] is not None, reasons) for name in names),
         )
-        for feature in (*FEATURES, *OF_TORCH)
+        for feature in (*FEATURES, *OF_TORCH, *OF_GAUDI)
     ]
     notes = [f"{number}. {reason[:1].upper()}{reason[1:]}." for number, reason in enumerate(reasons, start=1)]
     return (

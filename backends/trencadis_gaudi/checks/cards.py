@@ -13,7 +13,7 @@ from trencadis.errors import BackendError
 from trencadis_gaudi.checks.bench import Bench
 from trencadis_gaudi.checks.records import Found
 
-__all__ = ["main", "sum_over", "sums"]
+__all__ = ["main", "ranks", "sum_over", "sums"]
 
 
 def sums(bench: Bench) -> Found:
@@ -25,6 +25,20 @@ def sums(bench: Bench) -> Found:
     if count < 2:
         return Found(None, "one device: not tested")
     return sum_over(count, backend="hccl", device="hpu")
+
+
+def ranks(bench: Bench) -> Found:
+    """Serve with two ranks; on the emulated device each has one."""
+    if bench.config.device == "hpu":
+        try:
+            count = bench.habana.hpu.device_count()
+        except BackendError as error:
+            return Found(None, f"not tested: {error}")
+        if count < 2:
+            return Found(None, "one device: not tested")
+    from trencadis_gaudi.checks.engine import ranks_serve  # an engine, which the sums need not
+
+    return ranks_serve(bench)
 
 
 def sum_over(count: int, *, backend: str, device: str) -> Found:

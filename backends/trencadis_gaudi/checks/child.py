@@ -29,8 +29,8 @@ def main(argv: Sequence[str]) -> int:
     """Run the job; returns 0."""
     job = json.loads(argv[1])
     group = job["group"]
-    mode = group if group in MODES else "compile"
     config = GaudiConfig(**job["options"])
+    mode = group if group in MODES else "compile" if config.mode == "auto" else config.mode
     capture = config.capture if mode == "lazy" else "capture_all"
     # A cached recipe would not be compiled; a release that the backend does not know is tested as any other.
     config = attrs.evolve(config, mode=mode, capture=capture, recipe_cache="", any_version=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,7 +17,7 @@ from trencadis_gaudi.checks.bench import UNCOUNTED, Bench
 from trencadis_gaudi.checks.records import Found
 from trencadis_gaudi.config import DEFAULT_BLOCK_SIZE, GaudiConfig
 
-__all__ = ["compiles_nothing", "falls_back_nowhere", "greedy", "seeded", "serves"]
+__all__ = ["compiles_nothing", "falls_back_nowhere", "greedy", "ranks_serve", "seeded", "serves"]
 
 _GREEDY: dict[str, Any] = {"temperature": 0.0}
 _SEEDED: dict[str, Any] = {"temperature": 0.8, "seed": 1}
@@ -75,15 +75,17 @@ class _Plugin:
 
 
 @contextmanager
-def _engine(plugin: _Plugin, name: str, options: dict[str, Any]) -> Iterator[Engine]:
-    tables = {
+def _engine(plugins: Sequence[_Plugin], name: str, options: dict[str, Any], *, num_ranks: int = 1) -> Iterator[Engine]:
+    tables: dict[str, Any] = {
         "model": {"path": "demo", "max_model_len": 256},
         "backend": {"name": name, name: options},
         "cache": {"block_size": DEFAULT_BLOCK_SIZE, "num_blocks": 8},
         "engine": {"max_num_seqs": 2, "max_num_batched_tokens": 256},
         "observer": {"names": []},
     }
-    resolved, registry = load_with_plugins(environ={}, overrides=tables, extra_plugins=[plugin])
+    if num_ranks > 1:
+        tables |= {"executor": {"name": "processes"}, "parallel": {"tensor": num_ranks}}
+    resolved, registry = load_with_plugins(environ={}, overrides=tables, extra_plugins=plugins)
     engine = build_engine(resolved.config, registry=registry)
     assert isinstance(engine, Engine), "the demo model generates"
     try:
@@ -108,11 +110,25 @@ def _serve(engine: Engine) -> _Served:
     )
 
 
+def _options(config: GaudiConfig) -> dict[str, Any]:
+    return attrs.asdict(attrs.evolve(config, check_model=False, emulated_frozen=False, warmup_required=0))
+
+
+def ranks_serve(bench: Bench) -> Found:
+    """Serve with a model that two ranks divide, each in a process with a device of its own; nothing is opened here."""
+    with _engine([], "gaudi", _options(bench.config), num_ranks=2) as engine:
+        bench.served = _serve(engine)
+    found = _compared(bench, _GREEDY, least=_LEAST_GREEDY)
+    served = bench.served
+    text = f"{found.text}, {served.num_compilations} programs after the warm-up on both ranks"
+    return Found(bool(found.holds) and not served.num_compilations and not served.errors, text)
+
+
 def serves(bench: Bench) -> Found:
     """Warm up and serve."""
-    options = attrs.asdict(attrs.evolve(bench.config, check_model=False, emulated_frozen=False, warmup_required=0))
+    options = _options(bench.config)
     plugin = _Plugin()
-    with _engine(plugin, "gaudi_check", options) as engine:
+    with _engine([plugin], "gaudi_check", options) as engine:
         num_prepared = len(engine.warm_up.report.prepared)
         served = _serve(engine)
         stats = dict(plugin.metric.stats())
@@ -129,7 +145,7 @@ def _compared(bench: Bench, kind: dict[str, Any], *, least: float) -> Found:
     if bench.served is None:
         return _NOTHING
     if bench.reference is None:
-        with _engine(_Plugin(), "torch", {"device": "cpu"}) as engine:
+        with _engine([], "torch", {"device": "cpu"}) as engine:
             bench.reference = _serve(engine)
     pairs = [
         (token, expected)

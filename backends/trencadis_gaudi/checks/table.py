@@ -298,6 +298,14 @@ TABLE = (
         expects="the number of devices",
         means="Devices do not reach each other: see hl-smi, the network of the cards, and HABANA_VISIBLE_MODULES.",
     ),
+    Check(
+        name="ranks",
+        run="cards.ranks",
+        groups=("cards",),
+        does="serve with [parallel] tensor = 2 on the demo model, in the configured mode: exchanges are part of graphs",
+        expects="the tokens of the backend torch, half of them at least in bfloat16, and nothing compiled after the warm-up",
+        means="Graphs do not hold what ranks exchange: try the other of backend.gaudi.mode = lazy and compile, or serve with one card.",
+    ),
 )
 
 

@@ -23,6 +23,8 @@ logger = logging.getLogger("trencadis.gaudi")
 
 _ROUTER = re.compile(r"(^|\.)(gate|router|shared_expert_gate)(\.|$)")
 """Names of layers that choose experts."""
+_PART = ".local"
+"""End of the name of a layer that is one rank's part of the layer before it; see ``trencadis_torch.parallel.modules``."""
 _LEAST = 1e-8
 """Taken for the largest magnitude of a token that is nearly zero."""
 
@@ -106,6 +108,7 @@ def quantise_linears(
     *,
     measurements: Measurements | None,
     exclude: Sequence[str],
+    is_share: bool = False,
 ) -> str:
     """Replace the linear layers of a decoder in place, on the CPU; returns a digest of all their scales.
 
@@ -117,6 +120,7 @@ def quantise_linears(
         method: Decides the scales.
         measurements: Of the inputs; None: dynamic scales.
         exclude: Patterns that are searched for in the names of layers, which then stay.
+        is_share: The layers are one rank's parts.
 
     Raises:
         ModelLoadError: There is no such layer, or a measurement is missing or does not fit.
@@ -133,7 +137,8 @@ def quantise_linears(
         if measurements is None:
             layer = DynamicLinear(linear, device, method)
         else:
-            layer = StaticLinear(linear, device, method, maxabs=measurements.input_of(name, linear))
+            maxabs = measurements.input_of(name.removesuffix(_PART), linear, is_part=is_share)
+            layer = StaticLinear(linear, device, method, maxabs=maxabs)
         for buffer in layer.buffers():
             digest.update(name.encode() + buffer.numpy().tobytes())
         model.set_submodule(name, layer)
@@ -143,13 +148,14 @@ def quantise_linears(
 
 def _linears(model: Any, exclude: Sequence[str]) -> dict[str, nn.Linear]:
     output = model.get_output_embeddings()
+    output = getattr(output, "local", output)
     return {
         name: part
         for name, part in model.named_modules()
         if type(part) is nn.Linear
         and part is not output
         and not _ROUTER.search(name)
-        and not any(re.search(pattern, name) for pattern in exclude)
+        and not any(re.search(pattern, name.removesuffix(_PART)) for pattern in exclude)
     }
 
 

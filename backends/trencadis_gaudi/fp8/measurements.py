@@ -51,8 +51,13 @@ class Measurements:
     path: Path
     nodes: Mapping[str, Mapping[str, Any]]
 
-    def input_of(self, name: str, linear: nn.Linear) -> float:
+    def input_of(self, name: str, linear: nn.Linear, *, is_part: bool = False) -> float:
         """Return the largest magnitude of a linear layer's input.
+
+        Args:
+            name: Of the layer in the whole model.
+            linear: The layer.
+            is_part: It is one rank's part of the layer, whose shape says nothing of that of the whole.
 
         Raises:
             ModelLoadError: It was not measured, or on a layer of another shape.
@@ -63,8 +68,8 @@ class Measurements:
         if found is None:
             self.refuse(name, "it was not measured")
         if found == name and (weight := self.nodes[name].get("params", {}).get("weight")) is not None:
-            self._largest(name, "the weight", weight, linear.out_features)
-        return self._input(found, linear.in_features)
+            self._largest(name, "the weight", weight, None if is_part else linear.out_features)
+        return self._input(found, None if is_part else linear.in_features)
 
     def cache_of(self, attention: str) -> tuple[float, float] | None:
         """Return the largest magnitudes of keys and of values of an attention module; None if neither was measured.
@@ -90,18 +95,18 @@ class Measurements:
         """
         raise ModelLoadError(f"{self.path}: layer {name}: {why}.", hint=_HINT)
 
-    def _input(self, name: str, num_channels: int) -> float:
+    def _input(self, name: str, num_channels: int | None) -> float:
         inputs = self.nodes[name].get("inputs")
         if not isinstance(inputs, list | tuple) or len(inputs) != 1:
             self.refuse(name, "it has not one input")
         return self._largest(name, "its input", inputs[0], num_channels)
 
-    def _largest(self, name: str, of: str, measured: Any, num_channels: int) -> float:
+    def _largest(self, name: str, of: str, measured: Any, num_channels: int | None) -> float:
         try:
             magnitudes = np.asarray(measured, np.float64)
         except (TypeError, ValueError):
             self.refuse(name, f"the measurement of {of} is not of numbers")
-        if magnitudes.size not in {1, num_channels}:
+        if num_channels is not None and magnitudes.size not in {1, num_channels}:
             self.refuse(name, f"the measurement of {of} is of {magnitudes.size} channels; the layer has {num_channels}")
         if not (np.isfinite(magnitudes).all() and (magnitudes >= 0).all()):
             self.refuse(name, f"the measurement of {of} is no magnitude: {magnitudes.ravel()[:3].tolist()}")

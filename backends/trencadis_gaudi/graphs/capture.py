@@ -14,6 +14,7 @@ can never run). There a bucket is estimated by its tokens alone, here as :class:
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterable, Sequence
 
 import attrs
@@ -26,6 +27,7 @@ from trencadis_gaudi.emulated.device import EmulatedMemoryError
 from trencadis_gaudi.graphs.costs import GraphCosts
 from trencadis_gaudi.habana import Habana
 from trencadis_gaudi.memory import format_bytes
+from trencadis_gaudi.parallel.agreement import ONE_RANK, Agreement
 
 __all__ = ["Capture", "describe", "log_bucket", "CaptureReport", "GraphBudget", "capture_order"]
 
@@ -43,6 +45,7 @@ class Capture:
         run: Runs a bucket on padding, as a graph or not.
         margin_bytes: What must stay free.
         clear: Drops every graph.
+        agreement: Of the ranks, each of which has its own memory: all capture the same graphs.
 
     Attributes:
         graphs: Memory of each graph, bytes, by bucket.
@@ -56,6 +59,7 @@ class Capture:
         run: Callable[[Bucket, bool], None],
         margin_bytes: float,
         clear: Callable[[], None],
+        agreement: Agreement = ONE_RANK,
     ) -> None:
         self.graphs: dict[Bucket, int] = {}
         self._config = config
@@ -63,6 +67,7 @@ class Capture:
         self._run = run
         self._margin = margin_bytes
         self._clear = clear
+        self._agreement = agreement
         self._bounded = config.capture == "budgeted"
 
     @property
@@ -75,19 +80,27 @@ class Capture:
         return bucket in self.graphs or (self._config.captures and not self._bounded)
 
     def bucket(self, bucket: Bucket) -> int:
-        """Capture one bucket; returns the memory it took, bytes.
+        """Capture one bucket; returns the memory it took, bytes, the most over ranks.
 
         Raises:
-            OutOfMemoryError: It does not fit.
+            OutOfMemoryError: It does not fit, here or on another rank.
         """
         before = self._habana.free_bytes()
+        failed: Exception | None = None
         try:
             self._run(bucket, True)
         except (EmulatedMemoryError, torch.OutOfMemoryError) as error:
-            raise OutOfMemoryError(f"No room for the graph of {bucket}: {error}") from error
-        used = max(0, before - self._habana.free_bytes())
+            failed = error
+        if not self._agreement.all_hold(failed is None):
+            why = failed or "another rank has none."
+            raise OutOfMemoryError(f"No room for the graph of {bucket}: {why}") from failed
+        used = self._agreement.most(max(0, before - self._habana.free_bytes()))
         self.graphs[bucket] = used
         return used
+
+    def _room(self) -> int:
+        """Return what is free beyond the margin, bytes, the least over ranks."""
+        return self._agreement.least(math.floor(self._habana.free_bytes() - self._margin))
 
     def within_margin(self, bucket: Bucket) -> None:
         """Capture one bucket.
@@ -98,10 +111,10 @@ class Capture:
         """
         try:
             self.bucket(bucket)
-            free = self._habana.free_bytes()
-            if free < self._margin:
+            room = self._room()
+            if room < 0:
                 raise OutOfMemoryError(
-                    f"{format_bytes(free)} are free, less than the margin of {format_bytes(self._margin)}."
+                    f"{format_bytes(room + self._margin)} are free, less than the margin of {format_bytes(self._margin)}."
                 )
         except OutOfMemoryError:
             self._bounded = True
@@ -141,7 +154,7 @@ class Capture:
         # What a token costs, by phase: the last graph's bytes for each.
         rates = dict.fromkeys(Phase, 0.0)
         for bucket in sorted(buckets, key=_weight):
-            room = self._habana.free_bytes() - self._margin
+            room = self._room()
             fits = rates[bucket.phase] * _weight(bucket)[0] < room
             try:
                 if fits:
@@ -166,8 +179,8 @@ class Capture:
         Raises:
             OutOfMemoryError: Not one graph fits.
         """
-        free = self._habana.free_bytes()
-        budget = int(free - self._margin)
+        budget = self._room()
+        free = budget + self._margin
         ratio = self._config.prompt_ratio
         logger.info(
             "Using %s/%s of free device memory for HPUGraphs, %s for prompt and %s for decode (VLLM_GRAPH_PROMPT_RATIO=%g)",

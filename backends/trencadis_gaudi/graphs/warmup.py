@@ -32,6 +32,7 @@ from trencadis_gaudi.graphs.dynamo import most_compiled
 from trencadis_gaudi.graphs.model import dynamo_limits
 from trencadis_gaudi.habana import Habana
 from trencadis_gaudi.memory import format_bytes
+from trencadis_gaudi.parallel.agreement import ONE_RANK, Agreement
 
 __all__ = ["Steps", "WarmUp", "compile_only", "every_graph", "representatives", "required_first", "Pace"]
 
@@ -75,13 +76,22 @@ class WarmUp:
         watch: Is told what is prepared.
         clock: For the duration.
         steps: Does the work.
+        agreement: Of the ranks, each of which has its own clock: all prepare the same bucket at the same time.
 
     Attributes:
         pace: Of what is put off; is to be told of steps.
     """
 
     def __init__(
-        self, config: GaudiConfig, habana: Habana, *, capture: Capture, watch: Watch, clock: Clock, steps: Steps
+        self,
+        config: GaudiConfig,
+        habana: Habana,
+        *,
+        capture: Capture,
+        watch: Watch,
+        clock: Clock,
+        steps: Steps,
+        agreement: Agreement = ONE_RANK,
     ) -> None:
         self._config = config
         self._habana = habana
@@ -89,6 +99,7 @@ class WarmUp:
         self._watch = watch
         self._clock = clock
         self._steps = steps
+        self._agreement = agreement
         self._prepared: list[Bucket] = []
         self._rest: deque[Bucket] = deque()
         self.pace = Pace(
@@ -128,7 +139,7 @@ class WarmUp:
         Args:
             is_idle: Nothing is being served.
         """
-        if not self._rest or not self.pace.allows(is_idle=is_idle):
+        if not self._rest or not self._agreement.all_hold(self.pace.allows(is_idle=is_idle)):
             return ()
         bucket, start_s = self._rest.popleft(), self._clock.now_s()
         with self._watch.compilations(warns=False):

@@ -109,7 +109,12 @@ class ModelCheck:
 
 
 def check_model(
-    model: Any, layers: tuple[AttentionLayer, ...], *, layout: str, kernel: PagedKernel | None = None
+    model: Any,
+    layers: tuple[AttentionLayer, ...],
+    *,
+    layout: str,
+    kernel: PagedKernel | None = None,
+    agree: Callable[[bool], bool] | None = None,
 ) -> None:
     """Compare the paged forward with the model's own; the paged attention is switched on afterwards.
 
@@ -120,11 +125,12 @@ def check_model(
         layers: Its attention layers.
         layout: ``ragged`` or ``padded``.
         kernel: That attends over the cache, if not PyTorch's.
+        agree: As of :class:`ModelCheck`.
 
     Raises:
         ModelLoadError: They differ.
     """
-    ModelCheck(model, layers, layout=layout, kernel=kernel).compare(model)
+    ModelCheck(model, layers, layout=layout, kernel=kernel, agree=agree).compare(model)
 
 
 def check_graph(expected: torch.Tensor, found: torch.Tensor, *, quantised: bool) -> None:

@@ -18,6 +18,7 @@ from trencadis.interfaces import Collective
 from trencadis.records import Pass
 from trencadis_torch.device import to_device
 from trencadis_torch.parallel.balancing import balance_ratio
+from trencadis_torch.parallel.modules import summing
 from trencadis_torch.parallel.placement import ExpertSlots, layer_of
 
 __all__ = ["ExpertLoads", "OwnExperts", "load_metrics", "real_tokens"]
@@ -54,7 +55,7 @@ class OwnExperts(nn.Module):
         self.local = local
         self.slots = slots
         self.count: Callable[[torch.Tensor], None] | None = None
-        self._group = group
+        self._sum = summing(group)
         copies = slots.copies()
         num_copies = [len(one) for one in copies]
         places = torch.full((max(num_copies), slots.num_experts), -1)
@@ -78,9 +79,7 @@ class OwnExperts(nn.Module):
             self.count(experts)
         places = self._places_of(experts)
         compute = self._compute_own if hidden_states.device.type == "cpu" else self._compute_all
-        out = compute(hidden_states, places, weights)
-        self._group.all_reduce(out)
-        return out
+        return self._sum(compute(hidden_states, places, weights))
 
     def _places_of(self, experts: torch.Tensor) -> torch.Tensor:
         """Return where here each route is computed, -1 of those that another rank computes, int64 ``[T, k]``."""

@@ -10,14 +10,45 @@ nothing is a plain one with fewer outputs, and needs no module. Whole experts ar
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import nn
 
 from trencadis.interfaces import Collective
 
-__all__ = ["GatheredLinear", "RowLinear", "VocabEmbedding", "sum_outputs"]
+__all__ = ["GatheredLinear", "RowLinear", "SupportsSums", "VocabEmbedding", "sum_outputs", "summing"]
+
+
+@runtime_checkable
+class SupportsSums(Protocol):
+    """A group whose sums are part of graphs, in which nothing may be overwritten."""
+
+    def summed(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the sum of the ranks' tensors, the same bits on every rank.
+
+        Raises:
+            CollectiveError: As ``Collective.all_reduce``.
+        """
+        ...
+
+
+def summing(group: Collective) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return a function from a tensor to the sum of the ranks' tensors, which may overwrite what it is given.
+
+    Args:
+        group: The ranks.
+    """
+    if isinstance(group, SupportsSums):
+        return group.summed
+
+    def summed(tensor: torch.Tensor) -> torch.Tensor:
+        tensor = tensor.contiguous()
+        group.all_reduce(tensor)
+        return tensor
+
+    return summed
 
 
 class GatheredLinear(nn.Module):
@@ -65,6 +96,7 @@ class RowLinear(nn.Module):
         self.local = local
         self.bias = bias
         self._group = group
+        self._sum = summing(group)
         self._splits = splits
 
     def around(self, local: nn.Module) -> RowLinear:
@@ -76,8 +108,7 @@ class RowLinear(nn.Module):
         if self._splits:
             width = x.shape[-1] // self._group.size
             x = x[..., self._group.rank * width : (self._group.rank + 1) * width].contiguous()
-        out: torch.Tensor = self.local(x).contiguous()
-        self._group.all_reduce(out)
+        out = self._sum(self.local(x))
         return out if self.bias is None else out + self.bias
 
 
@@ -99,23 +130,16 @@ class VocabEmbedding(nn.Module):
         self.local = local
         self._first = first
         self._num_rows = num_rows
-        self._group = group
+        self._sum = summing(group)
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Return ``[..., K]`` from ids ``[...]``, on every rank."""
         rows = input_ids - self._first
         is_other = (rows < 0) | (rows >= self._num_rows)
-        found: torch.Tensor = self.local(rows.masked_fill(is_other, 0)).masked_fill(is_other[..., None], 0)
-        self._group.all_reduce(found)
-        return found
+        return self._sum(self.local(rows.masked_fill(is_other, 0)).masked_fill(is_other[..., None], 0))
 
 
 def sum_outputs(module: nn.Module, group: Collective) -> None:
     """Let a module's output be the sum over the ranks, each of which has a part of all its experts."""
-
-    def reduce(_: nn.Module, __: Any, output: torch.Tensor) -> torch.Tensor:
-        output = output.contiguous()
-        group.all_reduce(output)
-        return output
-
-    module.register_forward_hook(reduce)
+    summed = summing(group)
+    module.register_forward_hook(lambda _, __, output: summed(output))

@@ -41,18 +41,19 @@ _STYLES: Final = (
 )
 
 
-def read_plan_file(path: str) -> dict[str, str]:
+def read_plan_file(path: str, table: str = "backend.torch") -> dict[str, str]:
     """Return the plan of a file.
 
     Args:
         path: TOML or JSON (by its ending), a table from a module or parameter, ``*`` for any number, to a style; empty: no plan.
+        table: Whose key ``tensor_plan`` it is.
 
     Raises:
         ConfigValueError: It cannot be read, or is no such table.
     """
     if not path:
         return {}
-    where = f'[backend.torch] tensor_plan = "{path}"'
+    where = f'[{table}] tensor_plan = "{path}"'
     try:
         text = Path(path).expanduser().read_text()
         found: Any = json.loads(text) if path.endswith(".json") else tomllib.loads(text)
@@ -95,7 +96,7 @@ def plan_of(
     if not plan:
         raise ModelLoadError(
             f"{type(model).__name__} comes without a plan of how its layers are divided, which [parallel] tensor above 1 needs.",
-            hint="Write one and name it in [backend.torch] tensor_plan (docs/do/parallel.md), or set [parallel] tensor = 1.",
+            hint="Write one and name it in the tensor_plan of the backend (docs/do/parallel.md), or set [parallel] tensor = 1.",
         )
     if own_tokens:
         heads = {name for name, module in model.named_modules() if module is model.get_output_embeddings()}
@@ -150,7 +151,7 @@ def expand_plan(model: Any, plan: dict[str, str]) -> dict[str, str]:
         if style not in _STYLES:
             raise ModelLoadError(
                 f'{type(model).__name__}: its plan divides {name} as "{style}", which is not known here.',
-                hint='Give it another style in [backend.torch] tensor_plan, "replicate" for one, or set [parallel] tensor = 1.',
+                hint='Give it another style in the tensor_plan of the backend, "replicate" for one, or set [parallel] tensor = 1.',
             )
         found[name] = style
     return found

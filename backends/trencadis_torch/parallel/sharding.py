@@ -133,7 +133,7 @@ def _check_names(model: Any, configured: dict[str, str]) -> None:
     unknown = [name for name in configured if not expand_plan(model, {name: "colwise"})]
     if unknown:
         raise ConfigValueError(
-            f"[backend.torch] tensor_plan: {type(model).__name__} has no module or parameter {', '.join(sorted(unknown))}.",
+            f"tensor_plan of the backend: {type(model).__name__} has no module or parameter {', '.join(sorted(unknown))}.",
             hint="Names are those of the model in transformers, numbers of layers and experts written as *.",
         )
 
@@ -267,7 +267,7 @@ class _Sharder:
             raise ModelLoadError(
                 f'{type(self._model).__name__}: its plan divides {name} as "{style}", and that is a {type(module).__name__}, no linear '
                 "layer.",
-                hint='Give it the style "replicate" in [backend.torch] tensor_plan.',
+                hint='Give it the style "replicate" in the tensor_plan of the backend.',
             )
         num_inputs, num_outputs = module.weight.shape
         linear = nn.Linear(num_inputs, num_outputs, device="meta", dtype=module.weight.dtype)
@@ -319,7 +319,7 @@ class _Sharder:
         if not isinstance(module, nn.Embedding) or module.max_norm is not None:
             raise ModelLoadError(
                 f"{type(self._model).__name__}: {name} is a {type(module).__name__}, no plain embedding.",
-                hint='Give it the style "replicate" in [backend.torch] tensor_plan.',
+                hint='Give it the style "replicate" in the tensor_plan of the backend.',
             )
         cut = padded(module.num_embeddings, dim=0, **self._place)
         self._cut(module, "weight", cut)
@@ -361,7 +361,7 @@ class _Sharder:
         if owner not in self._all_heads:
             raise ModelLoadError(
                 f"{type(self._model).__name__}: its plan divides keys of {owner}, whose heads are not known here.",
-                hint='Give them the style "replicate" in [backend.torch] tensor_plan, or set [parallel] tensor = 1.',
+                hint='Give them the style "replicate" in the tensor_plan of the backend, or set [parallel] tensor = 1.',
             )
         num_heads, num_kv_heads = self._all_heads[owner]
         return Heads.of(num_heads, num_kv_heads, what=f"{type(self._model).__name__} ({owner})", **self._place)

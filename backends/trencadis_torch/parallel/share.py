@@ -11,7 +11,7 @@ import torch
 
 from trencadis.errors import BackendError, ConfigValueError, ModelLoadError
 from trencadis.interfaces import AllocationPlan, Collective, RankGroups
-from trencadis.records import MemoryReport, Pass
+from trencadis.records import LayoutFeature, MemoryReport, Pass
 from trencadis_torch.config import TorchConfig
 from trencadis_torch.loading.loader import ModelFiles
 from trencadis_torch.parallel.data_attention import OwnBlocks, Spread, TokenGather, gather_tokens
@@ -23,15 +23,38 @@ from trencadis_torch.parallel.sharding import Sharding
 from trencadis_torch.parallel.support import FEATURES
 from trencadis_torch.parallel.tokens import TokenExchange
 
-__all__ = ["Share", "check_groups"]
+__all__ = ["Share", "check_groups", "check_settings"]
 
 
 def check_groups(groups: RankGroups, config: TorchConfig) -> None:
-    """See that a backend has a share to compute.
+    """See that the backend ``torch`` has a share to compute.
 
     Raises:
         BackendError: It has none of that kind.
         ConfigValueError: A key of ``[backend.torch]`` goes with one rank only.
+    """
+    check_settings(groups, config, FEATURES, table="backend.torch")
+    layout = groups.layout
+    if config.expert_placement != "linear" and layout.tensor > 1 and layout.expert == 1:
+        raise ConfigValueError(
+            f'[backend.torch] expert_placement = "{config.expert_placement}" with [parallel] expert = 1: every rank has a share of each '
+            "expert, and all have as much to do.",
+            hint=f'Set [parallel] expert = {layout.tensor}, or [backend.torch] expert_placement = "linear".',
+        )
+
+
+def check_settings(groups: RankGroups, config: object, features: Iterable[LayoutFeature], *, table: str) -> None:
+    """See that a backend's settings go with its layout.
+
+    Args:
+        groups: Where the rank stands.
+        config: Of the backend.
+        features: What each setting goes with.
+        table: Name of the config's table.
+
+    Raises:
+        BackendError: Experts are to be divided over some of the ranks of a stage.
+        ConfigValueError: A setting goes with one rank only.
     """
     layout = groups.layout
     if layout.expert not in (1, layout.tensor):
@@ -40,26 +63,20 @@ def check_groups(groups: RankGroups, config: TorchConfig) -> None:
             hint=f"Set [parallel] expert = {layout.tensor}, or 1 for a share of every expert on each rank.",
         )
     sizes = {"tensor": layout.tensor, "pipeline": layout.pipeline}
-    for feature in (one for one in FEATURES if one.setting):
+    for feature in (one for one in features if one.setting):
         key = feature.setting.rpartition(".")[2]
         value = getattr(config, key)
         refusing = [name for name, size in sizes.items() if size > 1 and name in feature.refused]
         if refusing and feature.is_asked(value):
             name = refusing[0]
             raise ConfigValueError(
-                f'[backend.torch] {key} = "{value}" with [parallel] {name} = {sizes[name]}: {feature.refused[name]}.',
+                f'[{table}] {key} = "{value}" with [parallel] {name} = {sizes[name]}: {feature.refused[name]}.',
                 hint=feature.remedy,
             )
     if layout.attention == "data" and layout.expert == 1:
         raise BackendError(
             f'[parallel] attention = "data" with expert = 1 and tensor = {layout.tensor}: it goes with whole experts.',
             hint='Set [parallel] expert to as many as tensor, or attention = "tensor".',
-        )
-    if config.expert_placement != "linear" and layout.tensor > 1 and layout.expert == 1:
-        raise ConfigValueError(
-            f'[backend.torch] expert_placement = "{config.expert_placement}" with [parallel] expert = 1: every rank has a share of each '
-            "expert, and all have as much to do.",
-            hint=f'Set [parallel] expert = {layout.tensor}, or [backend.torch] expert_placement = "linear".',
         )
 
 
@@ -80,7 +97,8 @@ class Share:
 
     Args:
         groups: Where it stands.
-        config: Of the backend.
+        config: What it says of plans and experts; of another backend the same, for these.
+        table: Whose settings they are, for messages.
 
     Attributes:
         size: Ranks of all stages.
@@ -89,11 +107,11 @@ class Share:
         gather: Of tokens, where ranks have different ones; set when the model is loaded.
     """
 
-    def __init__(self, groups: RankGroups, config: TorchConfig) -> None:
+    def __init__(self, groups: RankGroups, config: TorchConfig, *, table: str = "backend.torch") -> None:
         self._groups = groups
         # One stage exchanges all by one group.
         self._everyone = groups.world if groups.layout.pipeline > 1 else groups.tensor
-        self._plan = read_plan_file(config.tensor_plan)
+        self._plan = read_plan_file(config.tensor_plan, table)
         self._experts = _placement(groups, config)
         self._loads: ExpertLoads | None = None
         self._sharding: Sharding | None = None
@@ -231,16 +249,23 @@ class Share:
         """First KV head here, counted over all ranks; 0 where layers differ."""
         return 0 if self._loaded.heads is None else self._loaded.heads[0]
 
-    def is_range(self, num_kv_heads: Iterable[int]) -> bool:
-        """Return whether the KV heads here are one range, the same in every layer.
+    def check_heads(self, num_kv_heads: Iterable[int]) -> None:
+        """See that the KV heads here are one range, the same in every layer, by which KV connectors know blocks.
 
         Args:
             num_kv_heads: In the cache, of each layer.
+
+        Raises:
+            BackendError: They are not.
         """
         heads = self._loaded.heads
-        return self._groups.layout.tensor == 1 or (
-            heads is not None and all(number == heads[1] - heads[0] for number in num_kv_heads)
-        )
+        is_range = heads is not None and all(number == heads[1] - heads[0] for number in num_kv_heads)
+        if self._groups.layout.tensor > 1 and not is_range:
+            raise BackendError(
+                "[parallel] tensor: layers of this model differ in their KV heads, so that a rank holds no range of heads of a block, by which "
+                "KV connectors know it.",
+                hint='Set kv_connector.name to "none", or [parallel] tensor to 1.',
+            )
 
     @property
     def sums(self) -> str:

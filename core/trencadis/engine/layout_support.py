@@ -1,6 +1,6 @@
 """Which features work under which layouts of ranks: one table, which the check at the start reads and the documentation is made from.
 
-Rows of a backend's own settings stand in that backend, see ``trencadis_torch.parallel.support``.
+Rows of a backend's own settings stand in that backend, see ``trencadis_torch.parallel.support`` and ``trencadis_gaudi.parallel.support``.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def _make_inline(config: NoConfig, context: ComponentContext) -> Executor:
 def _make_processes(config: ProcessesConfig, context: ComponentContext) -> Executor:
     from trencadis_plugins.executor.processes import ProcessesExecutor
 
-    return ProcessesExecutor(config, layout=context.layout)
+    return ProcessesExecutor(config, layout=context.layout, replica=context.replica)
 
 
 def _make_ray(config: RayConfig, context: ComponentContext) -> Executor:

@@ -20,11 +20,15 @@ class ProcessesExecutor(RanksExecutor):
     Args:
         config: Table ``[executor.processes]``.
         layout: How many ranks, and which of them gives the output.
+        replica: Which of the replicas of this machine they are.
         clock: Measures silence.
     """
 
-    def __init__(self, config: ProcessesConfig, *, layout: ParallelLayout, clock: Clock | None = None) -> None:
+    def __init__(
+        self, config: ProcessesConfig, *, layout: ParallelLayout, replica: int = 0, clock: Clock | None = None
+    ) -> None:
         super().__init__(config, layout=layout, name="processes", clock=clock)
+        self._first = replica * layout.num_ranks
 
     def _start_ranks(self) -> Iterable[Rank]:
-        return map(RankProcess, range(self.num_ranks))
+        return (RankProcess(rank, local_rank=self._first + rank) for rank in range(self.num_ranks))

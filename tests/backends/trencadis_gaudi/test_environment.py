@@ -91,3 +91,33 @@ def test_mode_is_none_that_would_need_other_graphs():
 )
 def test_release_is_the_first_two_numbers(version, release):
     assert release_of(version) == release
+
+
+@pytest.mark.parametrize(
+    ("environ", "module"),
+    [
+        ({}, None),
+        ({"TRENCADIS_LOCAL_RANK": "3"}, "3"),
+        ({"TRENCADIS_LOCAL_RANK": "1", "HABANA_VISIBLE_MODULES": "6, 4"}, "4"),
+        ({"TRENCADIS_LOCAL_RANK": "0", "HLS_MODULE_ID": "7"}, "7"),
+        ({"HLS_MODULE_ID": "7"}, "7"),
+    ],
+)
+def test_a_rank_takes_a_module_of_its_own(environ, module):
+    set_environment(GaudiConfig(mode="lazy"), environ, {})
+    assert environ.get("HLS_MODULE_ID") == module
+    set_environment(GaudiConfig(mode="lazy"), environ, {})  # when the backend is made, once more
+    assert environ.get("HLS_MODULE_ID") == module
+
+
+@pytest.mark.parametrize(
+    ("environ", "told"),
+    [
+        ({"HABANA_VISIBLE_MODULES": "6,4"}, "HABANA_VISIBLE_MODULES=6,4 names 2 modules, and this is rank 2"),
+        ({"HLS_MODULE_ID": "6"}, "HLS_MODULE_ID=6 gives every rank the same module; this is rank 2"),
+    ],
+)
+def test_a_rank_without_a_module_is_an_error(environ, told):
+    with pytest.raises(BackendError, match=told) as caught:
+        set_environment(GaudiConfig(mode="lazy"), {"TRENCADIS_LOCAL_RANK": "2", **environ}, {})
+    assert caught.value.hint

@@ -13,13 +13,16 @@ from trencadis_gaudi.health_check import check_gaudi
 DEVICES = "0, HL-225, 1.22.1-97ec1a4, 768 MiB, 98304 MiB\n1, HL-225, 1.22.1-97ec1a4, 768 MiB, 98304 MiB\n"
 
 
-def findings(name="gaudi", *, environ=(), version="1.22.1", smi=lambda: DEVICES, **options):
+def findings(name="gaudi", *, environ=(), version="1.22.1", smi=lambda: DEVICES, tensor=1, data=1, **options):
     def version_of(distribution):
         if distribution == "habana-torch-plugin" and version is None:
             raise metadata.PackageNotFoundError(distribution)
         return version if distribution == "habana-torch-plugin" else "2.7.1"
 
-    config = SimpleNamespace(backend=SimpleNamespace(name=name, components={"gaudi": GaudiConfig(**options)}))
+    config = SimpleNamespace(
+        backend=SimpleNamespace(name=name, components={"gaudi": GaudiConfig(**options)}),
+        parallel=SimpleNamespace(tensor=tensor, data=data),
+    )
     return list(check_gaudi(config, environ=dict(environ), version_of=version_of, smi=smi))
 
 
@@ -106,3 +109,33 @@ def test_modules_that_a_process_may_take_are_named_and_must_agree(environ, told)
 
 def test_modules_are_not_spoken_of_where_no_variable_chooses_them():
     assert "MODULE" not in said()
+
+
+def test_each_rank_is_told_its_module():
+    text = said(tensor=2)
+    assert "exchanges tensors over HCCL: rank 0 takes module 0, rank 1 takes module 1." in text
+    text = said(tensor=2, environ={"HABANA_VISIBLE_MODULES": "5,3"})
+    assert "rank 0 takes module 5, rank 1 takes module 3." in text
+    assert "fail" not in text
+    assert "2 ranks: each has an emulated device in a process of its own" in said(tensor=2, device="emulated")
+    assert "rank" not in said()
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"tensor": 2, "data": 2}, "fail: [parallel] tensor and data ask for 4 ranks, and there are 2 devices"),
+        ({"environ": {"HABANA_VISIBLE_MODULES": "5"}}, "fail: rank 1: HABANA_VISIBLE_MODULES=5 names 1 modules"),
+        ({"environ": {"HLS_MODULE_ID": "5"}}, "fail: rank 1: HLS_MODULE_ID=5 gives every rank the same module"),
+        (
+            {"version": "1.19.0", "environ": {"PT_HPU_ENABLE_LAZY_COLLECTIVES": "false"}},
+            "fail: PT_HPU_ENABLE_LAZY_COLLECTIVES=false: HPU graphs would hold nothing that ranks exchange",
+        ),
+    ],
+)
+def test_what_keeps_ranks_from_starting_is_a_failure(options, told):
+    assert told in said(**{"tensor": 2, **options})
+
+
+def test_lazy_collectives_are_of_no_account_in_other_modes():
+    assert "COLLECTIVES" not in said(tensor=2, environ={"PT_HPU_ENABLE_LAZY_COLLECTIVES": "false"})

@@ -28,14 +28,20 @@ def open_engine(
     preemption: str = "recompute",
     strategy_options: dict[str, Any] | None = None,
     tables: dict[str, Any] | None = None,
+    ranks: int = 1,
     **options: Any,
 ) -> Engine:
-    """Return an engine with blocks of 16 tokens on a tiny model; ``options`` are of the backend's table, ``tables`` of others."""
+    """Return an engine with blocks of 16 tokens on a tiny model; ``options`` are of the backend's table, ``tables`` of others.
+
+    Several ``ranks`` are threads, see ``gaudi_ranks.py``.
+    """
     if backend == "gaudi":
         options = {"device": "emulated", "mode": "lazy", "check_model": False, **options}
     tables = {
         **(tables or {}),
-        "backend": {"name": backend, backend: options},
+        "backend": {"name": backend, backend: options}
+        if ranks == 1
+        else {"name": "support.backends.gaudi_ranks:ranked_gaudi", "options": {"size": ranks, **options}},
         "bucketing": {"name": strategy, strategy: strategy_options or {}},
         "cache": {"block_size": 16, "num_blocks": num_blocks, "prefix_caching": prefix_caching},
         "defragmenter": defragmenter or {},

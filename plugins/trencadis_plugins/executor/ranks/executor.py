@@ -608,5 +608,8 @@ class _RanksStep:
             raise StepFailedError(str(error)) from error
         decoded = {rank: decode_output(payload) for rank, (_, payload) in answers.by_rank.items()}
         output = decoded[self._output_rank][0]
+        num_compilations = sum(one.num_compilations for one, _ in decoded.values())
+        if num_compilations != output.num_compilations:
+            output = attrs.evolve(output, num_compilations=num_compilations)
         reports = {rank: report for rank, (_, report) in decoded.items() if report is not None}
         return attrs.evolve(output, connector_reports=reports) if reports else output

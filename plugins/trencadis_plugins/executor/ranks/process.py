@@ -27,15 +27,21 @@ class RankProcess(Rank):
 
     Args:
         rank: Which.
+        local_rank: Which of all ranks on this machine, those of other replicas counted: told to the process, whose components may
+            choose a device by it before they import anything, as ``TRENCADIS_LOCAL_RANK``.
     """
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, *, local_rank: int = 0) -> None:
         own, other = socket.socketpair()
         with other:
             self._child = subprocess.Popen(
                 [sys.executable, "-P", "-m", "trencadis_plugins.executor.ranks", str(other.fileno())],
                 stdin=subprocess.PIPE,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+                env={
+                    **os.environ,
+                    "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
+                    "TRENCADIS_LOCAL_RANK": str(local_rank),
+                },
                 pass_fds=(other.fileno(),),
                 start_new_session=True,
             )

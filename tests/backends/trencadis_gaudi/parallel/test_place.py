@@ -1,0 +1,124 @@
+"""A rank's place as on a Gaudi: the emulated device passes for a real one, gloo for HCCL, and hosts have a group beside it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import attrs
+import pytest
+
+from support.backends import fp8_scene, gaudi_ranks, tiny_models
+from support.backends.rank_threads import make_groups
+from trencadis.errors import BackendError
+from trencadis.interfaces import AllocationPlan, RankGroups, SupportsRanks
+from trencadis.records import Bucket, ModelSource, ParallelLayout, Phase
+from trencadis_gaudi.parallel.place import take_place
+from trencadis_plugins.executor.collectives.groups import GroupAddress, create_group, open_group
+from trencadis_plugins.sampling.chain import standard_chain
+from trencadis_plugins.sampling.standard import StandardSampler
+from trencadis_testing.driver import BackendDriver, Work
+
+PLAN = AllocationPlan(num_blocks=24, block_size=16, num_rows=2, max_model_len=96, max_num_batched_tokens=64)
+BUCKETS = (Bucket(1, 32, 0), Bucket(1, 32, 4), Bucket(2, 1, 8, Phase.DECODE))
+
+
+def real(**options):
+    """Return a backend whose device passes for a Gaudi."""
+    backend = gaudi_ranks.make_gaudi(**options)
+    device = backend.habana.emulated
+    backend.habana = attrs.evolve(backend.habana, emulated=None)
+    return backend, device
+
+
+def serve(rank: int, address: GroupAddress, path: str, mode: str) -> dict[str, object]:
+    """Be a rank: load, warm up and run a few steps; returns what happened."""
+    backend, device = real(mode=mode, check_model=True)
+    group = open_group(address)
+    layout = ParallelLayout(tensor=2)
+    backend.join(RankGroups(layout=layout, rank=rank, tensor=group, world=group))
+    facts = backend.load(ModelSource(path=path), sampler=StandardSampler(standard_chain("vllm")))
+    backend.memory(max_num_batched_tokens=64, max_num_seqs=2)
+    backend.allocate(PLAN)
+    backend.warm_up(BUCKETS)
+    device.frozen = True
+    driver = BackendDriver(backend, PLAN, bucket=lambda shape: next(one for one in BUCKETS if one.covers(shape)))
+    driver.start(0, tiny_models.prompt(30))
+    outputs = [driver.step([Work(0)]) for _ in range(4)]
+    device_group = backend._share.exchange._group
+    found = {
+        "dtype": facts.dtype,
+        "tokens": [token for one in outputs for token in one.token_ids.tolist()],
+        "compiled": sum(one.num_compilations for one in outputs),
+        "graphs": len(backend._capture.graphs),
+        "host": type(device_group._host).__name__,
+        "device": type(device_group._group).__name__,
+    }
+    backend.close()
+    device_group.close()
+    return found
+
+
+@pytest.mark.release
+@pytest.mark.parametrize("mode", ["lazy", "compile"])
+def test_two_ranks_serve_in_bfloat16_and_decide_between_their_hosts(tmp_path, mode):
+    path = fp8_scene.save_clear_model(tmp_path)
+    expected = tiny_models.greedy_reference(path, tiny_models.prompt(30), 4)
+    owner = create_group("gloo", size=2, timeout_s=30.0)
+    program = "import json, sys\nfrom pathlib import Path\nsys.path.insert(0, sys.argv[1])\nimport test_place\nprint(json.dumps(test_place.main(sys.argv[2:])))"
+    environ = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "OMP_NUM_THREADS": "1",
+        "PT_HPU_ENABLE_LAZY_COLLECTIVES": "true",
+    }
+    started = []
+    for rank in range(2):
+        address = json.dumps(attrs.asdict(owner.address(rank)))
+        command = [sys.executable, "-c", program, os.path.dirname(__file__), str(rank), address, str(path), mode]
+        started.append(
+            subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        )
+    told = [one.communicate(timeout=300) for one in started]
+    owner.unlink()
+    assert all(out for out, _ in told), [error for _, error in told]
+    first, second = (json.loads(out.splitlines()[-1]) for out, _ in told)
+    assert first.pop("tokens") == expected
+    assert second.pop("tokens") == []
+    assert first == second
+    assert first == {
+        "dtype": "bfloat16",
+        "compiled": 0,
+        "graphs": len(BUCKETS) if mode == "lazy" else 0,
+        "host": "HostGroup",
+        "device": "TorchCollective",
+    }
+
+
+def main(argv: list[str]) -> dict[str, object]:
+    """Run one rank of the test above."""
+    rank, address, path, mode = argv
+    found = json.loads(address)
+    return serve(int(rank), GroupAddress(**{**found, "members": tuple(found["members"])}), path, mode)
+
+
+def test_lazy_mode_without_lazy_collectives_is_an_error(monkeypatch):
+    backend, _ = real()
+    monkeypatch.setenv("PT_HPU_ENABLE_LAZY_COLLECTIVES", "false")
+    with pytest.raises(BackendError, match="PT_HPU_ENABLE_LAZY_COLLECTIVES=false in lazy mode"):
+        take_place(make_groups(2)[0], backend._config, backend.habana)
+
+
+def test_one_rank_has_no_share_and_decides_alone():
+    backend = gaudi_ranks.make_gaudi()
+    assert isinstance(backend, SupportsRanks)
+    share, agreement = take_place(make_groups(1)[0], backend._config, backend.habana)
+    assert share is None
+    assert not agreement.all_hold(False)
+
+
+def test_a_gaudi_computes_with_hccl_and_the_emulated_device_with_what_cpus_have():
+    backend = gaudi_ranks.make_gaudi()
+    assert backend.capabilities.collectives == ("shared_memory", "gloo")
