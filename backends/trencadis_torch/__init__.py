@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from collections.abc import Iterable
@@ -23,7 +24,18 @@ def trencadis_backends() -> Iterable[Component]:
         summary="CPU and CUDA through PyTorch; runs any decoder of transformers with a paged KV cache.",
         interface_version=1,
         provides=frozenset({"backend.expert", "backend.pipeline"}),
+        preload=_preload,
     )
+
+
+def _preload(config: TorchConfig) -> None:
+    """Import torch and what of transformers loads any model. The number of CUDA devices is asked for through NVML, so CUDA is not begun."""
+    from trencadis_torch.environment import set_environment
+
+    set_environment(os.environ, sys.modules)
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    for name in ("trencadis_torch.backend", "transformers.modeling_utils", "transformers.models.auto.modeling_auto"):
+        importlib.import_module(name)
 
 
 def _make_torch(config: TorchConfig, context: ComponentContext) -> Backend:

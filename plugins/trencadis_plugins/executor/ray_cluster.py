@@ -18,11 +18,12 @@ import secrets
 import select
 import socket
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from trencadis.clock import Clock
 from trencadis.errors import BackendError
+from trencadis.interfaces import Backend
 from trencadis.records import ParallelLayout
 from trencadis_plugins.executor.config import RayConfig
 from trencadis_plugins.executor.ranks.executor import RanksExecutor
@@ -57,7 +58,7 @@ class RayExecutor(RanksExecutor):
         self._ray_config = config
         self._group: Any = None
 
-    def _start_ranks(self) -> Iterable[Rank]:
+    def _start_ranks(self, make_backend: Callable[[int], Backend]) -> Iterable[Rank]:
         ray = _connected(self._ray_config.address)
         self._release_places()
         self._group = self._places(ray)

@@ -31,8 +31,8 @@ class WithoutSums(ProcessesExecutor):
         super().__init__(*arguments, **options)
         self.process_ids: list[int] = []
 
-    def _start_ranks(self) -> Iterable[Rank]:
-        for rank in super()._start_ranks():
+    def _start_ranks(self, make_backend) -> Iterable[Rank]:
+        for rank in super()._start_ranks(make_backend):
             self.process_ids.append(rank.pid)
             yield rank
 

@@ -153,7 +153,7 @@ class RanksExecutor(Executor):
     def _load(self, starts: Sequence[StartRank], source: ModelSource) -> ModelFacts:
         with self._lock:
             self._check_open()
-            for rank in self._start_ranks():
+            for rank in self._start_ranks(starts[0].make_backend):
                 self._ranks.append(rank)
                 self._connected[rank.link.fileno()] = rank
                 self._poll.register(rank.link, select.POLLIN)
@@ -201,8 +201,12 @@ class RanksExecutor(Executor):
         return Groups(kind, self._layout, generation=self._generation, timeout_s=_PATIENCE_S, host=self._host)
 
     @abstractmethod
-    def _start_ranks(self) -> Iterable[Rank]:
-        """Start the process of every rank, in their order."""
+    def _start_ranks(self, make_backend: Callable[[int], Backend]) -> Iterable[Rank]:
+        """Start the process of every rank, in their order.
+
+        Args:
+            make_backend: That will be called there.
+        """
 
     def restart(self) -> None:
         """Start the ranks again, and bring them to where they were before their first step; if they are lost meanwhile, once more."""

@@ -9,37 +9,66 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from trencadis_plugins.executor.ranks.link import RankLink
 from trencadis_plugins.executor.ranks.rank import Rank
 
-__all__ = ["DUMP_SIGNAL", "RankProcess"]
+__all__ = ["DUMP_SIGNAL", "UNKNOWN_CODE", "ChildProcess", "RankProcess", "is_stopped", "run_module"]
 
 DUMP_SIGNAL: Final = getattr(signal, "SIGUSR1", None)
 """Has a rank write the stacks of all its threads to standard error, whatever holds Python's lock."""
 
+UNKNOWN_CODE: Final = 256
+"""Exit code of a process whose parent has ended."""
+
 _PATIENCE_S: Final = 2.0
 
 
+class ChildProcess(Protocol):
+    """A process that leads a group of its own; ``subprocess.Popen`` is one."""
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        ...
+
+    def poll(self) -> int | None:
+        """Return its exit code, negative for a signal; None while it runs."""
+        ...
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return its exit code once it has ended.
+
+        Raises:
+            subprocess.TimeoutExpired: It has not within some seconds.
+        """
+        ...
+
+    def send_signal(self, sig: int) -> None:
+        """Send it a signal, unless it has ended."""
+        ...
+
+
 class RankProcess(Rank):
-    """A child process with one rank.
+    """A process of this machine with one rank.
 
     Args:
         rank: Which.
+        child: Its process.
+        end: This end of the sockets.
     """
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, child: ChildProcess, end: socket.socket) -> None:
+        super().__init__(rank, RankLink(end))
+        self._child = child
+
+    @classmethod
+    def spawned(cls, rank: int) -> RankProcess:
+        """Start a rank in a fresh interpreter."""
         own, other = socket.socketpair()
         with other:
-            self._child = subprocess.Popen(
-                [sys.executable, "-P", "-m", "trencadis_plugins.executor.ranks", str(other.fileno())],
-                stdin=subprocess.PIPE,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
-                pass_fds=(other.fileno(),),
-                start_new_session=True,
-            )
-        super().__init__(rank, RankLink(own))
+            return cls(rank, run_module(other), own)
 
     @property
     def pid(self) -> int:
@@ -48,11 +77,7 @@ class RankProcess(Rank):
 
     def is_stopped(self, now_s: float) -> bool:
         """Return whether a signal has stopped it."""
-        try:
-            status = Path(f"/proc/{self.pid}/stat").read_text()
-        except OSError:
-            return False
-        return status.rpartition(")")[2].split()[0] in ("T", "t")
+        return is_stopped(self.pid)
 
     def dump_stacks(self) -> None:
         """Have it write the stacks of its threads to standard error, if it lives."""
@@ -66,6 +91,8 @@ class RankProcess(Rank):
         code = self._child.poll()
         if code is None:
             return "closed its connection"
+        if code == UNKNOWN_CODE:
+            return "ended; what it was forked from, which knows how, ended before"
         if code >= 0:
             return f"ended with exit code {code}"
         try:
@@ -80,6 +107,24 @@ class RankProcess(Rank):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
             self._child.wait()
-        if self._child.stdin is not None:
-            self._child.stdin.close()
         self.link.close()
+
+
+def run_module(end: socket.socket, *arguments: str) -> subprocess.Popen[bytes]:
+    """Start ``python -m trencadis_plugins.executor.ranks`` with one end of a pair of sockets."""
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "trencadis_plugins.executor.ranks", str(end.fileno()), *arguments],
+        stdin=subprocess.PIPE if arguments else subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+        pass_fds=(end.fileno(),),
+        start_new_session=True,
+    )
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether a signal has stopped a process."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return status.rpartition(")")[2].split()[0] in ("T", "t")
