@@ -28,8 +28,6 @@ __all__ = ["TorchCollective", "open_torch_group"]
 
 _STORES: Final[Any] = dist
 """Its stores are public, and not in the list of what it exports."""
-_MOST_S: Final = 30.0
-"""A blocked call of gloo ends with its timeout and not before, whatever is done: so it must not be long."""
 _REPORT_S: Final = 1.0
 """For which a rank whose call failed waits for the others to say the same; who says nothing is named."""
 _GATHERED_BYTES: Final = 256 * 1024
@@ -42,7 +40,7 @@ def open_torch_group(address: GroupAddress) -> Collective:
     Raises:
         CollectiveError: The others did not come, the software of the device is missing, or the world is not open.
     """
-    limit = datetime.timedelta(seconds=min(address.timeout_s, _MOST_S))
+    limit = datetime.timedelta(seconds=address.timeout_s)
     if address.kind == "hccl":
         _load_hccl()
     try:
@@ -85,7 +83,7 @@ class TorchCollective(Collective):
     """A process group of ``torch.distributed``.
 
     ``abort`` ends calls of ``nccl`` that wait. It cannot end one of ``gloo``, which raises when a peer's process ends (0.05 s) or at
-    the timeout: the executor kills the ranks.
+    the timeout, which is as long as a rank may load or compile: the executor, which sees who is stopped or silent, kills the ranks.
 
     Args:
         address: With which it was opened.

@@ -540,9 +540,12 @@ class _Answers:
 
     def failing(self) -> int:
         """Return a rank that answered with an error; if there is one, it is not one that only waited for another."""
-        errors = {rank: pickle.loads(data) for rank, (kind, data) in self.by_rank.items() if kind is Kind.ERROR}
-        own = [rank for rank, (_, _, is_of_group) in errors.items() if not is_of_group]
-        return min(own or errors)
+        errors = [rank for rank, (kind, _) in self.by_rank.items() if kind is Kind.ERROR]
+        return min(self._own_errors() or errors)
+
+    def _own_errors(self) -> list[int]:
+        """Return the ranks that answered with an error that is not one of waiting for another."""
+        return [rank for rank, (kind, data) in self.by_rank.items() if kind is Kind.ERROR and not pickle.loads(data)[2]]
 
     def broke_group(self) -> bool:
         """Return whether a rank waited for another in vain."""
@@ -550,7 +553,9 @@ class _Answers:
 
     def error(self) -> Exception | None:
         """Return the error of the failing rank, with the traceback there as its cause; None if there is none."""
-        if self.lost:
+        if self.lost and not (
+            self.is_fatal and self._own_errors()
+        ):  # else the others waited for it, and could not be woken
             return RanksLostError(f"The ranks were lost: {self.lost}.")
         if not any(kind is Kind.ERROR for kind, _ in self.by_rank.values()):
             return None
