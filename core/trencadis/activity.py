@@ -59,6 +59,7 @@ class EnginePhase(enum.IntEnum):
     COMMITTING = 7
     SENDING = 8
     CLOSING = 9
+    RESTARTING = 10
 
     @property
     def text(self) -> str:
