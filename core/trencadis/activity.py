@@ -73,7 +73,7 @@ class EnginePhase(enum.IntEnum):
 
 
 _WITHOUT_LIMIT: Final = frozenset(
-    {EnginePhase.STARTING, EnginePhase.LOADING, EnginePhase.COMPILING, EnginePhase.CLOSING}
+    {EnginePhase.STARTING, EnginePhase.LOADING, EnginePhase.COMPILING, EnginePhase.CLOSING, EnginePhase.RESTARTING}
 )
 
 
