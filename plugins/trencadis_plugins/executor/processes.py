@@ -35,6 +35,7 @@ class ProcessesExecutor(RanksExecutor):
     def __init__(self, config: ProcessesConfig, *, layout: ParallelLayout, clock: Clock | None = None) -> None:
         super().__init__(config, layout=layout, name="processes", clock=clock)
         self._template: RankTemplate | None = None
+        self._preload: Callable[[], None] | None = None
         self._forks = CAN_FORK
 
     def _start_ranks(self, make_backend: Callable[[int], Backend]) -> Iterable[Rank]:
@@ -45,15 +46,26 @@ class ProcessesExecutor(RanksExecutor):
     def _forked(self, rank: int, preload: Callable[[], None] | None) -> Rank | None:
         """Fork a rank, from another template if there is none any more; None: none can be had."""
         for _ in range(_TEMPLATES if self._forks and preload is not None else 0):
-            if self._template is None or not self._template.is_alive:
-                self._end_template()
-                self._template = RankTemplate(preload)
+            template = self._living_template(preload)
             try:
-                return self._template.fork(rank)
+                return template.fork(rank)
             except TemplateEndedError as error:
                 self._forks = not error.is_useless
                 logger.warning("%s.", error)
         return None
+
+    def _living_template(self, preload: Callable[[], None]) -> RankTemplate:
+        if self._template is None or not self._template.is_alive:
+            self._end_template()
+            self._template = RankTemplate(preload)
+            self._preload = preload
+        return self._template
+
+    def _look_after(self, now_s: float) -> None:
+        """Replace a template that has ended as well: the next one imports while ranks go on, and not when they are lost."""
+        super()._look_after(now_s)
+        if self._forks and self._preload is not None:
+            self._living_template(self._preload)
 
     def _end_template(self) -> None:
         template, self._template = self._template, None

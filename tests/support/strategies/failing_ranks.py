@@ -62,10 +62,10 @@ class WithoutSums(ProcessesExecutor):
     def __init__(self, *arguments: Any, preload: Any = import_fakes, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.process_ids: list[int] = []
-        self._preload = preload
+        self.imports = preload
 
     def _start_ranks(self, make_backend) -> Iterable[Rank]:
-        for rank in super()._start_ranks(Preloading(make_backend, self._preload)):
+        for rank in super()._start_ranks(Preloading(make_backend, self.imports)):
             self.process_ids.append(rank.pid)
             yield rank
 

@@ -64,7 +64,7 @@ logger = logging.getLogger("trencadis.executor")
 
 _LOOK_S: Final = 0.5
 """How often ranks that are waited for are looked after."""
-_STOPPED_S: Final = 5.0
+_STOPPED_S: Final = 2.0
 """A rank that a signal has stopped for longer is lost."""
 _SLOW_STEPS: Final = 20.0
 """A step may take this many times as long as the slowest before it."""
@@ -165,6 +165,8 @@ class RanksExecutor(Executor):
             facts: list[ModelFacts] = self._call(
                 "load", by_rank=[{"source": source, "addresses": one} for one in addresses]
             )
+            if groups is not None:
+                groups.opened()
         return attrs.evolve(
             facts[self._layout.output_rank],
             kv_bytes_per_token=max(one.kv_bytes_per_token for one in facts),

@@ -122,9 +122,9 @@ def run_module(end: socket.socket, *arguments: str) -> subprocess.Popen[bytes]:
 
 
 def is_stopped(pid: int) -> bool:
-    """Return whether a signal has stopped a process."""
+    """Return whether a signal has stopped a process; one that a debugger holds counts as running."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return False
-    return status.rpartition(")")[2].split()[0] in ("T", "t")
+    return status.rpartition(")")[2].split()[0] == "T"
