@@ -11,7 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import fcntl
 import importlib
+import os
+import socket
+import struct
 from collections.abc import Iterator
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -28,6 +32,9 @@ __all__ = ["TorchCollective", "open_torch_group"]
 
 _STORES: Final[Any] = dist
 """Its stores are public, and not in the list of what it exports."""
+_INTERFACE: Final = "GLOO_SOCKET_IFNAME"
+_SIOCGIFADDR: Final = 0x8915
+"""Source: netdevice(7)."""
 _REPORT_S: Final = 1.0
 """For which a rank whose call failed waits for the others to say the same; who says nothing is named."""
 _GATHERED_BYTES: Final = 256 * 1024
@@ -63,11 +70,31 @@ def open_torch_group(address: GroupAddress) -> Collective:
 def _store(address: GroupAddress, limit: datetime.timedelta) -> Any:
     where = urlsplit(address.name)
     if where.scheme == "tcp" and where.hostname and where.port:
+        if address.kind == "gloo":
+            if interface := _interface_to(where.hostname, where.port):
+                os.environ.setdefault(_INTERFACE, interface)
         return _STORES.TCPStore(where.hostname, where.port, is_master=False, timeout=limit)
     if where.scheme == "file":
         # Size -1: it does not count its users, so it never removes the file under those who come later.
         return _STORES.FileStore(where.path, -1)
     raise CollectiveError(f"{address.name!r} is no place to meet: tcp://host:port, or file:///path.")
+
+
+def _interface_to(host: str, port: int) -> str:
+    """Return the name of the network interface that reaches a host; empty where none has an IPv4 address that does.
+
+    By itself gloo takes the address of the machine's name, which is 127.0.0.1 or 127.0.1.1 on many.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        with contextlib.suppress(OSError):
+            probe.connect((host, port))  # sends nothing
+        own = socket.inet_aton(probe.getsockname()[0])
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):
+                request = struct.pack("256s", name.encode())
+                if fcntl.ioctl(probe, _SIOCGIFADDR, request)[20:24] == own:
+                    return name
+    return ""
 
 
 def _load_hccl() -> None:
