@@ -398,12 +398,16 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default="", help="words, one of which is in victim or place; comma-separated")
+    parser.add_argument(
+        "--niceness", type=int, default=0, help="of everything that is started, on a machine that others use"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--offline", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.offline:
         offline_main(options.offline, options.seed)
         return
+    os.nice(options.niceness)
     runs: list[Run] = []
 
     def report(run: Run) -> None:

@@ -70,9 +70,8 @@ def open_torch_group(address: GroupAddress) -> Collective:
 def _store(address: GroupAddress, limit: datetime.timedelta) -> Any:
     where = urlsplit(address.name)
     if where.scheme == "tcp" and where.hostname and where.port:
-        if address.kind == "gloo":
-            if interface := _interface_to(where.hostname, where.port):
-                os.environ.setdefault(_INTERFACE, interface)
+        if address.kind == "gloo" and (interface := _interface_to(where.hostname, where.port)):
+            os.environ.setdefault(_INTERFACE, interface)
         return _STORES.TCPStore(where.hostname, where.port, is_master=False, timeout=limit)
     if where.scheme == "file":
         # Size -1: it does not count its users, so it never removes the file under those who come later.
