@@ -408,6 +408,7 @@ def main() -> None:
         offline_main(options.offline, options.seed)
         return
     os.nice(options.niceness)
+    os.environ["KILL_NICENESS"] = str(options.niceness)
     runs: list[Run] = []
 
     def report(run: Run) -> None:

@@ -8,7 +8,17 @@ from __future__ import annotations
 import os
 import pickle
 import sys
+from contextlib import suppress
 from typing import Any
+
+
+def _set_priority() -> None:
+    """Linux shares cores among sessions, and each of these processes has one of its own."""
+    with suppress(OSError), open("/proc/self/autogroup", "w") as file:
+        file.write(os.environ.get("KILL_NICENESS", "0"))
+
+
+_set_priority()
 
 if any("trencadis_plugins.executor.ranks" in word for word in sys.orig_argv) and "KILL_ORDER" in os.environ:
     from trencadis_plugins.executor.ranks.server import RankServer
@@ -31,6 +41,7 @@ if any("trencadis_plugins.executor.ranks" in word for word in sys.orig_argv) and
             if name == "make":
                 self._rank = arguments["start"].rank
                 _note(str(self._rank))
+                _set_priority()
             self._obey(name)
             return super()._call(number, payload)
 

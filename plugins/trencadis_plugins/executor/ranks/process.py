@@ -14,7 +14,7 @@ from typing import Final, Protocol
 from trencadis_plugins.executor.ranks.link import RankLink
 from trencadis_plugins.executor.ranks.rank import Rank
 
-__all__ = ["DUMP_SIGNAL", "UNKNOWN_CODE", "ChildProcess", "RankProcess", "is_stopped", "run_module"]
+__all__ = ["DUMP_SIGNAL", "UNKNOWN_CODE", "ChildProcess", "RankProcess", "is_stopped", "kill_session", "run_module"]
 
 DUMP_SIGNAL: Final = getattr(signal, "SIGUSR1", None)
 """Has a rank write the stacks of all its threads to standard error, whatever holds Python's lock."""
@@ -26,7 +26,7 @@ _PATIENCE_S: Final = 2.0
 
 
 class ChildProcess(Protocol):
-    """A process that leads a group of its own; ``subprocess.Popen`` is one."""
+    """A process that leads a session of its own; ``subprocess.Popen`` is one."""
 
     @property
     def pid(self) -> int:
@@ -104,8 +104,7 @@ class RankProcess(Rank):
     def kill(self) -> None:
         """End it and what it started, at once; may be called twice."""
         if self._child.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.pid, signal.SIGKILL)
+            kill_session(self.pid)
             self._child.wait()
         self.link.close()
 
@@ -119,6 +118,15 @@ def run_module(end: socket.socket, *arguments: str) -> subprocess.Popen[bytes]:
         pass_fds=(end.fileno(),),
         start_new_session=True,
     )
+
+
+def kill_session(pid: int) -> None:
+    """End a process that leads a session, or is about to, and the others in it."""
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def is_stopped(pid: int) -> bool:

@@ -27,7 +27,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from trencadis.errors import BackendError
-from trencadis_plugins.executor.ranks.process import UNKNOWN_CODE, RankProcess, is_stopped, run_module
+from trencadis_plugins.executor.ranks.process import UNKNOWN_CODE, RankProcess, is_stopped, kill_session, run_module
 
 __all__ = ["CAN_FORK", "RankTemplate", "TemplateEndedError", "run_template"]
 
@@ -205,19 +205,18 @@ def run_template(control: socket.socket) -> tuple[socket.socket, int] | None:
         with contextlib.suppress(OSError):
             control.send(_NUMBER.pack(answer))
     for child in children:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child, signal.SIGKILL)
+        kill_session(child)
     return None
 
 
 def _fork() -> int:
-    """Return 0 in a new process that leads a group of its own, and its id here; negative: the number of an error."""
+    """Return 0 in a new process that leads a session of its own, and its id here; negative: the number of an error."""
     try:
         child = os.fork()
     except OSError as error:
         return -(error.errno or errno.EAGAIN)
-    with contextlib.suppress(OSError):  # here and there, so that neither has to wait
-        os.setpgid(child, child or os.getpid())
+    if not child:
+        os.setsid()
     return child
 
 

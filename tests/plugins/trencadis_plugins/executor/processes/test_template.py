@@ -51,7 +51,7 @@ def parent_of(pid: int) -> int:
 def test_ranks_are_children_of_one_process_which_ends_with_the_executor(started):
     template = started._template.pid
     assert [parent_of(pid) for pid in started.process_ids] == [template, template]
-    assert [os.getpgid(pid) for pid in started.process_ids] == started.process_ids
+    assert [os.getsid(pid) for pid in started.process_ids] == started.process_ids
     started.close()
     assert not any(map(runs, (template, *started.process_ids)))
 
