@@ -289,7 +289,7 @@ def offline_runs(rounds: int, report: Callable[[Run], None], seed: int) -> None:
                 report(Run(**json.loads(line)))
 
 
-OFFLINE = ("between", "submit", "warm_up", "load", "close")
+OFFLINE = ("between", "submit", "warm_up", "load", "memory", "close")
 
 
 def offline_main(rounds: int, seed: int) -> None:
@@ -301,7 +301,7 @@ def offline_main(rounds: int, seed: int) -> None:
 
     config: dict[str, Any] = {
         "executor.name": "processes", "parallel.tensor": 2, "executor.processes.max_restarts": 1000, "observer.names": [],
-        "cache.num_blocks": 128, "backend.torch.layout": "padded", "engine.max_num_seqs": 4, "engine.max_num_batched_tokens": 256,
+        "cache.max_bytes": "64MiB", "backend.torch.layout": "padded", "engine.max_num_seqs": 4, "engine.max_num_batched_tokens": 256,
         "model.max_model_len": 256,
     }  # fmt: skip
     params = SamplingParams(max_tokens=120, ignore_eos=True, temperature=0.0)
@@ -360,7 +360,7 @@ def offline_main(rounds: int, seed: int) -> None:
 
 def plan(rounds: int) -> list[tuple[str, str, str]]:
     """Return what is done: victim, where, kind."""
-    calls = ("between", "submit", "swap_blocks", "embed", "metrics", "make", "load", "memory", "allocate")
+    calls = ("between", "submit", "swap_blocks", "embed", "metrics", "make", "load", "allocate")
     runs = [(f"rank {rank}", call, kind) for call in calls for rank in (0, 1) for kind in KINDS]
     runs += [("template", where, kind) for where in ("between", "while ranks start") for kind in KINDS]
     runs *= rounds

@@ -41,6 +41,8 @@ _RANK_BYTES: Final = 4
 _PATIENCE_S: Final = 5.0
 _NOTICE_S: Final = 60.0
 """After so long Ray has noticed that a node is gone."""
+_OWN_NODE_S: Final = 10.0
+"""For which a replica waits for room on the node that is its own."""
 
 
 class RayExecutor(RanksExecutor):
@@ -49,14 +51,26 @@ class RayExecutor(RanksExecutor):
     Args:
         config: Table ``[executor.ray]``.
         layout: How many ranks, and which of them gives the output.
+        replica: Which of the copies this is; each goes to a node of its own, as far as there are nodes with room for one.
+        num_replicas: Copies.
         clock: Measures silence.
 
     Raises:
         BackendError: Ray is not installed, or no cluster runs.
     """
 
-    def __init__(self, config: RayConfig, *, layout: ParallelLayout, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        config: RayConfig,
+        *,
+        layout: ParallelLayout,
+        replica: int = 0,
+        num_replicas: int = 1,
+        clock: Clock | None = None,
+    ) -> None:
         super().__init__(config, layout=layout, name="ray", clock=clock)
+        self._replica = replica
+        self._num_replicas = num_replicas
         self._ray_config = config
         self._group: Any = None
         self._avoided: set[str] = set()
@@ -96,11 +110,9 @@ class RayExecutor(RanksExecutor):
         config = self._ray_config
         bundle = {"CPU": config.num_cpus, "GPU": config.num_gpus, **config.resources}
         bundle = {name: number for name, number in bundle.items() if number}
-        selectors = []
-        if self._avoided:  # Ray would place ranks there until it notices itself; then there may be room nowhere else
-            selectors = [{"ray.io/node-id": f"!in({','.join(sorted(self._avoided))})"}] * self.num_ranks
-        for chosen, wait_s in [(selectors, _NOTICE_S), ([], config.start_timeout_s)][not selectors :]:
-            group = placement_group([bundle] * self.num_ranks, strategy="PACK", bundle_label_selector=chosen or None)
+        for nodes, wait_s in self._choices(ray, bundle):
+            selectors = [{"ray.io/node-id": nodes}] * self.num_ranks if nodes else None
+            group = placement_group([bundle] * self.num_ranks, strategy="PACK", bundle_label_selector=selectors)
             if group.wait(min(wait_s, config.start_timeout_s)):
                 return group
             remove_placement_group(group)
@@ -109,6 +121,22 @@ class RayExecutor(RanksExecutor):
             f"{ {name: number for name, number in ray.available_resources().items() if not name.startswith(('node:', 'bundle_'))} }.",
             hint="Lower num_cpus, num_gpus or resources in [executor.ray], or add machines.",
         )
+
+    def _choices(self, ray: Any, bundle: dict[str, float]) -> Iterable[tuple[str, float]]:
+        """Yield on which nodes to look for room, as Ray selects labels, and for how long; the last is anywhere."""
+        if self._num_replicas > 1:
+            whole = {name: number * self.num_ranks for name, number in bundle.items()}
+            roomy = sorted(
+                node["NodeID"]
+                for node in ray.nodes()
+                if node["Alive"] and node["NodeID"] not in self._avoided
+                if all(node["Resources"].get(name, 0) >= number for name, number in whole.items())
+            )
+            if roomy:
+                yield roomy[self._replica % len(roomy)], _OWN_NODE_S
+        if self._avoided:  # Ray would place ranks there until it notices itself; then there may be room nowhere else
+            yield f"!in({','.join(sorted(self._avoided))})", _NOTICE_S
+        yield "", self._ray_config.start_timeout_s
 
     def _actor(self, ray: Any, rank: int) -> Any:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy

@@ -48,7 +48,7 @@ WITH_TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
 
 
 class Nodes:
-    """A Ray cluster with one place on each host; the first is its head."""
+    """A Ray cluster with two cores on each host; the first is its head."""
 
     def __init__(self, machines: tuple[Host, ...]) -> None:
         self.machines = machines
@@ -65,7 +65,7 @@ class Nodes:
             "start",
             *joined,
             f"--node-ip-address={machine.address}",
-            "--num-cpus=1",
+            "--num-cpus=2",
             "--object-store-memory=80000000",
         ]
         command += [f"--temp-dir={self._folder}", "--block"] if machine is head else ["--block"]
@@ -176,9 +176,10 @@ def nodes() -> Iterator[Nodes]:
             made.close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def served(nodes: Nodes) -> Iterator[Served]:
-    made = Served(nodes.machines[0], "--parallel.tensor=2")
+    # Two cores a rank: each has a host to itself.
+    made = Served(nodes.machines[0], "--parallel.tensor=2", "--executor.ray.num_cpus=2")
     try:
         yield made
     finally:
@@ -219,6 +220,15 @@ def test_a_host_that_is_gone_costs_no_request_and_its_rank_starts_on_another(ser
     assert ranks_on(spare) == 1
     assert re.search(r"Lost the ranks: rank \d was stopped|Lost the ranks: rank \d ended", served.log), served.log
     lost.plug_in()
+
+
+def test_ranks_of_a_replica_are_packed_and_replicas_are_spread(nodes):
+    made = Served(nodes.machines[0], "--parallel.data=2", "--parallel.tensor=2")
+    try:
+        assert sorted(map(ranks_on, nodes.machines)) == [0, 2, 2]
+        assert [made.complete(prompt, 16) for prompt in PROMPTS] == expected(16)
+    finally:
+        made.close()
 
 
 def test_without_the_token_the_error_says_what_to_set(nodes):
