@@ -301,8 +301,10 @@ def offline_main(rounds: int, seed: int) -> None:
 
     config: dict[str, Any] = {
         "executor.name": "processes", "parallel.tensor": 2, "executor.processes.max_restarts": 1000, "observer.names": [],
-        "cache.max_bytes": "64MiB", "backend.torch.layout": "padded", "engine.max_num_seqs": 4, "engine.max_num_batched_tokens": 256,
-        "model.max_model_len": 256,
+        "cache.max_bytes": 64 << 20, "backend.torch.layout": "padded", "engine.max_num_seqs": 4, "engine.max_num_batched_tokens": 64,
+        "model.max_model_len": 160, "bucketing.name": "linear", "bucketing.linear.prompt_bs_max": 1, "bucketing.linear.prompt_query_min": 64,
+        "bucketing.linear.prompt_ctx_step": 100, "bucketing.linear.decode_bs_min": 4, "bucketing.linear.decode_block_step": 100,
+        "bucketing.complete": False,
     }  # fmt: skip
     params = SamplingParams(max_tokens=120, ignore_eos=True, temperature=0.0)
 
