@@ -45,7 +45,9 @@ class ProcessesExecutor(RanksExecutor):
 
     def _forked(self, rank: int, preload: Callable[[], None] | None) -> Rank | None:
         """Fork a rank, from another template if there is none any more; None: none can be had."""
-        for _ in range(_TEMPLATES if self._forks and preload is not None else 0):
+        for _ in range(_TEMPLATES):
+            if not self._forks or preload is None:
+                break
             template = self._living_template(preload)
             try:
                 return template.fork(rank)
@@ -62,9 +64,12 @@ class ProcessesExecutor(RanksExecutor):
         return self._template
 
     def _look_after(self, now_s: float) -> None:
-        """Replace a template that has ended as well: the next one imports while ranks go on, and not when they are lost."""
+        """Replace a template that has ended as well: the next one imports while ranks go on, and not when they are lost.
+
+        One that ended before it forked any rank may do so again, and is not.
+        """
         super()._look_after(now_s)
-        if self._forks and self._preload is not None:
+        if self._preload is not None and self._template is not None and self._template.has_forked:
             self._living_template(self._preload)
 
     def _end_template(self) -> None:

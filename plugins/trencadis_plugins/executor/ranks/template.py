@@ -56,9 +56,13 @@ class RankTemplate:
 
     Args:
         preload: Called there before the first fork; can be pickled.
+
+    Attributes:
+        has_forked: Whether it has started a rank.
     """
 
     def __init__(self, preload: Callable[[], None]) -> None:
+        self.has_forked = False
         self._control, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         data = pickle.dumps(preload, protocol=5)
         with other:
@@ -93,6 +97,7 @@ class RankTemplate:
                 pid = self._ask(_START, other.fileno())
             if pid < 0:
                 raise BackendError(f"Rank {rank} could not be started: {os.strerror(-pid)}.")
+            self.has_forked = True
             return RankProcess(rank, _ForkedProcess(self, pid), own)
         except BaseException:
             own.close()

@@ -60,6 +60,8 @@ def test_ranks_are_children_of_one_process_which_ends_with_the_executor(started)
 def test_ranks_go_on_without_the_process_they_were_forked_from_and_the_next_come_from_another(started, sent):
     template, first = started._template.pid, list(started.process_ids)
     os.kill(template, sent)
+    # Another one is started while ranks go on, as soon as somebody waits for them.
+    eventually(lambda: started.metrics() is not None and started._template.pid != template)
     assert started.submit(one_token(1)).wait().num_emitted.tolist() == [0]
     os.kill(first[0], signal.SIGKILL)
     with pytest.raises(RanksLostError, match="rank 0 "):
