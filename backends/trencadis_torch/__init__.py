@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 from collections.abc import Iterable
@@ -29,13 +28,9 @@ def trencadis_backends() -> Iterable[Component]:
 
 
 def _preload(config: TorchConfig) -> None:
-    """Import torch and what of transformers loads any model. The number of CUDA devices is asked for through NVML, so CUDA is not begun."""
-    from trencadis_torch.environment import set_environment
+    from trencadis_torch.preload import preload
 
-    set_environment(os.environ, sys.modules)
-    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-    for name in ("trencadis_torch.backend", "transformers.modeling_utils", "transformers.models.auto.modeling_auto"):
-        importlib.import_module(name)
+    preload()
 
 
 def _make_torch(config: TorchConfig, context: ComponentContext) -> Backend:
