@@ -23,7 +23,14 @@ def trencadis_backends() -> Iterable[Component]:
         summary="CPU and CUDA through PyTorch; runs any decoder of transformers with a paged KV cache.",
         interface_version=1,
         provides=frozenset({"backend.data_attention", "backend.expert", "backend.pipeline"}),
+        preload=_preload,
     )
+
+
+def _preload(config: TorchConfig) -> None:
+    from trencadis_torch.preload import preload
+
+    preload()
 
 
 def _make_torch(config: TorchConfig, context: ComponentContext) -> Backend:

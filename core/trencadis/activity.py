@@ -59,6 +59,7 @@ class EnginePhase(enum.IntEnum):
     COMMITTING = 7
     SENDING = 8
     CLOSING = 9
+    RESTARTING = 10
 
     @property
     def text(self) -> str:
@@ -72,7 +73,7 @@ class EnginePhase(enum.IntEnum):
 
 
 _WITHOUT_LIMIT: Final = frozenset(
-    {EnginePhase.STARTING, EnginePhase.LOADING, EnginePhase.COMPILING, EnginePhase.CLOSING}
+    {EnginePhase.STARTING, EnginePhase.LOADING, EnginePhase.COMPILING, EnginePhase.CLOSING, EnginePhase.RESTARTING}
 )
 
 

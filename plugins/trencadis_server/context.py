@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
 
 from trencadis.clock import Clock
 from trencadis_server.config import ServerConfig
+from trencadis_server.errors import EngineUnavailableError
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Admission", "Encoder", "EngineSource", "Hold", "ServerContext", "context_of"]
 
+_STALLED_RETRY_S = 5.0
 _MAX_PARSED_INLINE = 16_384
 """Bytes that are parsed and validated in a millisecond; handing them to a thread costs a tenth of that."""
 _T = TypeVar("_T")
@@ -110,6 +112,20 @@ class ServerContext:
             EngineEndedError: There is none; the message says why.
         """
         return self._engines.llm
+
+    @property
+    def ready_llm(self) -> AsyncLLM:
+        """The engine, for a new request.
+
+        Raises:
+            EngineEndedError: There is none, or it makes no progress; the message says why.
+        """
+        llm = self.llm
+        if llm.stalled:
+            raise EngineUnavailableError(
+                f"The engine is {llm.stalled}.", state="stalled", retry_after_s=_STALLED_RETRY_S
+            )
+        return llm
 
     @property
     def fingerprint(self) -> str:

@@ -225,6 +225,9 @@ def _sum_for_ever(groups: dict[str, Any], key: str, length: int) -> None:
 
 
 _VERBS: dict[str, Callable[..., Any]] = {
+    "timeout": lambda groups, key: (
+        groups[key]._group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
+    ),
     "open": _open,
     "call": _call,
     "sum": _sum_for_ever,

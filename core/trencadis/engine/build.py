@@ -311,7 +311,7 @@ class _Builder:
 
     def load(self, executor: Executor, source: ModelSource) -> ModelFacts:
         """Load the model; what is built from now on is told of it."""
-        started = executor.start(make_backend=self._backend, make_sampler=self._sampler, source=source)
+        started = executor.start(make_backend=_BackendMaker(self), make_sampler=self._sampler, source=source)
         model = _checked(self.device_label, "load", started, ModelFacts)
         _checked(self.device_label, "capabilities", executor.capabilities, BackendCapabilities)
         self._plan = self._plan.resolve_bucketing(executor.capabilities.layout)
@@ -471,7 +471,17 @@ class _Builder:
         digest = hashlib.blake2b(repr(facts).encode(), digest_size=16).digest()
         return EngineFingerprint(digest, lambda params: self._reference_sampler().is_portable(params))
 
-    def _backend(self, rank: int) -> Backend:
+    def backend_preload(self) -> Callable[[Any], None] | None:
+        """Return what the backend offers to import before it is made."""
+        return self._plan.choices["backend"].component.component.preload
+
+    def preload_backend(self) -> None:
+        """Call it, in the process that ranks are forked from."""
+        choice = self._plan.choices["backend"]
+        self._registry.preload(choice.component, choice.options)
+
+    def backend(self) -> Backend:
+        """Make the backend of a rank."""
         backend: Backend = self.make(self._plan.choices["backend"])
         # A bucketing that does not go with the layout is an error before a model is loaded.
         self._plan.resolve_bucketing(backend.capabilities.layout)
@@ -504,6 +514,21 @@ class _Builder:
     def _bucketing(self, limits: BucketLimits) -> tuple[str, BucketingStrategy, Callable[[], BucketingStrategy] | None]:
         self._context = attrs.evolve(self._context, limits=limits)
         return self._guarded("bucketing")
+
+
+@attrs.frozen
+class _BackendMaker:
+    """Makes the backends of ranks; travels to their processes."""
+
+    builder: _Builder
+
+    def __call__(self, rank: int) -> Backend:
+        return self.builder.backend()
+
+    @property
+    def preload(self) -> Callable[[], None] | None:
+        """Imports what the backend needs, if it may be imported early."""
+        return None if self.builder.backend_preload() is None else self.builder.preload_backend
 
 
 def _builder_in_rank(tables: bytes, model: ModelFacts | None, limits: BucketLimits | None) -> _Builder:
@@ -806,8 +831,7 @@ def _warmed_passes(
         covering = completing_buckets(config.bucketing, bucketing.bucket_for, buckets, limits)
         warmed = warm_up(executor, (*buckets, *covering), clock=clock, progress=progress)
         passes.prepared(warmed.report.prepared)
-        if warmed.report.num_deferred:
-            passes.defer(warmed.skipped)
+        passes.defer(warmed.deferred)
         passes.close(buckets, covering)
     return passes, warmed
 

@@ -128,7 +128,7 @@ class Engine:
         self._observers = observers
         self._drafting = drafting
         self._embeddings = embeddings
-        self._background = background
+        self._background = self._deferred_warm_up = background
         self._stages = Stages(stages)
         self._administration = administration or Administration(state, policy, Decisions())
         self._decisions = self._administration.decisions
@@ -548,6 +548,10 @@ class Engine:
             self._drain_one()
         self._ended.extend(self._recovery.ranks_lost(plans, error))
         restart_ranks(self._executor, error)
+        self._builder.passes.start_again(self.warm_up.report.prepared, self.warm_up.deferred)
+        self._background = self._deferred_warm_up
+        if self._background is not None:
+            self._background.start_again()
 
     def _refused(self, plan: Plan, error: Exception) -> None:
         """Undo a plan that was not submitted."""

@@ -140,6 +140,9 @@ class Component:
         provides: Capabilities this component provides.
         prepare: ``prepare(config)`` is called in the engine's process before the factory of any component, so before torch is imported:
             for environment variables that a library reads when it is imported. Imports nothing heavy.
+        preload: ``preload(config)`` is called, after ``prepare``, in a process that the ranks' processes are forked from: it imports what
+            they will need, and touches no device and leaves no thread, neither of which a fork can take along. None: each rank starts
+            in a fresh interpreter. Of backends.
     """
 
     name: str = attrs.field(validator=_check_name)
@@ -150,3 +153,4 @@ class Component:
     requires: frozenset[str] = attrs.field(default=frozenset(), converter=_names)
     provides: frozenset[str] = attrs.field(default=frozenset(), converter=_names)
     prepare: Callable[[Any], None] = lambda _: None
+    preload: Callable[[Any], None] | None = None

@@ -11,11 +11,13 @@ A backend or executor that has the method has the capability; the engine looks o
     SupportsRemoteKVConnector                kv_layouts                   it runs them in other processes
     SupportsRanks             join                                        it computes a share of a model, together with others
     SupportsRestart                          restart                      its ranks can be started again after they were lost
+
+``SupportsPreload`` is one of what an executor is given to make backends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
 import attrs
@@ -31,6 +33,7 @@ __all__ = [
     "SupportsEmbedding",
     "SupportsKVConnector",
     "SupportsKVPool",
+    "SupportsPreload",
     "SupportsRanks",
     "SupportsRemoteKVConnector",
     "SupportsRestart",
@@ -185,7 +188,22 @@ class SupportsRestart(Protocol):
     def restart(self) -> None:
         """Start the ranks again after a ``RanksLostError``: loaded, allocated and warmed up as before, with an empty KV cache.
 
+        What ``warm_up`` put off is put off again: ``warm_up_rest`` begins anew.
+
         Raises:
             BackendError: They were lost too often within a short time, or cannot be started.
+        """
+        ...
+
+
+@runtime_checkable
+class SupportsPreload(Protocol):
+    """A ``make_backend`` of ``Executor.start`` that knows what can be imported before any backend is made."""
+
+    @property
+    def preload(self) -> Callable[[], None] | None:
+        """What imports it; can be pickled. None: nothing that may be imported in a process that is forked.
+
+        An executor that forks ranks calls it once, in a process that makes no backend.
         """
         ...

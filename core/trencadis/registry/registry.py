@@ -280,6 +280,16 @@ class Registry:
         with self._errors_of(registered, "prepared"):
             registered.component.prepare(config)
 
+    def preload(self, registered: RegisteredComponent, config: Any) -> None:
+        """Let a component import what it will need, if it offers to.
+
+        Raises:
+            PluginLoadError: It raised; as in :meth:`build`.
+        """
+        with self._errors_of(registered, "preloaded"):
+            if registered.component.preload is not None:
+                registered.component.preload(config)
+
     @contextlib.contextmanager
     def _errors_of(self, registered: RegisteredComponent, what: str) -> Iterator[None]:
         try:

@@ -53,4 +53,4 @@ def _make_processes(config: ProcessesConfig, context: ComponentContext) -> Execu
 def _make_ray(config: RayConfig, context: ComponentContext) -> Executor:
     from trencadis_plugins.executor.ray_cluster import RayExecutor
 
-    return RayExecutor(config, layout=context.layout)
+    return RayExecutor(config, layout=context.layout, replica=context.replica, num_replicas=context.num_replicas)

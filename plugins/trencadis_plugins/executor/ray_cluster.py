@@ -18,11 +18,12 @@ import secrets
 import select
 import socket
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from trencadis.clock import Clock
 from trencadis.errors import BackendError
+from trencadis.interfaces import Backend
 from trencadis.records import ParallelLayout
 from trencadis_plugins.executor.config import RayConfig
 from trencadis_plugins.executor.ranks.executor import RanksExecutor
@@ -38,6 +39,10 @@ _BEAT_S: Final = 1.0
 _SECRET_BYTES: Final = 32
 _RANK_BYTES: Final = 4
 _PATIENCE_S: Final = 5.0
+_NOTICE_S: Final = 60.0
+"""After so long Ray has noticed that a node is gone."""
+_OWN_NODE_S: Final = 10.0
+"""For which a replica waits for room on the node that is its own."""
 
 
 class RayExecutor(RanksExecutor):
@@ -46,18 +51,31 @@ class RayExecutor(RanksExecutor):
     Args:
         config: Table ``[executor.ray]``.
         layout: How many ranks, and which of them gives the output.
+        replica: Which of the copies this is; each goes to a node of its own, as far as there are nodes with room for one.
+        num_replicas: Copies.
         clock: Measures silence.
 
     Raises:
         BackendError: Ray is not installed, or no cluster runs.
     """
 
-    def __init__(self, config: RayConfig, *, layout: ParallelLayout, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        config: RayConfig,
+        *,
+        layout: ParallelLayout,
+        replica: int = 0,
+        num_replicas: int = 1,
+        clock: Clock | None = None,
+    ) -> None:
         super().__init__(config, layout=layout, name="ray", clock=clock)
+        self._replica = replica
+        self._num_replicas = num_replicas
         self._ray_config = config
         self._group: Any = None
+        self._avoided: set[str] = set()
 
-    def _start_ranks(self) -> Iterable[Rank]:
+    def _start_ranks(self, make_backend: Callable[[int], Backend]) -> Iterable[Rank]:
         ray = _connected(self._ray_config.address)
         self._release_places()
         self._group = self._places(ray)
@@ -71,13 +89,14 @@ class RayExecutor(RanksExecutor):
                 actors.append(actor)
                 ends.append(actor.serve.remote(own, port, secret, rank))
             links = self._accepted(ray, server, secret, ends)
-        nodes = set(ray.get([actor.node.remote() for actor in actors]))
-        self._host = "" if nodes == {ray.get_runtime_context().get_node_id()} else own
-        logger.info("%d ranks on %d nodes of the Ray cluster.", self.num_ranks, len(nodes))
+        nodes = ray.get([actor.node.remote() for actor in actors])
+        self._host = "" if set(nodes) == {ray.get_runtime_context().get_node_id()} else own
+        self._avoided.clear()
+        logger.info("%d ranks on %d nodes of the Ray cluster.", self.num_ranks, len(set(nodes)))
         timeout_s = self._ray_config.heartbeat_timeout_s
         return [
-            _RayRank(ray, rank, RankLink(links[rank]), actor, end, timeout_s)
-            for rank, (actor, end) in enumerate(zip(actors, ends, strict=True))
+            _RayRank(ray, rank, RankLink(links[rank]), actor, end, timeout_s, node=node, silent_nodes=self._avoided)
+            for rank, (actor, end, node) in enumerate(zip(actors, ends, nodes, strict=True))
         ]
 
     def _places(self, ray: Any) -> Any:
@@ -91,15 +110,33 @@ class RayExecutor(RanksExecutor):
         config = self._ray_config
         bundle = {"CPU": config.num_cpus, "GPU": config.num_gpus, **config.resources}
         bundle = {name: number for name, number in bundle.items() if number}
-        group = placement_group([bundle] * self.num_ranks, strategy="PACK")
-        if not group.wait(config.start_timeout_s):
+        for nodes, wait_s in self._choices(ray, bundle):
+            selectors = [{"ray.io/node-id": nodes}] * self.num_ranks if nodes else None
+            group = placement_group([bundle] * self.num_ranks, strategy="PACK", bundle_label_selector=selectors)
+            if group.wait(min(wait_s, config.start_timeout_s)):
+                return group
             remove_placement_group(group)
-            raise BackendError(
-                f"The Ray cluster has had no room for {self.num_ranks} ranks of {bundle} for {config.start_timeout_s:.0f} s; it has "
-                f"{ {name: number for name, number in ray.available_resources().items() if not name.startswith(('node:', 'bundle_'))} }.",
-                hint="Lower num_cpus, num_gpus or resources in [executor.ray], or add machines.",
+        raise BackendError(
+            f"The Ray cluster has had no room for {self.num_ranks} ranks of {bundle} for {config.start_timeout_s:.0f} s; it has "
+            f"{ {name: number for name, number in ray.available_resources().items() if not name.startswith(('node:', 'bundle_'))} }.",
+            hint="Lower num_cpus, num_gpus or resources in [executor.ray], or add machines.",
+        )
+
+    def _choices(self, ray: Any, bundle: dict[str, float]) -> Iterable[tuple[str, float]]:
+        """Yield on which nodes to look for room, as Ray selects labels, and for how long; the last is anywhere."""
+        if self._num_replicas > 1:
+            whole = {name: number * self.num_ranks for name, number in bundle.items()}
+            roomy = sorted(
+                node["NodeID"]
+                for node in ray.nodes()
+                if node["Alive"] and node["NodeID"] not in self._avoided
+                if all(node["Resources"].get(name, 0) >= number for name, number in whole.items())
             )
-        return group
+            if roomy:
+                yield roomy[self._replica % len(roomy)], _OWN_NODE_S
+        if self._avoided:  # Ray would place ranks there until it notices itself; then there may be room nowhere else
+            yield f"!in({','.join(sorted(self._avoided))})", _NOTICE_S
+        yield "", self._ray_config.start_timeout_s
 
     def _actor(self, ray: Any, rank: int) -> Any:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -196,18 +233,36 @@ class _RayRank(Rank):
         actor: Its handle.
         end: Becomes ready when it ends.
         timeout_s: Of silence.
+        node: On which it is.
+        silent_nodes: That node is added if it falls silent.
     """
 
-    def __init__(self, ray: Any, rank: int, link: RankLink, actor: Any, end: Any, timeout_s: float) -> None:
+    def __init__(
+        self,
+        ray: Any,
+        rank: int,
+        link: RankLink,
+        actor: Any,
+        end: Any,
+        timeout_s: float,
+        *,
+        node: str,
+        silent_nodes: set[str],
+    ) -> None:
         super().__init__(rank, link)
         self._ray = ray
         self._actor = actor
         self._end = end
         self._timeout_s = timeout_s
+        self._node = node
+        self._silent_nodes = silent_nodes
 
     def is_stopped(self, now_s: float) -> bool:
         """Return whether nothing was heard of it for long."""
-        return now_s - self.heard_s > self._timeout_s
+        is_silent = now_s - self.heard_s > self._timeout_s
+        if is_silent:
+            self._silent_nodes.add(self._node)
+        return is_silent
 
     def dump_stacks(self) -> None:
         """Ask the actor for them."""
@@ -238,10 +293,12 @@ def _connected(address: str) -> Any:
     if not ray.is_initialized():
         try:
             ray.init(address=address, log_to_driver=True, logging_level=logging.WARNING)
-        except (ConnectionError, RuntimeError, ValueError) as error:
+        except (ConnectionError, RuntimeError, ValueError, ray.exceptions.AuthenticationError) as error:
+            said = " ".join(str(error).split()).rstrip(".")
             raise BackendError(
-                f'[executor.ray] address = "{address}": no Ray cluster could be joined: {error}.',
-                hint="Start one with `ray start --head`, or name another address.",
+                f'[executor.ray] address = "{address}": no Ray cluster could be joined: {said}.',
+                hint="Start one with `ray start --head`, or name another address. One that asks for a token needs RAY_AUTH_MODE=token and "
+                "RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH in the environment of this process.",
             ) from error
     return ray
 

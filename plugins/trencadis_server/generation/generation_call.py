@@ -198,7 +198,7 @@ def open_call(request: Request, body: GenerationRequest, *, param: str) -> Gener
         EngineEndedError: There is no engine now.
     """
     context = context_of(request)
-    llm = context.llm
+    llm = context.ready_llm
     model = check_model(context, body.model)
     check_generates(llm)
     includes_usage, is_continuous = check_stream_options(body)

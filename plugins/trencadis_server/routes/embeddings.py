@@ -44,7 +44,7 @@ def make_router() -> APIRouter:
 async def create_embeddings(request: Request, body: EmbeddingsRequest) -> Response:
     """Turn texts into vectors."""
     context = context_of(request)
-    llm = context.llm
+    llm = context.ready_llm
     model = check_model(context, body.model)
     check_embeds(llm)
     _check_dimensions(body.dimensions, llm.model.embedding_size)

@@ -13,9 +13,6 @@ from trencadis_server.middleware.drain_guard import DrainGuard, draining_error
 __all__ = ["make_router"]
 
 
-_STALLED_RETRY_S = 5.0
-
-
 def make_router(gate: DrainGuard) -> APIRouter:
     """Return the routes.
 
@@ -42,14 +39,10 @@ def obstacle(context: ServerContext, gate: DrainGuard) -> EngineEndedError | Non
     if gate.is_draining:
         return draining_error()
     try:
-        llm = context.llm
+        llm = context.ready_llm
     except EngineEndedError as error:
         return error
-    if not llm.is_alive:
-        return EngineEndedError(llm.failure)
-    if llm.stalled:
-        return EngineUnavailableError(f"The engine is {llm.stalled}.", state="stalled", retry_after_s=_STALLED_RETRY_S)
-    return None
+    return None if llm.is_alive else EngineEndedError(llm.failure)
 
 
 def _answer(error: EngineEndedError | None) -> JSONResponse:

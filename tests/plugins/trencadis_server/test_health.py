@@ -5,6 +5,7 @@ import types
 import pytest
 
 from support.server.server_doubles import OneEngine, app_with, ask, assert_error
+from trencadis_server.app import endpoint_routers
 from trencadis_server.middleware.drain_guard import DrainGuard
 
 
@@ -53,3 +54,16 @@ def test_a_server_that_shuts_down_is_not_well_though_its_engine_is(path):
 def test_other_methods_are_refused_in_openais_shape():
     (answer,) = ask(app_with(), ("POST", "/health"))
     assert_error(answer, 405, code="method_not_allowed")
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/v1/completions", {"model": "fake", "prompt": "a"}), ("/v1/embeddings", {"model": "fake", "input": "a"})],
+)
+def test_an_engine_that_makes_no_progress_takes_no_new_request(path, body):
+    waits = "starting its ranks again, for 7 s now"
+    (answer,) = ask(
+        app_with(*endpoint_routers(), engines=engine(is_alive=True, stalled=waits)), ("POST", path, {"json": body})
+    )
+    assert (answer.status_code, answer.headers.get("retry-after")) == (503, "5"), answer.text
+    assert answer.json()["error"]["message"].startswith(f"The engine is {waits}.")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -20,19 +22,50 @@ from trencadis_testing.fakes import FakeBackend
 DEADLY = 90
 
 
+@attrs.frozen
+class Preloading:
+    """A maker of backends that has something imported before ranks are forked."""
+
+    make: Any
+    preload: Any
+
+    def __call__(self, rank: int) -> Any:
+        """Make one."""
+        return self.make(rank)
+
+
+def import_fakes() -> None:
+    """Import what the backends of these tests are."""
+    importlib.import_module("support.strategies.failing_ranks")
+
+
+def leave_a_thread() -> None:
+    """Break the contract."""
+    threading.Thread(target=signal.pause, daemon=True).start()
+
+
+def fail() -> None:
+    """Raise."""
+    raise ImportError("no such library")
+
+
 class WithoutSums(ProcessesExecutor):
     """Connects its ranks with the engine only: each computes everything, as fakes do. Importing torch would take their seconds.
+
+    Args:
+        preload: See :class:`Preloading`; None: ranks are not forked.
 
     Attributes:
         process_ids: Of all ranks that were started.
     """
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
+    def __init__(self, *arguments: Any, preload: Any = import_fakes, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.process_ids: list[int] = []
+        self.imports = preload
 
-    def _start_ranks(self) -> Iterable[Rank]:
-        for rank in super()._start_ranks():
+    def _start_ranks(self, make_backend) -> Iterable[Rank]:
+        for rank in super()._start_ranks(Preloading(make_backend, self.imports)):
             self.process_ids.append(rank.pid)
             yield rank
 

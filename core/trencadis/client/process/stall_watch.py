@@ -3,6 +3,8 @@
     every second   ActivityView.read ─ the beat has changed ──────────────▶ it makes progress
                                      └ not for watchdog_s / 2 ─────────────▶ stalled: logged, with the stacks of all its threads
                                      └ not for watchdog_s ─────────────────▶ killed
+                                     └ a signal has stopped it for 5 s ────▶ killed
+                                     └ its ranks start again for 5 s ──────▶ stalled, until they have
 
 Progress is what counts, never how soon something is answered: an engine that is saturated, loads or compiles is well. An idle one
 beats, so that it is known to live without being asked. A watchdog within the process would not run while C code holds Python's lock.
@@ -29,6 +31,10 @@ DUMP_SIGNAL: Final = getattr(signal, "SIGUSR1", None)
 
 _IDLE_LIMIT_S: Final = 15.0
 """Longest silence of an idle engine, which beats every second."""
+_STOPPED_S: Final = 2.5
+"""A process that a signal has stopped is stalled after so long."""
+_RESTARTING_S: Final = 5.0
+"""After so long a restart of ranks is told to those who would send requests."""
 _SLOW_STEPS: Final = 20.0
 """A step may take this many times as long as the slow ones before it: some batches are larger than all before."""
 _MAX_GAP: Final = 2.0
@@ -112,14 +118,20 @@ class StallWatch:
         gap_s = min(now_s - self._looked_s, _MAX_GAP * self._interval_s)
         self._looked_s = now_s
         reading = self._view.read()
-        if reading.beat != self._beat or (reading.phase.has_no_limit and not _is_stopped(self._process.pid)):
+        is_stopped = _is_stopped(self._process.pid)
+        if reading.phase is EnginePhase.RESTARTING and not is_stopped:
+            self._age_s += gap_s
+            if self._age_s >= _RESTARTING_S:
+                self.stalled = f"starting its ranks again, for {self._age_s:.0f} s now"
+            return
+        if reading.beat != self._beat or (reading.phase.has_no_limit and not is_stopped):
             self._beat = reading.beat
             if self.stalled:
                 logger.warning("The engine goes on: it had made no progress for %.0f s.", self._age_s)
             self.stalled, self._age_s = "", 0.0
             return
         self._age_s += gap_s
-        limit_s = self._limit_s(reading)
+        limit_s = self._limit_s(reading, is_stopped=is_stopped)
         if self._age_s < limit_s:
             return
         is_new, self.stalled = not self.stalled, f"stalled: {_where(reading, self._age_s)}"
@@ -128,14 +140,14 @@ class StallWatch:
         elif is_new:
             self._show(limit_s)
 
-    def _limit_s(self, reading: ActivityReading) -> float:
+    def _limit_s(self, reading: ActivityReading, *, is_stopped: bool) -> float:
         """Return after how long without progress an engine is stalled."""
         limit_s = self._watchdog_s / 2
+        if is_stopped:
+            return min(limit_s, _STOPPED_S)
         if reading.phase is EnginePhase.IDLE:
             return min(limit_s, _IDLE_LIMIT_S)
-        slow_s = _SLOW_STEPS * reading.slow_step_s
-        # A slow step computes. One that was stopped for a while counts as slow, and may be stopped again.
-        return limit_s if slow_s <= limit_s or _is_stopped(self._process.pid) else slow_s
+        return max(limit_s, _SLOW_STEPS * reading.slow_step_s)
 
     def _show(self, limit_s: float) -> None:
         """Log where the engine is stuck; what the process writes itself follows, if it can."""

@@ -157,6 +157,13 @@ class PassPlanner:
         """Note buckets that are prepared later: until then the smallest prepared one that covers a shape stands in for its own."""
         self._deferred = frozenset(buckets) - self._prepared
 
+    def start_again(self, prepared: tuple[Bucket, ...], deferred: tuple[Bucket, ...]) -> None:
+        """Note that the device was started again, and has these buckets prepared and those put off, whatever it had before."""
+        self._prepared.clear()
+        self._used.clear()
+        self.prepared(prepared)
+        self.defer(deferred)
+
     def close(self, table: tuple[Bucket, ...], covering: tuple[Bucket, ...]) -> None:
         """Let shapes for which the strategy leaves its table run in one of ``covering`` that covers them."""
         self._listed, self._covering = frozenset(table), covering

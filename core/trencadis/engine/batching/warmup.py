@@ -44,6 +44,11 @@ class WarmUp:
         prepared = set(self.report.prepared)
         return tuple(bucket for bucket in self.buckets if bucket not in prepared)
 
+    @property
+    def deferred(self) -> tuple[Bucket, ...]:
+        """Those of them that are prepared later."""
+        return self.skipped if self.report.num_deferred else ()
+
 
 def warm_up(
     executor: Executor,
@@ -87,8 +92,12 @@ class BackgroundWarmUp:
     def __init__(self, executor: SupportsDeferredWarmUp, passes: PassPlanner, warmed: WarmUp) -> None:
         self._executor = executor
         self._passes = passes
-        self._num_left = warmed.report.num_deferred
+        self._num_deferred = self._num_left = warmed.report.num_deferred
         self._num_all = len(warmed.buckets)
+
+    def start_again(self) -> None:
+        """Begin anew: the ranks were started again, and have put off the same."""
+        self._num_left = self._num_deferred
 
     def behind_step(self) -> None:
         """Let the backend use the time that it allows itself after a step; waits for nothing."""

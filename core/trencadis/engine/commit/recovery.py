@@ -163,7 +163,7 @@ def restart_ranks(executor: Executor, error: RanksLostError) -> None:
     Raises:
         BackendError: They cannot be started, or were lost too often.
     """
-    ACTIVITY.begin(EnginePhase.LOADING)
+    ACTIVITY.begin(EnginePhase.RESTARTING)
     if not isinstance(executor, SupportsRestart):
         raise BackendError(f"{type(executor).__name__} lost its ranks and has no restart(): {error}") from error
     executor.restart()

@@ -88,6 +88,10 @@ class GroupOwner(ABC):
         """Let waiting and later calls of all ranks raise, where that can be done from here; see the kind."""
 
     @abstractmethod
+    def opened(self) -> None:
+        """Remove what nobody needs any more once every rank has opened the group and its subgroups."""
+
+    @abstractmethod
     def unlink(self) -> None:
         """Remove what is left in the file system; ranks that have opened the group go on. May be called twice."""
 
@@ -193,6 +197,9 @@ class _AloneOwner(GroupOwner):
     def abort(self, reason: str = "") -> None:
         """Do nothing: no call of one rank waits."""
 
+    def opened(self) -> None:
+        """Do nothing."""
+
     def unlink(self) -> None:
         """Do nothing."""
 
@@ -234,6 +241,10 @@ class _SharedMemoryOwner(GroupOwner):
         self._memory.end(self.size, reason)
         for group in self._subgroups:
             group.abort(reason)
+
+    def opened(self) -> None:
+        """Remove the names: whoever is killed from now on, the memory goes with the last process that has it."""
+        self.unlink()
 
     def unlink(self) -> None:
         self._segment.unlink()

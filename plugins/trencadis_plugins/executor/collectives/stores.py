@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -12,7 +15,10 @@ import attrs
 from trencadis_plugins.executor.collectives.group_memory import RankProgress
 from trencadis_plugins.executor.collectives.groups import GroupAddress, GroupOwner, require_members
 
-__all__ = ["StoreOwner"]
+__all__ = ["StoreOwner", "remove_leftovers"]
+
+_PREFIX = "trencadis-ranks-"
+_LOCK = "owner"
 
 
 class StoreOwner(GroupOwner):
@@ -35,7 +41,9 @@ class StoreOwner(GroupOwner):
             self._store = stores.TCPStore(host, 0, is_master=True, wait_for_workers=False)
             name = f"tcp://{host}:{self._store.port}"
         else:
-            self._folder = Path(tempfile.mkdtemp(prefix="trencadis-ranks-"))
+            remove_leftovers()
+            self._folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+            self._lock = _locked(self._folder)
             name = f"file://{self._folder / 'store'}"
         self._address = attrs.evolve(address, name=name)
 
@@ -55,11 +63,36 @@ class StoreOwner(GroupOwner):
     def abort(self, reason: str = "") -> None:
         """Do nothing: an owner cannot reach the ranks. It kills one, and the others' calls raise."""
 
+    def opened(self) -> None:
+        """Do nothing: ranks use the store again to say which of them a call failed on, and NCCL at its first call."""
+
     def unlink(self) -> None:
         """Close the port, or remove the file; needed until all ranks and their subgroups are open."""
         self._store = None
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(self._lock)
+
+
+def remove_leftovers() -> None:
+    """Remove the folders of owners that have ended; the kernel gives a lock up with its process."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(descriptor)
+
+
+def _locked(folder: Path) -> int:
+    """Lock a folder for as long as the returned descriptor is open; nobody finds the lock before it is taken."""
+    descriptor = os.open(folder / "new", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    (folder / "new").rename(folder / _LOCK)
+    return descriptor
 
 
 class _Subgroup(GroupOwner):
@@ -81,6 +114,9 @@ class _Subgroup(GroupOwner):
 
     def abort(self, reason: str = "") -> None:
         """Do nothing, as the world."""
+
+    def opened(self) -> None:
+        """Do nothing."""
 
     def unlink(self) -> None:
         """Do nothing: the store is the world's."""

@@ -11,7 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import fcntl
 import importlib
+import os
+import socket
+import struct
 from collections.abc import Iterator
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -28,8 +32,9 @@ __all__ = ["TorchCollective", "open_torch_group"]
 
 _STORES: Final[Any] = dist
 """Its stores are public, and not in the list of what it exports."""
-_MOST_S: Final = 30.0
-"""A blocked call of gloo ends with its timeout and not before, whatever is done: so it must not be long."""
+_INTERFACE: Final = "GLOO_SOCKET_IFNAME"
+_SIOCGIFADDR: Final = 0x8915
+"""Source: netdevice(7)."""
 _REPORT_S: Final = 1.0
 """For which a rank whose call failed waits for the others to say the same; who says nothing is named."""
 _SHARED_DEVICE: Final = "Duplicate GPU detected"
@@ -44,7 +49,7 @@ def open_torch_group(address: GroupAddress) -> Collective:
     Raises:
         CollectiveError: The others did not come, the software of the device is missing, or the world is not open.
     """
-    limit = datetime.timedelta(seconds=min(address.timeout_s, _MOST_S))
+    limit = datetime.timedelta(seconds=address.timeout_s)
     if address.kind == "hccl":
         _load_hccl()
     try:
@@ -67,11 +72,30 @@ def open_torch_group(address: GroupAddress) -> Collective:
 def _store(address: GroupAddress, limit: datetime.timedelta) -> Any:
     where = urlsplit(address.name)
     if where.scheme == "tcp" and where.hostname and where.port:
+        if address.kind == "gloo" and (interface := _interface_to(where.hostname, where.port)):
+            os.environ.setdefault(_INTERFACE, interface)
         return _STORES.TCPStore(where.hostname, where.port, is_master=False, timeout=limit)
     if where.scheme == "file":
         # Size -1: it does not count its users, so it never removes the file under those who come later.
         return _STORES.FileStore(where.path, -1)
     raise CollectiveError(f"{address.name!r} is no place to meet: tcp://host:port, or file:///path.")
+
+
+def _interface_to(host: str, port: int) -> str:
+    """Return the name of the network interface that reaches a host; empty where none has an IPv4 address that does.
+
+    By itself gloo takes the address of the machine's name, which is 127.0.0.1 or 127.0.1.1 on many.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        with contextlib.suppress(OSError):
+            probe.connect((host, port))  # sends nothing
+        own = socket.inet_aton(probe.getsockname()[0])
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):
+                request = struct.pack("256s", name.encode())
+                if fcntl.ioctl(probe, _SIOCGIFADDR, request)[20:24] == own:
+                    return name
+    return ""
 
 
 def _load_hccl() -> None:
@@ -87,7 +111,7 @@ class TorchCollective(Collective):
     """A process group of ``torch.distributed``.
 
     ``abort`` ends calls of ``nccl`` that wait. It cannot end one of ``gloo``, which raises when a peer's process ends (0.05 s) or at
-    the timeout: the executor kills the ranks.
+    the timeout, which is as long as a rank may load or compile: the executor, which sees who is stopped or silent, kills the ranks.
 
     Args:
         address: With which it was opened.

@@ -1,10 +1,9 @@
-"""``python -m trencadis_plugins.executor.ranks FILE``: a rank in a process of its own. Started by :class:`RankProcess`."""
+"""``python -m trencadis_plugins.executor.ranks FILE``: a rank in a process of its own, or, with ``template``, what forks them."""
 
 from __future__ import annotations
 
 import contextlib
 import faulthandler
-import os
 import signal
 import socket
 import sys
@@ -13,27 +12,27 @@ import threading
 from trencadis_plugins.executor.ranks.link import LinkClosedError, RankLink
 from trencadis_plugins.executor.ranks.process import DUMP_SIGNAL
 from trencadis_plugins.executor.ranks.server import RankServer
+from trencadis_plugins.executor.ranks.template import end_with_executor, run_template
 
 
-def _end_with_parent() -> None:
-    """Wait for the end of the executor's process, and end this one at once, whatever it does."""
-    while os.read(0, 1):
-        pass
-    os._exit(1)
-
-
-def main(file: int) -> None:
+def main(file: int, *, is_template: bool) -> None:
     """Serve the executor at the other end of a socket."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the executor's process decides when to end
     faulthandler.enable()
+    end, template = socket.socket(fileno=file), 0
+    if is_template:
+        forked = run_template(end)
+        if forked is None:
+            return
+        end, template = forked
     if DUMP_SIGNAL is not None:
         faulthandler.register(DUMP_SIGNAL, all_threads=True)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    link = RankLink(socket.socket(fileno=file))
+    threading.Thread(target=end_with_executor, args=(end.dup(), template), daemon=True).start()
+    link = RankLink(end)
     with contextlib.suppress(LinkClosedError):
         RankServer(link).run()
     link.close()
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), is_template=len(sys.argv) > 2)

@@ -65,7 +65,7 @@ logger = logging.getLogger("trencadis.executor")
 
 _LOOK_S: Final = 0.5
 """How often ranks that are waited for are looked after."""
-_STOPPED_S: Final = 5.0
+_STOPPED_S: Final = 2.0
 """A rank that a signal has stopped for longer is lost."""
 _SLOW_STEPS: Final = 20.0
 """A step may take this many times as long as the slowest before it."""
@@ -154,7 +154,7 @@ class RanksExecutor(Executor):
     def _load(self, starts: Sequence[StartRank], source: ModelSource) -> ModelFacts:
         with self._lock:
             self._check_open()
-            for rank in self._start_ranks():
+            for rank in self._start_ranks(starts[0].make_backend):
                 self._ranks.append(rank)
                 self._connected[rank.link.fileno()] = rank
                 self._poll.register(rank.link, select.POLLIN)
@@ -166,6 +166,8 @@ class RanksExecutor(Executor):
             facts: list[ModelFacts] = self._call(
                 "load", by_rank=[{"source": source, "addresses": one} for one in addresses]
             )
+            if groups is not None:
+                groups.opened()
         return attrs.evolve(
             facts[self._layout.output_rank],
             kv_bytes_per_token=max(one.kv_bytes_per_token for one in facts),
@@ -202,8 +204,12 @@ class RanksExecutor(Executor):
         return Groups(kind, self._layout, generation=self._generation, timeout_s=_PATIENCE_S, host=self._host)
 
     @abstractmethod
-    def _start_ranks(self) -> Iterable[Rank]:
-        """Start the process of every rank, in their order."""
+    def _start_ranks(self, make_backend: Callable[[int], Backend]) -> Iterable[Rank]:
+        """Start the process of every rank, in their order.
+
+        Args:
+            make_backend: That will be called there.
+        """
 
     def restart(self) -> None:
         """Start the ranks again, and bring them to where they were before their first step; if they are lost meanwhile, once more."""
@@ -546,9 +552,12 @@ class _Answers:
 
     def failing(self) -> int:
         """Return a rank that answered with an error; if there is one, it is not one that only waited for another."""
-        errors = {rank: pickle.loads(data) for rank, (kind, data) in self.by_rank.items() if kind is Kind.ERROR}
-        own = [rank for rank, (_, _, is_of_group) in errors.items() if not is_of_group]
-        return min(own or errors)
+        errors = [rank for rank, (kind, _) in self.by_rank.items() if kind is Kind.ERROR]
+        return min(self._own_errors() or errors)
+
+    def _own_errors(self) -> list[int]:
+        """Return the ranks that answered with an error that is not one of waiting for another."""
+        return [rank for rank, (kind, data) in self.by_rank.items() if kind is Kind.ERROR and not pickle.loads(data)[2]]
 
     def differ(self) -> bool:
         """Return whether some ranks went on and others did not; stages go on where only the sampling failed."""
@@ -561,7 +570,9 @@ class _Answers:
 
     def error(self) -> Exception | None:
         """Return the error of the failing rank, with the traceback there as its cause; None if there is none."""
-        if self.lost:
+        if self.lost and not (
+            self.is_fatal and self._own_errors()
+        ):  # else the others waited for it, and could not be woken
             return RanksLostError(f"The ranks were lost: {self.lost}.")
         if not any(kind is Kind.ERROR for kind, _ in self.by_rank.values()):
             return None

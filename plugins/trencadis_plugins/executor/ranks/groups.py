@@ -68,6 +68,10 @@ class Groups:
             tensor=self._stages[stage].address(within) if self._stages else None,
         )
 
+    def opened(self) -> None:
+        """Remove what is not needed any more when every rank has opened its groups."""
+        self._world.opened()
+
     def where(self) -> str:
         """Return in which call each rank is, in words; empty where that cannot be seen."""
         return "; ".join(map(str, self._world.progress()))

@@ -117,7 +117,9 @@ def test_a_saturated_engine_is_well_however_late_it_answers(scene: Scene) -> Non
 
 
 @pytest.mark.representatives(2)
-@pytest.mark.parametrize("phase", [phase for phase in EnginePhase if phase.has_no_limit])
+@pytest.mark.parametrize(
+    "phase", [EnginePhase.LOADING, EnginePhase.STARTING, EnginePhase.COMPILING, EnginePhase.CLOSING]
+)
 def test_an_engine_that_loads_or_compiles_is_well_for_ever(scene: Scene, phase: EnginePhase) -> None:
     scene.activity.begin(phase)
     scene.look_for(10_000)
@@ -131,6 +133,30 @@ def test_one_that_is_stopped_while_it_compiles_is_stalled(scene: Scene, monkeypa
     monkeypatch.setattr("trencadis.client.process.stall_watch._is_stopped", lambda _: True)
     scene.look_for(62)
     assert "in compiling" in scene.watch.verdict
+
+
+def test_one_that_a_signal_has_stopped_is_killed_after_five_seconds(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.activity.begin_step(7, EnginePhase.FORWARD)
+    monkeypatch.setattr("trencadis.client.process.stall_watch._is_stopped", lambda _: True)
+    scene.look_for(4)
+    assert scene.watch.stalled
+    assert scene.num_kills == 0
+    scene.look_for(3)
+    assert scene.num_kills == 1
+
+
+def test_ranks_that_start_again_for_long_are_told_of_and_nobody_is_killed(scene: Scene) -> None:
+    scene.activity.begin(EnginePhase.RESTARTING)
+    scene.look_for(3)
+    assert scene.is_well
+    scene.look_for(10_000, meanwhile=scene.activity.beat)
+    assert scene.watch.stalled.startswith("starting its ranks again, for 100")
+    assert scene.num_kills == 0
+    scene.activity.begin(EnginePhase.REQUESTS)
+    scene.look_for(1)
+    assert scene.is_well
 
 
 def test_slow_steps_may_be_followed_by_slower_ones(scene: Scene) -> None:

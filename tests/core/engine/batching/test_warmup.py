@@ -7,7 +7,7 @@ import pytest
 from trencadis.clock import SimulatedClock
 from trencadis.engine.batching.passes import PassPlanner
 from trencadis.engine.batching.warmup import BackgroundWarmUp, WarmUp, warm_up
-from trencadis.errors import OutOfMemoryError
+from trencadis.errors import OutOfMemoryError, RanksLostError
 from trencadis.interfaces import BucketingStrategy
 from trencadis.records import Bucket, Phase, Request, SamplingParams, WarmUpReport
 from trencadis_testing.engines import drain, make_engine
@@ -165,3 +165,46 @@ def test_failure_to_prepare_the_rest_ends_that_and_nothing_else(caplog: pytest.L
     assert "2 buckets cannot be prepared; larger ones serve in their place." in caplog.text
     assert serve(engine, "b") == tokens
     assert engine.totals.num_unprepared == 0
+
+
+class Lossy(FakeExecutor):
+    """Loses its ranks once it is told to, and starts others that put off the same."""
+
+    is_lost = False
+
+    def allocate(self, plan):
+        self.plan = plan
+        super().allocate(plan)
+
+    def warm_up(self, buckets, *, progress=None):
+        self.buckets = buckets
+        return super().warm_up(buckets, progress=progress)
+
+    def submit(self, batch):
+        if self.is_lost:
+            raise RanksLostError("rank 0 is gone")
+        assert {one.bucket for one in batch.passes} <= {*PROMPTS, *DECODES} - set(self.backend.left)
+        return super().submit(batch)
+
+    def restart(self):
+        self.is_lost = False
+        self.backend = Late()
+        self.allocate(self.plan)
+        self.warm_up(self.buckets)
+
+
+@pytest.mark.parametrize("num_before", [0, 1, 3], ids=["none", "one", "all"])
+def test_ranks_that_are_started_again_prepare_anew_what_was_put_off(num_before) -> None:
+    executor = Lossy(Late())
+    executor.start(make_backend=lambda _: executor.backend, make_sampler=lambda _: None, source=None)
+    engine = make_engine(executor=executor, bucketing=Pairs(), max_num_batched_tokens=64, max_num_seqs=2)
+    for _ in range(num_before):
+        engine.work_ahead()
+    executor.is_lost = True
+    serve(engine, "a")
+    substituted = engine.totals.num_substituted
+    assert substituted > 0
+    assert [engine.work_ahead() for _ in range(3)] == [0.0, None, None]
+    assert executor.backend.left == []
+    serve(engine, "b")
+    assert (engine.totals.num_substituted, engine.totals.num_unprepared) == (substituted, 0)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import attrs
@@ -198,3 +201,38 @@ class TestLeftovers:
         assert folder.stat().st_mode & 0o777 == 0o700
         owner.unlink()
         assert not folder.exists()
+
+
+def test_where_ranks_met_is_removed_by_the_next_owner_if_the_last_one_was_killed(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    code = (
+        "import os, signal\n"
+        "from trencadis_plugins.executor.collectives.groups import create_group\n"
+        "create_group('gloo', size=2)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    path = os.pathsep.join(sys.path)
+    subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": path}, check=False
+    )
+    (left,) = tmp_path.iterdir()
+    first = create_group("gloo", size=2)
+    (folder,) = tmp_path.iterdir()
+    assert folder != left
+    second = create_group("gloo", size=2)
+    assert len(list(tmp_path.iterdir())) == 2
+    for owner in (first, second):
+        owner.unlink()
+        owner.unlink()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_segment_has_no_name_once_all_ranks_have_opened_it():
+    owner = create_group("shared_memory", size=2)
+    name = Path("/dev/shm", owner.address(0).name)
+    assert name.exists()
+    owner.opened()
+    assert not name.exists()
+    assert [one.num_calls for one in owner.progress()] == [0, 0]
+    owner.abort("enough")
+    owner.unlink()

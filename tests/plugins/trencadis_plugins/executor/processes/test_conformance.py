@@ -7,11 +7,11 @@ from trencadis_plugins.executor.processes import ProcessesExecutor
 from trencadis_testing import ExecutorConformance
 
 
-class TestOneProcess(ExecutorConformance):
+class TestOneFreshProcess(ExecutorConformance):
     def make(self):
         return ProcessesExecutor(ProcessesConfig(), layout=ParallelLayout())
 
 
-class TestTwoProcesses(ExecutorConformance):
+class TestTwoForkedProcesses(ExecutorConformance):
     def make(self):
         return WithoutSums(ProcessesConfig(), layout=ParallelLayout(tensor=2))
