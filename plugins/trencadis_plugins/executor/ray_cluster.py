@@ -39,6 +39,8 @@ _BEAT_S: Final = 1.0
 _SECRET_BYTES: Final = 32
 _RANK_BYTES: Final = 4
 _PATIENCE_S: Final = 5.0
+_RELEASE_S: Final = 1.0
+"""For which the places of lost ranks are waited for; those of other nodes are free by then."""
 _NOTICE_S: Final = 60.0
 """After so long Ray has noticed that a node is gone."""
 _OWN_NODE_S: Final = 10.0
@@ -186,7 +188,10 @@ class RayExecutor(RanksExecutor):
 
         group, self._group = self._group, None
         if group is not None:
-            remove_placement_group(group)
+            # Returns when every node has given its places back: of one that is gone, when Ray has noticed that.
+            removal = threading.Thread(target=remove_placement_group, args=(group,), daemon=True)
+            removal.start()
+            removal.join(_RELEASE_S)
 
     def close(self) -> None:
         """End the ranks, and give their places back; may be called twice."""

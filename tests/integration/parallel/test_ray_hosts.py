@@ -53,46 +53,29 @@ class Nodes:
     def __init__(self, machines: tuple[Host, ...]) -> None:
         self.machines = machines
         self._folder = tempfile.mkdtemp(prefix="r", dir="/tmp")  # the paths of Ray's sockets are long
-        self._nodes = [self._start(machine) for machine in machines]
+        # One after the other: nodes of one machine share a folder, and those that start together get in each other's way.
+        for machine in machines:
+            self._start(machine)
 
-    def _start(self, machine: Host) -> subprocess.Popen[bytes]:
+    def _start(self, machine: Host) -> None:
+        """Start a node; returns once it has joined."""
         head = self.machines[0]
-        joined = ["--head", f"--port={PORT}", "--include-dashboard=false"]
-        if machine is not head:
-            joined = [f"--address={head.address}:{PORT}"]
-        command = [
-            "ray",
-            "start",
-            *joined,
-            f"--node-ip-address={machine.address}",
-            "--num-cpus=2",
-            "--object-store-memory=80000000",
-        ]
-        command += [f"--temp-dir={self._folder}", "--block"] if machine is head else ["--block"]
+        joined = [f"--address={head.address}:{PORT}"]
+        if machine is head:
+            joined = ["--head", f"--port={PORT}", "--include-dashboard=false", f"--temp-dir={self._folder}"]
+        command = [*joined, f"--node-ip-address={machine.address}", "--num-cpus=2", "--object-store-memory=80000000"]
         with machine.entered():
-            node = subprocess.Popen(
-                [sys.executable, "-m", "ray.scripts.scripts", *command[1:]],
+            ended = subprocess.run(
+                [sys.executable, "-m", "ray.scripts.scripts", "start", *command],
                 env=environment(**WITH_TOKEN),
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                check=False,
             )
-            if machine is head:
-                eventually(self._head_listens, within_s=START_S)
-        return node
-
-    def _head_listens(self) -> bool:
-        try:
-            socket.create_connection((self.machines[0].address, PORT), timeout=1).close()
-        except OSError:
-            return False
-        return True
+        assert ended.returncode == 0, ended.stdout
 
     def close(self) -> None:
-        for node in self._nodes:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(node.pid, signal.SIGKILL)
-            node.wait()
         for pid in (pid for machine in self.machines for pid in processes_on(machine)):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
