@@ -292,6 +292,15 @@ def offline_runs(rounds: int, report: Callable[[Run], None], seed: int) -> None:
 OFFLINE = ("between", "submit", "warm_up", "load", "memory", "close")
 
 
+OFFLINE_CONFIG: dict[str, Any] = {
+    "executor.name": "processes", "parallel.tensor": 2, "executor.processes.max_restarts": 1000, "observer.names": [],
+    "cache.max_bytes": 64 << 20, "backend.torch.layout": "padded", "engine.max_num_seqs": 4, "engine.max_num_batched_tokens": 64,
+    "model.max_model_len": 160, "bucketing.name": "linear", "bucketing.linear.prompt_bs_max": 1, "bucketing.linear.prompt_query_min": 64,
+    "bucketing.linear.prompt_ctx_step": 100, "bucketing.linear.decode_bs_min": 4, "bucketing.linear.decode_block_step": 100,
+    "bucketing.complete": False,
+}  # fmt: skip
+
+
 def offline_main(rounds: int, seed: int) -> None:
     """Print a line for each run."""
     folder = Path(tempfile.mkdtemp(prefix="kills-"))
@@ -299,13 +308,6 @@ def offline_main(rounds: int, seed: int) -> None:
     os.environ["KILL_ORDER"] = str(order)
     from trencadis import LLM, SamplingParams
 
-    config: dict[str, Any] = {
-        "executor.name": "processes", "parallel.tensor": 2, "executor.processes.max_restarts": 1000, "observer.names": [],
-        "cache.max_bytes": 64 << 20, "backend.torch.layout": "padded", "engine.max_num_seqs": 4, "engine.max_num_batched_tokens": 64,
-        "model.max_model_len": 160, "bucketing.name": "linear", "bucketing.linear.prompt_bs_max": 1, "bucketing.linear.prompt_query_min": 64,
-        "bucketing.linear.prompt_ctx_step": 100, "bucketing.linear.decode_bs_min": 4, "bucketing.linear.decode_block_step": 100,
-        "bucketing.complete": False,
-    }  # fmt: skip
     params = SamplingParams(max_tokens=120, ignore_eos=True, temperature=0.0)
 
     def texts(llm: LLM) -> list[str]:
@@ -315,7 +317,7 @@ def offline_main(rounds: int, seed: int) -> None:
         executor: Any = llm._frontend.engine.engine._executor  # type: ignore[attr-defined]
         return [rank.pid for rank in executor._ranks]
 
-    llm = LLM(**config)
+    llm = LLM(**OFFLINE_CONFIG)
     expected, done = texts(llm), order.with_suffix(".done")
     for _ in range(rounds):
         for where in OFFLINE:
@@ -350,7 +352,7 @@ def offline_main(rounds: int, seed: int) -> None:
                     made.left += [str(path) for path in Path("/dev/shm").glob(f"trencadis-{os.getpid()}-*")]
                     if where == "close":
                         made.left += [f"process {pid}" for pid in family(os.getpid())]
-                        llm = LLM(**config)
+                        llm = LLM(**OFFLINE_CONFIG)
                     elif where != "between" and not done.exists():
                         made.outcomes = {"not reached": 1}
                     print(json.dumps(asdict(made)), flush=True)

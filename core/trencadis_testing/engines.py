@@ -171,15 +171,11 @@ def make_engine(
         max_waiting_loads=max_waiting_loads,
         swap_bytes=swap_blocks * block_size * facts.kv_bytes_per_token,
     )
+    attention = "data" if attention_ranks > 1 else "tensor"
     config = Config(
         engine=attrs.evolve(EngineConfig(), **options),
         cache=cache,
-        parallel=ParallelConfig(
-            pipeline=pipeline,
-            tensor=attention_ranks,
-            expert=attention_ranks,
-            attention="data" if attention_ranks > 1 else "tensor",
-        ),
+        parallel=ParallelConfig(pipeline=pipeline, tensor=attention_ranks, expert=attention_ranks, attention=attention),
         bucketing=BucketingConfig(on_miss=on_miss, complete=complete),
         scheduling=SchedulingConfig(tenants={name: TenantConfig(**entry) for name, entry in (tenants or {}).items()}),
         defragmenter=DefragmenterConfig(**(defragmenter or {})),

@@ -734,14 +734,7 @@ def compose_engine(
     )
     limits = _limits(config, capabilities, block_size, max_model_len, num_blocks, max_drafts)
     meters = Meters(config, clock)
-    num_hosted = num_host_blocks(
-        config,
-        parts.model,
-        executor,
-        block_size=block_size,
-        max_model_len=max_model_len,
-        num_partitions=num_partitions,
-    )
+    num_hosted = _num_hosted(config, parts, limits, num_partitions)
     _allocate(executor, _allocation(config, limits, parts, num_hosted, meters), parts)
     swapping = Swapping(num_host_blocks=num_hosted, copy=_swap(executor), num_partitions=num_partitions)
     state = _state(config, parts, clock, swapping, limits, meters)
@@ -784,6 +777,17 @@ def compose_engine(
         device_label=parts.device_label,
         prepare=parts.prepare,
         is_portable=parts.is_portable,
+    )
+
+
+def _num_hosted(config: Config, parts: Parts, limits: BucketLimits, num_partitions: int) -> int:
+    return num_host_blocks(
+        config,
+        parts.model,
+        parts.executor,
+        block_size=limits.block_size,
+        max_model_len=limits.max_model_len,
+        num_partitions=num_partitions,
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import faulthandler
 import signal
 import socket
@@ -12,7 +11,7 @@ import threading
 from trencadis_plugins.executor.ranks.link import LinkClosedError, RankLink
 from trencadis_plugins.executor.ranks.process import DUMP_SIGNAL
 from trencadis_plugins.executor.ranks.server import RankServer
-from trencadis_plugins.executor.ranks.template import end_with_executor, run_template
+from trencadis_plugins.executor.ranks.template import end_with_executor, run_template, wake_template
 
 
 def main(file: int, *, is_template: bool) -> None:
@@ -29,8 +28,10 @@ def main(file: int, *, is_template: bool) -> None:
         faulthandler.register(DUMP_SIGNAL, all_threads=True)
     threading.Thread(target=end_with_executor, args=(end.dup(), template), daemon=True).start()
     link = RankLink(end)
-    with contextlib.suppress(LinkClosedError):
+    try:
         RankServer(link).run()
+    except LinkClosedError:
+        wake_template(template)
     link.close()
 
 

@@ -29,7 +29,7 @@ from typing import Any, Final
 from trencadis.errors import BackendError
 from trencadis_plugins.executor.ranks.process import UNKNOWN_CODE, RankProcess, is_stopped, kill_session, run_module
 
-__all__ = ["CAN_FORK", "RankTemplate", "TemplateEndedError", "run_template"]
+__all__ = ["CAN_FORK", "RankTemplate", "TemplateEndedError", "end_with_executor", "run_template", "wake_template"]
 
 CAN_FORK: Final = hasattr(os, "fork") and hasattr(os, "pidfd_open") and hasattr(socket, "recv_fds")
 
@@ -226,14 +226,20 @@ def _fork() -> int:
 
 
 def end_with_executor(link: Any, template: int) -> None:
-    """Wait until the executor's end of a rank's sockets is closed, and end this process at once, whatever it does.
-
-    A template that a signal has stopped has not noticed it, and is ended as well.
-    """
+    """Wait until the executor's end of a rank's sockets is closed, and end this process at once, whatever it does."""
     poll = select.poll()
     poll.register(link, 0)  # the end is reported without being asked for
     poll.poll()
+    wake_template(template)
+    os._exit(1)
+
+
+def wake_template(template: int) -> None:
+    """Let a template go on that a signal has stopped: it notices that the executor has ended, and ends its other ranks.
+
+    Args:
+        template: Process id; 0: this rank was not forked.
+    """
     if template and os.getppid() == template:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(template, signal.SIGKILL)
-    os._exit(1)
+            os.kill(template, signal.SIGCONT)

@@ -244,7 +244,7 @@ def test_texts_are_embedded_by_all_ranks(model_path, ranked):
 def test_kv_blocks_of_ranks_are_told_apart(model_path, ranked):
     layouts = [rank.kv_cache().layout for rank in loaded(ranked, model_path("llama")).ranks.all]
     assert [(one.first_head, one.last_head) for one in layouts] == [(0, 1), (1, 2)]
-    assert layouts[0].numerics == layouts[1].numerics == "gaudi+tp2-hpu"
+    assert layouts[0].sums == layouts[1].sums == "+tp2"
 
 
 # ------------------------------------------------------------------------------------------- decisions of all

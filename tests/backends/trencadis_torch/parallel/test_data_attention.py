@@ -202,7 +202,7 @@ def test_each_rank_has_the_keys_of_its_own_sequences_in_as_many_blocks_as_its_pa
     first, second = (rank.kv_cache() for rank in backend.ranks.all)
     assert first.num_blocks == second.num_blocks == PLAN.num_blocks // 2
     assert first.layout.last_head == second.layout.last_head == 2, "of all KV heads"
-    assert "+dpep2" in first.layout.numerics
+    assert first.layout.sums == "+dpep2"
     assert any(bool(keys[:-1].any()) for keys in first.keys)
     assert not any(bool(keys[:-1].any()) for keys in second.keys), "all but the padding block"
 

@@ -306,7 +306,7 @@ def ignores_failures(monkeypatch):
 
     def fetched(self, client, hashes):
         data, _ = fetch(self, client, hashes)
-        return np.resize(data, (len(hashes), self._objects.block_bytes)), None
+        return np.resize(data, (len(hashes), self._block_bytes)), None
 
     monkeypatch.setattr(Loads, "fetch", fetched)
 

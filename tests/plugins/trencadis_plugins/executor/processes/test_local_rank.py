@@ -10,13 +10,14 @@ import pytest
 from trencadis.records import ParallelLayout
 from trencadis_plugins.executor.config import ProcessesConfig
 from trencadis_plugins.executor.processes import ProcessesExecutor
+from trencadis_testing.executor_fakes import make_backend
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 @pytest.mark.parametrize(("replica", "expected"), [(0, [0, 1]), (2, [4, 5])])
 def test_ranks_of_all_replicas_are_counted_on(replica, expected):
     executor = ProcessesExecutor(ProcessesConfig(), layout=ParallelLayout(tensor=2), replica=replica)
-    ranks = list(executor._start_ranks())
+    ranks = list(executor._start_ranks(make_backend))
     told = [Path(f"/proc/{rank.pid}/environ").read_bytes().split(b"\0") for rank in ranks]
     for rank in ranks:
         rank.kill()

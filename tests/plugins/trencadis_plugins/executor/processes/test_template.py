@@ -72,7 +72,8 @@ def test_ranks_go_on_without_the_process_they_were_forked_from_and_the_next_come
     assert parent_of(started.process_ids[-1]) == started._template.pid != template
 
 
-@pytest.mark.parametrize("stopped", ["rank", "template", "nobody"])
+@pytest.mark.parametrize("stopped", ["rank", "template", "rank and template", "nobody"])
+@pytest.mark.kept_in_ci(2)
 def test_nothing_is_left_of_an_executor_that_was_killed(stopped):
     code = (
         "import os, signal\n"
@@ -93,8 +94,9 @@ def test_nothing_is_left_of_an_executor_that_was_killed(stopped):
     ) as engine:
         pids = [int(word) for word in engine.stdout.readline().split()]
         assert len(pids) == 3
-        if stopped != "nobody":
-            os.kill(pids[0] if stopped == "template" else pids[2], signal.SIGSTOP)
+        for name, pid in (("template", pids[0]), ("rank", pids[2])):
+            if name in stopped:
+                os.kill(pid, signal.SIGSTOP)
         engine.kill()
     eventually(lambda: not any(map(runs, pids)))
 
