@@ -46,7 +46,7 @@ CI = Tier(
     marker="release",
     kept_by="kept_in_ci",
     most_parameter_sets=4,
-    every_nth_suite=4,
+    every_nth_suite=5,
     share_of_examples=3,
     fewest_examples=10,
 )

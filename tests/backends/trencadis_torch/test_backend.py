@@ -73,6 +73,7 @@ class TestGatheredOnCuda(TestRagged):
 
 
 @needs_native
+@pytest.mark.release
 class TestGraphsThatNobodyPrepared(TestRagged):
     """Each pass runs without a graph, through the kernel that graphs call."""
 

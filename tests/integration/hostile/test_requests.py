@@ -188,8 +188,8 @@ def test_growth_is_judged_in_lives_of_a_third_of_a_run(
     assert figures.missed == missed
 
 
-@pytest.mark.slow  # two minutes for the longer; everything mixed, for half an hour: `test_soak.py`
-@pytest.mark.parametrize("count", [2, pytest.param(12, marks=pytest.mark.release)])
+@pytest.mark.release  # one at a time: tests/integration/server/test_engine_death.py; everything mixed, for half an hour: test_soak.py
+@pytest.mark.parametrize("count", [2, 12])
 def test_kills_stops_and_cancels_leave_nothing_and_everybody_is_told(count: int) -> None:
     server = Server(*FLAGS, *KILL_FLAGS)
     try:

@@ -45,10 +45,8 @@ def served(path, tables=None, **options):
         engine.close()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "setup", [pytest.param(name, marks=pytest.mark.release if at else ()) for at, name in enumerate(SETUPS)]
-)
+@pytest.mark.release  # as threads: tests/backends/trencadis_gaudi/parallel/test_ranks.py
+@pytest.mark.parametrize("setup", SETUPS)
 def test_two_processes_serve_a_trace_as_one_does_and_compile_nothing_late(path, setup):
     options = {"strategy_options": {"limit": 1}, "max_num_seqs": 2, **SETUPS[setup]}
     if "strategy" in options:

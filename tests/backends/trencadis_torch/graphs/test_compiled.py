@@ -144,7 +144,7 @@ def test_logits_of_a_graph_are_those_of_the_model(request, kind):
     assert float(expected.std()) > 0.1
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_a_graph_of_torch_alone_makes_the_same_tokens(plain, model):
     backend, report = plain
     assert report.num_graphs == 1

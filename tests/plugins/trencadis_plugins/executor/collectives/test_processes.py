@@ -199,7 +199,9 @@ def test_a_place_to_meet_that_is_none_is_named(start_processes):
         open_ranks(start_processes(1), [attrs.evolve(owner.address(0), name="nowhere")])
 
 
-@pytest.mark.parametrize(("kind", "word"), [("hccl", "Gaudi software"), ("nccl", "NCCL|nccl|CUDA")])
+@pytest.mark.parametrize(
+    ("kind", "word"), [("hccl", "Gaudi software"), pytest.param("nccl", "NCCL|nccl|CUDA", marks=pytest.mark.release)]
+)
 @pytest.mark.slow
 def test_a_device_library_that_is_missing_is_named(start_processes, kind, word):
     owner = create_group(kind, size=2, timeout_s=5.0)
