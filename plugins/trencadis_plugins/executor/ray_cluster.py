@@ -259,6 +259,7 @@ class _RayRank(Rank):
         self._actor = actor
         self._end = end
         self._timeout_s = timeout_s
+        self.how_stopped = f"sent no sign of life for {timeout_s:g} s"
         self._node = node
         self._silent_nodes = silent_nodes
 

@@ -66,7 +66,7 @@ logger = logging.getLogger("trencadis.executor")
 _LOOK_S: Final = 0.5
 """How often ranks that are waited for are looked after."""
 _STOPPED_S: Final = 2.0
-"""A rank that a signal has stopped for longer is lost."""
+"""A rank that is stopped is lost when what it was asked is as old."""
 _SLOW_STEPS: Final = 20.0
 """A step may take this many times as long as the slowest before it."""
 _AGREE_S: Final = 5.0
@@ -155,6 +155,7 @@ class RanksExecutor(Executor):
         with self._lock:
             self._check_open()
             for rank in self._start_ranks(starts[0].make_backend):
+                rank.heard_s = self._clock.now_s()  # it has connected
                 self._ranks.append(rank)
                 self._connected[rank.link.fileno()] = rank
                 self._poll.register(rank.link, select.POLLIN)
@@ -481,7 +482,7 @@ class RanksExecutor(Executor):
         silent = [rank for rank in self._ranks if rank.rank not in oldest.by_rank]
         stopped = [rank for rank in silent if rank.is_stopped(now_s)]
         if stopped and waits_s > _STOPPED_S:
-            self._lose(f"rank {stopped[0].rank} was stopped for {_STOPPED_S:.0f} s")
+            self._lose(f"rank {stopped[0].rank} {stopped[0].how_stopped}")
         elif oldest.failed_s is not None and now_s - oldest.failed_s > _AGREE_S:
             self._lose(f"a call failed on rank {oldest.failing()} and not on all: {oldest.error()}")
         elif oldest.is_step:

@@ -53,8 +53,11 @@ class Rank(ABC):
     Attributes:
         rank: As given.
         link: As given.
-        heard_s: When the last message came, by the executor's clock.
+        heard_s: When it connected, or the last message came, by the executor's clock.
+        how_stopped: What is said of it where :meth:`is_stopped`.
     """
+
+    how_stopped = "was stopped by a signal"
 
     def __init__(self, rank: int, link: RankLink) -> None:
         self.rank = rank

@@ -245,3 +245,22 @@ def test_a_request_that_ends_its_rank_each_time_ends_alone(tmp_path):
     assert {name: one.token_ids.tolist() for name, one in ended.items() if name != "deadly"} == {
         name: fake_text(prompt, 12, eos=-1) for name, prompt in PROMPTS.items() if name != "deadly"
     }
+
+
+class Watched(WithoutSums):
+    """Notes since when nothing was heard of its ranks, as it calls them for the first time."""
+
+    def _call(self, name, **arguments):
+        if name == "make":
+            self.heard_s = [rank.heard_s for rank in self._ranks]
+        return super()._call(name, **arguments)
+
+
+def test_a_rank_that_is_about_to_import_was_heard_of_when_it_connected():
+    clock = SystemClock()
+    begin_s = clock.now_s()
+    made = Watched(ProcessesConfig(), layout=ParallelLayout(tensor=2), clock=clock)
+    made.start(make_backend=make_backend, make_sampler=make_sampler, source=SOURCE)
+    made.close()
+    assert len(made.heard_s) == 2
+    assert all(begin_s < heard_s < clock.now_s() for heard_s in made.heard_s)
