@@ -45,8 +45,8 @@ DEFAULT = Tier(
 CI = Tier(
     marker="release",
     kept_by="kept_in_ci",
-    most_parameter_sets=4,
-    every_nth_suite=5,
+    most_parameter_sets=3,
+    every_nth_suite=6,
     share_of_examples=3,
     fewest_examples=10,
 )
