@@ -79,7 +79,7 @@ class PassResult:
 
 
 def selects_positions(model: Any) -> bool:
-    """Return whether a model can be told of which tokens to compute logits. Pure."""
+    """Return whether a model's forward takes the positions whose logits are wanted. Pure."""
     return "logits_to_keep" in inspect.signature(model.forward).parameters
 
 

@@ -72,7 +72,7 @@ class Run:
 
     @property
     def is_well(self) -> bool:
-        """Whether every request was answered or told, in time, and nothing is left; a killed front end can tell nobody."""
+        """Whether every request was answered or ended with 503, in time, and nothing is left; with a killed front end connections break."""
         allowed = {"answered", "503"} | ({"cut off"} if self.victim == "front end" else set())
         return set(self.outcomes) <= allowed and self.seconds < MOST_S and not self.left
 

@@ -315,7 +315,7 @@ class ExecutorConformance:
             assert executor.kv_layout() == backend.kv_cache().layout
 
     def test_worker_sides_in_other_processes_are_told_once_what_each_rank_holds(self) -> None:
-        """And what they say comes back under their rank. In the engine's process nobody is told."""
+        """Messages of worker sides in other processes arrive with their rank; a worker side in the engine's process gets no such call."""
         with _Running(self.make(), starts=True) as executor:
             executor.allocate(plan_of(JoiningWorker()))
             reports = executor.submit(one_token(41)).wait().connector_reports

@@ -18,7 +18,7 @@ __all__ = ["FusedKernels", "FusedNorm", "GatedMLP", "RotaryAttention"]
 
 
 class FusedKernels(Protocol):
-    """What the modules are made of: the CPU's library, or Triton's kernels."""
+    """Kernels that the fused modules call: those of the CPU's library, or Triton's."""
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """Return ``x / sqrt(mean(x²) + eps) * weight``, over the last axis."""
@@ -40,7 +40,18 @@ class FusedKernels(Protocol):
         cosines: torch.Tensor,
         sines: torch.Tensor,
     ) -> None:
-        """Norm, where weights are given, and turn query and key heads in place."""
+        """Norm, where weights are given, and turn query and key heads in place.
+
+        Args:
+            x: Queries, keys and values side by side, ``[..., T, (H + 2 KV) D]``, contiguous.
+            num_heads: H.
+            num_kv_heads: KV.
+            head_dim: D.
+            norms: Weights of the queries' and the keys' norm, ``[D]`` each, or None.
+            eps: Of the norms.
+            cosines: ``[..., T, R]``, R at most D: the pairs are (i, i + R / 2).
+            sines: The same.
+        """
         ...
 
 

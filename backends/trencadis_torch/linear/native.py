@@ -216,18 +216,7 @@ class Native:
         cosines: torch.Tensor,
         sines: torch.Tensor,
     ) -> None:
-        """Norm, where weights are given, and turn query and key heads in place.
-
-        Args:
-            x: Queries, keys and values side by side, float32 ``[..., T, (H + 2 KV) D]``, contiguous.
-            num_heads: H.
-            num_kv_heads: KV.
-            head_dim: D.
-            norms: Weights of the queries' and the keys' norm, ``[D]`` each, or None.
-            eps: Of the norms.
-            cosines: ``[..., T, R]``, R at most D: the pairs are (i, i + R / 2).
-            sines: The same.
-        """
+        """Norm and turn heads in place; see :meth:`FusedKernels.rotate`."""
         cosines, sines, stride = cosines.contiguous(), sines.contiguous(), x.shape[-1]
         first, second = (None if norm is None else norm.data_ptr() for norm in norms)
         self._library.trencadis_rotate(

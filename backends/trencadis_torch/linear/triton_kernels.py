@@ -139,18 +139,7 @@ class TritonModules:
         cosines: torch.Tensor,
         sines: torch.Tensor,
     ) -> None:
-        """Norm, where weights are given, and turn query and key heads in place.
-
-        Args:
-            x: Queries, keys and values side by side, ``[..., T, (H + 2 KV) D]``, contiguous.
-            num_heads: H.
-            num_kv_heads: KV.
-            head_dim: D.
-            norms: Weights of the queries' and the keys' norm, ``[D]`` each, or None.
-            eps: Of the norms.
-            cosines: ``[..., T, R]``, R at most D: the pairs are (i, i + R / 2).
-            sines: The same.
-        """
+        """Norm and turn heads in place; see :meth:`FusedKernels.rotate`."""
         query_weight, key_weight = norms
         rotated = cosines.shape[-1]
         rotate_kernel[(x.numel() // x.shape[-1], num_heads + num_kv_heads)](

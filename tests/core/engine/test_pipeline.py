@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from support.core.invariants import broken_invariants
 from trencadis.clock import SimulatedClock
+from trencadis.engine.engine import Engine
 from trencadis.engine.scheduling.pipelined import PipelinedScheduling
 from trencadis.errors import RanksLostError
 from trencadis.interfaces import AllocationPlan, DraftView, PendingStep, SchedulingPolicy
-from trencadis.records import Batch, FinishReason, Request, SamplingParams, StepOutput
+from trencadis.records import Batch, FinishedSequence, FinishReason, Request, SamplingParams, StepOutput
 from trencadis_testing.doubles import ScriptedSpeculator, ScriptedTrees
 from trencadis_testing.engines import make_engine
 from trencadis_testing.fakes import FakeBackend, fake_text
@@ -306,23 +307,30 @@ class _MayBeLost(_Lost):
         return super().wait() if self._executor.is_lost else self._pending.wait()
 
 
+def end_of_poison_beside_others(engine: Engine) -> FinishedSequence:
+    """Run six requests, and one that begins with the token 9 as soon as four batches are in flight; returns how that one ended."""
+    prompts = {str(number): [number + 1, 2, 3] for number in range(6)}
+    for name, prompt in prompts.items():
+        engine.add(request(name, prompt, 20))
+    for _ in range(4):
+        engine.step()
+    engine.add(request("poison", [9], 20))
+    ended = {}
+    while engine.has_work:
+        ended.update({one.request_id: one for one in engine.step().finished})
+        assert broken_invariants(engine) == []
+    poison = ended.pop("poison")
+    found = {name: one.token_ids.tolist() for name, one in ended.items()}
+    assert found == {name: fake_text(prompt, 20, eos=-1) for name, prompt in prompts.items()}
+    return poison
+
+
 def test_of_all_that_are_in_flight_when_ranks_are_lost_the_one_at_fault_ends_and_no_other_does():
     engine, stages = make_pipeline(
         4, num_blocks=100, executor=Lossy, max_num_seqs=8, backend=lambda: FakeBackend(eos=-1, max_model_len=120)
     )
-    prompts = {str(number): [number + 1, 2, 3] for number in range(6)} | {"poison": [9]}
-    for name in list(prompts)[:6]:
-        engine.add(request(name, prompts[name], 20))
-    for _ in range(4):
-        engine.step()
-    engine.add(request("poison", prompts["poison"], 20))
-    ended = {}
-    while engine.has_work:
-        ended.update({one.request_id: one for one in engine.step().finished})
-    assert ended.pop("poison").finish_reason is FinishReason.ERROR
+    assert end_of_poison_beside_others(engine).finish_reason is FinishReason.ERROR
     assert stages.num_losses == 3
-    found = {name: one.token_ids.tolist() for name, one in ended.items()}
-    assert found == {name: fake_text(prompts[name], 20, eos=-1) for name in ended}
 
 
 class Poisoned(FakeBackend):
@@ -340,18 +348,5 @@ class Poisoned(FakeBackend):
 
 def test_a_step_that_fails_with_others_in_flight_ends_the_sequence_at_fault_and_no_other():
     engine, stages = make_pipeline(4, num_blocks=100, max_num_seqs=8, backend=Poisoned)
-    prompts = {str(number): [number + 1, 2, 3] for number in range(6)} | {"poison": [9]}
-    for name in list(prompts)[:6]:
-        engine.add(request(name, prompts[name], 20))
-    for _ in range(4):
-        engine.step()
-    engine.add(request("poison", prompts["poison"], 20))
-    ended = {}
-    while engine.has_work:
-        ended.update({one.request_id: one for one in engine.step().finished})
-        assert broken_invariants(engine) == []
-    assert "injected" in ended.pop("poison").error
-    found = {name: one.token_ids.tolist() for name, one in ended.items()}
-    assert found == {name: fake_text(prompts[name], 20, eos=-1) for name in ended}
-    assert len(found) == 6
+    assert "injected" in end_of_poison_beside_others(engine).error
     assert stages.most_in_flight == 4

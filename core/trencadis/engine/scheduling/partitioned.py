@@ -25,7 +25,7 @@ __all__ = ["PartitionedAdmission", "PartitionedPreemptor", "PartitionedScheduler
 
 
 class PartitionedAdmission(Admission):
-    """Admits waiting sequences in the policy's order, each to a partition; nobody overtakes one that none has room for."""
+    """Admits waiting sequences in the policy's order, each to a partition, up to the first that no partition has room for."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)

@@ -89,7 +89,7 @@ class GroupOwner(ABC):
 
     @abstractmethod
     def opened(self) -> None:
-        """Remove what nobody needs any more once every rank has opened the group and its subgroups."""
+        """Remove names that no rank needs once every rank has opened the group and its subgroups."""
 
     @abstractmethod
     def unlink(self) -> None:
@@ -243,7 +243,7 @@ class _SharedMemoryOwner(GroupOwner):
             group.abort(reason)
 
     def opened(self) -> None:
-        """Remove the names: whoever is killed from now on, the memory goes with the last process that has it."""
+        """Remove the names of the segments: from now on the kernel frees the memory with the last process that has it mapped."""
         self.unlink()
 
     def unlink(self) -> None:
