@@ -130,10 +130,10 @@ class GaudiBackend(Backend):
             BackendError: The ranks are laid out in stages, or do not reach each other.
             ConfigValueError: A key of the configuration goes with one rank only.
         """
-        from trencadis_gaudi.parallel.place import take_place  # a rank that is alone needs none of it
+        from trencadis_gaudi.parallel.join import join_ranks  # a rank that is alone needs none of it
 
         with self._on_device():
-            self._share, self._agreement = take_place(groups, self._config, self.habana)
+            self._share, self._agreement = join_ranks(groups, self._config, self.habana)
 
     def load(self, source: ModelSource, *, sampler: Sampler) -> ModelFacts:
         """Load, inspect and check the model on the CPU, then move it to the device.
@@ -434,7 +434,6 @@ class GaudiBackend(Backend):
         return pending
 
     def _pass(self, one: Pass, batch: Batch) -> PassResult:
-        self._agreement.check_bucket(one.bucket)
         self.watch.note(one)
         return self._run(one, batch, graph=self._capture.as_graph(one.bucket))
 

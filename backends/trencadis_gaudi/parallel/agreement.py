@@ -1,4 +1,4 @@
-"""Facts that every rank must see alike: a sum of ones, buckets, and decisions that each would take from its own memory and clock."""
+"""Decisions that each rank would take from its own memory and clock, taken together; and the sum of ones at the start."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import Final
 
 import torch
 
-from trencadis.errors import BackendError, StepFailedError
+from trencadis.errors import BackendError
 from trencadis.interfaces import Collective
-from trencadis.records import Bucket, Phase, UnifiedBucket
 
 __all__ = ["ONE_RANK", "Agreement", "check_sums"]
 
@@ -44,31 +43,9 @@ class Agreement:
         rows = _gathered(list(bytes.fromhex(digest)), self._group)
         return hashlib.blake2b(bytes(itertools.chain(*rows)), digest_size=16).hexdigest()
 
-    def check_bucket(self, bucket: Bucket) -> None:
-        """See that all ranks run a pass in the same bucket; else they would exchange tensors of different shapes.
-
-        Raises:
-            StepFailedError: On every rank, naming those that differ from the first.
-        """
-        if self._group is None:
-            return
-        rows = _gathered(_sizes(bucket), self._group)
-        others = [rank for rank, row in enumerate(rows) if row != rows[0]]
-        if others:
-            told = ", ".join(f"rank {rank} has {tuple(rows[rank])}" for rank in others)
-            raise StepFailedError(
-                f"backend gaudi: the ranks run a pass in different buckets: rank 0 has {tuple(rows[0])}, {told} (is_decode, batch_size, "
-                "query_len, num_blocks; of a unified one num_unique_blocks, is_causal).",
-            )
-
 
 ONE_RANK: Final = Agreement()
 """That of a backend without others."""
-
-
-def _sizes(bucket: Bucket) -> list[int]:
-    sizes = [int(bucket.phase is Phase.DECODE), bucket.batch_size, bucket.query_len, bucket.num_blocks]
-    return [*sizes, bucket.num_unique_blocks, int(bucket.is_causal)] if isinstance(bucket, UnifiedBucket) else sizes
 
 
 def _gathered(numbers: list[int], group: Collective) -> list[list[int]]:

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from support.backends.gaudi_ranks import make_gaudi
-from trencadis.errors import BackendError, StepFailedError
-from trencadis.records import Bucket, Phase, UnifiedBucket
+from trencadis.errors import BackendError
 from trencadis_gaudi.parallel.agreement import Agreement, check_sums
 from trencadis_gaudi.parallel.group import on_device
 
@@ -15,7 +14,6 @@ from trencadis_gaudi.parallel.group import on_device
 def test_one_rank_agrees_with_itself():
     alone = Agreement()
     assert (alone.least(3), alone.most(3), alone.all_hold(False), alone.common("ab")) == (3, 3, False, "ab")
-    alone.check_bucket(Bucket(1, 2, 3))
 
 
 def test_numbers_and_decisions_are_those_of_all_ranks(ranks):
@@ -37,28 +35,6 @@ def test_numbers_and_decisions_are_those_of_all_ranks(ranks):
     assert first[5] == ""
     other = ranks(lambda groups: groups, 3).call(lambda groups: Agreement(groups.tensor).common("00ff"))
     assert other[0] != first[4]
-
-
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [
-        (Bucket(2, 64, 4), Bucket(1, 64, 4)),
-        (Bucket(2, 64, 4), Bucket(2, 64, 5)),
-        (Bucket(2, 1, 4), Bucket(2, 1, 4, Phase.DECODE)),
-        (UnifiedBucket(64, 4, 2, True), UnifiedBucket(64, 4, 3, True)),
-        (UnifiedBucket(64, 4, 2, True), UnifiedBucket(64, 4, 2, False)),
-    ],
-)
-def test_ranks_in_different_buckets_are_named(ranks, first, second):
-    def check(groups):
-        agreement = Agreement(groups.tensor)
-        agreement.check_bucket(first)
-        agreement.check_bucket(second if groups.rank == 1 else first)
-
-    for error in ranks(lambda groups: groups, 3).errors(check):
-        assert isinstance(error, StepFailedError)
-        assert "rank 1 has" in str(error)
-        assert "rank 2 has" not in str(error)
 
 
 class Loses:

@@ -8,7 +8,7 @@ import torch
 
 from support.backends import fp8_scene, gaudi_engines, gaudi_ranks, tiny_models
 from support.backends.families import save_with_biases
-from trencadis.errors import BackendError, StepFailedError
+from trencadis.errors import BackendError
 from trencadis.interfaces import AllocationPlan
 from trencadis.records import Bucket, ModelSource, Phase
 from trencadis_plugins.sampling.chain import standard_chain
@@ -277,17 +277,6 @@ def test_buckets_that_are_put_off_are_prepared_by_all_ranks_or_by_none(model_pat
     assert prepared[0] == prepared[1]
     assert len(prepared[0]) == 1
     assert first._capture.graphs == second._capture.graphs
-
-
-def test_ranks_in_different_buckets_all_raise_and_name_each_other(model_path, ranked, monkeypatch):
-    backend = loaded(ranked, model_path("llama"))
-    second = backend.ranks.all[1]
-    check = second._agreement.check_bucket
-    monkeypatch.setattr(second._agreement, "check_bucket", lambda _: check(Bucket(1, 64, 0)))
-    driver = BackendDriver(backend, PLAN, bucket=bucket)
-    driver.start(0, tiny_models.prompt(20))
-    with pytest.raises(StepFailedError, match=r"rank 0 has \(0, 1, 32, 0\), rank 1 has \(0, 1, 64, 0\)"):
-        driver.step([Work(0)])
 
 
 def test_an_error_of_one_rank_ends_what_others_wait_for(model_path, ranked, monkeypatch):

@@ -17,10 +17,10 @@ from trencadis_gaudi.parallel.support import FEATURES
 from trencadis_torch.config import TorchConfig
 from trencadis_torch.parallel.share import Share, check_settings
 
-__all__ = ["take_place"]
+__all__ = ["join_ranks"]
 
 
-def take_place(groups: RankGroups, config: GaudiConfig, habana: Habana) -> tuple[Share | None, Agreement]:
+def join_ranks(groups: RankGroups, config: GaudiConfig, habana: Habana) -> tuple[Share | None, Agreement]:
     """Return a rank's share, None where there is one rank, and what it decides with the others.
 
     Args:

@@ -15,7 +15,7 @@ from support.backends.rank_threads import make_groups
 from trencadis.errors import BackendError
 from trencadis.interfaces import AllocationPlan, RankGroups, SupportsRanks
 from trencadis.records import Bucket, ModelSource, ParallelLayout, Phase
-from trencadis_gaudi.parallel.place import take_place
+from trencadis_gaudi.parallel.join import join_ranks
 from trencadis_plugins.executor.collectives.groups import GroupAddress, create_group, open_group
 from trencadis_plugins.sampling.chain import standard_chain
 from trencadis_plugins.sampling.standard import StandardSampler
@@ -108,13 +108,13 @@ def test_lazy_mode_without_lazy_collectives_is_an_error(monkeypatch):
     backend, _ = real()
     monkeypatch.setenv("PT_HPU_ENABLE_LAZY_COLLECTIVES", "false")
     with pytest.raises(BackendError, match="PT_HPU_ENABLE_LAZY_COLLECTIVES=false in lazy mode"):
-        take_place(make_groups(2)[0], backend._config, backend.habana)
+        join_ranks(make_groups(2)[0], backend._config, backend.habana)
 
 
 def test_one_rank_has_no_share_and_decides_alone():
     backend = gaudi_ranks.make_gaudi()
     assert isinstance(backend, SupportsRanks)
-    share, agreement = take_place(make_groups(1)[0], backend._config, backend.habana)
+    share, agreement = join_ranks(make_groups(1)[0], backend._config, backend.habana)
     assert share is None
     assert not agreement.all_hold(False)
 
