@@ -1,4 +1,4 @@
-"""What the process that ranks are forked from imports: torch, and what of transformers loads any model."""
+"""Imports of the process that ranks are forked from: torch, and the modules of transformers that every model needs."""
 
 from __future__ import annotations
 

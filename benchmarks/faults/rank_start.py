@@ -1,4 +1,4 @@
-"""How long two ranks of the demo model take to start, and to start again: forked from a process that has imported, or each afresh.
+"""Times the start and the restart of two ranks of the demo model, forked from a template process and in fresh interpreters.
 
     python benchmarks/faults/rank_start.py [--rounds 7] > benchmarks/results/rank_start.json
 

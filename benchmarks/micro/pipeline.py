@@ -1,4 +1,4 @@
-"""How much of their time the stages of a pipeline have nothing to compute: in an exact model, and of ranks on this machine.
+"""Measures the idle share of a pipeline's stages, in an exact model and with ranks on this machine.
 
     python benchmarks/micro/pipeline.py [--json] [--stages 2] [--rounds 7] [--steps 60]
 

@@ -1,4 +1,4 @@
-"""How many prompt tokens find their prefix in the cache of the replica that takes them, by router, with two real engines.
+"""Measures the share of prompt tokens found in the prefix cache of the chosen replica, by router, with two real engines.
 
     python benchmarks/serve/router_live.py [--requests 290] [--rounds 3] > benchmarks/results/router_live.json
 

@@ -208,7 +208,7 @@ class RankedEngine:
 
 
 class KVRanksConformance(ConnectorSuite):
-    """What a KV connector must do whose worker sides are in the processes of ranks; inherit from it, and set ``make``.
+    """Tests of a KV connector whose worker sides run in the processes of ranks; inherit from it, and set ``make``.
 
     Every rank holds some layers and heads of each block, some ranks the same ones. ``make`` is called for the engine and for each rank, as
     their processes do: what it returns in one test has one config.

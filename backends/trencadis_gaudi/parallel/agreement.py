@@ -55,7 +55,7 @@ def _gathered(numbers: list[int], group: Collective) -> list[list[int]]:
 
 
 def check_sums(group: Collective, device: torch.device) -> None:
-    """See that what ranks exchange arrives: a sum of ones is the number of ranks, and a gather has each rank's number in its place.
+    """Check that exchanges between ranks arrive: a sum of ones is the number of ranks, and a gather has each rank's number in its place.
 
     Args:
         group: For tensors of the device and, to compare what each rank got, of the host.

@@ -1,4 +1,4 @@
-"""What ranks exchange, as operations of the device: part of a captured or compiled graph like any other, with static shapes.
+"""Collectives between ranks as operators of the device, with static shapes: a captured or compiled graph holds them like any other.
 
     module ─▶ mark_step (lazy mode) ─▶ torch.ops.trencadis_gaudi.all_reduce(tensor, group) ─▶ a new tensor
 

@@ -51,7 +51,7 @@ def join_ranks(groups: RankGroups, config: GaudiConfig, habana: Habana) -> tuple
 
 
 def _check_environment(habana: Habana, environ: Mapping[str, str]) -> None:
-    """See that lazy mode may hold collectives.
+    """Check that graphs of lazy mode may hold collectives.
 
     Raises:
         BackendError: It may not.

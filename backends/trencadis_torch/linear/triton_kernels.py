@@ -1,4 +1,4 @@
-"""What lies between the matrix products of a decoder, on a GPU: norms, gates and rotations, each in one Triton kernel.
+"""Triton kernels for the operations of a decoder between its matrix products: norms, gates and rotations, one kernel each.
 
 A product of one decode step reads gigabytes; what is between takes as many launches as the model's own code has operations, ten and
 more for a norm or a rotation, each of which costs about two microseconds even as a part of a CUDA graph.

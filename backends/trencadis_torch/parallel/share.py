@@ -27,7 +27,7 @@ __all__ = ["Share", "check_groups", "check_settings"]
 
 
 def check_groups(groups: RankGroups, config: TorchConfig) -> None:
-    """See that the backend ``torch`` has a share to compute.
+    """Check that the backend ``torch`` serves the layout with its settings.
 
     Raises:
         BackendError: It has none of that kind.
@@ -44,7 +44,7 @@ def check_groups(groups: RankGroups, config: TorchConfig) -> None:
 
 
 def check_settings(groups: RankGroups, config: object, features: Iterable[LayoutFeature], *, table: str) -> None:
-    """See that a backend's settings go with its layout.
+    """Check that a backend's settings go with its layout.
 
     Args:
         groups: Where the rank stands.
@@ -250,7 +250,7 @@ class Share:
         return 0 if self._loaded.heads is None else self._loaded.heads[0]
 
     def check_heads(self, num_kv_heads: Iterable[int]) -> None:
-        """See that the KV heads here are one range, the same in every layer, by which KV connectors know blocks.
+        """Check that the KV heads here are one range, the same in every layer, by which KV connectors know blocks.
 
         Args:
             num_kv_heads: In the cache, of each layer.

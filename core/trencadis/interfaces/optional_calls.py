@@ -202,7 +202,7 @@ class SupportsPreload(Protocol):
 
     @property
     def preload(self) -> Callable[[], None] | None:
-        """What imports it; can be pickled. None: nothing that may be imported in a process that is forked.
+        """A function that imports the modules a backend needs; can be pickled. None: nothing may be imported before the fork.
 
         An executor that forks ranks calls it once, in a process that makes no backend.
         """

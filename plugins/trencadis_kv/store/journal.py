@@ -1,4 +1,4 @@
-"""What the worker side does to state that it shares with the scheduler side, where this is in another process.
+"""Calls of a worker side on state of the scheduler side, recorded in the process of a rank and repeated in the engine's.
 
     rank      counters, breaker, cost, recent, index ─ journal ─▶ ConnectorReport.messages
     engine    on_worker_message ─▶ the same calls, on the state itself
@@ -115,7 +115,7 @@ class KeyIndex:
 
 
 class IndexStore(BlockStore):
-    """What the scheduler side asks where each rank has a store of its own: it knows keys, and has no objects.
+    """A store for lookups of the scheduler side where each rank has a store of its own: it knows keys, and has no objects.
 
     Args:
         index: Of all ranks.

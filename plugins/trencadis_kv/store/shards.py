@@ -27,7 +27,7 @@ __all__ = ["RankShard", "Shard", "ShardPlace", "cut_blocks", "shards_of_ranks"]
 
 @attrs.frozen(kw_only=True)
 class Shard:
-    """What one object holds of a block.
+    """The range of layers and KV heads of a block that one object of a store holds.
 
     Attributes:
         layout: Of the object's bytes.
@@ -87,7 +87,7 @@ def shards_of_ranks(layouts: Sequence[KVLayout]) -> list[Shard]:
 
 
 class ShardPlace:
-    """Where the bytes of a shard are among those of a rank's block; other shards have the rest.
+    """Maps the bytes of a shard to those of a rank's block; other shards have the rest.
 
     Args:
         block: Layout of the block.

@@ -20,7 +20,7 @@ __all__ = ["ProcessesExecutor"]
 logger = logging.getLogger("trencadis.executor")
 
 _TEMPLATES: Final = 2
-"""How many are tried for one rank."""
+"""Template processes that are tried for one rank."""
 
 
 class ProcessesExecutor(RanksExecutor):

@@ -46,7 +46,7 @@ class WarmUp:
 
     @property
     def deferred(self) -> tuple[Bucket, ...]:
-        """Those of them that are prepared later."""
+        """Buckets of the table that are prepared later."""
         return self.skipped if self.report.num_deferred else ()
 
 
