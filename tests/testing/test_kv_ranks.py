@@ -69,7 +69,8 @@ def test_keys_that_do_not_name_the_heads_are_noticed(suite, monkeypatch):
     monkeypatch.setattr(
         "trencadis_kv.store.objects.key_prefix", lambda namespace, *, compat, layout: f"kv1/{namespace}/{compat.hex()}/"
     )
-    with pytest.raises(AssertionError, match=r"rank 1, heads 2 to 3, .* has not the bytes that were saved"):
+    # Which rank's bytes are read depends on which wrote last.
+    with pytest.raises(AssertionError, match=r"rank [01], heads (0 to 1|2 to 3), .* has not the bytes that were saved"):
         suite().test_what_ranks_saved_is_loaded_bit_for_bit_on_each("heads over two")
 
 

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.eventually import eventually
 
 from trencadis.records import ParallelLayout
 from trencadis_plugins.executor.config import ProcessesConfig
@@ -18,7 +19,10 @@ from trencadis_testing.executor_fakes import make_backend
 def test_ranks_of_all_replicas_are_counted_on(replica, expected):
     executor = ProcessesExecutor(ProcessesConfig(), layout=ParallelLayout(tensor=2), replica=replica)
     ranks = list(executor._start_ranks(make_backend))
-    told = [Path(f"/proc/{rank.pid}/environ").read_bytes().split(b"\0") for rank in ranks]
+    files = [Path(f"/proc/{rank.pid}/environ") for rank in ranks]
+    # Empty for a moment, while the process exchanges its program.
+    eventually(lambda: all(file.read_bytes() for file in files))
+    told = [file.read_bytes().split(b"\0") for file in files]
     for rank in ranks:
         rank.kill()
     assert [[one for one in own if one.startswith(b"TRENCADIS_LOCAL_RANK=")] for own in told] == [
