@@ -1,0 +1,76 @@
+"""What became of a workload: one record for each request, and counts of the engines; the same for simulated and live runs."""
+
+from __future__ import annotations
+
+import attrs
+
+from trencadis_tools.workloads.workload import WorkloadRequest
+
+__all__ = ["RequestRecord", "Run"]
+
+
+@attrs.frozen(kw_only=True)
+class RequestRecord:
+    """One request. Times are seconds since the start of the run; those of what did not come are NaN.
+
+    Attributes:
+        request: What was asked.
+        sent_s: When it was sent: ``arrival_s``, or later if it follows another one.
+        first_token_s: When its first token came.
+        finished_s: When its last one came.
+        replica: Index of the engine that served it, the last one if several did.
+        num_cached_tokens: Prompt tokens taken from the prefix cache.
+        num_output_tokens: That came.
+        num_preemptions: How often it lost its place.
+        error: Why it was refused or failed; empty if it was answered.
+    """
+
+    request: WorkloadRequest
+    sent_s: float
+    first_token_s: float
+    finished_s: float
+    replica: int = 0
+    num_cached_tokens: int = 0
+    num_output_tokens: int = 0
+    num_preemptions: int = 0
+    error: str = ""
+
+    @property
+    def ttft_s(self) -> float:
+        """From sent to the first token."""
+        return self.first_token_s - self.sent_s
+
+    @property
+    def tpot_s(self) -> float:
+        """From the first token to the last, for each token after the first; NaN with one token."""
+        if self.num_output_tokens < 2:
+            return float("nan")
+        return (self.finished_s - self.first_token_s) / (self.num_output_tokens - 1)
+
+    @property
+    def e2e_s(self) -> float:
+        """From sent to the last token."""
+        return self.finished_s - self.sent_s
+
+
+@attrs.frozen(kw_only=True)
+class Run:
+    """One workload under one configuration.
+
+    Attributes:
+        records: One for each request, in the workload's order.
+        duration_s: From the start to the last token.
+        num_steps: Of all engines.
+        num_scheduled_tokens: Tokens computed, all engines together.
+        num_recomputed_tokens: Of these, a second time.
+        num_preemptions: Of all engines.
+        busy_s: Seconds that each replica computed.
+    """
+
+    records: tuple[RequestRecord, ...] = attrs.field(repr=lambda records: f"<{len(records)} requests>")
+    duration_s: float
+    num_steps: int
+    num_scheduled_tokens: int
+    num_recomputed_tokens: int
+    num_preemptions: int
+    busy_s: tuple[float, ...]

@@ -1,0 +1,67 @@
+"""A workload: which requests come when, how long they are, and what they share; no text, and nothing of any policy.
+
+One workload is run by the simulator and by real engines alike. Everything that is drawn is drawn when the workload is made, from its seed
+and the number of the request, never in the order in which an engine asks: so two policies see the same requests.
+"""
+
+from __future__ import annotations
+
+import math
+
+import attrs
+from attrs.validators import ge, gt
+
+__all__ = ["Workload", "WorkloadRequest"]
+
+
+@attrs.frozen(kw_only=True)
+class WorkloadRequest:
+    """One request.
+
+    Attributes:
+        request_id: Unique in the workload.
+        arrival_s: When it is sent, seconds since the start; of a request with ``after`` the earliest moment.
+        num_prompt_tokens: At least 1; what ``after`` adds is part of it.
+        num_output_tokens: True length of the answer, at least 1; no policy sees it.
+        max_tokens: Longest answer that the request allows, as a policy sees it; 0: the longest of the workload.
+        tenant: Who asks.
+        priority: Smaller is more urgent.
+        session: Requests of one session go to one user; empty: none.
+        after: The request whose answer must have come before this one is sent; its prompt begins with that one's prompt and answer.
+        think_s: From the end of ``after`` until it is sent: a user reads, a tool runs.
+        block_ids: Of the prompt's blocks of ``Workload.block_tokens`` tokens, head first; equal ids have equal contents and equal
+            predecessors. Tokens beyond them are shared with no other request. Empty with ``after``.
+        ttft_target_s: Objective for the first token; infinity for none.
+        tpot_target_s: Objective from token to token; infinity for none.
+    """
+
+    request_id: str
+    arrival_s: float = attrs.field(validator=ge(0))
+    num_prompt_tokens: int = attrs.field(validator=ge(1))
+    num_output_tokens: int = attrs.field(validator=ge(1))
+    max_tokens: int = attrs.field(default=0, validator=ge(0))
+    tenant: str = "default"
+    priority: int = 0
+    session: str = ""
+    after: str = ""
+    think_s: float = attrs.field(default=0.0, validator=ge(0))
+    block_ids: tuple[int, ...] = ()
+    ttft_target_s: float = attrs.field(default=math.inf, validator=gt(0))
+    tpot_target_s: float = attrs.field(default=math.inf, validator=gt(0))
+
+
+@attrs.frozen(kw_only=True)
+class Workload:
+    """Requests by time of arrival, those of a session in order.
+
+    Attributes:
+        name: For tables and records.
+        requests: At least one.
+        block_tokens: Tokens in a block of ``WorkloadRequest.block_ids``.
+        seed: That everything was drawn from.
+    """
+
+    name: str
+    requests: tuple[WorkloadRequest, ...] = attrs.field(repr=lambda requests: f"<{len(requests)} requests>")
+    block_tokens: int = attrs.field(default=16, validator=ge(1))
+    seed: int = 0
