@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.eventually import eventually
 
+from support.eventually import eventually
 from trencadis.records import ParallelLayout
 from trencadis_plugins.executor.config import ProcessesConfig
 from trencadis_plugins.executor.processes import ProcessesExecutor
