@@ -13,6 +13,7 @@ __all__ = ["trencadis_commands"]
 
 _SUMMARIES = {
     "bench": "Measure the throughput of this configuration, drafters, KV connectors, or policies on a trace.",
+    "compare": "Run configurations on the same requests, simulated or measured, and say which is better, by how much, and where not.",
     "buckets": "Print the bucket tables of strategies, and what they cost on a trace; or fit one to it.",
     "warmup": "Prepare every bucket, report buckets, graphs, time and memory, and count what a few requests still compile.",
     "layout": "Print how a model can be divided over devices, what each layout needs and sends, and which one to take.",
@@ -25,7 +26,7 @@ _SUMMARIES = {
 
 @hookimpl
 def trencadis_commands() -> Iterable[Command]:
-    """Yield ``bench``, ``buckets``, ``warmup``, ``layout``, ``expert-loads``, ``doctor`` and ``new-plugin``."""
+    """Yield ``bench``, ``compare``, ``buckets``, ``warmup``, ``layout``, ``expert-loads``, ``doctor`` and ``new-plugin``."""
     for name, summary in _SUMMARIES.items():
         module = f"trencadis_tools.commands.{name.replace('-', '_')}"
         yield Command(name=name, summary=summary, load=partial(importlib.import_module, module))
