@@ -16,7 +16,7 @@ from trencadis.interfaces import ComponentContext, Observer
 from trencadis.records import Bucket, ModelFacts, StepStats, UnifiedBucket, step_shape
 from trencadis_plugins.observer.config import RecorderObserverConfig
 
-__all__ = ["FORMAT", "RecorderObserver"]
+__all__ = ["FORMAT", "RecorderObserver", "bucket_fields"]
 
 FORMAT: Final = "trencadis steps 1"
 """Value of ``format`` in the first line."""
@@ -93,12 +93,12 @@ def _record(stats: StepStats, *, wall_s: float) -> dict[str, Any]:
         "num_prefill_context": shape.num_prefill_context,
         "prefill_products": shape.prefill_products,
         "num_new": shape.num_new,
-        "buckets": [_sizes(bucket) for bucket in shape.buckets],
+        "buckets": [bucket_fields(bucket) for bucket in shape.buckets],
     }
 
 
-def _sizes(bucket: Bucket) -> list[Any]:
-    """Return a bucket as a list that begins with its kind. Pure."""
+def bucket_fields(bucket: Bucket) -> list[Any]:
+    """Return a bucket as a list that begins with its phase, or ``unified``. Pure."""
     if isinstance(bucket, UnifiedBucket):
         return ["unified", bucket.query_len, bucket.num_blocks, bucket.num_unique_blocks, bucket.is_causal]
     return [bucket.phase.value, bucket.batch_size, bucket.query_len, bucket.num_blocks]
