@@ -115,7 +115,7 @@ class Judgement:
         for effect in self.effects:
             own = [flip.scaled for flip in flips if (flip.metric, flip.other) == (effect.metric, effect.other)]
             if own:
-                reason = f"the sign changes with step times {', '.join(own)}"
+                reason = f"the sign changes with step times of {', '.join(own)}"
                 effect = attrs.evolve(effect, verdict="open", winner="", reasons=(*effect.reasons, reason))
             effects.append(effect)
         return attrs.evolve(self, effects=effects)

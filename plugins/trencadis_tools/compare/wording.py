@@ -74,8 +74,9 @@ def sentence(effect: Effect, baseline: str, growing: Sequence[str] = ()) -> str:
     """
     metric, other = effect.metric, effect.other
     if effect.verdict == "unstable":
-        own = " and ".join(name for name in (baseline, other) if name in growing)
-        return f"{metric}: no value. {own}: unstable, capacity exceeded or run too short to settle."
+        own = [name for name in (baseline, other) if name in growing]
+        steady = "".join(f" {name} keeps up." for name in (baseline, other) if name not in growing)
+        return f"{metric}: no value. {' and '.join(own)}: unstable, capacity exceeded or run too short to settle.{steady}"
     difference = effect.interval.difference
     if math.isnan(difference):
         return f"{metric}: open. No request has a value under both {baseline} and {other}."
