@@ -14,6 +14,7 @@ __all__ = ["trencadis_commands"]
 _SUMMARIES = {
     "bench": "Measure the throughput of this configuration, drafters, KV connectors, or policies on a trace.",
     "buckets": "Print the bucket tables of strategies, and what they cost on a trace; or fit one to it.",
+    "workload": "Print what a workload is in numbers, list those that come with the package, or write one as JSON lines.",
     "warmup": "Prepare every bucket, report buckets, graphs, time and memory, and count what a few requests still compile.",
     "layout": "Print how a model can be divided over devices, what each layout needs and sends, and which one to take.",
     "expert-loads": "Write the file of experts' loads that [backend.torch] expert_loads names, from a page of metrics.",
@@ -25,7 +26,7 @@ _SUMMARIES = {
 
 @hookimpl
 def trencadis_commands() -> Iterable[Command]:
-    """Yield ``bench``, ``buckets``, ``warmup``, ``layout``, ``expert-loads``, ``doctor`` and ``new-plugin``."""
+    """Yield ``bench``, ``buckets``, ``workload``, ``warmup``, ``layout``, ``expert-loads``, ``doctor`` and ``new-plugin``."""
     for name, summary in _SUMMARIES.items():
         module = f"trencadis_tools.commands.{name.replace('-', '_')}"
         yield Command(name=name, summary=summary, load=partial(importlib.import_module, module))
