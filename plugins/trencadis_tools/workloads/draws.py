@@ -134,4 +134,5 @@ def categories(values: FloatArray, shares: Sequence[float] | FloatArray) -> Int6
 def zipf_shares(num: int, exponent: float) -> FloatArray:
     """Return shares of ranks 1 .. ``num`` in proportion to ``rank ** -exponent``; they sum to 1. Pure."""
     weights: FloatArray = np.arange(1, num + 1, dtype=np.float64) ** -exponent
-    return weights / weights.sum()
+    shares: FloatArray = weights / weights.sum()
+    return shares
