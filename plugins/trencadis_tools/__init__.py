@@ -13,6 +13,7 @@ __all__ = ["trencadis_commands"]
 
 _SUMMARIES = {
     "bench": "Measure the throughput of this configuration, drafters, KV connectors, or policies on a trace.",
+    "compare": "Run configurations on the same requests, simulated or measured, and say which is better, by how much, and where not.",
     "buckets": "Print the bucket tables of strategies, and what they cost on a trace; or fit one to it.",
     "workload": "Print what a workload is in numbers, list those that come with the package, or write one as JSON lines.",
     "warmup": "Prepare every bucket, report buckets, graphs, time and memory, and count what a few requests still compile.",
@@ -26,7 +27,7 @@ _SUMMARIES = {
 
 @hookimpl
 def trencadis_commands() -> Iterable[Command]:
-    """Yield ``bench``, ``buckets``, ``workload``, ``warmup``, ``layout``, ``expert-loads``, ``doctor`` and ``new-plugin``."""
+    """Yield the commands of the table above."""
     for name, summary in _SUMMARIES.items():
         module = f"trencadis_tools.commands.{name.replace('-', '_')}"
         yield Command(name=name, summary=summary, load=partial(importlib.import_module, module))
