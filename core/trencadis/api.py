@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from trencadis.engine.guards import GuardedEviction
     from trencadis.engine.inspect.snapshot import EngineSnapshot
     from trencadis.engine.layout_support import RANKS, unserved_layout
+    from trencadis.plan_lock import PlanLock, differences, lock_of, read_lock
     from trencadis.registry import (
         Choice,
         Provenance,
@@ -53,6 +54,7 @@ _HOMES = {
     "EngineSnapshot": "engine.inspect.snapshot",
     "GuardedEviction": "engine.guards",
     "NOTHING_CHOSEN": "registry.plan",
+    "PlanLock": "plan_lock",
     "PluginLoader": "registry.manager",
     "PluginsConfig": "config.schema",
     "Provenance": "registry",
@@ -69,11 +71,14 @@ _HOMES = {
     "build_engine": "engine.build",
     "check_sources": "config.check_sources",
     "completing_buckets": "engine.batching.warmup",
+    "differences": "plan_lock",
     "encode_chat": "text",
     "explain": "config.explain",
     "load_tokenizer": "text",
     "load_with_plugins": "registry",
+    "lock_of": "plan_lock",
     "read_config_file": "config",
+    "read_lock": "plan_lock",
     "reason": "config.attribution",
     "resolve_change": "registry.switching",
     "resolve_model_path": "text",
@@ -95,6 +100,7 @@ __all__ = [
     "Engine",
     "EngineSnapshot",
     "GuardedEviction",
+    "PlanLock",
     "PluginLoader",
     "PluginsConfig",
     "Provenance",
@@ -111,11 +117,14 @@ __all__ = [
     "build_engine",
     "check_sources",
     "completing_buckets",
+    "differences",
     "encode_chat",
     "explain",
     "load_tokenizer",
     "load_with_plugins",
+    "lock_of",
     "read_config_file",
+    "read_lock",
     "reason",
     "resolve_change",
     "resolve_model_path",
