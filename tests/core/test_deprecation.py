@@ -23,7 +23,8 @@ def deprecating_modules() -> list[str]:
         ".".join(path.relative_to(room).with_suffix("").parts).removesuffix(".__init__")
         for room in rooms
         for path in sorted(room.rglob("*.py"))
-        if any(mark in path.read_text(encoding="utf-8") for mark in MARKS) and path.stem not in ("deprecation", "renames", "setting")
+        if any(mark in path.read_text(encoding="utf-8") for mark in MARKS)
+        and path.stem not in ("deprecation", "renames", "setting")
     ]
 
 
@@ -66,7 +67,7 @@ def test_a_call_warns_where_it_is_made_and_has_its_result() -> None:
         """Doubles."""
         return 2 * number + plus
 
-    with pytest.warns(DeprecationWarning) as caught:
+    with pytest.warns(DeprecationWarning, match="double is deprecated since") as caught:
         assert double(3, plus=1) == 7
     assert str(caught[0].message).endswith("double is deprecated since 1.4: use twice; it goes away with 1.6.")
     assert caught[0].filename == __file__

@@ -75,7 +75,9 @@ def locked(package):
     def lock(version: str = "1.0", source: str = SOURCE, **overrides: Any) -> tuple[PlanLock, Any]:
         points = [*BUILT_IN, *package(version, source)]
         resolved, registry = load_with_plugins(
-            environ={}, overrides={path.replace("__", "."): value for path, value in overrides.items()}, entry_points=points
+            environ={},
+            overrides={path.replace("__", "."): value for path, value in overrides.items()},
+            entry_points=points,
         )
         return lock_of(resolved.config, registry), resolved.sources
 
@@ -132,7 +134,9 @@ def test_what_does_not_decide_a_result_is_free(locked, tmp_path: Path) -> None:
         ),
         (
             {"scheduling__name": "priority"},
-            ['scheduling.name is "priority" of the plugin "scheduling" (from argument), locked "lottery" of the plugin "draw"'],
+            [
+                'scheduling.name is "priority" of the plugin "scheduling" (from argument), locked "lottery" of the plugin "draw"'
+            ],
         ),
         ({"observer__names": []}, ['observer.names[0] is absent, locked "log" of the plugin "observer"']),
         ({"model__revision": "v2"}, ['model.revision is "v2" (from argument), locked ""']),
@@ -148,9 +152,7 @@ def test_a_secret_is_not_written_and_another_one_is_noticed(locked) -> None:
     assert "opensesame" not in before.as_json()
     after = locked(**LOTTERY, scheduling__lottery__password="sesame")
     (line,) = changes(before, after)
-    assert line == (
-        f"the plan hash is {after[0].plan_hash}, locked {before.plan_hash}: a value that is secret differs"
-    )
+    assert line == (f"the plan hash is {after[0].plan_hash}, locked {before.plan_hash}: a value that is secret differs")
 
 
 def test_an_edited_file_is_named(locked) -> None:
@@ -162,7 +164,9 @@ def test_an_edited_file_is_named(locked) -> None:
 
 def test_another_version_is_named_instead_of_its_files(locked) -> None:
     before, _ = locked()
-    assert changes(before, locked("1.1", SOURCE + "\n# a word\n")) == ["the plugin draw is lottery 1.1, locked lottery 1.0"]
+    assert changes(before, locked("1.1", SOURCE + "\n# a word\n")) == [
+        "the plugin draw is lottery 1.1, locked lottery 1.0"
+    ]
 
 
 def test_a_plugin_that_came_or_went_is_named(locked) -> None:
@@ -178,7 +182,9 @@ def test_a_plugin_that_came_or_went_is_named(locked) -> None:
 
 def test_plugins_of_one_distribution_are_named_together(locked) -> None:
     lock, _ = locked()
-    older = {name: {**one, "version": "0.0.9"} for name, one in lock.plugins.items() if name in ("eviction", "sampling")}
+    older = {
+        name: {**one, "version": "0.0.9"} for name, one in lock.plugins.items() if name in ("eviction", "sampling")
+    }
     (line,) = differences(attrs.evolve(lock, plugins={**lock.plugins, **older}), lock)
     assert line == "the plugins eviction, sampling is trencadis 0.1.0, locked trencadis 0.0.9".replace(" is ", " are ")
 

@@ -36,7 +36,12 @@ def setting(
         formerly: Key that it had before; accepted in files, environment and flags for two minor versions, with a warning.
         since: Version, ``major.minor``, of the package that renamed it; needed with ``formerly``.
         more: Further metadata, such as ``component="eviction"`` for a field that names another component.
+
+    Raises:
+        ValueError: There is a former key, and no version that renamed it.
     """
+    if formerly and not since:
+        raise ValueError(f"formerly={formerly!r} needs since=, the version that renamed the key")
     if formerly:
         # The class that the field belongs to does not exist yet, but the caller is in its module.
         caller = getattr(inspect.currentframe(), "f_back", None)

@@ -85,7 +85,19 @@ def test_the_table_has_one_line_for_each_component(capsys):
     assert head.split() == [
         "noun", "component", "role", "default", "stability", "distribution", "version", "requires", "provides", "summary",
     ]  # fmt: skip
-    assert lines[0].split() == ["bucketing", "exact", "by", "layout", "yes", "provisional", "(in", "code)", "The", "exact", "one."]
+    assert lines[0].split() == [
+        "bucketing",
+        "exact",
+        "by",
+        "layout",
+        "yes",
+        "provisional",
+        "(in",
+        "code)",
+        "The",
+        "exact",
+        "one.",
+    ]
     assert len(lines) == 18
     assert lines[-3].startswith("stable contracts: bucketing 1, scheduling 1, eviction 2, ")
     assert lines[-2].startswith("provisional contracts: kv_connector 2, ")

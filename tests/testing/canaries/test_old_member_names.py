@@ -72,7 +72,9 @@ def test_a_sampler_with_old_names_answers_to_the_new_ones(canary):
 
 
 def test_a_rule_with_old_names_answers_to_the_new_ones(canary):
-    with pytest.warns(DeprecationWarning, match="CanaryOldRule.takes_trees is deprecated since 0.1: use supports_trees"):
+    with pytest.warns(
+        DeprecationWarning, match="CanaryOldRule.takes_trees is deprecated since 0.1: use supports_trees"
+    ):
         rule = canary.CanaryOldRule()
     assert (rule.needs_distributions, rule.supports_trees) == (True, True)
 
