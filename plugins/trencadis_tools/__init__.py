@@ -19,6 +19,7 @@ _SUMMARIES = {
     "warmup": "Prepare every bucket, report buckets, graphs, time and memory, and count what a few requests still compile.",
     "layout": "Print how a model can be divided over devices, what each layout needs and sends, and which one to take.",
     "expert-loads": "Write the file of experts' loads that [backend.torch] expert_loads names, from a page of metrics.",
+    "lock": "Write down plugins, versions, files and options of this configuration, for --locked; or list what has changed.",
     "doctor": "Check the installation, the configuration and every plugin, and say how to mend what is wrong.",
     "new-plugin": "Write a new plugin package that installs and passes its tests as it is.",
 }
