@@ -1,0 +1,94 @@
+"""The engine of a replay: the recorded configuration and plugins, without device, observers and texts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from trencadis.api import Config, Engine, Registry, build_engine, load_with_plugins
+from trencadis.clock import SimulatedClock
+from trencadis.errors import ConfigError, InternalError
+from trencadis.records.flight_record import FlightRecord
+from trencadis_tools.replay.replay_executor import ReplayExecutor
+
+__all__ = ["ScriptedClock", "check_replayable", "recorded_config", "replayed_engine"]
+
+_FOR_EVER = 2**62
+
+
+class ScriptedClock(SimulatedClock):
+    """A clock that is set to what was recorded."""
+
+    def set(self, now_s: float) -> None:
+        """Show another moment from now on."""
+        self._now_s = now_s
+
+
+def check_replayable(record: FlightRecord, *, name: str) -> None:
+    """Refuse a record that the same engine does not make again.
+
+    Args:
+        record: The record.
+        name: Of its file, for messages.
+
+    Raises:
+        ConfigError: It cannot be replayed; says why.
+    """
+    if record.obstacles:
+        raise ConfigError(
+            f"{name} cannot be replayed: {'; '.join(record.obstacles)}.",
+            hint="Look at its steps with trencadis replay --show.",
+        )
+
+
+def recorded_config(record: FlightRecord, flags: list[str] | None = None) -> tuple[Config, Registry]:
+    """Return the recorded configuration, and the plugins that it names.
+
+    Args:
+        record: The record.
+        flags: Changes, as flags of the command line.
+
+    Raises:
+        ConfigError: A table or a flag is wrong here.
+        PluginError: A plugin is not installed, or cannot be used.
+    """
+    resolved, registry = load_with_plugins(environ={}, flags=flags or (), overrides=_tables(record))
+    return resolved.config, registry
+
+
+def replayed_engine(
+    record: FlightRecord, config: Config, registry: Registry, *, clock: SimulatedClock, executor: ReplayExecutor
+) -> Engine:
+    """Return an engine of the recorded sizes.
+
+    Args:
+        record: The record.
+        config: Of :func:`recorded_config`.
+        registry: Of the same.
+        clock: Its time.
+        executor: Its device.
+
+    Raises:
+        TrencadisError: It cannot be built.
+    """
+    sizes = config.parallel
+    num_partitions = sizes.tensor if sizes.attention == "data" else 1
+    config = attrs.evolve(
+        config,
+        model=attrs.evolve(config.model, path="demo", max_model_len=record.max_model_len),
+        cache=attrs.evolve(
+            config.cache, num_blocks=record.num_blocks // num_partitions, block_size=record.block_size
+        ),
+        observer=attrs.evolve(config.observer, names=()),
+        flight_recorder=attrs.evolve(config.flight_recorder, num_steps=_FOR_EVER, max_bytes=_FOR_EVER),
+    )
+    engine = build_engine(config, registry=registry, clock=clock, executor=executor)
+    if not isinstance(engine, Engine):
+        raise InternalError("an engine that records steps generates")
+    return engine
+
+
+def _tables(record: FlightRecord) -> Mapping[str, Any]:
+    return record.config
