@@ -16,6 +16,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 import attrs
@@ -34,6 +35,7 @@ from trencadis.engine.inspect.accounting import Accounting, SubmittedStep
 from trencadis.engine.inspect.administration import Administration
 from trencadis.engine.inspect.decisions import Decisions
 from trencadis.engine.inspect.flight_recorder import ATTEMPT, COMMIT, FAILURE, FlightRecorder, without_tokens
+from trencadis.engine.inspect.key_frame import restore_key_frame, take_key_frame
 from trencadis.engine.inspect.metrics_page import MetricsPage
 from trencadis.engine.inspect.observers import Observers
 from trencadis.engine.inspect.snapshot import EngineSnapshot, take_snapshot
@@ -157,6 +159,8 @@ class Engine:
         # What is off is not on the path of a step.
         self._is_connected = state.transfers.has_connector
         self._recorder = recorder
+        if recorder is not None and not self._is_connected:
+            recorder.take_frame = partial(take_key_frame, self)
         self._first_tokens = state.transfers.first_tokens
         self._closed = False
         self.is_paused = False
@@ -325,6 +329,13 @@ class Engine:
     def flight_recorder(self) -> FlightRecorder | None:
         """What records the steps; None if that is switched off."""
         return self._recorder
+
+    def restore(self, frame: Mapping[str, Any], **known: Any) -> None:
+        """Put an engine that was just built into a recorded state; see :func:`~trencadis.engine.inspect.key_frame.restore_key_frame`."""
+        restore_key_frame(self, frame, **known)
+        if self._recorder is not None:
+            for slot in self._state.slot_of.values():
+                self._recorder.adopted(self._state.table.sequence(slot))
 
     def _flight_record(self, reason: str) -> dict[str, Any]:
         if self._recorder is None:

@@ -22,7 +22,7 @@ from trencadis.records.flight_record import (
     RecordedFailure,
 )
 from trencadis_tools.replay.replay_executor import PlannedStep, ReplayExecutor
-from trencadis_tools.replay.replayed_engine import ScriptedClock, replayed_engine
+from trencadis_tools.replay.replayed_engine import ScriptedClock, replayed_engine, restore
 from trencadis_tools.replay.stand_ins import StandIns
 
 __all__ = ["Difference", "ReplayedSteps", "replay_exactly"]
@@ -130,6 +130,9 @@ def replay_exactly(record: FlightRecord, config: Config, registry: Registry) -> 
     assert recorder is not None, "it is on in a replay"
     number, num_steps = 0, 0
     try:
+        if record.frame is not None:
+            clock.set(record.frame["now_s"])
+            restore(engine, record.frame, stand_ins, script)
         while number < len(record.events):
             event = record.events[number]
             clock.set(event.now_s)

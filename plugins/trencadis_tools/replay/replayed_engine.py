@@ -6,12 +6,16 @@ from collections.abc import Mapping
 from typing import Any
 
 import attrs
+import numpy as np
 
 from trencadis.api import Config, Engine, Registry, build_engine, load_with_plugins
 from trencadis.clock import SimulatedClock
 from trencadis.errors import ConfigError, InternalError
+from trencadis.interfaces import PendingStep
+from trencadis.records import Plan, Request
 from trencadis.records.flight_record import FlightRecord
-from trencadis_tools.replay.replay_executor import ReplayExecutor
+from trencadis_tools.replay.replay_executor import PlannedStep, ReplayExecutor
+from trencadis_tools.replay.stand_ins import StandIns
 
 __all__ = ["ScriptedClock", "check_replayable", "recorded_config", "replayed_engine"]
 
@@ -88,6 +92,42 @@ def replayed_engine(
     if not isinstance(engine, Engine):
         raise InternalError("an engine that records steps generates")
     return engine
+
+
+def restore(
+    engine: Engine, frame: Mapping[str, Any], stand_ins: StandIns, executor: ReplayExecutor, **options: bool
+) -> None:
+    """Put an engine, and its device, into the state in which a record begins.
+
+    Args:
+        engine: Just built.
+        frame: Of the record.
+        stand_ins: Its requests.
+        executor: The engine's.
+        options: ``restores_scheduling``, ``restores_eviction``: see ``Engine.restore``.
+    """
+    rows = frame["columns"]["row"]
+    number_of_slot = {
+        values["slot"]: number for number, values in zip(frame["requests"], frame["sequences"], strict=True)
+    }
+    for slot, number in number_of_slot.items():
+        if rows[slot] >= 0:
+            executor.number_of_row[int(rows[slot])] = number
+    requests: dict[int, Request] = {}
+
+    def request_of(number: int) -> Request:
+        if number not in requests:
+            requests[number] = stand_ins.request(number)
+        return requests[number]
+
+    def pending(plan: Plan) -> PendingStep:
+        # Who has left meanwhile gets no token; any number stands for it.
+        numbers = tuple(number_of_slot.get(slot, 0) for slot in plan.slots.tolist())
+        num_drafts = 0 if plan.drafts is None else plan.drafts.num_drafts
+        known = plan.starts + plan.num_scheduled - num_drafts
+        return executor.pending(PlannedStep(plan.step, numbers, known, plan.samples.astype(np.int32)), None)
+
+    engine.restore(frame, request_of=request_of, tokens_of=stand_ins.tokens.__getitem__, pending=pending, **options)
 
 
 def _tables(record: FlightRecord) -> Mapping[str, Any]:

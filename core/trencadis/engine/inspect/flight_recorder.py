@@ -22,6 +22,7 @@ import numpy as np
 import trencadis
 from trencadis.engine.inspect.decisions import StepNotes
 from trencadis.engine.inspect.flight_files import FlightFiles
+from trencadis.engine.inspect.key_frame import KeyFrame
 from trencadis.engine.inspect.shared_beginnings import shared_beginnings
 from trencadis.engine.sequences import Sequence as EngineSequence
 from trencadis.engine.state import EngineState
@@ -112,7 +113,7 @@ class _Segment:
 class _Kept:
     """What a record is made of; see :class:`~trencadis.records.flight_record.FlightRecord`."""
 
-    frame: Any
+    frame: KeyFrame | None
     lives: list[RecordedLife]
     entries: list[tuple[Any, ...]]
     requests: list[RecordedRequest]
@@ -134,11 +135,11 @@ class FlightRecorder:
         files: Where records are written.
         num_steps: Length of a segment, of which two are kept.
         max_bytes: Of the tokens of requests that have ended, two segments together.
-        take_frame: Returns a key frame; it may be kept as it is.
         plan_hash: Returns the hash of the plan in force.
 
     Attributes:
         note: Adds an entry: a tuple that begins with one of the constants of this module.
+        take_frame: Returns a copy of the engine's state, given the requests in it; set by the engine.
         frame_due: Number of the step after whose commit :meth:`new_segment` is to be called.
     """
 
@@ -150,7 +151,6 @@ class FlightRecorder:
         *,
         num_steps: int,
         max_bytes: int,
-        take_frame: Callable[[Sequence[RecordedLife]], Any] = lambda _: None,
         plan_hash: Callable[[], str] = lambda: "",
     ) -> None:
         self._state = state
@@ -158,7 +158,7 @@ class FlightRecorder:
         self._files = files
         self._num_steps = num_steps
         self._max_bytes = max_bytes // 2
-        self._take_frame = take_frame
+        self.take_frame: Callable[[Sequence[RecordedLife]], KeyFrame | None] = lambda _: None
         self._plan_hash = plan_hash
         self._live: dict[int, RecordedLife] = {}  # by slot
         self._num_requests = 0
@@ -172,15 +172,19 @@ class FlightRecorder:
 
     def added(self, sequence: EngineSequence) -> None:
         """Note that a request waits."""
-        request, slot = sequence.original_request, sequence.slot
-        arrival_s = float(self._state.table.arrival_s[slot])
-        record = _recorded(self._num_requests, request, sequence, arrival_s)
+        life = self.adopted(sequence)
+        self.note((ARRIVAL, life.record.arrival_s, life))
+        if sequence.slot in self._state.compiling:
+            self.obstacle(f"request {life.record.request_id!r} waited for its sampler, such as for a grammar")
+
+    def adopted(self, sequence: EngineSequence) -> RecordedLife:
+        """Keep a request that is in the engine."""
+        slot = sequence.slot
+        record = _recorded(self._num_requests, sequence.original_request, sequence, float(self._state.table.arrival_s[slot]))
         life = self._live[slot] = RecordedLife(self._num_requests, sequence, record)
         self._num_requests += 1
         self._segment.lives.append(life)
-        self.note((ARRIVAL, arrival_s, life))
-        if slot in self._state.compiling:
-            self.obstacle(f"request {request.request_id!r} waited for its sampler, such as for a grammar")
+        return life
 
     def ended(self, slot: int, reason: FinishReason) -> None:
         """Note that a client gave a request up, or found its text complete; it ends right after."""
@@ -205,7 +209,7 @@ class FlightRecorder:
     def new_segment(self, next_step: int) -> None:
         """Take a key frame and begin a new segment; called between two steps, after a commit."""
         lives = list(self._live.values())
-        segment = _Segment(self._take_frame(lives), lives, next_step)
+        segment = _Segment(self.take_frame(lives), lives, next_step)
         self._segments.append(segment)
         self._segment = segment
         self.note = segment.entries.append

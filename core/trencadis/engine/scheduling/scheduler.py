@@ -46,6 +46,7 @@ class Scheduler:
 
     Attributes:
         failed: Sequences that ended while the newest plan was made.
+        had_drafts: The newest plan had drafts, which may have got blocks in vain.
         next_step: Number of the next plan.
         notes: What the newest plan decided.
         num_recomputed_tokens: Of the newest plan, those that were computed before a preemption.
@@ -75,7 +76,7 @@ class Scheduler:
         self._is_connected = state.transfers.has_connector
         self.next_step = 0
         self._preempted: list[int] = []
-        self._had_drafts = False
+        self.had_drafts = False
         self._running: Int32Array | None = None
         self._places: Int64Array = np.empty(0, np.int64)
         self._rows: Int32Array = _EMPTY
@@ -102,7 +103,7 @@ class Scheduler:
         notes = self.notes = self.admission.notes = StepNotes()
         if self.admission.has_outcome or state.adapters.num_places:
             self.admission.begin()
-        if self._had_drafts:
+        if self.had_drafts:
             self._take_back()
         view, order = self._views.view(), None
         # The view itself would keep its arrays alive.
@@ -182,7 +183,7 @@ class Scheduler:
                 return None
             self._allocate(view, state.running, self._ones[:number])
         self.notes.num_left = min(self._budget - number, split.prefill)
-        self._had_drafts = False
+        self.had_drafts = False
         table.num_computed_tokens[places] = ends
         table.num_tokens[places] = ends + 1
         plan = Plan(
@@ -352,7 +353,7 @@ class Scheduler:
         ends = starts + counts
         known = table.num_tokens[slots]
         kept = None if drafts is None else self._drafts_of(slots, counts, drafts, draft_slots)
-        self._had_drafts = kept is not None
+        self.had_drafts = kept is not None
         num_drafts = 0 if kept is None else kept.num_drafts
         sure = ends - num_drafts  # drafts count as computed when they were accepted
         samples = sure == known
