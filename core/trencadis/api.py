@@ -14,6 +14,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from trencadis.client.replicas.connect import make_router, make_routing
+    from trencadis.client.replicas.routing import Routing
     from trencadis.config import Config, ConfigFile, ResolvedConfig, Settings, read_config_file
     from trencadis.config.attribution import reason
     from trencadis.config.check_sources import SourceCheck, check_sources, rules_or_defaults
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from trencadis.engine.embedding import EmbeddingEngine
     from trencadis.engine.engine import Engine
     from trencadis.engine.guards import GuardedEviction
+    from trencadis.engine.inspect.accounting import EngineTotals
     from trencadis.engine.inspect.snapshot import EngineSnapshot
     from trencadis.engine.layout_support import RANKS, unserved_layout
     from trencadis.registry import (
@@ -50,6 +53,7 @@ _HOMES = {
     "ConfigFile": "config",
     "EmbeddingEngine": "engine.embedding",
     "Engine": "engine.engine",
+    "EngineTotals": "engine.inspect.accounting",
     "EngineSnapshot": "engine.inspect.snapshot",
     "GuardedEviction": "engine.guards",
     "NOTHING_CHOSEN": "registry.plan",
@@ -61,6 +65,7 @@ _HOMES = {
     "Registry": "registry",
     "ResolvedConfig": "config",
     "ResolvedPlan": "registry",
+    "Routing": "client.replicas.routing",
     "SchedulingChange": "registry.switching",
     "SchedulingInForce": "registry.switching",
     "Settings": "config",
@@ -73,6 +78,8 @@ _HOMES = {
     "explain": "config.explain",
     "load_tokenizer": "text",
     "load_with_plugins": "registry",
+    "make_router": "client.replicas.connect",
+    "make_routing": "client.replicas.connect",
     "read_config_file": "config",
     "reason": "config.attribution",
     "resolve_change": "registry.switching",
@@ -94,6 +101,7 @@ __all__ = [
     "EmbeddingEngine",
     "Engine",
     "EngineSnapshot",
+    "EngineTotals",
     "GuardedEviction",
     "PluginLoader",
     "PluginsConfig",
@@ -103,6 +111,7 @@ __all__ = [
     "Registry",
     "ResolvedConfig",
     "ResolvedPlan",
+    "Routing",
     "SchedulingChange",
     "SchedulingInForce",
     "Settings",
@@ -115,6 +124,8 @@ __all__ = [
     "explain",
     "load_tokenizer",
     "load_with_plugins",
+    "make_router",
+    "make_routing",
     "read_config_file",
     "reason",
     "resolve_change",

@@ -7,7 +7,6 @@ A policy sees no true length: every request allows the longest output of the tra
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -15,18 +14,17 @@ import attrs
 import numpy as np
 from attrs.validators import ge, gt
 
-from trencadis.api import Config, Engine, Registry, build_engine
-from trencadis.clock import SimulatedClock
-from trencadis.errors import InternalError, RequestError, StepFailedError
-from trencadis.records import FinishReason, FloatArray, Request, SamplingParams, StepTime, TokenDeltas
+from trencadis.api import Config, Registry
+from trencadis.records import FloatArray, Request, StepTime, TokenDeltas
 from trencadis_tools.bench.latencies import Latencies
 from trencadis_tools.bench.service_gap import ServiceGap
-from trencadis_tools.bench.simulated import SimulatedExecutor
+from trencadis_tools.simulation import StepShape, simulate
+from trencadis_tools.workloads import Workload, WorkloadRequest
 
 if TYPE_CHECKING:
     from trencadis_plugins.bucketing.workloads.trace import Arrival
 
-__all__ = ["ScheduleResult", "ScheduleWorkload", "measure_schedule"]
+__all__ = ["Line", "ScheduleResult", "ScheduleWorkload", "measure_schedule"]
 
 _PROMPT_PRICE, _OUTPUT_PRICE = 1.0, 2.0
 
@@ -123,141 +121,101 @@ def measure_schedule(
         ConfigValueError: A size contradicts another.
         StepFailedError: The policy broke its contract.
     """
-    requests = _requests(arrivals[: workload.limit], workload)
-    return _Run(config, registry, requests, workload, policy, step_time or StepTime()).measure()
+    requests = _workload(arrivals[: workload.limit], workload)
+    config = attrs.evolve(
+        config,
+        cache=attrs.evolve(config.cache, num_blocks=config.cache.num_blocks or workload.num_blocks),
+        scheduling=attrs.evolve(config.scheduling, name=policy),
+    )
+    notes = _Notes(requests.requests, workload)
+    run = simulate(config, registry, requests, step_times=Line(step_time or StepTime()), watcher=notes)
+    duration_s = run.end_s - requests.requests[0].arrival_s
+    return ScheduleResult(
+        policy=policy,
+        num_refused=sum(bool(record.error) for record in run.records),
+        duration_s=duration_s,
+        **notes.latencies.summary(duration_s),
+        num_preempted=run.num_preemptions,
+        recompute_ratio=run.num_recomputed_tokens / max(1, run.num_scheduled_tokens),
+        service_gap=notes.gap.largest,
+        prefix_hit_ratio=run.num_prompt_tokens_cached / max(1, run.num_prompt_tokens_admitted),
+    )
 
 
-def _requests(arrivals: Sequence[Arrival], workload: ScheduleWorkload) -> list[tuple[float, int, Request]]:
-    """Return arrival time, output length and request of each arrival. Pure."""
-    rng = np.random.default_rng(workload.seed)
-    shares = 1 / np.arange(1, workload.num_tenants + 1)
-    tenants = rng.choice(workload.num_tenants, len(arrivals), p=shares / shares.sum()).tolist()
-    priorities = rng.integers(workload.num_priorities, size=len(arrivals)).tolist()
+def _workload(arrivals: Sequence[Arrival], settings: ScheduleWorkload) -> Workload:
+    """Return the requests that arrivals become. Pure."""
+    rng = np.random.default_rng(settings.seed)
+    shares = 1 / np.arange(1, settings.num_tenants + 1)
+    tenants = rng.choice(settings.num_tenants, len(arrivals), p=shares / shares.sum()).tolist()
+    priorities = rng.integers(settings.num_priorities, size=len(arrivals)).tolist()
     span_s = arrivals[-1].arrival_s
-    stretch = (len(arrivals) - 1) / (workload.rate * span_s) if workload.rate and span_s else 1.0
-    longest = max(arrival.num_output_tokens for arrival in arrivals)
-    made = []
-    for index, arrival in enumerate(arrivals):
-        shared = min(workload.shared_prefix, arrival.num_prompt_tokens - 1)
-        own = arrival.num_prompt_tokens - shared
-        request = Request(
+    stretch = (len(arrivals) - 1) / (settings.rate * span_s) if settings.rate and span_s else 1.0
+    requests = tuple(
+        WorkloadRequest(
             request_id=str(index),
-            # Tokens are numbers of requests, so that no prompts are alike beyond the shared prefix.
-            prompt_token_ids=(1,) * shared + (index + 2,) * own,
-            params=SamplingParams(max_tokens=longest),
-            priority=priorities[index],
-            tenant=str(tenants[index]),
-            cache_salt=str(tenants[index]),
-            ttft_target_s=workload.ttft_target_s,
-            tpot_target_s=workload.tpot_target_s,
+            arrival_s=arrival.arrival_s * stretch,
+            num_prompt_tokens=arrival.num_prompt_tokens,
+            num_output_tokens=arrival.num_output_tokens,
+            tenant=str(tenant),
+            priority=priority,
+            block_ids=tuple(
+                range(
+                    tenant * settings.shared_prefix,
+                    tenant * settings.shared_prefix + min(settings.shared_prefix, arrival.num_prompt_tokens - 1),
+                )
+            ),
+            ttft_target_s=settings.ttft_target_s,
+            tpot_target_s=settings.tpot_target_s,
         )
-        made.append((arrival.arrival_s * stretch, arrival.num_output_tokens, request))
-    return made
+        for index, (arrival, tenant, priority) in enumerate(zip(arrivals, tenants, priorities, strict=True))
+    )
+    return Workload(name="trace", requests=requests, block_tokens=1, seed=settings.seed)
 
 
-class _Run:
-    """One policy's engine, and what is noted of its steps."""
+@attrs.frozen
+class Line:
+    """The line of ``StepTime``, whatever a step consists of; the host takes no time."""
 
-    def __init__(
-        self,
-        config: Config,
-        registry: Registry,
-        requests: list[tuple[float, int, Request]],
-        workload: ScheduleWorkload,
-        policy: str,
-        step_time: StepTime,
-    ) -> None:
-        self._policy = policy
+    step_time: StepTime
+
+    def device_s(self, shape: StepShape) -> float:
+        """Return it."""
+        num_tokens = shape.num_decode_tokens + shape.num_prefill_tokens
+        return self.step_time.step_s(float(num_tokens), shape.num_decode_context + shape.num_prefill_context)
+
+    def host_s(self, shape: StepShape) -> float:
+        """Return 0."""
+        return 0.0
+
+
+class _Notes:
+    """Watches a run of one engine: latencies in the order in which requests end, and the gap in service between tenants."""
+
+    def __init__(self, requests: Sequence[WorkloadRequest], settings: ScheduleWorkload) -> None:
         self._requests = requests
-        self._clock = SimulatedClock()
-        num_blocks = config.cache.num_blocks or workload.num_blocks
-        block_size = config.cache.block_size or 16
-        longest = max(len(request.prompt_token_ids) + num_output for _, num_output, request in requests)
-        executor = SimulatedExecutor(
-            self._clock,
-            step_time,
-            [num_output for _, num_output, _ in requests],
-            max_model_len=min(longest + 1, num_blocks * block_size),
-        )
-        engine = build_engine(
-            _simulated(config, policy, num_blocks), registry=registry, clock=self._clock, executor=executor
-        )
-        if not isinstance(engine, Engine):
-            raise InternalError("a simulated model generates")
-        self._engine = engine
-        self._tenant_of_slot = np.zeros(engine.max_model_len, np.int64)
+        self._tenant_of_slot = np.zeros(256, np.int64)
         self._unserved: dict[int, int] = {}  # prompt tokens of slots without a token so far
-        self._gap = ServiceGap(workload.num_tenants)
-        self._latencies = Latencies(workload.ttft_target_s, workload.tpot_target_s)
-        self._num_refused = 0
+        self.gap = ServiceGap(settings.num_tenants)
+        self.latencies = Latencies(settings.ttft_target_s, settings.tpot_target_s)
 
-    def measure(self) -> ScheduleResult:
-        """Serve everything."""
-        waiting = deque(self._requests)
-        try:
-            while waiting or self._engine.has_work:
-                while waiting and waiting[0][0] <= self._clock.now_s():
-                    self._add(waiting.popleft()[2])
-                if self._engine.has_work:
-                    self._note(self._engine.step())
-                elif waiting:
-                    self._clock.advance(waiting[0][0] - self._clock.now_s())
-            return self._result()
-        finally:
-            self._engine.close()
-
-    def _add(self, request: Request) -> None:
-        try:
-            slot = self._engine.add(request)
-        except RequestError as error:
-            if isinstance(error.__cause__, StepFailedError):  # the policy failed: it refused no request
-                raise error.__cause__ from None
-            self._num_refused += 1
-            return
+    def added(self, replica: int, slot: int, request: Request) -> None:
+        """Note whose request a slot has."""
         if slot >= len(self._tenant_of_slot):
             self._tenant_of_slot = np.resize(self._tenant_of_slot, 2 * slot)
         self._tenant_of_slot[slot] = int(request.tenant)
         self._unserved[slot] = len(request.prompt_token_ids)
-        self._gap.waits(int(request.tenant))
+        self.gap.waits(int(request.tenant))
 
-    def _note(self, deltas: TokenDeltas) -> None:
+    def stepped(self, replica: int, deltas: TokenDeltas) -> None:
+        """Note who was served, and what has ended."""
         if deltas.slots.size:
             tenants = self._tenant_of_slot[deltas.slots]
             costs: FloatArray = _OUTPUT_PRICE * deltas.num_tokens.astype(np.float64)
             for place, slot in enumerate(deltas.slots.tolist()):
                 if slot in self._unserved:
                     costs[place] += _PROMPT_PRICE * self._unserved.pop(slot)
-                    self._gap.runs(int(tenants[place]))
-            self._gap.serve(tenants, costs)
+                    self.gap.runs(int(tenants[place]))
+            self.gap.serve(tenants, costs)
         for end in deltas.finished:
-            if end.finish_reason is FinishReason.ERROR:
-                raise StepFailedError(f"under {self._policy} request {end.request_id!r} failed: {end.error}")
-            arrival_s, _, request = self._requests[int(end.request_id)]
-            self._latencies.add(end, arrival_s=arrival_s, urgent=request.priority == 0)
-
-    def _result(self) -> ScheduleResult:
-        totals = self._engine.totals
-        duration_s = self._clock.now_s() - self._requests[0][0]
-        return ScheduleResult(
-            policy=self._policy,
-            num_refused=self._num_refused,
-            duration_s=duration_s,
-            **self._latencies.summary(duration_s),
-            num_preempted=totals.num_preempted,
-            recompute_ratio=totals.num_recomputed_tokens / max(1, totals.num_scheduled_tokens),
-            service_gap=self._gap.largest,
-            prefix_hit_ratio=totals.num_prompt_tokens_cached / max(1, totals.num_prompt_tokens_admitted),
-        )
-
-
-def _simulated(config: Config, policy: str, num_blocks: int) -> Config:
-    """Return the configuration of an engine that only this policy and these sizes matter to. Pure."""
-    return attrs.evolve(
-        config,
-        model=attrs.evolve(config.model, max_model_len=0),
-        cache=attrs.evolve(config.cache, num_blocks=num_blocks),
-        scheduling=attrs.evolve(config.scheduling, name=policy, fallback=""),  # what fails is to be seen
-        speculation=attrs.evolve(config.speculation, name="none"),
-        kv_connector=attrs.evolve(config.kv_connector, name="none"),
-        observer=attrs.evolve(config.observer, names=()),
-    )
+            asked = self._requests[int(end.request_id)]
+            self.latencies.add(end, arrival_s=asked.arrival_s, urgent=asked.priority == 0)

@@ -65,6 +65,10 @@ class Run:
         num_recomputed_tokens: Of these, a second time.
         num_preemptions: Of all engines.
         busy_s: Seconds that each replica computed.
+        end_s: When the last step ended, perhaps after the last token.
+        num_prompt_tokens_admitted: Prompt tokens of requests that began to run.
+        num_prompt_tokens_cached: Of these, taken from prefix caches.
+        num_moved: Times that a request had to leave a replica that failed.
     """
 
     records: tuple[RequestRecord, ...] = attrs.field(repr=lambda records: f"<{len(records)} requests>")
@@ -74,3 +78,7 @@ class Run:
     num_recomputed_tokens: int
     num_preemptions: int
     busy_s: tuple[float, ...]
+    end_s: float = 0.0
+    num_prompt_tokens_admitted: int = 0
+    num_prompt_tokens_cached: int = 0
+    num_moved: int = 0

@@ -17,7 +17,7 @@ from trencadis.client.replicas.guarded_router import GuardedRouter
 from trencadis.client.replicas.restarts import RestartLimit
 from trencadis.client.replicas.routing import Routing
 from trencadis.client.replicas.starter import ReplicaStarter
-from trencadis.clock import SystemClock
+from trencadis.clock import Clock, SystemClock
 from trencadis.config import Config
 from trencadis.console import on_terminal, track
 from trencadis.engine.build import Meters
@@ -29,7 +29,7 @@ from trencadis.registry import Choice, Registry, resolve_plan
 from trencadis.startup import rare_collections
 from trencadis.text import read_prefixes
 
-__all__ = ["connect_replicas"]
+__all__ = ["connect_replicas", "make_router", "make_routing"]
 
 _LOOK_S = 0.2
 
@@ -69,13 +69,18 @@ def connect_replicas(
         raise
 
 
-def make_router(config: Config, registry: Registry) -> GuardedRouter:
+def make_router(config: Config, registry: Registry, *, clock: Clock | None = None) -> GuardedRouter:
     """Return the configured router, guarded.
+
+    Args:
+        config: Of ``parallel.data`` replicas.
+        registry: The plugins.
+        clock: Measures its calls; the system's if none is given.
 
     Raises:
         PluginError: It cannot be chosen or built.
     """
-    clock = SystemClock()
+    clock = clock or SystemClock()
     plan = resolve_plan(config, registry)
     context = ComponentContext(clock=clock, seed=config.engine.seed, num_replicas=config.parallel.data)
 
@@ -91,16 +96,17 @@ def make_router(config: Config, registry: Registry) -> GuardedRouter:
     return GuardedRouter(label, make(chosen), make_fallback, meter=Meters(config, clock)("router", label))
 
 
-def _start(config: Config, registry: Registry, replica: int, *, never_waits: bool) -> Transport:
-    own = attrs.evolve(config, parallel=attrs.evolve(config.parallel, replica=replica))
-    return open_transport(own, registry, never_waits=never_waits, sends_load=True)
+def make_routing(
+    config: Config, router: GuardedRouter, *, hashing: tuple[str, int] | None, clock: Clock | None = None
+) -> Routing:
+    """Return what shows requests and replicas to a router.
 
-
-def _client(
-    config: Config, clients: list[RemoteEngineClient], router: GuardedRouter, start: Callable[[int], Transport]
-) -> ReplicatedEngineClient:
-    """Return the client of replicas that are ready."""
-    clock, parallel, hashing = SystemClock(), config.parallel, clients[0].hashing
+    Args:
+        config: Of ``parallel.data`` replicas.
+        router: Chooses.
+        hashing: ``Engine.hashing`` of a replica.
+        clock: Says when to look again whether replicas make progress; the system's if none is given.
+    """
     hasher = None
     if hashing is not None:
         compatibility, block_size = hashing
@@ -110,9 +116,22 @@ def _client(
             block_size=block_size,
             shared_prefixes=read_prefixes(config),
         )
+    return Routing(router, num_replicas=config.parallel.data, clock=clock or SystemClock(), hasher=hasher)
+
+
+def _start(config: Config, registry: Registry, replica: int, *, never_waits: bool) -> Transport:
+    own = attrs.evolve(config, parallel=attrs.evolve(config.parallel, replica=replica))
+    return open_transport(own, registry, never_waits=never_waits, sends_load=True)
+
+
+def _client(
+    config: Config, clients: list[RemoteEngineClient], router: GuardedRouter, start: Callable[[int], Transport]
+) -> ReplicatedEngineClient:
+    """Return the client of replicas that are ready."""
+    clock, parallel = SystemClock(), config.parallel
     return ReplicatedEngineClient(
         clients,
-        routing=Routing(router, num_replicas=len(clients), clock=clock, hasher=hasher),
+        routing=make_routing(config, router, hashing=clients[0].hashing, clock=clock),
         starter=ReplicaStarter(functools.partial(_start_again, start)),
         make_limit=lambda: RestartLimit(
             max_restarts=parallel.max_restarts, window_s=parallel.restart_window_s, clock=clock

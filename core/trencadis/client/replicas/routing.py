@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from trencadis.client.process.client import RemoteEngineClient
 from trencadis.client.process.messages import HASH_BYTES
 from trencadis.client.replicas.guarded_router import GuardedRouter
 from trencadis.client.replicas.prefix_index import PrefixIndex
@@ -15,9 +14,18 @@ from trencadis.engine.cache.hashing import BlockHasher
 from trencadis.interfaces import ReplicaViews, RoutingRequest
 from trencadis.records import EmbeddingRequest, EngineLoad, Request, read_only
 
-__all__ = ["Routing"]
+__all__ = ["RoutedEngine", "Routing"]
 
 _HEALTH_S = 0.1
+
+
+class RoutedEngine(Protocol):
+    """An engine that requests are sent to."""
+
+    @property
+    def stalled(self) -> bool:
+        """Whether it makes no progress."""
+        ...
 
 
 class Routing:
@@ -37,7 +45,7 @@ class Routing:
         self._clock = clock
         self._hasher = hasher
         self._index = PrefixIndex(num_replicas)
-        self._clients: list[RemoteEngineClient | None] = [None] * num_replicas
+        self._clients: list[RoutedEngine | None] = [None] * num_replicas
         self._is_draining = np.zeros(num_replicas, np.bool_)
         self._num_live = np.zeros(num_replicas, np.int32)
         self._num_waiting = np.zeros(num_replicas, np.int32)
@@ -67,7 +75,7 @@ class Routing:
 
     # ------------------------------------------------------------------------------------------------ replicas
 
-    def added(self, replica: int, client: RemoteEngineClient) -> None:
+    def added(self, replica: int, client: RoutedEngine) -> None:
         """Note a replica that is ready."""
         self._clients[replica], self._is_draining[replica], self._looked_s = client, False, -np.inf
         self._router.on_replica_added(replica)

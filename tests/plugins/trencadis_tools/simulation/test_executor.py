@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import attrs
 import numpy as np
 import pytest
 
@@ -8,9 +9,10 @@ from trencadis.interfaces import BlockCopies
 from trencadis.records import FinishReason, Request, SamplingParams, StepTime
 from trencadis_testing.engines import make_engine
 from trencadis_testing.executor_fakes import one_token, plan_of
-from trencadis_tools.bench.simulated import SimulatedExecutor
+from trencadis_tools.bench.schedule import Line
+from trencadis_tools.simulation.executor import SimulatedExecutor
 
-STEP_TIME = StepTime(base_s=1.0, token_s=0.01, context_token_s=0.001)
+STEP_TIME = Line(StepTime(base_s=1.0, token_s=0.01, context_token_s=0.001))
 
 
 def engine_of(output_lens, **options):
@@ -21,7 +23,7 @@ def engine_of(output_lens, **options):
 
 
 def request(index: int, length: int, max_tokens: int = 50) -> Request:
-    params = SamplingParams(max_tokens=max_tokens, temperature=0.0)
+    params = SamplingParams(max_tokens=max_tokens, seed=index)
     return Request(request_id=str(index), prompt_token_ids=(index + 2,) * length, params=params)
 
 
@@ -61,7 +63,10 @@ def test_swapped_blocks_keep_the_device_busy_for_as_long_as_their_copies_take() 
     executor.allocate(plan_of())
     three, one = np.arange(3, dtype=np.int32), np.arange(1, dtype=np.int32)
     executor.swap_blocks(outs=BlockCopies(sources=three, targets=three), ins=BlockCopies(sources=one, targets=one))
-    executor.submit(one_token(2)).wait()
+    batch = one_token(2)
+    (start,) = batch.row_starts
+    start = attrs.evolve(start, params=SamplingParams(seed=0))
+    executor.submit(attrs.evolve(batch, row_starts=(start,))).wait()
     assert clock.now_s() == pytest.approx(4 * 4 * 131_072 / 20e9 + 1.011)
 
 

@@ -1,0 +1,60 @@
+"""What happens to replicas while a workload runs: failures, drains, joins."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+
+import attrs
+from attrs.validators import ge
+
+from trencadis.errors import ConfigValueError
+
+__all__ = ["EventKind", "ReplicaEvent", "check_events"]
+
+
+class EventKind(enum.Enum):
+    """What happens to a replica."""
+
+    FAIL = "fail"
+    DRAIN = "drain"
+    JOIN = "join"
+
+
+@attrs.frozen(kw_only=True)
+class ReplicaEvent:
+    """Something that happens to one replica.
+
+    ``fail``: it ends at once; its requests go on elsewhere, after the tokens that came, and what it had cached is lost. ``drain``: it gets
+    nothing new, and ends what it has. ``join``: it begins to serve with an empty cache, one that drains as soon as it has nothing left.
+    A replica whose first event is a join is not there before.
+
+    Attributes:
+        time_s: Since the start of the run.
+        replica: Its index.
+        kind: What happens.
+    """
+
+    time_s: float = attrs.field(validator=ge(0))
+    replica: int = attrs.field(validator=ge(0))
+    kind: EventKind = attrs.field(converter=EventKind)
+
+
+def check_events(events: Sequence[ReplicaEvent], num_replicas: int) -> tuple[ReplicaEvent, ...]:
+    """Return events in order of time.
+
+    Raises:
+        ConfigValueError: One names a replica that is none, or happens to one to which it cannot.
+    """
+    ordered = tuple(sorted(events, key=lambda event: (event.time_s, event.replica)))
+    serves: dict[int, bool] = {}
+    for event in ordered:
+        where = f"event {event.kind.value!r} of replica {event.replica} at {event.time_s:g} s"
+        if event.replica >= num_replicas:
+            raise ConfigValueError(f"{where}: there are replicas 0 to {num_replicas - 1}.", hint="Raise --replicas.")
+        joins = event.kind is EventKind.JOIN
+        if event.replica in serves and serves[event.replica] is joins and (joins or event.kind is EventKind.DRAIN):
+            state = "serves already" if joins else "has failed or drains already"
+            raise ConfigValueError(f"{where}: it {state}.", hint="Leave the event out, or correct its time.")
+        serves[event.replica] = joins
+    return ordered

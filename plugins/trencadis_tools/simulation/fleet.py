@@ -1,0 +1,471 @@
+"""A workload on simulated replicas: real engines and policies, the real router in front, one order of events.
+
+    arrivals ▶ router ▶ replica (engine, clock) ▶ SimulatedExecutor (step times, true lengths)
+        ▲                  │
+        └── a session's next request: after the answer, and the time to think
+
+Events are ordered by (time, kind, index). What a step gives is seen when the step has ended, never before. Equal inputs give equal
+records on every machine: no wall clock, no iteration over sets, no random numbers but those of policies, which have seeds.
+"""
+
+from __future__ import annotations
+
+import enum
+import heapq
+import math
+from collections import deque
+from collections.abc import Sequence
+
+import attrs
+
+from trencadis.api import Config, Engine, EngineTotals, Registry, Routing, build_engine, make_router, make_routing
+from trencadis.clock import SimulatedClock
+from trencadis.errors import ConfigValueError, InternalError, RequestError, StepFailedError
+from trencadis.interfaces import RoutingRequest
+from trencadis.records import FinishedSequence, FinishReason, Request, evolve_unchecked
+from trencadis_tools.simulation.events import EventKind, ReplicaEvent, check_events
+from trencadis_tools.simulation.executor import SimulatedExecutor
+from trencadis_tools.simulation.prompts import Prompts
+from trencadis_tools.simulation.replica import Replica, Watcher
+from trencadis_tools.simulation.run import RequestRecord, Run
+from trencadis_tools.simulation.step_shape import StepTimes
+from trencadis_tools.workloads.workload import Workload
+
+__all__ = ["NUM_BLOCKS", "Fleet", "simulate", "simulated_config"]
+
+NUM_BLOCKS = 2588
+"""KV blocks of a replica if the configuration names no number: an RTX 4090 with Llama 3.1 8B, as the default step times."""
+
+_NAN = math.nan
+_LITTLE = 1e-6
+"""Relative error of sums of floating-point times."""
+
+
+class _Clock:
+    """The time of the event that happens.
+
+    Attributes:
+        time_s: Since the start of the run.
+    """
+
+    def __init__(self) -> None:
+        self.time_s = 0.0
+
+    def now_s(self) -> float:
+        """Return it."""
+        return self.time_s
+
+
+class _Kind(enum.IntEnum):
+    """Of events, in the order in which those of one moment happen."""
+
+    STEP_ENDS = 0
+    REPLICA = 1
+    SENT = 2
+    STEP_BEGINS = 3
+
+
+# Members of an enum are slow to look up.
+_STEP_ENDS, _REPLICA, _SENT, _STEP_BEGINS = _Kind
+
+
+@attrs.define(eq=False)
+class _Live:
+    """A request that was sent and has not ended.
+
+    Attributes:
+        index: In the workload.
+        sent_s: When.
+        request: As a replica gets it; with the tokens that came if it goes on after a failure.
+        replica: That has it; -1: none.
+        routed: What the router was shown.
+        first_token_s: When its first token came, from a replica that failed since; NaN: none came there.
+        num_cached_tokens: On the first replica; -1: none has begun it.
+        num_preemptions: On replicas that failed since.
+    """
+
+    index: int
+    sent_s: float
+    request: Request
+    replica: int = -1
+    routed: RoutingRequest | None = None
+    first_token_s: float = _NAN
+    num_cached_tokens: int = -1
+    num_preemptions: int = 0
+
+
+def simulated_config(config: Config, *, num_replicas: int = 1) -> Config:
+    """Return the configuration of engines that this workload, policies and sizes matter to. Pure.
+
+    A policy that fails has no fallback: what fails is to be seen.
+    """
+    return attrs.evolve(
+        config,
+        model=attrs.evolve(config.model, max_model_len=0),
+        parallel=attrs.evolve(config.parallel, data=num_replicas),
+        cache=attrs.evolve(config.cache, num_blocks=config.cache.num_blocks or NUM_BLOCKS),
+        scheduling=attrs.evolve(config.scheduling, fallback=""),
+        speculation=attrs.evolve(config.speculation, name="none"),
+        kv_connector=attrs.evolve(config.kv_connector, name="none"),
+        observer=attrs.evolve(config.observer, names=()),
+    )
+
+
+def simulate(
+    config: Config,
+    registry: Registry,
+    workload: Workload,
+    *,
+    step_times: StepTimes,
+    replicas: int = 1,
+    events: Sequence[ReplicaEvent] = (),
+    watcher: Watcher | None = None,
+) -> Run:
+    """Serve a workload on simulated replicas, and return what became of each request.
+
+    Args:
+        config: Router, scheduling, budget, rows and cache of each replica; the model is not loaded, and neither drafts nor KV
+            connectors are simulated.
+        registry: The plugins.
+        workload: Which requests come when.
+        step_times: How long steps take.
+        replicas: How many, with equal configurations.
+        events: What happens to replicas.
+        watcher: Sees what engines do.
+
+    Raises:
+        PluginError: A component does not exist or cannot be built.
+        ConfigValueError: A size contradicts another, or an event the replicas.
+        StepFailedError: A policy or router broke its contract.
+    """
+    fleet = Fleet(config, registry, workload, step_times=step_times, replicas=replicas, events=events, watcher=watcher)
+    try:
+        return fleet.run()
+    finally:
+        fleet.close()
+
+
+class Fleet:
+    """Serves one workload; see :func:`simulate`."""
+
+    def __init__(
+        self,
+        config: Config,
+        registry: Registry,
+        workload: Workload,
+        *,
+        step_times: StepTimes,
+        replicas: int = 1,
+        events: Sequence[ReplicaEvent] = (),
+        watcher: Watcher | None = None,
+    ) -> None:
+        if replicas < 1:
+            raise ConfigValueError(f"replicas = {replicas}: there must be one at least.")
+        self._config = simulated_config(config, num_replicas=replicas)
+        self._registry = registry
+        self._requests = workload.requests
+        self._step_times = step_times
+        self._watcher = watcher
+        self._prompts = Prompts(workload)
+        self._output_lens = [one.num_output_tokens for one in workload.requests]
+        self._longest = max(one.num_prompt_tokens + one.num_output_tokens for one in workload.requests)
+        self._changes = check_events(events, replicas)
+        self._clock = _Clock()
+        self._events: list[tuple[float, _Kind, int]] = []
+        self._records: list[RequestRecord | None] = [None] * len(workload.requests)
+        self._live: dict[str, _Live] = {}
+        self._homeless: deque[_Live] = deque()
+        self._texts: dict[str, tuple[int, ...]] = {}  # prompts and answers that requests to come begin with
+        self._ended_totals: list[tuple[int, EngineTotals]] = []
+        self._area = self._residence_s = 0.0
+        self._num_moved = 0
+        self._followers: dict[str, list[int]] = {}
+        for index, one in enumerate(workload.requests):
+            if one.after:
+                self._followers.setdefault(one.after, []).append(index)
+            else:
+                self._events.append((one.arrival_s, _SENT, index))
+        heapq.heapify(self._events)
+        self._replicas: list[Replica | None] = [None] * replicas
+        self._built: list[Replica] = []
+        self._routing: Routing | None = None
+        self._open(replicas)
+
+    # -------------------------------------------------------------------------------------------------- replicas
+
+    def _open(self, num_replicas: int) -> None:
+        """Start every replica but those that join later."""
+        first = {event.replica: event.kind for event in reversed(self._changes)}
+        for number, event in enumerate(self._changes):
+            self._push(event.time_s, _REPLICA, number)
+        present = [index for index in range(num_replicas) if first.get(index) is not EventKind.JOIN]
+        built = [self._build(index) for index in present]
+        if num_replicas > 1:
+            example = built[0] if built else self._build(0)
+            router = make_router(self._config, self._registry, clock=self._clock)
+            self._routing = make_routing(self._config, router, hashing=example.engine.hashing, clock=self._clock)
+        for replica in built:
+            self._join(replica)
+
+    def _build(self, index: int) -> Replica:
+        clock = SimulatedClock(self._clock.time_s)
+        cache = self._config.cache
+        executor = SimulatedExecutor(
+            clock,
+            self._step_times,
+            self._output_lens,
+            max_model_len=min(self._longest + 1, cache.num_blocks * (cache.block_size or 16)),
+            vocab_size=self._prompts.vocab_size,
+        )
+        engine = build_engine(self._config, registry=self._registry, clock=clock, executor=executor)
+        if not isinstance(engine, Engine):
+            raise InternalError("a simulated model generates")
+        replica = Replica(index, len(self._built), engine, clock, refused=self._refused, watcher=self._watcher)
+        self._built.append(replica)
+        return replica
+
+    def _join(self, replica: Replica) -> None:
+        self._replicas[replica.index] = replica
+        if self._routing is not None:
+            self._routing.added(replica.index, replica)
+
+    def _change(self, event: ReplicaEvent) -> None:
+        replica = self._replicas[event.replica]
+        if event.kind is EventKind.JOIN:
+            if replica is not None and (replica.has_work or replica.deltas is not None):
+                replica.joins_when_empty = True
+            else:
+                self._restart(event.replica)
+        elif event.kind is EventKind.DRAIN and replica is not None:
+            replica.is_draining = True
+            if self._routing is not None:
+                self._routing.draining(event.replica)
+        elif replica is not None:
+            self._fail(replica)
+
+    def _restart(self, index: int) -> None:
+        replica = self._replicas[index]
+        if replica is not None:
+            self._remove(replica)
+            replica.engine.close()
+        self._join(self._build(index))
+        while self._homeless:
+            self._place(self._homeless.popleft())
+
+    def _fail(self, replica: Replica) -> None:
+        """End a replica; its requests go on elsewhere after the tokens that came."""
+        self._remove(replica)
+        now_s = self._clock.time_s
+        for one in replica.fail():
+            live = self._live[one.request_id]
+            self._leave(live)
+            if one.token_ids:
+                live.request = evolve_unchecked(live.request, output_token_ids=one.token_ids)
+            if one.end is not None:
+                _note_residence(live, one.end, now_s)
+            self._num_moved += 1
+            self._place(live)
+
+    def _remove(self, replica: Replica) -> None:
+        self._ended_totals.append((replica.index, replica.engine.totals))
+        self._replicas[replica.index] = None
+        if self._routing is not None:
+            self._routing.removed(replica.index)
+
+    # -------------------------------------------------------------------------------------------------- requests
+
+    def _send(self, index: int) -> None:
+        asked = self._requests[index]
+        now_s = self._clock.time_s
+        before: tuple[int, ...] = ()
+        if asked.after:
+            followers = self._followers[asked.after]
+            before = self._texts[asked.after] if len(followers) > 1 else self._texts.pop(asked.after)
+            followers.remove(index)
+        request = self._prompts.request(index, before)
+        live = self._live[asked.request_id] = _Live(index, now_s, request)
+        self._place(live)
+
+    def _place(self, live: _Live) -> None:
+        """Give a request to the replica that the router chooses."""
+        chosen = 0
+        if not any(self._replicas):
+            self._homeless.append(live)
+            return
+        routing = self._routing
+        if routing is not None:
+            live.routed = routing.facts(live.request)
+            chosen = routing.select(live.routed)
+            if routing.generation:
+                raise StepFailedError(
+                    "the router failed; see the log.", hint="Mend it, or choose another in router.name."
+                )
+        replica = self._replicas[chosen]
+        assert replica is not None, "the router chooses among those that are there"
+        live.replica = chosen
+        replica.inbox.append(live.request)
+        if not replica.is_scheduled:
+            replica.is_scheduled = True
+            self._push(max(self._clock.time_s, replica.clock.now_s()), _STEP_BEGINS, replica.serial)
+
+    def _leave(self, live: _Live) -> None:
+        if self._routing is not None and live.routed is not None:
+            self._routing.withdrawn(live.routed, live.replica, generation=0)
+            live.routed = None
+
+    def _refused(self, request: Request, error: RequestError) -> None:
+        self._end(self._live[request.request_id], self._clock.time_s, error=str(error))
+
+    def _finished(self, end: FinishedSequence) -> None:
+        if end.finish_reason is FinishReason.ERROR:
+            raise StepFailedError(f"request {end.request_id!r} failed: {end.error}")
+        live = self._live[end.request_id]
+        if self._followers.get(end.request_id):
+            self._texts[end.request_id] = (*live.request.prompt_token_ids, *end.token_ids.tolist())
+        self._end(live, end.finish_s, end=end)
+
+    def _end(self, live: _Live, end_s: float, *, end: FinishedSequence | None = None, error: str = "") -> None:
+        """Record a request that has ended, and send those that follow it."""
+        self._leave(live)
+        del self._live[live.request.request_id]
+        self._residence_s += end_s - live.sent_s
+        asked = self._requests[live.index]
+        if end is not None:
+            _note_residence(live, end, end_s)
+        self._records[live.index] = RequestRecord(
+            request=asked,
+            sent_s=live.sent_s,
+            first_token_s=live.first_token_s,
+            finished_s=_NAN if end is None else end_s,
+            replica=max(live.replica, 0),
+            num_cached_tokens=max(live.num_cached_tokens, 0),
+            num_output_tokens=0 if end is None else len(end.token_ids),
+            num_preemptions=live.num_preemptions,
+            error=error,
+        )
+        self._follow(asked.request_id, end_s, error)
+
+    def _follow(self, request_id: str, end_s: float, error: str) -> None:
+        for index in self._followers.get(request_id, ()):
+            asked = self._requests[index]
+            if not error:
+                self._push(max(asked.arrival_s, end_s + asked.think_s), _SENT, index)
+                continue
+            self._records[index] = RequestRecord(
+                request=asked,
+                sent_s=_NAN,
+                first_token_s=_NAN,
+                finished_s=_NAN,
+                error=f"{request_id!r}, which it follows, had no answer",
+            )
+            self._follow(asked.request_id, end_s, error)
+
+    # ------------------------------------------------------------------------------------------------------- run
+
+    def run(self) -> Run:
+        """Serve everything.
+
+        Raises:
+            StepFailedError: A policy or router broke its contract.
+        """
+        events, clock = self._events, self._clock
+        while events:
+            time_s, kind, index = heapq.heappop(events)
+            if time_s > clock.time_s:
+                self._area += len(self._live) * (time_s - clock.time_s)
+                clock.time_s = time_s
+            if kind is _SENT:
+                self._send(index)
+            elif kind is _REPLICA:
+                self._change(self._changes[index])
+            elif self._replicas[self._built[index].index] is self._built[index]:  # else it has failed
+                (self._step_ends if kind is _STEP_ENDS else self._step_begins)(self._built[index])
+        while self._homeless:
+            self._end(self._homeless.popleft(), clock.time_s, error="no replica serves")
+        self._check()
+        return self._result()
+
+    def _check(self) -> None:
+        """Check that the run is whole: Little's law L = λW with L integrated over events and W summed over requests.
+
+        Both sides are multiplied by the duration of the run.
+
+        Raises:
+            InternalError: It does not hold, or a request has no record.
+        """
+        if any(record is None for record in self._records):
+            missing = self._requests[self._records.index(None)].request_id
+            raise InternalError(
+                f"request {missing!r} of the workload was not answered: it follows one that is not there"
+            )
+        if abs(self._area - self._residence_s) > _LITTLE * max(self._area, self._residence_s):
+            raise InternalError(
+                f"Little's law does not hold: {self._area!r} request-seconds by events, {self._residence_s!r} by requests"
+            )
+
+    def close(self) -> None:
+        """Close every engine."""
+        for replica in self._built:
+            replica.engine.close()
+
+    def _push(self, time_s: float, kind: _Kind, index: int) -> None:
+        heapq.heappush(self._events, (time_s, kind, index))
+
+    def _step_begins(self, replica: Replica) -> None:
+        replica.step(self._clock.time_s)
+        if replica.deltas is not None:
+            self._push(replica.clock.now_s(), _STEP_ENDS, replica.serial)
+            return
+        replica.is_scheduled = False
+        if replica.joins_when_empty:
+            self._restart(replica.index)
+
+    def _step_ends(self, replica: Replica) -> None:
+        deltas, replica.deltas = replica.deltas, None
+        assert deltas is not None, "a step ends once"
+        if self._watcher is not None:
+            self._watcher.stepped(replica.index, deltas)
+        for end in deltas.finished:
+            self._finished(end)
+        if self._routing is not None and replica.has_new_load(deltas):
+            self._routing.loaded(replica.index, replica.engine.load())
+        self._push(self._clock.time_s, _STEP_BEGINS, replica.serial)
+
+    def _result(self) -> Run:
+        ended = [*self._ended_totals, *((one.index, one.engine.totals) for one in self._replicas if one is not None)]
+        busy_s = [0.0] * len(self._replicas)
+        for index, totals in ended:
+            busy_s[index] += totals.device_s
+        records = tuple(record for record in self._records if record is not None)
+
+        def total(name: str) -> int:
+            return sum(getattr(totals, name) for _, totals in ended)
+
+        return Run(
+            records=records,
+            duration_s=max((one.finished_s for one in records if not one.error), default=0.0),
+            num_steps=total("num_steps"),
+            num_scheduled_tokens=total("num_scheduled_tokens"),
+            num_recomputed_tokens=total("num_recomputed_tokens"),
+            num_preemptions=total("num_preempted"),
+            busy_s=tuple(busy_s),
+            end_s=self._clock.time_s,
+            num_prompt_tokens_admitted=total("num_prompt_tokens_admitted"),
+            num_prompt_tokens_cached=total("num_prompt_tokens_cached"),
+            num_moved=self._num_moved,
+        )
+
+
+def _note_residence(live: _Live, end: FinishedSequence, now_s: float) -> None:
+    """Add what a request had on one replica.
+
+    Args:
+        live: The request.
+        end: Its sequence there.
+        now_s: What came later does not count.
+    """
+    if math.isnan(live.first_token_s) and end.first_token_s is not None and end.first_token_s <= now_s:
+        live.first_token_s = end.first_token_s
+    if live.num_cached_tokens < 0 and end.first_scheduled_s is not None:
+        live.num_cached_tokens = end.num_cached_tokens
+    live.num_preemptions += end.num_preemptions
