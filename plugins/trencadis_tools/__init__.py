@@ -17,6 +17,7 @@ _SUMMARIES = {
     "warmup": "Prepare every bucket, report buckets, graphs, time and memory, and count what a few requests still compile.",
     "layout": "Print how a model can be divided over devices, what each layout needs and sends, and which one to take.",
     "expert-loads": "Write the file of experts' loads that [backend.torch] expert_loads names, from a page of metrics.",
+    "replay": "Make the schedule of a flight record again, step for step, or serve its requests with other settings.",
     "doctor": "Check the installation, the configuration and every plugin, and say how to mend what is wrong.",
     "new-plugin": "Write a new plugin package that installs and passes its tests as it is.",
 }

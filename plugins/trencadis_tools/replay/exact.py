@@ -11,7 +11,7 @@ import attrs
 from trencadis.api import Config, Registry
 from trencadis.errors import RanksLostError, StepFailedError, TrencadisError
 from trencadis.interfaces import PendingStep
-from trencadis.records import Batch, StepOutput
+from trencadis.records import Batch, StepOutput, StepShape, step_shape
 from trencadis.records.flight_record import (
     Event,
     FlightRecord,
@@ -24,6 +24,7 @@ from trencadis.records.flight_record import (
 from trencadis_tools.replay.replay_executor import PlannedStep, ReplayExecutor
 from trencadis_tools.replay.replayed_engine import ScriptedClock, replayed_engine, restore
 from trencadis_tools.replay.stand_ins import StandIns
+from trencadis_tools.simulation.step_times import StepRecord
 
 __all__ = ["Difference", "ReplayedSteps", "replay_exactly"]
 
@@ -52,10 +53,12 @@ class ReplayedSteps:
     Attributes:
         num_steps: Plans that are the same.
         difference: The first that is not; None: all are.
+        steps: Sizes and times of those that were committed.
     """
 
     num_steps: int
     difference: Difference | None
+    steps: tuple[StepRecord, ...] = attrs.field(default=(), repr=lambda steps: f"<{len(steps)} steps>")
 
 
 class _Script(ReplayExecutor):
@@ -67,6 +70,8 @@ class _Script(ReplayExecutor):
         self._clock = clock
         self._next = 0
         self._has_failed = False
+        self._planned_s = self._committed_s = 0.0
+        self.steps: list[StepRecord] = []
 
     def begin(self, event: int) -> None:
         """Go on at an event, which begins a step of the engine."""
@@ -74,14 +79,19 @@ class _Script(ReplayExecutor):
 
     def pending(self, planned: PlannedStep, batch: Batch | None) -> PendingStep:
         """Return the recorded output; the clock moves on to the next plan, if the next event is one."""
+        planned_s = self._clock.now_s()
+        shape = StepShape()
         if batch is not None:
+            shape = step_shape(
+                batch.passes, num_new=len(batch.row_starts), has_buckets=self.capabilities.layout != "ragged"
+            )
             self._next += 1
             event = self._event()
             if isinstance(event, RecordedAttempt):
                 self._clock.set(event.now_s)
-        return _Pending(self, planned)
+        return _Pending(self, planned, shape, planned_s)
 
-    def wait(self, planned: PlannedStep) -> StepOutput:
+    def wait(self, planned: PlannedStep, shape: StepShape, planned_s: float) -> StepOutput:
         """Return what was recorded of the oldest step in flight; nothing of what is dropped after a failure counts."""
         if self._has_failed:
             return self.output(planned)
@@ -96,6 +106,18 @@ class _Script(ReplayExecutor):
             raise kind(f"step {event.step} failed, as recorded")
         if isinstance(event, RecordedCommit):
             self._clock.set(event.now_s)
+            begin_s, self._committed_s = max(self._committed_s, planned_s), event.now_s
+            if shape.num_tokens:
+                self.steps.append(
+                    StepRecord(
+                        shape=shape,
+                        now_s=event.now_s,
+                        wall_s=event.now_s - begin_s,
+                        device_s=event.device_s,
+                        plan_s=event.plan_s,
+                        commit_s=event.end_s - event.now_s,
+                    )
+                )
             return self.output(planned, event)
         return self.output(planned)
 
@@ -107,9 +129,11 @@ class _Script(ReplayExecutor):
 class _Pending:
     script: _Script
     planned: PlannedStep
+    shape: StepShape
+    planned_s: float
 
     def wait(self) -> StepOutput:
-        return self.script.wait(self.planned)
+        return self.script.wait(self.planned, self.shape, self.planned_s)
 
 
 def replay_exactly(record: FlightRecord, config: Config, registry: Registry) -> ReplayedSteps:
@@ -143,7 +167,7 @@ def replay_exactly(record: FlightRecord, config: Config, registry: Registry) -> 
                     number += 1
                 case RecordedEnd():
                     end = engine.stop if event.is_complete else engine.abort
-                    end(stand_ins.recorded[event.number].request_id)
+                    end(str(event.number))
                     number += 1
                 case _:
                     engine.is_paused = not isinstance(event, RecordedAttempt)
@@ -155,7 +179,7 @@ def replay_exactly(record: FlightRecord, config: Config, registry: Registry) -> 
                     for one in made:
                         recorded = record.events[number] if number < len(record.events) else None
                         if recorded is None:
-                            return ReplayedSteps(num_steps=num_steps, difference=None)  # it was written within a step
+                            break  # it was written within a step
                         if not _is_same(recorded, one):
                             return _differs(num_steps, number, recorded, one)
                         num_steps += isinstance(one, RecordedAttempt) and one.is_plan
@@ -165,7 +189,7 @@ def replay_exactly(record: FlightRecord, config: Config, registry: Registry) -> 
     finally:
         engine.is_paused = True
         engine.close()
-    return ReplayedSteps(num_steps=num_steps, difference=None)
+    return ReplayedSteps(num_steps=num_steps, difference=None, steps=tuple(script.steps))
 
 
 def _differs(

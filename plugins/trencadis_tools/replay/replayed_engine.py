@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from trencadis.api import Config, Engine, Registry, build_engine, load_with_plugins
+from trencadis.api import Config, ConfigFile, Engine, Registry, build_engine, load_with_plugins
 from trencadis.clock import SimulatedClock
 from trencadis.errors import ConfigError, InternalError
 from trencadis.interfaces import PendingStep
@@ -58,7 +58,9 @@ def recorded_config(record: FlightRecord, flags: list[str] | None = None) -> tup
         ConfigError: A table or a flag is wrong here.
         PluginError: A plugin is not installed, or cannot be used.
     """
-    resolved, registry = load_with_plugins(environ={}, flags=flags or (), overrides=_tables(record))
+    tables = {name: table for name, table in record.config.items() if name != "plugins"}
+    recorded = ConfigFile(tables, name="the record")
+    resolved, registry = load_with_plugins(file=recorded, environ={}, flags=flags or ())
     return resolved.config, registry
 
 
@@ -129,6 +131,3 @@ def restore(
 
     engine.restore(frame, request_of=request_of, tokens_of=stand_ins.tokens.__getitem__, pending=pending, **options)
 
-
-def _tables(record: FlightRecord) -> Mapping[str, Any]:
-    return record.config

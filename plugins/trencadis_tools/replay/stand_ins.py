@@ -20,6 +20,7 @@ class StandIns:
 
     Args:
         recorded: By number.
+        ends_by_token: Every answer ends with a token after the recorded length, also one that a client ended.
 
     Attributes:
         recorded: As given.
@@ -27,15 +28,15 @@ class StandIns:
         vocab_size: Legal token ids are 0 .. vocab_size - 1.
     """
 
-    def __init__(self, recorded: Sequence[RecordedRequest]) -> None:
+    def __init__(self, recorded: Sequence[RecordedRequest], *, ends_by_token: bool = False) -> None:
         self.recorded = recorded
         self.vocab_size = len(recorded) + 1
-        self.tokens = _tokens(recorded)
+        self.tokens = _tokens(recorded, ends_by_token=ends_by_token)
         self._number_of: dict[int, int] = {}
         self._params: list[SamplingParams] = []  # so that no other has the id of one of them
 
     def request(self, number: int) -> Request:
-        """Return the request to add for a recorded one."""
+        """Return the request to add for a recorded one, whose id is its number."""
         record, tokens = self.recorded[number], self.tokens[number].tolist()
         params = SamplingParams(
             max_tokens=record.max_tokens,
@@ -46,7 +47,7 @@ class StandIns:
         self._params.append(params)
         known = tokens[record.num_prompt_tokens : record.num_known_tokens]
         return Request(
-            request_id=record.request_id,
+            request_id=str(number),
             prompt_token_ids=tuple(tokens[: record.num_prompt_tokens]),
             params=params,
             output_token_ids=tuple(known) if known else None,
@@ -69,7 +70,7 @@ class StandIns:
         return tokens + [number + 1] * (count - len(tokens))
 
 
-def _tokens(recorded: Sequence[RecordedRequest]) -> list[Int32Array]:
+def _tokens(recorded: Sequence[RecordedRequest], *, ends_by_token: bool) -> list[Int32Array]:
     """Return tokens of which any two texts begin alike for as long as recorded. Pure."""
     made: dict[int, Int32Array] = {}
     for start in range(len(recorded)):
@@ -85,6 +86,6 @@ def _tokens(recorded: Sequence[RecordedRequest]) -> list[Int32Array]:
                 made[number] = text
     texts = [made[number] for number in range(len(recorded))]
     for record, text in zip(recorded, texts, strict=True):
-        if record.ends_by_token and record.num_output_tokens:
+        if (record.ends_by_token or ends_by_token) and record.num_output_tokens:
             text[-1] = EOS  # its KV is never shared: the text has ended
     return texts

@@ -7,6 +7,7 @@ Without a KV connector, and without sequences that wait for their sampler. Token
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -209,6 +210,7 @@ def restore_key_frame(
         restores_scheduling: The policy is the recorded one; else it is told of the live requests.
         restores_eviction: The policy is the recorded one; else it is told of the cached blocks.
     """
+    frame = copy.deepcopy(frame)  # the engine changes what it is given
     state, scheduler = engine._state, engine._scheduler
     table, swapping = state.table, state.swapping
     state.clock.hold()
