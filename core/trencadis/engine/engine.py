@@ -311,7 +311,7 @@ class Engine:
         """Return the answer to an operator's question, or make a change; see :class:`Administration`.
 
         The engine's own: ``totals``, the fields of :class:`~trencadis.engine.inspect.accounting.EngineTotals` and ``drafter``, the name of the
-        speculator that drafts now; and ``reject_transfer``.
+        speculator that drafts now; ``flight_record``, which writes one and returns ``paths``; and ``reject_transfer``.
 
         Raises:
             TrencadisError: See :meth:`Administration.answer`.
@@ -323,6 +323,8 @@ class Engine:
         if question == "reject_transfer":
             self._state.transfers.not_served(arguments["transfer_params"])
             return {}
+        if question == "set_scheduling" and self._recorder is not None:
+            self._recorder.obstacle("scheduling was changed while the engine served")
         return self._administration.answer(question, arguments)
 
     @property
@@ -345,7 +347,7 @@ class Engine:
         path = self._recorder.dump(reason)
         if path is None:
             raise BackendError("the flight record could not be written.", hint="See the log, and flight_recorder.folder.")
-        return {"path": str(path)}
+        return {"paths": [str(path)]}
 
     def inspect(self) -> EngineSnapshot:
         """Return a copy of the engine's state, for tests, conformance suites and debuggers. O(sequences + blocks)."""

@@ -164,8 +164,9 @@ class _Device(ReplayExecutor):
                 batch.passes, num_new=len(batch.row_starts), has_buckets=self.capabilities.layout != "ragged"
             )
             if shape.num_tokens:
-                begin_s = max(self._free_s, self._clock.now_s() + self._step_times.host_s(shape))
-                self._free_s = begin_s + self._step_times.device_s(shape)
+                # Fitted times of the host are those that the device waited, however many steps are in flight.
+                took_s = self._step_times.host_s(shape) + self._step_times.device_s(shape)
+                self._free_s = max(self._free_s, self._clock.now_s()) + took_s
         return _Step(self._clock, self._free_s, self.output(planned))
 
 
