@@ -20,6 +20,7 @@ _SUMMARIES = {
     "layout": "Print how a model can be divided over devices, what each layout needs and sends, and which one to take.",
     "expert-loads": "Write the file of experts' loads that [backend.torch] expert_loads names, from a page of metrics.",
     "lock": "Write down plugins, versions, files and options of this configuration, for --locked; or list what has changed.",
+    "replay": "Make the schedule of a flight record again, step for step, or serve its requests with other settings.",
     "doctor": "Check the installation, the configuration and every plugin, and say how to mend what is wrong.",
     "new-plugin": "Write a new plugin package that installs and passes its tests as it is.",
 }
