@@ -752,10 +752,11 @@ def compose_engine(
     drafting.allocate(limits)
     policy = _policy(config, parts, state, meters)
     decisions = Decisions(config.engine.explain_steps)
+    max_steady_steps = _max_steady_steps(config, parts)
     return Engine(
         state=state,
         policy=policy,
-        scheduler=_scheduler(config, state, policy, decisions),
+        scheduler=_scheduler(config, state, policy, decisions, max_steady_steps=max_steady_steps),
         builder=BatchBuilder(state, passes, brings_tokens=config.parallel.pipeline > 1),
         executor=executor,
         observers=Observers(parts.observers, clock=clock, budget_ms=config.observer.budget_ms),
@@ -769,6 +770,7 @@ def compose_engine(
         ),
         model=parts.model,
         depth=_depth(config, has_drafter=drafter is not None),
+        max_steady_steps=max_steady_steps,
         administration=_administration(config, parts, state, policy, decisions),
         warm_up=warmed,
         background=_background(executor, passes, warmed, parts.device_label),
@@ -801,7 +803,16 @@ def _depth(config: Config, *, has_drafter: bool) -> int:
     return 1 if has_drafter else 2
 
 
-def _scheduler(config: Config, state: EngineState, policy: GuardedScheduling, decisions: Decisions) -> Scheduler:
+def _max_steady_steps(config: Config, parts: Parts) -> int:
+    """Return how many steps a plan may stand for: 1 where somebody looks at each of them, or they overlap otherwise. Pure."""
+    looks = parts.observers or parts.connector or parts.speculation or parts.shadow
+    is_spread = config.parallel.pipeline > 1 or _layout(config).num_partitions > 1
+    return 1 if looks or is_spread else parts.executor.capabilities.max_steady_steps
+
+
+def _scheduler(
+    config: Config, state: EngineState, policy: GuardedScheduling, decisions: Decisions, *, max_steady_steps: int
+) -> Scheduler:
     kind = Scheduler if _layout(config).num_partitions == 1 else PartitionedScheduler
     return kind(
         state,
@@ -810,6 +821,7 @@ def _scheduler(config: Config, state: EngineState, policy: GuardedScheduling, de
         max_preemptions=config.engine.max_preemptions,
         max_wait_s=config.engine.max_wait_s,
         decisions=decisions,
+        max_steady_steps=max_steady_steps,
     )
 
 
