@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from trencadis.engine.transfer.transfer_metrics import transfer_metrics
 from trencadis.engine.transfer.transfers import Transfers
 from trencadis.interfaces import Observer
-from trencadis.records import EngineGauges, FinishedSequence, FinishReason, StepStats
+from trencadis.records import Bucket, EngineGauges, FinishedSequence, FinishReason, Pass, Phase, StepStats
 from trencadis_testing.resources import ends_its_threads, growth_bytes
 
 __all__ = ["SAMPLE_REQUESTS", "SAMPLE_STEPS", "SHOWN_METRICS", "ObserverConformance", "finished_sequence", "step_stats"]
@@ -67,7 +67,7 @@ _MAX_GROWTH_BYTES = 32.0
 
 def step_stats(**values: Any) -> StepStats:
     """Return a step in which nothing happened, but for ``values``. Pure."""
-    zeros: dict[str, Any] = {"int": 0, "float": 0.0, "str": "", "tuple[int, ...]": ()}
+    zeros: dict[str, Any] = {"int": 0, "float": 0.0, "str": "", "tuple[int, ...]": (), "tuple[Pass, ...]": ()}
     nothing = {field.name: zeros[str(field.type)] for field in attrs.fields(StepStats)}
     return StepStats(**(nothing | values))
 
@@ -82,6 +82,20 @@ def finished_sequence(*, num_output_tokens: int = 0, reason: FinishReason = Fini
         num_prompt_tokens=1,
     )
 
+
+_PASSES = tuple(
+    Pass(
+        bucket=Bucket(len(starts), max(lengths), 8, phase),
+        indices=np.arange(first, first + len(starts), dtype=np.int32),
+        rows=np.arange(first, first + len(starts), dtype=np.int32),
+        starts=np.array(starts, np.int32),
+        query_lens=np.array(lengths, np.int32),
+        num_logits=np.ones(len(starts), np.int32),
+        num_prompt_logits=np.zeros(len(starts), np.int32),
+    )
+    for first, starts, lengths, phase in ((0, (32,), (68,), Phase.PREFILL), (1, (10, 40), (1, 1), Phase.DECODE))
+)
+"""A prompt with 32 cached tokens, and two decodes."""
 
 _BUSY = step_stats(
     step=1,
@@ -109,10 +123,18 @@ _BUSY = step_stats(
     plan_s=0.001,
     device_s=0.02,
     commit_s=0.0005,
+    start_s=0.4,
+    num_admitted=1,
+    passes=_PASSES,
 )
 _HUGE = step_stats(
     **{field.name: 1e12 if field.name.endswith("_s") else 2**62 for field in attrs.fields(StepStats)}
-    | {"policy": "huge", "num_drafted_by_position": (2**62,) * 64, "num_accepted_by_position": (2**61,) * 64},
+    | {
+        "policy": "huge",
+        "passes": (),
+        "num_drafted_by_position": (2**62,) * 64,
+        "num_accepted_by_position": (2**61,) * 64,
+    },
 )
 
 SAMPLE_STEPS = {

@@ -242,7 +242,7 @@ def test_sample_steps_are_in_order_of_time_and_reach_every_field():
     times = [step.now_s for step in SAMPLE_STEPS.values()]
     assert times == sorted(times)
     for field in attrs.fields(StepStats):
-        assert len({getattr(step, field.name) for step in SAMPLE_STEPS.values()}) > 1, field.name
+        assert len({repr(getattr(step, field.name)) for step in SAMPLE_STEPS.values()}) > 1, field.name
 
 
 def test_the_families_that_an_observer_cannot_have_are_those_of_the_server_and_of_kv_connectors():

@@ -462,6 +462,7 @@ class Engine:
             self._refused(plan, error)
             return True
         counts = step.pass_counts = self._builder.passes.counts
+        step.passes, step.start_s = batch.passes, start_s
         ACTIVITY.begin_step(plan.step, _COMPILING if counts.compiles else _FORWARD)
         try:
             step.pending = self._executor.submit(batch)

@@ -51,6 +51,7 @@ from trencadis.records.sampling import (
     parameters_in,
 )
 from trencadis.records.stats import EngineGauges, StepStats
+from trencadis.records.step_shape import StepShape, step_shape
 from trencadis.records.step_time import StepTime
 from trencadis.records.structured import MAX_CHOICES, MAX_STRUCTURE_CHARACTERS, StructuredOutput
 from trencadis.renames import old_names
@@ -112,6 +113,7 @@ __all__ = [
     "Shape",
     "Span",
     "StepOutput",
+    "StepShape",
     "StepStats",
     "StepTime",
     "StructuredOutput",
@@ -130,6 +132,7 @@ __all__ = [
     "parameters_in",
     "plain_fault",
     "read_only",
+    "step_shape",
     "transfer_table",
 ]
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import attrs
 
+from trencadis.records.batch import Pass
+
 __all__ = ["EngineGauges", "StepStats"]
 
 
@@ -30,9 +32,12 @@ class StepStats:
         num_free_blocks: Blocks with nothing in them, after the step.
         num_cached_blocks: Unreferenced blocks kept for reuse, after the step.
         num_used_blocks: Blocks held by sequences or transfers, after the step.
-        plan_s: Time to make the plan and the batch, drafts included.
+        start_s: Engine clock when its planning began; before the commit of the step before it where steps overlap.
+        plan_s: Time to make the plan and the batch, drafts included, and to submit it.
         device_s: Time on the device, as the backend reports it.
         commit_s: Time to commit.
+        num_admitted: Sequences that entered the device with this step.
+        passes: Forwards of its batch, to be read only; ``step_shape`` sums up their sizes.
         num_compilations: Programs compiled for the step, while its requests waited.
         num_bucket_hits: Passes of the step in a bucket of the strategy's table.
         num_fallbacks: Passes whose shape no bucket of the table covers.
@@ -78,6 +83,9 @@ class StepStats:
     plan_s: float
     device_s: float
     commit_s: float
+    start_s: float = 0.0
+    num_admitted: int = 0
+    passes: tuple[Pass, ...] = attrs.field(default=(), eq=False, repr=False)
     num_compilations: int = 0
     policy: str = ""
     num_quarantined: int = 0

@@ -7,7 +7,7 @@ from attrs.validators import gt
 
 from trencadis.interfaces import setting
 
-__all__ = ["LogObserverConfig", "PrometheusObserverConfig"]
+__all__ = ["LogObserverConfig", "PrometheusObserverConfig", "RecorderObserverConfig"]
 
 
 @attrs.frozen(kw_only=True)
@@ -25,3 +25,13 @@ class PrometheusObserverConfig:
         "", "Label model_name of the metrics under vLLM's names; the server fills in the name it serves."
     )
     vllm_names: bool = setting(True, "Show the metrics under vLLM's names as well, for dashboards made for it.")
+
+
+@attrs.frozen(kw_only=True)
+class RecorderObserverConfig:
+    """Table ``[observer.recorder]``: where sizes and times of steps are written."""
+
+    file: str = setting(
+        "steps.jsonl",
+        "File of JSON lines, written anew; its directory exists. With several replicas each adds its index: steps.1.jsonl.",
+    )

@@ -1,4 +1,4 @@
-"""``trencadis bench``: measure the configured engine, drafters or KV connectors beside it, or a policy alone."""
+"""``trencadis bench``: measure the configured engine, drafters or KV connectors beside it, a policy alone, or fit step times."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import attrs
 
 from trencadis.api import Config, Registry
 from trencadis.console import print_table
-from trencadis_tools.commands import bench_eviction, bench_kv, bench_schedule, bench_speculation
+from trencadis_tools.commands import bench_eviction, bench_fit, bench_kv, bench_schedule, bench_speculation
 
 __all__ = ["add_arguments", "run"]
 
@@ -26,9 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     }
     parser.add_argument(
         "measurement",
-        choices=["throughput", "speculation", "schedule", "eviction", "kv"],
+        choices=["throughput", "speculation", "schedule", "eviction", "kv", "fit"],
         help=f"throughput: output tokens a second, offline; speculation: {bench_speculation.HELP}; schedule: "
-        f"{bench_schedule.HELP}; eviction: {bench_eviction.HELP}; kv: {bench_kv.HELP}",
+        f"{bench_schedule.HELP}; eviction: {bench_eviction.HELP}; kv: {bench_kv.HELP}; fit: {bench_fit.HELP}",
     )
     for field in attrs.fields(ThroughputWorkload):
         flag = f"--{field.name.replace('_', '-')}"
@@ -41,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     bench_schedule.add_arguments(parser)
     bench_eviction.add_arguments(parser)
     bench_kv.add_arguments(parser)
+    bench_fit.add_arguments(parser)
 
 
 def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
@@ -58,6 +59,8 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
         return bench_eviction.run(args, config, registry)
     if args.measurement == "kv":
         return bench_kv.run(args, config, registry)
+    if args.measurement == "fit":
+        return bench_fit.run(args)
     return _throughput(args, config, registry)
 
 

@@ -14,7 +14,17 @@ from trencadis.engine.scheduling.shadow import NO_SHADOW, ShadowStep
 from trencadis.engine.state import EngineState
 from trencadis.errors import InternalError
 from trencadis.interfaces import PendingStep
-from trencadis.records import Drafts, EngineGauges, Int32Array, Int64Array, Plan, StepOutput, StepStats, TokenDeltas
+from trencadis.records import (
+    Drafts,
+    EngineGauges,
+    Int32Array,
+    Int64Array,
+    Pass,
+    Plan,
+    StepOutput,
+    StepStats,
+    TokenDeltas,
+)
 
 __all__ = ["Accounting", "DraftCounts", "EngineTotals", "NO_DRAFTS", "SubmittedStep", "added", "count_drafts"]
 
@@ -39,6 +49,8 @@ class SubmittedStep:
 
     plan: Plan
     pending: PendingStep = NOT_SUBMITTED
+    passes: tuple[Pass, ...] = ()
+    start_s: float = 0.0
     plan_s: float = 0.0
     num_prompt_tokens_admitted: int = 0
     num_prompt_tokens_cached: int = 0
@@ -187,6 +199,7 @@ class Accounting:
             num_scheduled_tokens=plan.num_tokens,
             num_padded_tokens=output.num_padded_tokens,
             num_emitted_tokens=len(deltas.token_ids) + num_first,
+            num_admitted=len(plan.admitted),
             num_preempted=len(plan.preempted),
             num_finished=len(deltas.finished),
             num_prompt_tokens_cached=step.num_prompt_tokens_cached,
@@ -201,10 +214,12 @@ class Accounting:
             num_free_blocks=state.blocks.num_free,
             num_cached_blocks=state.blocks.num_cached,
             num_used_blocks=state.blocks.num_used,
+            start_s=step.start_s,
             plan_s=step.plan_s,
             draft_s=step.draft_s,
             device_s=output.device_s,
             commit_s=commit_s,
+            passes=step.passes,
             num_compilations=output.num_compilations,
             policy=step.policy,
             num_quarantined=step.num_quarantined,

@@ -1,26 +1,23 @@
-"""Traces: when requests arrived and how long they were; no text.
+"""Traces as bucketing sees them: when requests arrived and how long they were; nothing else of a trace is looked at.
 
-Two public formats are read: the CSV of the Azure LLM inference traces (``TIMESTAMP,ContextTokens,GeneratedTokens``), and
-the JSON lines of the Mooncake traces (``timestamp`` in ms, ``input_length``, ``output_length``; other keys are ignored).
+Every format of :mod:`trencadis_plugins.bucketing.workloads.formats` is read.
 """
 
 from __future__ import annotations
 
-import csv
-import datetime
-import json
-import re
-from collections.abc import Iterator, Mapping
+import gzip
+import lzma
 from pathlib import Path
-from typing import Any
 
 import attrs
 
 from trencadis.errors import ConfigError
+from trencadis_plugins.bucketing.workloads.formats import read_rows
 
 __all__ = ["Arrival", "parse_trace", "read_text"]
 
-_AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+_COMPRESSED = {b"\x1f\x8b": gzip.decompress, b"\xfd7": lzma.decompress}
+"""By the first two bytes of the file."""
 
 
 @attrs.frozen(order=True)
@@ -39,16 +36,18 @@ class Arrival:
 
 
 def read_text(file: Path) -> str:
-    """Return the text of a trace file.
+    """Return the text of a trace file, which may be compressed with gzip or xz.
 
     Raises:
         ConfigError: It cannot be read.
     """
     try:
-        return file.read_text(encoding="utf-8-sig")
+        content = file.read_bytes()
+        decompress = _COMPRESSED.get(content[:2])
+        return (decompress(content) if decompress else content).decode("utf-8-sig")
     except FileNotFoundError:
         raise ConfigError(f"{file}: no such trace file.", hint="Correct the path.") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, lzma.LZMAError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file}: cannot be read: {error}.", hint="Give a CSV file or JSON lines.") from error
 
 
@@ -62,50 +61,16 @@ def parse_trace(text: str, name: str) -> tuple[Arrival, ...]:
         name: Of the file, for messages.
 
     Raises:
-        ConfigError: Neither format, a line that does not fit it, or no request at all.
+        ConfigError: No known format, a line that does not fit it, no times or lengths, or no request at all.
     """
-    rows = list(_json_lines(text, name) if text.lstrip().startswith("{") else _csv_lines(text, name))
-    rows = [row for row in rows if row.num_prompt_tokens > 0 and row.num_output_tokens > 0]
-    if not rows:
+    found = []
+    for row in read_rows(text, name, strict=False):
+        if row.arrival_s is None or row.num_output_tokens is None:
+            missing = "arrival time" if row.arrival_s is None else "'output_length'"
+            raise ConfigError(f"{name}: line {row.line} is no request: no {missing}.", hint="Give a trace that has it.")
+        if row.num_prompt_tokens > 0 and row.num_output_tokens > 0:
+            found.append(Arrival(row.arrival_s, row.num_prompt_tokens, row.num_output_tokens))
+    if not found:
         raise ConfigError(f"{name}: holds no request.", hint="Give a trace with at least one request.")
-    start_s = min(row.arrival_s for row in rows)
-    return tuple(sorted(attrs.evolve(row, arrival_s=row.arrival_s - start_s) for row in rows))
-
-
-def _csv_lines(text: str, name: str) -> Iterator[Arrival]:
-    reader = csv.DictReader(text.splitlines())
-    missing = [column for column in _AZURE if column not in (reader.fieldnames or ())]
-    if missing:
-        raise ConfigError(
-            f"{name}: no trace that can be read: its first line lacks {', '.join(missing)}.",
-            hint=f"Give a CSV file with the columns {', '.join(_AZURE)}, or JSON lines with timestamp, input_length and "
-            "output_length.",
-        )
-    for row in reader:
-        try:
-            yield Arrival(_seconds(row["TIMESTAMP"]), int(row["ContextTokens"]), int(row["GeneratedTokens"]))
-        except (TypeError, ValueError) as error:
-            raise _bad_line(name, reader.line_num, error) from error
-
-
-def _seconds(timestamp: str) -> float:
-    """Return a time in seconds; UTC if it names no zone."""
-    # More than six digits of a fraction are not understood by every version of Python.
-    moment = datetime.datetime.fromisoformat(re.sub(r"(\.\d{6})\d+", r"\1", timestamp))
-    return (moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)).timestamp()
-
-
-def _json_lines(text: str, name: str) -> Iterator[Arrival]:
-    for number, line in enumerate(text.splitlines(), start=1):
-        if not line.strip():
-            continue
-        try:
-            row: Mapping[str, Any] = json.loads(line)
-            yield Arrival(float(row["timestamp"]) / 1000, int(row["input_length"]), int(row["output_length"]))
-        except (KeyError, TypeError, ValueError) as error:
-            raise _bad_line(name, number, error) from error
-
-
-def _bad_line(name: str, number: int, error: Exception) -> ConfigError:
-    what = f"no {error}" if isinstance(error, KeyError) else str(error)
-    return ConfigError(f"{name}: line {number} is no request: {what}.", hint="Correct or remove the line.")
+    start_s = min(arrival.arrival_s for arrival in found)
+    return tuple(sorted(attrs.evolve(arrival, arrival_s=arrival.arrival_s - start_s) for arrival in found))

@@ -1,0 +1,186 @@
+"""``trencadis compare``: configurations on the same requests, simulated or measured, with a verdict for each metric."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from trencadis.api import Config, Registry
+from trencadis.console import print_table, track
+from trencadis.errors import ConfigError
+from trencadis_tools.compare.candidates import candidates_of
+from trencadis_tools.compare.comparison import Arguments, Comparison, compare
+from trencadis_tools.compare.metrics import DEFAULT_METRICS, METRIC_FORMS, metric_of
+from trencadis_tools.compare.plots import check_plots
+from trencadis_tools.compare.record import comparison_bytes, differences_between, read_record, write_record
+from trencadis_tools.compare.report import write_report
+from trencadis_tools.compare.requests_file import check_requests_file, write_requests
+from trencadis_tools.compare.wording import HEADINGS, outcome_notes, rows_of, sentence
+
+__all__ = ["add_arguments", "run"]
+
+_FILES = ("out", "requests", "json", "verify")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's own flags."""
+    parser.add_argument(
+        "configs",
+        nargs="*",
+        metavar="CONFIG",
+        help="TOML files, the baseline first; where there is no such file, scheduling policies such as fcfs",
+    )
+    parser.add_argument("--workload", metavar="W", help="a workload file, a trace, or the name of a built-in one")
+    parser.add_argument("--max-requests", type=int, default=0, metavar="N", help="the first N of it (default: all)")
+    parser.add_argument("--replicas", type=int, default=1, metavar="N", help="simulated engines behind [router]")
+    parser.add_argument("--step-times", default="", metavar="S", help="fitted step times, or a device sheet")
+    parser.add_argument(
+        "--seeds",
+        type=int,
+        default=0,
+        metavar="N",
+        help="runs of a workload that is drawn, or pieces of a trace with --live (default: 10; with --until-decided at most 200)",
+    )
+    parser.add_argument("--until-decided", action="store_true", help="stop as soon as every metric is decided")
+    parser.add_argument("--live", action="store_true", help="measure real engines in turns instead of simulating")
+    parser.add_argument(
+        "--metric", default=DEFAULT_METRICS, metavar="A,B,...", help=f"{METRIC_FORMS} (default: {DEFAULT_METRICS})"
+    )
+    parser.add_argument(
+        "--sweep", action="append", default=[], metavar="TABLE.KEY=A,B,...", help="compare at each value of a setting"
+    )
+    parser.add_argument("--rates", default="", metavar="A,B,...", help="compare at each rate, requests a second")
+    parser.add_argument("--no-sensitivity", action="store_true", help="do not try verdicts with other step times")
+    parser.add_argument("--out", type=Path, metavar="FILE.html", help="write a report, one file with plots")
+    parser.add_argument("--requests", type=Path, metavar="FILE", help="write a row for each request, .csv or .parquet")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write a record that --verify takes")
+    parser.add_argument("--verify", type=Path, metavar="FILE", help="run a record again and compare bytes")
+
+
+def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
+    """Compare and print; returns 0, or 1 if a record that is verified gives other bytes.
+
+    Raises:
+        ConfigError: An argument, file or configuration cannot be used, or the workload is too short.
+        TrencadisError: A run failed.
+    """
+    if args.verify is not None:
+        return _verify(args)
+    arguments = _arguments(args)
+    if args.out is not None:
+        check_plots()
+    if args.requests is not None:
+        check_requests_file(args.requests)
+    comparison = _compare(arguments)
+    _print(comparison)
+    command = _command(args)
+    if args.json is not None:
+        write_record(args.json, comparison.record)
+    if args.requests is not None:
+        write_requests(args.requests, comparison.results)
+    if args.out is not None:
+        write_report(args.out, comparison, command=command)
+    return 0
+
+
+def _compare(arguments: Arguments) -> Comparison:
+    with track("Comparing", unit="runs") as advance:
+        return compare(arguments, note=advance)
+
+
+def _arguments(args: argparse.Namespace) -> Arguments:
+    if not args.workload:
+        raise ConfigError("trencadis compare: --workload is missing.", hint="Name a workload file, a trace or a built-in.")
+    names = [name.strip() for name in args.metric.split(",") if name.strip()]
+    for name in names:
+        metric_of(name)
+    candidates = candidates_of(args.configs, base=args.config, overrides=_overrides(args))
+    return Arguments(
+        configs=[(candidate.name, candidate.given) for candidate in candidates],
+        workload=args.workload,
+        step_times=args.step_times,
+        replicas=args.replicas,
+        seeds=args.seeds,
+        until_decided=args.until_decided,
+        live=args.live,
+        metrics=names,
+        rates=_rates(args.rates),
+        sweep=args.sweep,
+        max_requests=args.max_requests,
+        sensitivity=not args.no_sensitivity,
+    )
+
+
+def _overrides(args: argparse.Namespace) -> dict[str, object]:
+    """Return what config flags set, which holds for every configuration."""
+    resolved = args.resolved
+    return {path: resolved.values[path] for path, source in resolved.sources.items() if source.startswith("flag ")}
+
+
+def _rates(text: str) -> list[float]:
+    try:
+        return [float(word) for word in text.split(",") if word.strip()]
+    except ValueError:
+        raise ConfigError(
+            f'flag --rates: "{text}" are no numbers.', hint="Write requests a second: --rates 1,2,4."
+        ) from None
+
+
+def _print(comparison: Comparison) -> None:
+    print_table(HEADINGS, [row for result in comparison.results for row in rows_of(result)])
+    for result in comparison.results:
+        outcomes = result.judgement.outcomes
+        growing = [outcome.name for outcome in outcomes if outcome.backlog.is_growing]
+        print(f"\nAt {result.point}:" if str(result.point) else "")
+        for effect in result.judgement.effects:
+            print(sentence(effect, outcomes[0].name, growing))
+        for note in outcome_notes(result):
+            print(note)
+
+
+def _command(args: argparse.Namespace) -> str:
+    """Return the command line without the files that it wrote."""
+    words: list[str] = ["trencadis", "compare", *args.configs]
+    if args.config is not None:
+        words += ["--config", str(args.config)]
+    for name, value in vars(args).items():
+        if name in {"configs", "config", "resolved", "traceback", *_FILES} or not value:
+            continue
+        flag = f"--{name.replace('_', '-')}"
+        for one in value if isinstance(value, list) else [value]:
+            words += [flag] if one is True else [flag, str(one)]
+    words += [f"--{path.replace('_', '-')}={_text(value)}" for path, value in _overrides(args).items()]
+    return shlex.join(words)
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ",".join(map(str, value)) if isinstance(value, Sequence) and not isinstance(value, str) else str(value)
+
+
+def _verify(args: argparse.Namespace) -> int:
+    """Run a record again; says what differs, and returns 1 then."""
+    if args.configs:
+        raise ConfigError("flag --verify: the record names what is compared.", hint="Leave configurations out.")
+    record = read_record(args.verify)
+    try:
+        arguments = Arguments(**record["comparison"]["arguments"])
+    except (KeyError, TypeError) as error:
+        raise ConfigError(f"{args.verify}: its arguments cannot be read: {error}.") from error
+    if arguments.live:
+        raise ConfigError(
+            f"{args.verify}: is a measurement, which no second one equals to the byte.",
+            hint="Measure again with the command in its report, and compare the verdicts.",
+        )
+    again = _compare(arguments).record
+    if comparison_bytes(again) == comparison_bytes(record):
+        print(f"{args.verify}: the same bytes.")
+        return 0
+    print(f"{args.verify}: not the same.")
+    for part in ("comparison", "made_with"):
+        for difference in differences_between(record[part], again[part]):
+            print(f"{part}.{difference}")
+    return 1

@@ -1,0 +1,165 @@
+"""Configurations that are compared: each with its plugins, its plan and what sets it apart."""
+
+from __future__ import annotations
+
+import enum
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePath
+from types import MappingProxyType
+from typing import Any
+
+import attrs
+
+from trencadis.api import Config, Registry, ResolvedConfig, load_with_plugins, resolve_plan
+from trencadis.errors import ConfigError
+
+__all__ = ["Candidate", "candidates_of", "check_different", "restored", "sweep_points"]
+
+
+@attrs.frozen(kw_only=True)
+class Candidate:
+    """A configuration under comparison.
+
+    Attributes:
+        name: For tables: the file's name without its ending, or the policy's.
+        config: Resolved.
+        registry: Its plugins.
+        given: What was set, by dotted path, without defaults and secrets: enough to load it again.
+        plan_hash: Of components, versions, code and options.
+    """
+
+    name: str
+    config: Config = attrs.field(repr=False)
+    registry: Registry = attrs.field(repr=False, eq=False)
+    given: Mapping[str, Any]
+    plan_hash: str
+
+
+def candidates_of(
+    arguments: Sequence[str], *, base: Path | None = None, overrides: Mapping[str, Any] | None = None
+) -> list[Candidate]:
+    """Return the configurations that a command line names.
+
+    Args:
+        arguments: TOML files; where there is no such file, names of scheduling policies or import paths of one.
+        base: Configuration file of those that are policies.
+        overrides: Dotted path to value, for all of them.
+
+    Raises:
+        ConfigError: Fewer than two, two that are the same, or one that cannot be used.
+        PluginError: A component that no plugin offers.
+    """
+    if len(arguments) < 2:
+        raise ConfigError(
+            f"trencadis compare: {len(arguments)} configurations to compare.",
+            hint="Name two or more: TOML files, or scheduling policies such as fcfs.",
+        )
+    candidates = [_candidate(argument, base, overrides or {}) for argument in arguments]
+    check_different(candidates)
+    return candidates
+
+
+def check_different(candidates: Sequence[Candidate]) -> None:
+    """Refuse a comparison of a configuration with itself.
+
+    Raises:
+        ConfigError: Two have one name, or the same settings.
+    """
+    for one, two in itertools.combinations(candidates, 2):
+        if one.name == two.name:
+            raise ConfigError(
+                f'trencadis compare: two configurations are called "{one.name}".', hint="Name files differently."
+            )
+        if one.config == two.config:
+            raise ConfigError(
+                f'trencadis compare: "{one.name}" and "{two.name}" are the same configuration: nothing can differ.',
+                hint="Change one of them, or leave it out.",
+            )
+
+
+def _candidate(argument: str, base: Path | None, overrides: Mapping[str, Any]) -> Candidate:
+    path = Path(argument)
+    if path.is_file():
+        return _loaded(path.stem, path, {**overrides})
+    if path.suffix == ".toml" or len(path.parts) > 1:
+        raise ConfigError(
+            f"{argument}: no such config file.", hint="Name a TOML file, or a scheduling policy such as fcfs."
+        )
+    return _loaded(argument, base, {**overrides, "scheduling.name": argument}, policy=argument)
+
+
+def _loaded(name: str, file: Path | None, overrides: Mapping[str, Any], policy: str = "") -> Candidate:
+    resolved, registry = load_with_plugins(file=file, overrides=overrides)
+    if policy:  # here, where who asked is known
+        registry.select("scheduling", policy, source=f"argument {policy}, which is no file")
+    return _described(name, resolved, registry)
+
+
+def restored(name: str, given: Mapping[str, Any], swept: Mapping[str, str] = MappingProxyType({})) -> Candidate:
+    """Return a configuration from what was set, whatever files and environment say now.
+
+    Args:
+        name: For tables.
+        given: See :class:`Candidate`.
+        swept: Dotted path to the text of a value, as in a flag; wins.
+
+    Raises:
+        ConfigError: A value cannot be used.
+        PluginError: A component that no plugin offers.
+    """
+    resolved, registry = load_with_plugins(
+        environ={},
+        flags=[f"--{path}={text}" for path, text in swept.items()],
+        overrides={path: value for path, value in given.items() if path not in swept},
+    )
+    return _described(name, resolved, registry)
+
+
+def _described(name: str, resolved: ResolvedConfig, registry: Registry) -> Candidate:
+    secrets = {setting.path for setting in resolved.settings if setting.secret}
+    given = {
+        path: _plain(resolved.values[path])
+        for path, source in sorted(resolved.sources.items())
+        if source != "default" and path in resolved.values and path not in secrets
+    }
+    return Candidate(
+        name=name,
+        config=resolved.config,
+        registry=registry,
+        given=given,
+        plan_hash=resolve_plan(resolved.config, registry).plan_hash,
+    )
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, PurePath):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, tuple | list | set | frozenset):
+        return [_plain(item) for item in value]
+    return value
+
+
+def sweep_points(sweeps: Sequence[str]) -> list[dict[str, str]]:
+    """Return every combination of the values of swept settings; one without any if nothing is swept. Pure.
+
+    Args:
+        sweeps: Each ``table.key=value,value,…``.
+
+    Raises:
+        ConfigError: One of another form.
+    """
+    axes = []
+    for sweep in sweeps:
+        path, equals, text = sweep.partition("=")
+        values = [value.strip() for value in text.split(",") if value.strip()]
+        if not equals or "." not in path or not values:
+            raise ConfigError(
+                f'flag --sweep: "{sweep}" sweeps nothing.', hint="Write a setting and its values: table.key=1,2,3."
+            )
+        axes.append([(path.strip().removeprefix("--").replace("-", "_"), value) for value in values])
+    return [dict(point) for point in itertools.product(*axes)]

@@ -1,0 +1,185 @@
+"""A comparison by its arguments, which its record holds: so that it can be run again from the record alone."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from trencadis.errors import ConfigError
+from trencadis_tools.compare.candidates import Candidate, restored, sweep_points
+from trencadis_tools.compare.experiment import Experiment, PointResult, RunAll, run_experiment
+from trencadis_tools.compare.live import LiveRuns, pieces_of
+from trencadis_tools.compare.metrics import metric_of
+from trencadis_tools.compare.record import record_of
+from trencadis_tools.simulation import Run, StepTimes
+from trencadis_tools.workloads import Workload
+
+__all__ = ["Arguments", "Comparison", "compare"]
+
+_NUM_SEEDS, _MOST_SEEDS = 10, 200
+
+
+@attrs.frozen(kw_only=True)
+class Arguments:
+    """What is compared, in plain values.
+
+    Attributes:
+        configs: Name of each configuration, and what was set in it.
+        workload: A workload file, a trace or a name.
+        step_times: A file of fitted step times or a device sheet; empty: the defaults of ``LinearStepTimes``.
+        replicas: Simulated engines behind one router.
+        seeds: Independent runs of a workload that is drawn, or pieces of a trace in a measurement; the most if ``until_decided``. 0: 10,
+            or 200 if ``until_decided``.
+        until_decided: Stop as soon as every metric is decided.
+        live: Measure real engines, instead of simulating.
+        metrics: Names.
+        rates: Requests a second.
+        sweep: Each ``table.key=value,value``.
+        max_requests: The first so many of the workload; 0: all.
+        sensitivity: Try "better" with other step times.
+    """
+
+    configs: Sequence[tuple[str, Mapping[str, Any]]]
+    workload: str
+    step_times: str = ""
+    replicas: int = 1
+    seeds: int = 0
+    until_decided: bool = False
+    live: bool = False
+    metrics: Sequence[str] = ()
+    rates: Sequence[float] = ()
+    sweep: Sequence[str] = ()
+    max_requests: int = 0
+    sensitivity: bool = True
+
+
+@attrs.frozen(kw_only=True)
+class Comparison:
+    """What was found.
+
+    Attributes:
+        arguments: Of it.
+        results: Of every point.
+        step_times: The model in words; empty for a measurement.
+        record: For a file.
+    """
+
+    arguments: Arguments
+    results: Sequence[PointResult]
+    step_times: str
+    record: Mapping[str, Any] = attrs.field(repr=False)
+
+
+def compare(arguments: Arguments, *, note: Callable[[int], None] = lambda num_runs: None) -> Comparison:
+    """Run a comparison.
+
+    Args:
+        arguments: What is compared.
+        note: Called with the number of runs so far.
+
+    Raises:
+        ConfigError: An argument, file or configuration cannot be used, or the workload is too short.
+        TrencadisError: A run failed.
+    """
+    _check(arguments)
+    candidates = [restored(name, given) for name, given in arguments.configs]
+    experiment = _experiment(arguments, candidates)
+    if arguments.live:
+        with LiveRuns() as live:
+            results = run_experiment(experiment, live, note=note)
+        return _compared(arguments, results, "")
+    step_times = _step_times(arguments.step_times)
+    with_step_times = functools.partial(_simulated, arguments.replicas)
+    results = run_experiment(
+        experiment,
+        with_step_times(step_times),
+        step_times=step_times if arguments.sensitivity else None,
+        with_step_times=with_step_times,
+        note=note,
+    )
+    return _compared(arguments, results, repr(step_times))
+
+
+def _compared(arguments: Arguments, results: Sequence[PointResult], step_times: str) -> Comparison:
+    record = record_of(attrs.asdict(arguments), step_times, results)
+    return Comparison(arguments=arguments, results=results, step_times=step_times, record=record)
+
+
+def _check(arguments: Arguments) -> None:
+    """Refuse what contradicts itself."""
+    for name in ("replicas", "seeds", "max_requests"):
+        least = int(name == "replicas")
+        if getattr(arguments, name) < least:
+            flag = name.replace("_", "-")
+            raise ConfigError(f"flag --{flag}: {getattr(arguments, name)} is less than {least}.")
+    if any(not rate > 0 for rate in arguments.rates):
+        raise ConfigError("flag --rates: a rate must be above 0.", hint="Write requests a second: --rates 1,2,4.")
+    if arguments.live and arguments.replicas > 1:
+        raise ConfigError("flag --live: one engine of each configuration is measured.", hint="Leave --replicas out.")
+    if arguments.live and arguments.step_times:
+        raise ConfigError("flag --live: steps take the time they take.", hint="Leave --step-times out.")
+
+
+def _experiment(arguments: Arguments, candidates: Sequence[Candidate]) -> Experiment:
+    metrics = [metric_of(name) for name in arguments.metrics]
+    workload_of, is_drawn = _workloads(arguments)
+    if not is_drawn and arguments.until_decided:
+        quantiles = [metric.name for metric in metrics if metric.quantile is not None or metric.is_of_run]
+        if quantiles:
+            raise ConfigError(
+                f"flag --until-decided: {', '.join(quantiles)} cannot be watched within one run, where the unit is a block of requests.",
+                hint="Name means with --metric, or take a workload that is drawn from a seed.",
+            )
+    return Experiment(
+        candidates=candidates,
+        metrics=metrics,
+        workload_of=workload_of,
+        is_drawn=is_drawn,
+        num_pairs=arguments.seeds or (_MOST_SEEDS if arguments.until_decided else _NUM_SEEDS),
+        until_decided=arguments.until_decided,
+        rates=arguments.rates,
+        sweeps=sweep_points(arguments.sweep),
+        max_requests=arguments.max_requests,
+    )
+
+
+def _workloads(arguments: Arguments) -> tuple[Callable[[int], Workload], bool]:
+    """Return what makes the workload of a seed, and whether seeds differ."""
+    from trencadis_tools.workloads import load_workload
+
+    def drawn(seed: int) -> Workload:
+        return load_workload(arguments.workload, seed=seed)
+
+    first = drawn(0)
+    if drawn(1).requests != first.requests:
+        return drawn, True
+    if arguments.live:
+        pieces = pieces_of(first, arguments.seeds or _NUM_SEEDS)
+        return pieces.__getitem__, True
+    if arguments.seeds > 1:
+        raise ConfigError(
+            f'flag --seeds: the requests of "{arguments.workload}" are not drawn; every seed gives the same.',
+            hint="Leave --seeds out: within one run, blocks of requests are compared.",
+        )
+    return (lambda seed: first), False
+
+
+def _step_times(name: str) -> StepTimes:
+    from trencadis_tools.simulation.step_times import LinearStepTimes, load_step_times
+
+    return load_step_times(name) if name else LinearStepTimes()
+
+
+def _simulated(replicas: int, step_times: StepTimes) -> RunAll:
+    """Return what simulates a workload under each configuration."""
+    from trencadis_tools.simulation import simulate
+
+    def run_all(candidates: Sequence[Candidate], workload: Workload, pair: int) -> list[Run]:
+        return [
+            simulate(one.config, one.registry, workload, step_times=step_times, replicas=replicas) for one in candidates
+        ]
+
+    return run_all

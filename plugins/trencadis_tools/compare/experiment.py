@@ -1,0 +1,256 @@
+"""A comparison from beginning to end: the same requests for every configuration, until there is enough to judge or to say that there is not.
+
+    rates × swept settings ▶ point ▶ pairs of runs (seed after seed, or one trace) ▶ judge ▶ sensitivity ▶ outcome
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Protocol
+
+import attrs
+
+from trencadis.errors import ConfigError
+from trencadis_tools.compare.candidates import Candidate, check_different, restored
+from trencadis_tools.compare.judge import Judgement, difference_of, judge
+from trencadis_tools.compare.metrics import Metric
+from trencadis_tools.compare.sensitivity import Flip, scaled_step_times
+from trencadis_tools.compare.statistics import FIRST_LOOK, MIN_REQUESTS
+from trencadis_tools.simulation import Run, StepTimes
+from trencadis_tools.workloads import Workload
+
+__all__ = ["Experiment", "Point", "PointResult", "RunAll", "at_rate", "rate_of", "run_experiment"]
+
+_FIRST_REQUESTS = 2 * MIN_REQUESTS
+"""Of a trace with ``until_decided``; twice as many each time it is not."""
+
+
+class RunAll(Protocol):
+    """Runs one workload under each configuration."""
+
+    def __call__(self, candidates: Sequence[Candidate], workload: Workload, pair: int) -> list[Run]:
+        """Return one run for each configuration.
+
+        Args:
+            candidates: In the order of the results.
+            workload: The same object for all of them.
+            pair: Number of the pair; a measurement alternates the order by it.
+        """
+        ...
+
+
+@attrs.frozen(kw_only=True)
+class Experiment:
+    """What is compared.
+
+    Attributes:
+        candidates: The first is the baseline.
+        metrics: By which.
+        workload_of: Makes the workload of a seed; the same for each if its requests are not drawn.
+        is_drawn: Whether seeds make different requests, which then are independent runs.
+        num_pairs: Of runs, with drawn workloads or pieces; the most if ``until_decided``.
+        until_decided: Stop when every metric is decided.
+        rates: Requests a second, by stretching arrivals; empty: as the workload has them.
+        sweeps: Values of settings by dotted path, one point each.
+        max_requests: The first so many of the workload; 0: all.
+    """
+
+    candidates: Sequence[Candidate]
+    metrics: Sequence[Metric]
+    workload_of: Callable[[int], Workload] = attrs.field(repr=False)
+    is_drawn: bool
+    num_pairs: int
+    until_decided: bool = False
+    rates: Sequence[float] = ()
+    sweeps: Sequence[Mapping[str, str]] = ({},)
+    max_requests: int = 0
+
+
+@attrs.frozen(kw_only=True)
+class Point:
+    """Where configurations are compared.
+
+    Attributes:
+        rate: Requests a second; 0: as the workload has them.
+        swept: Values of settings by dotted path.
+    """
+
+    rate: float = 0.0
+    swept: Mapping[str, str] = attrs.field(factory=dict)
+
+    def __str__(self) -> str:
+        parts = [f"rate {self.rate:g}"] if self.rate else []
+        return ", ".join([*parts, *(f"{path} = {value}" for path, value in self.swept.items())])
+
+
+@attrs.frozen(kw_only=True)
+class PointResult:
+    """What was found at one point.
+
+    Attributes:
+        point: Which.
+        candidates: With the point's settings.
+        workloads: That were run, seed after seed.
+        runs: By candidate, then by workload.
+        judgement: Of the runs.
+    """
+
+    point: Point
+    candidates: Sequence[Candidate]
+    workloads: Sequence[Workload] = attrs.field(repr=False)
+    runs: Sequence[Sequence[Run]] = attrs.field(repr=False)
+    judgement: Judgement
+
+
+def run_experiment(
+    experiment: Experiment,
+    run_all: RunAll,
+    *,
+    step_times: StepTimes | None = None,
+    with_step_times: Callable[[StepTimes], RunAll] | None = None,
+    note: Callable[[int], None] = lambda num_runs: None,
+) -> list[PointResult]:
+    """Compare at every point.
+
+    Args:
+        experiment: What.
+        run_all: Runs a workload under each configuration.
+        step_times: Coefficients that "better" must not depend on; None: sensitivity is not looked at.
+        with_step_times: Makes another ``run_all``, of another model of step times.
+        note: Called with the number of runs so far.
+
+    Raises:
+        ConfigError: The workload is too short for the statistics, or a configuration cannot be used.
+        TrencadisError: A run failed.
+    """
+    results = []
+    num_runs = 0
+
+    def counted(candidates: Sequence[Candidate], workload: Workload, pair: int) -> list[Run]:
+        nonlocal num_runs
+        runs = run_all(candidates, workload, pair)
+        num_runs += len(runs)
+        note(num_runs)
+        return runs
+
+    for swept, rate in itertools.product(experiment.sweeps, experiment.rates or (0.0,)):
+        candidates = experiment.candidates
+        if swept:
+            candidates = [restored(one.name, one.given, swept) for one in candidates]
+            check_different(candidates)
+        point = Point(rate=rate, swept=swept)
+        result = _at_point(experiment, point, candidates, counted)
+        if step_times is not None and with_step_times is not None:
+            metrics = {metric.name: metric for metric in experiment.metrics}
+            models = scaled_step_times(step_times)
+            flips = _find_flips(result.judgement, metrics, candidates, result.workloads, with_step_times, models)
+            result = attrs.evolve(result, judgement=result.judgement.with_flips(flips))
+        results.append(result)
+    return results
+
+
+def _find_flips(
+    judgement: Judgement,
+    metrics: Mapping[str, Metric],
+    candidates: Sequence[Candidate],
+    workloads: Sequence[Workload],
+    with_step_times: Callable[[StepTimes], RunAll],
+    models: Sequence[tuple[str, StepTimes]],
+) -> list[Flip]:
+    """Run again what was found better, with each of the models, and return where the sign of the difference changes."""
+    claims = [effect for effect in judgement.effects if effect.verdict == "better"]
+    others = {effect.other for effect in claims}
+    if not claims:
+        return []
+    chosen = [candidates[0], *(candidate for candidate in candidates[1:] if candidate.name in others)]
+    flips = []
+    for scaled, model in models:
+        run_all = with_step_times(model)
+        runs = list(zip(*(run_all(chosen, workload, pair) for pair, workload in enumerate(workloads)), strict=True))
+        names = [candidate.name for candidate in chosen]
+        for effect in claims:
+            difference = difference_of(metrics[effect.metric], runs[0], runs[names.index(effect.other)])
+            if difference * effect.interval.difference < 0:
+                flips.append(Flip(metric=effect.metric, other=effect.other, scaled=scaled, difference=difference))
+    return flips
+
+
+def _at_point(
+    experiment: Experiment, point: Point, candidates: Sequence[Candidate], run_all: RunAll
+) -> PointResult:
+    """Run pairs until there are enough."""
+    is_drawn, until_decided = experiment.is_drawn, experiment.until_decided
+    workloads: list[Workload] = []
+    runs: list[list[Run]] = [[] for _ in candidates]
+    names = [candidate.name for candidate in candidates]
+    for pair, workload in enumerate(_workloads(experiment, point)):
+        if not is_drawn:  # more of the same trace, from its beginning
+            workloads.clear()
+            runs = [[] for _ in candidates]
+        workloads.append(workload)
+        for own, run in zip(runs, run_all(candidates, workload, pair), strict=True):
+            own.append(run)
+        if not until_decided or (is_drawn and len(workloads) < FIRST_LOOK):
+            continue
+        if judge(names, runs, experiment.metrics, is_drawn=is_drawn, until_decided=True).is_decided:
+            break
+    judgement = judge(names, runs, experiment.metrics, is_drawn=is_drawn, until_decided=until_decided)
+    return PointResult(point=point, candidates=candidates, workloads=workloads, runs=runs, judgement=judgement)
+
+
+def _workloads(experiment: Experiment, point: Point) -> Iterator[Workload]:
+    """Yield the workload of each seed; of a trace its beginning, longer each time, or all of it."""
+    if experiment.is_drawn:
+        for seed in range(experiment.num_pairs):
+            yield _prepared(experiment.workload_of(seed), point, experiment.max_requests)
+        return
+    workload = _prepared(experiment.workload_of(0), point, experiment.max_requests)
+    num = len(workload.requests)
+    if num < MIN_REQUESTS:
+        raise ConfigError(
+            f'workload "{workload.name}": {num} requests, drawn without a seed. Within one run intervals need {MIN_REQUESTS}.',
+            hint="Take a longer workload, or one that is generated, with --seeds.",
+        )
+    length = _FIRST_REQUESTS
+    while experiment.until_decided and length < num:
+        yield attrs.evolve(workload, requests=workload.requests[:length])
+        length *= 2
+    yield workload
+
+
+def _prepared(workload: Workload, point: Point, max_requests: int) -> Workload:
+    """Return the part of a workload that is run, at the rate of the point; how long answers may be does not depend on the part. Pure."""
+    longest = max(request.num_output_tokens for request in workload.requests)
+    requests = workload.requests[:max_requests] if max_requests else workload.requests
+    requests = tuple(attrs.evolve(one, max_tokens=one.max_tokens or longest) for one in requests)
+    workload = attrs.evolve(workload, requests=requests)
+    return at_rate(workload, point.rate) if point.rate else workload
+
+
+def rate_of(workload: Workload) -> float:
+    """Return requests a second; 0 if all come at once. Pure."""
+    times_s = [request.arrival_s for request in workload.requests]
+    span_s = max(times_s) - min(times_s)
+    return (len(times_s) - 1) / span_s if span_s else 0.0
+
+
+def at_rate(workload: Workload, rate: float) -> Workload:
+    """Return the same requests at another rate: arrivals are stretched, nothing is drawn anew. Pure.
+
+    Args:
+        workload: With requests at different times.
+        rate: Requests a second.
+
+    Raises:
+        ConfigError: All requests come at once.
+    """
+    now = rate_of(workload)
+    if not now:
+        raise ConfigError(
+            f'workload "{workload.name}": all requests come at once, which no --rates can stretch.',
+            hint="Leave --rates out, or take a workload with arrivals.",
+        )
+    stretch = now / rate
+    requests = tuple(attrs.evolve(one, arrival_s=one.arrival_s * stretch) for one in workload.requests)
+    return attrs.evolve(workload, requests=requests)

@@ -1,0 +1,305 @@
+"""Runs of several configurations on the same requests: values, intervals against the baseline, and verdicts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import attrs
+import numpy as np
+
+from trencadis.records import FloatArray, Int64Array
+from trencadis_tools.compare.metrics import Metric
+from trencadis_tools.compare.sensitivity import Flip
+from trencadis_tools.compare.statistics import (
+    ALPHA,
+    MIN_REQUESTS,
+    Interval,
+    SequencePoint,
+    block_interval,
+    block_length,
+    confidence_sequence,
+    holm,
+    run_interval,
+)
+from trencadis_tools.compare.steady_state import Backlog, backlog_of, combined, warm_up_cut
+from trencadis_tools.simulation import Run
+
+__all__ = ["MARGIN", "MAX_FAILED_RATIO", "Effect", "Judgement", "Outcome", "difference_of", "judge"]
+
+MARGIN = 0.02
+"""Differences below 2 % of the baseline do not matter: a larger one is needed for "better", an interval within it for "equal"."""
+
+MAX_FAILED_RATIO = 0.01
+"""Share of requests that may be without an answer: latencies are of requests that every configuration answered."""
+
+
+@attrs.frozen(kw_only=True)
+class Outcome:
+    """One configuration.
+
+    Attributes:
+        name: Its name.
+        values: By name of the metric: over all its requests that count in one run, or the mean over runs.
+        num_requests: In all runs.
+        num_failed: Refused or failed.
+        backlog: How the number of requests in the system goes.
+    """
+
+    name: str
+    values: Mapping[str, float]
+    num_requests: int
+    num_failed: int
+    backlog: Backlog
+
+
+@attrs.frozen(kw_only=True)
+class Effect:
+    """One configuration against the baseline, by one metric.
+
+    Attributes:
+        metric: Name.
+        other: Name of the configuration beside the baseline.
+        baseline_value: Of the baseline.
+        other_value: Of the other one.
+        interval: Of the difference.
+        adjusted_p: The interval's p value, by Holm among all configurations with this metric.
+        verdict: ``better``, ``equal``, ``open``, or ``unstable`` where a backlog grows.
+        winner: Name of the better configuration; empty if none is.
+        reasons: Why a verdict is open that the interval alone would decide, in words.
+        differences: Of the units in their order: runs, or blocks of requests for a mean.
+        sequence: The confidence sequence over these.
+    """
+
+    metric: str
+    other: str
+    baseline_value: float
+    other_value: float
+    interval: Interval
+    adjusted_p: float = 1.0
+    verdict: str = "open"
+    winner: str = ""
+    reasons: tuple[str, ...] = ()
+    differences: tuple[float, ...] = ()
+    sequence: tuple[SequencePoint, ...] = ()
+
+    def relative(self, difference: float) -> float:
+        """Return a difference as a share of the baseline's value; infinite if that is 0. Pure."""
+        if self.baseline_value:
+            return difference / abs(self.baseline_value)
+        return math.copysign(math.inf, difference) if difference else 0.0
+
+
+@attrs.frozen(kw_only=True)
+class Judgement:
+    """What was found.
+
+    Attributes:
+        outcomes: Of each configuration, the baseline first.
+        effects: By metric, then by configuration.
+        num_warm_up: Requests that were left out at the beginning of each run, the same for all configurations.
+    """
+
+    outcomes: Sequence[Outcome]
+    effects: Sequence[Effect]
+    num_warm_up: Sequence[int]
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether more runs would change no verdict."""
+        return all(effect.verdict != "open" for effect in self.effects)
+
+    def with_flips(self, flips: Sequence[Flip]) -> Judgement:
+        """Return the judgement with verdicts open whose sign depends on a coefficient of the step times. Pure."""
+        effects = []
+        for effect in self.effects:
+            own = [flip.scaled for flip in flips if (flip.metric, flip.other) == (effect.metric, effect.other)]
+            if own:
+                reason = f"the sign changes with step times {', '.join(own)}"
+                effect = attrs.evolve(effect, verdict="open", winner="", reasons=(*effect.reasons, reason))
+            effects.append(effect)
+        return attrs.evolve(self, effects=effects)
+
+
+@attrs.frozen(kw_only=True)
+class _Runs:
+    """All runs, and which requests of them count."""
+
+    names: Sequence[str]
+    runs: Sequence[Sequence[Run]]
+    kept: Sequence[Int64Array]  # of each workload, indices of requests
+
+
+def judge(
+    names: Sequence[str],
+    runs: Sequence[Sequence[Run]],
+    metrics: Sequence[Metric],
+    *,
+    is_drawn: bool,
+    until_decided: bool = False,
+) -> Judgement:
+    """Compare every configuration with the first. Pure.
+
+    Args:
+        names: Of the configurations.
+        runs: By configuration, then by workload.
+        metrics: By which.
+        is_drawn: Workloads are independent, the unit is the run; False: there is one, the unit is the block of requests.
+        until_decided: Intervals hold however often they are looked at.
+
+    Raises:
+        ConfigError: scipy is missing.
+    """
+    kept, num_warm_up = zip(*(_counting([own[place] for own in runs]) for place in range(len(runs[0]))), strict=True)
+    all_runs = _Runs(names=names, runs=runs, kept=kept)
+    outcomes = [_outcome(all_runs, place, metrics) for place in range(len(names))]
+    effects = []
+    for metric in metrics:
+        found = [_effect(all_runs, outcomes, metric, place, is_drawn, until_decided) for place in range(1, len(names))]
+        adjusted = holm([effect.interval.p_value for effect in found])
+        for effect, other, p_value in zip(found, outcomes[1:], adjusted, strict=True):
+            effects.append(_decided(attrs.evolve(effect, adjusted_p=p_value), metric, outcomes[0], other))
+    return Judgement(outcomes=outcomes, effects=effects, num_warm_up=num_warm_up)
+
+
+def difference_of(metric: Metric, baseline: Sequence[Run], other: Sequence[Run]) -> float:
+    """Return the difference of a metric between two configurations, as :func:`judge` does. Pure.
+
+    Args:
+        metric: Of which.
+        baseline: Its runs.
+        other: Runs on the same workloads.
+    """
+    kept = [_counting(pair)[0] for pair in zip(baseline, other, strict=True)]
+    pair = _Runs(names=("", ""), runs=(baseline, other), kept=kept)
+    return _value(pair, 1, metric) - _value(pair, 0, metric)
+
+
+def _counting(runs: Sequence[Run]) -> tuple[Int64Array, int]:
+    """Return which requests count, those that every configuration answered after the warm-up, and how many came before them.
+
+    The end of the warm-up is found in the number of requests that each one finds in the system: lengths of requests, which differ
+    far more than a queue does, are not in it.
+    """
+    times = [_times(run) for run in runs]
+    answered = np.flatnonzero(np.logical_and.reduce([np.isfinite(finished_s) for _, finished_s in times]))
+    cut = 0
+    for sent_s, finished_s in times:
+        sent_s, finished_s = sent_s[answered], finished_s[answered]
+        ahead = np.searchsorted(np.sort(sent_s), sent_s) - np.searchsorted(np.sort(finished_s), sent_s, side="right")
+        cut = max(cut, warm_up_cut(ahead.astype(np.float64)))
+    return answered[cut:], cut
+
+
+def _times(run: Run) -> tuple[FloatArray, FloatArray]:
+    sent_s = np.array([record.sent_s for record in run.records], np.float64)
+    finished_s = np.array([math.nan if record.error else record.finished_s for record in run.records], np.float64)
+    return sent_s, finished_s
+
+
+def _outcome(runs: _Runs, place: int, metrics: Sequence[Metric]) -> Outcome:
+    backlogs, num_failed = [], 0
+    for run in runs.runs[place]:
+        sent_s, finished_s = _times(run)
+        answered = np.isfinite(finished_s)
+        num_failed += int((~answered).sum())
+        backlogs.append(backlog_of(sent_s[answered], finished_s[answered]))
+    return Outcome(
+        name=runs.names[place],
+        values={metric.name: _value(runs, place, metric) for metric in metrics},
+        num_requests=sum(len(run.records) for run in runs.runs[place]),
+        num_failed=num_failed,
+        backlog=combined(backlogs),
+    )
+
+
+def _of_runs(runs: _Runs, place: int, metric: Metric) -> FloatArray:
+    """Return the metric of each run, ``[num_runs]``."""
+    if metric.is_of_run:
+        return np.array([metric.of_run(run) for run in runs.runs[place]])
+    own = zip(runs.runs[place], runs.kept, strict=True)
+    return np.array([metric.summary(metric.values(run)[kept]) for run, kept in own])
+
+
+def _value(runs: _Runs, place: int, metric: Metric) -> float:
+    values = _of_runs(runs, place, metric)
+    values = values[~np.isnan(values)]
+    return float(np.mean(values)) if len(values) else math.nan
+
+
+def _effect(
+    runs: _Runs, outcomes: Sequence[Outcome], metric: Metric, place: int, is_drawn: bool, until_decided: bool
+) -> Effect:
+    """Return values and interval of one configuration, without a verdict."""
+    differences = np.zeros(0)
+    if is_drawn:
+        differences = _of_runs(runs, place, metric) - _of_runs(runs, 0, metric)
+        differences = differences[~np.isnan(differences)]
+        interval = _nothing("runs") if not len(differences) else run_interval(differences)
+    elif metric.is_of_run:
+        interval = _nothing("one run", outcomes[place].values[metric.name] - outcomes[0].values[metric.name])
+    else:
+        interval, differences = _within_run(runs, metric, place)
+    sequence = tuple(confidence_sequence(differences)) if len(differences) else ()
+    if until_decided and sequence:
+        last, unit = sequence[-1], "runs" if is_drawn else interval.method
+        interval = attrs.evolve(
+            interval,
+            difference=last.difference,
+            low=last.low,
+            high=last.high,
+            p_value=last.p_value,
+            num_units=last.num_pairs,
+            method=f"sequence of {unit}",
+        )
+    return Effect(
+        metric=metric.name,
+        other=runs.names[place],
+        baseline_value=outcomes[0].values[metric.name],
+        other_value=outcomes[place].values[metric.name],
+        interval=interval,
+        differences=tuple(differences.tolist()),
+        sequence=sequence,
+    )
+
+
+def _within_run(runs: _Runs, metric: Metric, place: int) -> tuple[Interval, FloatArray]:
+    """Return the interval by blocks of requests, and of a mean the differences of these blocks."""
+    baseline, other = (metric.values(runs.runs[one][0])[runs.kept[0]] for one in (0, place))
+    both = ~np.isnan(baseline) & ~np.isnan(other)
+    baseline, other = baseline[both], other[both]
+    if len(baseline) < MIN_REQUESTS:
+        difference = metric.summary(other) - metric.summary(baseline)
+        return _nothing(f"{len(baseline)} requests after the warm-up", difference), np.zeros(0)
+    interval = block_interval(baseline, other, quantile=metric.quantile)
+    if metric.quantile is not None:
+        return interval, np.zeros(0)
+    length, _ = block_length(other - baseline)
+    num = len(baseline) // length
+    return interval, (other - baseline)[: num * length].reshape(num, length).mean(axis=1)
+
+
+def _nothing(method: str, difference: float = math.nan) -> Interval:
+    return Interval(difference=difference, low=-math.inf, high=math.inf, p_value=1.0, num_units=1, method=method)
+
+
+def _decided(effect: Effect, metric: Metric, baseline: Outcome, other: Outcome) -> Effect:
+    """Return an effect with its verdict."""
+    interval = effect.interval
+    if metric.is_latency and (baseline.backlog.is_growing or other.backlog.is_growing):
+        return attrs.evolve(effect, verdict="unstable")
+    failed = [one for one in (baseline, other) if one.num_failed > MAX_FAILED_RATIO * one.num_requests]
+    reasons = [f"{one.num_failed} of {one.num_requests} requests failed under {one.name}" for one in failed]
+    if not interval.is_reliable:
+        reasons.append("differences are correlated over too many requests for the length of the run")
+    if reasons or math.isnan(interval.difference):
+        return attrs.evolve(effect, reasons=tuple(reasons))
+    margin = MARGIN * abs(effect.baseline_value)
+    excludes_zero = (interval.low > 0 or interval.high < 0) and effect.adjusted_p <= ALPHA
+    if excludes_zero and abs(interval.difference) >= margin:
+        is_larger = interval.difference > 0
+        winner = other if is_larger == metric.larger_is_better else baseline
+        return attrs.evolve(effect, verdict="better", winner=winner.name)
+    if -margin <= interval.low and interval.high <= margin:
+        return attrs.evolve(effect, verdict="equal")
+    return effect

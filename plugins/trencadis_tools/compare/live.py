@@ -1,0 +1,268 @@
+"""Real engines, measured in turns: A B, B A, A B, …, each on the same piece of the workload at the same rate.
+
+Whatever drifts on the machine, such as its temperature or its neighbours, meets all configurations alike; an order that alternates takes
+out what each run leaves to the next.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Self
+
+import attrs
+
+from trencadis.api import Engine, build_engine
+from trencadis.clock import Clock, SystemClock
+from trencadis.errors import ConfigError, RequestError, StepFailedError
+from trencadis.records import FinishedSequence, FinishReason, Request
+from trencadis_tools.compare.candidates import Candidate
+from trencadis_tools.simulation import RequestRecord, Run
+from trencadis_tools.workloads import Prompts, Workload, WorkloadRequest
+
+__all__ = ["LiveRuns", "pieces_of"]
+
+_WARM_UP_TOKENS = 8
+
+
+class LiveRuns:
+    """Runs workloads on one engine of each configuration, one engine at a time; use as a context manager.
+
+    Args:
+        clock: Of engines and measurement; the system's if none.
+        wait: Lets time pass until the next request comes, seconds.
+    """
+
+    def __init__(self, *, clock: Clock | None = None, wait: Callable[[float], None] = time.sleep) -> None:
+        self._clock = clock or SystemClock()
+        self._wait = wait
+        self._candidates: Sequence[Candidate] = ()
+        self._engines: list[Engine] = []
+
+    def __call__(self, candidates: Sequence[Candidate], workload: Workload, pair: int) -> list[Run]:
+        """Return one run for each configuration; odd pairs run in the opposite order. Engines stay until other ones are asked for.
+
+        Args:
+            candidates: In the order of the results.
+            workload: The same for all.
+            pair: Its number.
+
+        Raises:
+            TrencadisError: An engine cannot be built, or a policy failed.
+        """
+        if candidates != self._candidates:
+            self._open(candidates, workload)
+        places = list(range(len(candidates)))
+        runs = {
+            place: _LiveRun(self._engines[place], workload, self._clock, self._wait).run()
+            for place in (reversed(places) if pair % 2 else places)
+        }
+        return [runs[place] for place in places]
+
+    def _open(self, candidates: Sequence[Candidate], workload: Workload) -> None:
+        self.close()
+        for candidate in candidates:
+            engine = build_engine(candidate.config, registry=candidate.registry, clock=self._clock)
+            if not isinstance(engine, Engine):
+                engine.close()
+                raise ConfigError(f"{candidate.name}: its model only embeds.", hint="Take a model that generates.")
+            self._engines.append(engine)
+            _warm_up(engine, workload)
+        self._candidates = candidates
+
+    def close(self) -> None:
+        """Close the engines."""
+        while self._engines:
+            self._engines.pop().close()
+        self._candidates = ()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _warm_up(engine: Engine, workload: Workload) -> None:
+    """Run one request, unmeasured, so that memory and threads are there; its prompt is the first one's, read backwards."""
+    first = _greedy(Prompts(workload, vocab_size=engine.model.vocab_size).request(0))
+    params = attrs.evolve(first.params, max_tokens=_WARM_UP_TOKENS)
+    engine.add(attrs.evolve(first, params=params, prompt_token_ids=first.prompt_token_ids[::-1]))
+    while engine.has_work:
+        engine.step()
+
+
+def _greedy(request: Request) -> Request:
+    """Return a request whose end is not the model's to choose."""
+    return attrs.evolve(request, params=attrs.evolve(request.params, ignore_eos=True))
+
+
+@attrs.define(kw_only=True)
+class _Sent:
+    """A request on the engine.
+
+    Attributes:
+        index: In the workload.
+        prompt: Its token ids.
+        sent_s: When it was to be sent.
+        num_tokens: That came.
+        first_token_s: When the first of them came.
+    """
+
+    index: int
+    prompt: tuple[int, ...]
+    sent_s: float
+    num_tokens: int = 0
+    first_token_s: float = math.nan
+
+
+class _LiveRun:
+    """One workload on one engine."""
+
+    def __init__(self, engine: Engine, workload: Workload, clock: Clock, wait: Callable[[float], None]) -> None:
+        self._engine, self._clock, self._wait = engine, clock, wait
+        self._requests = workload.requests
+        self._prompts = Prompts(workload, vocab_size=engine.model.vocab_size)
+        self._records: dict[int, RequestRecord] = {}
+        self._sent: dict[int, _Sent] = {}  # by slot
+        self._followers: dict[str, list[int]] = {}
+        self._coming: list[tuple[float, int, tuple[int, ...]]] = []  # time, index, tokens before it
+        for index, request in enumerate(self._requests):
+            if request.after:
+                self._followers.setdefault(request.after, []).append(index)
+            else:
+                self._coming.append((request.arrival_s, index, ()))
+        heapq.heapify(self._coming)
+        self._start_s = clock.now_s()
+
+    def _now_s(self) -> float:
+        return self._clock.now_s() - self._start_s
+
+    def run(self) -> Run:
+        """Send every request at its time and step until the last one has ended.
+
+        Raises:
+            StepFailedError: A policy failed.
+        """
+        before = attrs.evolve(self._engine.totals)
+        busy_s = 0.0
+        while self._coming or self._sent:
+            while self._coming and self._coming[0][0] <= self._now_s():
+                self._send(*heapq.heappop(self._coming))
+            if self._engine.has_work:
+                start_s = self._now_s()
+                self._step()
+                busy_s += self._now_s() - start_s
+            elif self._coming:
+                self._wait(max(0.0, self._coming[0][0] - self._now_s()))
+        totals = self._engine.totals
+        records = tuple(self._records[index] for index in range(len(self._requests)))
+        return Run(
+            records=records,
+            duration_s=self._now_s(),
+            num_steps=totals.num_steps - before.num_steps,
+            num_scheduled_tokens=totals.num_scheduled_tokens - before.num_scheduled_tokens,
+            num_recomputed_tokens=totals.num_recomputed_tokens - before.num_recomputed_tokens,
+            num_preemptions=totals.num_preempted - before.num_preempted,
+            busy_s=(busy_s,),
+        )
+
+    def _send(self, sent_s: float, index: int, before: tuple[int, ...]) -> None:
+        request = _greedy(self._prompts.request(index, before))
+        try:
+            slot = self._engine.add(request)
+        except RequestError as error:
+            if isinstance(error.__cause__, StepFailedError):  # the policy failed: it refused no request
+                raise error.__cause__ from None
+            self._failed(index, sent_s, str(error))
+            return
+        self._sent[slot] = _Sent(index=index, prompt=request.prompt_token_ids, sent_s=sent_s)
+
+    def _step(self) -> None:
+        """Run one step; a text ends when it is as long as in the workload, which the engine does not know before."""
+        deltas = self._engine.step()
+        now_s = self._now_s()
+        ended = {end.slot: end for end in deltas.finished}
+        for slot, num_tokens in zip(deltas.slots.tolist(), deltas.num_tokens.tolist(), strict=True):
+            sent = self._sent.get(slot)
+            if sent is None:
+                continue
+            if not sent.num_tokens:
+                sent.first_token_s = now_s
+            sent.num_tokens += num_tokens
+            request = self._requests[sent.index]
+            if slot not in ended and sent.num_tokens >= request.num_output_tokens:
+                end = self._engine.stop(request.request_id)
+                if end is not None:
+                    ended[slot] = end
+        for slot, end in ended.items():
+            self._end(self._sent.pop(slot), end, now_s)
+
+    def _end(self, sent: _Sent, end: FinishedSequence, now_s: float) -> None:
+        request = self._requests[sent.index]
+        if end.finish_reason in (FinishReason.ERROR, FinishReason.INVALID):
+            self._failed(sent.index, sent.sent_s, end.error or end.finish_reason.value)
+            return
+        num_tokens = min(sent.num_tokens, request.num_output_tokens)
+        self._records[sent.index] = RequestRecord(
+            request=request,
+            sent_s=sent.sent_s,
+            first_token_s=sent.first_token_s,
+            finished_s=now_s,
+            num_cached_tokens=end.num_cached_tokens,
+            num_output_tokens=num_tokens,
+            num_preemptions=end.num_preemptions,
+        )
+        tokens = (*sent.prompt, *end.token_ids[:num_tokens].tolist())
+        self._follow(request, now_s, tokens)
+
+    def _failed(self, index: int, sent_s: float, error: str) -> None:
+        request = self._requests[index]
+        self._records[index] = RequestRecord(
+            request=request, sent_s=sent_s, first_token_s=math.nan, finished_s=math.nan, error=error
+        )
+        for follower in self._followers.get(request.request_id, ()):
+            self._failed(follower, math.nan, f"not sent: {request.request_id} failed")
+
+    def _follow(self, request: WorkloadRequest, now_s: float, tokens: tuple[int, ...]) -> None:
+        for index in self._followers.get(request.request_id, ()):
+            follower = self._requests[index]
+            sent_s = max(follower.arrival_s, now_s + follower.think_s)
+            heapq.heappush(self._coming, (sent_s, index, tokens if follower.continues else ()))
+
+
+def pieces_of(workload: Workload, num_pieces: int) -> list[Workload]:
+    """Return consecutive parts of a workload, each beginning at time 0. Pure.
+
+    Prompts of different parts share nothing, as if another day had begun.
+
+    Args:
+        workload: Requests without sessions.
+        num_pieces: At most as many as there are requests.
+
+    Raises:
+        ConfigError: Too few requests, or requests that follow others.
+    """
+    requests = workload.requests
+    if any(request.after for request in requests):
+        raise ConfigError(
+            f'workload "{workload.name}": its requests follow each other, and cannot be cut into pieces to be run in turns.',
+            hint="Take a workload that is drawn from a seed.",
+        )
+    if len(requests) < num_pieces:
+        raise ConfigError(
+            f'workload "{workload.name}": {len(requests)} requests are too few for {num_pieces} pieces.',
+            hint="Ask for fewer with --seeds.",
+        )
+    length = len(requests) // num_pieces
+    pieces = []
+    for number in range(num_pieces):
+        own = requests[number * length : (number + 1) * length]
+        moved = tuple(attrs.evolve(one, arrival_s=one.arrival_s - own[0].arrival_s) for one in own)
+        pieces.append(attrs.evolve(workload, requests=moved, seed=number))
+    return pieces

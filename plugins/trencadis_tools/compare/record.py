@@ -1,0 +1,166 @@
+"""The record of a comparison: what was run, what was found, and what is needed to run it again to the byte.
+
+The part ``comparison`` holds no times and no names of machines: the same command gives the same bytes. The part ``made_with`` says
+with which versions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+import trencadis
+from trencadis.errors import ConfigError
+from trencadis_tools.compare.experiment import PointResult, rate_of
+from trencadis_tools.compare.wording import outcome_notes, sentence
+from trencadis_tools.workloads import Workload
+
+__all__ = ["FORMAT", "comparison_bytes", "differences_between", "read_record", "record_of", "workload_digest", "write_record"]
+
+FORMAT = "trencadis comparison 1"
+_SHOWN = 20
+
+
+def workload_digest(workload: Workload) -> str:
+    """Return BLAKE2b-128 of everything that a workload's requests are. Pure."""
+    digest = hashlib.blake2b(digest_size=16)
+    digest.update(repr((workload.block_tokens, workload.seed)).encode())
+    for request in workload.requests:
+        digest.update(repr(attrs.astuple(request)).encode())
+    return digest.hexdigest()
+
+
+def record_of(arguments: Mapping[str, Any], step_times: str, results: Sequence[PointResult]) -> dict[str, Any]:
+    """Return the record as plain values.
+
+    Args:
+        arguments: What the comparison can be run again from.
+        step_times: The model of step times in words; empty for a measurement.
+        results: Of every point.
+    """
+    return {
+        "format": FORMAT,
+        "made_with": _versions(),
+        "comparison": _plain(
+            {"arguments": arguments, "step_times": step_times, "points": [_point(result) for result in results]}
+        ),
+    }
+
+
+def _versions() -> dict[str, str]:
+    found = {"trencadis": trencadis.__version__, "python": platform.python_version()}
+    for name in ("numpy", "scipy"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = ""
+    return found
+
+
+def _point(result: PointResult) -> dict[str, Any]:
+    judgement = result.judgement
+    growing = [outcome.name for outcome in judgement.outcomes if outcome.backlog.is_growing]
+    effects = []
+    for effect in judgement.effects:
+        plain = attrs.asdict(effect)
+        del plain["sequence"]  # follows from the differences
+        plain["effect"] = effect.relative(effect.interval.difference)
+        plain["words"] = sentence(effect, judgement.outcomes[0].name, growing)
+        effects.append(plain)
+    return {
+        "rate": result.point.rate,
+        "swept": result.point.swept,
+        "workloads": [
+            {
+                "seed": workload.seed,
+                "num_requests": len(workload.requests),
+                "rate": rate_of(workload),
+                "digest": workload_digest(workload),
+            }
+            for workload in result.workloads
+        ],
+        "num_warm_up": judgement.num_warm_up,
+        "outcomes": [
+            attrs.asdict(outcome) | {"plan_hash": candidate.plan_hash, "is_unstable": outcome.backlog.is_growing}
+            for outcome, candidate in zip(judgement.outcomes, result.candidates, strict=True)
+        ],
+        "effects": effects,
+        "notes": outcome_notes(result),
+    }
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON has it: what is not a number, or infinite, becomes null. Pure."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def comparison_bytes(record: Mapping[str, Any]) -> bytes:
+    """Return the compared part of a record as the file has it. Pure."""
+    return json.dumps(record["comparison"], indent=1, ensure_ascii=False).encode()
+
+
+def write_record(file: Path, record: Mapping[str, Any]) -> None:
+    """Write a record.
+
+    Raises:
+        ConfigError: The file cannot be written.
+    """
+    try:
+        file.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be written: {error}.", hint="Give another path to --json.") from error
+
+
+def read_record(file: Path) -> dict[str, Any]:
+    """Return a record.
+
+    Raises:
+        ConfigError: It cannot be read, or is none.
+    """
+    try:
+        record = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file}: cannot be read: {error}.", hint="Name a file that --json wrote.") from error
+    if not isinstance(record, dict) or record.get("format") != FORMAT:
+        raise ConfigError(f'{file}: is no record with the format "{FORMAT}".', hint="Name a file that --json wrote.")
+    return record
+
+
+def differences_between(before: Any, after: Any) -> list[str]:
+    """Return where two plain values differ, the first twenty places in words. Pure."""
+    found = []
+    for path, one, two in _differing(before, after, ""):
+        if len(found) == _SHOWN:
+            return [*found, "and more"]
+        found.append(f"{path}: {_short(one)} in the record, {_short(two)} now")
+    return found
+
+
+def _differing(before: Any, after: Any, path: str) -> Iterator[tuple[str, Any, Any]]:
+    if isinstance(before, dict) and isinstance(after, dict):
+        for key in dict.fromkeys([*before, *after]):
+            yield from _differing(before.get(key), after.get(key), f"{path}.{key}" if path else key)
+    elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        for index, (one, two) in enumerate(zip(before, after, strict=True)):
+            yield from _differing(one, two, f"{path}[{index}]")
+    elif before != after:
+        yield path, before, after
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,215 @@
+"""A comparison as one page of HTML that needs no network: verdicts, plots, and what is needed to run it again."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trencadis.errors import ConfigError
+from trencadis_tools.compare.comparison import Comparison
+from trencadis_tools.compare.experiment import PointResult, rate_of
+from trencadis_tools.compare.metrics import metric_of
+from trencadis_tools.compare.plots import cdf_plot, differences_plot, line_plot, sequence_plot
+from trencadis_tools.compare.record import workload_digest
+from trencadis_tools.compare.wording import HEADINGS, outcome_notes, rows_of, sentence, show
+
+__all__ = ["page_of", "write_report"]
+
+_STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 64rem; margin: 2rem auto; padding: 0 1rem; color: #111; background: #fff; }
+table { border-collapse: collapse; margin: 1rem 0; display: block; overflow-x: auto; }
+caption { text-align: left; font-weight: bold; padding: .3rem 0; }
+th, td { border: 1px solid #999; padding: .25rem .6rem; text-align: left; }
+thead th { background: #eee; }
+figure { margin: 1.5rem 0; } figcaption { font-style: italic; } svg { max-width: 100%; height: auto; }
+pre { background: #f4f4f4; padding: .6rem; overflow-x: auto; }
+"""
+
+
+def write_report(file: Path, comparison: Comparison, *, command: str) -> None:
+    """Write the page.
+
+    Args:
+        file: Where to.
+        comparison: What was found.
+        command: What runs it again.
+
+    Raises:
+        ConfigError: matplotlib is missing, or the file cannot be written.
+    """
+    page = page_of(comparison, command=command)
+    try:
+        file.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be written: {error}.", hint="Give another path to --out.") from error
+
+
+def page_of(comparison: Comparison, *, command: str) -> str:
+    """Return the page; equal comparisons give equal pages.
+
+    Args:
+        comparison: What was found.
+        command: What runs it again.
+
+    Raises:
+        ConfigError: matplotlib is missing.
+    """
+    names = [name for name, _ in comparison.arguments.configs]
+    title = f"{' against '.join([' and '.join(names[1:]), names[0]])} on {comparison.arguments.workload}"
+    parts = [
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<title>{html.escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<main>",
+        f"<h1>{html.escape(title)}</h1>",
+        *_verdicts(comparison),
+        *_lines(comparison.results),
+        *(part for result in comparison.results for part in _of_point(result)),
+        *_provenance(comparison, command),
+        "</main>\n</body>\n</html>\n",
+    ]
+    return "\n".join(parts)
+
+
+def _table(caption: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    head = "".join(f'<th scope="col">{html.escape(heading)}</th>' for heading in headings)
+    body = "\n".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return (
+        f"<table>\n<caption>{html.escape(caption)}</caption>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>"
+    )
+
+
+def _figure(svg: str, caption: str) -> str:
+    text = html.escape(caption)
+    return f'<figure role="group" aria-label="{text}">\n{svg}\n<figcaption>{text}</figcaption>\n</figure>'
+
+
+def _list(items: Sequence[str]) -> str:
+    return "<ul>\n" + "\n".join(f"<li>{html.escape(item)}</li>" for item in items) + "\n</ul>"
+
+
+def _growing(result: PointResult) -> list[str]:
+    return [outcome.name for outcome in result.judgement.outcomes if outcome.backlog.is_growing]
+
+
+def _at(result: PointResult) -> str:
+    return f" at {result.point}" if str(result.point) else ""
+
+
+def _verdicts(comparison: Comparison) -> Iterator[str]:
+    yield "<h2>Verdicts</h2>"
+    rows = [row for result in comparison.results for row in rows_of(result)]
+    yield _table("Each configuration against the baseline, by each metric", HEADINGS, rows)
+    for result in comparison.results:
+        baseline = result.judgement.outcomes[0].name
+        if str(result.point):
+            yield f"<h3>{html.escape(str(result.point))}</h3>"
+        yield _list([sentence(effect, baseline, _growing(result)) for effect in result.judgement.effects])
+        notes = outcome_notes(result)
+        if notes:
+            yield _list(notes)
+    yield (
+        "<p>better: the 95 % interval of the difference does not hold 0, the difference is at least 2 % of the baseline, and p adjusted "
+        "by Holm for the number of configurations is at most .05. equal: the interval lies within ±2 %. open: neither. "
+        "unstable: more requests arrive than are answered, so that latencies have no value.</p>"
+    )
+
+
+def _lines(results: Sequence[PointResult]) -> Iterator[str]:
+    """Yield metrics over rates, one plot for each value of swept settings, and over swept settings, one for each rate."""
+    metrics = [metric_of(effect.metric) for effect in results[0].judgement.effects]
+    metrics = list({metric.name: metric for metric in metrics}.values())
+    groups: dict[tuple[str, str], list[tuple[Any, PointResult]]] = defaultdict(list)
+    for result in results:
+        swept, rate = result.point.swept, result.point.rate
+        if rate:
+            others = ", ".join(f"{path} = {value}" for path, value in swept.items())
+            groups["rate, requests/s", others].append((rate, result))
+        for path, value in swept.items():
+            others = [f"{other} = {text}" for other, text in swept.items() if other != path]
+            others += [f"rate {rate:g}"] if rate else []
+            groups[path, ", ".join(others)].append((_number(value), result))
+    groups = {key: members for key, members in groups.items() if len(members) > 1}
+    if groups:
+        yield "<h2>Over rates and settings</h2>"
+    for (label, others), members in groups.items():
+        own = sorted(members, key=lambda item: item[0]) if _are_numbers(members) else members
+        xs = [x if _are_numbers(members) else str(x) for x, _ in own]
+        for metric in metrics:
+            caption = f"{metric.name} over {label}" + (f", {others}" if others else "")
+            yield _figure(line_plot([result for _, result in own], metric, xs=xs, label=label), caption)
+
+
+def _are_numbers(members: Sequence[tuple[Any, PointResult]]) -> bool:
+    return all(isinstance(x, float) for x, _ in members)
+
+
+def _number(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _of_point(result: PointResult) -> Iterator[str]:
+    baseline = result.judgement.outcomes[0].name
+    at = _at(result)
+    yield f"<h2>Distributions{html.escape(at)}</h2>"
+    yield _figure(cdf_plot(result), f"Shares of requests by TTFT, TPOT and E2E{at}, all runs together")
+    shown = [effect for effect in result.judgement.effects if effect.verdict != "unstable" and effect.differences]
+    if shown:
+        yield f"<h2>Pairs{html.escape(at)}</h2>"
+    for effect in shown:
+        what = f"{effect.metric}, {effect.other} minus {baseline}{at}"
+        yield _figure(differences_plot(effect, baseline), f"Paired differences of {what}")
+        if np.isfinite(effect.sequence[-1].low):
+            yield _figure(sequence_plot(effect, baseline), f"Confidence sequence of {what}")
+
+
+def _provenance(comparison: Comparison, command: str) -> Iterator[str]:
+    yield "<h2>How it was made</h2>"
+    yield f"<p>Run it again:</p>\n<pre>{html.escape(command)}</pre>"
+    arguments = comparison.arguments
+    how = "measured on real engines in turns" if arguments.live else f"simulated, {arguments.replicas} replicas"
+    lines = [how, *(f"{name} {version}" for name, version in comparison.record["made_with"].items() if version)]
+    if comparison.step_times:
+        lines.append(f"step times: {comparison.step_times}")
+    yield _list(lines)
+    rows = [
+        (str(result.point) or "-", candidate.name, candidate.plan_hash)
+        for result in comparison.results
+        for candidate in result.candidates
+    ]
+    yield _table("Plans", ("at", "config", "plan hash"), rows)
+    yield _table("Settings that are not defaults", ("config", "setting", "value"), list(_settings(arguments.configs)))
+    yield _table(
+        f"Workload {arguments.workload}",
+        ("at", "seed", "requests", "requests/s", "mean prompt tokens", "mean output tokens", "digest"),
+        list(_workloads(comparison.results)),
+    )
+
+
+def _settings(configs: Sequence[tuple[str, Mapping[str, Any]]]) -> Iterator[tuple[str, str, str]]:
+    for name, given in configs:
+        for path, value in given.items():
+            yield name, path, json.dumps(value, ensure_ascii=False)
+
+
+def _workloads(results: Sequence[PointResult]) -> Iterator[tuple[str, ...]]:
+    for result in results:
+        for workload in result.workloads:
+            requests = workload.requests
+            yield (
+                str(result.point) or "-",
+                str(workload.seed),
+                str(len(requests)),
+                show(rate_of(workload)),
+                show(float(np.mean([request.num_prompt_tokens for request in requests]))),
+                show(float(np.mean([request.num_output_tokens for request in requests]))),
+                workload_digest(workload),
+            )

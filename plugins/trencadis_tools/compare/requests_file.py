@@ -1,0 +1,89 @@
+"""What became of every request of a comparison, as a table in a file: CSV, or Parquet where pyarrow is installed."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from trencadis.errors import ConfigError
+from trencadis_tools.compare.experiment import PointResult
+from trencadis_tools.compare.lab import library
+from trencadis_tools.simulation import RequestRecord
+
+__all__ = ["check_requests_file", "write_requests"]
+
+_PARQUET = ".parquet"
+
+
+def check_requests_file(file: Path) -> None:
+    """Refuse a file that :func:`write_requests` could not write, before anything is run.
+
+    Raises:
+        ConfigError: The ending is neither of the two, or pyarrow is missing.
+    """
+    if file.suffix == _PARQUET:
+        library("pyarrow.parquet", purpose=f"{file}: a Parquet file", install="pyarrow")
+    elif file.suffix != ".csv":
+        raise ConfigError(f"flag --requests: {file} ends in neither .csv nor .parquet.", hint="Choose one of them.")
+
+
+def write_requests(file: Path, results: Sequence[PointResult]) -> None:
+    """Write a row for each request under each configuration; what did not come is empty.
+
+    Args:
+        file: Ends in .csv or .parquet.
+        results: Of every point.
+
+    Raises:
+        ConfigError: The file cannot be written, or pyarrow is missing.
+    """
+    check_requests_file(file)
+    rows = list(_rows(results))
+    try:
+        if file.suffix == _PARQUET:
+            arrow, parquet = library("pyarrow", purpose=str(file)), library("pyarrow.parquet", purpose=str(file))
+            columns = {name: [_or_none(row[name]) for row in rows] for name in rows[0]}
+            parquet.write_table(arrow.table(columns), file)
+            return
+        with file.open("w", newline="", encoding="utf-8") as stream:
+            writer = csv.DictWriter(stream, rows[0], lineterminator="\n")
+            writer.writeheader()
+            writer.writerows({name: _or_none(value) for name, value in row.items()} for row in rows)
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be written: {error}.", hint="Give another path to --requests.") from error
+
+
+def _or_none(value: Any) -> Any:
+    return None if value != value else value  # noqa: PLR0124 - what is not a number differs from itself
+
+
+def _rows(results: Sequence[PointResult]) -> Iterator[dict[str, Any]]:
+    for result in results:
+        for candidate, runs in zip(result.candidates, result.runs, strict=True):
+            for workload, run in zip(result.workloads, runs, strict=True):
+                where = {"at": str(result.point), "config": candidate.name, "seed": workload.seed}
+                yield from (where | _row(record) for record in run.records)
+
+
+def _row(record: RequestRecord) -> dict[str, Any]:
+    request = record.request
+    return {
+        "request_id": request.request_id,
+        "tenant": request.tenant,
+        "priority": request.priority,
+        "session": request.session,
+        "num_prompt_tokens": request.num_prompt_tokens,
+        "num_cached_tokens": record.num_cached_tokens,
+        "num_output_tokens": record.num_output_tokens,
+        "sent_s": record.sent_s,
+        "first_token_s": record.first_token_s,
+        "finished_s": record.finished_s,
+        "ttft_s": record.ttft_s,
+        "tpot_s": record.tpot_s,
+        "e2e_s": record.e2e_s,
+        "replica": record.replica,
+        "num_preemptions": record.num_preemptions,
+        "error": record.error,
+    }

@@ -1,0 +1,113 @@
+"""Effects in words and in table cells: the same on a terminal and in a report."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from trencadis_tools.compare.experiment import PointResult
+from trencadis_tools.compare.judge import MARGIN, Effect
+from trencadis_tools.compare.metrics import metric_of
+
+__all__ = ["HEADINGS", "outcome_notes", "rows_of", "sentence", "share", "show"]
+
+HEADINGS = ("at", "metric", "baseline", "value", "other", "value", "effect", "95 % interval", "verdict")
+
+
+def show(value: float, unit: str = "") -> str:
+    """Return a value with three digits that count, and its unit: seconds below one as milliseconds. Pure."""
+    if math.isnan(value):
+        return "-"
+    if unit == "s" and abs(value) < 1:
+        return f"{1000 * value:.3g} ms"
+    text = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return f"{text} {unit}".rstrip()
+
+
+def share(value: float) -> str:
+    """Return a share in per cent, with its sign. Pure."""
+    return "-" if not math.isfinite(value) else f"{100 * value:+.1f} %"
+
+
+def _range(effect: Effect) -> str:
+    low, high = effect.relative(effect.interval.low), effect.relative(effect.interval.high)
+    return f"{share(low)} to {share(high)}" if math.isfinite(low) and math.isfinite(high) else "none"
+
+
+def rows_of(result: PointResult) -> list[tuple[str, ...]]:
+    """Return a row of a table for each effect, without the latencies of a configuration whose backlog grows. Pure."""
+    outcomes = {outcome.name: outcome for outcome in result.judgement.outcomes}
+    baseline = result.judgement.outcomes[0]
+    rows = []
+    for effect in result.judgement.effects:
+        metric = metric_of(effect.metric)
+        hidden = metric.is_latency
+        cells = [
+            "unstable" if hidden and one.backlog.is_growing else show(value, metric.unit)
+            for one, value in ((baseline, effect.baseline_value), (outcomes[effect.other], effect.other_value))
+        ]
+        is_known = effect.verdict != "unstable"
+        verdict = f"better: {effect.winner}" if effect.winner else effect.verdict
+        rows.append(
+            (
+                str(result.point) or "-",
+                effect.metric,
+                baseline.name,
+                cells[0],
+                effect.other,
+                cells[1],
+                share(effect.relative(effect.interval.difference)) if is_known else "-",
+                _range(effect) if is_known else "-",
+                verdict,
+            )
+        )
+    return rows
+
+
+def sentence(effect: Effect, baseline: str, growing: Sequence[str] = ()) -> str:
+    """Return what an effect says. Pure.
+
+    Args:
+        effect: The effect.
+        baseline: Name of the baseline.
+        growing: Names of the configurations whose backlog grows.
+    """
+    metric, other = effect.metric, effect.other
+    if effect.verdict == "unstable":
+        own = " and ".join(name for name in (baseline, other) if name in growing)
+        return f"{metric}: no value. {own}: unstable, capacity exceeded or run too short to settle."
+    difference = effect.interval.difference
+    if math.isnan(difference):
+        return f"{metric}: open. No request has a value under both {baseline} and {other}."
+    direction = "higher" if difference > 0 else "lower"
+    relative = effect.relative(difference)
+    size = f"{100 * abs(relative):.1f} %" if math.isfinite(relative) else show(abs(difference), metric_of(metric).unit)
+    found = f"{size} {direction} under {other} than under {baseline} (95 % interval {_range(effect)})"
+    if effect.verdict == "better":
+        return f"{metric}: {effect.winner} is better. It is {found}."
+    if effect.verdict == "equal":
+        return f"{metric}: equal within {100 * MARGIN:g} %. It is {found}."
+    why = "; ".join(effect.reasons) or (
+        f"the interval reaches from one side of {100 * MARGIN:g} % to the other"
+        if math.isfinite(effect.interval.low)
+        else f"no interval from {effect.interval.method}"
+    )
+    return f"{metric}: open, {why}. It is {found}."
+
+
+def outcome_notes(result: PointResult) -> list[str]:
+    """Return what is to be known of the runs beside the effects: growing backlogs, failed requests, warm-up. Pure."""
+    notes = []
+    for outcome in result.judgement.outcomes:
+        backlog = outcome.backlog
+        if backlog.is_growing:
+            notes.append(
+                f"{outcome.name}: unstable, capacity exceeded. Its backlog grows by {100 * backlog.growth:.1f} requests of every 100 "
+                f"that arrive (p = {backlog.p_value:.2g}); latencies would grow with the length of the run."
+            )
+        if outcome.num_failed:
+            notes.append(f"{outcome.name}: {outcome.num_failed} of {outcome.num_requests} requests were refused or failed.")
+    num_cut, num_all = sum(result.judgement.num_warm_up), result.judgement.outcomes[0].num_requests
+    if num_cut:
+        notes.append(f"Warm-up: {num_cut} of {num_all} requests are left out, the same under every configuration (MSER-5).")
+    return notes

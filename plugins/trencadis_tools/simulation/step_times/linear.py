@@ -1,0 +1,65 @@
+"""Step times that are linear in the sizes of a step, for the device and for the host."""
+
+from __future__ import annotations
+
+import attrs
+from attrs.validators import ge
+
+from trencadis.records import StepShape, StepTime
+
+__all__ = ["HostTimes", "LinearStepTimes"]
+
+_BASE = StepTime()
+
+
+@attrs.frozen(kw_only=True)
+class HostTimes:
+    """Time of the host for a step, beside what the device takes.
+
+    Attributes:
+        host_base_s: Of every step, seconds.
+        host_row_s: Of every sequence, seconds.
+        host_new_s: Of every sequence that is admitted, seconds.
+        overlap: The host plans a step while the device computes the one before (engine depth 2): of its time only what exceeds the
+            device's counts. Times fitted from records are those that the device waited, whatever the depth: for them it is False.
+    """
+
+    host_base_s: float = attrs.field(default=0.0, validator=ge(0))
+    host_row_s: float = attrs.field(default=0.0, validator=ge(0))
+    host_new_s: float = attrs.field(default=0.0, validator=ge(0))
+    overlap: bool = False
+
+    def device_s(self, shape: StepShape) -> float:
+        """Return how long the device computes the step, seconds; 0 for a step without tokens."""
+        raise NotImplementedError
+
+    def host_s(self, shape: StepShape) -> float:
+        """Return how long the device waits for the host, seconds."""
+        spent_s = self.host_base_s + self.host_row_s * shape.num_rows + self.host_new_s * shape.num_new
+        return max(0.0, spent_s - self.device_s(shape)) if self.overlap else spent_s
+
+
+@attrs.frozen(kw_only=True)
+class LinearStepTimes(HostTimes):
+    """Coefficients times sizes; the defaults are those of :class:`~trencadis.records.StepTime`, and no host time.
+
+    Attributes:
+        base_s: Of every step on the device, seconds: weights are read once, kernels are launched.
+        token_s: Of every token, seconds.
+        context_s: Of every KV entry that is read, seconds.
+        product_s: Of every pair of a prefill's token and a KV entry that it reads, seconds.
+        row_s: Of every sequence, seconds.
+    """
+
+    base_s: float = attrs.field(default=_BASE.base_s, validator=ge(0))
+    token_s: float = attrs.field(default=_BASE.token_s, validator=ge(0))
+    context_s: float = attrs.field(default=_BASE.context_token_s, validator=ge(0))
+    product_s: float = attrs.field(default=0.0, validator=ge(0))
+    row_s: float = attrs.field(default=0.0, validator=ge(0))
+
+    def device_s(self, shape: StepShape) -> float:
+        """Return how long the device computes the step, seconds; 0 for a step without tokens."""
+        if not shape.num_tokens:
+            return 0.0
+        line_s = self.base_s + self.token_s * shape.num_tokens + self.context_s * shape.num_context
+        return line_s + self.product_s * shape.prefill_products + self.row_s * shape.num_rows

@@ -1,0 +1,51 @@
+"""Step times by name: a file that was fitted, or a device sheet with a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trencadis.errors import ConfigError
+from trencadis_tools.simulation.step_shape import StepTimes
+from trencadis_tools.simulation.step_times.files import read_step_times
+from trencadis_tools.simulation.step_times.model_sizes import read_model_sizes
+from trencadis_tools.simulation.step_times.sheets import SheetStepTimes, read_sheet, sheet_names
+
+__all__ = ["load_step_times"]
+
+
+def load_step_times(name_or_path: str | Path) -> StepTimes:
+    """Return step times.
+
+    Args:
+        name_or_path: A file that ``trencadis bench fit --out`` wrote, or ``SHEET:MODEL``, with ``:tpN`` for N ranks and ``:roofline`` for
+            bounds without factors after it: ``h100:llama_3_1_70b:tp4``. See :func:`read_model_sizes` for models.
+
+    Raises:
+        ConfigError: There is no such file, sheet or model.
+    """
+    text = str(name_or_path)
+    sheet, _, rest = text.partition(":")
+    if sheet not in sheet_names():
+        if text.endswith(".json") or Path(text).is_file():
+            return read_step_times(text)
+        raise ConfigError(
+            f"step times {text!r}: that is no file, and no device sheet.",
+            hint=f"Name a file of trencadis bench fit --out, or SHEET:MODEL such as h100:llama_3_1_8b. Sheets: {', '.join(sheet_names())}.",
+        )
+    model, *options = rest.split(":")
+    if not model:
+        raise ConfigError(
+            f"step times {text!r} depend on the model.",
+            hint=f"Name it, such as {sheet}:llama_3_1_8b, or {sheet}:DIRECTORY.",
+        )
+    tensor, is_roofline = 1, False
+    for option in options:
+        if option == "roofline":
+            is_roofline = True
+        elif option.startswith("tp") and option[2:].isdecimal() and int(option[2:]):
+            tensor = int(option[2:])
+        else:
+            raise ConfigError(f"step times {text!r}: {option!r} is neither tpN nor roofline.")
+    return SheetStepTimes(
+        model=read_model_sizes(model), device=read_sheet(sheet), tensor=tensor, is_roofline=is_roofline
+    )

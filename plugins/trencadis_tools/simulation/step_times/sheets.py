@@ -1,0 +1,228 @@
+"""Step times of devices that were not measured: from the sizes of the model and the data sheet of the device.
+
+Every part of a step takes as long as the device needs at its peak for its operations or its bytes. A step takes the sum of the parts,
+each times a factor that was fitted to runs of vLLM, and what does not depend on sizes: launches of kernels, sampling.
+
+Source: inference-sim (BLIS), sim/latency/trained_physics_model.go and defaults.yaml, f90a1e3a, Apache-2.0: formula and factors, fitted
+to 15 runs of six models on the H100, with an error of 12 % of end-to-end latency over 38 other runs as its authors say. Roofline:
+Williams, Waterman and Patterson, Roofline: an insightful visual performance model, 2009.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from importlib import resources
+from typing import Final
+
+import attrs
+from attrs.validators import ge, gt
+
+from trencadis.errors import ConfigError
+from trencadis.records import StepShape
+from trencadis_tools.simulation.step_times.model_sizes import ModelSizes
+
+__all__ = ["DeviceSheet", "Factors", "SheetStepTimes", "StepParts", "read_sheet", "sheet_names"]
+
+_GATED: Final = 3
+"""Matrices of a gated feed-forward network."""
+
+
+@attrs.frozen(kw_only=True)
+class Factors:
+    """What parts of a step are multiplied by, and what they are added to.
+
+    Attributes:
+        prefill_compute: Of the operations of prefills.
+        prefill_kv: Of writing their keys and values.
+        decode_compute: Of the operations of decodes.
+        decode_kv: Of reading and writing keys and values of decodes.
+        weights: Of reading all weights once.
+        link: Of sums over the ranks. Source: 0.752 times bytes over the memory's bandwidth of the H100; here over its link's.
+        layer_s: Of each layer, seconds.
+        row_s: Of each sequence, seconds.
+        step_s: Of each step, seconds.
+        expert_layer_s: Of each layer with experts, where others have none, seconds.
+    """
+
+    prefill_compute: float = attrs.field(default=0.152128, validator=ge(0))
+    prefill_kv: float = attrs.field(default=0.0, validator=ge(0))
+    decode_compute: float = attrs.field(default=0.0, validator=ge(0))
+    decode_kv: float = attrs.field(default=1.94710771, validator=ge(0))
+    weights: float = attrs.field(default=1.36252915, validator=ge(0))
+    link: float = attrs.field(default=0.752037 * 450e9 / 3.35e12, validator=ge(0))
+    layer_s: float = attrs.field(default=32.09546717e-6, validator=ge(0))
+    row_s: float = attrs.field(default=4.41684444e-6, validator=ge(0))
+    step_s: float = attrs.field(default=126.024825e-6, validator=ge(0))
+    expert_layer_s: float = attrs.field(default=481.8613888e-6, validator=ge(0))
+
+
+@attrs.frozen(kw_only=True)
+class DeviceSheet:
+    """What the maker of a device says of it.
+
+    Attributes:
+        name: In full.
+        flops: Peak operations per second, by type of weights.
+        bandwidth_bytes_per_s: Of its memory.
+        memory_bytes: Of its memory.
+        link_bytes_per_s: To the other devices of a node, one direction.
+        sources: Where the numbers are from.
+        factors_from: Where the factors are from.
+        factors: Those of its kernels.
+    """
+
+    name: str
+    flops: Mapping[str, float]
+    bandwidth_bytes_per_s: float = attrs.field(validator=gt(0))
+    memory_bytes: float = attrs.field(validator=gt(0))
+    link_bytes_per_s: float = attrs.field(validator=gt(0))
+    sources: tuple[str, ...] = attrs.field(converter=tuple)
+    factors_from: str
+    factors: Factors = attrs.field(factory=Factors)
+
+    def peak_flops(self, dtype: str) -> float:
+        """Return the peak for weights of a type: that of bfloat16 for narrower ones which the device widens. Pure.
+
+        Raises:
+            ConfigError: The sheet has no number for it.
+        """
+        if dtype in self.flops:
+            return self.flops[dtype]
+        if dtype == "float8" and "bfloat16" in self.flops:
+            return self.flops["bfloat16"]
+        raise ConfigError(
+            f"the sheet of {self.name} has no peak for {dtype}.", hint=f"It has {', '.join(sorted(self.flops))}."
+        )
+
+
+def sheet_names() -> list[str]:
+    """Return the names of the sheets, in order."""
+    folder = resources.files(__package__).joinpath("sheets")
+    return sorted(file.name.removesuffix(".toml") for file in folder.iterdir() if file.name.endswith(".toml"))
+
+
+def read_sheet(name: str) -> DeviceSheet:
+    """Return a sheet.
+
+    Raises:
+        ConfigError: There is none of that name.
+    """
+    if name not in sheet_names():
+        raise ConfigError(f"there is no device sheet {name!r}.", hint=f"There are {', '.join(sheet_names())}.")
+    text = resources.files(__package__).joinpath("sheets", f"{name}.toml").read_text(encoding="utf-8")
+    values = tomllib.loads(text)
+    return DeviceSheet(**{**values, "factors": Factors(**values.get("factors", {}))})
+
+
+@attrs.frozen(kw_only=True)
+class StepParts:
+    """Seconds that a rank needs for the parts of a step at its device's peaks.
+
+    Attributes:
+        prefill_compute_s: Operations of prefills.
+        prefill_kv_s: Writing their keys and values.
+        decode_compute_s: Operations of decodes.
+        decode_kv_s: Reading and writing keys and values of decodes.
+        weights_s: Reading the weights.
+        link_s: Sums over the ranks.
+    """
+
+    prefill_compute_s: float
+    prefill_kv_s: float
+    decode_compute_s: float
+    decode_kv_s: float
+    weights_s: float
+    link_s: float
+
+
+@attrs.frozen(kw_only=True)
+class SheetStepTimes:
+    """Step times of a model on a device, divided over ``tensor`` devices; the host's are part of the factors.
+
+    Attributes:
+        model: Its sizes.
+        device: Its sheet.
+        tensor: Ranks that divide every layer; divides the heads.
+        is_roofline: Take the larger of the times for operations and for bytes, without factors, and the link's: no device is faster.
+    """
+
+    model: ModelSizes
+    device: DeviceSheet
+    tensor: int = attrs.field(default=1, validator=ge(1))
+    is_roofline: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        """Check that heads go over the ranks.
+
+        Raises:
+            ConfigError: They do not.
+        """
+        if self.model.num_heads % self.tensor or self.model.num_kv_heads % self.tensor:
+            heads = f"{self.model.num_heads} query and {self.model.num_kv_heads} KV heads"
+            raise ConfigError(f"{heads} do not go over {self.tensor} ranks.", hint="Choose a size that divides both.")
+
+    def device_s(self, shape: StepShape) -> float:
+        """Return the time of the step, seconds; 0 for one without tokens."""
+        if not shape.num_tokens:
+            return 0.0
+        parts, factors = self.parts(shape), self.device.factors
+        if self.is_roofline:
+            compute_s = parts.prefill_compute_s + parts.decode_compute_s
+            return max(compute_s, parts.weights_s + parts.prefill_kv_s + parts.decode_kv_s) + parts.link_s
+        num_expert_layers = self.model.num_expert_layers if self.model.is_mixed else 0
+        return (
+            factors.prefill_compute * parts.prefill_compute_s
+            + factors.prefill_kv * parts.prefill_kv_s
+            + factors.decode_compute * parts.decode_compute_s
+            + factors.decode_kv * parts.decode_kv_s
+            + factors.weights * parts.weights_s
+            + factors.link * parts.link_s
+            + factors.layer_s * self.model.num_layers
+            + factors.row_s * shape.num_rows
+            + factors.step_s
+            + factors.expert_layer_s * num_expert_layers
+        )
+
+    def host_s(self, shape: StepShape) -> float:
+        """Return 0: the factors hold what the host takes."""
+        return 0.0
+
+    def parts(self, shape: StepShape) -> StepParts:
+        """Return the parts of a step, without factors. Pure.
+
+        A token is multiplied once with every weight of its rank, two operations each; attention multiplies and adds for query and key,
+        and for weight and value: four operations for each number of a head. A sum over t ranks sends 2 (t - 1) / t of its bytes, twice
+        a layer.
+        """
+        model, device = self.model, self.device
+        peak = device.peak_flops(model.dtype)
+        kv_bytes = 2 * model.num_layers * model.num_kv_heads * model.head_size * model.activation_bytes / self.tensor
+        pair_ops = 4 * model.num_layers * model.num_heads * model.head_size / self.tensor
+        token_ops = 2 * self._weights_of_token()
+        sent = 2 * (self.tensor - 1) / self.tensor * 2 * model.num_layers * model.hidden_size * model.activation_bytes
+        pairs = shape.num_decode_context
+        return StepParts(
+            prefill_compute_s=(token_ops * shape.num_prefill_tokens + pair_ops * shape.prefill_products) / peak,
+            prefill_kv_s=kv_bytes * shape.num_prefill_tokens / device.bandwidth_bytes_per_s,
+            decode_compute_s=(token_ops * shape.num_decode_tokens + pair_ops * pairs) / peak,
+            decode_kv_s=kv_bytes * shape.num_decode_context / device.bandwidth_bytes_per_s,
+            weights_s=self._weights() * model.weight_bytes / device.bandwidth_bytes_per_s,
+            link_s=sent * shape.num_tokens / device.link_bytes_per_s,
+        )
+
+    def _weights_of_token(self) -> float:
+        """Return the weights of a rank that a token is multiplied with, embeddings left out."""
+        model = self.model
+        num_dense = model.num_layers - model.num_expert_layers
+        experts = model.num_expert_layers * (model.num_routes * model.expert_size + model.shared_expert_size)
+        ffn = _GATED * model.hidden_size * (num_dense * model.ffn_size + experts)
+        return (model.num_layers * model.attention_weights + ffn) / self.tensor
+
+    def _weights(self) -> float:
+        """Return the weights of a rank, all of its experts included, embeddings left out."""
+        model = self.model
+        num_dense = model.num_layers - model.num_expert_layers
+        experts = model.num_expert_layers * (model.num_experts * model.expert_size + model.shared_expert_size)
+        ffn = _GATED * model.hidden_size * (num_dense * model.ffn_size + experts)
+        return (model.num_layers * model.attention_weights + ffn) / self.tensor

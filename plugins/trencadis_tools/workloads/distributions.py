@@ -1,0 +1,67 @@
+"""Distributions of lengths and times, as workload files write them."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+from attrs.validators import ge, gt
+
+from trencadis.records import FloatArray, Int64Array
+from trencadis_tools.workloads.draws import Stream, exponentials, normals, uniforms
+
+__all__ = ["Distribution"]
+
+
+@attrs.frozen(kw_only=True)
+class Distribution:
+    """A distribution over numbers of at least 0.
+
+    Attributes:
+        kind: fixed: always the mean; uniform: from ``min`` to ``max``; exponential: of the mean; lognormal: of the mean and ``cv``.
+        mean: Before what ``min`` and ``max`` cut off; of no effect on a uniform one.
+        cv: Standard deviation by mean, of a lognormal one, before what is cut off.
+        min: Smaller numbers become this one.
+        max: Larger numbers become this one.
+
+    Raises:
+        ValueError: ``min`` is above ``max``, or a uniform one has no ``max``.
+    """
+
+    kind: Literal["fixed", "uniform", "exponential", "lognormal"] = "fixed"
+    mean: float = attrs.field(default=0.0, validator=ge(0))
+    cv: float = attrs.field(default=1.0, validator=gt(0))
+    min: float = attrs.field(default=0.0, validator=ge(0))
+    max: float = attrs.field(default=math.inf, validator=gt(0))
+
+    def __attrs_post_init__(self) -> None:
+        """Check the limits against each other."""
+        if self.min > self.max:
+            raise ValueError(f"min = {self.min:g} is above max = {self.max:g}")
+        if self.kind == "uniform" and self.max == math.inf:
+            raise ValueError("a uniform distribution needs max")
+
+    def draw(self, seed: int, stream: Stream, *keys: int | npt.ArrayLike) -> FloatArray:
+        """Return a number for each tuple of keys. Pure.
+
+        Source: a lognormal distribution of mean m and coefficient of variation c is ``exp(mu + sigma N)`` with ``sigma**2 = ln(1 + c**2)``
+        and ``mu = ln(m) - sigma**2 / 2``.
+        """
+        values: FloatArray
+        if self.kind == "uniform":
+            values = self.min + (self.max - self.min) * uniforms(seed, stream, *keys)
+        elif self.kind == "exponential":
+            values = self.mean * exponentials(seed, stream, *keys)
+        elif self.kind == "lognormal" and self.mean:
+            variance = math.log1p(self.cv**2)
+            values = self.mean * np.exp(math.sqrt(variance) * normals(seed, stream, *keys) - variance / 2)
+        else:
+            values = self.mean * np.ones(np.broadcast_shapes(*[np.shape(key) for key in keys]))
+        return np.clip(values, self.min, self.max)
+
+    def draw_tokens(self, seed: int, stream: Stream, *keys: int | npt.ArrayLike) -> Int64Array:
+        """Return numbers of tokens, at least 1: those of :meth:`draw`, rounded. Pure."""
+        return np.maximum(1, np.rint(self.draw(seed, stream, *keys))).astype(np.int64)

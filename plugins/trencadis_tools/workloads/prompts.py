@@ -1,0 +1,105 @@
+"""Engine requests of a workload: token ids that share exactly what the workload says is shared.
+
+A block id gives the same tokens wherever it stands, so equal heads of ``block_ids`` are equal tokens, and equal blocks of an engine,
+whatever its block size. Tokens that no id covers are drawn for the request alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from trencadis.errors import ConfigError
+from trencadis.records import Request, SamplingParams
+from trencadis_tools.workloads.draws import Stream, keyed_hash
+from trencadis_tools.workloads.workload import Workload
+
+__all__ = ["NUM_RESERVED_TOKENS", "Prompts"]
+
+NUM_RESERVED_TOKENS = 2
+"""Token ids 0 and 1 are in no prompt but for the answers before it: a simulated engine ends texts with 0, and writes 1."""
+
+
+class Prompts:
+    """Makes requests of a workload for an engine. Pure: the same call returns the same tokens.
+
+    The last prompt token of request i of the workload is ``NUM_RESERVED_TOKENS + i``, modulo the vocabulary without the reserved ones: in
+    a vocabulary of at least ``len(workload.requests) + NUM_RESERVED_TOKENS`` it tells which request a prompt belongs to.
+
+    Args:
+        workload: Its requests.
+        vocab_size: Of the model, at least 3. In a vocabulary of a few tokens different blocks may be equal by chance: two blocks of n
+            tokens with probability ``(vocab_size - 2) ** -n``.
+
+    Raises:
+        ConfigError: The vocabulary has no token that is not reserved.
+    """
+
+    def __init__(self, workload: Workload, *, vocab_size: int) -> None:
+        if vocab_size <= NUM_RESERVED_TOKENS:
+            raise ConfigError(
+                f"a vocabulary of {vocab_size} tokens has none for prompts.",
+                hint=f"Take a model with more than {NUM_RESERVED_TOKENS} tokens.",
+            )
+        self._workload = workload
+        self._num_tokens = vocab_size - NUM_RESERVED_TOKENS
+        self._index_of = {request.request_id: index for index, request in enumerate(workload.requests)}
+        self._longest_output = max(request.num_output_tokens for request in workload.requests)
+
+    def index_of(self, request_id: str) -> int:
+        """Return the index of a request of the workload. Pure.
+
+        Raises:
+            KeyError: There is none of that name.
+        """
+        return self._index_of[request_id]
+
+    def request(self, index: int, before: Sequence[int] = ()) -> Request:
+        """Return request ``index`` as an engine takes it: greedy, and free to write as many tokens as a policy may know of. Pure.
+
+        The prefix cache is not divided by tenants: the workload says what is shared.
+
+        Args:
+            index: In ``workload.requests``.
+            before: Prompt and answer of the request that this one continues; empty if it continues none.
+        """
+        asked = self._workload.requests[index]
+        return Request(
+            request_id=asked.request_id,
+            prompt_token_ids=self.token_ids(index, before),
+            params=SamplingParams(max_tokens=asked.max_tokens or self._longest_output, temperature=0.0),
+            priority=asked.priority,
+            tenant=asked.tenant,
+            cache_salt="",
+            ttft_target_s=asked.ttft_target_s,
+            tpot_target_s=asked.tpot_target_s,
+        )
+
+    def token_ids(self, index: int, before: Sequence[int] = ()) -> tuple[int, ...]:
+        """Return the prompt of request ``index``. Pure.
+
+        Args:
+            index: In ``workload.requests``.
+            before: Prompt and answer of the request that this one continues: its prompt begins with them, and has as many tokens after
+                them as the workload says, even if the answer was shorter or longer than there. Empty if it continues none.
+        """
+        asked = self._workload.requests[index]
+        last = NUM_RESERVED_TOKENS + index % self._num_tokens
+        if asked.continues:
+            previous = self._workload.requests[self._index_of[asked.after]]
+            num_own = asked.num_prompt_tokens - previous.num_prompt_tokens - previous.num_output_tokens
+            return (*before, *self._drawn(Stream.OWN_TOKENS, [index], num_own)[:-1], last)
+        block_tokens = self._workload.block_tokens
+        shared = self._drawn(Stream.BLOCKS, asked.block_ids, block_tokens)[: asked.num_prompt_tokens]
+        own = self._drawn(Stream.OWN_TOKENS, [index], asked.num_prompt_tokens - len(shared))
+        return (*(shared + own)[:-1], last)
+
+    def _drawn(self, stream: Stream, keys: Sequence[int], num_tokens: int) -> list[int]:
+        """Return ``num_tokens`` tokens for each key, one key after the other; independent of other streams and seeds."""
+        if not keys or not num_tokens:
+            return []
+        rows = keyed_hash(self._workload.seed, int(stream), np.asarray(keys, np.uint64))
+        hashes = keyed_hash(rows[:, None], np.arange(num_tokens, dtype=np.uint64))
+        tokens = hashes % np.uint64(self._num_tokens) + np.uint64(NUM_RESERVED_TOKENS)
+        return tokens.ravel().tolist()

@@ -1,0 +1,339 @@
+"""How a workload is made: tables of a workload file, and the requests that they describe.
+
+[trace] or num_requests ▶ [lengths] ▶ [tenants] [priorities] [targets] ▶ [prefixes] ▶ [arrivals] ▶ [sessions] ▶ limit
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import attrs
+import numpy as np
+from attrs.validators import deep_iterable, ge, gt
+
+from trencadis.errors import ConfigError, ConfigValueError
+from trencadis.records import Int64Array
+from trencadis_tools.workloads.arrivals import Arrivals, arrival_times, stretch
+from trencadis_tools.workloads.distributions import Distribution
+from trencadis_tools.workloads.draws import Stream, categories, uniforms, zipf_shares
+from trencadis_tools.workloads.sessions import Sessions, session_calls
+from trencadis_tools.workloads.traces import Trace, TraceSource, read_trace
+from trencadis_tools.workloads.workload import Workload, WorkloadRequest
+
+__all__ = ["Lengths", "Prefixes", "Priorities", "Recipe", "Targets", "Tenants"]
+
+Length = Distribution | Literal["recorded", "resampled"]
+
+
+@attrs.frozen(kw_only=True)
+class Lengths:
+    """Table ``[lengths]``.
+
+    Attributes:
+        prompt: Prompt tokens: a distribution; recorded: those of the trace; resampled: those of a request of the trace that is drawn.
+        output: Tokens of the answer, likewise. If both are resampled, they are those of one request.
+        max_tokens: Longest answer that every request allows, as policies see it; 0: what the trace says, else the longest of the workload.
+    """
+
+    prompt: Length = "recorded"
+    output: Length = "recorded"
+    max_tokens: int = attrs.field(default=0, validator=ge(0))
+
+
+@attrs.frozen(kw_only=True)
+class Tenants:
+    """Table ``[tenants]``: who asks, drawn for each request, and for each session.
+
+    Attributes:
+        num: How many there are, named "0", "1" …; 0: those of the trace.
+        exponent: The share of tenant k is in proportion to ``(k + 1) ** -exponent``.
+    """
+
+    num: int = attrs.field(default=0, validator=ge(0))
+    exponent: float = attrs.field(default=1.0, validator=ge(0))
+
+
+@attrs.frozen(kw_only=True)
+class Priorities:
+    """Table ``[priorities]``, drawn for each request, and for each session.
+
+    Attributes:
+        shares: In proportion to these numbers requests have priority 0, the most urgent, 1, and so on; empty: those of the trace.
+    """
+
+    shares: tuple[float, ...] = attrs.field(default=(), validator=deep_iterable(gt(0)))
+
+
+@attrs.frozen(kw_only=True)
+class Targets:
+    """Table ``[targets]``: objectives of every request that has none of its own.
+
+    Attributes:
+        ttft_s: For the first token; infinity: none.
+        tpot_s: From token to token; infinity: none.
+    """
+
+    ttft_s: float = attrs.field(default=math.inf, validator=gt(0))
+    tpot_s: float = attrs.field(default=math.inf, validator=gt(0))
+
+
+@attrs.frozen(kw_only=True)
+class Prefixes:
+    """Table ``[prefixes]``: beginnings that prompts of a tenant have in common, such as system prompts.
+
+    Attributes:
+        tokens: Length of each, which is part of a prompt's; shorter prompts are the beginning of a prefix. 0: none.
+        num: How many different ones each tenant has, drawn for each request, and for each session.
+        exponent: The share of prefix k is in proportion to ``(k + 1) ** -exponent``.
+    """
+
+    tokens: int = attrs.field(default=0, validator=ge(0))
+    num: int = attrs.field(default=1, validator=ge(1))
+    exponent: float = attrs.field(default=1.0, validator=ge(0))
+
+
+@attrs.frozen(kw_only=True)
+class Recipe:
+    """A workload file.
+
+    Attributes:
+        name: For tables and records.
+        seed: Of everything that is drawn.
+        num_requests: How many are drawn, or how many sessions; 0: those of the trace.
+        limit: The first so many requests, those of sessions counted each; 0: all.
+        trace: Where requests come from.
+        arrivals: When they come.
+        lengths: How long they are.
+        tenants: Who asks.
+        priorities: How urgent they are.
+        targets: How soon answers are wanted.
+        prefixes: What prompts share.
+        sessions: What follows them; None: nothing.
+    """
+
+    name: str
+    seed: int = attrs.field(default=0, validator=ge(0))
+    num_requests: int = attrs.field(default=0, validator=ge(0))
+    limit: int = attrs.field(default=0, validator=ge(0))
+    trace: TraceSource = attrs.field(factory=TraceSource)
+    arrivals: Arrivals = attrs.field(factory=Arrivals)
+    lengths: Lengths = attrs.field(factory=Lengths)
+    tenants: Tenants = attrs.field(factory=Tenants)
+    priorities: Priorities = attrs.field(factory=Priorities)
+    targets: Targets = attrs.field(factory=Targets)
+    prefixes: Prefixes = attrs.field(factory=Prefixes)
+    sessions: Sessions | None = None
+
+    def make(self) -> Workload:
+        """Return the workload: the same one on every machine.
+
+        Raises:
+            ConfigError: The trace cannot be read, or tables contradict each other or the trace.
+        """
+        trace = read_trace(self.trace) if self.trace.file else None
+        requests = self._sized(trace)
+        requests = self._owned(requests)
+        requests = self._prefixed(requests)
+        requests = self._timed(requests, has_times=trace is not None and trace.has_times)
+        if self.sessions is not None:
+            requests = self._with_sessions(requests, self.sessions)
+        requests.sort(key=lambda request: request.arrival_s)
+        block_tokens = self.prefixes.tokens or (trace.block_tokens if trace else 16)
+        requests = requests[: self.limit or None]
+        return Workload(name=self.name, requests=tuple(requests), block_tokens=block_tokens, seed=self.seed)
+
+    # ---------------------------------------------------------------------------------------------- lengths
+
+    def _sized(self, trace: Trace | None) -> list[WorkloadRequest]:
+        """Return requests with lengths: of the trace, drawn from it, or drawn."""
+        recorded = trace.requests if trace else []
+        if trace is None or self.num_requests:
+            count = self.num_requests
+            if not count:
+                raise self._wrong("names no [trace] file and num_requests = 0.", "Say one of the two.")
+            self._check_drawn_from(trace)
+            requests = [
+                WorkloadRequest(request_id=str(index), arrival_s=0.0, num_prompt_tokens=1, num_output_tokens=1)
+                for index in range(count)
+            ]
+        else:
+            requests = recorded
+            if self.lengths.prompt != "recorded" and any(one.after or one.block_ids for one in requests):
+                raise self._wrong(
+                    f"draws prompts, but requests of {self.trace.file} share blocks or go on from each other.",
+                    "Ignore those columns of the trace, or leave lengths.prompt recorded.",
+                )
+            if self.lengths.output != "recorded" and any(one.continues for one in requests):
+                raise self._wrong(
+                    f"draws answers, but prompts of {self.trace.file} contain the recorded ones.",
+                    "Ignore the columns of sessions, or leave lengths.output recorded.",
+                )
+        if trace and not trace.has_outputs and not isinstance(self.lengths.output, Distribution):
+            raise self._wrong(
+                f"takes answers from {self.trace.file}, which does not tell how long they were.",
+                "Say lengths.output, such as { mean = 200 }.",
+            )
+        prompts = self._lengths(self.lengths.prompt, Stream.PROMPTS, len(requests), recorded, "num_prompt_tokens")
+        outputs = self._lengths(self.lengths.output, Stream.OUTPUTS, len(requests), recorded, "num_output_tokens")
+        if prompts is None and outputs is None and not self.lengths.max_tokens:
+            return requests
+        made = []
+        for index, one in enumerate(requests):
+            made.append(
+                attrs.evolve(
+                    one,
+                    num_prompt_tokens=one.num_prompt_tokens if prompts is None else int(prompts[index]),
+                    num_output_tokens=one.num_output_tokens if outputs is None else int(outputs[index]),
+                    max_tokens=self.lengths.max_tokens or one.max_tokens,
+                )
+            )
+        return made
+
+    def _check_drawn_from(self, trace: Trace | None) -> None:
+        """Refuse lengths that requests without a trace, or more or fewer than it has, cannot have."""
+        for key in ("prompt", "output"):
+            length = getattr(self.lengths, key)
+            if length == "recorded" or (length == "resampled" and trace is None):
+                raise self._wrong(
+                    f'draws {self.num_requests} requests, but lengths.{key} = "{length}" takes them from '
+                    f"{'the requests of the trace as they are' if trace else 'a trace, and there is none'}.",
+                    'Say a distribution, such as { kind = "lognormal", mean = 1000, cv = 1.2 }'
+                    + (', or "resampled".' if trace else "."),
+                )
+
+    def _lengths(
+        self, length: Length, stream: Stream, num: int, recorded: Sequence[WorkloadRequest], field: str
+    ) -> Int64Array | None:
+        """Return lengths that are drawn; None for recorded ones."""
+        if isinstance(length, Distribution):
+            # The third key is the number of the call in a session; requests alone are its first.
+            return length.draw_tokens(self.seed, stream, np.arange(num), 0)
+        if length == "recorded":
+            return None
+        drawn = (uniforms(self.seed, Stream.KEPT, np.arange(num)) * len(recorded)).astype(np.int64)
+        return np.array([getattr(one, field) for one in recorded], np.int64)[drawn]
+
+    # ---------------------------------------------------------------------------------------------- who, and what is shared
+
+    def _groups(self, requests: Sequence[WorkloadRequest]) -> Int64Array:
+        """Return a number for each request, the same for those of one session: what is drawn for it holds for the session."""
+        first: dict[str, int] = {}
+        return np.array(
+            [first.setdefault(one.session, index) if one.session else index for index, one in enumerate(requests)]
+        )
+
+    def _owned(self, requests: list[WorkloadRequest]) -> list[WorkloadRequest]:
+        """Return the requests with tenants, priorities and targets."""
+        if self == attrs.evolve(self, tenants=Tenants(), priorities=Priorities(), targets=Targets()):
+            return requests
+        if self.tenants.num and any(one.tenant != "default" for one in requests):
+            raise self._wrong(
+                f"draws tenants, but {self.trace.file} tells them.",
+                "Ignore its column in [trace], or leave [tenants] out.",
+            )
+        if self.priorities.shares and any(one.priority for one in requests):
+            raise self._wrong(
+                f"draws priorities, but {self.trace.file} tells them.",
+                "Ignore its column in [trace], or leave [priorities] out.",
+            )
+        groups = self._groups(requests)
+        tenants = self._tenants(groups)
+        priorities = (
+            categories(uniforms(self.seed, Stream.PRIORITIES, groups), self.priorities.shares).tolist()
+            if self.priorities.shares
+            else None
+        )
+        return [
+            attrs.evolve(
+                one,
+                tenant=one.tenant if tenants is None else str(tenants[index]),
+                priority=one.priority if priorities is None else priorities[index],
+                ttft_target_s=min(one.ttft_target_s, self.targets.ttft_s)
+                if one.ttft_target_s == math.inf
+                else one.ttft_target_s,
+                tpot_target_s=self.targets.tpot_s if one.tpot_target_s == math.inf else one.tpot_target_s,
+            )
+            for index, one in enumerate(requests)
+        ]
+
+    def _tenants(self, groups: Int64Array) -> list[int] | None:
+        if not self.tenants.num:
+            return None
+        shares = zipf_shares(self.tenants.num, self.tenants.exponent)
+        found: list[int] = categories(uniforms(self.seed, Stream.TENANTS, groups), shares).tolist()
+        return found
+
+    def _prefixed(self, requests: list[WorkloadRequest]) -> list[WorkloadRequest]:
+        """Return the requests with the id of their prefix: one block of the prefix's length."""
+        if not self.prefixes.tokens:
+            return requests
+        if any(one.block_ids for one in requests):
+            raise self._wrong(
+                f"gives prompts prefixes, but {self.trace.file} tells what they share.",
+                "Ignore its column in [trace], or leave [prefixes] out.",
+            )
+        ranks = categories(
+            uniforms(self.seed, Stream.PREFIXES, self._groups(requests)),
+            zipf_shares(self.prefixes.num, self.prefixes.exponent),
+        ).tolist()
+        tenants: dict[str, int] = {}
+        made = []
+        for one, rank in zip(requests, ranks, strict=True):
+            if one.after:
+                made.append(one)
+                continue
+            tenant = tenants.setdefault(one.tenant, len(tenants))
+            made.append(attrs.evolve(one, block_ids=(tenant * self.prefixes.num + rank,)))
+        return made
+
+    # ---------------------------------------------------------------------------------------------- when
+
+    def _timed(self, requests: list[WorkloadRequest], *, has_times: bool) -> list[WorkloadRequest]:
+        """Return the requests with times: those that follow another come with the first of their chain."""
+        keeps_times = has_times and not self.num_requests
+        if self.arrivals.times == "recorded" and not keeps_times:
+            raise self._wrong('says arrivals.times = "recorded", but there are none.', "Say a rate, or rate = inf.")
+        roots = [one for one in requests if not one.after]
+        if self.arrivals.times != "drawn" and (keeps_times or not self.arrivals.rate):
+            if not keeps_times and not self.trace.file:
+                raise self._wrong("says no [arrivals] rate.", 'Say how many a second, or rate = inf for "all at once".')
+            self._check_pattern_unused()
+            factor = stretch([one.arrival_s for one in roots], self.arrivals.rate)
+            return [attrs.evolve(one, arrival_s=one.arrival_s * factor) for one in requests]
+        times = arrival_times(self.arrivals, self.seed, len(roots)).tolist()
+        began = {one.request_id: time_s for one, time_s in zip(roots, times, strict=True)}
+        for one in requests:
+            if one.after:
+                began[one.request_id] = began[one.after]
+        return [attrs.evolve(one, arrival_s=began[one.request_id]) for one in requests]
+
+    def _check_pattern_unused(self) -> None:
+        """Refuse settings of drawn times where times are recorded: they would be dropped in silence."""
+        plain = Arrivals(times=self.arrivals.times, rate=self.arrivals.rate)
+        if self.arrivals != plain:
+            raise self._wrong(
+                "says how times are drawn, but takes those of the trace.",
+                'Say arrivals.times = "drawn", or leave that out.',
+            )
+
+    def _with_sessions(self, requests: Sequence[WorkloadRequest], sessions: Sessions) -> list[WorkloadRequest]:
+        """Return the requests with those that follow each of them."""
+        if any(one.session for one in requests):
+            raise self._wrong(
+                f"describes [sessions], but {self.trace.file} tells them.",
+                "Ignore its column in [trace], or leave the table out.",
+            )
+        if not isinstance(self.lengths.output, Distribution):
+            raise self._wrong(
+                "describes [sessions], whose later answers have no length.", "Say lengths.output as a distribution."
+            )
+        return [
+            call
+            for index, one in enumerate(requests)
+            for call in session_calls(sessions, one, self.lengths.output, seed=self.seed, index=index)
+        ]
+
+    def _wrong(self, what: str, hint: str) -> ConfigError:
+        return ConfigValueError(f"workload {self.name} {what}", hint=hint)

@@ -1,0 +1,211 @@
+"""Workload files: TOML that describes a workload completely, seed included.
+
+``base = "azure_conv"`` takes another file, or a built-in one, and changes what is said here.
+"""
+
+from __future__ import annotations
+
+import math
+import tomllib
+import types
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import attrs
+
+from trencadis.errors import ConfigError, ConfigValueError, UnknownKeyError, did_you_mean
+from trencadis_tools.workloads.distributions import Distribution
+from trencadis_tools.workloads.recipe import Recipe
+from trencadis_tools.workloads.workload import Workload
+from trencadis_tools.workloads.written import is_written, parse_written
+
+__all__ = ["builtin_names", "load_workload", "read_recipe"]
+
+_BUILTINS = Path(__file__).parent / "builtin"
+
+Table = dict[str, Any]
+
+
+def builtin_names() -> list[str]:
+    """Return the names of the workloads that come with the package, sorted."""
+    return sorted(file.stem for file in _BUILTINS.glob("*.toml"))
+
+
+def load_workload(
+    name_or_path: str, *, seed: int | None = None, rate: float | None = None, limit: int | None = None
+) -> Workload:
+    """Return a workload.
+
+    Args:
+        name_or_path: A built-in name, a workload file in TOML, a trace file in a known format, or what ``trencadis workload --write`` wrote.
+        seed: In place of the file's.
+        rate: In place of the file's ``[arrivals] rate``, such as for a sweep; lengths stay.
+        limit: In place of the file's.
+
+    Raises:
+        ConfigError: There is no such workload or file, or it cannot be used.
+    """
+    changes: Table = {}
+    if seed is not None:
+        changes["seed"] = seed
+    if rate is not None:
+        changes["arrivals"] = {"rate": rate}
+    if limit is not None:
+        changes["limit"] = limit
+    file = _builtin(name_or_path) or Path(name_or_path)
+    if file.suffix != ".toml":
+        _check_exists(file)
+        written = parse_written(file) if is_written(file) else None
+        if written is not None:
+            return _changed(written, seed=seed, rate=rate, limit=limit)
+        table: Table = {"trace": {"file": str(file)}}
+        return _recipe(_merged(table, changes), file.stem, str(file)).make()
+    return read_recipe(str(file), changes=changes).make()
+
+
+def read_recipe(name_or_path: str, *, changes: Mapping[str, Any] | None = None) -> Recipe:
+    """Return what a workload file or a built-in workload says.
+
+    Args:
+        name_or_path: A built-in name, or a path.
+        changes: Keys and tables in place of the file's.
+
+    Raises:
+        ConfigError: It cannot be read, or says what no workload has.
+    """
+    file = _builtin(name_or_path) or Path(name_or_path)
+    return _recipe(_merged(_read(file, ()), changes or {}), file.stem, str(file))
+
+
+def _builtin(name: str) -> Path | None:
+    file = _BUILTINS / f"{name}.toml"
+    return file if name.isidentifier() and file.is_file() else None
+
+
+def _check_exists(file: Path) -> None:
+    if not file.is_file():
+        names = builtin_names()
+        raise ConfigError(
+            f"{file}: no such workload.",
+            hint=f"Give a file, or one of: {', '.join(names)}.{did_you_mean(str(file), names)}",
+        )
+
+
+def _changed(workload: Workload, *, seed: int | None, rate: float | None, limit: int | None) -> Workload:
+    """Return a written workload with another seed of its tokens, stretched times or fewer requests; nothing in it is drawn. Pure."""
+    requests = workload.requests[: limit or None]
+    if rate:
+        times = [one.arrival_s for one in requests if not one.after]
+        factor = (
+            0.0
+            if rate == math.inf
+            else (len(times) - 1) / (rate * (times[-1] - times[0]))
+            if times[-1] > times[0]
+            else 1.0
+        )
+        requests = tuple(attrs.evolve(one, arrival_s=one.arrival_s * factor) for one in requests)
+    return attrs.evolve(workload, requests=requests, seed=workload.seed if seed is None else seed)
+
+
+# ------------------------------------------------------------------------------------------------ reading
+
+
+def _read(file: Path, seen: tuple[Path, ...]) -> Table:
+    """Return the tables of a file, over those of its base."""
+    _check_exists(file)
+    if file.resolve() in seen:
+        raise ConfigError(f"{file}: is its own base.", hint="Remove base.")
+    try:
+        table = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{file}: cannot be read: {error}.", hint="Write TOML.") from error
+    trace = table.get("trace")
+    if isinstance(trace, dict) and isinstance(trace.get("file"), str):
+        trace["file"] = str(file.parent / trace["file"])
+    base = table.pop("base", None)
+    if base is None:
+        return table
+    if not isinstance(base, str):
+        raise ConfigValueError(f"base = {base!r} (from {file}) must be text.", hint="Name a workload.")
+    below = _builtin(base) or file.parent / base
+    return _merged(_read(below, (*seen, file.resolve())), {"name": file.stem} | table)
+
+
+def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> Table:
+    """Return the tables with those above over those below, key by key; a distribution is one value. Pure."""
+    merged = dict(below)
+    for key, value in above.items():
+        before = merged.get(key)
+        is_table = isinstance(value, Mapping) and isinstance(before, Mapping) and "mean" not in before
+        merged[key] = _merged(typing.cast("Mapping[str, Any]", before), value) if is_table else value
+    return merged
+
+
+def _recipe(table: Table, name: str, source: str) -> Recipe:
+    recipe: Recipe = _structure(Recipe, {"name": name} | table, "", source)
+    return recipe
+
+
+def _structure(kind: Any, value: Any, where: str, source: str) -> Any:
+    """Return a value of TOML as an instance of ``kind``; ``where`` is the path of its key."""
+    if attrs.has(kind):
+        if kind is Distribution and isinstance(value, int | float) and not isinstance(value, bool):
+            return Distribution(mean=value)
+        if isinstance(value, Mapping):
+            return _class_of(kind, value, where, source)
+    elif typing.get_origin(kind) in (typing.Union, types.UnionType):
+        found = [
+            one
+            for one in typing.get_args(kind)
+            if (attrs.has(one) and not isinstance(value, str))
+            or (typing.get_origin(one) is Literal and isinstance(value, str))
+        ]
+        if found:
+            return _structure(found[0], value, where, source)
+    elif typing.get_origin(kind) is Literal:
+        choices = typing.get_args(kind)
+        if value in choices:
+            return value
+        raise ConfigValueError(
+            f"{where} = {value!r} (from {source}) must be one of: {', '.join(choices)}.{did_you_mean(str(value), choices)}"
+        )
+    elif typing.get_origin(kind) is tuple:
+        if isinstance(value, list):
+            return tuple(_structure(typing.get_args(kind)[0], one, where, source) for one in value)
+    elif kind is float and isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    elif isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
+        return value
+    raise ConfigValueError(f"{where} = {value!r} (from {source}) must be {_in_words(kind)}.")
+
+
+def _class_of(kind: Any, table: Mapping[str, Any], where: str, source: str) -> Any:
+    types_of = typing.get_type_hints(kind)
+    fields = [field.name for field in attrs.fields(kind)]
+    values = {}
+    for key, value in table.items():
+        path = f"{where}.{key}" if where else key
+        if key not in fields:
+            raise UnknownKeyError(
+                f"{path} (from {source}): no such key of a workload file.{did_you_mean(key, fields)}",
+                hint=f"Known here: {', '.join(fields)}.",
+            )
+        values[key] = _structure(types_of[key], value, path, source)
+    try:
+        return kind(**values)
+    except (TypeError, ValueError) as error:
+        reason = str(error.args[0]) if error.args else str(error)
+        raise ConfigValueError(f"[{where}] (from {source}): {reason}." if where else f"{source}: {reason}.") from error
+
+
+def _in_words(kind: Any) -> str:
+    plain = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+    if kind in plain:
+        return plain[kind]
+    if attrs.has(kind):
+        return "a number or a table" if kind is Distribution else "a table"
+    if typing.get_origin(kind) is tuple:
+        return "a list"
+    return " or ".join(_in_words(one) for one in typing.get_args(kind) if one is not type(None)) or "text"

@@ -1,0 +1,80 @@
+"""Step times by name, and as files."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from trencadis.errors import ConfigError
+from trencadis.records import Bucket, Phase, StepShape, UnifiedBucket
+from trencadis_tools.simulation.step_times import (
+    BucketStepTimes,
+    LinearStepTimes,
+    SheetStepTimes,
+    load_step_times,
+    step_times_json,
+)
+
+LINEAR = LinearStepTimes(
+    base_s=1e-3, token_s=2e-5, context_s=0.0, product_s=1e-9, row_s=3e-6, host_base_s=4e-4, overlap=True
+)
+BUCKETS = BucketStepTimes(
+    times_s={Bucket(1, 64, 2): 5e-3, Bucket(8, 1, 32, Phase.DECODE): 2e-3, UnifiedBucket(16, 4, 2, False): 1e-3},
+    lines={Phase.PREFILL: (1e-3, 1e-5, 0.0), Phase.DECODE: (1e-3, 0.0, 1e-6)},
+    host_row_s=1e-6,
+)
+
+
+@pytest.mark.parametrize("times", [LINEAR, BUCKETS], ids=["linear", "buckets"])
+def test_what_was_written_is_read(times, tmp_path):
+    path = tmp_path / "times.json"
+    path.write_text(json.dumps(step_times_json(times, {"provenance": {"device": "a device"}})))
+    assert load_step_times(path) == times
+
+
+def test_names_are_of_a_sheet_and_a_model_with_ranks_and_bounds():
+    times = load_step_times("h100:llama_3_1_70b:tp4:roofline")
+    assert isinstance(times, SheetStepTimes)
+    assert (times.device.name, times.model.num_layers, times.tensor, times.is_roofline) == (
+        "NVIDIA H100 SXM5 80 GB",
+        80,
+        4,
+        True,
+    )
+    shape = StepShape(num_decodes=1, num_decode_tokens=1, num_decode_context=1)
+    assert times.device_s(shape) < load_step_times("h100:llama_3_1_70b:tp4").device_s(shape)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("h100", "depend on the model"),
+        ("h100:llama_3_1_8b:tp0", "neither tpN nor roofline"),
+        ("h100:llama_3_1_8b:fast", "neither tpN nor roofline"),
+        ("h900:llama_3_1_8b", "no file, and no device sheet"),
+        ("nowhere.json", "holds no step times: FileNotFoundError"),
+    ],
+)
+def test_names_of_nothing_are_refused(name, message):
+    with pytest.raises(ConfigError, match=message):
+        load_step_times(name)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[]",
+        "{",
+        '{"format": "other"}',
+        '{"format": "trencadis step times 1", "kind": "cubic"}',
+        '{"format": "trencadis step times 1", "kind": "linear", "coefficients": {"base_s": -1}}',
+        '{"format": "trencadis step times 1", "kind": "linear", "coefficients": {"speed": 1}}',
+        '{"format": "trencadis step times 1", "kind": "buckets", "coefficients": {}, "buckets": [["decode", 1, 1, 0.1]], "lines": {}}',
+    ],
+)
+def test_files_of_something_else_are_refused(text, tmp_path):
+    path = tmp_path / "times.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"times\.json holds no step times"):
+        load_step_times(path)
