@@ -229,8 +229,8 @@ def _prepared(workload: Workload, point: Point, max_requests: int) -> Workload:
 
 
 def rate_of(workload: Workload) -> float:
-    """Return requests a second; 0 if all come at once. Pure."""
-    times_s = [request.arrival_s for request in workload.requests]
+    """Return requests a second of those that wait for no other one; 0 if they come at once. Pure."""
+    times_s = [request.arrival_s for request in workload.requests if not request.after]
     span_s = max(times_s) - min(times_s)
     return (len(times_s) - 1) / span_s if span_s else 0.0
 
