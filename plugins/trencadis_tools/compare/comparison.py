@@ -75,12 +75,12 @@ class Comparison:
     record: Mapping[str, Any] = attrs.field(repr=False)
 
 
-def compare(arguments: Arguments, *, note: Callable[[int], None] = lambda num_runs: None) -> Comparison:
+def compare(arguments: Arguments, *, note: Callable[[int], None] | None = None) -> Comparison:
     """Run a comparison.
 
     Args:
         arguments: What is compared.
-        note: Called with the number of runs so far.
+        note: Called with the number of runs so far; or None.
 
     Raises:
         ConfigError: An argument, file or configuration cannot be used, or the workload is too short.
@@ -154,6 +154,7 @@ def _workloads(arguments: Arguments) -> tuple[Callable[[int], Workload], bool]:
 
     Tenants that are drawn over a recorded trace do not make another trace of it.
     """
+
     def drawn(seed: int) -> Workload:
         return load_workload(arguments.workload, seed=seed)
 
@@ -168,7 +169,7 @@ def _workloads(arguments: Arguments) -> tuple[Callable[[int], Workload], bool]:
             f'flag --seeds: the requests of "{arguments.workload}" are not drawn; every seed gives the same.',
             hint="Leave --seeds out: within one run, blocks of requests are compared.",
         )
-    return (lambda seed: first), False
+    return (lambda _seed: first), False
 
 
 def _sizes(workload: Workload) -> list[tuple[float, int, int]]:
@@ -181,6 +182,7 @@ def _step_times(name: str) -> StepTimes:
 
 def _simulated(replicas: int, step_times: StepTimes) -> RunAll:
     """Return what simulates a workload under each configuration."""
+
     def run_all(candidates: Sequence[Candidate], workload: Workload, pair: int) -> list[Run]:
         return [
             simulate(one.config, one.registry, workload, step_times=step_times, replicas=replicas) for one in candidates

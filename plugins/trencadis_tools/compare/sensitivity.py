@@ -18,7 +18,9 @@ _STEPS = (
     StepShape(num_decodes=1, num_decode_tokens=1, num_decode_context=100),
     StepShape(num_decodes=64, num_decode_tokens=64, num_decode_context=128_000),
     StepShape(num_prefills=1, num_prefill_tokens=512, num_prefill_context=512, prefill_products=131_328.0, num_new=1),
-    StepShape(num_prefills=1, num_prefill_tokens=2048, num_prefill_context=32_768, prefill_products=65_012_736.0, num_new=1),
+    StepShape(
+        num_prefills=1, num_prefill_tokens=2048, num_prefill_context=32_768, prefill_products=65_012_736.0, num_new=1
+    ),
 )
 """A small and a large step of decodes, a first and a late piece of a prompt."""
 
@@ -93,7 +95,9 @@ def _scaled(part: Any, factor: float, prefix: str = "") -> Iterator[tuple[str, A
 def _differs(one: StepTimes, two: StepTimes) -> bool:
     """Return whether a step takes another time; true for models of static shapes, which know no steps without buckets."""
     try:
-        times_s = [(one.device_s(shape) + one.host_s(shape), two.device_s(shape) + two.host_s(shape)) for shape in _STEPS]
+        times_s = [
+            (one.device_s(shape) + one.host_s(shape), two.device_s(shape) + two.host_s(shape)) for shape in _STEPS
+        ]
     except ValueError:
         return True
     return any(abs(after_s - before_s) >= _LEAST_CHANGE * before_s for before_s, after_s in times_s)

@@ -38,7 +38,7 @@ def rows_of(result: PointResult) -> list[tuple[str, ...]]:
     """Return a row of a table for each effect, without the latencies of a configuration whose backlog grows. Pure."""
     outcomes = {outcome.name: outcome for outcome in result.judgement.outcomes}
     baseline = result.judgement.outcomes[0]
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for effect in result.judgement.effects:
         metric = metric_of(effect.metric)
         hidden = metric.is_latency
@@ -76,7 +76,9 @@ def sentence(effect: Effect, baseline: str, growing: Sequence[str] = ()) -> str:
     if effect.verdict == "unstable":
         own = [name for name in (baseline, other) if name in growing]
         steady = "".join(f" {name} keeps up." for name in (baseline, other) if name not in growing)
-        return f"{metric}: no value. {' and '.join(own)}: unstable, capacity exceeded or run too short to settle.{steady}"
+        return (
+            f"{metric}: no value. {' and '.join(own)}: unstable, capacity exceeded or run too short to settle.{steady}"
+        )
     difference = effect.interval.difference
     if math.isnan(difference):
         return f"{metric}: open. No request has a value under both {baseline} and {other}."
@@ -107,8 +109,12 @@ def outcome_notes(result: PointResult) -> list[str]:
                 f"that arrive (p = {backlog.p_value:.2g}); latencies would grow with the length of the run."
             )
         if outcome.num_failed:
-            notes.append(f"{outcome.name}: {outcome.num_failed} of {outcome.num_requests} requests were refused or failed.")
+            notes.append(
+                f"{outcome.name}: {outcome.num_failed} of {outcome.num_requests} requests were refused or failed."
+            )
     num_cut, num_all = sum(result.judgement.num_warm_up), result.judgement.outcomes[0].num_requests
     if num_cut:
-        notes.append(f"Warm-up: {num_cut} of {num_all} requests are left out, the same under every configuration (MSER-5).")
+        notes.append(
+            f"Warm-up: {num_cut} of {num_all} requests are left out, the same under every configuration (MSER-5)."
+        )
     return notes

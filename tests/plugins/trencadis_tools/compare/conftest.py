@@ -28,7 +28,12 @@ def poisson(*, num: int = 100, rate: float = 1.0, seed: int = 0) -> Workload:
 
 
 def served(
-    workload: Workload, *, service_s: float = 0.5, tokens_s: float = 1.0, failed: Sequence[int] = (), offset_s: float = 0.0
+    workload: Workload,
+    *,
+    service_s: float = 0.5,
+    tokens_s: float = 1.0,
+    failed: Sequence[int] = (),
+    offset_s: float = 0.0,
 ) -> Run:
     """One server, first come first served: a request waits, is served for ``service_s`` until its first token, and streams beside others."""
     free_s, records = 0.0, []

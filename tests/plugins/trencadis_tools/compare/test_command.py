@@ -17,7 +17,7 @@ from trencadis_tools.compare import candidates, lab
 from trencadis_tools.compare.candidates import candidates_of, restored, sweep_points
 
 WORKLOAD = """
-num_requests = 30
+num_requests = 16
 [arrivals]
 rate = 2.0
 [lengths]
@@ -83,9 +83,9 @@ def test_a_comparison_from_the_table_to_the_record_that_gives_the_same_bytes(com
     assert point["effects"][0]["interval"]["high"] < 0
     assert "LinearStepTimes" in record["comparison"]["step_times"]
 
-    rows = list(csv.DictReader(Path("r.csv").open()))
-    assert len(rows) == 2 * 3 * 30
-    mean = sum(float(row["ttft_s"]) for row in rows if row["config"] == "wide") / 90
+    rows = list(csv.DictReader(Path("r.csv").read_text().splitlines()))
+    assert len(rows) == 2 * 3 * 16
+    mean = sum(float(row["ttft_s"]) for row in rows if row["config"] == "wide") / 48
     assert mean == pytest.approx(point["outcomes"][1]["values"]["ttft_mean"], rel=0.3)  # the warm-up is in the file
 
     text = Path("r.html").read_text()
@@ -96,7 +96,7 @@ def test_a_comparison_from_the_table_to_the_record_that_gives_the_same_bytes(com
     assert len(page.elements["figure"]) == len(page.elements["figcaption"]) >= 2
     for svg in text.split("<svg ")[1:]:
         ET.fromstring(f"<svg {svg.split('</svg>')[0]}</svg>")  # well-formed
-    assert "trencadis compare narrow.toml wide.toml --workload load.toml --seeds 3" in text
+    assert "trencadis compare narrow.toml wide.toml --workload load.toml --replicas 1 --seeds 3" in text
     assert point["outcomes"][0]["plan_hash"] in text
     assert point["workloads"][0]["digest"] in text
 
@@ -117,24 +117,40 @@ def test_a_record_that_gives_other_bytes_is_said_where(compare, folder) -> None:
 
 
 def test_rates_and_swept_settings_are_points_with_lines_over_them(compare) -> None:
-    words = ["fcfs", "shortest_first", "--seeds", "1", "--metric", "ttft_mean", "--no-sensitivity", "--max-requests", "12"]
-    words += ["--rates", "2,8", "--sweep", "engine.max_num_seqs=1,4", "--out", "r.html", "--json", "r.json"]
+    words = [
+        "fcfs",
+        "shortest_first",
+        "--seeds",
+        "1",
+        "--metric",
+        "ttft_mean",
+        "--no-sensitivity",
+        "--max-requests",
+        "12",
+    ]
+    words += ["--rates", "2,8", "--sweep", "engine.max_num_seqs=4", "--out", "r.html", "--json", "r.json"]
     code, out, err = compare(*words)
     assert code == 0, err
     points = json.loads(Path("r.json").read_text())["comparison"]["points"]
     settings = [(point["rate"], point["swept"]) for point in points]
-    assert settings == [(rate, {"engine.max_num_seqs": value}) for value in ("1", "4") for rate in (2.0, 8.0)]
+    assert settings == [(rate, {"engine.max_num_seqs": value}) for value in ("4",) for rate in (2.0, 8.0)]
     assert len({point["outcomes"][0]["plan_hash"] for point in points}) == 1
     assert "At rate 8, engine.max_num_seqs = 4:" in out
     text = Path("r.html").read_text()
-    for caption in ("ttft_mean over rate, requests/s, engine.max_num_seqs = 4", "ttft_mean over engine.max_num_seqs, rate 2"):
-        assert f"<figcaption>{caption}</figcaption>" in text
+    assert "<figcaption>ttft_mean over rate, requests/s, engine.max_num_seqs = 4</figcaption>" in text
 
 
 @pytest.mark.release
 def test_one_trace_is_compared_by_blocks_of_its_requests(compare, folder) -> None:
     lines = [
-        json.dumps({"timestamp": 400 * number, "input_length": 20 + number % 7, "output_length": 2 + number % 3, "hash_ids": []})
+        json.dumps(
+            {
+                "timestamp": 400 * number,
+                "input_length": 20 + number % 7,
+                "output_length": 2 + number % 3,
+                "hash_ids": [],
+            }
+        )
         for number in range(1100)
     ]
     Path("trace.jsonl").write_text("\n".join(lines))
@@ -182,8 +198,14 @@ def test_a_workload_must_be_named(compare) -> None:
 
 
 def test_a_trace_has_no_seeds_and_no_tails_to_watch(compare, folder) -> None:
-    Path("trace.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:00.0,5,5\n2023-11-16 18:15:01.0,5,5\n")
-    for words, said in ((["--seeds", "3"], "are not drawn"), (["--until-decided"], "ttft_p99 cannot be watched"), ([], "need 1000")):
+    Path("trace.csv").write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:00.0,5,5\n2023-11-16 18:15:01.0,5,5\n"
+    )
+    for words, said in (
+        (["--seeds", "3"], "are not drawn"),
+        (["--until-decided"], "ttft_p99 cannot be watched"),
+        ([], "need 1000"),
+    ):
         code, _, err = compare("narrow.toml", "wide.toml", *words, workload="trace.csv")
         assert code == 2
         assert said in err
@@ -204,7 +226,7 @@ def test_parquet_holds_what_the_csv_holds(compare) -> None:
     parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
     compare("narrow.toml", "wide.toml", "--seeds", "1", "--no-sensitivity", "--requests", "r.parquet")
     table = parquet.read_table("r.parquet")
-    assert table.num_rows == 2 * 30
+    assert table.num_rows == 2 * 16
     assert "ttft_s" in table.column_names
 
 
@@ -225,7 +247,9 @@ def test_a_configuration_is_restored_from_what_was_set(folder, monkeypatch) -> N
 
 
 def test_secrets_stay_out_of_a_record(folder) -> None:
-    Path("secret.toml").write_text('[cache]\nkey = "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff"\n')
+    Path("secret.toml").write_text(
+        '[cache]\nkey = "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff"\n'
+    )
     (secret, _) = candidates_of(["secret.toml", "narrow.toml"])
     assert "cache.key" not in secret.given
 

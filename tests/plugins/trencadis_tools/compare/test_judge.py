@@ -132,7 +132,13 @@ def test_a_flip_opens_the_verdict_and_says_by_what() -> None:
 
     interval = Interval(difference=-1.0, low=-2.0, high=-0.5, p_value=0.01, num_units=9, method="runs")
     effect = Effect(
-        metric="ttft_mean", other="b", baseline_value=4.0, other_value=3.0, interval=interval, verdict="better", winner="b"
+        metric="ttft_mean",
+        other="b",
+        baseline_value=4.0,
+        other_value=3.0,
+        interval=interval,
+        verdict="better",
+        winner="b",
     )
     judgement = Judgement(outcomes=(), effects=[effect, effect], num_warm_up=(0,))
     flipped = judgement.with_flips([Flip(metric="ttft_mean", other="b", scaled="base_s × 0.8", difference=0.1)])

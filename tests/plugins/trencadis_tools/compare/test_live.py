@@ -31,7 +31,9 @@ class TickingClock:
 
 def workload_of(*requests: dict) -> Workload:
     made = [
-        WorkloadRequest(**{"request_id": str(index), "arrival_s": 0.0, "num_prompt_tokens": 5, "num_output_tokens": 4} | one)
+        WorkloadRequest(
+            **{"request_id": str(index), "arrival_s": 0.0, "num_prompt_tokens": 5, "num_output_tokens": 4} | one
+        )
         for index, one in enumerate(requests)
     ]
     return Workload(name="w", requests=tuple(made))

@@ -53,7 +53,9 @@ def test_block_intervals_hold_the_true_difference_as_often_as_they_should(phi: f
 
 
 @pytest.mark.release
-@pytest.mark.parametrize(("phi", "quantile", "least"), [(0.0, None, 0.92), (0.8, None, 0.89), (0.0, 0.9, 0.90), (0.8, 0.9, 0.88)])
+@pytest.mark.parametrize(
+    ("phi", "quantile", "least"), [(0.0, None, 0.92), (0.8, None, 0.89), (0.0, 0.9, 0.90), (0.8, 0.9, 0.88)]
+)
 def test_coverage_of_block_intervals_in_many_repeats(phi: float, quantile: float | None, least: float) -> None:
     # The standard error of a share of .93 is .008 in 1,000 repeats and .021 in 150.
     repeats, error = (1000, 0.016) if quantile is None else (150, 0.042)
@@ -169,7 +171,9 @@ def test_pairs_stay_together_so_that_a_common_load_cancels() -> None:
 def test_the_quantile_is_that_of_each_side_not_of_the_differences() -> None:
     rng = np.random.default_rng(8)
     values = rng.normal(size=4000)
-    shuffled = rng.permutation(values)  # the same distribution: differences of requests are large, that of quantiles is 0
+    shuffled = rng.permutation(
+        values
+    )  # the same distribution: differences of requests are large, that of quantiles is 0
     interval = block_interval(values, shuffled, quantile=0.9)
     assert interval.difference == 0.0
     assert interval.low < 0 < interval.high
@@ -179,10 +183,8 @@ def test_the_quantile_is_that_of_each_side_not_of_the_differences() -> None:
 def test_the_cut_last_block_is_counted_as_it_is() -> None:
     values = np.random.default_rng(9).normal(size=1033)  # 20 blocks of 50 and one of 33
     interval = block_interval(np.zeros(1033), values)
-    slow = []
     starts = np.random.default_rng(0).integers(1033 - 50 + 1, size=(2000, 21))
-    for row in starts:
-        slow.append(np.concatenate([values[start : start + 50] for start in row])[:1033].mean())
+    slow = [np.concatenate([values[start : start + 50] for start in row])[:1033].mean() for row in starts]
     assert (interval.low, interval.high) == tuple(pytest.approx(x) for x in np.quantile(slow, [0.025, 0.975]))
 
 

@@ -65,7 +65,9 @@ def test_a_queue_at_half_load_is_steady_and_an_overloaded_one_is_not() -> None:
 
 
 @pytest.mark.release
-@pytest.mark.parametrize(("load", "least", "most"), [(0.5, 0.0, 0.01), (0.8, 0.0, 0.02), (0.9, 0.0, 0.03), (1.1, 0.6, 1.0), (1.2, 0.97, 1.0)])
+@pytest.mark.parametrize(
+    ("load", "least", "most"), [(0.5, 0.0, 0.01), (0.8, 0.0, 0.02), (0.9, 0.0, 0.03), (1.1, 0.6, 1.0), (1.2, 0.97, 1.0)]
+)
 def test_how_often_a_queue_of_2000_requests_is_called_unstable(load: float, least: float, most: float) -> None:
     assert least <= share_growing(load, repeats=300) <= most
 
@@ -75,7 +77,9 @@ def test_growth_is_the_share_of_arrivals_that_stay() -> None:
     arrivals_s = np.arange(num) * 0.8
     ends_s = 1.0 + np.arange(num)  # one a second, although 1.25 come
     assert backlog_of(arrivals_s, ends_s).growth == pytest.approx(1 - 0.8, abs=0.01)
-    assert backlog_of(arrivals_s, arrivals_s + 0.5) == Backlog(growth=pytest.approx(0.0, abs=1e-9), p_value=pytest.approx(0.5, abs=0.5))
+    assert backlog_of(arrivals_s, arrivals_s + 0.5) == Backlog(
+        growth=pytest.approx(0.0, abs=1e-9), p_value=pytest.approx(0.5, abs=0.5)
+    )
 
 
 def test_a_few_requests_and_requests_at_once_tell_nothing() -> None:
