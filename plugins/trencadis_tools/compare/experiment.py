@@ -1,6 +1,8 @@
 """A comparison from beginning to end: the same requests for every configuration, until there is enough to judge or to say that there is not.
 
-rates × swept settings ▶ point ▶ pairs of runs (seed after seed, or one trace) ▶ judge ▶ sensitivity ▶ outcome
+    rates × swept settings ▶ point ▶ pairs of runs (seed after seed, or one trace) ▶ judge ▶ sensitivity ▶ outcome
+
+The baseline is the first configuration.
 """
 
 from __future__ import annotations

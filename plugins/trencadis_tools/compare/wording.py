@@ -85,7 +85,12 @@ def sentence(effect: Effect, baseline: str, growing: Sequence[str] = ()) -> str:
     direction = "higher" if difference > 0 else "lower"
     relative = effect.relative(difference)
     size = f"{100 * abs(relative):.1f} %" if math.isfinite(relative) else show(abs(difference), metric_of(metric).unit)
-    found = f"{size} {direction} under {other} than under {baseline} (95 % interval {_range(effect)})"
+    found = (
+        f"{size} {direction} under {other} than under {baseline}"
+        if difference
+        else f"the same under {other} and {baseline}"
+    )
+    found += f" (95 % interval {_range(effect)})"
     if effect.verdict == "better":
         return f"{metric}: {effect.winner} is better. It is {found}."
     if effect.verdict == "equal":
