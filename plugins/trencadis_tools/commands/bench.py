@@ -34,7 +34,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         flag = f"--{field.name.replace('_', '-')}"
         text = f"{helps[field.name]} (default: {field.default})"
         parser.add_argument(flag, dest=field.name, type=int, default=field.default, metavar="N", help=text)
-    parser.add_argument("--trace", metavar="FILE", help="a recorded workload, for policies")
+    parser.add_argument(
+        "--trace",
+        metavar="FILE",
+        help="a workload, for policies: a name such as azure_conv, a workload file, or a trace file",
+    )
     parser.add_argument("--policies", metavar="A,B,...", help="which policies (default: all)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     bench_speculation.add_arguments(parser)

@@ -25,16 +25,19 @@ from trencadis.interfaces import RoutingRequest
 from trencadis.records import FinishedSequence, FinishReason, Request, evolve_unchecked
 from trencadis_tools.simulation.events import EventKind, ReplicaEvent, check_events
 from trencadis_tools.simulation.executor import SimulatedExecutor
-from trencadis_tools.simulation.prompts import Prompts
 from trencadis_tools.simulation.replica import Replica, Watcher
 from trencadis_tools.simulation.run import RequestRecord, Run
 from trencadis_tools.simulation.step_shape import StepTimes
+from trencadis_tools.workloads.prompts import NUM_RESERVED_TOKENS, Prompts
 from trencadis_tools.workloads.workload import Workload
 
 __all__ = ["NUM_BLOCKS", "Fleet", "simulate", "simulated_config"]
 
 NUM_BLOCKS = 2588
 """KV blocks of a replica if the configuration names no number: an RTX 4090 with Llama 3.1 8B, as the default step times."""
+
+_VOCAB_SIZE = 2**17
+"""Or more, for as many requests: blocks of a few tokens are then not equal by chance."""
 
 _NAN = math.nan
 _LITTLE = 1e-6
@@ -166,7 +169,8 @@ class Fleet:
         self._requests = workload.requests
         self._step_times = step_times
         self._watcher = watcher
-        self._prompts = Prompts(workload)
+        self._vocab_size = max(_VOCAB_SIZE, len(workload.requests) + NUM_RESERVED_TOKENS)
+        self._prompts = Prompts(workload, vocab_size=self._vocab_size)
         self._output_lens = [one.num_output_tokens for one in workload.requests]
         self._longest = max(one.num_prompt_tokens + one.num_output_tokens for one in workload.requests)
         self._changes = check_events(events, replicas)
@@ -215,7 +219,7 @@ class Fleet:
             self._step_times,
             self._output_lens,
             max_model_len=min(self._longest + 1, cache.num_blocks * (cache.block_size or 16)),
-            vocab_size=self._prompts.vocab_size,
+            vocab_size=self._vocab_size,
         )
         engine = build_engine(self._config, registry=self._registry, clock=clock, executor=executor)
         if not isinstance(engine, Engine):
