@@ -38,10 +38,10 @@ Length = Distribution | Literal["recorded", "resampled"]
 
 @attrs.frozen(kw_only=True)
 class Lengths:
-    """Table ``[lengths]``.
+    """Table ``[lengths]``: how long prompts and answers are.
 
     Attributes:
-        prompt: Prompt tokens: a distribution; recorded: those of the trace; resampled: those of a request of the trace that is drawn.
+        prompt: Prompt tokens: a distribution or a number; recorded: those of the trace; resampled: those of a request of it that is drawn.
         output: Tokens of the answer, likewise. If both are resampled, they are those of one request.
         max_tokens: Longest answer that every request allows, as policies see it; 0: what the trace says, else the longest of the workload.
     """
@@ -53,10 +53,10 @@ class Lengths:
 
 @attrs.frozen(kw_only=True)
 class Recipe:
-    """A workload file.
+    """The top of a workload file; ``base``, which takes another one below it, is a key there as well.
 
     Attributes:
-        name: For tables and records.
+        name: For tables and records; that of the file if it says none.
         seed: Of everything that is drawn.
         num_requests: How many are drawn, or how many sessions; 0: those of the trace.
         limit: The first so many requests, those of sessions counted each; 0: all.

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trencadis.errors import ConfigError, ConfigValueError
-from trencadis_tools.workloads import NUM_RESERVED_TOKENS, Prompts, Workload, WorkloadRequest
+from trencadis_tools.workloads import Prompts, Workload, WorkloadRequest
+from trencadis_tools.workloads.prompts import NUM_RESERVED_TOKENS
 
 VOCAB_SIZE = 2**17
 
