@@ -11,7 +11,7 @@ from trencadis_tools.workloads.summary import Summary, summarise
 from trencadis_tools.workloads.terms import Prefixes, Priorities, Targets, Tenants
 from trencadis_tools.workloads.traces import TraceSource
 from trencadis_tools.workloads.workload import Workload, WorkloadRequest
-from trencadis_tools.workloads.workload_file import builtin_names, load_workload
+from trencadis_tools.workloads.workload_file import builtin_names, load_workload, trace_file
 from trencadis_tools.workloads.written import write_workload
 
 __all__ = [
@@ -32,5 +32,6 @@ __all__ = [
     "builtin_names",
     "load_workload",
     "summarise",
+    "trace_file",
     "write_workload",
 ]

@@ -21,7 +21,7 @@ from trencadis_tools.workloads.recipe import Recipe
 from trencadis_tools.workloads.workload import Workload
 from trencadis_tools.workloads.written import is_written, parse_written
 
-__all__ = ["builtin_names", "load_workload", "read_recipe"]
+__all__ = ["builtin_names", "load_workload", "read_recipe", "trace_file"]
 
 _BUILTINS = Path(__file__).parent / "builtin"
 
@@ -55,6 +55,22 @@ def load_workload(
         recipe = _recipe({"trace": {"file": str(file)}, **changes}, file.stem, str(file))
         return _changed(parse_written(file), recipe, seed) if is_written(file) else recipe.make()
     return read_recipe(str(file), changes=changes).make()
+
+
+def trace_file(name_or_path: str) -> Path:
+    """Return the trace of a built-in workload; anything else is a path, and comes back as one.
+
+    Raises:
+        ConfigError: The built-in workload has no trace.
+    """
+    file = _builtin(name_or_path)
+    if file is None:
+        return Path(name_or_path)
+    trace = _read(file, ()).get("trace", {})
+    if not trace.get("file"):
+        names = [name for name in builtin_names() if _read(_BUILTINS / f"{name}.toml", ()).get("trace", {}).get("file")]
+        raise ConfigError(f"{name_or_path}: a workload without a trace.", hint=f"Those with one: {', '.join(names)}.")
+    return Path(trace["file"])
 
 
 def read_recipe(name_or_path: str, *, changes: Mapping[str, Any] | None = None) -> Recipe:
