@@ -138,7 +138,7 @@ def test_a_session_has_one_tenant_and_one_priority(load, tmp_path: Path) -> None
 
 
 def test_a_base_is_changed_key_by_key(load, tmp_path: Path) -> None:
-    (tmp_path / "below.toml").write_text(DRAWN)
+    (tmp_path / "below.toml").write_text(f'name = "below"\n{DRAWN}')
     changed = load(
         'base = "below.toml"\nseed = 3\n[arrivals]\ncv = 0.0\n[lengths]\noutput = { kind = "uniform", min = 5, max = 6 }'
     )
