@@ -21,6 +21,7 @@ import numpy as np
 
 from trencadis.errors import ConfigError
 from trencadis.records import Bucket, FloatArray, Phase, StepShape
+from trencadis_tools.compare.lab import library
 from trencadis_tools.simulation.step_times.buckets import BucketStepTimes, bucket_sizes
 from trencadis_tools.simulation.step_times.linear import LinearStepTimes
 from trencadis_tools.simulation.step_times.records import StepRecord
@@ -77,7 +78,12 @@ class Fit:
 
 
 def fit_step_times(
-    steps: Sequence[StepRecord], *, leave_out: Sequence[str] = (), by_bucket: bool = False, source: str = "the records"
+    steps: Sequence[StepRecord],
+    *,
+    leave_out: Sequence[str] = (),
+    by_bucket: bool = False,
+    robust: bool = True,
+    source: str = "the records",
 ) -> Fit:
     """Return the step times that fit best. Deterministic.
 
@@ -85,12 +91,14 @@ def fit_step_times(
         steps: Measured, without warm-up.
         leave_out: Names of coefficients that are to be 0.
         by_bucket: Give each bucket its time instead of a line for the device.
+        robust: Take weight from outliers, for typical times; else every step counts, and the sum over a run is closest. Buckets have
+            medians either way.
         source: Names the records in errors.
 
     Raises:
         ConfigError: SciPy is missing, there are too few steps, or some sizes cannot be told apart; names them.
     """
-    host = _line(steps, [step.host_s for step in steps], _chosen(HOST_SIZES, leave_out), source)
+    host = _line(steps, [step.host_s for step in steps], _chosen(HOST_SIZES, leave_out), source, robust)
     if by_bucket:
         times_s, lines, is_outlier = _by_bucket(steps, source)
         values = {name: one.value for name, one in host.coefficients.items()}
@@ -101,7 +109,7 @@ def fit_step_times(
             num_steps=len(steps),
             num_outliers=int(is_outlier.sum()),
         )
-    device = _line(steps, [step.device_s for step in steps], _chosen(DEVICE_SIZES, leave_out), source)
+    device = _line(steps, [step.device_s for step in steps], _chosen(DEVICE_SIZES, leave_out), source, robust)
     coefficients = device.coefficients | host.coefficients
     named = dict.fromkeys(DEVICE_SIZES, 0.0) | {name: one.value for name, one in coefficients.items()}
     return Fit(
@@ -131,7 +139,11 @@ def _chosen(
 
 
 def _line(
-    steps: Sequence[StepRecord], times_s: Sequence[float], sizes: dict[str, Callable[[StepShape], float]], source: str
+    steps: Sequence[StepRecord],
+    times_s: Sequence[float],
+    sizes: dict[str, Callable[[StepShape], float]],
+    source: str,
+    robust: bool,
 ) -> _Line:
     """Return the line through measured times over some sizes."""
     names = list(sizes)
@@ -144,7 +156,7 @@ def _line(
         return _Line(coefficients={}, num_outliers=0)
     columns: FloatArray = np.array([[size(step.shape) for size in sizes.values()] for step in steps], np.float64)
     _check_columns(columns, names, source)
-    values, errors, weights = _robust(columns, np.array(times_s, np.float64))
+    values, errors, weights = _weighted(columns, np.array(times_s, np.float64), robust)
     coefficients = {
         name: Coefficient(value=float(value), error=float(error))
         for name, value, error in zip(names, values, errors, strict=True)
@@ -170,7 +182,7 @@ def _check_columns(columns: FloatArray, names: Sequence[str], source: str) -> No
     raise ConfigError(f"{source}: the steps do not tell {' and '.join(together)} apart.", hint=hint)
 
 
-def _robust(columns: FloatArray, times_s: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+def _weighted(columns: FloatArray, times_s: FloatArray, robust: bool) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Return coefficients, their standard errors, and the last weights of the steps; see the head of this module."""
     scale = np.abs(columns).max(0)
     unit = columns / scale
@@ -184,8 +196,11 @@ def _robust(columns: FloatArray, times_s: FloatArray) -> tuple[FloatArray, Float
         before, values = values, _nnls(unit * factors[:, None], times_s * factors)
         expected_s = np.maximum(unit @ values, floor_s)
         residuals = (times_s - expected_s) / expected_s
-        spread = 1.4826 * float(np.median(np.abs(residuals)))
-        weights = np.clip(1 - (residuals / (_BIWEIGHT * max(spread, 1e-9))) ** 2, 0, None) ** 2
+        if not robust:
+            spread = float(residuals.std())
+        else:
+            spread = 1.4826 * float(np.median(np.abs(residuals)))
+            weights = np.clip(1 - (residuals / (_BIWEIGHT * max(spread, 1e-9))) ** 2, 0, None) ** 2
         if np.abs(values - before).max() <= 1e-9 * np.abs(values).max():
             break
     return values / scale, _errors(unit, expected_s, weights, values, spread) / scale, weights
@@ -203,12 +218,7 @@ def _errors(
 
 
 def _nnls(columns: FloatArray, times_s: FloatArray) -> FloatArray:
-    try:
-        from scipy.optimize import nnls
-    except ImportError as error:
-        raise ConfigError(
-            "Fitting step times needs SciPy, which is not installed.", hint='Run pip install "trencadis[lab]".'
-        ) from error
+    nnls = library("scipy.optimize", purpose="a fit of step times").nnls
     # The triangular factor has the same solution, at a size that no longer grows with the number of steps.
     triangle = np.linalg.qr(np.column_stack([columns, times_s]), mode="r")
     return np.asarray(nnls(triangle[:, :-1], triangle[:, -1])[0], np.float64)
