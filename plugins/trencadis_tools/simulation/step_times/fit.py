@@ -183,38 +183,39 @@ def _check_columns(columns: FloatArray, names: Sequence[str], source: str) -> No
 
 
 def _weighted(columns: FloatArray, times_s: FloatArray, robust: bool) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return coefficients, their standard errors, and the last weights of the steps; see the head of this module."""
+    """Return coefficients, their standard errors, and the last weights of the steps; see the head of this module.
+
+    Robust: squares of relative residuals, biweighted. Else squares of residuals by the expected time: its solution has the sum of the
+    measured times, for the condition of non-negative least squares, ``values · gradient = 0``, is then that of equal sums.
+    """
     scale = np.abs(columns).max(0)
     unit = columns / scale
     floor_s = 1e-3 * max(float(np.median(times_s)), 1e-9)
     expected_s = np.maximum(times_s, floor_s)
     weights = np.ones(len(times_s))
     values = np.zeros(columns.shape[1])
-    spread = 0.0
     for _ in range(_NUM_ROUNDS):
-        factors = np.sqrt(weights) / expected_s
+        factors = np.sqrt(weights) / expected_s if robust else expected_s**-0.5
         before, values = values, _nnls(unit * factors[:, None], times_s * factors)
         expected_s = np.maximum(unit @ values, floor_s)
         residuals = (times_s - expected_s) / expected_s
-        if not robust:
-            spread = float(residuals.std())
-        else:
+        if robust:
             spread = 1.4826 * float(np.median(np.abs(residuals)))
             weights = np.clip(1 - (residuals / (_BIWEIGHT * max(spread, 1e-9))) ** 2, 0, None) ** 2
+        else:
+            spread = float(residuals.std())
         if np.abs(values - before).max() <= 1e-9 * np.abs(values).max():
             break
-    return values / scale, _errors(unit, expected_s, weights, values, spread) / scale, weights
-
-
-def _errors(
-    unit: FloatArray, expected_s: FloatArray, weights: FloatArray, values: FloatArray, spread: float
-) -> FloatArray:
-    """Return standard errors of the coefficients that are not 0, as those of weighted least squares."""
-    free = values > 0
     errors = np.zeros(len(values))
-    scaled = unit[:, free] * (np.sqrt(weights) / expected_s)[:, None]
-    errors[free] = spread * np.sqrt(np.diag(np.linalg.pinv(scaled.T @ scaled)))
-    return errors
+    errors[values > 0] = _errors(unit[:, values > 0], factors**2, spread * expected_s)
+    return values / scale, errors / scale, weights
+
+
+def _errors(unit: FloatArray, weights: FloatArray, noise_s: FloatArray) -> FloatArray:
+    """Return standard errors of least squares with these weights, if residuals are as large as ``noise_s``. Pure."""
+    inverse = np.linalg.pinv(unit.T @ (unit * weights[:, None]))
+    spread = unit * (weights * noise_s)[:, None]
+    return np.asarray(np.sqrt(np.diag(inverse @ (spread.T @ spread) @ inverse)), np.float64)
 
 
 def _nnls(columns: FloatArray, times_s: FloatArray) -> FloatArray:
