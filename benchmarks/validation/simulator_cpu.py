@@ -4,16 +4,20 @@
 
 A random Llama serves requests in this process. Its step times are fitted on a workload whose rate grows (A). Of another one, with longer
 prompts and shorter answers (B), the simulator predicts what comes at 30, 60, 90 and 110 % of the capacity that it computes, and under
-which policies requests wait how long; then the real engine serves the same requests. Both know the lengths of answers only when they end.
+which policies requests wait how long; the real engine serves the same requests. Both know the lengths of answers only when they end.
 
 The clock counts CPU seconds of this process: one thread computes, steps do not overlap, and idle time is skipped. So what neighbours on
-the machine take is not measured, but for caches and memory, which they share. The observer ``recorder`` is on in every live run.
+the machine take is not measured, but for caches, memory and hyper-threads, which they share. That changes within minutes; therefore
+workload A is served before and after every run of B, the fit takes all of these, and one factor for each run of B, from the two runs
+of A beside it, says how fast the machine was meanwhile. Errors are given with and without it; no run of B is used for its prediction.
+The observer ``recorder`` is on in every live run.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import sys
@@ -39,21 +43,23 @@ from trencadis_tools.compare.live import LiveRuns
 from trencadis_tools.simulation import Run, simulate
 from trencadis_tools.simulation.step_times import (
     LinearStepTimes,
+    StepRecord,
     fit_step_times,
     read_records,
     steady,
     step_time_errors,
 )
+from trencadis_tools.simulation.step_times.fit import DEVICE_SIZES, HOST_SIZES
 from trencadis_tools.workloads import Workload, WorkloadRequest
 
 MODEL: dict[str, Any] = {
     "model_type": "llama",
     "vocab_size": 8192,
-    "hidden_size": 512,
-    "intermediate_size": 1408,
-    "num_hidden_layers": 8,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
+    "hidden_size": 256,
+    "intermediate_size": 704,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
     "max_position_embeddings": 4096,
     "tie_word_embeddings": True,
     "bos_token_id": 1,
@@ -186,35 +192,55 @@ def beside(live: Run, simulated: Run) -> dict[str, Any]:
     return {"live": measured, "simulated": predicted, "errors": errors}
 
 
-def fitted(lab: Laboratory, num_requests: int) -> tuple[LinearStepTimes, dict[str, Any]]:
-    """Return step times from workload A, whose rate grows from little to more than can be served."""
-    asked = workload("a", FIT_LENGTHS, num_requests, lambda index: 0.6 * (1 - 0.95 * index / num_requests), seed=1)
-    run, records = lab.live(asked)
-    fit = fit_step_times(steady(read_records(records).steps, num_warm_up=20))
-    assert isinstance(fit.times, LinearStepTimes)
-    told = {
-        "coefficients": {name: attrs.asdict(one) for name, one in fit.coefficients.items()},
-        "num_steps": fit.num_steps,
-        "num_outliers": fit.num_outliers,
-        "same_workload": beside(run, lab.simulated(asked, fit.times)),
-    }
-    return fit.times, told
+def scaled(times: LinearStepTimes, factor: float) -> LinearStepTimes:
+    """Return step times that are all longer by a factor."""
+    return attrs.evolve(times, **{name: factor * getattr(times, name) for name in (*DEVICE_SIZES, *HOST_SIZES)})
 
 
-def loads(lab: Laboratory, times: LinearStepTimes, num_requests: int) -> dict[str, Any]:
-    """Return predictions and measurements of workload B at several loads, and step errors there."""
+def runs(
+    lab: Laboratory, num_requests: int
+) -> tuple[list[list[StepRecord]], dict[str, tuple[Workload, Run, Path]], float]:
+    """Serve A and B in turns; returns the steps of every run of A, the runs of B by load, and the capacity, requests a second.
+
+    The first fit, of one run of A, says what the capacity is, and so what the loads are.
+    """
+    growing = workload("a", FIT_LENGTHS, num_requests, lambda index: 0.2 * (1 - 0.95 * index / num_requests), seed=1)
+
+    def steps_of_a() -> list[StepRecord]:
+        return steady(read_records(lab.live(growing)[1]).steps, num_warm_up=20)
+
+    references = [steps_of_a()]
+    times = fit_step_times(references[0], robust=False).times
+    assert isinstance(times, LinearStepTimes)
     full = workload("b", OTHER_LENGTHS, num_requests, lambda _: 0.0, seed=2)
-    together = lab.simulated(full, times)
-    capacity = num_requests / together.duration_s
-    live, _ = lab.live(full)
-    found: dict[str, Any] = {"capacity_requests_per_s": capacity, "all_at_once": beside(live, together), "loads": {}}
-    for load in LOADS:
+    capacity = num_requests / lab.simulated(full, times).duration_s
+    found = {}
+    for load in (math.inf, *LOADS):
         asked = workload("b", OTHER_LENGTHS, num_requests, lambda _, load=load: 1 / (load * capacity), seed=2)
-        run, records = lab.live(asked)
+        found[str(load)] = (asked, *lab.live(asked))
+        references.append(steps_of_a())
+        print(f"load {load}", file=sys.stderr, flush=True)
+    return references, found, capacity
+
+
+def predictions(
+    lab: Laboratory,
+    times: LinearStepTimes,
+    references: list[list[StepRecord]],
+    served: dict[str, tuple[Workload, Run, Path]],
+) -> dict[str, Any]:
+    """Return what the simulator says of every load beside what was measured."""
+    found = {}
+    for number, (load, (asked, live, records)) in enumerate(served.items()):
+        beside_it = references[number] + references[number + 1]
+        factor = 1 / (1 + step_time_errors(times, beside_it)["all"].step_sum)
+        at_speed = scaled(times, factor)
         steps = steady(read_records(records).steps, num_warm_up=20)
-        errors = {kind: attrs.asdict(one) for kind, one in step_time_errors(times, steps).items()}
-        found["loads"][str(load)] = {**beside(run, lab.simulated(asked, times)), "steps": errors}
-        _say(f"load {load}", found["loads"][str(load)]["errors"])
+        errors = {kind: attrs.asdict(one) for kind, one in step_time_errors(at_speed, steps).items()}
+        predicted = beside(live, lab.simulated(asked, at_speed))
+        without = beside(live, lab.simulated(asked, times))["errors"]
+        found[load] = {**predicted, "errors_without_factor": without, "factor": factor, "steps": errors}
+        _say(f"load {load}, factor {factor:.3f}", predicted["errors"])
     return found
 
 
@@ -259,11 +285,19 @@ def main() -> None:
     args = parser.parse_args()
     load_before = os.getloadavg()
     with laboratory() as lab:
-        times, fit = fitted(lab, args.requests)
-        _say("same workload", fit["same_workload"]["errors"])
-        result = {"machine": describe(), "model": MODEL, "num_requests": args.requests, "fit": fit}
-        result |= loads(lab, times, args.requests)
-        result["policies"] = orders(lab, times, args.requests, result["capacity_requests_per_s"])
+        references, served, capacity = runs(lab, args.requests)
+        fit = fit_step_times([step for steps in references for step in steps], robust=False)
+        assert isinstance(fit.times, LinearStepTimes)
+        result: dict[str, Any] = {
+            "machine": describe(),
+            "model": MODEL,
+            "num_requests": args.requests,
+            "coefficients": {name: attrs.asdict(one) for name, one in fit.coefficients.items()},
+            "num_steps": fit.num_steps,
+            "capacity_requests_per_s": capacity,
+            "loads": predictions(lab, fit.times, references, served),
+            "policies": orders(lab, fit.times, args.requests, capacity),
+        }
     result["load_average"] = {"before": load_before, "after": os.getloadavg()}
     if args.json:
         print(json.dumps(result, indent=1))
