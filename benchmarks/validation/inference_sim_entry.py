@@ -89,18 +89,17 @@ def workload(num_rounds: int, *, seed: int) -> Workload:
         requests += [
             WorkloadRequest(
                 request_id=f"{user}-{number}",
-                arrival_s=start_s if not number else 0.0,
+                arrival_s=start_s,
                 num_prompt_tokens=SYSTEM + QUESTION,
                 num_output_tokens=OUTPUT,
                 session=str(user),
                 after=f"{user}-{number - 1}" if number else "",
-                continues=False,
                 think_s=think_s if number else 0.0,
                 block_ids=tuple(group * 100 + block for block in range(SYSTEM // 16)),
             )
             for number in range(num_rounds)
         ]
-    requests.sort(key=lambda one: (one.arrival_s, one.request_id))
+    requests.sort(key=lambda one: one.arrival_s)  # those of a user stay in order
     return Workload(name="roleplay", requests=tuple(requests), seed=seed)
 
 
