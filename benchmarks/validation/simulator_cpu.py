@@ -7,10 +7,10 @@ prompts and shorter answers (B), the simulator predicts what comes at 30, 60, 90
 which policies requests wait how long; the real engine serves the same requests. Both know the lengths of answers only when they end.
 
 The clock counts CPU seconds of this process: one thread computes, steps do not overlap, and idle time is skipped. So what neighbours on
-the machine take is not measured, but for caches, memory and hyper-threads, which they share. That changes within minutes; therefore
-workload A is served before and after every run of B, the fit takes all of these, and one factor for each run of B, from the two runs
-of A beside it, says how fast the machine was meanwhile. Errors are given with and without it; no run of B is used for its prediction.
-The observer ``recorder`` is on in every live run.
+the machine take is not measured. But with ten processes on two cores a CPU second is worth up to a third less at times, for caches and
+hyper-threads are shared. Therefore a small computation of the same kind runs after every step, outside of the clock, and CPU seconds
+count in proportion to its speed of late: the clock shows what a thread of constant speed would take. ``--plain-clock`` leaves that out.
+The observer ``recorder`` is on in every live run. No run of B is used for its prediction.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,6 +31,7 @@ from typing import Any
 
 import attrs
 import numpy as np
+import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "micro"))
 
@@ -37,19 +39,21 @@ from machine import describe
 from random_models import save_random_model
 from scipy.stats import kendalltau
 
+from trencadis.hookspecs import hookimpl
+from trencadis.interfaces import Component, Observer
+from trencadis.interfaces.observer import INTERFACE_VERSION
+from trencadis.records import StepStats
 from trencadis.registry import load_with_plugins
 from trencadis_tools.compare.candidates import Candidate
 from trencadis_tools.compare.live import LiveRuns
 from trencadis_tools.simulation import Run, simulate
 from trencadis_tools.simulation.step_times import (
     LinearStepTimes,
-    StepRecord,
     fit_step_times,
     read_records,
     steady,
     step_time_errors,
 )
-from trencadis_tools.simulation.step_times.fit import DEVICE_SIZES, HOST_SIZES
 from trencadis_tools.workloads import Workload, WorkloadRequest
 
 MODEL: dict[str, Any] = {
@@ -71,18 +75,82 @@ POLICY_LOADS = (0.9, 1.1)
 
 
 class CpuClock:
-    """Counts CPU seconds of this process, all threads together, and what was skipped."""
+    """Counts CPU seconds of this process, all threads together, at constant speed, and what was skipped.
 
-    def __init__(self) -> None:
-        self._skipped_s = 0.0
+    Args:
+        measures_speed: Let :meth:`measure` change what a CPU second counts.
+
+    Attributes:
+        rates: What a CPU second counted, measurement by measurement.
+    """
+
+    def __init__(self, *, measures_speed: bool) -> None:
+        self._measures_speed = measures_speed
+        self._now_s, self._seen_s = 0.0, time.process_time()
+        self._rate = 1.0
+        self._recent: deque[float] = deque(maxlen=25)
+        self._nominal_s = 0.0
+        rng = np.random.default_rng(0)
+        self._left, self._right = (
+            torch.tensor(rng.standard_normal(shape), dtype=torch.float32) for shape in ((8, 256), (256, 704))
+        )
+        self.rates: list[float] = []
 
     def now_s(self) -> float:
         """Return the sum, seconds."""
-        return time.process_time() + self._skipped_s
+        seen_s = time.process_time()
+        self._now_s += (seen_s - self._seen_s) * self._rate
+        self._seen_s = seen_s
+        return self._now_s
 
     def skip(self, seconds: float) -> None:
         """Go on as if so much idle time had passed."""
-        self._skipped_s += seconds
+        self._now_s = self.now_s() + seconds
+
+    def measure(self) -> None:
+        """Measure the speed of the machine; takes no time of this clock."""
+        if not self._measures_speed:
+            return
+        self.now_s()
+        for _ in range(12):
+            (self._left @ self._right).sum().item()
+        end_s = time.process_time()
+        self._recent.append(end_s - self._seen_s)
+        self._seen_s = end_s
+        took_s = statistics.median(self._recent)
+        self._nominal_s = self._nominal_s or took_s
+        self._rate = self._nominal_s / took_s
+        self.rates.append(self._rate)
+
+
+class Speed(Observer):
+    """Measures the speed of the machine after every step."""
+
+    def __init__(self, clock: CpuClock) -> None:
+        self._clock = clock
+
+    def on_step(self, stats: StepStats) -> None:
+        """Measure it."""
+        self._clock.measure()
+
+
+class SpeedPlugin:
+    """Offers the observer ``speed``."""
+
+    def __init__(self, clock: CpuClock) -> None:
+        self._clock = clock
+
+    @hookimpl
+    def trencadis_observers(self) -> list[Component]:
+        """Yield it."""
+        return [
+            Component(
+                name="speed",
+                factory=lambda _, __: Speed(self._clock),
+                summary="Measures the speed of the machine.",
+                interface_version=INTERFACE_VERSION,
+            )
+        ]
 
 
 @attrs.frozen(kw_only=True)
@@ -132,11 +200,12 @@ class Laboratory:
     Args:
         model: Directory of the model.
         folder: For records of steps.
+        clock: Of live runs.
     """
 
-    def __init__(self, model: Path, folder: Path) -> None:
+    def __init__(self, model: Path, folder: Path, clock: CpuClock) -> None:
         self._model, self._folder = model, folder
-        self._clock = CpuClock()
+        self._clock = clock
         self._num_live = 0
 
     def _candidate(self, policy: str, records: Path) -> Candidate:
@@ -149,11 +218,11 @@ class Laboratory:
             "cache.block_size": 16,
             "backend.torch.num_threads": 1,
             "scheduling.name": policy,
-            "observer.names": ["recorder"],
+            "observer.names": ["recorder", "speed"],
             "observer.recorder.file": str(records),
             "log.level": "error",
         }
-        resolved, registry = load_with_plugins(overrides=given, environ={})
+        resolved, registry = load_with_plugins(overrides=given, environ={}, extra_plugins=[SpeedPlugin(self._clock)])
         return Candidate(name=policy, config=resolved.config, registry=registry, given=given, plan_hash="")
 
     def live(self, asked: Workload, policy: str = "fcfs") -> tuple[Run, Path]:
@@ -192,56 +261,36 @@ def beside(live: Run, simulated: Run) -> dict[str, Any]:
     return {"live": measured, "simulated": predicted, "errors": errors}
 
 
-def scaled(times: LinearStepTimes, factor: float) -> LinearStepTimes:
-    """Return step times that are all longer by a factor."""
-    return attrs.evolve(times, **{name: factor * getattr(times, name) for name in (*DEVICE_SIZES, *HOST_SIZES)})
+def fitted(lab: Laboratory, num_requests: int) -> tuple[LinearStepTimes, dict[str, Any]]:
+    """Return step times from workload A, whose rate grows from little to more than can be served."""
+    asked = workload("a", FIT_LENGTHS, num_requests, lambda index: 0.2 * (1 - 0.95 * index / num_requests), seed=1)
+    run, records = lab.live(asked)
+    steps = steady(read_records(records).steps, num_warm_up=20)
+    fit = fit_step_times(steps, robust=False)
+    assert isinstance(fit.times, LinearStepTimes)
+    told = {
+        "coefficients": {name: attrs.asdict(one) for name, one in fit.coefficients.items()},
+        "num_steps": fit.num_steps,
+        "same_workload": beside(run, lab.simulated(asked, fit.times)),
+        "same_steps": {kind: attrs.asdict(one) for kind, one in step_time_errors(fit.times, steps).items()},
+    }
+    _say("same workload", told["same_workload"]["errors"])
+    return fit.times, told
 
 
-def runs(
-    lab: Laboratory, num_requests: int
-) -> tuple[list[list[StepRecord]], dict[str, tuple[Workload, Run, Path]], float]:
-    """Serve A and B in turns; returns the steps of every run of A, the runs of B by load, and the capacity, requests a second.
-
-    The first fit, of one run of A, says what the capacity is, and so what the loads are.
-    """
-    growing = workload("a", FIT_LENGTHS, num_requests, lambda index: 0.2 * (1 - 0.95 * index / num_requests), seed=1)
-
-    def steps_of_a() -> list[StepRecord]:
-        return steady(read_records(lab.live(growing)[1]).steps, num_warm_up=20)
-
-    references = [steps_of_a()]
-    times = fit_step_times(references[0], robust=False).times
-    assert isinstance(times, LinearStepTimes)
+def loads(lab: Laboratory, times: LinearStepTimes, num_requests: int) -> tuple[float, dict[str, Any]]:
+    """Return the capacity, requests a second, and predictions of workload B beside measurements, all at once and at several loads."""
     full = workload("b", OTHER_LENGTHS, num_requests, lambda _: 0.0, seed=2)
     capacity = num_requests / lab.simulated(full, times).duration_s
     found = {}
-    for load in (math.inf, *LOADS):
+    for load in (*LOADS, math.inf):
         asked = workload("b", OTHER_LENGTHS, num_requests, lambda _, load=load: 1 / (load * capacity), seed=2)
-        found[str(load)] = (asked, *lab.live(asked))
-        references.append(steps_of_a())
-        print(f"load {load}", file=sys.stderr, flush=True)
-    return references, found, capacity
-
-
-def predictions(
-    lab: Laboratory,
-    times: LinearStepTimes,
-    references: list[list[StepRecord]],
-    served: dict[str, tuple[Workload, Run, Path]],
-) -> dict[str, Any]:
-    """Return what the simulator says of every load beside what was measured."""
-    found = {}
-    for number, (load, (asked, live, records)) in enumerate(served.items()):
-        beside_it = references[number] + references[number + 1]
-        factor = 1 / (1 + step_time_errors(times, beside_it)["all"].step_sum)
-        at_speed = scaled(times, factor)
+        live, records = lab.live(asked)
         steps = steady(read_records(records).steps, num_warm_up=20)
-        errors = {kind: attrs.asdict(one) for kind, one in step_time_errors(at_speed, steps).items()}
-        predicted = beside(live, lab.simulated(asked, at_speed))
-        without = beside(live, lab.simulated(asked, times))["errors"]
-        found[load] = {**predicted, "errors_without_factor": without, "factor": factor, "steps": errors}
-        _say(f"load {load}, factor {factor:.3f}", predicted["errors"])
-    return found
+        errors = {kind: attrs.asdict(one) for kind, one in step_time_errors(times, steps).items()}
+        found[str(load)] = {**beside(live, lab.simulated(asked, times)), "steps": errors}
+        _say(f"load {load}", found[str(load)]["errors"] | {"steps": errors["all"]["step_sum"]})
+    return capacity, found
 
 
 def orders(lab: Laboratory, times: LinearStepTimes, num_requests: int, capacity: float) -> dict[str, Any]:
@@ -272,32 +321,37 @@ def _say(what: str, values: dict[str, float]) -> None:
 
 
 @contextmanager
-def laboratory() -> Iterator[Laboratory]:
+def laboratory(clock: CpuClock) -> Iterator[Laboratory]:
     """Make a model and a place for records."""
     with tempfile.TemporaryDirectory() as folder:
-        yield Laboratory(save_random_model(MODEL, Path(folder) / "model"), Path(folder))
+        yield Laboratory(save_random_model(MODEL, Path(folder) / "model"), Path(folder), clock)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=200, help="of each run")
+    parser.add_argument("--plain-clock", action="store_true", help="CPU seconds as they are")
     parser.add_argument("--json", action="store_true", help="print JSON")
     args = parser.parse_args()
     load_before = os.getloadavg()
-    with laboratory() as lab:
-        references, served, capacity = runs(lab, args.requests)
-        fit = fit_step_times([step for steps in references for step in steps], robust=False)
-        assert isinstance(fit.times, LinearStepTimes)
+    torch.set_num_threads(1)
+    clock = CpuClock(measures_speed=not args.plain_clock)
+    for _ in range(200):
+        clock.measure()
+    with laboratory(clock) as lab:
+        times, fit = fitted(lab, args.requests)
+        capacity, found = loads(lab, times, args.requests)
         result: dict[str, Any] = {
             "machine": describe(),
             "model": MODEL,
             "num_requests": args.requests,
-            "coefficients": {name: attrs.asdict(one) for name, one in fit.coefficients.items()},
-            "num_steps": fit.num_steps,
+            "fit": fit,
             "capacity_requests_per_s": capacity,
-            "loads": predictions(lab, fit.times, references, served),
-            "policies": orders(lab, fit.times, args.requests, capacity),
+            "loads": found,
+            "policies": orders(lab, times, args.requests, capacity),
         }
+    if clock.rates:
+        result["speed"] = {str(part): round(float(np.percentile(clock.rates, part)), 3) for part in (1, 25, 50, 75, 99)}
     result["load_average"] = {"before": load_before, "after": os.getloadavg()}
     if args.json:
         print(json.dumps(result, indent=1))
