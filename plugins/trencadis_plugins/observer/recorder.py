@@ -28,8 +28,8 @@ class RecorderObserver(Observer):
     """Writes one line for each step that computed a token.
 
     Times are seconds: ``now_s`` of the commit; ``device_s`` on the device, as the backend measures it; ``plan_s``, ``draft_s`` and
-    ``commit_s`` on the host; ``wall_s`` since the commit before, or since planning began if that was later: no idle time. What ``wall_s``
-    exceeds ``device_s`` by is time that the device waited for the host.
+    ``commit_s`` on the host; ``wall_s`` since the commit before if that left anything to do, else since planning began: no idle time. What
+    ``wall_s`` exceeds ``device_s`` by is time that the device waited for the host, who calls the engine included.
 
     Args:
         config: Where to.
@@ -52,11 +52,12 @@ class RecorderObserver(Observer):
         self._header = _header(context.model, context.label)
         self._lines: TextIO | None = None
         self._committed_s = float("-inf")
+        self._was_busy = False
 
     def on_step(self, stats: StepStats) -> None:
         """Write a line; a step without tokens leaves none."""
-        since_s = max(self._committed_s, stats.start_s)
-        self._committed_s = stats.now_s
+        since_s = self._committed_s if self._was_busy else max(self._committed_s, stats.start_s)
+        self._committed_s, self._was_busy = stats.now_s, bool(stats.num_running or stats.num_waiting)
         if not stats.num_scheduled_tokens:
             return
         if self._lines is None:
