@@ -1,6 +1,6 @@
 """A comparison from beginning to end: the same requests for every configuration, until there is enough to judge or to say that there is not.
 
-    rates × swept settings ▶ point ▶ pairs of runs (seed after seed, or one trace) ▶ judge ▶ sensitivity ▶ outcome
+rates × swept settings ▶ point ▶ pairs of runs (seed after seed, or one trace) ▶ judge ▶ sensitivity ▶ outcome
 """
 
 from __future__ import annotations
@@ -176,9 +176,7 @@ def _find_flips(
     return flips
 
 
-def _at_point(
-    experiment: Experiment, point: Point, candidates: Sequence[Candidate], run_all: RunAll
-) -> PointResult:
+def _at_point(experiment: Experiment, point: Point, candidates: Sequence[Candidate], run_all: RunAll) -> PointResult:
     """Run pairs until there are enough."""
     is_drawn, until_decided = experiment.is_drawn, experiment.until_decided
     workloads: list[Workload] = []

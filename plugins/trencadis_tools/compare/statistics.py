@@ -94,7 +94,9 @@ def block_length(differences: FloatArray) -> tuple[int, bool]:
     return min(max(_SHORTEST_BLOCK, 5 * lag), longest), 5 * lag <= longest
 
 
-def block_interval(baseline: FloatArray, other: FloatArray, *, quantile: float | None = None, seed: int = 0) -> Interval:
+def block_interval(
+    baseline: FloatArray, other: FloatArray, *, quantile: float | None = None, seed: int = 0
+) -> Interval:
     """Return the interval of a difference of means, or of quantiles, by the moving-block bootstrap of pairs. Pure.
 
     Blocks of pairs are drawn with replacement from all places, so that both values of a request stay together; the 95 % interval has
@@ -152,7 +154,9 @@ def _resampled_quantiles(
     rows = max(1, _CHUNK // num)
     found = []
     for first in range(0, len(starts), rows):
-        places = (starts[first : first + rows, :, None] + np.arange(length)).reshape(-1, starts.shape[1] * length)[:, :num]
+        places = (starts[first : first + rows, :, None] + np.arange(length)).reshape(-1, starts.shape[1] * length)[
+            :, :num
+        ]
         found.append(np.quantile(other[places], quantile, axis=1) - np.quantile(baseline[places], quantile, axis=1))
     return np.concatenate(found)
 
@@ -171,7 +175,9 @@ def run_interval(differences: FloatArray) -> Interval:
     num = len(differences)
     mean = float(np.mean(differences))
     error = float(np.std(differences, ddof=1)) / math.sqrt(num) if num > 1 else math.inf
-    if error == 0:  # no run differs from another one: in a simulation that is a fact, such as that nothing changed at all
+    if (
+        error == 0
+    ):  # no run differs from another one: in a simulation that is a fact, such as that nothing changed at all
         return Interval(difference=mean, low=mean, high=mean, p_value=float(mean == 0), num_units=num, method="runs")
     student = scipy_stats().t(num - 1) if num > 1 else None
     reach = error * float(student.ppf(1 - ALPHA / 2)) if student else math.inf

@@ -106,8 +106,12 @@ def outcome_notes(result: PointResult) -> list[str]:
                 f"that arrive (p = {backlog.p_value:.2g}); latencies would grow with the length of the run."
             )
         if outcome.num_failed:
-            notes.append(f"{outcome.name}: {outcome.num_failed} of {outcome.num_requests} requests were refused or failed.")
+            notes.append(
+                f"{outcome.name}: {outcome.num_failed} of {outcome.num_requests} requests were refused or failed."
+            )
     num_cut, num_all = sum(result.judgement.num_warm_up), result.judgement.outcomes[0].num_requests
     if num_cut:
-        notes.append(f"Warm-up: {num_cut} of {num_all} requests are left out, the same under every configuration (MSER-5).")
+        notes.append(
+            f"Warm-up: {num_cut} of {num_all} requests are left out, the same under every configuration (MSER-5)."
+        )
     return notes
