@@ -13,7 +13,7 @@ from __future__ import annotations
 import enum
 import heapq
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 
 import attrs
@@ -25,7 +25,7 @@ from trencadis.interfaces import RoutingRequest
 from trencadis.records import FinishedSequence, FinishReason, Request, evolve_unchecked
 from trencadis_tools.simulation.events import EventKind, ReplicaEvent, check_events
 from trencadis_tools.simulation.executor import SimulatedExecutor
-from trencadis_tools.simulation.prompts import Prompts
+from trencadis_tools.simulation.prompts import SimulatedPrompts
 from trencadis_tools.simulation.replica import Replica, Watcher
 from trencadis_tools.simulation.run import RequestRecord, Run
 from trencadis_tools.simulation.step_shape import StepTimes
@@ -149,7 +149,21 @@ def simulate(
 
 
 class Fleet:
-    """Serves one workload; see :func:`simulate`."""
+    """Serves one workload; see :func:`simulate`.
+
+    Args:
+        config: See :func:`simulate`; so are all but the last.
+        registry: The plugins.
+        workload: The requests.
+        step_times: How long steps take.
+        replicas: How many.
+        events: What happens to them.
+        watcher: Sees what engines do; then each step is a plan of its own.
+        max_steady_steps: Steps that an engine computes at once where nothing changes; 1: one by one.
+
+    Attributes:
+        built: Replicas in the order in which their engines were built.
+    """
 
     def __init__(
         self,
@@ -171,7 +185,7 @@ class Fleet:
         self._step_times = step_times
         self._watcher = watcher
         self._max_steady_steps = 1 if watcher is not None else max_steady_steps
-        self._prompts = Prompts(workload)
+        self._prompts = SimulatedPrompts(workload)
         self._output_lens = [one.num_output_tokens for one in workload.requests]
         self._longest = max(one.num_prompt_tokens + one.num_output_tokens for one in workload.requests)
         self._changes = check_events(events, replicas)
@@ -185,6 +199,7 @@ class Fleet:
         self._area = self._residence_s = 0.0
         self._num_moved = 0
         self._followers: dict[str, list[int]] = {}
+        self._continued = Counter(one.after for one in workload.requests if one.continues)
         for index, one in enumerate(workload.requests):
             if one.after:
                 self._followers.setdefault(one.after, []).append(index)
@@ -192,7 +207,7 @@ class Fleet:
                 self._events.append((one.arrival_s, _SENT, index))
         heapq.heapify(self._events)
         self._replicas: list[Replica | None] = [None] * replicas
-        self._built: list[Replica] = []
+        self.built: list[Replica] = []
         self._routing: Routing | None = None
         self._open(replicas)
 
@@ -227,10 +242,8 @@ class Fleet:
         engine = build_engine(self._config, registry=self._registry, clock=clock, executor=executor)
         if not isinstance(engine, Engine):
             raise InternalError("a simulated model generates")
-        replica = Replica(
-            index, len(self._built), engine, clock, executor, refused=self._refused, watcher=self._watcher
-        )
-        self._built.append(replica)
+        replica = Replica(index, len(self.built), engine, clock, executor, refused=self._refused, watcher=self._watcher)
+        self.built.append(replica)
         return replica
 
     def _join(self, replica: Replica) -> None:
@@ -290,10 +303,9 @@ class Fleet:
         asked = self._requests[index]
         now_s = self._clock.time_s
         before: tuple[int, ...] = ()
-        if asked.after:
-            followers = self._followers[asked.after]
-            before = self._texts[asked.after] if len(followers) > 1 else self._texts.pop(asked.after)
-            followers.remove(index)
+        if asked.continues:
+            waiting = self._continued[asked.after] = self._continued[asked.after] - 1
+            before = self._texts[asked.after] if waiting else self._texts.pop(asked.after)
         request = self._prompts.request(index, before)
         live = self._live[asked.request_id] = _Live(index, now_s, request)
         self._place(live)
@@ -334,7 +346,7 @@ class Fleet:
         if end.finish_reason is FinishReason.ERROR:
             raise StepFailedError(f"request {end.request_id!r} failed: {end.error}")
         live = self._live[end.request_id]
-        if self._followers.get(end.request_id):
+        if end.request_id in self._continued:
             self._texts[end.request_id] = (*live.request.prompt_token_ids, *end.token_ids.tolist())
         self._end(live, end.finish_s, end=end)
 
@@ -376,6 +388,16 @@ class Fleet:
 
     # ------------------------------------------------------------------------------------------------------- run
 
+    @property
+    def num_plans(self) -> int:
+        """Steps that engines planned; some stand for several."""
+        return sum(replica.executor.num_submitted for replica in self.built)
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that were computed."""
+        return sum(replica.engine.totals.num_steps for replica in self.built)
+
     def run(self) -> Run:
         """Serve everything.
 
@@ -392,8 +414,8 @@ class Fleet:
                 self._send(index)
             elif kind is _REPLICA:
                 self._change(self._changes[index])
-            elif self._replicas[self._built[index].index] is self._built[index]:  # else it has failed
-                (self._step_ends if kind is _STEP_ENDS else self._step_begins)(self._built[index])
+            elif self._replicas[self.built[index].index] is self.built[index]:  # else it has failed
+                (self._step_ends if kind is _STEP_ENDS else self._step_begins)(self.built[index])
         while self._homeless:
             self._end(self._homeless.popleft(), clock.time_s, error="no replica serves")
         self._check()
@@ -419,7 +441,7 @@ class Fleet:
 
     def close(self) -> None:
         """Close every engine."""
-        for replica in self._built:
+        for replica in self.built:
             replica.engine.close()
 
     def _push(self, time_s: float, kind: _Kind, index: int) -> None:
