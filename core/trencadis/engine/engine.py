@@ -16,6 +16,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 import attrs
@@ -33,6 +34,8 @@ from trencadis.engine.guards import GuardedScheduling
 from trencadis.engine.inspect.accounting import Accounting, SubmittedStep
 from trencadis.engine.inspect.administration import Administration
 from trencadis.engine.inspect.decisions import Decisions
+from trencadis.engine.inspect.flight_recorder import ATTEMPT, COMMIT, FAILURE, FlightRecorder, without_tokens
+from trencadis.engine.inspect.key_frame import restore_key_frame, take_key_frame
 from trencadis.engine.inspect.metrics_page import MetricsPage
 from trencadis.engine.inspect.observers import Observers
 from trencadis.engine.inspect.snapshot import EngineSnapshot, take_snapshot
@@ -45,6 +48,7 @@ from trencadis.engine.stages import Stage, Stages
 from trencadis.engine.state import EngineState
 from trencadis.engine.transfer.remote_prefills import RemotePrefills
 from trencadis.errors import (
+    BackendError,
     ContractError,
     InvalidRequestError,
     RanksLostError,
@@ -107,6 +111,7 @@ class Engine:
         depth: int,
         max_steady_steps: int = 1,
         administration: Administration | None = None,
+        recorder: FlightRecorder | None = None,
         stages: Sequence[Stage] = (),
         warm_up: WarmUp | None = None,
         background: BackgroundWarmUp | None = None,
@@ -135,14 +140,15 @@ class Engine:
         self._decisions = self._administration.decisions
         self._committer = Committer(state)
         self._recovery = Recovery(state)
-        self._preparations = Preparations(state, prepare, waits=isinstance(state.clock, SimulatedClock))
+        self._preparations = Preparations(state, prepare, waits=isinstance(state.clock.source, SimulatedClock))
         self._validator = RequestValidator(
             state, policy, embeddings, model, check_params, self._administration.role, self._preparations, is_portable
         )
         self._depth = depth
         self._opens_steps = max_steady_steps > 1
         self._open: SubmittedStep | None = None  # the newest in flight, if it may stand for several
-        self._clock: Clock = state.clock
+        self._time = state.clock
+        self._clock: Clock = state.clock.source
         self._in_flight: deque[SubmittedStep] = deque()
         self._outputs = OutputCheck(vocab_size=model.vocab_size, label=device_label)
         self._ended: list[FinishedSequence] = []
@@ -155,6 +161,9 @@ class Engine:
             )
         # What is off is not on the path of a step.
         self._is_connected = state.transfers.has_connector
+        self._recorder = recorder
+        if recorder is not None and not self._is_connected:
+            recorder.take_frame = partial(take_key_frame, self)
         self._first_tokens = state.transfers.first_tokens
         self._closed = False
         self.is_paused = False
@@ -173,6 +182,7 @@ class Engine:
             RequestRefusedError: A cap of the tenant is reached, or the policy's admission control said no.
         """
         state, original_request = self._state, request
+        self._time.hold()
         try:
             request, preparation = self._validator.admit(request)
         except StepFailedError as error:
@@ -182,6 +192,8 @@ class Engine:
         slot = sequence.slot
         if slot in state.compiling:
             self._preparations.watch(sequence)
+        if self._recorder is not None:
+            self._recorder.added(sequence)
         try:
             self._decisions.added(request, slot=slot, now_s=float(state.table.arrival_s[slot]))
             self._policy.on_added(slot=slot, request=request)
@@ -271,6 +283,7 @@ class Engine:
         if self._remote_prefills is not None:
             self._remote_prefills.admit()
         if self._preparations.done:
+            self._time.hold()
             self._ended.extend(self._preparations.collect())
         embedded: tuple[Embedding, ...] = ()
         texts = self._embeddings
@@ -306,17 +319,43 @@ class Engine:
         """Return the answer to an operator's question, or make a change; see :class:`Administration`.
 
         The engine's own: ``totals``, the fields of :class:`~trencadis.engine.inspect.accounting.EngineTotals` and ``drafter``, the name of the
-        speculator that drafts now; and ``reject_transfer``.
+        speculator that drafts now; ``flight_record``, which writes one and returns ``paths``; and ``reject_transfer``.
 
         Raises:
             TrencadisError: See :meth:`Administration.answer`.
         """
         if question == "totals":
             return {**attrs.asdict(self.totals), "drafter": self._drafting.drafter}
+        if question == "flight_record":
+            return self._flight_record(str(arguments.get("reason", "request")))
         if question == "reject_transfer":
             self._state.transfers.not_served(arguments["transfer_params"])
             return {}
+        if question == "set_scheduling" and self._recorder is not None:
+            self._recorder.obstacle("scheduling was changed while the engine served")
         return self._administration.answer(question, arguments)
+
+    @property
+    def flight_recorder(self) -> FlightRecorder | None:
+        """What records the steps; None if that is switched off."""
+        return self._recorder
+
+    def restore(self, frame: Mapping[str, Any], **known: Any) -> None:
+        """Put an engine that was just built into a recorded state; see :func:`~trencadis.engine.inspect.key_frame.restore_key_frame`."""
+        restore_key_frame(self, frame, **known)
+        if self._recorder is not None:
+            for slot in self._state.slot_of.values():
+                self._recorder.adopted(self._state.table.sequence(slot))
+
+    def _flight_record(self, reason: str) -> dict[str, Any]:
+        if self._recorder is None:
+            raise InvalidRequestError(
+                "this engine keeps no flight record.", hint="Set flight_recorder.num_steps above 0 and start it again."
+            )
+        path = self._recorder.dump(reason)
+        if path is None:
+            raise BackendError("the flight record could not be written.", hint="See the log, and flight_recorder.folder.")
+        return {"paths": [str(path)]}
 
     def inspect(self) -> EngineSnapshot:
         """Return a copy of the engine's state, for tests, conformance suites and debuggers. O(sequences + blocks)."""
@@ -416,7 +455,7 @@ class Engine:
         except Exception as error:
             self._step_failed(plan, error)
             return self._announce_all(_NOTHING, embedded)
-        start_s = self._clock.now_s()
+        start_s = self._time.hold()
         ACTIVITY.end_step(_COMMITTING, took_s=None if compiles else start_s - wait_s)
         if output.num_steps > 1:
             self._scheduler.went_on(plan, output.num_steps)
@@ -427,8 +466,15 @@ class Engine:
             self._drafting.verified(plan, output)
         if embedded or deltas.finished or self._ended or self._first_tokens.ended:
             deltas = self._announce_all(deltas, embedded)
-        commit_s = self._clock.now_s() - start_s
+        end_s = self._clock.now_s()
+        commit_s = end_s - start_s
         self._accounting.committed(step, output, deltas, num_accepted=self._committer.num_accepted, commit_s=commit_s)
+        recorder = self._recorder
+        if recorder is not None:
+            emitted = None if plan.drafts is None else output.num_emitted
+            recorder.note((COMMIT, start_s, wait_s, end_s, step.plan_s, output.device_s, emitted, output.row_errors))
+            if plan.step >= recorder.frame_due:
+                recorder.new_segment(self._scheduler.next_step)
         if step is self._open:
             self._open = None
             if self._depth > 1:
@@ -438,8 +484,11 @@ class Engine:
     def _submit_next(self) -> bool:
         """Plan and submit one step; False if there is nothing to run."""
         ACTIVITY.begin(_SCHEDULING)
-        start_s = self._clock.now_s()
+        start_s = self._time.hold()
         plan = self._plan()
+        if self._recorder is not None:
+            kept = plan if plan is None or plan.drafts is None else without_tokens(plan)
+            self._recorder.note((ATTEMPT, start_s, self._scheduler.notes, kept))
         if plan is None:
             return False
         step = self._counted(plan)
@@ -532,6 +581,9 @@ class Engine:
         slot = self._state.slot_of.get(request_id)
         if slot is None:
             return None
+        self._time.hold()
+        if self._recorder is not None:
+            self._recorder.ended(slot, reason)
         tenant = int(self._state.table.tenant[slot])
         finished = self._state.finish(self._state.table.sequence(slot), reason)
         self._announce(finished, tenant)
@@ -552,6 +604,8 @@ class Engine:
         self.totals.num_finished += 1
         for on_finish in self._stages.on_finish:
             on_finish(finished)
+        if self._recorder is not None:
+            self._recorder.finished(finished)
         self._recovery.forget(finished.slot)
         if self._drafting.is_on:
             self._drafting.finished(finished.slot, finished.token_ids)
@@ -564,9 +618,13 @@ class Engine:
 
     # ------------------------------------------------------------------------------------------------ failures
 
-    def _step_failed(self, plan: Plan, error: Exception) -> None:
+    def _step_failed(self, plan: Plan, error: Exception, *, was_submitted: bool = True) -> None:
         """Undo a step that failed, and the steps in flight after it."""
         self.totals.num_failed_steps += 1
+        now_s = self._time.hold()
+        if self._recorder is not None:
+            self._recorder.note((FAILURE, now_s, plan.step, type(error).__name__, was_submitted))
+            self._recorder.dump_fault(f"step {plan.step} failed: {type(error).__name__}")
         self._decisions.failed(plan.step, str(error))
         dropped = []
         while self._in_flight:
@@ -586,6 +644,7 @@ class Engine:
         Raises:
             BackendError: They cannot be started; the engine has failed.
         """
+        self._time.hold()
         while self._in_flight:
             self._drain_one()
         self._ended.extend(self._recovery.ranks_lost(plans, error))
@@ -598,13 +657,16 @@ class Engine:
     def _refused(self, plan: Plan, error: Exception) -> None:
         """Undo a plan that was not submitted."""
         self._state.transfers.put_back(plan.connector_message)
-        self._step_failed(plan, error)
+        self._step_failed(plan, error, was_submitted=False)
         rows = set(plan.rows.tolist())
         self._state.row_starts = [start for start in self._state.row_starts if start.row not in rows]
 
     def _end_everything(self, error: StepFailedError) -> None:
         """End every live request: without a working strategy no step can be made."""
         self.totals.num_failed_steps += 1
+        if self._recorder is not None:
+            self._recorder.obstacle(f"a strategy failed for good: {type(error.__cause__ or error).__name__}")
+            self._recorder.dump_fault("a strategy failed, and every live request ends")
         self._faults.say("everything", f"{error} Every live request ends.", error=error.__cause__, level=logging.ERROR)
         while self._in_flight:
             self._drain_one()

@@ -16,9 +16,10 @@ import numpy as np
 
 from trencadis.records import FloatArray, Int32Array, Int64Array, Request
 
-__all__ = ["INTERFACE_VERSION", "SchedulerView", "SchedulingPolicy", "TokenSplit"]
+__all__ = ["INTERFACE_VERSION", "STABILITY", "SchedulerView", "SchedulingPolicy", "TokenSplit"]
 
 INTERFACE_VERSION = 1
+STABILITY = "stable"
 
 
 class TokenSplit(NamedTuple):

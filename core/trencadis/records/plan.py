@@ -73,7 +73,7 @@ class Drafts:
         )
 
 
-rename_field(Drafts, old="laws", new="distributions")
+rename_field(Drafts, old="laws", new="distributions", since="0.1")
 
 
 def _total(plan: Plan) -> int:

@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from trencadis.interfaces import SchedulerView, TokenSplit
+from trencadis.interfaces.plain_state import plain_state
 from trencadis.records import FloatArray, Int32Array, Request
 from trencadis_plugins.scheduling.config import DeadlineConfig
 from trencadis_plugins.scheduling.fcfs import MANY_STEPS, Fcfs
@@ -15,6 +16,7 @@ from trencadis_plugins.scheduling.victims import largest
 __all__ = ["Deadline"]
 
 
+@plain_state
 class Deadline(Fcfs):
     """Least slack first: the time until the next token is due, less the time it takes to compute it.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from trencadis.interfaces import SchedulerView, SchedulingPolicy, TokenSplit
+from trencadis.interfaces.plain_state import plain_state
 from trencadis.records import Int32Array, StepTime
 from trencadis_plugins.scheduling.config import FcfsConfig
 from trencadis_plugins.scheduling.victims import VICTIMS
@@ -61,6 +62,7 @@ class Chunks:
         return next((size for size in self._sizes if size <= chunk), chunk)
 
 
+@plain_state
 class Fcfs(SchedulingPolicy):
     """Decodes first, then prompts in order of arrival, cut into chunks to fit; the youngest loses its blocks.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from trencadis.interfaces import SchedulerView, TokenSplit
+from trencadis.interfaces.plain_state import plain_state
 from trencadis.records import Int32Array
 from trencadis_plugins.scheduling.config import PrefillFirstConfig
 from trencadis_plugins.scheduling.fcfs import MANY_STEPS, Fcfs
@@ -12,6 +13,7 @@ from trencadis_plugins.scheduling.fcfs import MANY_STEPS, Fcfs
 __all__ = ["PrefillFirst"]
 
 
+@plain_state
 class PrefillFirst(Fcfs):
     """A step computes prompts only, whole ones, while any can be admitted; else it decodes.
 

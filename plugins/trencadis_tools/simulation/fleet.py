@@ -97,20 +97,24 @@ class _Live:
     num_preemptions: int = 0
 
 
-def simulated_config(config: Config, *, num_replicas: int = 1) -> Config:
+def simulated_config(config: Config, workload: Workload, *, num_replicas: int = 1) -> Config:
     """Return the configuration of engines that this workload, policies and sizes matter to. Pure.
 
-    A policy that fails has no fallback: what fails is to be seen.
+    A policy that fails has no fallback: what fails is to be seen. A KV cache without a size gets :data:`NUM_BLOCKS`, or twice what the
+    longest request takes if that is more.
     """
+    longest = max(one.num_prompt_tokens + one.num_output_tokens for one in workload.requests)
+    num_blocks = config.cache.num_blocks or max(NUM_BLOCKS, 2 * -(-longest // (config.cache.block_size or 16)))
     return attrs.evolve(
         config,
         model=attrs.evolve(config.model, max_model_len=0),
         parallel=attrs.evolve(config.parallel, data=num_replicas),
-        cache=attrs.evolve(config.cache, num_blocks=config.cache.num_blocks or NUM_BLOCKS),
+        cache=attrs.evolve(config.cache, num_blocks=num_blocks),
         scheduling=attrs.evolve(config.scheduling, fallback=""),
         speculation=attrs.evolve(config.speculation, name="none"),
         kv_connector=attrs.evolve(config.kv_connector, name="none"),
         observer=attrs.evolve(config.observer, names=()),
+        flight_recorder=attrs.evolve(config.flight_recorder, num_steps=0),
     )
 
 
@@ -179,7 +183,7 @@ class Fleet:
     ) -> None:
         if replicas < 1:
             raise ConfigValueError(f"replicas = {replicas}: there must be one at least.")
-        self._config = simulated_config(config, num_replicas=replicas)
+        self._config = simulated_config(config, workload, num_replicas=replicas)
         self._registry = registry
         self._requests = workload.requests
         self._step_times = step_times
@@ -498,6 +502,7 @@ class Fleet:
             end_s=self._clock.time_s,
             num_prompt_tokens_admitted=total("num_prompt_tokens_admitted"),
             num_prompt_tokens_cached=total("num_prompt_tokens_cached"),
+            num_plans=self.num_plans,
             num_moved=self._num_moved,
         )
 

@@ -45,6 +45,13 @@ class Scheduler:
         max_wait_s: Sequences that waited longer are admitted first.
         decisions: Records what was decided, and why; None: nothing is recorded.
         max_steady_steps: The most steps that a plan may stand for.
+
+    Attributes:
+        failed: Sequences that ended while the newest plan was made.
+        had_drafts: The newest plan had drafts, which may have got blocks in vain.
+        next_step: Number of the next plan.
+        notes: What the newest plan decided.
+        num_recomputed_tokens: Of the newest plan, those that were computed before a preemption.
     """
 
     def __init__(
@@ -69,11 +76,11 @@ class Scheduler:
         self.admission = Admission(state, policy, max_wait_s=max_wait_s)
         self._preemptor = Preemptor(state, policy, self.admission, max_preemptions=max_preemptions)
         self._decisions = decisions or Decisions()
-        self._notes = StepNotes()
+        self.notes = StepNotes()
         self._is_connected = state.transfers.has_connector
-        self._step = 0
+        self.next_step = 0
         self._preempted: list[int] = []
-        self._had_drafts = False
+        self.had_drafts = False
         self._running: Int32Array | None = None
         self._places: Int64Array = np.empty(0, np.int64)
         self._rows: Int32Array = _EMPTY
@@ -97,10 +104,10 @@ class Scheduler:
         state, table = self._state, self._state.table
         self._preempted = []
         self.num_recomputed_tokens = 0
-        notes = self._notes = self.admission.notes = StepNotes()
+        notes = self.notes = self.admission.notes = StepNotes()
         if self.admission.has_outcome or state.adapters.num_places:
             self.admission.begin()
-        if self._had_drafts:
+        if self.had_drafts:
             self._take_back()
         view, order = self._views.view(), None
         # The view itself would keep its arrays alive.
@@ -187,12 +194,12 @@ class Scheduler:
                 return None
             self._allocate(view, state.running, self._ones[:number])
         num_steps = self._steady_steps(view, places, ends) if self._max_steady_steps > 1 else 1
-        self._notes.num_left = min(self._budget - number, split.prefill)
-        self._had_drafts = False
+        self.notes.num_left = min(self._budget - number, split.prefill)
+        self.had_drafts = False
         table.num_computed_tokens[places] = ends
         table.num_tokens[places] = ends + 1
         plan = Plan(
-            step=self._step,
+            step=self.next_step,
             slots=state.running,
             rows=self._rows,
             epochs=self._epochs,
@@ -206,7 +213,7 @@ class Scheduler:
             num_steps=num_steps,
         )
         self._note(plan.slots, plan.starts, plan.num_scheduled)
-        self._step += 1
+        self.next_step += 1
         return plan
 
     def _steady_steps(self, view: SchedulerView, places: Int64Array, ends: Int64Array) -> int:
@@ -246,7 +253,7 @@ class Scheduler:
             table.num_blocks[places] += missing
         table.num_computed_tokens[places] += num_steps - 1
         table.num_tokens[places] += num_steps - 1
-        self._step += num_steps - 1
+        self.next_step += num_steps - 1
 
     def _look_at(self, running: Int32Array) -> None:
         """Find slots, in the type that numpy indexes with at a third of the price, rows and epochs of those that run.
@@ -328,7 +335,7 @@ class Scheduler:
         if often.any() and not often.all():
             candidates = candidates[~often]
         victim = self._policy.victim(view, candidates=candidates)
-        self._notes.preempt(victim, num_needed=num_needed, num_free=self._blocks.num_available)
+        self.notes.preempt(victim, num_needed=num_needed, num_free=self._blocks.num_available)
         state.preempt(table.sequence(victim))
         self._preempted.append(victim)
         return True
@@ -362,7 +369,7 @@ class Scheduler:
     def _plan_alone(self, slot: int) -> Plan | None:
         """Plan one suspect of a failed step alone, so that only the one at fault ends with the error."""
         state, table = self._state, self._state.table
-        self._notes.alone = slot
+        self.notes.alone = slot
         if table.sequence(slot).state is SequenceState.WAITING_FOR_REMOTE_KV:
             return self._finish_plan(_EMPTY, _EMPTY, None, _EMPTY)  # its load is still awaited
         if table.row[slot] < 0:
@@ -398,18 +405,18 @@ class Scheduler:
         ends = starts + counts
         known = table.num_tokens[slots]
         kept = None if drafts is None else self._drafts_of(slots, counts, drafts, draft_slots)
-        self._had_drafts = kept is not None
+        self.had_drafts = kept is not None
         num_drafts = 0 if kept is None else kept.num_drafts
         sure = ends - num_drafts  # drafts count as computed when they were accepted
         samples = sure == known
         if (sure > known).any():
-            raise InternalError(f"plan {self._step} schedules tokens beyond the known ones: {slots[ends > known]}")
+            raise InternalError(f"plan {self.next_step} schedules tokens beyond the known ones: {slots[ends > known]}")
         if table.was_preempted:
             self._count_recomputed(slots, starts, ends)
         table.num_computed_tokens[slots] = sure
         table.num_tokens[slots] = known + samples
         plan = Plan(
-            step=self._step,
+            step=self.next_step,
             slots=slots,
             rows=table.row[slots].astype(np.int32),
             epochs=table.epoch[slots],
@@ -422,13 +429,13 @@ class Scheduler:
             connector_message=message,
         )
         self._note(slots, plan.starts, counts)
-        self._step += 1
+        self.next_step += 1
         return plan
 
     def _note(self, slots: Int32Array, starts: Int32Array, counts: Int32Array) -> None:
         """Keep what was decided, and why. At most 2 µs."""
-        notes, state = self._notes, self._state
-        notes.step, notes.policy = self._step, self._policy.name
+        notes, state = self.notes, self._state
+        notes.step, notes.policy = self.next_step, self._policy.name
         notes.slots, notes.starts, notes.counts = slots, starts, counts
         notes.running, notes.admitted = state.running, self.admission.admitted
         if self._is_connected:

@@ -103,7 +103,7 @@ def assert_same(one: Run, several: Run) -> None:
             )
         moment = dict.fromkeys(("sent_s", "first_token_s", "finished_s"), 0.0)
         assert attrs.evolve(a, **moment) == attrs.evolve(b, **moment)
-    totals = {"records": (), "duration_s": 0.0, "busy_s": (), "end_s": 0.0}
+    totals = {"records": (), "num_plans": 0, "duration_s": 0.0, "busy_s": (), "end_s": 0.0}
     assert attrs.evolve(one, **totals) == attrs.evolve(several, **totals)
     assert one.busy_s == pytest.approx(several.busy_s, abs=1e-9)
 
