@@ -60,7 +60,9 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
     from trencadis_tools.workloads import load_workload
 
     if not args.workload:
-        raise ConfigError("trencadis simulate: --workload is missing.", hint="Name a workload file, a trace or a built-in.")
+        raise ConfigError(
+            "trencadis simulate: --workload is missing.", hint="Name a workload file, a trace or a built-in."
+        )
     if args.requests is not None:
         check_requests_file(args.requests)
     workload = load_workload(args.workload, seed=args.seed, rate=args.rate, limit=args.max_requests)
@@ -112,13 +114,19 @@ def _print(summary: RunSummary, cpu_s: float) -> None:
         ("output tokens a second", f"{summary.output_rate:,.0f}"),
         ("prompt tokens a second", f"{summary.prompt_rate:,.0f}"),
         ("prompt tokens from caches", f"{summary.prefix_hit_ratio:.1%}"),
-        ("replicas compute", f"{summary.busy_ratio:.1%} of the time; the busiest {summary.busy_imbalance:.2f} x the mean"),
+        (
+            "replicas compute",
+            f"{summary.busy_ratio:.1%} of the time; the busiest {summary.busy_imbalance:.2f} x the mean",
+        ),
         ("requests of a replica", f"at most {summary.request_imbalance:.2f} x the mean"),
         ("saturated", saturated[summary.is_saturated]),
         ("preemptions", f"{summary.num_preemptions:,}; {summary.recompute_ratio:.1%} of tokens computed again"),
         ("moved after failures", f"{summary.num_moved:,}"),
         ("steps", f"{summary.num_steps:,}, of which {summary.num_skipped_steps:,} were skipped"),
-        ("cost", f"{cpu_s:.1f} CPU s; {summary.duration_s * summary.num_replicas / max(cpu_s, 1e-9):,.0f} engine seconds each"),
+        (
+            "cost",
+            f"{cpu_s:.1f} CPU s; {summary.duration_s * summary.num_replicas / max(cpu_s, 1e-9):,.0f} engine seconds each",
+        ),
     ]
     print_table(("measure", "value"), rows)
 

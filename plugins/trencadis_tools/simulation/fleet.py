@@ -25,7 +25,7 @@ from trencadis.interfaces import RoutingRequest
 from trencadis.records import FinishedSequence, FinishReason, Request, evolve_unchecked
 from trencadis_tools.simulation.events import EventKind, ReplicaEvent, check_events
 from trencadis_tools.simulation.executor import SimulatedExecutor
-from trencadis_tools.simulation.prompts import SimulatedPrompts
+from trencadis_tools.simulation.prompts import Prompts, SimulatedPrompts
 from trencadis_tools.simulation.replica import Replica, Watcher
 from trencadis_tools.simulation.run import RequestRecord, Run
 from trencadis_tools.simulation.step_shape import StepTimes
@@ -189,16 +189,17 @@ class Fleet:
         self._step_times = step_times
         self._watcher = watcher
         self._max_steady_steps = 1 if watcher is not None else max_steady_steps
-        self._prompts = SimulatedPrompts(workload)
-        self._output_lens = [one.num_output_tokens for one in workload.requests]
-        self._longest = max(one.num_prompt_tokens + one.num_output_tokens for one in workload.requests)
+        self._prompts = self._prompts_of(workload)
+        longest = max(one.num_prompt_tokens + one.num_output_tokens for one in workload.requests)
+        cache = self._config.cache
+        self._max_model_len = min(longest + 1, cache.num_blocks * (cache.block_size or 16))
         self._changes = check_events(events, replicas)
         self._clock = _Clock()
         self._events: list[tuple[float, _Kind, int]] = []
         self._records: list[RequestRecord | None] = [None] * len(workload.requests)
         self._live: dict[str, _Live] = {}
         self._homeless: deque[_Live] = deque()
-        self._texts: dict[str, tuple[int, ...]] = {}  # prompts and answers that requests to come begin with
+        self._texts: dict[str, Sequence[int]] = {}  # prompts and answers that requests to come begin with
         self._ended_totals: list[tuple[int, EngineTotals]] = []
         self._area = self._residence_s = 0.0
         self._num_moved = 0
@@ -231,16 +232,19 @@ class Fleet:
         for replica in built:
             self._join(replica)
 
+    def _prompts_of(self, workload: Workload) -> Prompts:
+        self._output_lens = [one.num_output_tokens for one in workload.requests]
+        return SimulatedPrompts(workload)
+
     def _build(self, index: int) -> Replica:
         clock = SimulatedClock(self._clock.time_s)
-        cache = self._config.cache
         executor = SimulatedExecutor(
             clock,
             self._step_times,
             self._output_lens,
             overlaps=self._config.engine.async_scheduling,
             max_steady_steps=self._max_steady_steps,
-            max_model_len=min(self._longest + 1, cache.num_blocks * (cache.block_size or 16)),
+            max_model_len=self._max_model_len,
             vocab_size=self._prompts.vocab_size,
         )
         engine = build_engine(self._config, registry=self._registry, clock=clock, executor=executor)
@@ -306,7 +310,7 @@ class Fleet:
     def _send(self, index: int) -> None:
         asked = self._requests[index]
         now_s = self._clock.time_s
-        before: tuple[int, ...] = ()
+        before: Sequence[int] = ()
         if asked.continues:
             waiting = self._continued[asked.after] = self._continued[asked.after] - 1
             before = self._texts[asked.after] if waiting else self._texts.pop(asked.after)
@@ -351,7 +355,7 @@ class Fleet:
             raise StepFailedError(f"request {end.request_id!r} failed: {end.error}")
         live = self._live[end.request_id]
         if end.request_id in self._continued:
-            self._texts[end.request_id] = (*live.request.prompt_token_ids, *end.token_ids.tolist())
+            self._texts[end.request_id] = self._prompts.text(live.request, end)
         self._end(live, end.finish_s, end=end)
 
     def _end(self, live: _Live, end_s: float, *, end: FinishedSequence | None = None, error: str = "") -> None:

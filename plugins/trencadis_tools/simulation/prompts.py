@@ -7,11 +7,26 @@ few tokens may be equal by chance. Here every block and every request has a toke
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
-from trencadis.records import Request, SamplingParams
+from trencadis.records import FinishedSequence, Request, SamplingParams
 from trencadis_tools.workloads.workload import Workload
 
-__all__ = ["SimulatedPrompts"]
+__all__ = ["Prompts", "SimulatedPrompts"]
+
+
+class Prompts(Protocol):
+    """Makes requests of a workload."""
+
+    vocab_size: int
+
+    def request(self, index: int, before: Sequence[int] = ()) -> Request:
+        """Return request ``index`` of the workload, whose prompt begins with ``before`` if it continues another one."""
+        ...
+
+    def text(self, request: Request, end: FinishedSequence) -> Sequence[int]:
+        """Return what a request begins with that continues this one."""
+        ...
 
 
 class SimulatedPrompts:
@@ -63,3 +78,7 @@ class SimulatedPrompts:
             ttft_target_s=asked.ttft_target_s,
             tpot_target_s=asked.tpot_target_s,
         )
+
+    def text(self, request: Request, end: FinishedSequence) -> Sequence[int]:
+        """Return prompt and answer."""
+        return (*request.prompt_token_ids, *end.token_ids.tolist())
