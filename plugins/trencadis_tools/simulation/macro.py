@@ -121,7 +121,7 @@ def _check_covered(config: Config, registry: Registry) -> None:
         'scheduling.name = "fcfs", with its defaults': not is_plain,
         "cache.prefix_caching = false": config.cache.prefix_caching,
         "engine.async_scheduling = false": config.engine.async_scheduling,
-        'cache.preemption = "recompute"': config.cache.preemption != "recompute",
+        'engine.preemption = "recompute"': config.engine.preemption != "recompute",
         "scheduling.tenants without entries": bool(config.scheduling.tenants),
         f"engine.max_num_batched_tokens of at least engine.max_num_seqs = {num_seqs}": budget < num_seqs,
     }
