@@ -1,0 +1,107 @@
+"""Tokens a step of draft trees by shape and size, and what chosen draft lengths are worth under load, on the demo model.
+
+    python examples/gallery/speculation/measure.py [--json FILE] [--max-tokens N] [--sizes 4,8] [--streams 1,8]
+
+Everything is done by `trencadis bench speculation`. Tokens a step follow from the texts and are the same everywhere; the speed-ups are
+ratios of CPU time of pairs of runs in turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+from trencadis.cli import main as trencadis
+from trencadis.console import print_table
+
+PROMPTS = Path(__file__).with_name("prompts.jsonl")
+
+
+def shapes(size: int) -> dict[str, tuple[str, ...]]:
+    """Return the options of trees with at most `size` drafts."""
+    chains = [4, *[1] * (size // 4 - 1)]
+    return {
+        "line": ("--speculation.draft_model.tree", "none"),
+        "4 lines": (
+            "--speculation.draft_model.tree=static",
+            f"--speculation.draft_model.tree-shape={','.join(map(str, chains))}",
+        ),
+        "top_k": ("--speculation.draft_model.tree=top_k", *deep(size)),
+        "sequoia": ("--speculation.draft_model.tree=sequoia", *deep(size)),
+    }
+
+
+def deep(size: int) -> tuple[str, ...]:
+    """Return the bounds of trees that grow by themselves."""
+    return (f"--speculation.draft_model.tree-depth={min(size, 8)}", "--speculation.draft_model.tree-width=4")
+
+
+def bench(max_tokens: int, streams: int, options: tuple[str, ...]) -> dict[str, Any]:
+    """Run the command for `draft_model`; return its row."""
+    words = ["bench", "speculation", "--drafters", "draft_model", "--prompts", str(PROMPTS), "--json"]
+    words += ["--max-tokens", str(max_tokens), "--streams", str(streams), "--log.level", "error", *options]
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        code = trencadis(words)
+    if code:
+        raise SystemExit(f"trencadis {' '.join(words)} ended with {code}")
+    (row,) = json.loads(printed.getvalue())
+    assert row["num_same_texts"] == row["num_prompts"], "speculation changed a text"
+    return {
+        key: round(row[key], 3) for key in ("tokens_per_step", "drafts_per_step", "acceptance_ratio", "speed_up")
+    } | {"speed_up_quartiles": [round(value, 3) for value in row["speed_up_quartiles"]]}
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows")
+    parser.add_argument("--max-tokens", type=int, default=64, metavar="N")
+    parser.add_argument("--sizes", default="4,8,16", metavar="N,N", help="drafts of a tree; 4 or more")
+    parser.add_argument("--streams", default="1,12", metavar="N,N", help="requests at once, for draft lengths")
+    args = parser.parse_args()
+    trees = [
+        {
+            "shape": name,
+            "size": size,
+            **bench(args.max_tokens, 1, (f"--speculation.draft_model.max-draft-tokens={size}", *options)),
+        }
+        for size in map(int, args.sizes.split(","))
+        for name, options in shapes(size).items()
+    ]
+    lengths = [
+        {"draft_length": name, "streams": streams, **bench(args.max_tokens, streams, ("--draft_length.name", name))}
+        for streams in map(int, args.streams.split(","))
+        for name in ("fixed", "goodput")
+    ]
+    if args.json:
+        args.json.write_text(json.dumps({"trees": trees, "draft_lengths": lengths}, indent=1) + "\n")
+    print_table(
+        ("drafts", "shape", "tokens/step", "drafts/step", "accepted"),
+        [(f"{row['size']}", row["shape"], *shown(row)) for row in trees],
+    )
+    print_table(
+        ("requests", "draft length", "tokens/step", "drafts/step", "accepted", "CPU speed-up (quartiles)"),
+        [
+            (
+                f"{row['streams']}",
+                row["draft_length"],
+                *shown(row),
+                f"{row['speed_up']:.2f} ({row['speed_up_quartiles'][0]:.2f} to {row['speed_up_quartiles'][2]:.2f})",
+            )
+            for row in lengths
+        ],
+    )
+
+
+def shown(row: dict[str, Any]) -> tuple[str, str, str]:
+    """Return what both tables show of a row."""
+    return f"{row['tokens_per_step']:.2f}", f"{row['drafts_per_step']:.2f}", f"{row['acceptance_ratio']:.1%}"
+
+
+if __name__ == "__main__":
+    main()
