@@ -20,6 +20,9 @@ from trencadis.console import print_table
 
 PROMPTS = Path(__file__).with_name("prompts.jsonl")
 
+QUIET = ("--log.level", "error", "--budget.speculation-ms", "0", "--budget.draft-length-ms", "0")
+"""A busy machine must not switch the drafts off that are to be measured."""
+
 
 def shapes(size: int) -> dict[str, tuple[str, ...]]:
     """Return the options of trees with at most `size` drafts."""
@@ -43,7 +46,7 @@ def deep(size: int) -> tuple[str, ...]:
 def bench(max_tokens: int, streams: int, options: tuple[str, ...]) -> dict[str, Any]:
     """Run the command for `draft_model`; return its row."""
     words = ["bench", "speculation", "--drafters", "draft_model", "--prompts", str(PROMPTS), "--json"]
-    words += ["--max-tokens", str(max_tokens), "--streams", str(streams), "--log.level", "error", *options]
+    words += ["--max-tokens", str(max_tokens), "--streams", str(streams), *QUIET, *options]
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         code = trencadis(words)
