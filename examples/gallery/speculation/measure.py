@@ -1,8 +1,10 @@
 """Tokens a step of draft trees by shape and size, and what chosen draft lengths are worth under load, on the demo model.
 
+    python examples/gallery/speculation/measure.py --expected
     python examples/gallery/speculation/measure.py [--json FILE] [--max-tokens N] [--sizes 4,8] [--streams 1,8]
 
-Everything is done by `trencadis bench speculation`. Tokens a step follow from the texts and are the same everywhere; the speed-ups are
+The first form computes what the shapes promise for given acceptance rates, as the paper's figures do, and needs no model.
+The second measures, by `trencadis bench speculation`. Tokens a step follow from the texts and are the same everywhere; the speed-ups are
 ratios of CPU time of pairs of runs in turn.
 """
 
@@ -17,11 +19,37 @@ from typing import Any
 
 from trencadis.cli import main as trencadis
 from trencadis.console import print_table
+from trencadis_plugins.speculation.draft_tree_shapes import TreeShape, best_shape, chain, expected_tokens
 
 PROMPTS = Path(__file__).with_name("prompts.jsonl")
 
 QUIET = ("--log.level", "error", "--budget.speculation-ms", "0", "--budget.draft-length-ms", "0")
 """A busy machine must not switch the drafts off that are to be measured."""
+
+
+RATES = (0.65, 0.12, 0.06, 0.04)
+"""How often the most likely draft after a token is the right one, the second, the third, the fourth; the first as on the demo pair."""
+
+EXPECTED_SIZES = (4, 8, 16, 32, 64, 128, 256)
+
+
+def expected(rates: tuple[float, ...] = RATES, sizes: tuple[int, ...] = EXPECTED_SIZES) -> list[dict[str, float]]:
+    """Return the tokens a step that each shape promises, by number of drafts."""
+    return [
+        {
+            "size": size,
+            "line": expected_tokens(chain(size), rates),
+            "4 lines": expected_tokens(lines(size), rates),
+            "sequoia": expected_tokens(best_shape(rates, size=size, depth=size), rates),
+        }
+        for size in sizes
+    ]
+
+
+def lines(size: int, width: int = 4) -> TreeShape:
+    """Return lines that part at the root, of equal length."""
+    parents = [-1 if draft < width else draft - width for draft in range(size)]
+    return TreeShape(tuple(parents), tuple(draft if draft < width else 0 for draft in range(size)))
 
 
 def shapes(size: int) -> dict[str, tuple[str, ...]]:
@@ -66,7 +94,14 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=64, metavar="N")
     parser.add_argument("--sizes", default="4,8,16", metavar="N,N", help="drafts of a tree; 4 or more")
     parser.add_argument("--streams", default="1,12", metavar="N,N", help="requests at once, for draft lengths")
+    parser.add_argument("--expected", action="store_true", help="only what the shapes promise")
     args = parser.parse_args()
+    if args.expected:
+        cells = [
+            (f"{row['size']}", *(f"{row[name]:.2f}" for name in ("line", "4 lines", "sequoia"))) for row in expected()
+        ]
+        print_table(("drafts", "line", "4 lines", "sequoia"), cells)
+        return
     trees = [
         {
             "shape": name,
