@@ -30,11 +30,10 @@ def test_a_sequoia_tree_is_never_worse_and_gains_as_much_with_each_doubling() ->
 
 
 @pytest.mark.release
-def test_the_script_measures_each_shape_and_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_script_measures_each_shape_and_length(tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "The old man looked at the sea and"}\n')
-    monkeypatch.setattr(measure, "PROMPTS", prompts)
-    row = measure.bench(8, 1, measure.shapes(4)["sequoia"])
+    row = measure.bench(8, 1, measure.shapes(4)["sequoia"], prompts=prompts)
     assert 1 <= row["tokens_per_step"] <= 5
     assert 0 < row["drafts_per_step"] <= 4
 

@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import io
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,9 @@ QUIET = ("--log.level", "error", "--budget.speculation-ms", "0", "--budget.draft
 
 RATES = (0.65, 0.12, 0.06, 0.04)
 """How often the most likely draft after a token is the right one, the second, the third, the fourth; the first as on the demo pair."""
+
+NUM_ROUNDS = 8
+"""Times that the prompts are answered, where times are measured."""
 
 EXPECTED_SIZES = (4, 8, 16, 32, 64, 128, 256)
 
@@ -71,9 +75,9 @@ def deep(size: int) -> tuple[str, ...]:
     return (f"--speculation.draft_model.tree-depth={min(size, 8)}", "--speculation.draft_model.tree-width=4")
 
 
-def bench(max_tokens: int, streams: int, options: tuple[str, ...]) -> dict[str, Any]:
+def bench(max_tokens: int, streams: int, options: tuple[str, ...], *, prompts: Path = PROMPTS) -> dict[str, Any]:
     """Run the command for `draft_model`; return its row."""
-    words = ["bench", "speculation", "--drafters", "draft_model", "--prompts", str(PROMPTS), "--json"]
+    words = ["bench", "speculation", "--drafters", "draft_model", "--prompts", str(prompts), "--json"]
     words += ["--max-tokens", str(max_tokens), "--streams", str(streams), *QUIET, *options]
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
@@ -111,11 +115,16 @@ def main() -> None:
         for size in map(int, args.sizes.split(","))
         for name, options in shapes(size).items()
     ]
-    lengths = [
-        {"draft_length": name, "streams": streams, **bench(args.max_tokens, streams, ("--draft_length.name", name))}
-        for streams in map(int, args.streams.split(","))
-        for name in ("fixed", "goodput")
-    ]
+    with tempfile.TemporaryDirectory() as folder:
+        repeated = Path(folder) / "prompts.jsonl"
+        # So that there are pairs of runs, whose ratios count, with twelve requests at once too.
+        repeated.write_text(PROMPTS.read_text() * NUM_ROUNDS)
+        lengths = [
+            {"draft_length": name, "streams": streams}
+            | bench(args.max_tokens, streams, ("--draft_length.name", name), prompts=repeated)
+            for streams in map(int, args.streams.split(","))
+            for name in ("fixed", "goodput")
+        ]
     if args.json:
         args.json.write_text(json.dumps({"trees": trees, "draft_lengths": lengths}, indent=1) + "\n")
     print_table(
