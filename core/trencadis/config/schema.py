@@ -25,6 +25,7 @@ __all__ = [
     "DefragmenterConfig",
     "EmbeddingConfig",
     "EngineConfig",
+    "FlightRecorderConfig",
     "LogConfig",
     "ModelConfig",
     "NounConfig",
@@ -254,6 +255,33 @@ class DefragmenterConfig:
 
 
 @attrs.frozen(kw_only=True)
+class FlightRecorderConfig:
+    """Table ``[flight_recorder]``: the last steps of an engine, kept in memory and written to a file when something goes wrong."""
+
+    num_steps: int = setting(
+        2048,
+        "At least so many last steps are kept, at most about twice as many; 0: none, and nothing is written.",
+        unit="steps",
+        validator=ge(0),
+    )
+    max_bytes: int = setting(
+        32 * 2**20,
+        "Tokens of requests that have ended are kept up to about this much, fewer steps then; they are in no file.",
+        unit="bytes",
+        validator=ge(2**20),
+    )
+    folder: str = setting(
+        "", "Where files are written; empty: ~/.local/state/trencadis/flight-records, or below $XDG_STATE_HOME."
+    )
+    max_files: int = setting(
+        8, "Most files of flight records in the folder: the oldest go first.", unit="files", validator=ge(1)
+    )
+    pause_s: float = setting(
+        60.0, "After a fault or a stall was written, others are not for so long.", unit="s", validator=ge(0)
+    )
+
+
+@attrs.frozen(kw_only=True)
 class EmbeddingConfig:
     """Table ``[embedding]``: how a text becomes one vector."""
 
@@ -392,6 +420,7 @@ class Config:
     parallel: ParallelConfig = attrs.field(factory=ParallelConfig)
     cache: CacheConfig = attrs.field(factory=CacheConfig)
     defragmenter: DefragmenterConfig = attrs.field(factory=DefragmenterConfig)
+    flight_recorder: FlightRecorderConfig = attrs.field(factory=FlightRecorderConfig)
     embedding: EmbeddingConfig = attrs.field(factory=EmbeddingConfig)
     bucketing: BucketingConfig = attrs.field(factory=lambda: BucketingConfig(name="auto", fallback="exact"))
     scheduling: SchedulingConfig = attrs.field(factory=lambda: SchedulingConfig(name="fair_share", fallback="fcfs"))

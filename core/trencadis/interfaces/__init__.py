@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trencadis.interfaces.acceptance import AcceptanceRule, Verification
-from trencadis.interfaces.backend import AllocationPlan, Backend, BackendCapabilities, PendingStep
+from trencadis.interfaces.backend import AllocationPlan, Backend, BackendCapabilities, OpenStep, PendingStep
 from trencadis.interfaces.block_store import BlockStore
 from trencadis.interfaces.bucketing import BucketingStrategy
 from trencadis.interfaces.collective import Collective, RankGroups
@@ -122,6 +122,7 @@ __all__ = [
     "NamedModel",
     "NoConfig",
     "Observer",
+    "OpenStep",
     "PendingStep",
     "ReplicaViews",
     "Router",
