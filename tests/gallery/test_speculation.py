@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
 import pytest
-
 from examples.gallery.speculation import measure
 
 ROOT = Path(__file__).parents[2]
@@ -25,7 +25,7 @@ def test_a_line_promises_the_geometric_sum_and_lines_that_part_at_the_root_end_a
 def test_a_sequoia_tree_is_never_worse_and_gains_as_much_with_each_doubling() -> None:
     rows = measure.expected()
     assert all(row["sequoia"] >= max(row["line"], row["4 lines"]) - 1e-9 for row in rows)
-    gains = [after["sequoia"] - before["sequoia"] for before, after in zip(rows, rows[1:], strict=False)]
+    gains = [after["sequoia"] - before["sequoia"] for before, after in itertools.pairwise(rows)]
     assert all(0.3 < gain < 0.5 for gain in gains)
 
 
