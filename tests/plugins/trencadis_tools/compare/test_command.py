@@ -195,12 +195,13 @@ def test_one_trace_is_compared_by_blocks_of_its_requests(compare, folder) -> Non
         (["narrow.toml", "wide.toml", "--requests", "r.txt"], "neither .csv nor .parquet"),
         (["narrow.toml", "wide.toml", "--live", "--replicas", "2"], "one engine of each configuration"),
         (["narrow.toml", "wide.toml", "--live", "--step-times", "x.json"], "steps take the time they take"),
+        (["narrow.toml", "wide.toml", "--config", "narrow.toml"], "is the base of scheduling policies"),
         (["--verify", "load.toml"], "load.toml: cannot be read"),
         (["narrow.toml", "--verify", "r.json"], "the record names what is compared"),
     ],
 )
-@pytest.mark.representatives(17)
-@pytest.mark.kept_in_ci(17)
+@pytest.mark.representatives(18)
+@pytest.mark.kept_in_ci(18)
 def test_what_makes_no_sense_is_said_before_anything_runs(compare, words: list[str], said: str) -> None:
     Path("same.toml").write_text(Path("narrow.toml").read_text())
     code, out, err = compare(*words)
