@@ -17,7 +17,7 @@ from trencadis_tools.compare import candidates, lab
 from trencadis_tools.compare.candidates import candidates_of, restored, sweep_points
 
 WORKLOAD = """
-num_requests = 16
+num_requests = 8
 [arrivals]
 rate = 2.0
 [lengths]
@@ -84,8 +84,8 @@ def test_a_comparison_from_the_table_to_the_record_that_gives_the_same_bytes(com
     assert "LinearStepTimes" in record["comparison"]["step_times"]
 
     rows = list(csv.DictReader(Path("r.csv").read_text().splitlines()))
-    assert len(rows) == 2 * 3 * 16
-    mean = sum(float(row["ttft_s"]) for row in rows if row["config"] == "wide") / 48
+    assert len(rows) == 2 * 3 * 8
+    mean = sum(float(row["ttft_s"]) for row in rows if row["config"] == "wide") / 24
     assert mean == pytest.approx(point["outcomes"][1]["values"]["ttft_mean"], rel=0.3)  # the warm-up is in the file
 
     text = Path("r.html").read_text()
@@ -244,7 +244,7 @@ def test_parquet_holds_what_the_csv_holds(compare) -> None:
     parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
     compare("narrow.toml", "wide.toml", "--seeds", "1", "--no-sensitivity", "--requests", "r.parquet")
     table = parquet.read_table("r.parquet")
-    assert table.num_rows == 2 * 16
+    assert table.num_rows == 2 * 8
     assert "ttft_s" in table.column_names
 
 
