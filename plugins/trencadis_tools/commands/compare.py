@@ -94,7 +94,9 @@ def _compare(arguments: Arguments) -> Comparison:
 
 def _arguments(args: argparse.Namespace) -> Arguments:
     if not args.workload:
-        raise ConfigError("trencadis compare: --workload is missing.", hint="Name a workload file, a trace or a built-in.")
+        raise ConfigError(
+            "trencadis compare: --workload is missing.", hint="Name a workload file, a trace or a built-in."
+        )
     names = [name.strip() for name in args.metric.split(",") if name.strip()]
     for name in names:
         metric_of(name)
