@@ -4,7 +4,8 @@
 
 A random Llama serves requests in this process. Its step times are fitted on a workload whose rate grows (A). Of another one, with longer
 prompts and shorter answers (B), the simulator predicts what comes at 30, 60, 90 and 110 % of the capacity that it computes, and under
-which policies requests wait how long; the real engine serves the same requests. Both know the lengths of answers only when they end.
+which policies requests wait how long; the real engine serves the same requests, each load twice: what two live runs differ by is what no
+prediction can be better than. Both know the lengths of answers only when they end.
 
 The clock counts CPU seconds of this process: one thread computes, steps do not overlap, and idle time is skipped. So what neighbours on
 the machine take is not measured. But with ten processes on two cores a CPU second is worth up to a third less at times, for caches and
@@ -73,6 +74,9 @@ LOADS = (0.3, 0.6, 0.9, 1.1)
 POLICIES = ("fcfs", "shortest_first", "prefill_first", "fair_share", "multi_level", "priority", "deadline")
 POLICY_LOADS = (0.9, 1.1)
 
+_NUM_RECENT = 25
+"""Measurements of the machine's speed that count, the median of them."""
+
 
 class CpuClock:
     """Counts CPU seconds of this process, all threads together, at constant speed, and what was skipped.
@@ -88,7 +92,7 @@ class CpuClock:
         self._measures_speed = measures_speed
         self._now_s, self._seen_s = 0.0, time.process_time()
         self._rate = 1.0
-        self._recent: deque[float] = deque(maxlen=25)
+        self._recent: deque[float] = deque(maxlen=_NUM_RECENT)
         self._nominal_s = 0.0
         rng = np.random.default_rng(0)
         self._left, self._right = (
@@ -118,6 +122,8 @@ class CpuClock:
         self._recent.append(end_s - self._seen_s)
         self._seen_s = end_s
         took_s = statistics.median(self._recent)
+        if len(self._recent) < _NUM_RECENT:
+            return
         self._nominal_s = self._nominal_s or took_s
         self._rate = self._nominal_s / took_s
         self.rates.append(self._rate)
@@ -170,7 +176,7 @@ class Lengths:
         return int(np.clip(prompt, 4, 1500)), int(np.clip(output, 1, 400))
 
 
-FIT_LENGTHS, OTHER_LENGTHS = Lengths(prompt=120, output=48), Lengths(prompt=240, output=24)
+FIT_LENGTHS, OTHER_LENGTHS = Lengths(prompt=160, output=40, cv=1.2), Lengths(prompt=240, output=24)
 
 
 def workload(name: str, lengths: Lengths, num_requests: int, gap_s: Callable[[int], float], *, seed: int) -> Workload:
@@ -286,9 +292,12 @@ def loads(lab: Laboratory, times: LinearStepTimes, num_requests: int) -> tuple[f
     for load in (*LOADS, math.inf):
         asked = workload("b", OTHER_LENGTHS, num_requests, lambda _, load=load: 1 / (load * capacity), seed=2)
         live, records = lab.live(asked)
+        again = beside(live, lab.live(asked)[0])["errors"]
         steps = steady(read_records(records).steps, num_warm_up=20)
         errors = {kind: attrs.asdict(one) for kind, one in step_time_errors(times, steps).items()}
-        found[str(load)] = {**beside(live, lab.simulated(asked, times)), "steps": errors}
+        predicted = beside(live, lab.simulated(asked, times))
+        found[str(load)] = {**predicted, "live_again": again, "steps": errors}
+        _say(f"load {load}, live again", again)
         _say(f"load {load}", found[str(load)]["errors"] | {"steps": errors["all"]["step_sum"]})
     return capacity, found
 
@@ -331,6 +340,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=200, help="of each run")
     parser.add_argument("--plain-clock", action="store_true", help="CPU seconds as they are")
+    parser.add_argument("--no-policies", action="store_true", help="leave the order of policies out")
     parser.add_argument("--json", action="store_true", help="print JSON")
     args = parser.parse_args()
     load_before = os.getloadavg()
@@ -348,8 +358,9 @@ def main() -> None:
             "fit": fit,
             "capacity_requests_per_s": capacity,
             "loads": found,
-            "policies": orders(lab, times, args.requests, capacity),
         }
+        if not args.no_policies:
+            result["policies"] = orders(lab, times, args.requests, capacity)
     if clock.rates:
         result["speed"] = {str(part): round(float(np.percentile(clock.rates, part)), 3) for part in (1, 25, 50, 75, 99)}
     result["load_average"] = {"before": load_before, "after": os.getloadavg()}
