@@ -19,7 +19,9 @@ from trencadis_tools.compare.report import write_report
 from trencadis_tools.compare.requests_file import check_requests_file, write_requests
 from trencadis_tools.compare.wording import HEADINGS, outcome_notes, rows_of, sentence
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["CAN_BE_LOCKED", "add_arguments", "run"]
+
+CAN_BE_LOCKED = False
 
 _FILES = ("out", "requests", "json", "verify")
 

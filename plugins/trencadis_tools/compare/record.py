@@ -150,7 +150,7 @@ def read_record(file: Path) -> dict[str, Any]:
 
 def differences_between(before: Any, after: Any) -> list[str]:
     """Return where two plain values differ, the first twenty places in words. Pure."""
-    found = []
+    found: list[str] = []
     for path, one, two in _differing(before, after, ""):
         if len(found) == _SHOWN:
             return [*found, "and more"]

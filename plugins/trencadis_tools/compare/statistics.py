@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import attrs
 import numpy as np
 
-from trencadis.records import FloatArray
+from trencadis.records import FloatArray, Int64Array
 
 __all__ = [
     "ALPHA",
@@ -116,7 +116,7 @@ def block_interval(
     length, is_reliable = block_length(other - baseline)
     rng = np.random.default_rng(seed)
     num = len(baseline)
-    starts = rng.integers(num - length + 1, size=(_NUM_RESAMPLES, math.ceil(num / length)))
+    starts: Int64Array = rng.integers(num - length + 1, size=(_NUM_RESAMPLES, math.ceil(num / length)))
     if quantile is None:
         difference = float(np.mean(other) - np.mean(baseline))
         resampled = _resampled_means(other - baseline, starts, length)
@@ -136,7 +136,7 @@ def block_interval(
     )
 
 
-def _resampled_means(differences: FloatArray, starts: FloatArray, length: int) -> FloatArray:
+def _resampled_means(differences: FloatArray, starts: Int64Array, length: int) -> FloatArray:
     """Return the mean of each row of blocks; the last block of a row is cut, so that a row has as many values as there are. Pure."""
     num = len(differences)
     sums = np.concatenate([[0.0], np.cumsum(differences)])
@@ -148,7 +148,7 @@ def _resampled_means(differences: FloatArray, starts: FloatArray, length: int) -
 
 
 def _resampled_quantiles(
-    baseline: FloatArray, other: FloatArray, starts: FloatArray, length: int, quantile: float
+    baseline: FloatArray, other: FloatArray, starts: Int64Array, length: int, quantile: float
 ) -> FloatArray:
     num = len(baseline)
     rows = max(1, _CHUNK // num)
