@@ -68,7 +68,7 @@ def write_rows(file: Path, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def _or_none(value: Any) -> Any:
-    return None if value != value else value  # noqa: PLR0124 - what is not a number differs from itself
+    return None if value != value else value  # what is not a number differs from itself
 
 
 def _rows(results: Sequence[PointResult]) -> Iterator[dict[str, Any]]:

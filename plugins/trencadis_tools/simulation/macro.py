@@ -232,7 +232,7 @@ class MacroEngine:
         max_model_len: Longest sequence, tokens.
     """
 
-    hashing = None
+    hashing: tuple[str, int] | None = None
 
     def __init__(
         self,
