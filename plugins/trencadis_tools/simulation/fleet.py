@@ -115,7 +115,6 @@ def simulated_config(config: Config, workload: Workload, *, num_replicas: int = 
         kv_connector=attrs.evolve(config.kv_connector, name="none"),
         observer=attrs.evolve(config.observer, names=()),
         flight_recorder=attrs.evolve(config.flight_recorder, num_steps=0),
-        flight_recorder=attrs.evolve(config.flight_recorder, num_steps=0),
     )
 
 
