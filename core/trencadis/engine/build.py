@@ -810,6 +810,7 @@ def _recorder(
         model=attrs.asdict(parts.model),
         capabilities={**attrs.asdict(parts.executor.capabilities), "provides": sorted(parts.executor.capabilities.provides)},
         num_in_flight=depth,
+        max_draft_tokens=parts.speculation.speculator.max_draft_tokens if parts.speculation else 0,
         obstacles=tuple(obstacles),
     )
     return FlightRecorder(

@@ -54,6 +54,7 @@ class FlightFacts:
         model: Facts of the model.
         capabilities: Of the backend.
         num_in_flight: Steps that may be in flight at once.
+        max_draft_tokens: Drafts of a sequence in a step; 0 without speculation.
         obstacles: Why no record of this engine can be replayed; empty: it can.
     """
 
@@ -62,6 +63,7 @@ class FlightFacts:
     model: Mapping[str, Any]
     capabilities: Mapping[str, Any]
     num_in_flight: int
+    max_draft_tokens: int = 0
     obstacles: tuple[str, ...] = ()
 
 
@@ -275,6 +277,7 @@ class FlightRecorder:
             block_size=state.block_size,
             max_model_len=state.max_model_len,
             num_in_flight=facts.num_in_flight,
+            max_draft_tokens=facts.max_draft_tokens,
             frame=frame,
             obstacles=obstacles,
             requests=kept.requests,
