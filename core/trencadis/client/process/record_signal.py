@@ -23,7 +23,8 @@ __all__ = ["RECORD_SIGNAL", "ignore_record_signal", "record_at_signal"]
 RECORD_SIGNAL: Final = getattr(signal, "SIGUSR2", None)
 """Has an engine's process write its flight record."""
 
-_LOOK_S: Final = 0.2
+_LOOK_S: Final = 1.5
+"""An idle engine gives a sign of progress every second, one that computes several with each step."""
 
 
 def ignore_record_signal() -> None:
@@ -51,6 +52,6 @@ def _serve(source: int, recorder: FlightRecorder) -> None:
     while numbers := os.read(source, 64):
         if RECORD_SIGNAL in numbers:
             beat = ACTIVITY.num_beats
-            time.sleep(_LOOK_S)  # an engine that computes beats several times a step
+            time.sleep(_LOOK_S)
             hangs = beat == ACTIVITY.num_beats
             recorder.dump("stall" if hangs else "signal", f"signal {RECORD_SIGNAL.name}" if RECORD_SIGNAL else "")
