@@ -16,7 +16,6 @@ import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from functools import partial
 from typing import Any
 
 import attrs
@@ -35,7 +34,7 @@ from trencadis.engine.inspect.accounting import Accounting, SubmittedStep
 from trencadis.engine.inspect.administration import Administration
 from trencadis.engine.inspect.decisions import Decisions
 from trencadis.engine.inspect.flight_recorder import ATTEMPT, COMMIT, FAILURE, FlightRecorder, without_tokens
-from trencadis.engine.inspect.key_frame import restore_key_frame, take_key_frame
+from trencadis.engine.inspect.key_frame import FramedParts
 from trencadis.engine.inspect.metrics_page import MetricsPage
 from trencadis.engine.inspect.observers import Observers
 from trencadis.engine.inspect.snapshot import EngineSnapshot, take_snapshot
@@ -159,8 +158,11 @@ class Engine:
         # What is off is not on the path of a step.
         self._is_connected = state.transfers.has_connector
         self._recorder = recorder
+        self._framed = FramedParts(
+            state=state, scheduler=scheduler, policy=policy, recovery=self._recovery, in_flight=self._in_flight
+        )
         if recorder is not None and not self._is_connected:
-            recorder.take_frame = partial(take_key_frame, self)
+            recorder.take_frame = self._framed.take
         self._first_tokens = state.transfers.first_tokens
         self._closed = False
         self.is_paused = False
@@ -333,8 +335,8 @@ class Engine:
         return self._recorder
 
     def restore(self, frame: Mapping[str, Any], **known: Any) -> None:
-        """Put an engine that was just built into a recorded state; see :func:`~trencadis.engine.inspect.key_frame.restore_key_frame`."""
-        restore_key_frame(self, frame, **known)
+        """Put an engine that was just built into a recorded state; see :meth:`~trencadis.engine.inspect.key_frame.FramedParts.restore`."""
+        self._framed.restore(frame, **known)
         if self._recorder is not None:
             for slot in self._state.slot_of.values():
                 self._recorder.adopted(self._state.table.sequence(slot))

@@ -108,7 +108,7 @@ def restore(
         executor: The engine's.
         options: ``restores_scheduling``, ``restores_eviction``: see ``Engine.restore``.
     """
-    rows = frame["columns"]["row"]
+    rows = frame["table"]["row"]
     number_of_slot = {
         values["slot"]: number for number, values in zip(frame["requests"], frame["sequences"], strict=True)
     }
