@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Mapping
 from functools import lru_cache
@@ -56,9 +57,7 @@ def recording_engine(
     registry = plugins()
     resolved = load_config(settings=registry.settings, environ={}, overrides=given)
     backend = backend or FakeBackend(max_model_len=80, strict=False)
-    engine = build_engine(
-        resolved.config, registry=registry, clock=TickingClock(seed), executor=FakeExecutor(backend)
-    )
+    engine = build_engine(resolved.config, registry=registry, clock=TickingClock(seed), executor=FakeExecutor(backend))
     assert isinstance(engine, Engine)
     return engine
 
@@ -70,7 +69,9 @@ def serve_at_random(engine: Engine, seed: int, *, num_rounds: int, first: int = 
     for _ in range(num_rounds):
         for _ in range(draws.choice((0, 0, 1, 2))):
             head = draws.choice(texts)
-            prompt = head[: draws.randrange(len(head) + 1)] + [draws.randrange(4, 9) for _ in range(draws.randint(1, 20))]
+            prompt = head[: draws.randrange(len(head) + 1)] + [
+                draws.randrange(4, 9) for _ in range(draws.randint(1, 20))
+            ]
             texts.append(prompt[:60])
             names.append(f"request-{first + len(names)}")
             params = SamplingParams(max_tokens=draws.randint(1, 25))
@@ -83,15 +84,12 @@ def serve_at_random(engine: Engine, seed: int, *, num_rounds: int, first: int = 
                 cache_salt=draws.choice(("", "a secret")),
                 ttft_target_s=draws.choice((0.05, 0.5, 5.0)),
             )
-            try:
+            with contextlib.suppress(RequestRefusedError):
                 engine.add(request)
-            except RequestRefusedError:
-                pass
         if names and draws.random() < 0.08:
             (engine.abort if draws.random() < 0.5 else engine.stop)(draws.choice(names))
         if engine.has_work:
-            for ended in engine.step().finished:
-                texts.append([4] * 3 + ended.token_ids.tolist()[:40])
+            texts += [[4] * 3 + ended.token_ids.tolist()[:40] for ended in engine.step().finished]
 
 
 def record_of(engine: Engine) -> FlightRecord:

@@ -348,7 +348,9 @@ class Engine:
             )
         path = self._recorder.dump(reason)
         if path is None:
-            raise BackendError("the flight record could not be written.", hint="See the log, and flight_recorder.folder.")
+            raise BackendError(
+                "the flight record could not be written.", hint="See the log, and flight_recorder.folder."
+            )
         return {"paths": [str(path)]}
 
     def inspect(self) -> EngineSnapshot:

@@ -205,9 +205,7 @@ class EngineState:
         table.give_back_slot(slot)
         return finished
 
-    def restore(
-        self, sequence: Sequence, *, is_running: bool, blocks: Int32Array | None, has_own_weight: bool
-    ) -> None:
+    def restore(self, sequence: Sequence, *, is_running: bool, blocks: Int32Array | None, has_own_weight: bool) -> None:
         """Put a sequence where it was in another engine whose columns this one has taken.
 
         Args:

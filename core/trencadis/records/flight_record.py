@@ -1,6 +1,6 @@
 """What a flight record holds, and its file: the last steps of an engine, from which the same schedule can be made again.
 
-    TRENCADIS-FLIGHT 1\\n   zlib( msgpack( FlightRecord ) )
+    TRENCADIS-FLIGHT 1, a line of text ▶ zlib( msgpack( FlightRecord ) )
 
 Nothing in it is text or a token id. Of two requests it says only how many first tokens they have in common, which is all that a prefix
 cache depends on.

@@ -156,7 +156,10 @@ def replay_exactly(record: FlightRecord, config: Config, registry: Registry) -> 
         drafts.next_event = script.next_event
         registry.register(drafts)
         config = attrs.evolve(
-            config, speculation=NounConfig(name=RECORDED), draft_length=NounConfig(name="fixed"), acceptance=NounConfig(name="match")
+            config,
+            speculation=NounConfig(name=RECORDED),
+            draft_length=NounConfig(name="fixed"),
+            acceptance=NounConfig(name="match"),
         )
     engine = replayed_engine(record, config, registry, clock=clock, executor=script)
     recorder = engine.flight_recorder

@@ -37,7 +37,7 @@ class RecordedDrafts(Speculator):
         """Yield the component."""
         yield Component(
             name=RECORDED,
-            factory=lambda config, context: self,
+            factory=lambda _, __: self,
             config=NoConfig,
             summary="What was recorded.",
             interface_version=INTERFACE_VERSION,

@@ -55,7 +55,9 @@ class ReplayExecutor(Executor):
     def __init__(self, record: FlightRecord, stand_ins: StandIns) -> None:
         self._record = record
         self._stand_ins = stand_ins
-        given = {name: tuple(value) if isinstance(value, list) else value for name, value in record.capabilities.items()}
+        given = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in record.capabilities.items()
+        }
         self._capabilities = BackendCapabilities(**{**given, "provides": frozenset(given["provides"])})
         self.number_of_row: dict[int, int] = {}
 

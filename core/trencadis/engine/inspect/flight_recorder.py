@@ -19,7 +19,6 @@ import attrs
 import msgspec
 import numpy as np
 
-import trencadis
 from trencadis.engine.inspect.decisions import StepNotes
 from trencadis.engine.inspect.flight_files import FlightFiles
 from trencadis.engine.inspect.key_frame import KeyFrame
@@ -49,6 +48,7 @@ class FlightFacts:
     """What of an engine does not change while it lives; see :class:`~trencadis.records.flight_record.FlightRecord`.
 
     Attributes:
+        version: Of Trencadís.
         config: Tables of the core, without secrets and texts.
         components: By noun: name, distribution and version.
         model: Facts of the model.
@@ -58,6 +58,7 @@ class FlightFacts:
         obstacles: Why no record of this engine can be replayed; empty: it can.
     """
 
+    version: str
     config: Mapping[str, Any]
     components: Mapping[str, tuple[str, str, str]]
     model: Mapping[str, Any]
@@ -182,7 +183,9 @@ class FlightRecorder:
     def adopted(self, sequence: EngineSequence) -> RecordedLife:
         """Keep a request that is in the engine."""
         slot = sequence.slot
-        record = _recorded(self._num_requests, sequence.original_request, sequence, float(self._state.table.arrival_s[slot]))
+        record = _recorded(
+            self._num_requests, sequence.original_request, sequence, float(self._state.table.arrival_s[slot])
+        )
         life = self._live[slot] = RecordedLife(self._num_requests, sequence, record)
         self._num_requests += 1
         self._segment.lives.append(life)
@@ -199,7 +202,9 @@ class FlightRecorder:
         life = self._live.pop(finished.slot, None)
         if life is not None:
             life.finished, life.sequence = finished, None
-            self._segment.num_token_bytes += life.tokens.nbytes + finished.token_ids.nbytes + 64 * len(life.block_hashes)
+            self._segment.num_token_bytes += (
+                life.tokens.nbytes + finished.token_ids.nbytes + 64 * len(life.block_hashes)
+            )
             if self._segment.num_token_bytes > self._max_bytes:
                 self.frame_due = 0
 
@@ -267,7 +272,7 @@ class FlightRecorder:
             reason=reason,
             cause=cause,
             written_at=time.time(),
-            version=trencadis.__version__,
+            version=facts.version,
             plan_hash=kept.plan_hash,
             components=dict(facts.components),
             config=dict(facts.config),
@@ -370,7 +375,9 @@ def event_of(entry: tuple[Any, ...], numbers: Mapping[int, int] | None) -> Event
     if kind == COMMIT:
         wait_s, end_s, plan_s, device_s, num_emitted, errors = entry[2:]
         emitted = b"" if num_emitted is None else _bytes(num_emitted)
-        return RecordedCommit(wait_s, now_s, end_s, plan_s, float(device_s), emitted, tuple(one.index for one in errors))
+        return RecordedCommit(
+            wait_s, now_s, end_s, plan_s, float(device_s), emitted, tuple(one.index for one in errors)
+        )
     if kind == ARRIVAL:
         return RecordedArrival(now_s, number_of(entry[2]))
     if kind == END:

@@ -235,9 +235,7 @@ class FramedParts:
         self, frame: Mapping[str, Any], hash_of: Callable[[int], bytes], *, restores_eviction: bool
     ) -> None:
         """Hold and cache the blocks as recorded, under the hashes that the tokens of this engine have."""
-        for part, values, memory in zip(
-            self.state.blocks.partitions, frame["blocks"], frame["evictions"], strict=True
-        ):
+        for part, values, memory in zip(self.state.blocks.partitions, frame["blocks"], frame["evictions"], strict=True):
             part.restore_state(
                 {
                     **values,

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from pathlib import Path
@@ -202,7 +201,10 @@ def test_drafts_are_counted_and_not_kept():
 @pytest.mark.parametrize(
     ("change", "cause"),
     [
-        (lambda engine: engine.answer("set_scheduling", {"table": {"name": "fcfs"}, "source": "test"}), "scheduling was"),
+        (
+            lambda engine: engine.answer("set_scheduling", {"table": {"name": "fcfs"}, "source": "test"}),
+            "scheduling was",
+        ),
     ],
 )
 def test_what_a_replay_cannot_know_is_said(change, cause):

@@ -90,7 +90,9 @@ def test_prefix_affinity_is_replayed_from_the_start_and_refused_in_mid_run():
 
 
 def test_adapters_take_turns_as_recorded():
-    engine = recording_engine(config={"engine.max_loras": 1, "engine.max_adapter_skips": 2, "flight_recorder.num_steps": 5})
+    engine = recording_engine(
+        config={"engine.max_loras": 1, "engine.max_adapter_skips": 2, "flight_recorder.num_steps": 5}
+    )
     for number in range(14):
         engine.add(
             Request(
@@ -115,7 +117,9 @@ def test_failed_steps_are_taken_apart_as_recorded():
             raise RuntimeError("one pass in seven")
 
     backend = FakeBackend(max_model_len=80, strict=False, fails=fails)
-    engine = recording_engine(backend=backend, config={"flight_recorder.pause_s": 1e9, "flight_recorder.folder": "/dev/null/no"})
+    engine = recording_engine(
+        backend=backend, config={"flight_recorder.pause_s": 1e9, "flight_recorder.folder": "/dev/null/no"}
+    )
     serve_at_random(engine, 1, num_rounds=60)
     record = record_of(engine)
     assert engine.totals.num_failed_steps >= 5
