@@ -214,6 +214,7 @@ class CacheConfig:
         unit="s",
         validator=gt(0),
         formerly="quarantine_s",
+        since="0.1",
     )
     max_waiting_loads: int = setting(
         256,
@@ -221,6 +222,7 @@ class CacheConfig:
         unit="sequences",
         validator=ge(1),
         formerly="max_parked",
+        since="0.1",
     )
     shared_prefixes: tuple[str, ...] = setting(
         None,
@@ -395,6 +397,7 @@ class PluginsConfig:
         False,
         "Start nothing while an installed plugin cannot be used or two offer one name; off: only if it is asked for.",
     )
+    experimental: bool = setting(False, "Accept components that are experimental; off: naming one is an error.")
 
 
 @attrs.frozen(kw_only=True)

@@ -767,10 +767,11 @@ def compose_engine(
     decisions = Decisions(config.engine.explain_steps)
     administration = _administration(config, parts, state, policy, decisions)
     depth = _depth(config, has_drafter=drafter is not None)
+    max_steady_steps = _max_steady_steps(config, parts)
     return Engine(
         state=state,
         policy=policy,
-        scheduler=_scheduler(config, state, policy, decisions),
+        scheduler=_scheduler(config, state, policy, decisions, max_steady_steps=max_steady_steps),
         builder=BatchBuilder(state, passes, brings_tokens=config.parallel.pipeline > 1),
         executor=executor,
         observers=Observers(parts.observers, clock=clock, budget_ms=config.observer.budget_ms),
@@ -784,6 +785,7 @@ def compose_engine(
         ),
         model=parts.model,
         depth=depth,
+        max_steady_steps=max_steady_steps,
         administration=administration,
         recorder=_recorder(config, parts, state, administration, depth=depth),
         warm_up=warmed,
@@ -855,7 +857,16 @@ def _depth(config: Config, *, has_drafter: bool) -> int:
     return 1 if has_drafter else 2
 
 
-def _scheduler(config: Config, state: EngineState, policy: GuardedScheduling, decisions: Decisions) -> Scheduler:
+def _max_steady_steps(config: Config, parts: Parts) -> int:
+    """Return how many steps a plan may stand for: 1 where somebody looks at each of them, or they overlap otherwise. Pure."""
+    looks = parts.observers or parts.connector or parts.speculation or parts.shadow
+    is_spread = config.parallel.pipeline > 1 or _layout(config).num_partitions > 1
+    return 1 if looks or is_spread else parts.executor.capabilities.max_steady_steps
+
+
+def _scheduler(
+    config: Config, state: EngineState, policy: GuardedScheduling, decisions: Decisions, *, max_steady_steps: int
+) -> Scheduler:
     kind = Scheduler if _layout(config).num_partitions == 1 else PartitionedScheduler
     return kind(
         state,
@@ -864,6 +875,7 @@ def _scheduler(config: Config, state: EngineState, policy: GuardedScheduling, de
         max_preemptions=config.engine.max_preemptions,
         max_wait_s=config.engine.max_wait_s,
         decisions=decisions,
+        max_steady_steps=max_steady_steps,
     )
 
 

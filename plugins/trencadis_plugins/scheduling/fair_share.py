@@ -113,6 +113,10 @@ class FairShare(Wrapper):
                 self._write_off(view)
         return super().split(view, token_budget=token_budget)
 
+    def steady_steps(self, view: SchedulerView) -> int:
+        """Return what the inner policy says: counters order only who waits, and the next call charges for all steps since the last."""
+        return self.inner.steady_steps(view)
+
     def order(self, view: SchedulerView) -> Int32Array:
         """Return waiting slots as tenants take turns; those of one tenant as the inner policy orders them."""
         waiting = super().order(view)

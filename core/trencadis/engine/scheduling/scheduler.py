@@ -12,6 +12,7 @@ The next chunk of a prompt is, for each stage computes batches in order, and so 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,7 @@ class Scheduler:
         max_preemptions: Sequences preempted more often are spared while others are left.
         max_wait_s: Sequences that waited longer are admitted first.
         decisions: Records what was decided, and why; None: nothing is recorded.
+        max_steady_steps: The most steps that a plan may stand for.
 
     Attributes:
         failed: Sequences that ended while the newest plan was made.
@@ -61,9 +63,11 @@ class Scheduler:
         max_preemptions: int,
         max_wait_s: float,
         decisions: Decisions | None = None,
+        max_steady_steps: int = 1,
     ) -> None:
         self._state = state
         self._policy = policy
+        self._max_steady_steps = max_steady_steps
         self._pipeline = policy if isinstance(policy, PipelinedScheduling) else None
         self._budget = max_num_batched_tokens
         self._max_preemptions = max_preemptions
@@ -133,7 +137,10 @@ class Scheduler:
         all_decode = ends.tobytes() == num_tokens.tobytes()
         decodes = active if all_decode else active[ends == num_tokens]
         notes.split, notes.active, notes.decodes = split, active, decodes
-        if all_decode and active is state.running and drafts is None and not state.waiting.slots.size:
+        is_settled = not state.waiting.slots.size or (
+            self._max_steady_steps > 1 and order is None and not state.rows.num_free
+        )
+        if all_decode and active is state.running and drafts is None and is_settled:
             plan = self._plan_decodes(view, split, places, computed, ends)
             if plan is not None:
                 return plan
@@ -174,7 +181,11 @@ class Scheduler:
             ends: One more, all their known tokens.
         """
         state, table, number = self._state, self._state.table, len(places)
-        if not number or number > min(split.decode, self._budget) or self._preempted or table.was_preempted:
+        if not number or number > min(split.decode, self._budget) or self._preempted:
+            return None
+        if table.was_preempted and (
+            self._max_steady_steps == 1 or 1 in (table.high_water[places] > computed).tobytes()
+        ):
             return None
         if len(self._ones) < number:
             self._ones, self._trues = _constant(2 * number, np.int32), _constant(2 * number, np.bool_)
@@ -182,6 +193,7 @@ class Scheduler:
             if number > state.blocks.num_available:  # so many may be missing
                 return None
             self._allocate(view, state.running, self._ones[:number])
+        num_steps = self._steady_steps(view, places, ends) if self._max_steady_steps > 1 else 1
         self.notes.num_left = min(self._budget - number, split.prefill)
         self.had_drafts = False
         table.num_computed_tokens[places] = ends
@@ -198,10 +210,48 @@ class Scheduler:
             preempted=_EMPTY,
             connector_message=state.transfers.take_message() if self._is_connected else b"",
             num_tokens=number,
+            num_steps=num_steps,
         )
         self._note(plan.slots, plan.starts, plan.num_scheduled)
         self.next_step += 1
         return plan
+
+    def _steady_steps(self, view: SchedulerView, places: Int64Array, ends: Int64Array) -> int:
+        """Return how many steps nothing is to be decided in: as the policy promises, none reaches its limit, and blocks are enough."""
+        state, table = self._state, self._state.table
+        most = min(self._max_steady_steps, int((table.max_total_tokens[places] - ends).min()) - 1)
+        most = min(most, self._policy.steady_steps(view)) if most > 1 else 1
+        held, size = table.num_blocks[places], state.block_size
+
+        def lacks(num_steps: int) -> bool:
+            return int(np.maximum(-(-(ends + num_steps - 1) // size) - held, 0).sum()) > state.blocks.num_available
+
+        if most > 1 and lacks(most):
+            most = bisect_left(range(1, most), True, key=lambda num_steps: lacks(num_steps + 1)) + 1
+        return most
+
+    def went_on(self, plan: Plan, num_steps: int) -> None:
+        """Count the steps that a plan stood for after the first one, with blocks as these steps would have taken them one by one.
+
+        Args:
+            plan: Whose sequences still run, and no plan was made since.
+            num_steps: That were computed, at least 2.
+        """
+        state, table, size = self._state, self._state.table, self._state.block_size
+        places = plan.slots.astype(np.intp)
+        firsts, ends = table.num_blocks[places], plan.starts + num_steps
+        missing = np.maximum(-(-ends // size) - firsts, 0)
+        number = int(missing.sum())
+        if number:
+            sequences = np.repeat(np.arange(len(places)), missing)
+            columns = firsts[sequences] + np.arange(number) - np.repeat(np.cumsum(missing) - missing, missing)
+            order = np.lexsort((sequences, columns * size - plan.starts[sequences]))  # by step, then as in the plan
+            rows, columns = plan.rows[sequences[order]], columns[order].astype(np.int32)
+            state.rows.write_blocks(rows, columns, self._blocks.allocate(number))
+            table.num_blocks[places] += missing
+        table.num_computed_tokens[places] += num_steps - 1
+        table.num_tokens[places] += num_steps - 1
+        self.next_step += num_steps - 1
 
     def _look_at(self, running: Int32Array) -> None:
         """Find slots, in the type that numpy indexes with at a third of the price, rows and epochs of those that run.
