@@ -40,6 +40,7 @@ from trencadis.engine.inspect.observers import Observers
 from trencadis.engine.inspect.snapshot import EngineSnapshot, take_snapshot
 from trencadis.engine.preparations import Preparations
 from trencadis.engine.request_validation import RequestValidator
+from trencadis.engine.restorable import Restorable
 from trencadis.engine.scheduling.scheduler import Scheduler
 from trencadis.engine.scheduling.shadow import NO_SHADOW
 from trencadis.engine.speculation.drafting import Drafting
@@ -162,7 +163,12 @@ class Engine:
         self._is_connected = state.transfers.has_connector
         self._recorder = recorder
         self._framed = FramedParts(
-            state=state, scheduler=scheduler, policy=policy, recovery=self._recovery, in_flight=self._in_flight
+            state=state,
+            scheduler=scheduler,
+            policy=policy,
+            recovery=self._recovery,
+            in_flight=self._in_flight,
+            stages=tuple(stage for stage in stages if isinstance(stage, Restorable)),
         )
         if recorder is not None and not self._is_connected:
             recorder.take_frame = self._framed.take

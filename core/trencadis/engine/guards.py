@@ -19,6 +19,7 @@ import attrs
 import numpy as np
 
 from trencadis.engine.scheduling.shadow import NO_SHADOW, Shadow, ShadowStep
+from trencadis.engine.restorable import Restorable
 from trencadis.errors import ContractError, StepFailedError
 from trencadis.faults import CallMeter, FaultLog, as_words, reraise_interrupt, shown
 from trencadis.interfaces import BucketingStrategy, EvictionPolicy, SchedulerView, SchedulingPolicy, TokenSplit
@@ -173,7 +174,7 @@ class Guarded(Generic[S]):
         self._meter.rename(label)
 
 
-class GuardedScheduling(Guarded[SchedulingPolicy]):
+class GuardedScheduling(Guarded[SchedulingPolicy], Restorable):
     """A scheduling policy whose answers are legal. Another one may take its place at any time between two calls.
 
     A policy that takes over, a fallback included, is told of every live request, in the order of arrival.

@@ -229,7 +229,7 @@ def _policy(record: FlightRecord) -> str:
     return record.components["scheduling"][0] if "scheduling" in record.components else "policy"
 
 
-def _served(name: str, ended: Sequence[tuple[float, float, float, int, int, int]], start_s: float) -> Served:
+def _served(name: str, ended: Sequence[tuple[float, ...]], start_s: float) -> Served:
     """Return the summary of requests: arrival, first token, end, output tokens, preemptions, cached tokens of each."""
     arrival, first, finish, num_output, num_preempted, num_cached = np.array(ended or [(math.nan,) * 6]).T
     ttft, e2e = first - arrival, finish - arrival

@@ -112,6 +112,7 @@ class FramedParts:
         policy: The scheduling policy.
         recovery: Takes failed steps apart.
         in_flight: Steps that were submitted and are not committed.
+        stages: Stages that keep something from step to step.
     """
 
     state: EngineState
@@ -119,6 +120,7 @@ class FramedParts:
     policy: GuardedScheduling
     recovery: Recovery
     in_flight: deque[SubmittedStep]
+    stages: tuple[Restorable, ...] = ()
 
     @property
     def restorable(self) -> dict[str, Restorable]:
@@ -135,6 +137,8 @@ class FramedParts:
             "swapping": state.swapping,
             "order": self.scheduler.admission.cached_order,
             "recovery": self.recovery,
+            "policy": self.policy,
+            **{f"stage {number}": stage for number, stage in enumerate(self.stages)},
         }
 
     def take(self, lives: Sequence[RecordedLife]) -> KeyFrame:

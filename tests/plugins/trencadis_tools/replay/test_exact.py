@@ -89,6 +89,23 @@ def test_prefix_affinity_is_replayed_from_the_start_and_refused_in_mid_run():
         check_replayable(in_mid_run, name="x.flight")
 
 
+@pytest.mark.parametrize("num_steps", [2048, 9])
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"parallel.pipeline": 3, "executor.name": "processes"},
+        {"parallel.tensor": 2, "parallel.expert": 2, "parallel.attention": "data", "executor.name": "processes"},
+        {"defragmenter.enabled": "on", "defragmenter.trigger": "cost"},
+    ],
+    ids=["pipeline", "sequences of ranks", "moved blocks"],
+)
+def test_other_ways_to_plan_are_replayed(config, num_steps):
+    layout = "contiguous" if "defragmenter.enabled" in config else "ragged"
+    record = record_of(random_run(23, layout=layout, **config, **{"flight_recorder.num_steps": num_steps}))
+    assert (record.frame is not None) == (num_steps == 9)
+    assert replayed(record).difference is None
+
+
 def test_adapters_take_turns_as_recorded():
     engine = recording_engine(
         config={"engine.max_loras": 1, "engine.max_adapter_skips": 2, "flight_recorder.num_steps": 5}
