@@ -18,8 +18,8 @@ from typing import Generic, TypeVar
 import attrs
 import numpy as np
 
-from trencadis.engine.scheduling.shadow import NO_SHADOW, Shadow, ShadowStep
 from trencadis.engine.restorable import Restorable
+from trencadis.engine.scheduling.shadow import NO_SHADOW, Shadow, ShadowStep
 from trencadis.errors import ContractError, StepFailedError
 from trencadis.faults import CallMeter, FaultLog, as_words, reraise_interrupt, shown
 from trencadis.interfaces import BucketingStrategy, EvictionPolicy, SchedulerView, SchedulingPolicy, TokenSplit
