@@ -465,7 +465,7 @@ class Engine:
         except Exception as error:
             self._step_failed(plan, error)
             return self._announce_all(_NOTHING, embedded)
-        start_s = self._time.hold()
+        start_s = self._time.held_s = self._clock.now_s()
         ACTIVITY.end_step(_COMMITTING, took_s=None if compiles else start_s - wait_s)
         if output.num_steps > 1:
             self._scheduler.went_on(plan, output.num_steps)
@@ -494,7 +494,7 @@ class Engine:
     def _submit_next(self) -> bool:
         """Plan and submit one step; False if there is nothing to run."""
         ACTIVITY.begin(_SCHEDULING)
-        start_s = self._time.hold()
+        start_s = self._time.held_s = self._clock.now_s()
         plan = self._plan()
         if self._recorder is not None:
             kept = plan if plan is None or plan.drafts is None else without_tokens(plan)
