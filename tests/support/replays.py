@@ -13,6 +13,7 @@ from trencadis.clock import SimulatedClock
 from trencadis.config import load_config
 from trencadis.config.load import ConfigFile
 from trencadis.errors import RequestRefusedError
+from trencadis.interfaces import Executor
 from trencadis.records import Request, SamplingParams
 from trencadis.records.flight_record import FlightRecord, decode_flight_record, encode_flight_record
 from trencadis_testing.fake_executor import FakeExecutor
@@ -42,7 +43,11 @@ def plugins() -> Registry:
 
 
 def recording_engine(
-    seed: int = 0, *, backend: FakeBackend | None = None, config: Mapping[str, Any] | None = None
+    seed: int = 0,
+    *,
+    backend: FakeBackend | None = None,
+    executor: Executor | None = None,
+    config: Mapping[str, Any] | None = None,
 ) -> Engine:
     """Return an engine of the real plugins on a fake backend, too small for what comes: 8 rows, 24 blocks of 4 tokens."""
     given = {
@@ -57,7 +62,9 @@ def recording_engine(
     registry = plugins()
     resolved = load_config(settings=registry.settings, environ={}, overrides=given)
     backend = backend or FakeBackend(max_model_len=80, strict=False)
-    engine = build_engine(resolved.config, registry=registry, clock=TickingClock(seed), executor=FakeExecutor(backend))
+    engine = build_engine(
+        resolved.config, registry=registry, clock=TickingClock(seed), executor=executor or FakeExecutor(backend)
+    )
     assert isinstance(engine, Engine)
     return engine
 

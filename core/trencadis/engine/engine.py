@@ -299,6 +299,8 @@ class Engine:
             try:
                 embedded = texts.run(is_alone=not self._state.slot_of)
             except RanksLostError as error:
+                if self._recorder is not None:
+                    self._recorder.obstacle("ranks were lost while a text was embedded")
                 self._ranks_lost((), error)
         deltas = self._run(embedded)
         if self._is_connected:
@@ -339,9 +341,10 @@ class Engine:
         if question == "reject_transfer":
             self._state.transfers.not_served(arguments["transfer_params"])
             return {}
+        answer = self._administration.answer(question, arguments)
         if question == "set_scheduling" and self._recorder is not None:
-            self._recorder.obstacle("scheduling was changed while the engine served")
-        return self._administration.answer(question, arguments)
+            self._recorder.obstacle("scheduling was changed while the engine served", lasts=True)
+        return answer
 
     @property
     def flight_recorder(self) -> FlightRecorder | None:
@@ -634,6 +637,8 @@ class Engine:
         now_s = self._time.hold()
         if self._recorder is not None:
             self._recorder.note((FAILURE, now_s, plan.step, type(error).__name__, was_submitted))
+            if not was_submitted:
+                self._recorder.obstacle("a plan was refused before it ran")
             self._recorder.dump_fault(f"step {plan.step} failed: {type(error).__name__}")
         self._decisions.failed(plan.step, str(error))
         dropped = []
@@ -675,7 +680,9 @@ class Engine:
         """End every live request: without a working strategy no step can be made."""
         self.totals.num_failed_steps += 1
         if self._recorder is not None:
-            self._recorder.obstacle(f"a strategy failed for good: {type(error.__cause__ or error).__name__}")
+            self._recorder.obstacle(
+                f"a strategy failed for good: {type(error.__cause__ or error).__name__}", lasts=True
+            )
             self._recorder.dump_fault("a strategy failed, and every live request ends")
         self._faults.say("everything", f"{error} Every live request ends.", error=error.__cause__, level=logging.ERROR)
         while self._in_flight:

@@ -40,6 +40,7 @@ from trencadis.records.flight_record import (
 __all__ = ["FlightFacts", "FlightRecorder", "RecordedLife", "event_of", "without_tokens"]
 
 
+_MAX_OBSTACLES = 16
 _NO_TOKENS = np.empty(0, np.int32)
 
 
@@ -97,19 +98,19 @@ class _Segment:
     Attributes:
         frame: The state before the first entry; None: the engine had just been built.
         entries: In order.
+        obstacles: What of it cannot be replayed, in words.
         lives: Requests that were in the engine at the frame, or came later, in order of arrival.
         num_token_bytes: Of those that have ended.
-        first_step: Number of the first plan.
     """
 
-    __slots__ = ("entries", "first_step", "frame", "lives", "num_token_bytes")
+    __slots__ = ("entries", "frame", "lives", "num_token_bytes", "obstacles")
 
-    def __init__(self, frame: Any, lives: list[RecordedLife], first_step: int) -> None:
+    def __init__(self, frame: KeyFrame | None, lives: list[RecordedLife]) -> None:
         self.frame = frame
         self.entries: list[tuple[Any, ...]] = []
+        self.obstacles: list[str] = []
         self.lives = lives
         self.num_token_bytes = 0
-        self.first_step = first_step
 
 
 @attrs.frozen(kw_only=True)
@@ -165,8 +166,8 @@ class FlightRecorder:
         self._plan_hash = plan_hash
         self._live: dict[int, RecordedLife] = {}  # by slot
         self._num_requests = 0
-        self._obstacles: deque[str] = deque(maxlen=16)
-        self._segments: deque[_Segment] = deque([_Segment(None, [], 0)], maxlen=2)
+        self._obstacles: list[str] = []
+        self._segments: deque[_Segment] = deque([_Segment(None, [])], maxlen=2)
         self._segment = self._segments[-1]
         self.note = self._segment.entries.append
         self.frame_due = num_steps
@@ -208,15 +209,21 @@ class FlightRecorder:
             if self._segment.num_token_bytes > self._max_bytes:
                 self.frame_due = 0
 
-    def obstacle(self, words: str) -> None:
-        """Note what keeps the record from being replayed exactly."""
-        if words not in self._obstacles:
-            self._obstacles.append(words)
+    def obstacle(self, words: str, *, lasts: bool = False) -> None:
+        """Note what keeps a record from being replayed exactly.
+
+        Args:
+            words: What.
+            lasts: Also later records, which do not reach back to it.
+        """
+        noted = self._obstacles if lasts else self._segment.obstacles
+        if words not in noted and len(noted) < _MAX_OBSTACLES:
+            noted.append(words)
 
     def new_segment(self, next_step: int) -> None:
         """Take a key frame and begin a new segment; called between two steps, after a commit."""
         lives = list(self._live.values())
-        segment = _Segment(self.take_frame(lives), lives, next_step)
+        segment = _Segment(self.take_frame(lives), lives)
         self._segments.append(segment)
         self._segment = segment
         self.note = segment.entries.append
@@ -250,7 +257,11 @@ class FlightRecorder:
             entries=[entry for segment in segments for entry in list(segment.entries)],
             requests=[self._request(life) for life in lives],
             tokens=[self._tokens(life) for life in lives],
-            obstacles=(*self._facts.obstacles, *self._obstacles),
+            obstacles=(
+                *self._facts.obstacles,
+                *self._obstacles,
+                *dict.fromkeys(words for segment in segments for words in segment.obstacles),
+            ),
             plan_hash=self._plan_hash(),
         )
 

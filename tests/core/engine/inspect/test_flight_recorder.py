@@ -211,3 +211,13 @@ def test_what_a_replay_cannot_know_is_said(change, cause):
     engine = recording_engine()
     change(engine)
     assert any(cause in one for one in record_of(engine).obstacles)
+
+
+def test_an_obstacle_goes_with_the_steps_that_it_was_in_unless_it_lasts():
+    engine = recording_engine(config={"flight_recorder.num_steps": 3})
+    engine.flight_recorder.obstacle("passing")
+    engine.flight_recorder.obstacle("lasting", lasts=True)
+    assert record_of(engine).obstacles == ["lasting", "passing"]
+    engine.add(request("one", max_tokens=20))
+    drain(engine)
+    assert record_of(engine).obstacles == ["lasting"]

@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.replays import record_of, recording_engine, replayed, serve_at_random
-from trencadis.errors import ConfigError
+from trencadis.errors import ConfigError, RanksLostError
 from trencadis.records import Request, SamplingParams
 from trencadis.records.flight_record import RecordedArrival, RecordedAttempt, int32s
 from trencadis_plugins.scheduling.fcfs import Fcfs
+from trencadis_testing.fake_executor import FakeExecutor
 from trencadis_testing.fakes import FakeBackend
 from trencadis_tools.replay import check_replayable
 
@@ -245,3 +246,26 @@ def test_requests_are_numbered_as_they_came():
     assert arrivals == list(range(len(arrivals)))
     assert [one.number for one in record.requests] == arrivals
     assert attrs.asdict(replayed(record))["num_steps"] == record.num_steps
+
+
+class Losing(FakeExecutor):
+    """Loses its ranks with every ninth batch, and starts them again."""
+
+    num_batches = num_restarts = 0
+
+    def submit(self, batch):
+        self.num_batches += 1
+        if self.num_batches % 9 == 0:
+            raise RanksLostError("rank 0 was killed")
+        return super().submit(batch)
+
+    def restart(self):
+        self.num_restarts += 1
+
+
+def test_lost_ranks_are_lost_again_at_the_same_steps():
+    executor = Losing(FakeBackend(max_model_len=80, strict=False))
+    engine = recording_engine(executor=executor, config={"flight_recorder.folder": "/dev/null/no"})
+    serve_at_random(engine, 29, num_rounds=50)
+    assert executor.num_restarts >= 3
+    assert replayed(record_of(engine)).difference is None
