@@ -15,6 +15,7 @@ _SUMMARIES = {
     "bench": "Measure the throughput of this configuration, drafters, KV connectors, or policies on a trace.",
     "buckets": "Print the bucket tables of strategies, and what they cost on a trace; or fit one to it.",
     "warmup": "Prepare every bucket, report buckets, graphs, time and memory, and count what a few requests still compile.",
+    "tune": "Find the configuration that carries the largest rate of a workload within objectives, and measure it.",
     "layout": "Print how a model can be divided over devices, what each layout needs and sends, and which one to take.",
     "expert-loads": "Write the file of experts' loads that [backend.torch] expert_loads names, from a page of metrics.",
     "doctor": "Check the installation, the configuration and every plugin, and say how to mend what is wrong.",
@@ -25,7 +26,7 @@ _SUMMARIES = {
 
 @hookimpl
 def trencadis_commands() -> Iterable[Command]:
-    """Yield ``bench``, ``buckets``, ``warmup``, ``layout``, ``expert-loads``, ``doctor`` and ``new-plugin``."""
+    """Yield ``bench``, ``buckets``, ``warmup``, ``tune``, ``layout``, ``expert-loads``, ``doctor`` and ``new-plugin``."""
     for name, summary in _SUMMARIES.items():
         module = f"trencadis_tools.commands.{name.replace('-', '_')}"
         yield Command(name=name, summary=summary, load=partial(importlib.import_module, module))
