@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import tempfile
 from collections.abc import Generator, Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -40,6 +41,10 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("TRITON_INTERPRET", "1" if device == "cpu" else "0")
     if device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    if not hasattr(config, "workerinput"):  # workers inherit it
+        state = tempfile.TemporaryDirectory(prefix="trencadis-tests-")
+        config.add_cleanup(state.cleanup)
+        os.environ["XDG_STATE_HOME"] = state.name  # flight records of faults
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:

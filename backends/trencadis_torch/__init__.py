@@ -22,6 +22,7 @@ def trencadis_backends() -> Iterable[Component]:
         config=TorchConfig,
         summary="CPU and CUDA through PyTorch; runs any decoder of transformers with a paged KV cache.",
         interface_version=1,
+        stability="stable",
         provides=frozenset({"backend.data_attention", "backend.expert", "backend.pipeline"}),
         preload=_preload,
     )

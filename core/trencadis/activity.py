@@ -163,6 +163,11 @@ class Activity:
         self._beat = beat = self._beat + 1
         words[_BEAT] = beat
 
+    @property
+    def num_beats(self) -> int:
+        """Signs of progress so far."""
+        return self._beat
+
     def advance(self, done: int, total: int | None = None) -> None:
         """Note how much of a long phase is done, and how much there is, if that is known; progress as well."""
         words = self._words

@@ -49,6 +49,35 @@ class SimulatedClock:
         self._now_s += seconds
 
 
+class HeldClock:
+    """Stands still between two calls of :meth:`hold`: all that is decided meanwhile is decided at one moment.
+
+    The engine holds it at each request, plan and commit, so that these moments are all that a replay has to know of time.
+
+    Args:
+        source: The clock that is read.
+
+    Attributes:
+        source: As given; durations are measured with it.
+        held_s: The moment.
+    """
+
+    __slots__ = ("held_s", "source")
+
+    def __init__(self, source: Clock) -> None:
+        self.source = source
+        self.held_s = source.now_s()
+
+    def now_s(self) -> float:
+        """Return the moment, seconds."""
+        return self.held_s
+
+    def hold(self) -> float:
+        """Read the source, and return what it says."""
+        self.held_s = now_s = self.source.now_s()
+        return now_s
+
+
 class Phases:
     """Times the phases of some work, one after the other without gaps: their times add up to that of the whole.
 

@@ -2,6 +2,7 @@
 
     TrencadisError                   .hint: what to do · .exit_code · .http_status
     ├─ ConfigError                   a config value, file, flag or environment variable is wrong
+    │  ├─ PlanLockError              another plan than the one of the lock file
     │  ├─ ConfigValueError           a value is of the wrong type or out of range
     │  └─ UnknownKeyError            a key that no table has, with a did-you-mean
     ├─ PluginError                   a plugin cannot be used
@@ -47,6 +48,7 @@ __all__ = [
     "InvalidRequestError",
     "ModelLoadError",
     "OutOfMemoryError",
+    "PlanLockError",
     "PluginError",
     "PluginLoadError",
     "PromptTooLongError",
@@ -99,6 +101,14 @@ class ConfigValueError(ConfigError):
 
     Cause: for example ``max_num_seqs = 0`` or ``temperature = "hot"``.
     Fix: the message names the key, the value, its source and the allowed range.
+    """
+
+
+class PlanLockError(ConfigError):
+    """The plugins, their files, their options or the model are not those of the lock file.
+
+    Cause: ``--locked`` was given, and something has changed since ``trencadis lock`` wrote the file; the message names what.
+    Fix: undo the change; or, if it is meant, write the lock anew. ``trencadis lock --check`` lists all differences.
     """
 
 

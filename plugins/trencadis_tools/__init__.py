@@ -13,11 +13,15 @@ __all__ = ["trencadis_commands"]
 
 _SUMMARIES = {
     "bench": "Measure the throughput of this configuration, drafters, KV connectors, or policies on a trace.",
+    "compare": "Run configurations on the same requests, simulated or measured, and say which is better, by how much, and where not.",
     "buckets": "Print the bucket tables of strategies, and what they cost on a trace; or fit one to it.",
+    "workload": "Print what a workload is in numbers, list those that come with the package, or write one as JSON lines.",
     "warmup": "Prepare every bucket, report buckets, graphs, time and memory, and count what a few requests still compile.",
     "tune": "Find the configuration that carries the largest rate of a workload within objectives, and measure it.",
     "layout": "Print how a model can be divided over devices, what each layout needs and sends, and which one to take.",
     "expert-loads": "Write the file of experts' loads that [backend.torch] expert_loads names, from a page of metrics.",
+    "lock": "Write down plugins, versions, files and options of this configuration, for --locked; or list what has changed.",
+    "replay": "Make the schedule of a flight record again, step for step, or serve its requests with other settings.",
     "doctor": "Check the installation, the configuration and every plugin, and say how to mend what is wrong.",
     "new-plugin": "Write a new plugin package that installs and passes its tests as it is.",
 }
@@ -26,7 +30,7 @@ _SUMMARIES = {
 
 @hookimpl
 def trencadis_commands() -> Iterable[Command]:
-    """Yield ``bench``, ``buckets``, ``warmup``, ``tune``, ``layout``, ``expert-loads``, ``doctor`` and ``new-plugin``."""
+    """Yield the commands of the table above."""
     for name, summary in _SUMMARIES.items():
         module = f"trencadis_tools.commands.{name.replace('-', '_')}"
         yield Command(name=name, summary=summary, load=partial(importlib.import_module, module))

@@ -21,7 +21,10 @@ from trencadis.config.reference import describe
 from trencadis.config.sources import is_config_flag
 from trencadis.errors import ConfigError, did_you_mean
 
-__all__ = ["CommandParser", "config_file", "set_aside_config_flags", "spell_out"]
+__all__ = ["DEFAULT_LOCK", "LOCKED", "CommandParser", "config_file", "set_aside_config_flags", "spell_out"]
+
+LOCKED = "--locked"
+DEFAULT_LOCK = "trencadis.lock"
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -32,6 +35,7 @@ class CommandParser(argparse.ArgumentParser):
         summary: What it does.
         settings: Makes the catalogue of settings; called only for help. None: the command takes no configuration.
         short_flags: Config flag of each short form that the command has.
+        can_be_locked: The command resolves a plan, which a lock file can fix.
     """
 
     def __init__(
@@ -41,12 +45,22 @@ class CommandParser(argparse.ArgumentParser):
         settings: Callable[[], Settings] | None,
         *,
         short_flags: Mapping[str, str] | None = None,
+        can_be_locked: bool = False,
     ) -> None:
         super().__init__(prog=f"trencadis {command}", description=summary, allow_abbrev=False)
         self._settings = settings
         self._short_flags = dict(short_flags or {})
         if settings is not None:
             self.add_argument("--config", metavar="FILE", type=Path, help="config file, TOML; else TRENCADIS_CONFIG")
+        if can_be_locked:
+            self.add_argument(
+                LOCKED,
+                nargs="?",
+                const=Path(DEFAULT_LOCK),
+                type=Path,
+                metavar="=FILE",
+                help=f"refuse to run unless plugins, versions, files and options are those of this lock file (default: {DEFAULT_LOCK})",
+            )
         self.add_argument("--traceback", action="store_true", help="show where an error was raised")
 
     def format_help(self) -> str:
@@ -76,6 +90,8 @@ class CommandParser(argparse.ArgumentParser):
         Raises:
             ConfigError: An unknown flag, with a suggestion, or a missing or wrong value.
         """
+        # Its value is optional, and the word after it is not meant for it.
+        arguments = [f"{LOCKED}={DEFAULT_LOCK}" if word == LOCKED else word for word in arguments]
         # Words may stand on both sides of flags; after "--", which the intermixed parser does not know, all are words.
         parse = self.parse_known_args if "--" in arguments else self.parse_known_intermixed_args
         known, unknown = parse(arguments)

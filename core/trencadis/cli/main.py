@@ -161,6 +161,9 @@ def _run(command: Command, arguments: list[str], file: ConfigFile, plugins: Plug
         args.resolved = load_config(settings=settings, file=file, flags=flags)
     registry.note_sources(args.resolved.sources)
     configure_logging(args.resolved.config.log.level)
+    if args.locked:
+        check_lock = importlib.import_module("trencadis.plan_lock").check_lock
+        check_lock(args.locked, args.resolved.config, registry)
     code: int = module.run(args, args.resolved.config, registry)
     return code
 
@@ -190,6 +193,7 @@ def _parser(command: Command, module: Any, settings: Callable[[], Settings]) -> 
         command.summary,
         settings if _takes_config(module) else None,
         short_flags=_short_flags(module),
+        can_be_locked=_takes_config(module) and not hasattr(module, "run_alone"),
     )
     module.add_arguments(parser)
     return parser

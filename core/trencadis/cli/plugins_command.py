@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from typing import get_args
 
 import attrs
 
@@ -11,7 +12,9 @@ from trencadis.config import Config
 from trencadis.console import print_table
 from trencadis.errors import PluginError
 from trencadis.hookspecs import NOUNS
+from trencadis.interfaces.component import Stability
 from trencadis.registry import Registry, ResolvedPlan, resolve_plan
+from trencadis.registry.contracts import interface_version, stability_of
 from trencadis.registry.listing import processors_of, rows_of
 
 __all__ = ["add_arguments", "run"]
@@ -53,6 +56,9 @@ def _print(args: argparse.Namespace, registry: Registry, plan: ResolvedPlan | No
         listing = {
             "plan_hash": plan.plan_hash if plan else "",
             "nouns": nouns,
+            "contracts": {
+                noun: {"interface_version": interface_version(noun), "stability": stability_of(noun)} for noun in NOUNS
+            },
             "components": components,
             "logits_processors": [attrs.asdict(row) for row in processors_of(plan)],
             "broken": broken,
@@ -60,13 +66,25 @@ def _print(args: argparse.Namespace, registry: Registry, plan: ResolvedPlan | No
         }
         print(json.dumps(listing, indent=2, ensure_ascii=False))
         return
-    headings = ("noun", "component", "role", "default", "distribution", "version", "requires", "provides", "summary")
+    headings = (
+        "noun",
+        "component",
+        "role",
+        "default",
+        "stability",
+        "distribution",
+        "version",
+        "requires",
+        "provides",
+        "summary",
+    )
     cells = [
         (
             row.noun,
             row.name,
             row.role,
             "yes" if row.default else "",
+            row.stability,
             row.distribution or "(in code)",
             row.version,
             ", ".join(row.requires),
@@ -76,6 +94,10 @@ def _print(args: argparse.Namespace, registry: Registry, plan: ResolvedPlan | No
         for row in rows
     ]
     print_table(headings, cells)
+    for stability in get_args(Stability):
+        contracts = [f"{noun} {interface_version(noun)}" for noun in NOUNS if stability_of(noun) == stability]
+        if contracts:
+            print(f"{stability} contracts: {', '.join(contracts)}")
     empty = [noun for noun in NOUNS if not any(row.noun == noun for row in rows)]
     if empty:
         print(f"no component installed: {', '.join(empty)}")

@@ -133,6 +133,19 @@ class EngineControl:
         """
         return await self._control("explain", request_id=request_id)
 
+    async def flight_record(self) -> dict[str, Any]:
+        """Write what the engine did in its last steps to a file, for ``trencadis replay``.
+
+        Returns:
+            ``paths``: the file of each replica, on the engine's machine.
+
+        Raises:
+            InvalidRequestError: Nothing is recorded: ``flight_recorder.num_steps`` is 0.
+            EngineEndedError: The engine was closed, died or hung.
+            BackendError: The file could not be written, or the engine did not answer in time.
+        """
+        return await self._control("flight_record", timeout_s=60.0)
+
     async def reject_transfer(self, transfer_params: Mapping[str, Any]) -> None:
         """Tell the KV connector that a request is not served here, so that the engine that holds its KV can free it.
 

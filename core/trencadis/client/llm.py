@@ -324,6 +324,15 @@ class LLM:
         """
         return self._frontend.control("explain", request_id=request_id)
 
+    def flight_record(self) -> dict[str, Any]:
+        """Write what the engine did in its last steps to a file, for ``trencadis replay``; see ``AsyncLLM.flight_record``.
+
+        Raises:
+            InvalidRequestError: Nothing is recorded: ``flight_recorder.num_steps`` is 0.
+            BackendError: The file could not be written.
+        """
+        return self._frontend.control("flight_record")
+
     # -------------------------------------------------------------------------------------------------- closing
 
     def close(self) -> None:

@@ -16,16 +16,17 @@ from trencadis.config.settings import CORE_TABLES
 __all__ = ["dump_config", "dump_options"]
 
 
-def dump_config(config: Config) -> dict[str, Any]:
-    """Return every value of a configuration as nested tables of plain Python values, secrets included. Pure.
+def dump_config(config: Config, *, secrets: bool = True) -> dict[str, Any]:
+    """Return every value of a configuration as nested tables of plain Python values. Pure.
 
     ``load_config(components=..., environ={}, overrides=dump_config(config)).config == config`` for the same components.
 
     Args:
         config: Resolved.
+        secrets: With values that the schema marks as secret, and with tables of applications.
     """
-    tables = {name: getattr(config, name) for name in CORE_TABLES} | dict(config.tables)
-    return {name: _table(table) for name, table in tables.items()}
+    tables = {name: getattr(config, name) for name in CORE_TABLES} | (dict(config.tables) if secrets else {})
+    return {name: _table(table, secrets=secrets) for name, table in tables.items()}
 
 
 def dump_options(options: Any) -> dict[str, Any]:
@@ -40,24 +41,24 @@ def dump_options(options: Any) -> dict[str, Any]:
     return {name: "***" if name in secrets and value else value for name, value in _table(options).items()}
 
 
-def _table(instance: Any) -> dict[str, Any]:
+def _table(instance: Any, *, secrets: bool = True) -> dict[str, Any]:
     table: dict[str, Any] = {}
     for field in attrs.fields(type(instance)):
-        if not field.init:
+        if not field.init or (field.metadata.get("secret") and not secrets):
             continue
         value = getattr(instance, field.name)
         if field.name == "components":
-            table |= _components(value)
+            table |= _components(value, secrets=secrets)
         else:
             table[field.name] = _plain(value)
     return table
 
 
-def _components(components: Mapping[str, Any]) -> dict[str, Any]:
+def _components(components: Mapping[str, Any], *, secrets: bool) -> dict[str, Any]:
     tables: dict[str, Any] = {}
     for name, options in components.items():
         if not is_import_path(name):
-            tables[name] = _table(options)
+            tables[name] = _table(options, secrets=secrets)
         elif options:
             tables["options"] = _plain(options)
     return tables
@@ -72,6 +73,8 @@ def _plain(value: Any) -> Any:
         return str(value)
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, tuple | list | set | frozenset):
+    if isinstance(value, set | frozenset):
+        return sorted(map(_plain, value), key=repr)
+    if isinstance(value, tuple | list):
         return [_plain(item) for item in value]
     return value

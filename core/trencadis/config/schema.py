@@ -25,6 +25,7 @@ __all__ = [
     "DefragmenterConfig",
     "EmbeddingConfig",
     "EngineConfig",
+    "FlightRecorderConfig",
     "LogConfig",
     "ModelConfig",
     "NounConfig",
@@ -213,6 +214,7 @@ class CacheConfig:
         unit="s",
         validator=gt(0),
         formerly="quarantine_s",
+        since="0.1",
     )
     max_waiting_loads: int = setting(
         256,
@@ -220,6 +222,7 @@ class CacheConfig:
         unit="sequences",
         validator=ge(1),
         formerly="max_parked",
+        since="0.1",
     )
     shared_prefixes: tuple[str, ...] = setting(
         None,
@@ -249,6 +252,33 @@ class DefragmenterConfig:
     threshold: int = setting(32, "Gap that the threshold trigger tolerates.", unit="blocks", validator=ge(0))
     max_swaps: int = setting(512, "Most pairs of blocks moved at once.", unit="pairs", validator=ge(1))
     log_moves: bool = setting(False, "Log every move of blocks.")
+
+
+@attrs.frozen(kw_only=True)
+class FlightRecorderConfig:
+    """Table ``[flight_recorder]``: the last steps of an engine, kept in memory and written to a file when something goes wrong."""
+
+    num_steps: int = setting(
+        2048,
+        "At least so many last steps are kept, at most about twice as many; 0: none, and nothing is written.",
+        unit="steps",
+        validator=ge(0),
+    )
+    max_bytes: int = setting(
+        32 * 2**20,
+        "Tokens of requests that have ended are kept up to about this much, fewer steps then; they are in no file.",
+        unit="bytes",
+        validator=ge(2**20),
+    )
+    folder: str = setting(
+        "", "Where files are written; empty: ~/.local/state/trencadis/flight-records, or below $XDG_STATE_HOME."
+    )
+    max_files: int = setting(
+        8, "Most files of flight records in the folder: the oldest go first.", unit="files", validator=ge(1)
+    )
+    pause_s: float = setting(
+        60.0, "After a fault or a stall was written, others are not for so long.", unit="s", validator=ge(0)
+    )
 
 
 @attrs.frozen(kw_only=True)
@@ -367,6 +397,7 @@ class PluginsConfig:
         False,
         "Start nothing while an installed plugin cannot be used or two offer one name; off: only if it is asked for.",
     )
+    experimental: bool = setting(False, "Accept components that are experimental; off: naming one is an error.")
 
 
 @attrs.frozen(kw_only=True)
@@ -389,6 +420,7 @@ class Config:
     parallel: ParallelConfig = attrs.field(factory=ParallelConfig)
     cache: CacheConfig = attrs.field(factory=CacheConfig)
     defragmenter: DefragmenterConfig = attrs.field(factory=DefragmenterConfig)
+    flight_recorder: FlightRecorderConfig = attrs.field(factory=FlightRecorderConfig)
     embedding: EmbeddingConfig = attrs.field(factory=EmbeddingConfig)
     bucketing: BucketingConfig = attrs.field(factory=lambda: BucketingConfig(name="auto", fallback="exact"))
     scheduling: SchedulingConfig = attrs.field(factory=lambda: SchedulingConfig(name="fair_share", fallback="fcfs"))

@@ -124,10 +124,11 @@ def _renamed(given: list[RawValue], settings: Settings) -> list[RawValue]:
                     hint=f"Keep {setting.path}.",
                 )
             _log.warning(
-                "%s (%s) is now called %s; the old name is accepted for one version.",
+                "%s (%s) is now called %s; the old name goes away with %s.",
                 item.path,
                 item.source,
                 setting.path,
+                setting.attribute.metadata["renaming"].removed_in,
             )
             item = attrs.evolve(item, path=setting.path)  # noqa: PLW2901 - the same value
         renamed.append(item)

@@ -12,14 +12,14 @@ import logging
 import math
 import pickle
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
 import attrs
 
 from trencadis.activity import ACTIVITY, MonitoredThread
-from trencadis.clock import Clock, Phases, SystemClock
+from trencadis.clock import Clock, HeldClock, Phases, SystemClock
 from trencadis.config.dump import dump_config
 from trencadis.config.schema import Config
 from trencadis.engine.batching.passes import BatchBuilder, PartitionedPassPlanner, PassPlanner
@@ -36,6 +36,8 @@ from trencadis.engine.guarded_sampling import GuardedAcceptance, GuardedSampler
 from trencadis.engine.guards import Fallback, GuardedBucketing, GuardedEviction, GuardedScheduling
 from trencadis.engine.inspect.administration import Administration
 from trencadis.engine.inspect.decisions import Decisions
+from trencadis.engine.inspect.flight_files import FlightFiles
+from trencadis.engine.inspect.flight_recorder import FlightFacts, FlightRecorder
 from trencadis.engine.inspect.observers import Observers
 from trencadis.engine.layout_support import CONNECTOR_RANKS, check_features
 from trencadis.engine.request_validation import check_honoured
@@ -371,6 +373,10 @@ class _Builder:
             can_start_with=lambda start, token_id: self._reference_sampler().can_start_with(start, token_id),
             is_portable=lambda params: self._reference_sampler().is_portable(params),
             sampling_fingerprint=self._sampling_fingerprint(model),
+            components={
+                noun: (choice.component.name, choice.component.provenance.distribution, choice.component.provenance.version)
+                for noun, choice in choices.items()
+            },
             device_label=self.device_label,
         )
 
@@ -647,6 +653,7 @@ class Parts(EmbeddingParts):
         prepare: Begins what the sampler has to do before a request can run.
         can_start_with: Whether the sampler could have chosen a token for a sequence at the end of its prompt.
         is_portable: Whether a sequence with these parameters may go on here after tokens that another engine chose.
+        components: By noun: name, distribution and version of what is in place.
         device_label: Names executor and backend in messages.
         sampling_fingerprint: What the connector carries to another engine that is to choose a first token; None: none does.
     """
@@ -667,6 +674,7 @@ class Parts(EmbeddingParts):
     can_start_with: Callable[[RowStart, int], bool] = lambda _, __: True
     is_portable: Callable[[SamplingParams], bool] = lambda _: True
     sampling_fingerprint: SamplingFingerprint | None = None
+    components: Mapping[str, tuple[str, str, str]] = attrs.Factory(dict)
     device_label: str = "the executor"
 
 
@@ -737,7 +745,7 @@ def compose_engine(
     num_hosted = _num_hosted(config, parts, limits, num_partitions)
     _allocate(executor, _allocation(config, limits, parts, num_hosted, meters), parts)
     swapping = Swapping(num_host_blocks=num_hosted, copy=_swap(executor), num_partitions=num_partitions)
-    state = _state(config, parts, clock, swapping, limits, meters)
+    state = _state(config, parts, HeldClock(clock), swapping, limits, meters)
     made = parts.make_bucketing(_limits_of_rank(limits, num_partitions))
     bucketing = GuardedBucketing(*made, meter=meters("bucketing", made[0]))
     passes, warmed = _warmed_passes(config, executor, bucketing, state, limits, clock=clock, progress=progress)
@@ -752,10 +760,13 @@ def compose_engine(
     drafting.allocate(limits)
     policy = _policy(config, parts, state, meters)
     decisions = Decisions(config.engine.explain_steps)
+    administration = _administration(config, parts, state, policy, decisions)
+    depth = _depth(config, has_drafter=drafter is not None)
+    max_steady_steps = _max_steady_steps(config, parts)
     return Engine(
         state=state,
         policy=policy,
-        scheduler=_scheduler(config, state, policy, decisions),
+        scheduler=_scheduler(config, state, policy, decisions, max_steady_steps=max_steady_steps),
         builder=BatchBuilder(state, passes, brings_tokens=config.parallel.pipeline > 1),
         executor=executor,
         observers=Observers(parts.observers, clock=clock, budget_ms=config.observer.budget_ms),
@@ -768,8 +779,10 @@ def compose_engine(
             max_num_batched_tokens=config.engine.max_num_batched_tokens,
         ),
         model=parts.model,
-        depth=_depth(config, has_drafter=drafter is not None),
-        administration=_administration(config, parts, state, policy, decisions),
+        depth=depth,
+        max_steady_steps=max_steady_steps,
+        administration=administration,
+        recorder=_recorder(config, parts, state, administration, depth=depth),
         warm_up=warmed,
         background=_background(executor, passes, warmed, parts.device_label),
         on_close=parts.on_close,
@@ -777,6 +790,37 @@ def compose_engine(
         device_label=parts.device_label,
         prepare=parts.prepare,
         is_portable=parts.is_portable,
+    )
+
+
+def _recorder(
+    config: Config, parts: Parts, state: EngineState, administration: Administration, *, depth: int
+) -> FlightRecorder | None:
+    """Return what records the engine's steps; None if that is switched off."""
+    settings = config.flight_recorder
+    if not settings.num_steps:
+        return None
+    tables = dump_config(config, secrets=False)
+    obstacles = []
+    if tables["cache"].pop("shared_prefixes"):
+        obstacles.append("cache.shared_prefixes: beginnings that all salts share are texts, which no record holds")
+    if parts.connector is not None:
+        obstacles.append("a KV connector loads and saves blocks at moments that no record holds")
+    facts = FlightFacts(
+        config=tables,
+        components=parts.components,
+        model=attrs.asdict(parts.model),
+        capabilities={**attrs.asdict(parts.executor.capabilities), "provides": sorted(parts.executor.capabilities.provides)},
+        num_in_flight=depth,
+        obstacles=tuple(obstacles),
+    )
+    return FlightRecorder(
+        state,
+        facts,
+        FlightFiles(settings),
+        num_steps=settings.num_steps,
+        max_bytes=settings.max_bytes,
+        plan_hash=lambda: administration.plan_hash,
     )
 
 
@@ -801,7 +845,16 @@ def _depth(config: Config, *, has_drafter: bool) -> int:
     return 1 if has_drafter else 2
 
 
-def _scheduler(config: Config, state: EngineState, policy: GuardedScheduling, decisions: Decisions) -> Scheduler:
+def _max_steady_steps(config: Config, parts: Parts) -> int:
+    """Return how many steps a plan may stand for: 1 where somebody looks at each of them, or they overlap otherwise. Pure."""
+    looks = parts.observers or parts.connector or parts.speculation or parts.shadow
+    is_spread = config.parallel.pipeline > 1 or _layout(config).num_partitions > 1
+    return 1 if looks or is_spread else parts.executor.capabilities.max_steady_steps
+
+
+def _scheduler(
+    config: Config, state: EngineState, policy: GuardedScheduling, decisions: Decisions, *, max_steady_steps: int
+) -> Scheduler:
     kind = Scheduler if _layout(config).num_partitions == 1 else PartitionedScheduler
     return kind(
         state,
@@ -810,6 +863,7 @@ def _scheduler(config: Config, state: EngineState, policy: GuardedScheduling, de
         max_preemptions=config.engine.max_preemptions,
         max_wait_s=config.engine.max_wait_s,
         decisions=decisions,
+        max_steady_steps=max_steady_steps,
     )
 
 
@@ -1000,7 +1054,7 @@ def _policy(config: Config, parts: Parts, state: EngineState, meters: Meters) ->
         policy.name = parts.switch.in_force.plan.choices["scheduling"].component.name
     if parts.shadow is not None:
         meter = meters("scheduling", f"{parts.shadow[0]} (shadow)")
-        policy.shadow = Shadow(*parts.shadow, clock=state.clock, meter=meter)
+        policy.shadow = Shadow(*parts.shadow, clock=state.clock.source, meter=meter)
     return policy
 
 
@@ -1047,7 +1101,7 @@ def _defragmenters(
 
 
 def _state(
-    config: Config, parts: Parts, clock: Clock, swapping: Swapping, limits: BucketLimits, meters: Meters
+    config: Config, parts: Parts, clock: HeldClock, swapping: Swapping, limits: BucketLimits, meters: Meters
 ) -> EngineState:
     connector = None
     if parts.connector is not None:

@@ -16,6 +16,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 import attrs
@@ -33,6 +34,8 @@ from trencadis.engine.guards import GuardedScheduling
 from trencadis.engine.inspect.accounting import Accounting, SubmittedStep
 from trencadis.engine.inspect.administration import Administration
 from trencadis.engine.inspect.decisions import Decisions
+from trencadis.engine.inspect.flight_recorder import ATTEMPT, COMMIT, FAILURE, FlightRecorder, without_tokens
+from trencadis.engine.inspect.key_frame import restore_key_frame, take_key_frame
 from trencadis.engine.inspect.metrics_page import MetricsPage
 from trencadis.engine.inspect.observers import Observers
 from trencadis.engine.inspect.snapshot import EngineSnapshot, take_snapshot
@@ -45,6 +48,7 @@ from trencadis.engine.stages import Stage, Stages
 from trencadis.engine.state import EngineState
 from trencadis.engine.transfer.remote_prefills import RemotePrefills
 from trencadis.errors import (
+    BackendError,
     ContractError,
     InvalidRequestError,
     RanksLostError,
@@ -53,7 +57,7 @@ from trencadis.errors import (
     UnpreparedShapeError,
 )
 from trencadis.faults import FaultLog, as_words, reraise_interrupt
-from trencadis.interfaces import Executor
+from trencadis.interfaces import Executor, OpenStep
 from trencadis.records import (
     Embedding,
     EmbeddingRequest,
@@ -105,7 +109,9 @@ class Engine:
         embeddings: EmbeddingQueue,
         model: ModelFacts,
         depth: int,
+        max_steady_steps: int = 1,
         administration: Administration | None = None,
+        recorder: FlightRecorder | None = None,
         stages: Sequence[Stage] = (),
         warm_up: WarmUp | None = None,
         background: BackgroundWarmUp | None = None,
@@ -134,12 +140,15 @@ class Engine:
         self._decisions = self._administration.decisions
         self._committer = Committer(state)
         self._recovery = Recovery(state)
-        self._preparations = Preparations(state, prepare, waits=isinstance(state.clock, SimulatedClock))
+        self._preparations = Preparations(state, prepare, waits=isinstance(state.clock.source, SimulatedClock))
         self._validator = RequestValidator(
             state, policy, embeddings, model, check_params, self._administration.role, self._preparations, is_portable
         )
         self._depth = depth
-        self._clock: Clock = state.clock
+        self._opens_steps = max_steady_steps > 1
+        self._open: SubmittedStep | None = None  # the newest in flight, if it may stand for several
+        self._time = state.clock
+        self._clock: Clock = state.clock.source
         self._in_flight: deque[SubmittedStep] = deque()
         self._outputs = OutputCheck(vocab_size=model.vocab_size, label=device_label)
         self._ended: list[FinishedSequence] = []
@@ -152,6 +161,9 @@ class Engine:
             )
         # What is off is not on the path of a step.
         self._is_connected = state.transfers.has_connector
+        self._recorder = recorder
+        if recorder is not None and not self._is_connected:
+            recorder.take_frame = partial(take_key_frame, self)
         self._first_tokens = state.transfers.first_tokens
         self._closed = False
         self.is_paused = False
@@ -170,6 +182,7 @@ class Engine:
             RequestRefusedError: A cap of the tenant is reached, or the policy's admission control said no.
         """
         state, original_request = self._state, request
+        self._time.hold()
         try:
             request, preparation = self._validator.admit(request)
         except StepFailedError as error:
@@ -179,6 +192,8 @@ class Engine:
         slot = sequence.slot
         if slot in state.compiling:
             self._preparations.watch(sequence)
+        if self._recorder is not None:
+            self._recorder.added(sequence)
         try:
             self._decisions.added(request, slot=slot, now_s=float(state.table.arrival_s[slot]))
             self._policy.on_added(slot=slot, request=request)
@@ -240,6 +255,11 @@ class Engine:
         return bool(awaits and not computes and not could_run and not self._embeddings)
 
     @property
+    def is_steady(self) -> bool:
+        """True if nothing but a batch of several steps is in flight, and :meth:`step` would wait for as many as have ended until now."""
+        return self._open is not None and len(self._in_flight) == 1 and self._goes_on(self._open)
+
+    @property
     def num_running(self) -> int:
         """Sequences that hold a row."""
         return len(self._state.running)
@@ -263,6 +283,7 @@ class Engine:
         if self._remote_prefills is not None:
             self._remote_prefills.admit()
         if self._preparations.done:
+            self._time.hold()
             self._ended.extend(self._preparations.collect())
         embedded: tuple[Embedding, ...] = ()
         texts = self._embeddings
@@ -298,17 +319,43 @@ class Engine:
         """Return the answer to an operator's question, or make a change; see :class:`Administration`.
 
         The engine's own: ``totals``, the fields of :class:`~trencadis.engine.inspect.accounting.EngineTotals` and ``drafter``, the name of the
-        speculator that drafts now; and ``reject_transfer``.
+        speculator that drafts now; ``flight_record``, which writes one and returns ``paths``; and ``reject_transfer``.
 
         Raises:
             TrencadisError: See :meth:`Administration.answer`.
         """
         if question == "totals":
             return {**attrs.asdict(self.totals), "drafter": self._drafting.drafter}
+        if question == "flight_record":
+            return self._flight_record(str(arguments.get("reason", "request")))
         if question == "reject_transfer":
             self._state.transfers.not_served(arguments["transfer_params"])
             return {}
+        if question == "set_scheduling" and self._recorder is not None:
+            self._recorder.obstacle("scheduling was changed while the engine served")
         return self._administration.answer(question, arguments)
+
+    @property
+    def flight_recorder(self) -> FlightRecorder | None:
+        """What records the steps; None if that is switched off."""
+        return self._recorder
+
+    def restore(self, frame: Mapping[str, Any], **known: Any) -> None:
+        """Put an engine that was just built into a recorded state; see :func:`~trencadis.engine.inspect.key_frame.restore_key_frame`."""
+        restore_key_frame(self, frame, **known)
+        if self._recorder is not None:
+            for slot in self._state.slot_of.values():
+                self._recorder.adopted(self._state.table.sequence(slot))
+
+    def _flight_record(self, reason: str) -> dict[str, Any]:
+        if self._recorder is None:
+            raise InvalidRequestError(
+                "this engine keeps no flight record.", hint="Set flight_recorder.num_steps above 0 and start it again."
+            )
+        path = self._recorder.dump(reason)
+        if path is None:
+            raise BackendError("the flight record could not be written.", hint="See the log, and flight_recorder.folder.")
+        return {"paths": [str(path)]}
 
     def inspect(self) -> EngineSnapshot:
         """Return a copy of the engine's state, for tests, conformance suites and debuggers. O(sequences + blocks)."""
@@ -381,8 +428,16 @@ class Engine:
 
     def _run(self, embedded: tuple[Embedding, ...]) -> TokenDeltas:
         """Submit what can be, and commit the oldest step in flight; the deltas of all requests, remote prefills included."""
-        while not self.is_paused and len(self._in_flight) < self._depth and self._submit_next():
+        was_open = self._open
+        if was_open is not None and not self._goes_on(was_open):
+            self._close(was_open)
+            was_open = None
+        while self._open is None and not self.is_paused and len(self._in_flight) < self._depth and self._submit_next():
             pass
+        if self._open is not was_open and len(self._in_flight) == 1:
+            return self._announce_all(
+                _NOTHING, embedded
+            )  # how many steps it stands for is decided when it is waited for
         if not self._in_flight:
             self._watch_progress()
             return self._announce_all(_NOTHING, embedded)
@@ -400,8 +455,10 @@ class Engine:
         except Exception as error:
             self._step_failed(plan, error)
             return self._announce_all(_NOTHING, embedded)
-        start_s = self._clock.now_s()
+        start_s = self._time.hold()
         ACTIVITY.end_step(_COMMITTING, took_s=None if compiles else start_s - wait_s)
+        if output.num_steps > 1:
+            self._scheduler.went_on(plan, output.num_steps)
         deltas = self._committer.commit(plan, output)
         if self._recovery.suspects:
             self._recovery.step_done(plan)
@@ -409,15 +466,29 @@ class Engine:
             self._drafting.verified(plan, output)
         if embedded or deltas.finished or self._ended or self._first_tokens.ended:
             deltas = self._announce_all(deltas, embedded)
-        commit_s = self._clock.now_s() - start_s
+        end_s = self._clock.now_s()
+        commit_s = end_s - start_s
         self._accounting.committed(step, output, deltas, num_accepted=self._committer.num_accepted, commit_s=commit_s)
+        recorder = self._recorder
+        if recorder is not None:
+            emitted = None if plan.drafts is None else output.num_emitted
+            recorder.note((COMMIT, start_s, wait_s, end_s, step.plan_s, output.device_s, emitted, output.row_errors))
+            if plan.step >= recorder.frame_due:
+                recorder.new_segment(self._scheduler.next_step)
+        if step is self._open:
+            self._open = None
+            if self._depth > 1:
+                self._submit_next()  # as it would have been before the last of these steps was over
         return deltas
 
     def _submit_next(self) -> bool:
         """Plan and submit one step; False if there is nothing to run."""
         ACTIVITY.begin(_SCHEDULING)
-        start_s = self._clock.now_s()
+        start_s = self._time.hold()
         plan = self._plan()
+        if self._recorder is not None:
+            kept = plan if plan is None or plan.drafts is None else without_tokens(plan)
+            self._recorder.note((ATTEMPT, start_s, self._scheduler.notes, kept))
         if plan is None:
             return False
         step = self._counted(plan)
@@ -449,9 +520,28 @@ class Engine:
             step.pending = FailedStep(error)
         step.plan_s = self._clock.now_s() - start_s
         self._in_flight.append(step)
+        if self._opens_steps and plan.num_steps > 1:
+            self._opened(step)
         if self._background is not None:
             self._background.behind_step()
         return True
+
+    def _opened(self, step: SubmittedStep) -> None:
+        """Remember a step that stands for several, if its next token ends no sequence."""
+        if isinstance(step.pending, OpenStep) and step.pending.num_steps > 1:
+            step.num_appended = self._state.waiting.num_appended
+            self._open = step
+
+    def _close(self, step: SubmittedStep) -> None:
+        """Have an open step be a step as any other."""
+        assert isinstance(step.pending, OpenStep), "only such a step is open"
+        step.pending.close()
+        self._open = None
+
+    def _goes_on(self, step: SubmittedStep) -> bool:
+        """Return whether another plan would be as that of an open step: who runs is the same, and nobody came."""
+        state = self._state
+        return step.plan.slots is state.running and step.num_appended == state.waiting.num_appended
 
     def _plan(self) -> Plan | None:
         """Return the next plan; None if nothing can run, or the policy failed for good."""
@@ -491,6 +581,9 @@ class Engine:
         slot = self._state.slot_of.get(request_id)
         if slot is None:
             return None
+        self._time.hold()
+        if self._recorder is not None:
+            self._recorder.ended(slot, reason)
         tenant = int(self._state.table.tenant[slot])
         finished = self._state.finish(self._state.table.sequence(slot), reason)
         self._announce(finished, tenant)
@@ -511,6 +604,8 @@ class Engine:
         self.totals.num_finished += 1
         for on_finish in self._stages.on_finish:
             on_finish(finished)
+        if self._recorder is not None:
+            self._recorder.finished(finished)
         self._recovery.forget(finished.slot)
         if self._drafting.is_on:
             self._drafting.finished(finished.slot, finished.token_ids)
@@ -523,9 +618,13 @@ class Engine:
 
     # ------------------------------------------------------------------------------------------------ failures
 
-    def _step_failed(self, plan: Plan, error: Exception) -> None:
+    def _step_failed(self, plan: Plan, error: Exception, *, was_submitted: bool = True) -> None:
         """Undo a step that failed, and the steps in flight after it."""
         self.totals.num_failed_steps += 1
+        now_s = self._time.hold()
+        if self._recorder is not None:
+            self._recorder.note((FAILURE, now_s, plan.step, type(error).__name__, was_submitted))
+            self._recorder.dump_fault(f"step {plan.step} failed: {type(error).__name__}")
         self._decisions.failed(plan.step, str(error))
         dropped = []
         while self._in_flight:
@@ -545,6 +644,7 @@ class Engine:
         Raises:
             BackendError: They cannot be started; the engine has failed.
         """
+        self._time.hold()
         while self._in_flight:
             self._drain_one()
         self._ended.extend(self._recovery.ranks_lost(plans, error))
@@ -557,13 +657,16 @@ class Engine:
     def _refused(self, plan: Plan, error: Exception) -> None:
         """Undo a plan that was not submitted."""
         self._state.transfers.put_back(plan.connector_message)
-        self._step_failed(plan, error)
+        self._step_failed(plan, error, was_submitted=False)
         rows = set(plan.rows.tolist())
         self._state.row_starts = [start for start in self._state.row_starts if start.row not in rows]
 
     def _end_everything(self, error: StepFailedError) -> None:
         """End every live request: without a working strategy no step can be made."""
         self.totals.num_failed_steps += 1
+        if self._recorder is not None:
+            self._recorder.obstacle(f"a strategy failed for good: {type(error.__cause__ or error).__name__}")
+            self._recorder.dump_fault("a strategy failed, and every live request ends")
         self._faults.say("everything", f"{error} Every live request ends.", error=error.__cause__, level=logging.ERROR)
         while self._in_flight:
             self._drain_one()
@@ -575,6 +678,8 @@ class Engine:
     def _drain_one(self) -> Plan:
         """Wait for the oldest step in flight and drop its output; returns its plan."""
         step = self._in_flight.popleft()
+        if step is self._open:
+            self._close(step)
         try:
             output = self._outputs.output_of(step)
         except Exception:  # the first failure is the one that is reported

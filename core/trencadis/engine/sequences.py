@@ -190,6 +190,9 @@ class SequenceTable:
     checks_eos: BoolArray
     checks_own_stops: BoolArray
 
+    columns = (*_INT_COLUMNS, *_FLOAT_COLUMNS, *_BOOL_COLUMNS)
+    """Names of the arrays."""
+
     def __init__(self, capacity: int = 256) -> None:
         self.capacity = 0
         for names, dtype in ((_INT_COLUMNS, np.int64), (_FLOAT_COLUMNS, np.float64), (_BOOL_COLUMNS, np.bool_)):
@@ -244,7 +247,7 @@ class SequenceTable:
 
     def _grow(self, capacity: int) -> None:
         added = capacity - self.capacity
-        for name in (*_INT_COLUMNS, *_FLOAT_COLUMNS, *_BOOL_COLUMNS):
+        for name in self.columns:
             old = getattr(self, name)
             setattr(self, name, np.concatenate([old, np.zeros(added, old.dtype)]))
         self.sequences.extend([None] * added)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from trencadis.clock import Clock
+from trencadis.clock import HeldClock
 from trencadis.config.tenants import TenantConfig
 from trencadis.engine.cache.block_manager import BlockManager
 from trencadis.engine.cache.hashing import BlockHasher
@@ -33,7 +33,7 @@ class EngineState:
     """Sequences, rows, blocks and queues of one engine.
 
     Args:
-        clock: Source of time.
+        clock: Source of time; the engine holds it at each request, plan and commit.
         blocks: The KV blocks.
         hasher: Of block content.
         transfers: What the KV connector holds; a null object without one.
@@ -53,7 +53,7 @@ class EngineState:
     def __init__(
         self,
         *,
-        clock: Clock,
+        clock: HeldClock,
         blocks: BlockManager,
         hasher: BlockHasher,
         transfers: Transfers,

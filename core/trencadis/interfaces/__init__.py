@@ -8,12 +8,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trencadis.interfaces.acceptance import AcceptanceRule, Verification
-from trencadis.interfaces.backend import AllocationPlan, Backend, BackendCapabilities, PendingStep
+from trencadis.interfaces.backend import AllocationPlan, Backend, BackendCapabilities, OpenStep, PendingStep
 from trencadis.interfaces.block_store import BlockStore
 from trencadis.interfaces.bucketing import BucketingStrategy
 from trencadis.interfaces.collective import Collective, RankGroups
 from trencadis.interfaces.command import Command
-from trencadis.interfaces.component import Component, ComponentContext, NamedModel, NoConfig, import_attribute
+from trencadis.interfaces.component import (
+    Component,
+    ComponentContext,
+    NamedModel,
+    NoConfig,
+    Stability,
+    import_attribute,
+)
 from trencadis.interfaces.config_table import ConfigTable
 from trencadis.interfaces.covering import covering_buckets
 from trencadis.interfaces.draft_length import DraftLength, LengthView, VerifiedStep
@@ -115,6 +122,7 @@ __all__ = [
     "NamedModel",
     "NoConfig",
     "Observer",
+    "OpenStep",
     "PendingStep",
     "ReplicaViews",
     "Router",
@@ -131,6 +139,7 @@ __all__ = [
     "SourceView",
     "Speculator",
     "Severity",
+    "Stability",
     "SupportsDeferredWarmUp",
     "SupportsEmbedding",
     "SupportsHandover",
@@ -162,4 +171,5 @@ if not TYPE_CHECKING:
     __getattr__ = old_names(
         __name__,
         {"Laws": ("Distributions", Distributions), "FirstTokenTerms": ("SamplingFingerprint", SamplingFingerprint)},
+        since="0.1",
     )

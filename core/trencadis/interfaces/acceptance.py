@@ -20,9 +20,10 @@ from trencadis.renames import RenamedMembers
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["INTERFACE_VERSION", "AcceptanceRule", "Verification"]
+__all__ = ["INTERFACE_VERSION", "STABILITY", "AcceptanceRule", "Verification"]
 
 INTERFACE_VERSION = 1
+STABILITY = "stable"
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -52,7 +53,7 @@ class Verification:
 
 
 class AcceptanceRule(
-    RenamedMembers, ABC, renamed={"needs_laws": "needs_distributions", "takes_trees": "supports_trees"}
+    RenamedMembers, ABC, renamed={"needs_laws": "needs_distributions", "takes_trees": "supports_trees"}, since="0.1"
 ):
     """Gives the acceptance probability of each draft. Lives with the backend; every method is pure.
 

@@ -6,9 +6,10 @@ from abc import ABC, abstractmethod
 
 from trencadis.records import Bucket, BucketLimits, Shape
 
-__all__ = ["INTERFACE_VERSION", "BucketingStrategy"]
+__all__ = ["INTERFACE_VERSION", "STABILITY", "BucketingStrategy"]
 
 INTERFACE_VERSION = 1
+STABILITY = "stable"
 
 
 class BucketingStrategy(ABC):

@@ -8,16 +8,21 @@ import math
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal, get_args
 
 import attrs
+from attrs.validators import in_
 
 from trencadis.clock import Clock
+from trencadis.deprecation import deprecate
 from trencadis.errors import ContractError
 from trencadis.interfaces.vocabulary import Vocabulary
 from trencadis.records import BucketLimits, ModelFacts, ModelSource, ParallelLayout
 
-__all__ = ["Component", "ComponentContext", "NamedModel", "NoConfig", "import_attribute"]
+__all__ = ["Component", "ComponentContext", "NamedModel", "NoConfig", "Stability", "import_attribute"]
+
+Stability = Literal["stable", "provisional", "experimental"]
+"""How far one can rely on a component or a contract: see docs/why/stability.md."""
 
 
 def import_attribute(path: str) -> Any:
@@ -119,6 +124,9 @@ def _check_name(_: object, __: attrs.Attribute[str], name: str) -> None:
 
 _OLD_CAPABILITIES: Final = {"sampling.laws": "sampling.distributions"}
 
+for _old, _new in _OLD_CAPABILITIES.items():
+    deprecate(f"the capability {_old}", use=_new, module=__name__, since="0.1")
+
 
 def _names(names: Iterable[str]) -> frozenset[str]:
     if isinstance(names, str):
@@ -136,6 +144,8 @@ class Component:
         config: An attrs class; its fields become the config table ``[noun.name]``, flags and environment names.
         summary: One line for ``trencadis plugins``.
         interface_version: The ``INTERFACE_VERSION`` of the noun's interface that the plugin was written for.
+        stability: ``stable``: its name and options change only after two minor versions of warnings; ``provisional``: they may change with
+            any version, and the changelog says so; ``experimental``: it may go away, and runs only with ``[plugins] experimental = true``.
         requires: Capabilities that some chosen component must provide, such as ``backend.tree_attention``.
         provides: Capabilities this component provides.
         prepare: ``prepare(config)`` is called in the engine's process before the factory of any component, so before torch is imported:
@@ -150,6 +160,7 @@ class Component:
     config: type[Any] = NoConfig
     summary: str
     interface_version: int
+    stability: Stability = attrs.field(default="provisional", validator=in_(get_args(Stability)))
     requires: frozenset[str] = attrs.field(default=frozenset(), converter=_names)
     provides: frozenset[str] = attrs.field(default=frozenset(), converter=_names)
     prepare: Callable[[Any], None] = lambda _: None

@@ -12,9 +12,10 @@ import attrs
 
 from trencadis.records import Int32Array, Int64Array
 
-__all__ = ["INTERFACE_VERSION", "DraftLength", "LengthView", "VerifiedStep"]
+__all__ = ["INTERFACE_VERSION", "STABILITY", "DraftLength", "LengthView", "VerifiedStep"]
 
 INTERFACE_VERSION = 1
+STABILITY = "stable"
 
 
 @attrs.frozen(kw_only=True)

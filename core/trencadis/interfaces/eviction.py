@@ -5,9 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-__all__ = ["INTERFACE_VERSION", "EvictionPolicy"]
+__all__ = ["INTERFACE_VERSION", "STABILITY", "EvictionPolicy"]
 
 INTERFACE_VERSION = 2
+STABILITY = "stable"
 
 
 class EvictionPolicy(ABC):

@@ -17,9 +17,10 @@ from trencadis.records import (
     WarmUpReport,
 )
 
-__all__ = ["INTERFACE_VERSION", "Executor"]
+__all__ = ["INTERFACE_VERSION", "STABILITY", "Executor"]
 
 INTERFACE_VERSION = 1
+STABILITY = "provisional"
 
 
 class Executor(ABC):

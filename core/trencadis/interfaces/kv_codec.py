@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-__all__ = ["INTERFACE_VERSION", "KVCodec"]
+__all__ = ["INTERFACE_VERSION", "STABILITY", "KVCodec"]
 
 INTERFACE_VERSION = 1
+STABILITY = "provisional"
 
 
 class KVCodec(ABC):

@@ -52,6 +52,7 @@ from trencadis.records.output import accepts_ticket
 
 __all__ = [
     "INTERFACE_VERSION",
+    "STABILITY",
     "ConnectorPair",
     "KVSchedulerSide",
     "KVWorkerSide",
@@ -66,6 +67,7 @@ __all__ = [
 ]
 
 INTERFACE_VERSION = 2
+STABILITY = "provisional"
 
 
 @accepts_ticket

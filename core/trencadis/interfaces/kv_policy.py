@@ -17,6 +17,7 @@ from trencadis.records import Request
 
 __all__ = [
     "INTERFACE_VERSION",
+    "STABILITY",
     "FailureView",
     "KVPolicy",
     "LoadView",
@@ -27,6 +28,7 @@ __all__ = [
 ]
 
 INTERFACE_VERSION = 1
+STABILITY = "provisional"
 
 
 @attrs.frozen(kw_only=True)

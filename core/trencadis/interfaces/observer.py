@@ -6,9 +6,10 @@ from abc import ABC
 
 from trencadis.records import EngineGauges, FinishedSequence, StepStats
 
-__all__ = ["INTERFACE_VERSION", "Observer"]
+__all__ = ["INTERFACE_VERSION", "STABILITY", "Observer"]
 
 INTERFACE_VERSION = 1
+STABILITY = "stable"
 
 
 class Observer(ABC):  # noqa: B024 - every method has a default

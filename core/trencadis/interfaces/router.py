@@ -12,9 +12,10 @@ import attrs
 
 from trencadis.records import BoolArray, FloatArray, Int32Array
 
-__all__ = ["INTERFACE_VERSION", "ReplicaViews", "Router", "RoutingRequest"]
+__all__ = ["INTERFACE_VERSION", "STABILITY", "ReplicaViews", "Router", "RoutingRequest"]
 
 INTERFACE_VERSION = 1
+STABILITY = "provisional"
 
 
 @attrs.frozen(kw_only=True)

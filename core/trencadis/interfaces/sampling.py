@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "INTERFACE_VERSION",
+    "STABILITY",
     "Distributions",
     "LogitsProcessor",
     "Sampled",
@@ -33,6 +34,7 @@ __all__ = [
 ]
 
 INTERFACE_VERSION = 2
+STABILITY = "stable"
 """2: a sampler states which parameters it honours, and requests that ask for others are refused. One of version 1 gets every
 parameter, as before, and an engine warns of it when it starts."""
 
@@ -131,6 +133,7 @@ class LogitsProcessor(
     RenamedMembers,
     ABC,
     renamed={"asks": "applies_to", "may_begin": "can_start_with", "takes_branches": "supports_branches"},
+    since="0.1",
 ):
     """One step of a chain: changes the logits of the rows that it applies to.
 
@@ -261,6 +264,7 @@ class Sampler(
     RenamedMembers,
     ABC,
     renamed={"takes_drafts": "supports_drafts", "goes_on": "is_portable", "may_begin": "can_start_with"},
+    since="0.1",
 ):
     """Chooses tokens. Lives with the backend, in its process and on its thread.
 

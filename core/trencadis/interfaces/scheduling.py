@@ -16,9 +16,10 @@ import numpy as np
 
 from trencadis.records import FloatArray, Int32Array, Int64Array, Request
 
-__all__ = ["INTERFACE_VERSION", "SchedulerView", "SchedulingPolicy", "TokenSplit"]
+__all__ = ["INTERFACE_VERSION", "STABILITY", "SchedulerView", "SchedulingPolicy", "TokenSplit"]
 
 INTERFACE_VERSION = 1
+STABILITY = "stable"
 
 
 class TokenSplit(NamedTuple):
@@ -159,6 +160,16 @@ class SchedulingPolicy(ABC):  # noqa: B024 - every method has a default
         prefill-only step.
         """
         return TokenSplit(decode=token_budget, prefill=token_budget)
+
+    def steady_steps(self, view: SchedulerView) -> int:
+        """Return for how many steps, this one included, :meth:`split` will leave room for the decodes of all that run; at least 1.
+
+        Asked of simulated devices only, which then compute these steps at once, after ``split`` and when every running sequence decodes
+        and none that waits could be admitted or may make others give way. Whatever changes that, such as an arrival or an end, ends
+        the stretch, and so does want of blocks: so what is asked is whether answers depend on the number of steps or on the time alone.
+        A policy that counts steps, or measures time between calls, leaves it at 1: in between it is not called.
+        """
+        return 1
 
     def chunk(self, view: SchedulerView, *, slot: int, num_remaining: int, token_budget: int) -> int:
         """Return how many tokens of a prefill to compute now, 0 .. min(num_remaining, token_budget).

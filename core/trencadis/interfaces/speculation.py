@@ -14,9 +14,10 @@ import attrs
 
 from trencadis.records import BoolArray, BucketLimits, Drafts, Int32Array, Int64Array, Request
 
-__all__ = ["INTERFACE_VERSION", "DraftView", "Speculator"]
+__all__ = ["INTERFACE_VERSION", "STABILITY", "DraftView", "Speculator"]
 
 INTERFACE_VERSION = 1
+STABILITY = "stable"
 
 
 @attrs.frozen(kw_only=True)

@@ -137,4 +137,4 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:
-    __getattr__ = old_names(__name__, {"DraftLaws": ("DraftDistributions", DraftDistributions)})
+    __getattr__ = old_names(__name__, {"DraftLaws": ("DraftDistributions", DraftDistributions)}, since="0.1")

@@ -23,9 +23,10 @@ from trencadis.interfaces import (
     SchedulingPolicy,
     Speculator,
 )
+from trencadis.interfaces.component import Stability
 from trencadis.registry.kv_connector_1 import from_version_1
 
-__all__ = ["ADAPTERS", "CONTRACTS", "interface_version", "why_refused"]
+__all__ = ["ADAPTERS", "CONTRACTS", "interface_version", "stability_of", "why_refused"]
 
 CONTRACTS: Mapping[str, type[Any]] = {
     "bucketing": BucketingStrategy,
@@ -53,6 +54,12 @@ def interface_version(noun: str) -> int:
     """Return the current version of a noun's interface, 1 or more. Pure."""
     version: int = importlib.import_module(f"trencadis.interfaces.{noun}").INTERFACE_VERSION
     return version
+
+
+def stability_of(noun: str) -> Stability:
+    """Return how far plugin authors can rely on a noun's contract. Pure."""
+    stability: Stability = importlib.import_module(f"trencadis.interfaces.{noun}").STABILITY
+    return stability
 
 
 def why_refused(noun: str, version: Any) -> str:

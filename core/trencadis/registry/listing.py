@@ -11,6 +11,7 @@ import attrs
 from trencadis.config import Config
 from trencadis.config.schema import BUCKETING_BY_LAYOUT, DEFAULT_BACKEND
 from trencadis.hookspecs import NOUNS, PROCESSOR_GROUP
+from trencadis.interfaces.component import Stability
 from trencadis.registry.collect import RegisteredComponent
 from trencadis.registry.plan import ResolvedPlan
 from trencadis.registry.provenance import distribution_of
@@ -32,6 +33,7 @@ class ComponentRow:
         plugin: Name under which the plugin can be blocked.
         role: ``active``, ``inner`` (another one is around it), ``fallback``, ``shadow``, ``by layout`` (the backend decides between two), or empty.
         default: Used if the config says nothing.
+        stability: ``stable``, ``provisional`` or ``experimental``.
         requires: Capabilities it needs.
         provides: Capabilities it has.
     """
@@ -44,6 +46,7 @@ class ComponentRow:
     plugin: str
     role: str
     default: bool
+    stability: Stability
     requires: tuple[str, ...]
     provides: tuple[str, ...]
 
@@ -105,6 +108,7 @@ def _row(item: RegisteredComponent, role: str) -> ComponentRow:
         plugin=item.provenance.plugin,
         role=role,
         default=item.name in _defaults(item.noun),
+        stability=item.component.stability,
         requires=tuple(sorted(item.component.requires)),
         provides=tuple(sorted(item.component.provides)),
     )

@@ -127,6 +127,18 @@ class ResolvedPlan:
             hint=f'Give the field that holds the name the metadata "component": "{noun}".',
         )
 
+    def named_choices(self) -> Iterator[tuple[str, Choice]]:
+        """Yield every chosen component with the path of the setting that names it, such as ``observer.names[0]``. Pure."""
+        for noun, choice in self.choices.items():
+            yield f"{noun}.name", choice
+        for i, choice in enumerate(self.observers):
+            yield f"observer.names[{i}]", choice
+        if self.shadow is not None:
+            yield "scheduling.shadow", self.shadow
+        yield from self.inner.items()
+        for noun, choice in self.fallbacks.items():
+            yield f"{noun}.fallback", choice
+
     def check(self, registry: Registry | None = None) -> None:
         """Negotiate capabilities. Pure.
 
@@ -137,7 +149,8 @@ class ResolvedPlan:
             CapabilityError: A component requires what no chosen one provides.
         """
         offers = [item for noun in NOUNS for item in registry.components(noun).values()] if registry else []
-        negotiate(_named(self), offers=offers, sources=self.sources)
+        named = [(path.partition("[")[0], choice.component) for path, choice in self.named_choices()]
+        negotiate(named, offers=offers, sources=self.sources)
 
     @functools.cached_property
     def plan_hash(self) -> str:
@@ -173,7 +186,7 @@ def resolve_plan(config: Config, registry: Registry, *, sources: Mapping[str, st
         CapabilityError: A component requires what no chosen one provides.
         PluginLoadError: An import path cannot be imported.
         ContractError: An import path leads to something else than the noun's contract.
-        ConfigValueError: A component is within itself, a fallback of what has none, or a role where nothing hands KV over.
+        ConfigValueError: A component is within itself or experimental, a fallback of what has none, or a role where nothing hands KV over.
     """
     sources = registry.sources if sources is None else sources
     resolver = _Resolver(config, registry, sources)
@@ -213,6 +226,12 @@ class _Resolver:
     def choice(self, noun: str, name: str, key: str, source: str = "") -> Choice:
         source = source or self._sources.get(f"{noun}.{key}", "")
         component = self._registry.select(noun, name, source=source, key=key)
+        if component.component.stability == "experimental" and not self._config.plugins.experimental:
+            raise ConfigValueError(
+                f"{spot(f'{noun}.{key}', name, source)}: {component} is experimental: its options and results may change, and it may "
+                "go away, with any version.",
+                hint="Accept that with [plugins] experimental = true, or --plugins.experimental.",
+            )
         objects = getattr(self._config, noun).components
         return Choice(component=component, options=objects[name] if name in objects else _defaults(component))
 
@@ -311,20 +330,6 @@ def _check_shapes(plan: ResolvedPlan, layout: str) -> None:
                 f'in one pass and requires the capability "{UNIFIED_SHAPES}", which {item} does not provide.',
                 hint=f'Set {path} to "{BUCKETING_BY_LAYOUT[layout]}", or choose another layout in the backend\'s table.',
             )
-
-
-def _named(plan: ResolvedPlan) -> Iterator[tuple[str, RegisteredComponent]]:
-    """Yield every chosen component with the path of the setting that names it."""
-    for noun, choice in plan.choices.items():
-        yield f"{noun}.name", choice.component
-    for choice in plan.observers:
-        yield "observer.names", choice.component
-    if plan.shadow is not None:
-        yield "scheduling.shadow", plan.shadow.component
-    for path, choice in plan.inner.items():
-        yield path, choice.component
-    for noun, choice in plan.fallbacks.items():
-        yield f"{noun}.fallback", choice.component
 
 
 def _defaults(component: RegisteredComponent) -> Any:

@@ -10,7 +10,7 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
-from trencadis.config import ResolvedConfig, load_config, plugin_rules, read_config_file
+from trencadis.config import ConfigFile, ResolvedConfig, load_config, plugin_rules, read_config_file
 from trencadis.registry.registry import Registry
 
 __all__ = ["load_with_plugins"]
@@ -18,7 +18,7 @@ __all__ = ["load_with_plugins"]
 
 def load_with_plugins(
     *,
-    file: Path | None = None,
+    file: Path | ConfigFile | None = None,
     environ: Mapping[str, str] | None = None,
     flags: Sequence[str] = (),
     overrides: Mapping[str, Any] | None = None,
@@ -39,7 +39,7 @@ def load_with_plugins(
         ConfigError: See ``load_config``.
         PluginError: See ``Registry.discover``.
     """
-    content = read_config_file(file, environ)
+    content = file if isinstance(file, ConfigFile) else read_config_file(file, environ)
     rules = plugin_rules(file=content, environ=environ, flags=flags, overrides=overrides)
     registry = Registry.discover(
         blocked=rules.blocked, strict=rules.strict, extra_plugins=extra_plugins, entry_points=entry_points

@@ -24,6 +24,7 @@ def trencadis_kv_codecs() -> Iterable[Component]:
         factory=_make_plain,
         summary="Bytes as they are on the device.",
         interface_version=INTERFACE_VERSION,
+        stability="stable",
     )
     yield Component(
         name="zstd",
@@ -31,6 +32,7 @@ def trencadis_kv_codecs() -> Iterable[Component]:
         config=ZstdConfig,
         summary="Compressed by Zstandard, bytes of equal significance together.",
         interface_version=INTERFACE_VERSION,
+        stability="stable",
     )
     yield Component(
         name="aes_gcm",
@@ -38,6 +40,7 @@ def trencadis_kv_codecs() -> Iterable[Component]:
         config=AesGcmConfig,
         summary="Encrypted and authenticated by AES-GCM, after another codec if one is named.",
         interface_version=INTERFACE_VERSION,
+        stability="stable",
     )
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from trencadis.hookspecs import hookimpl
 from trencadis.interfaces import Component, ComponentContext
+from trencadis.interfaces.component import Stability
 from trencadis.interfaces.kv_connector import INTERFACE_VERSION
 from trencadis_kv.connectors.blend.config import BlendConfig
 from trencadis_kv.connectors.filesystem.config import FilesystemConfig
@@ -36,14 +37,16 @@ def trencadis_kv_connectors() -> Iterable[Component]:
         FilesystemConfig,
         "Blocks as files in a directory, for other engines and for after a restart.",
         works_among_ranks=True,
+        stability="stable",
     )
     yield _component(
         "host_offload",
         HostOffloadConfig,
         "Blocks in host memory, for prefixes that the device has no room for.",
         works_among_ranks=True,
+        stability="stable",
     )
-    yield _component("lmcache", LMCacheConfig, "Blocks in the stores that LMCache knows.")
+    yield _component("lmcache", LMCacheConfig, "Blocks in the stores that LMCache knows.", stability="experimental")
     yield _component(
         "mooncake",
         MooncakeConfig,
@@ -63,13 +66,21 @@ def trencadis_kv_connectors() -> Iterable[Component]:
     )
 
 
-def _component(name: str, config: type[Any], summary: str, *, works_among_ranks: bool = False) -> Component:
+def _component(
+    name: str,
+    config: type[Any],
+    summary: str,
+    *,
+    works_among_ranks: bool = False,
+    stability: Stability = "provisional",
+) -> Component:
     return Component(
         name=name,
         factory=_maker(name),
         config=config,
         summary=summary,
         interface_version=INTERFACE_VERSION,
+        stability=stability,
         provides={"kv_connector.ranks"} if works_among_ranks else (),
     )
 

@@ -31,6 +31,7 @@ def trencadis_kv_policies() -> Iterable[Component]:
         factory=_make_always,
         summary="Loads and saves whatever can be.",
         interface_version=INTERFACE_VERSION,
+        stability="stable",
     )
 
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = ["trencadis_acceptance_rules"]
 
+_STABLE = frozenset({"match", "token", "block"})
+
 _DISTRIBUTIONS = "sampling.distributions"
 
 
@@ -47,6 +49,7 @@ def _component(name: str, summary: str, config: type[Any] = NoConfig, *, require
         config=config,
         summary=summary,
         interface_version=INTERFACE_VERSION,
+        stability="stable" if name in _STABLE else "provisional",
         requires=frozenset(requires),
     )
 

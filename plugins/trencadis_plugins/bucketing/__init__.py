@@ -35,6 +35,7 @@ def trencadis_bucketings() -> Iterable[Component]:
         factory=_make_exact,
         summary="Every shape as it comes, nothing padded; for backends that prepare nothing.",
         interface_version=INTERFACE_VERSION,
+        stability="stable",
         provides=_UNIFIED,
     )
     yield Component(
@@ -43,6 +44,7 @@ def trencadis_bucketings() -> Iterable[Component]:
         config=ExponentialConfig,
         summary="Sizes that grow by a constant factor: few buckets over a wide range.",
         interface_version=INTERFACE_VERSION,
+        stability="stable",
     )
     yield Component(
         name="linear",
@@ -50,6 +52,7 @@ def trencadis_bucketings() -> Iterable[Component]:
         config=LinearConfig,
         summary="Powers of two up to a step, then its multiples: little padding, many buckets.",
         interface_version=INTERFACE_VERSION,
+        stability="stable",
     )
     yield Component(
         name="padding_aware",
@@ -57,6 +60,7 @@ def trencadis_bucketings() -> Iterable[Component]:
         config=PaddingAwareConfig,
         summary="Multiples of a step as far as padding bounds ask for them: between exponential and linear.",
         interface_version=INTERFACE_VERSION,
+        stability="stable",
     )
     yield Component(
         name="unified",
@@ -64,6 +68,7 @@ def trencadis_bucketings() -> Iterable[Component]:
         config=UnifiedConfig,
         summary="The sizes of unified attention in each dimension: few, and tied to the number of sequences.",
         interface_version=INTERFACE_VERSION,
+        stability="stable",
         provides=_UNIFIED,
     )
     yield Component(
@@ -72,6 +77,7 @@ def trencadis_bucketings() -> Iterable[Component]:
         config=FromFileConfig,
         summary="The buckets that a file lists.",
         interface_version=INTERFACE_VERSION,
+        stability="stable",
     )
     yield Component(
         name="fitted",

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = ["trencadis_draft_lengths"]
 
+_STABLE = frozenset({"fixed", "table"})
+
 
 @hookimpl
 def trencadis_draft_lengths() -> Iterable[Component]:
@@ -29,7 +31,12 @@ def trencadis_draft_lengths() -> Iterable[Component]:
 
 def _component(name: str, summary: str, config: type[Any]) -> Component:
     return Component(
-        name=name, factory=_maker(name), config=config, summary=summary, interface_version=INTERFACE_VERSION
+        name=name,
+        factory=_maker(name),
+        config=config,
+        summary=summary,
+        interface_version=INTERFACE_VERSION,
+        stability="stable" if name in _STABLE else "provisional",
     )
 
 

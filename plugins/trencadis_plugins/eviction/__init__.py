@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["trencadis_eviction_policies"]
 
+_STABLE = frozenset({"lru", "lfu", "slru", "two_queue", "s3_fifo", "arc"})
+
 
 @hookimpl
 def trencadis_eviction_policies() -> Iterable[Component]:
@@ -41,7 +43,12 @@ def trencadis_eviction_policies() -> Iterable[Component]:
 
 def _component(name: str, summary: str, config: type[Any] = NoConfig) -> Component:
     return Component(
-        name=name, factory=_maker(name, config), config=config, summary=summary, interface_version=INTERFACE_VERSION
+        name=name,
+        factory=_maker(name, config),
+        config=config,
+        summary=summary,
+        interface_version=INTERFACE_VERSION,
+        stability="stable" if name in _STABLE else "provisional",
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from trencadis.interfaces.plain_state import plain_state
 from trencadis_plugins.eviction.candidates import Candidates
 from trencadis_plugins.eviction.history import History
 from trencadis_plugins.eviction.tracking import TrackingPolicy
@@ -9,6 +10,7 @@ from trencadis_plugins.eviction.tracking import TrackingPolicy
 __all__ = ["Arc"]
 
 
+@plain_state
 class Arc(TrackingPolicy):
     """Keeps two lists, contents used once and contents used more often, each by last use, and adapts their sizes.
 

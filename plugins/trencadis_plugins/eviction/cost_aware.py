@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from trencadis.interfaces.plain_state import plain_state
 from trencadis_plugins.eviction.candidates import Candidates
 from trencadis_plugins.eviction.config import CostAwareConfig
 from trencadis_plugins.eviction.history import History
@@ -12,6 +13,7 @@ from trencadis_plugins.eviction.tracking import TrackingPolicy
 __all__ = ["CostAware"]
 
 
+@plain_state
 class CostAware(TrackingPolicy):
     """Evicts the block of lowest worth: ``clock + uses x cost``, O(log n) a block.
 

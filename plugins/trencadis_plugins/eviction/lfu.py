@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import log2
 
+from trencadis.interfaces.plain_state import plain_state
 from trencadis_plugins.eviction.candidates import Candidates
 from trencadis_plugins.eviction.config import LfuConfig
 from trencadis_plugins.eviction.history import History
@@ -12,6 +13,7 @@ from trencadis_plugins.eviction.tracking import TrackingPolicy
 __all__ = ["Lfu"]
 
 
+@plain_state
 class Lfu(TrackingPolicy):
     """Evicts the content of lowest score; of equals the least recently used, tail first. O(log n) a block.
 

@@ -6,10 +6,12 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from trencadis.interfaces import EvictionPolicy
+from trencadis.interfaces.plain_state import plain_state
 
 __all__ = ["Lru"]
 
 
+@plain_state
 class Lru(EvictionPolicy):
     """Evicts in the order in which blocks were freed, O(1) a block.
 

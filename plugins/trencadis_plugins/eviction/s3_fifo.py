@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from trencadis.interfaces.plain_state import plain_state
 from trencadis_plugins.eviction.candidates import Candidates
 from trencadis_plugins.eviction.config import S3FifoConfig
 from trencadis_plugins.eviction.history import History
@@ -16,6 +17,7 @@ _PROMOTED = 2
 """Uses in the small queue that lead to the main queue."""
 
 
+@plain_state
 class S3Fifo(TrackingPolicy):
     """Evicts rarely used contents from the small queue, and those not used since their last turn from the main queue.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from trencadis.interfaces.plain_state import plain_state
 from trencadis_plugins.eviction.candidates import Candidates
 from trencadis_plugins.eviction.config import SlruConfig
 from trencadis_plugins.eviction.tracking import TrackingPolicy
@@ -9,6 +10,7 @@ from trencadis_plugins.eviction.tracking import TrackingPolicy
 __all__ = ["Slru"]
 
 
+@plain_state
 class Slru(TrackingPolicy):
     """Evicts the oldest block on probation, protected ones only if there is no other. O(log n) a block.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from trencadis.interfaces.plain_state import plain_state
 from trencadis_plugins.eviction.candidates import Candidates
 from trencadis_plugins.eviction.config import TtlConfig
 from trencadis_plugins.eviction.tracking import TrackingPolicy
@@ -12,6 +13,7 @@ _SEPARATORS = ("/", "\0")
 """After a caller's name in a cache salt: a user of it, and a salt of its own."""
 
 
+@plain_state
 class Ttl(TrackingPolicy):
     """Evicts the least recently used block; pinned ones only if no other is left, the next to expire first. O(log n) a block.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from trencadis.interfaces.plain_state import plain_state
 from trencadis_plugins.eviction.candidates import Candidates
 from trencadis_plugins.eviction.config import TwoQueueConfig
 from trencadis_plugins.eviction.history import History
@@ -10,6 +11,7 @@ from trencadis_plugins.eviction.tracking import TrackingPolicy
 __all__ = ["TwoQueue"]
 
 
+@plain_state
 class TwoQueue(TrackingPolicy):
     """Evicts the oldest of the new contents, or the least recently used of the others. O(log n) a block.
 

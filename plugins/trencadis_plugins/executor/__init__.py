@@ -19,6 +19,7 @@ def trencadis_executors() -> Iterable[Component]:
         factory=_make_inline,
         summary="One backend in this process, on a thread of its own.",
         interface_version=1,
+        stability="stable",
     )
     yield Component(
         name="processes",

@@ -25,6 +25,7 @@ def trencadis_observers() -> Iterable[Component]:
         config=LogObserverConfig,
         summary="One line every few seconds: load, throughput, cache, padding.",
         interface_version=INTERFACE_VERSION,
+        stability="stable",
     )
     yield Component(
         name="prometheus",
@@ -32,6 +33,7 @@ def trencadis_observers() -> Iterable[Component]:
         config=PrometheusObserverConfig,
         summary="Counters, gauges and latency histograms in a registry of their own.",
         interface_version=INTERFACE_VERSION,
+        stability="stable",
     )
     yield Component(
         name="recorder",

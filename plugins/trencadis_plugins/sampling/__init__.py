@@ -20,6 +20,7 @@ def trencadis_samplers() -> Iterable[Component]:
         config=StandardConfig,
         summary="Masks, bias, penalties, temperature, min-p, top-k and top-p, with draws seeded per request.",
         interface_version=2,
+        stability="stable",
         provides=frozenset({"sampling.distributions"}),
     )
     yield Component(
@@ -27,6 +28,7 @@ def trencadis_samplers() -> Iterable[Component]:
         factory=_make_greedy,
         summary="Always the most likely token; refuses requests that ask for anything else.",
         interface_version=2,
+        stability="stable",
         provides=frozenset({"sampling.distributions"}),
     )
 

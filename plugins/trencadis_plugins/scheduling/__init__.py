@@ -22,6 +22,8 @@ from trencadis_plugins.scheduling.config import (
 
 __all__ = ["trencadis_scheduling_policies"]
 
+_STABLE = frozenset({"fcfs", "priority", "shortest_first", "prefix_affinity"})
+
 _POLICIES: tuple[tuple[str, str, type[Any], str], ...] = (
     ("fcfs", "Fcfs", FcfsConfig, "First come, first served: decodes first, prompts in chunks, the youngest preempted."),
     ("prefill_first", "PrefillFirst", PrefillFirstConfig, "Prompts and decodes in steps of their own, prompts first."),
@@ -48,6 +50,7 @@ def trencadis_scheduling_policies() -> Iterable[Component]:
             config=config,
             summary=summary,
             interface_version=INTERFACE_VERSION,
+            stability="stable" if name in _STABLE else "provisional",
         )
     yield Component(
         name="fair_share",
@@ -55,6 +58,7 @@ def trencadis_scheduling_policies() -> Iterable[Component]:
         config=FairShareConfig,
         summary="Tenants take turns by the tokens they used, by weight; an inner policy orders each one's own.",
         interface_version=INTERFACE_VERSION,
+        stability="stable",
     )
 
 

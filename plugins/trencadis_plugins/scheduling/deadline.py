@@ -7,14 +7,16 @@ import math
 import numpy as np
 
 from trencadis.interfaces import SchedulerView, TokenSplit
+from trencadis.interfaces.plain_state import plain_state
 from trencadis.records import FloatArray, Int32Array, Request
 from trencadis_plugins.scheduling.config import DeadlineConfig
-from trencadis_plugins.scheduling.fcfs import Fcfs
+from trencadis_plugins.scheduling.fcfs import MANY_STEPS, Fcfs
 from trencadis_plugins.scheduling.victims import largest
 
 __all__ = ["Deadline"]
 
 
+@plain_state
 class Deadline(Fcfs):
     """Least slack first: the time until the next token is due, less the time it takes to compute it.
 
@@ -58,6 +60,10 @@ class Deadline(Fcfs):
         paces_s = _or(view.tpot_target_s[view.running], self._tpot_s)
         target_s = float(paces_s.min()) if len(paces_s) else 0.0
         return TokenSplit(token_budget, self.chunks.prefill_budget(view, token_budget=token_budget, target_s=target_s))
+
+    def steady_steps(self, view: SchedulerView) -> int:
+        """Return no limit: decodes have the whole budget, and deadlines order only who waits."""
+        return MANY_STEPS
 
     def victim(self, view: SchedulerView, *, candidates: Int32Array) -> int:
         """Return the candidate whose next token is due last."""

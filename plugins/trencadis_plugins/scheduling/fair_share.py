@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from trencadis.interfaces import SchedulerView, SchedulingPolicy, TokenSplit
+from trencadis.interfaces.plain_state import plain_state
 from trencadis.records import FloatArray, Int32Array, Int64Array, Request
 from trencadis_plugins.scheduling.columns import SlotColumn
 from trencadis_plugins.scheduling.config import FairShareConfig
@@ -58,6 +59,7 @@ class Wrapper(SchedulingPolicy):
         self.inner.on_finished(slot=slot, tenant=tenant, num_output_tokens=num_output_tokens)
 
 
+@plain_state
 class FairShare(Wrapper):
     """Virtual token counters: the tenant that used least, by its weight, is admitted next.
 
@@ -110,6 +112,10 @@ class FairShare(Wrapper):
             else:
                 self._write_off(view)
         return super().split(view, token_budget=token_budget)
+
+    def steady_steps(self, view: SchedulerView) -> int:
+        """Return what the inner policy says: counters order only who waits, and the next call charges for all steps since the last."""
+        return self.inner.steady_steps(view)
 
     def order(self, view: SchedulerView) -> Int32Array:
         """Return waiting slots as tenants take turns; those of one tenant as the inner policy orders them."""

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from trencadis.interfaces import SchedulerView, SchedulingPolicy, TokenSplit
+from trencadis.interfaces.plain_state import plain_state
 from trencadis.records import Int32Array, StepTime
 from trencadis_plugins.scheduling.config import FcfsConfig
 from trencadis_plugins.scheduling.victims import VICTIMS
 
-__all__ = ["Chunks", "Fcfs"]
+__all__ = ["MANY_STEPS", "Chunks", "Fcfs"]
+
+MANY_STEPS = 1 << 30
+"""That a step plan holds for: as long as nothing else changes."""
 
 
 class Chunks:
@@ -58,6 +62,7 @@ class Chunks:
         return next((size for size in self._sizes if size <= chunk), chunk)
 
 
+@plain_state
 class Fcfs(SchedulingPolicy):
     """Decodes first, then prompts in order of arrival, cut into chunks to fit; the youngest loses its blocks.
 
@@ -78,6 +83,10 @@ class Fcfs(SchedulingPolicy):
     def split(self, view: SchedulerView, *, token_budget: int) -> TokenSplit:
         """Return the whole budget for decodes, and what caps and target allow of the rest for prefills."""
         return TokenSplit(token_budget, self.chunks.prefill_budget(view, token_budget=token_budget))
+
+    def steady_steps(self, view: SchedulerView) -> int:
+        """Return no limit: decodes have the whole budget, whatever the time; 1 in a subclass that splits otherwise and does not say."""
+        return MANY_STEPS if type(self).split is Fcfs.split else 1
 
     def chunk(self, view: SchedulerView, *, slot: int, num_remaining: int, token_budget: int) -> int:
         """Return all that is left of the prompt, cut to the budget, the cap and the sizes."""

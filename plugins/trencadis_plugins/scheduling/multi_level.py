@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from trencadis.interfaces import SchedulerView, TokenSplit
+from trencadis.interfaces.plain_state import plain_state
 from trencadis.records import FloatArray, Int32Array, Request
 from trencadis_plugins.scheduling.columns import SlotColumn
 from trencadis_plugins.scheduling.config import MultiLevelConfig
@@ -14,6 +15,7 @@ from trencadis_plugins.scheduling.victims import largest
 __all__ = ["MultiLevel"]
 
 
+@plain_state
 class MultiLevel(Fcfs):
     """A multi-level feedback queue that prompts join where they fit: level i has the quantum ``quantum_tokens × 2^i`` of work.
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 from trencadis.interfaces import SchedulerView, TokenSplit
+from trencadis.interfaces.plain_state import plain_state
 from trencadis.records import Int32Array
 from trencadis_plugins.scheduling.config import PrefillFirstConfig
-from trencadis_plugins.scheduling.fcfs import Fcfs
+from trencadis_plugins.scheduling.fcfs import MANY_STEPS, Fcfs
 
 __all__ = ["PrefillFirst"]
 
 
+@plain_state
 class PrefillFirst(Fcfs):
     """A step computes prompts only, whole ones, while any can be admitted; else it decodes.
 
@@ -54,6 +56,10 @@ class PrefillFirst(Fcfs):
         self._tried = None
         # With nothing to decode a prompt may as well run.
         return TokenSplit(decode=token_budget, prefill=0 if len(running) else self._budget)
+
+    def steady_steps(self, view: SchedulerView) -> int:
+        """Return no limit: without a prompt that runs or could be admitted every step decodes."""
+        return MANY_STEPS
 
     def order(self, view: SchedulerView) -> Int32Array:
         """Return swapped sequences first, as they wait."""

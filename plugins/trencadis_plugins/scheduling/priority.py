@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from trencadis.interfaces import SchedulerView
+from trencadis.interfaces.plain_state import plain_state
 from trencadis.records import FloatArray, Int32Array
 from trencadis_plugins.scheduling.config import PriorityConfig
 from trencadis_plugins.scheduling.fcfs import Fcfs
@@ -13,6 +14,7 @@ from trencadis_plugins.scheduling.victims import largest
 __all__ = ["Priority"]
 
 
+@plain_state
 class Priority(Fcfs):
     """Admits by priority number, smallest first, then by arrival; waiting makes up for priority.
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from trencadis.errors import ConfigValueError
 from trencadis.interfaces import SchedulerView
+from trencadis.interfaces.plain_state import plain_state
 from trencadis.records import FloatArray, Int32Array, Request
 from trencadis_plugins.scheduling.columns import SlotColumn
 from trencadis_plugins.scheduling.config import ShortestFirstConfig
@@ -124,6 +125,7 @@ def make_predictor(name: str) -> Predictor:
     return ByFunction(function)
 
 
+@plain_state
 class ShortestFirst(Fcfs):
     """Admits what is expected to be done soonest: tokens to compute, and output tokens that are still to come, weighted.
 

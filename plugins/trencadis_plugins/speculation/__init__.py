@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["trencadis_speculators"]
 
+_STABLE = frozenset({"ngram", "suffix", "draft_model"})
+
 
 @hookimpl
 def trencadis_speculators() -> Iterable[Component]:
@@ -34,7 +36,12 @@ def trencadis_speculators() -> Iterable[Component]:
 
 def _component(name: str, summary: str, config: type[Any]) -> Component:
     return Component(
-        name=name, factory=_maker(name), config=config, summary=summary, interface_version=INTERFACE_VERSION
+        name=name,
+        factory=_maker(name),
+        config=config,
+        summary=summary,
+        interface_version=INTERFACE_VERSION,
+        stability="stable" if name in _STABLE else "provisional",
     )
 
 

@@ -320,6 +320,12 @@ def scheduling_router(context: ServerContext, plans: PlanInForce) -> APIRouter:
         plans.changed(llm, table)
         return answer
 
+    @router.post("/admin/flight-record", summary="Write what the engine did in its last steps")
+    async def record(request: Request) -> dict[str, Any]:
+        """Write a flight record on the engine's machine, for trencadis replay; the answer has its paths, one for each replica."""
+        check_content_type(request)
+        return await _answered(context.llm.flight_record())
+
     @router.get("/admin/explain/{request_id:path}", summary="Why a request was scheduled or not")
     async def explain(request: Request, request_id: str) -> dict[str, Any]:
         """What each of the last steps did with a request, and why; also after its end. Steps of equal outcome are one."""

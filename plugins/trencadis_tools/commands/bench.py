@@ -34,7 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         flag = f"--{field.name.replace('_', '-')}"
         text = f"{helps[field.name]} (default: {field.default})"
         parser.add_argument(flag, dest=field.name, type=int, default=field.default, metavar="N", help=text)
-    parser.add_argument("--trace", metavar="FILE", help="a recorded workload, for policies")
+    parser.add_argument(
+        "--trace", metavar="FILE", help="a recorded workload, for policies: a file, for eviction also a built-in name"
+    )
     parser.add_argument("--policies", metavar="A,B,...", help="which policies (default: all)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     bench_speculation.add_arguments(parser)

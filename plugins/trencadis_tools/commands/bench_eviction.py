@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
@@ -98,12 +97,14 @@ def _requests(args: argparse.Namespace) -> Sequence[BlockRequest]:
     """
     from trencadis_plugins.bucketing.workloads.trace import read_text
     from trencadis_tools.bench.block_trace import parse_block_trace
+    from trencadis_tools.workloads import trace_file
 
     if not args.trace:
         raise ConfigError(
-            "trencadis bench eviction: --trace is missing.", hint="Name a file of JSON lines with hash_ids."
+            "trencadis bench eviction: --trace is missing.",
+            hint="Name a file of JSON lines with hash_ids, or mooncake_conversation.",
         )
-    file = Path(args.trace)
+    file = trace_file(args.trace)
     until_s = float("inf") if args.until_s is None else args.until_s
     requests = [row for row in parse_block_trace(read_text(file), str(file)) if row.arrival_s < until_s]
     if not any(row.arrival_s >= args.from_s and row.contents for row in requests):

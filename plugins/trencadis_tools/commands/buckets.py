@@ -19,6 +19,7 @@ from trencadis_plugins.bucketing.workloads.workload import read_source, write_sh
 from trencadis_tools.buckets import TableReport, measure
 from trencadis_tools.buckets.plot import plot_tables
 from trencadis_tools.commands.bucket_strategies import build_strategies, device_cost, max_draft_tokens
+from trencadis_tools.workloads import trace_file
 
 __all__ = ["add_arguments", "run"]
 
@@ -49,7 +50,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-compile-s", type=float, metavar="S", help="the same: estimated time to prepare them")
     parser.add_argument("--max-graph-bytes", type=float, metavar="N", help="the same: estimated memory of their graphs")
     parser.add_argument(
-        "--trace", metavar="FILE", help="Azure CSV, Mooncake JSON lines or recorded shapes: measure padding on it"
+        "--trace",
+        metavar="FILE",
+        help="Azure CSV, Mooncake JSON lines, recorded shapes, or a built-in name such as azure_conv: measure padding on it",
     )
     parser.add_argument("--shapes", type=Path, metavar="FILE", help="write the shapes that the trace causes")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw buckets over the trace's shapes (matplotlib)")
@@ -125,6 +128,8 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
         PluginError: A strategy does not exist or cannot be built.
     """
     _check(args)
+    if args.trace:
+        args.trace = str(trace_file(args.trace))
     limits = _limits(args, config)
     names = _names(args, config)
     options = ("trace", "generation", "max_graphs", "max_compile_s", "max_graph_bytes")

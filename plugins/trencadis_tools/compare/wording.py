@@ -88,7 +88,7 @@ def sentence(effect: Effect, baseline: str, growing: Sequence[str] = ()) -> str:
     if effect.verdict == "equal":
         return f"{metric}: equal within {100 * MARGIN:g} %. It is {found}."
     why = "; ".join(effect.reasons) or (
-        f"the interval reaches from one side of {100 * MARGIN:g} % to the other"
+        "the runs do not decide it"
         if math.isfinite(effect.interval.low)
         else f"no interval from {effect.interval.method}"
     )

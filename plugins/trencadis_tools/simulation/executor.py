@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 
 import numpy as np
 
@@ -30,7 +33,7 @@ from trencadis.records import (
 )
 from trencadis_tools.simulation.step_shape import StepShape, StepTimes
 
-__all__ = ["EOS", "SimulatedExecutor"]
+__all__ = ["EOS", "SimulatedExecutor", "Stretch", "Timeline"]
 
 EOS = 0
 """The token that ends a simulated text."""
@@ -40,17 +43,92 @@ _COPIED_BYTES_PER_S = 20e9
 """Between device and pinned host memory. Source: PCIe 4.0 x16, about two thirds of its 31.5 GB/s; the KV is that of Llama 3.1 8B."""
 
 
+class Timeline:
+    """When the steps of one device end.
+
+    Args:
+        clock: The engine's.
+        step_times: How long steps take.
+        overlaps: The engine plans a step while the one before runs.
+
+    Attributes:
+        free_s: When the newest step ends.
+        until_s: Of a stretch of steps, those are computed that have begun by then; the engine's caller sets it.
+    """
+
+    def __init__(self, clock: SimulatedClock, step_times: StepTimes, *, overlaps: bool) -> None:
+        self.free_s = 0.0
+        self.until_s = math.inf
+        self._clock = clock
+        self._times = step_times
+        self._overlaps = overlaps
+        self._before_s = 0.0  # when the step before the newest one ends
+        self._is_late = False
+
+    def begin(self, shape: StepShape, num_steps: int) -> list[tuple[float, float]]:
+        """Return when each of some steps ends, each with one more token of every sequence, and how long it computes.
+
+        Args:
+            shape: Of the first one.
+            num_steps: At least 1.
+        """
+        times, before_s, free_s = self._times, self._before_s, self.free_s
+        submitted_s = self._clock.now_s()
+        if self._is_late and submitted_s == free_s:
+            submitted_s = before_s  # one by one, it would have been before the last of the steps before was over
+        self._is_late = False
+        ends = []
+        for step in range(num_steps):
+            step_s = times.device_s(shape)
+            before_s, free_s = free_s, max(free_s, submitted_s + times.host_s(shape)) + step_s
+            submitted_s = before_s if self._overlaps else free_s
+            ends.append((free_s, step_s))
+            if step + 1 < num_steps:
+                shape = StepShape(
+                    num_decodes=shape.num_decodes,
+                    num_decode_tokens=shape.num_decode_tokens,
+                    num_decode_context=shape.num_decode_context + shape.num_decodes,
+                )
+        return ends
+
+    def nothing(self) -> list[tuple[float, float]]:
+        """Return the end of a step without tokens."""
+        return [(max(self.free_s, self._clock.now_s()), 0.0)]
+
+    def end(self, ends: Sequence[tuple[float, float]], *, is_late: bool = False) -> None:
+        """Note when steps end.
+
+        Args:
+            ends: Of :meth:`begin`.
+            is_late: The next step is submitted after their end.
+        """
+        self._before_s = ends[-2][0] if len(ends) > 1 else self.free_s
+        self.free_s, self._is_late = ends[-1][0], is_late and self._overlaps
+
+    def copy(self, copied_s: float) -> None:
+        """Keep the device busy with copies."""
+        self.free_s = max(self.free_s, self._clock.now_s()) + copied_s
+
+    def pass_until(self, end_s: float) -> None:
+        """Move the clock."""
+        self._clock.advance(max(0.0, end_s - self._clock.now_s()))
+
+
 class SimulatedExecutor(Executor):
     """Runs batches one after the other on a simulated device; only here the true lengths of texts are known.
 
     A request's ``SamplingParams.seed`` is its index in the workload: so a row is recognised whatever policy admitted it. Its text is the
     token ``index + 2``, over and over, and :data:`EOS`.
 
+    Where a batch may stand for several steps, it computes those that nothing changes between at once; :attr:`stretch` is the newest of them.
+
     Args:
         clock: Moves on when a step is waited for.
         step_times: How long steps take.
         output_lens: True output tokens of each request of the workload.
         max_model_len: Longest sequence, tokens.
+        overlaps: The engine plans a step while the one before runs.
+        max_steady_steps: Steps that a batch may stand for; 1: each is a batch of its own.
         vocab_size: Tokens that prompts are made of; 0: :data:`EOS` and one for each request beyond token 1.
         block_size: Tokens per block, if the config names no size.
     """
@@ -62,19 +140,22 @@ class SimulatedExecutor(Executor):
         output_lens: Sequence[int],
         *,
         max_model_len: int,
+        overlaps: bool = True,
+        max_steady_steps: int = 1,
         vocab_size: int = 0,
         block_size: int = 16,
     ) -> None:
-        self._clock = clock
-        self._step_times = step_times
+        self.timeline = Timeline(clock, step_times, overlaps=overlaps)
+        self.stretch: Stretch | None = None
         self._output_lens = output_lens
         self._max_model_len = max_model_len
         self._vocab_size = vocab_size or len(output_lens) + 2
-        self._capabilities = BackendCapabilities(layout="ragged", default_block_size=block_size, swaps_blocks=True)
+        self._capabilities = BackendCapabilities(
+            layout="ragged", default_block_size=block_size, swaps_blocks=True, max_steady_steps=max_steady_steps
+        )
         self._last_position: Int64Array = np.empty(0, np.int64)
         self._num_prompt_tokens: Int64Array = self._last_position
         self._text: Int32Array = np.empty(0, np.int32)
-        self._free_s = 0.0
 
     def start(
         self,
@@ -123,16 +204,20 @@ class SimulatedExecutor(Executor):
             self._last_position[start.row] = start.num_prompt_tokens + self._output_lens[start.params.seed] - 1
             self._text[start.row] = start.params.seed + 2
         shape = self._shape(batch)
-        num_tokens = shape.num_decode_tokens + shape.num_prefill_tokens
-        step_s = self._step_times.device_s(shape) if num_tokens else 0.0
-        host_s = self._step_times.host_s(shape) if num_tokens else 0.0
-        self._free_s = max(self._free_s, self._clock.now_s() + host_s) + step_s
-        return _Step(self._clock, self._free_s, self._output(batch, num_tokens, step_s))
+        if batch.num_steps > 1 and not shape.num_prefills:  # a last chunk of one token is no decode
+            (one,) = batch.passes
+            num_steps = min(batch.num_steps, int((self._last_position[one.rows] - one.starts).min()) - 1)
+            if num_steps > 1:
+                self.stretch = Stretch(self, batch, self.timeline.begin(shape, num_steps))
+                return self.stretch
+        has_tokens = shape.num_decode_tokens + shape.num_prefill_tokens > 0
+        ends = self.timeline.begin(shape, 1) if has_tokens else self.timeline.nothing()
+        self.timeline.end(ends)
+        return _Step(self.timeline, ends[0][0], self.output(batch, ends))
 
     def swap_blocks(self, *, outs: BlockCopies, ins: BlockCopies) -> None:
         """Keep the device busy for as long as the copies take."""
-        copied_s = (len(outs) + len(ins)) * self._block_bytes / _COPIED_BYTES_PER_S
-        self._free_s = max(self._free_s, self._clock.now_s()) + copied_s
+        self.timeline.copy((len(outs) + len(ins)) * self._block_bytes / _COPIED_BYTES_PER_S)
 
     def close(self) -> None:
         """There is nothing to close."""
@@ -177,32 +262,78 @@ class SimulatedExecutor(Executor):
         decodes: BoolArray = (one.query_lens == 1) & (one.starts >= self._num_prompt_tokens[one.rows])
         return decodes
 
-    def _output(self, batch: Batch, num_tokens: int, step_s: float) -> StepOutput:
+    def output(self, batch: Batch, ends: Sequence[tuple[float, float]]) -> StepOutput:
+        """Return what a batch gives.
+
+        Args:
+            batch: Submitted.
+            ends: Of the steps that are computed.
+        """
+        num_steps = len(ends)
         num_emitted: Int32Array = np.zeros(batch.num_sequences, np.int32)
         token_ids: Int32Array = np.zeros(batch.num_sequences, np.int32)
+        num_tokens = 0
         for one in batch.passes:
             num_emitted[one.indices] = one.num_logits
-            ends = one.starts + one.query_lens == self._last_position[one.rows]
+            last = one.starts + one.query_lens == self._last_position[one.rows]
             token_ids[one.indices] = self._text[one.rows]
-            token_ids[one.indices[ends]] = EOS
+            token_ids[one.indices[last]] = EOS
+            num_tokens += int(one.query_lens.sum())
+        emitted = token_ids[num_emitted > 0]
         return StepOutput(
-            token_ids=token_ids[num_emitted > 0],
-            num_emitted=num_emitted,
-            num_padded_tokens=num_tokens,
-            device_s=step_s,
+            token_ids=emitted if num_steps == 1 else np.repeat(emitted, num_steps),
+            num_emitted=num_emitted if num_steps == 1 else num_emitted * np.int32(num_steps),
+            num_padded_tokens=num_tokens * num_steps,
+            device_s=sum(step_s for _, step_s in ends),
             step=batch.step,
+            num_steps=num_steps,
         )
+
+
+class Stretch:
+    """Steps that nothing changes between, and in which no sequence ends: those that have begun by ``Timeline.until_s``.
+
+    Attributes:
+        num_steps: The most.
+    """
+
+    def __init__(self, executor: SimulatedExecutor, batch: Batch, ends: list[tuple[float, float]]) -> None:
+        self._executor = executor
+        self._timeline = executor.timeline
+        self._batch = batch
+        self._ends = ends
+        self._is_closed = False
+        self.num_steps = len(ends)
+
+    @property
+    def end_s(self) -> float:
+        """When the last one ends."""
+        return self._ends[-1][0]
+
+    def close(self) -> None:
+        """Compute one step only."""
+        del self._ends[1:]
+        self._is_closed = True
+        self._timeline.end(self._ends)
+
+    def wait(self) -> StepOutput:
+        """Move the clock to the end of the last step that is computed."""
+        if not self._is_closed:
+            del self._ends[bisect_left(self._ends, self._timeline.until_s, key=itemgetter(0)) + 1 :]
+            self._timeline.end(self._ends, is_late=True)
+        self._timeline.pass_until(self.end_s)
+        return self._executor.output(self._batch, self._ends)
 
 
 class _Step:
     """A step that ends at a known time."""
 
-    def __init__(self, clock: SimulatedClock, end_s: float, output: StepOutput) -> None:
-        self._clock = clock
+    def __init__(self, timeline: Timeline, end_s: float, output: StepOutput) -> None:
+        self._timeline = timeline
         self._end_s = end_s
         self._output = output
 
     def wait(self) -> StepOutput:
         """Move the clock to the end of the step."""
-        self._clock.advance(max(0.0, self._end_s - self._clock.now_s()))
+        self._timeline.pass_until(self._end_s)
         return self._output

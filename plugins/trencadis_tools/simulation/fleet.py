@@ -36,6 +36,9 @@ __all__ = ["NUM_BLOCKS", "Fleet", "simulate", "simulated_config"]
 NUM_BLOCKS = 2588
 """KV blocks of a replica if the configuration names no number: an RTX 4090 with Llama 3.1 8B, as the default step times."""
 
+MAX_STEADY_STEPS = 64
+"""Steps that an engine computes at once where nothing changes; what comes meanwhile leaves the times of the rest computed in vain."""
+
 _NAN = math.nan
 _LITTLE = 1e-6
 """Relative error of sums of floating-point times."""
@@ -108,6 +111,7 @@ def simulated_config(config: Config, *, num_replicas: int = 1) -> Config:
         speculation=attrs.evolve(config.speculation, name="none"),
         kv_connector=attrs.evolve(config.kv_connector, name="none"),
         observer=attrs.evolve(config.observer, names=()),
+        flight_recorder=attrs.evolve(config.flight_recorder, num_steps=0),
     )
 
 
@@ -158,6 +162,7 @@ class Fleet:
         replicas: int = 1,
         events: Sequence[ReplicaEvent] = (),
         watcher: Watcher | None = None,
+        max_steady_steps: int = MAX_STEADY_STEPS,
     ) -> None:
         if replicas < 1:
             raise ConfigValueError(f"replicas = {replicas}: there must be one at least.")
@@ -166,6 +171,7 @@ class Fleet:
         self._requests = workload.requests
         self._step_times = step_times
         self._watcher = watcher
+        self._max_steady_steps = 1 if watcher is not None else max_steady_steps
         self._prompts = Prompts(workload)
         self._output_lens = [one.num_output_tokens for one in workload.requests]
         self._longest = max(one.num_prompt_tokens + one.num_output_tokens for one in workload.requests)
@@ -214,19 +220,24 @@ class Fleet:
             clock,
             self._step_times,
             self._output_lens,
+            overlaps=self._config.engine.async_scheduling,
+            max_steady_steps=self._max_steady_steps,
             max_model_len=min(self._longest + 1, cache.num_blocks * (cache.block_size or 16)),
             vocab_size=self._prompts.vocab_size,
         )
         engine = build_engine(self._config, registry=self._registry, clock=clock, executor=executor)
         if not isinstance(engine, Engine):
             raise InternalError("a simulated model generates")
-        replica = Replica(index, len(self._built), engine, clock, refused=self._refused, watcher=self._watcher)
+        replica = Replica(
+            index, len(self._built), engine, clock, executor, refused=self._refused, watcher=self._watcher
+        )
         self._built.append(replica)
         return replica
 
     def _join(self, replica: Replica) -> None:
         self._replicas[replica.index] = replica
         if self._routing is not None:
+            replica.reported = self._routing.loaded
             self._routing.added(replica.index, replica)
 
     def _change(self, event: ReplicaEvent) -> None:
@@ -256,6 +267,8 @@ class Fleet:
         """End a replica; its requests go on elsewhere after the tokens that came."""
         self._remove(replica)
         now_s = self._clock.time_s
+        if replica.is_open:
+            replica.close(now_s)
         for one in replica.fail():
             live = self._live[one.request_id]
             self._leave(live)
@@ -304,7 +317,9 @@ class Fleet:
         assert replica is not None, "the router chooses among those that are there"
         live.replica = chosen
         replica.inbox.append(live.request)
-        if not replica.is_scheduled:
+        if replica.is_open:
+            self._close(replica)
+        elif not replica.is_scheduled:
             replica.is_scheduled = True
             self._push(max(self._clock.time_s, replica.clock.now_s()), _STEP_BEGINS, replica.serial)
 
@@ -413,22 +428,32 @@ class Fleet:
 
     def _step_begins(self, replica: Replica) -> None:
         replica.step(self._clock.time_s)
-        if replica.deltas is not None:
-            self._push(replica.clock.now_s(), _STEP_ENDS, replica.serial)
+        if replica.is_open or replica.deltas is not None:
+            self._push(replica.ends_s, _STEP_ENDS, replica.serial)
             return
         replica.is_scheduled = False
         if replica.joins_when_empty:
             self._restart(replica.index)
 
+    def _close(self, replica: Replica) -> None:
+        """Have a stretch of steps end with the one that runs now."""
+        ends_s = replica.ends_s
+        replica.close(self._clock.time_s)
+        if replica.ends_s != ends_s:
+            self._push(replica.ends_s, _STEP_ENDS, replica.serial)
+
     def _step_ends(self, replica: Replica) -> None:
-        deltas, replica.deltas = replica.deltas, None
+        if replica.ends_s != self._clock.time_s:
+            return  # the stretch of steps has been cut
+        if replica.is_open:
+            replica.close(self._clock.time_s)
+        deltas, replica.deltas, replica.ends_s = replica.deltas, None, math.inf
         assert deltas is not None, "a step ends once"
         if self._watcher is not None:
             self._watcher.stepped(replica.index, deltas)
         for end in deltas.finished:
             self._finished(end)
-        if self._routing is not None and replica.has_new_load(deltas):
-            self._routing.loaded(replica.index, replica.engine.load())
+        replica.report(has_ended=bool(deltas.finished))
         self._push(self._clock.time_s, _STEP_BEGINS, replica.serial)
 
     def _result(self) -> Run:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol
@@ -11,7 +12,8 @@ import attrs
 from trencadis.api import Engine
 from trencadis.clock import SimulatedClock
 from trencadis.errors import RequestError, StepFailedError
-from trencadis.records import FinishedSequence, Request, TokenDeltas
+from trencadis.records import EngineLoad, FinishedSequence, Request, TokenDeltas
+from trencadis_tools.simulation.executor import SimulatedExecutor
 
 __all__ = ["Replica", "Unfinished", "Watcher"]
 
@@ -55,24 +57,32 @@ class Replica:
         refused: Called with each request that the engine or the policy refused.
         watcher: Sees what the engine does, or None.
         inbox: Requests for the next step, in the order in which they came.
+        executor: The engine's.
         deltas: Of the step that runs, not to be seen before ``clock`` says so; None: no step runs.
+        ends_s: When the step that runs ends; infinity: none runs.
+        is_open: What runs are several steps, of which it is not decided how many there are: until ``ends_s``, or until a request comes.
         is_scheduled: Its next step, or the end of one, is an event that is to come.
         is_draining: It gets nothing new.
         joins_when_empty: It is started again as soon as it has nothing left.
-        sizes: Sequences that wait and run, as :meth:`has_new_load` saw them last.
+        reported: Takes its load, for a router; None: there is none.
+        sizes: Sequences that wait and run, as the router knows them.
     """
 
     index: int
     serial: int
     engine: Engine
     clock: SimulatedClock
+    executor: SimulatedExecutor
     refused: Callable[[Request, RequestError], None]
     watcher: Watcher | None = None
     inbox: deque[Request] = attrs.field(factory=deque)
     deltas: TokenDeltas | None = None
+    ends_s: float = math.inf
+    is_open: bool = False
     is_scheduled: bool = False
     is_draining: bool = False
     joins_when_empty: bool = False
+    reported: Callable[[int, EngineLoad], None] | None = None
     sizes: tuple[int, int] = (0, 0)
     stalled = False  # for the router: nothing hangs here
 
@@ -82,7 +92,7 @@ class Replica:
         return bool(self.inbox) or self.engine.has_work
 
     def step(self, now_s: float) -> None:
-        """Add what has come, and begin a step: ``clock`` is at its end then, and ``deltas`` is what it will have given.
+        """Add what has come, and begin a step that ends at ``ends_s``: ``deltas`` is what it will have given, unless it is open.
 
         Args:
             now_s: When.
@@ -103,19 +113,32 @@ class Replica:
                 continue
             if self.watcher is not None:
                 self.watcher.added(self.index, slot, request)
-        if self.engine.has_work:
-            self.deltas = self.engine.step()
+        self.report()
+        if not self.engine.has_work:
+            return
+        if not self.engine.is_steady:
+            deltas = self.engine.step()
+            if deltas.slots.size or deltas.finished or not self.engine.is_steady:
+                self.deltas, self.ends_s = deltas, self.clock.now_s()
+                return
+        assert self.executor.stretch is not None, "it is what is open"
+        self.is_open, self.ends_s = True, self.executor.stretch.end_s
 
-    def has_new_load(self, deltas: TokenDeltas) -> bool:
-        """Return whether who waits or runs has changed since the last call, or what is cached: a sequence has ended.
+    def close(self, now_s: float) -> None:
+        """Decide how many steps there are: those that have begun by now."""
+        self.executor.timeline.until_s = now_s
+        self.deltas, self.is_open, self.ends_s = self.engine.step(), False, self.clock.now_s()
+
+    def report(self, *, has_ended: bool = False) -> None:
+        """Tell the router what waits, runs and is cached, if that has changed: it changes when a sequence comes, begins to run or ends.
 
         Args:
-            deltas: Of the step that has ended.
+            has_ended: One has ended.
         """
         sizes = self.engine.num_waiting, self.engine.num_running
-        is_new = bool(deltas.finished) or sizes != self.sizes
-        self.sizes = sizes
-        return is_new
+        if self.reported is not None and (has_ended or sizes != self.sizes):
+            self.sizes = sizes
+            self.reported(self.index, self.engine.load())
 
     def fail(self) -> list[Unfinished]:
         """End the engine; returns its requests, those that it had begun first, without what the step that ran had not given yet."""
@@ -123,7 +146,9 @@ class Replica:
         num_hidden: dict[int, int] = {}
         ended: list[FinishedSequence] = []
         if hidden is not None:
-            num_hidden = dict(zip(hidden.slots.tolist(), hidden.num_tokens.tolist(), strict=True))
+            num_hidden = dict.fromkeys(
+                hidden.slots.tolist(), 1
+            )  # of a stretch of steps the last one alone has not ended
             ended += hidden.finished
         live = list(self.engine.inspect().sequences)
         ended += [end for one in live if (end := self.engine.abort(one)) is not None]

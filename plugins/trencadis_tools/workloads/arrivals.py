@@ -114,8 +114,9 @@ def _ramp(arrivals: Arrivals, moments: FloatArray) -> FloatArray:
     slope = (last - first) / ramp_s
     within = np.minimum(moments, at_end)
     # The root without a difference of like numbers, which also holds for a slope of 0.
-    on_ramp = 2 * within / (first + np.sqrt(np.maximum(0.0, first**2 + 2 * slope * within)))
-    return on_ramp + np.maximum(0.0, moments - at_end) / last
+    on_ramp: FloatArray = 2 * within / (first + np.sqrt(np.maximum(0.0, first**2 + 2 * slope * within)))
+    after_ramp: FloatArray = np.maximum(0.0, moments - at_end) / last
+    return on_ramp + after_ramp
 
 
 def _bursts(arrivals: Arrivals, seed: int, moments: FloatArray) -> FloatArray:

@@ -119,16 +119,20 @@ def geometrics(seed: int, stream: Stream, *keys: int | npt.ArrayLike, mean: floa
     """Return whole numbers of at least 1 with a geometric distribution of the given mean, which is at least 1. Pure."""
     if mean == 1:
         return np.ones(np.broadcast(*[np.asarray(key) for key in keys]).shape, np.int64)
-    return 1 + np.floor(exponentials(seed, stream, *keys) / -np.log1p(-1 / mean)).astype(np.int64)
+    failures = np.floor(exponentials(seed, stream, *keys) / -np.log1p(-1 / mean))
+    numbers: Int64Array = 1 + failures.astype(np.int64)
+    return numbers
 
 
 def categories(values: FloatArray, shares: Sequence[float] | FloatArray) -> Int64Array:
     """Return for each number from 0 to 1 the index of the share it falls into; shares are above 0 and need not sum to 1. Pure."""
     edges = np.cumsum(np.asarray(shares, np.float64))
-    return np.minimum(np.searchsorted(edges, values * edges[-1], side="right"), len(edges) - 1).astype(np.int64)
+    found: Int64Array = np.searchsorted(edges, values * edges[-1], side="right").astype(np.int64)
+    return np.minimum(found, len(edges) - 1)
 
 
 def zipf_shares(num: int, exponent: float) -> FloatArray:
     """Return shares of ranks 1 .. ``num`` in proportion to ``rank ** -exponent``; they sum to 1. Pure."""
-    weights = np.arange(1, num + 1, dtype=np.float64) ** -exponent
-    return weights / weights.sum()
+    weights: FloatArray = np.arange(1, num + 1, dtype=np.float64) ** -exponent
+    shares: FloatArray = weights / weights.sum()
+    return shares

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -87,7 +87,8 @@ def read_trace(source: TraceSource) -> Trace:
         if len(found) > 1:
             raise ConfigError(f"{name}: requests differ: {what}.", hint="Give a trace of one kind.")
     start_s = min(request.arrival_s for request in requests)
-    requests = [attrs.evolve(request, arrival_s=request.arrival_s - start_s) for request in requests]
+    if start_s:
+        requests = [attrs.evolve(request, arrival_s=request.arrival_s - start_s) for request in requests]
     return Trace(
         requests=sorted(requests, key=lambda request: request.arrival_s),
         block_tokens=min(block_tokens, default=16),
@@ -120,11 +121,10 @@ def _sized(row: TraceRow, source: TraceSource, name: str) -> TraceRow | None:
                 f"{name}: line {row.line} has {num_prompt} prompt tokens and {num_output} output tokens: it failed where it was recorded.",
                 hint='Say failed = "drop" or failed = "one_token" in [trace] of a workload file.',
             )
-    return attrs.evolve(
-        row,
-        num_prompt_tokens=max(1, num_prompt),
-        num_output_tokens=None if num_output is None else max(1, num_output),
-    )
+    sizes = (max(1, num_prompt), None if num_output is None else max(1, num_output))
+    if sizes == (row.num_prompt_tokens, row.num_output_tokens):
+        return row
+    return attrs.evolve(row, num_prompt_tokens=sizes[0], num_output_tokens=sizes[1])
 
 
 def _request(row: TraceRow, request_id: str, session: str) -> WorkloadRequest:
@@ -171,9 +171,7 @@ def _sessions(rows: Sequence[TraceRow], ids: Sequence[str]) -> list[str]:
     root = {one: one for one in ids}
     for row, one in zip(rows, ids, strict=True):
         root[one] = root.get(row.follows, one) if row.follows else one
-    members = defaultdict(int)
-    for one in ids:
-        members[root[one]] += 1
+    members = Counter(root[one] for one in ids)
     return [row.session or (root[one] if members[root[one]] > 1 else "") for row, one in zip(rows, ids, strict=True)]
 
 

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 import tomllib
 import types
 import typing
@@ -16,12 +15,13 @@ from typing import Any, Literal
 import attrs
 
 from trencadis.errors import ConfigError, ConfigValueError, UnknownKeyError, did_you_mean
+from trencadis_tools.workloads.arrivals import stretch
 from trencadis_tools.workloads.distributions import Distribution
 from trencadis_tools.workloads.recipe import Recipe
 from trencadis_tools.workloads.workload import Workload
 from trencadis_tools.workloads.written import is_written, parse_written
 
-__all__ = ["builtin_names", "load_workload", "read_recipe"]
+__all__ = ["builtin_names", "load_workload", "read_recipe", "trace_file"]
 
 _BUILTINS = Path(__file__).parent / "builtin"
 
@@ -47,22 +47,30 @@ def load_workload(
     Raises:
         ConfigError: There is no such workload or file, or it cannot be used.
     """
-    changes: Table = {}
-    if seed is not None:
-        changes["seed"] = seed
-    if rate is not None:
-        changes["arrivals"] = {"rate": rate}
-    if limit is not None:
-        changes["limit"] = limit
+    given = {"seed": seed, "limit": limit, "arrivals": None if rate is None else {"rate": rate}}
+    changes = {key: value for key, value in given.items() if value is not None}
     file = _builtin(name_or_path) or Path(name_or_path)
     if file.suffix != ".toml":
         _check_exists(file)
-        written = parse_written(file) if is_written(file) else None
-        if written is not None:
-            return _changed(written, seed=seed, rate=rate, limit=limit)
-        table: Table = {"trace": {"file": str(file)}}
-        return _recipe(_merged(table, changes), file.stem, str(file)).make()
+        recipe = _recipe({"trace": {"file": str(file)}, **changes}, file.stem, str(file))
+        return _changed(parse_written(file), recipe, seed) if is_written(file) else recipe.make()
     return read_recipe(str(file), changes=changes).make()
+
+
+def trace_file(name_or_path: str) -> Path:
+    """Return the trace of a built-in workload; anything else is a path, and comes back as one.
+
+    Raises:
+        ConfigError: The built-in workload has no trace.
+    """
+    file = _builtin(name_or_path)
+    if file is None:
+        return Path(name_or_path)
+    trace = _read(file, ()).get("trace", {})
+    if not trace.get("file"):
+        names = [name for name in builtin_names() if _read(_BUILTINS / f"{name}.toml", ()).get("trace", {}).get("file")]
+        raise ConfigError(f"{name_or_path}: a workload without a trace.", hint=f"Those with one: {', '.join(names)}.")
+    return Path(trace["file"])
 
 
 def read_recipe(name_or_path: str, *, changes: Mapping[str, Any] | None = None) -> Recipe:
@@ -93,20 +101,15 @@ def _check_exists(file: Path) -> None:
         )
 
 
-def _changed(workload: Workload, *, seed: int | None, rate: float | None, limit: int | None) -> Workload:
+def _changed(workload: Workload, recipe: Recipe, seed: int | None) -> Workload:
     """Return a written workload with another seed of its tokens, stretched times or fewer requests; nothing in it is drawn. Pure."""
-    requests = workload.requests[: limit or None]
-    if rate:
-        times = [one.arrival_s for one in requests if not one.after]
-        factor = (
-            0.0
-            if rate == math.inf
-            else (len(times) - 1) / (rate * (times[-1] - times[0]))
-            if times[-1] > times[0]
-            else 1.0
-        )
-        requests = tuple(attrs.evolve(one, arrival_s=one.arrival_s * factor) for one in requests)
-    return attrs.evolve(workload, requests=requests, seed=workload.seed if seed is None else seed)
+    requests = workload.requests[: recipe.limit or None]
+    factor = stretch([one.arrival_s for one in requests if not one.after], recipe.arrivals.rate)
+    return attrs.evolve(
+        workload,
+        requests=tuple(attrs.evolve(one, arrival_s=one.arrival_s * factor) for one in requests),
+        seed=workload.seed if seed is None else seed,
+    )
 
 
 # ------------------------------------------------------------------------------------------------ reading
@@ -134,12 +137,11 @@ def _read(file: Path, seen: tuple[Path, ...]) -> Table:
 
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> Table:
-    """Return the tables with those above over those below, key by key; a distribution is one value. Pure."""
+    """Return the keys of both, those above first; of a table that both have, the keys of both. Pure."""
     merged = dict(below)
     for key, value in above.items():
         before = merged.get(key)
-        is_table = isinstance(value, Mapping) and isinstance(before, Mapping) and "mean" not in before
-        merged[key] = _merged(typing.cast("Mapping[str, Any]", before), value) if is_table else value
+        merged[key] = {**before, **value} if isinstance(value, Mapping) and isinstance(before, Mapping) else value
     return merged
 
 

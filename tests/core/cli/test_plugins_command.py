@@ -83,10 +83,24 @@ def test_the_table_has_one_line_for_each_component(capsys):
     assert main(["plugins"]) == 0
     head, *lines = capsys.readouterr().out.splitlines()
     assert head.split() == [
-        "noun", "component", "role", "default", "distribution", "version", "requires", "provides", "summary",
+        "noun", "component", "role", "default", "stability", "distribution", "version", "requires", "provides", "summary",
     ]  # fmt: skip
-    assert lines[0].split() == ["bucketing", "exact", "by", "layout", "yes", "(in", "code)", "The", "exact", "one."]
-    assert len(lines) == 16
+    assert lines[0].split() == [
+        "bucketing",
+        "exact",
+        "by",
+        "layout",
+        "yes",
+        "provisional",
+        "(in",
+        "code)",
+        "The",
+        "exact",
+        "one.",
+    ]
+    assert len(lines) == 18
+    assert lines[-3].startswith("stable contracts: bucketing 1, scheduling 1, eviction 2, ")
+    assert lines[-2].startswith("provisional contracts: kv_connector 2, ")
     assert lines[-1] == "no component installed: speculation, kv_connector"
 
 

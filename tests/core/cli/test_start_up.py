@@ -39,6 +39,10 @@ COMMANDS = {
     "expert-loads": (2, ["/no/such/page"]),
     "doctor": (0, ["--server.port", "0"]),
     "new-plugin": (0, ["scheduling", "lottery"]),
+    "compare": (2, ["fcfs", "no_such_policy", "--workload", "poisson"]),
+    "workload": (0, ["poisson"]),
+    "replay": (2, ["/no/such/record"]),
+    "lock": (2, NO_MODEL),
     "gaudi-check": (2, ["--timeout", "0"]),
 }
 """Of each command the exit code, and arguments with which it goes as far as is cheap."""

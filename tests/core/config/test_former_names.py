@@ -18,7 +18,7 @@ from trencadis.interfaces import setting
 class ShelfConfig:
     """A table with a renamed key."""
 
-    max_items: int = setting(5, "Most items.", formerly="max_things")
+    max_items: int = setting(5, "Most items.", formerly="max_things", since="0.1")
 
 
 PATH = "kv_connector.shelf.max_items"

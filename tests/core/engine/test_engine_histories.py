@@ -229,11 +229,11 @@ class History:
                 raise UnpreparedShapeError("refused")
             return build(plan)
 
-        def noting(plan: Plan, error: Exception) -> None:
+        def noting(plan: Plan, error: Exception, **how: bool) -> None:
             assert str(error).endswith(("refused", "injected", "injected copies")), error
             if plan.num_sequences == 1 and not plan.preempted.size:
                 self.blamed |= {name for name, slot in engine._state.slot_of.items() if slot == plan.slots[0]}
-            step_failed(plan, error)
+            step_failed(plan, error, **how)
 
         engine._builder.build, engine._step_failed = refusing, noting
 

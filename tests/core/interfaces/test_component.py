@@ -49,3 +49,18 @@ def test_a_factory_makes_each_default_anew_and_the_default_is_not_used():
 def test_a_setting_is_validated():
     with pytest.raises(ValueError, match="limit"):
         Table(limit=0)
+
+
+def test_a_component_is_provisional_unless_it_says_otherwise_and_says_one_of_three_words() -> None:
+    def offered(**stability: str) -> Component:
+        return Component(name="one", factory=print, summary="", interface_version=1, **stability)
+
+    assert offered().stability == "provisional"
+    assert offered(stability="stable").stability == "stable"
+    with pytest.raises(ValueError, match="'stabel'"):
+        offered(stability="stabel")
+
+
+def test_a_renamed_key_says_since_when() -> None:
+    with pytest.raises(ValueError, match="formerly='max_things' needs since="):
+        setting(1, "Most.", formerly="max_things")

@@ -114,6 +114,44 @@ def test_a_role_needs_a_connector_and_is_refused_before_anything_is_built(house,
     _resolve(registry, engine__role="decode", kv_connector__name="shelf")
 
 
+@pytest.mark.representatives(1000)
+@pytest.mark.parametrize(
+    ("named", "key"),
+    [
+        ({"scheduling__name": "daring"}, "name"),
+        ({"scheduling__fallback": "daring"}, "fallback"),
+        ({"scheduling__shadow": "daring"}, "shadow"),
+    ],
+)
+def test_an_experimental_component_is_refused_in_every_role_until_it_is_accepted(
+    house, make_plugin, component, named, key
+):
+    extra = make_plugin("extra", scheduling=[component("daring", stability="experimental")])
+    registry = Registry.discover(entry_points=(), extra_plugins=[house, extra])
+    with pytest.raises(ConfigValueError) as caught:
+        _resolve(registry, **named)
+    assert str(caught.value) == (
+        f'[scheduling] {key} = "daring" (from argument): scheduling component "daring" of extra, given in code (plugin "extra") is '
+        "experimental: its options and results may change, and it may go away, with any version. "
+        "Accept that with [plugins] experimental = true, or --plugins.experimental."
+    )
+    _resolve(registry, plugins__experimental=True, **named)
+
+
+def test_a_component_that_is_not_named_may_be_experimental(house, make_plugin, component):
+    extra = make_plugin("extra", scheduling=[component("daring", stability="experimental")])
+    _resolve(Registry.discover(entry_points=(), extra_plugins=[house, extra]))
+
+
+def test_every_choice_of_a_plan_has_the_path_that_names_it(registry):
+    plan = _resolve(registry, scheduling__shadow="tuned", observer__names=["log", "log"], bucketing__name="exact")
+    assert [path for path, _ in plan.named_choices()] == [
+        "bucketing.name", "scheduling.name", "eviction.name", "sampling.name", "backend.name", "executor.name",
+        "observer.names[0]", "observer.names[1]", "scheduling.shadow",
+        "bucketing.fallback", "scheduling.fallback", "eviction.fallback",
+    ]  # fmt: skip
+
+
 def test_a_choice_carries_its_own_options(registry):
     choice = _resolve(registry, scheduling__name="tuned", scheduling__tuned__limit=7).choices["scheduling"]
     assert (choice.component.name, choice.options.limit) == ("tuned", 7)

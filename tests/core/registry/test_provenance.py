@@ -65,11 +65,11 @@ def digest_of(tmp_path, monkeypatch):
             del sys.modules[name]
         importlib.invalidate_caches()
         importlib.import_module(module)
-        provenance_module._digest_of.cache_clear()
+        provenance_module._code_files.cache_clear()
         return Provenance(plugin="x", module=module, distribution=distribution, version="1.0").code_digest
 
     yield digest
-    provenance_module._digest_of.cache_clear()
+    provenance_module._code_files.cache_clear()
     for name in [name for name in sys.modules if name.partition(".")[0] == "digested"]:
         del sys.modules[name]
 
@@ -102,6 +102,6 @@ def test_what_has_no_file_has_no_digest():
 
 
 def test_loading_plugins_reads_no_code_for_a_digest(install, plugin_source, monkeypatch):
-    monkeypatch.setattr(provenance_module, "_digest_of", None)
+    monkeypatch.setattr(provenance_module, "_code_files", None)
     registry = Registry.discover(entry_points=install("fibonacci-tiles", "0.2.0", plugin_source("fibonacci")))
     assert "fibonacci" in registry.components("bucketing")

@@ -14,7 +14,7 @@ from trencadis.interfaces import Component, Distributions, LogitsProcessor
 from trencadis.records import DraftDistributions, RowStart, SamplingParams
 from trencadis_plugins.sampling.top_k import TopK
 
-pytestmark = pytest.mark.filterwarnings("ignore:.* was renamed to :DeprecationWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:.* is deprecated since :DeprecationWarning")
 
 
 @pytest.fixture
@@ -37,15 +37,15 @@ def start(row: int = 0, **params) -> RowStart:
 def test_class_member_and_new_name_are_named_once_at_the_definition(canary):
     renamed = [said.partition(";")[0] for said in canary.said]
     assert renamed == [
-        "trencadis.interfaces.Laws was renamed to Distributions",
-        "trencadis.records.DraftLaws was renamed to DraftDistributions",
-        "CanaryOldProcessor.asks was renamed to applies_to",
-        "CanaryOldProcessor.may_begin was renamed to can_start_with",
-        "CanaryOldProcessor.takes_branches was renamed to supports_branches",
-        "CanaryOldSampler.takes_drafts was renamed to supports_drafts",
-        "CanaryOldSampler.goes_on was renamed to is_portable",
-        "CanaryOldSampler.may_begin was renamed to can_start_with",
-        "CanaryOldRule.needs_laws was renamed to needs_distributions",
+        "trencadis.interfaces.Laws is deprecated since 0.1: use Distributions",
+        "trencadis.records.DraftLaws is deprecated since 0.1: use DraftDistributions",
+        "CanaryOldProcessor.asks is deprecated since 0.1: use applies_to",
+        "CanaryOldProcessor.may_begin is deprecated since 0.1: use can_start_with",
+        "CanaryOldProcessor.takes_branches is deprecated since 0.1: use supports_branches",
+        "CanaryOldSampler.takes_drafts is deprecated since 0.1: use supports_drafts",
+        "CanaryOldSampler.goes_on is deprecated since 0.1: use is_portable",
+        "CanaryOldSampler.may_begin is deprecated since 0.1: use can_start_with",
+        "CanaryOldRule.needs_laws is deprecated since 0.1: use needs_distributions",
     ]
     assert canary.LAWS_TYPE is Distributions
 
@@ -72,7 +72,9 @@ def test_a_sampler_with_old_names_answers_to_the_new_ones(canary):
 
 
 def test_a_rule_with_old_names_answers_to_the_new_ones(canary):
-    with pytest.warns(DeprecationWarning, match="CanaryOldRule.takes_trees was renamed to supports_trees"):
+    with pytest.warns(
+        DeprecationWarning, match="CanaryOldRule.takes_trees is deprecated since 0.1: use supports_trees"
+    ):
         rule = canary.CanaryOldRule()
     assert (rule.needs_distributions, rule.supports_trees) == (True, True)
 

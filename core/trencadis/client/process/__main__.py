@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 from trencadis.activity import ACTIVITY, EnginePhase
 from trencadis.client.process.messages import FailedMessage, StartMessage, decode_start, encode
 from trencadis.client.process.process import LENGTH
+from trencadis.client.process.record_signal import ignore_record_signal, record_at_signal
 from trencadis.client.process.stall_watch import DUMP_SIGNAL, beat_s
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ def main() -> int:
     faulthandler.enable()
     if DUMP_SIGNAL is not None:
         faulthandler.register(DUMP_SIGNAL, all_threads=True)
+    ignore_record_signal()
     start = decode_start(_read(source, LENGTH.unpack(_read(source, LENGTH.size))[0]))
     if start.activity_file >= 0:
         ACTIVITY.share(start.activity_file)
@@ -76,6 +78,7 @@ def _serve(start: StartMessage, channel: Channel) -> None:
     from trencadis.clock import SystemClock
     from trencadis.console import track
     from trencadis.engine.build import build_engine
+    from trencadis.engine.engine import Engine
     from trencadis.registry import load_with_plugins
     from trencadis.startup import rare_collections
 
@@ -99,6 +102,8 @@ def _serve(start: StartMessage, channel: Channel) -> None:
             hashing=engine.hashing if start.sends_load else None,
         )
         channel.send(encode(ready))
+        if isinstance(engine, Engine) and engine.flight_recorder is not None:
+            record_at_signal(engine.flight_recorder)
         gc.freeze()  # loaded objects live as long as the process: keep them out of collections
         clock = SystemClock() if start.sends_load else None
         EngineWorker(engine, channel, beat_s=beat_s(config.engine.watchdog_s), load_clock=clock).run()

@@ -1,7 +1,7 @@
 """Stall watch: detects from outside that a worker process makes no progress, logs where it is stuck, and kills it in the end.
 
     every second   ActivityView.read ─ the beat has changed ──────────────▶ it makes progress
-                                     └ not for watchdog_s / 2 ─────────────▶ stalled: logged, with the stacks of all its threads
+                                     └ not for watchdog_s / 2 ─────────────▶ stalled: logged, with the stacks of all its threads; its flight record is written
                                      └ not for watchdog_s ─────────────────▶ killed
                                      └ a signal has stopped it for 5 s ────▶ killed
                                      └ its ranks start again for 5 s ──────▶ stalled, until they have
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from trencadis.activity import ActivityReading, ActivityView, EnginePhase
+from trencadis.client.process.record_signal import RECORD_SIGNAL
 from trencadis.clock import Clock, SystemClock
 
 __all__ = ["DUMP_SIGNAL", "StallWatch", "beat_s"]
@@ -162,6 +163,8 @@ class StallWatch:
         )
         if DUMP_SIGNAL is not None:
             self._process.send_signal(DUMP_SIGNAL)
+        if RECORD_SIGNAL is not None:
+            self._process.send_signal(RECORD_SIGNAL)
 
     def _end(self, reading: ActivityReading) -> None:
         self.verdict = f"hung: no progress in {_where(reading, self._age_s)} ([engine] watchdog_s = {self._watchdog_s:g}); it was killed"

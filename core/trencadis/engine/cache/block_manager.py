@@ -55,7 +55,7 @@ class BlockManager:
         self._hash_of: dict[int, bytes] = {}
         self._depth_of: dict[int, int] = {}
         self._previous: dict[bytes, bytes] = {}
-        self._successors: dict[bytes, set[bytes]] = {}
+        self._successors: dict[bytes, dict[bytes, None]] = {}  # in order, so that runs replay
         self._cached: set[int] = set()
 
     @property
@@ -165,7 +165,7 @@ class BlockManager:
                 known.append(block)
                 if depth:
                     self._previous[block_hash] = previous
-                    self._successors.setdefault(previous, set()).add(block_hash)
+                    self._successors.setdefault(previous, {})[block_hash] = None
             previous = block_hash
         if known and self._eviction.wants_uses:
             self._tell_use(known, salt=salt, now_s=now_s)
@@ -258,7 +258,7 @@ class BlockManager:
         self._cached.difference_update(evicted, unfit)
         self._push(np.array(evicted + unfit, np.int32))
 
-    def _lose(self, block: int) -> set[bytes]:
+    def _lose(self, block: int) -> list[bytes]:
         """Make a block unfindable; returns the hashes of its successors."""
         block_hash = self._hash_of.pop(block)
         del self._block_of[block_hash], self._depth_of[block]
@@ -267,10 +267,10 @@ class BlockManager:
         previous = self._previous.pop(block_hash, None)
         if previous is not None and previous in self._successors:
             siblings = self._successors[previous]
-            siblings.discard(block_hash)
+            siblings.pop(block_hash, None)
             if not siblings:
                 del self._successors[previous]
-        return self._successors.pop(block_hash, set())
+        return list(self._successors.pop(block_hash, ()))
 
     def _tell_use(self, blocks: Sequence[int], *, salt: str, now_s: float) -> None:
         keys = [self._hash_of[block] for block in blocks]

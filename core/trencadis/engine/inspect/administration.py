@@ -137,6 +137,6 @@ class Administration:
             return
         shadow = None
         if prepared.shadow is not None:
-            shadow = Shadow(*prepared.shadow, clock=self._state.clock)
+            shadow = Shadow(*prepared.shadow, clock=self._state.clock.source)
             shadow.introduce(self._policy.live())
         self._policy.shadow = shadow

@@ -12,6 +12,7 @@ from typing import Final
 
 import attrs
 
+from trencadis.deprecation import deprecate
 from trencadis.faults import FaultLog, shown
 
 __all__ = ["MAX_PAGE_CHARS", "MetricsPage"]
@@ -30,7 +31,10 @@ _FORMER_NAMES: Final = {
     "trencadis_transfer_waiting_sequences": "trencadis_transfer_parked_sequences",
     "trencadis_transfer_pinned_blocks": "trencadis_transfer_held_blocks",
 }
-"""Families that were renamed, with the names that they had: for one version they are shown under both."""
+"""Families that were renamed, with the names that they had: for two minor versions they are shown under both."""
+
+for _new, _old in _FORMER_NAMES.items():
+    deprecate(f"the metric {_old}", use=_new, module=__name__, since="0.1")
 
 _NAME: Final = r"[a-zA-Z_:][a-zA-Z0-9_:]*"
 _LABEL: Final = r'[a-zA-Z_][a-zA-Z0-9_]*="(?:[^"\\\n]|\\[\\n"])*"'

@@ -12,6 +12,7 @@ The next chunk of a prompt is, for each stage computes batches in order, and so 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,14 @@ class Scheduler:
         max_preemptions: Sequences preempted more often are spared while others are left.
         max_wait_s: Sequences that waited longer are admitted first.
         decisions: Records what was decided, and why; None: nothing is recorded.
+        max_steady_steps: The most steps that a plan may stand for.
+
+    Attributes:
+        failed: Sequences that ended while the newest plan was made.
+        had_drafts: The newest plan had drafts, which may have got blocks in vain.
+        next_step: Number of the next plan.
+        notes: What the newest plan decided.
+        num_recomputed_tokens: Of the newest plan, those that were computed before a preemption.
     """
 
     def __init__(
@@ -54,9 +63,11 @@ class Scheduler:
         max_preemptions: int,
         max_wait_s: float,
         decisions: Decisions | None = None,
+        max_steady_steps: int = 1,
     ) -> None:
         self._state = state
         self._policy = policy
+        self._max_steady_steps = max_steady_steps
         self._pipeline = policy if isinstance(policy, PipelinedScheduling) else None
         self._budget = max_num_batched_tokens
         self._max_preemptions = max_preemptions
@@ -65,11 +76,11 @@ class Scheduler:
         self.admission = Admission(state, policy, max_wait_s=max_wait_s)
         self._preemptor = Preemptor(state, policy, self.admission, max_preemptions=max_preemptions)
         self._decisions = decisions or Decisions()
-        self._notes = StepNotes()
+        self.notes = StepNotes()
         self._is_connected = state.transfers.has_connector
-        self._step = 0
+        self.next_step = 0
         self._preempted: list[int] = []
-        self._had_drafts = False
+        self.had_drafts = False
         self._running: Int32Array | None = None
         self._places: Int64Array = np.empty(0, np.int64)
         self._rows: Int32Array = _EMPTY
@@ -93,10 +104,10 @@ class Scheduler:
         state, table = self._state, self._state.table
         self._preempted = []
         self.num_recomputed_tokens = 0
-        notes = self._notes = self.admission.notes = StepNotes()
+        notes = self.notes = self.admission.notes = StepNotes()
         if self.admission.has_outcome or state.adapters.num_places:
             self.admission.begin()
-        if self._had_drafts:
+        if self.had_drafts:
             self._take_back()
         view, order = self._views.view(), None
         # The view itself would keep its arrays alive.
@@ -126,7 +137,10 @@ class Scheduler:
         all_decode = ends.tobytes() == num_tokens.tobytes()
         decodes = active if all_decode else active[ends == num_tokens]
         notes.split, notes.active, notes.decodes = split, active, decodes
-        if all_decode and active is state.running and drafts is None and not state.waiting.slots.size:
+        is_settled = not state.waiting.slots.size or (
+            self._max_steady_steps > 1 and order is None and not state.rows.num_free
+        )
+        if all_decode and active is state.running and drafts is None and is_settled:
             plan = self._plan_decodes(view, split, places, computed, ends)
             if plan is not None:
                 return plan
@@ -167,7 +181,11 @@ class Scheduler:
             ends: One more, all their known tokens.
         """
         state, table, number = self._state, self._state.table, len(places)
-        if not number or number > min(split.decode, self._budget) or self._preempted or table.was_preempted:
+        if not number or number > min(split.decode, self._budget) or self._preempted:
+            return None
+        if table.was_preempted and (
+            self._max_steady_steps == 1 or 1 in (table.high_water[places] > computed).tobytes()
+        ):
             return None
         if len(self._ones) < number:
             self._ones, self._trues = _constant(2 * number, np.int32), _constant(2 * number, np.bool_)
@@ -175,12 +193,13 @@ class Scheduler:
             if number > state.blocks.num_available:  # so many may be missing
                 return None
             self._allocate(view, state.running, self._ones[:number])
-        self._notes.num_left = min(self._budget - number, split.prefill)
-        self._had_drafts = False
+        num_steps = self._steady_steps(view, places, ends) if self._max_steady_steps > 1 else 1
+        self.notes.num_left = min(self._budget - number, split.prefill)
+        self.had_drafts = False
         table.num_computed_tokens[places] = ends
         table.num_tokens[places] = ends + 1
         plan = Plan(
-            step=self._step,
+            step=self.next_step,
             slots=state.running,
             rows=self._rows,
             epochs=self._epochs,
@@ -191,10 +210,48 @@ class Scheduler:
             preempted=_EMPTY,
             connector_message=state.transfers.take_message() if self._is_connected else b"",
             num_tokens=number,
+            num_steps=num_steps,
         )
         self._note(plan.slots, plan.starts, plan.num_scheduled)
-        self._step += 1
+        self.next_step += 1
         return plan
+
+    def _steady_steps(self, view: SchedulerView, places: Int64Array, ends: Int64Array) -> int:
+        """Return how many steps nothing is to be decided in: as the policy promises, none reaches its limit, and blocks are enough."""
+        state, table = self._state, self._state.table
+        most = min(self._max_steady_steps, int((table.max_total_tokens[places] - ends).min()) - 1)
+        most = min(most, self._policy.steady_steps(view)) if most > 1 else 1
+        held, size = table.num_blocks[places], state.block_size
+
+        def lacks(num_steps: int) -> bool:
+            return int(np.maximum(-(-(ends + num_steps - 1) // size) - held, 0).sum()) > state.blocks.num_available
+
+        if most > 1 and lacks(most):
+            most = bisect_left(range(1, most), True, key=lambda num_steps: lacks(num_steps + 1)) + 1
+        return most
+
+    def went_on(self, plan: Plan, num_steps: int) -> None:
+        """Count the steps that a plan stood for after the first one, with blocks as these steps would have taken them one by one.
+
+        Args:
+            plan: Whose sequences still run, and no plan was made since.
+            num_steps: That were computed, at least 2.
+        """
+        state, table, size = self._state, self._state.table, self._state.block_size
+        places = plan.slots.astype(np.intp)
+        firsts, ends = table.num_blocks[places], plan.starts + num_steps
+        missing = np.maximum(-(-ends // size) - firsts, 0)
+        number = int(missing.sum())
+        if number:
+            sequences = np.repeat(np.arange(len(places)), missing)
+            columns = firsts[sequences] + np.arange(number) - np.repeat(np.cumsum(missing) - missing, missing)
+            order = np.lexsort((sequences, columns * size - plan.starts[sequences]))  # by step, then as in the plan
+            rows, columns = plan.rows[sequences[order]], columns[order].astype(np.int32)
+            state.rows.write_blocks(rows, columns, self._blocks.allocate(number))
+            table.num_blocks[places] += missing
+        table.num_computed_tokens[places] += num_steps - 1
+        table.num_tokens[places] += num_steps - 1
+        self.next_step += num_steps - 1
 
     def _look_at(self, running: Int32Array) -> None:
         """Find slots, in the type that numpy indexes with at a third of the price, rows and epochs of those that run.
@@ -276,7 +333,7 @@ class Scheduler:
         if often.any() and not often.all():
             candidates = candidates[~often]
         victim = self._policy.victim(view, candidates=candidates)
-        self._notes.preempt(victim, num_needed=num_needed, num_free=self._blocks.num_available)
+        self.notes.preempt(victim, num_needed=num_needed, num_free=self._blocks.num_available)
         state.preempt(table.sequence(victim))
         self._preempted.append(victim)
         return True
@@ -310,7 +367,7 @@ class Scheduler:
     def _plan_alone(self, slot: int) -> Plan | None:
         """Plan one suspect of a failed step alone, so that only the one at fault ends with the error."""
         state, table = self._state, self._state.table
-        self._notes.alone = slot
+        self.notes.alone = slot
         if table.sequence(slot).state is SequenceState.WAITING_FOR_REMOTE_KV:
             return self._finish_plan(_EMPTY, _EMPTY, None, _EMPTY)  # its load is still awaited
         if table.row[slot] < 0:
@@ -346,18 +403,18 @@ class Scheduler:
         ends = starts + counts
         known = table.num_tokens[slots]
         kept = None if drafts is None else self._drafts_of(slots, counts, drafts, draft_slots)
-        self._had_drafts = kept is not None
+        self.had_drafts = kept is not None
         num_drafts = 0 if kept is None else kept.num_drafts
         sure = ends - num_drafts  # drafts count as computed when they were accepted
         samples = sure == known
         if (sure > known).any():
-            raise InternalError(f"plan {self._step} schedules tokens beyond the known ones: {slots[ends > known]}")
+            raise InternalError(f"plan {self.next_step} schedules tokens beyond the known ones: {slots[ends > known]}")
         if table.was_preempted:
             self._count_recomputed(slots, starts, ends)
         table.num_computed_tokens[slots] = sure
         table.num_tokens[slots] = known + samples
         plan = Plan(
-            step=self._step,
+            step=self.next_step,
             slots=slots,
             rows=table.row[slots].astype(np.int32),
             epochs=table.epoch[slots],
@@ -370,13 +427,13 @@ class Scheduler:
             connector_message=message,
         )
         self._note(slots, plan.starts, counts)
-        self._step += 1
+        self.next_step += 1
         return plan
 
     def _note(self, slots: Int32Array, starts: Int32Array, counts: Int32Array) -> None:
         """Keep what was decided, and why. At most 2 µs."""
-        notes, state = self._notes, self._state
-        notes.step, notes.policy = self._step, self._policy.name
+        notes, state = self.notes, self._state
+        notes.step, notes.policy = self.next_step, self._policy.name
         notes.slots, notes.starts, notes.counts = slots, starts, counts
         notes.running, notes.admitted = state.running, self.admission.admitted
         if self._is_connected:

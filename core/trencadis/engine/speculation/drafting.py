@@ -126,7 +126,7 @@ class Drafting:
         self.draft_s = 0.0
         if not self.is_on:
             return None, _EMPTY
-        self._start_s = self._state.clock.now_s()
+        self._start_s = self._state.clock.source.now_s()
         if self._rule is not None and self._rule.fault:
             self._switch_off(StepFailedError(self._rule.fault))
             return None, _EMPTY
@@ -138,7 +138,7 @@ class Drafting:
         except StepFailedError as error:
             self._switch_off(error)
             return None, _EMPTY
-        self.draft_s = self._state.clock.now_s() - self._start_s
+        self.draft_s = self._state.clock.source.now_s() - self._start_s
         return (drafts, slots) if drafts.num_drafts.any() else (None, _EMPTY)
 
     def verified(self, plan: Plan, output: StepOutput) -> None:
@@ -277,7 +277,7 @@ class Drafting:
             num_tokens=output.num_padded_tokens,
             num_prefill_tokens=int(plan.num_scheduled[~decodes].sum()),
             draft_s=self.draft_s,
-            step_s=self._state.clock.now_s() - self._start_s - self.draft_s,
+            step_s=self._state.clock.source.now_s() - self._start_s - self.draft_s,
         )
 
 

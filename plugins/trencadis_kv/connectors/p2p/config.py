@@ -149,6 +149,7 @@ class P2PConfig:
         unit="prompts",
         validator=and_(ge(1), le(1024)),
         formerly="max_invites",
+        since="0.1",
     )
     max_remote_prefills: int = setting(
         64,
@@ -156,6 +157,7 @@ class P2PConfig:
         unit="prompts",
         validator=and_(ge(0), le(4096)),
         formerly="max_guests",
+        since="0.1",
     )
     first_token: bool = setting(
         True,

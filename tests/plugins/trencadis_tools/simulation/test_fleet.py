@@ -198,7 +198,7 @@ def test_events_that_cannot_happen_are_refused_in_words(events, message):
 
 
 def test_an_answer_that_its_follower_has_no_room_for_is_refused_in_words():
-    with pytest.raises(ConfigValueError, match="which are 25 tokens"):
+    with pytest.raises(ConfigValueError, match="whose prompt and answer have 25"):
         run([asked("a"), asked("b", 0.0, 22, after="a")])
 
 

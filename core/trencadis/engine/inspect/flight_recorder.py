@@ -1,0 +1,403 @@
+"""The flight recorder: what an engine did in its last steps, in memory, to be written when something goes wrong.
+
+    add, plan, commit, fail ──note──▶ entries of the present segment         every n steps: a key frame, and a new segment
+                                      entries of the one before, its frame  ──record()──▶ FlightRecord ──▶ file
+
+A step pays for two small tuples of what the plan and its notes hold anyway; everything else is done when a record is made.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import msgspec
+import numpy as np
+
+import trencadis
+from trencadis.engine.inspect.decisions import StepNotes
+from trencadis.engine.inspect.flight_files import FlightFiles
+from trencadis.engine.inspect.key_frame import KeyFrame
+from trencadis.engine.inspect.shared_beginnings import shared_beginnings
+from trencadis.engine.sequences import Sequence as EngineSequence
+from trencadis.engine.state import EngineState
+from trencadis.records import Drafts, FinishedSequence, FinishReason, Int32Array, Plan, Request, evolve_unchecked
+from trencadis.records.flight_record import (
+    Event,
+    FlightRecord,
+    RecordedArrival,
+    RecordedAttempt,
+    RecordedCommit,
+    RecordedEnd,
+    RecordedFailure,
+    RecordedRequest,
+)
+
+__all__ = ["FlightFacts", "FlightRecorder", "RecordedLife", "event_of", "without_tokens"]
+
+
+_NO_TOKENS = np.empty(0, np.int32)
+
+
+@attrs.frozen(kw_only=True)
+class FlightFacts:
+    """What of an engine does not change while it lives; see :class:`~trencadis.records.flight_record.FlightRecord`.
+
+    Attributes:
+        config: Tables of the core, without secrets and texts.
+        components: By noun: name, distribution and version.
+        model: Facts of the model.
+        capabilities: Of the backend.
+        num_in_flight: Steps that may be in flight at once.
+        obstacles: Why no record of this engine can be replayed; empty: it can.
+    """
+
+    config: Mapping[str, Any]
+    components: Mapping[str, tuple[str, str, str]]
+    model: Mapping[str, Any]
+    capabilities: Mapping[str, Any]
+    num_in_flight: int
+    obstacles: tuple[str, ...] = ()
+
+
+class RecordedLife:
+    """One request in the engine: what its record needs, and its tokens, of which only shared beginnings are recorded.
+
+    Attributes:
+        number: Of the request in this engine.
+        sequence: While it lives.
+        record: What is known of it.
+        tokens: Known when it was added, int32.
+        block_hashes: Of its full blocks; the engine extends the list.
+        finished: Once it has ended.
+    """
+
+    __slots__ = ("block_hashes", "finished", "number", "record", "sequence", "tokens")
+
+    def __init__(self, number: int, sequence: EngineSequence, record: RecordedRequest) -> None:
+        self.number = number
+        self.sequence: EngineSequence | None = sequence
+        self.record = record
+        self.tokens = sequence.tokens
+        self.block_hashes = sequence.block_hashes
+        self.finished: FinishedSequence | None = None
+
+
+class _Segment:
+    """Entries from one key frame to the next.
+
+    Attributes:
+        frame: The state before the first entry; None: the engine had just been built.
+        entries: In order.
+        lives: Requests that were in the engine at the frame, or came later, in order of arrival.
+        num_token_bytes: Of those that have ended.
+        first_step: Number of the first plan.
+    """
+
+    __slots__ = ("entries", "first_step", "frame", "lives", "num_token_bytes")
+
+    def __init__(self, frame: Any, lives: list[RecordedLife], first_step: int) -> None:
+        self.frame = frame
+        self.entries: list[tuple[Any, ...]] = []
+        self.lives = lives
+        self.num_token_bytes = 0
+        self.first_step = first_step
+
+
+@attrs.frozen(kw_only=True)
+class _Kept:
+    """What a record is made of; see :class:`~trencadis.records.flight_record.FlightRecord`."""
+
+    frame: KeyFrame | None
+    lives: list[RecordedLife]
+    entries: list[tuple[Any, ...]]
+    requests: list[RecordedRequest]
+    tokens: list[Int32Array]
+    obstacles: tuple[str, ...]
+    plan_hash: str
+
+
+ARRIVAL, END, ATTEMPT, COMMIT, FAILURE = range(5)
+"""First item of an entry."""
+
+
+class FlightRecorder:
+    """Records one engine, on its thread.
+
+    Args:
+        state: The engine's.
+        facts: Of the engine.
+        files: Where records are written.
+        num_steps: Length of a segment, of which two are kept.
+        max_bytes: Of the tokens of requests that have ended, two segments together.
+        plan_hash: Returns the hash of the plan in force.
+
+    Attributes:
+        note: Adds an entry: a tuple that begins with one of the constants of this module.
+        take_frame: Returns a copy of the engine's state, given the requests in it; set by the engine.
+        frame_due: Number of the step after whose commit :meth:`new_segment` is to be called.
+    """
+
+    def __init__(
+        self,
+        state: EngineState,
+        facts: FlightFacts,
+        files: FlightFiles,
+        *,
+        num_steps: int,
+        max_bytes: int,
+        plan_hash: Callable[[], str] = lambda: "",
+    ) -> None:
+        self._state = state
+        self._facts = facts
+        self._files = files
+        self._num_steps = num_steps
+        self._max_bytes = max_bytes // 2
+        self.take_frame: Callable[[Sequence[RecordedLife]], KeyFrame | None] = lambda _: None
+        self._plan_hash = plan_hash
+        self._live: dict[int, RecordedLife] = {}  # by slot
+        self._num_requests = 0
+        self._obstacles: deque[str] = deque(maxlen=16)
+        self._segments: deque[_Segment] = deque([_Segment(None, [], 0)], maxlen=2)
+        self._segment = self._segments[-1]
+        self.note = self._segment.entries.append
+        self.frame_due = num_steps
+
+    # --------------------------------------------------------------------------------------------------- notes
+
+    def added(self, sequence: EngineSequence) -> None:
+        """Note that a request waits."""
+        life = self.adopted(sequence)
+        self.note((ARRIVAL, life.record.arrival_s, life))
+        if sequence.slot in self._state.compiling:
+            self.obstacle(f"request {life.record.request_id!r} waited for its sampler, such as for a grammar")
+
+    def adopted(self, sequence: EngineSequence) -> RecordedLife:
+        """Keep a request that is in the engine."""
+        slot = sequence.slot
+        record = _recorded(self._num_requests, sequence.original_request, sequence, float(self._state.table.arrival_s[slot]))
+        life = self._live[slot] = RecordedLife(self._num_requests, sequence, record)
+        self._num_requests += 1
+        self._segment.lives.append(life)
+        return life
+
+    def ended(self, slot: int, reason: FinishReason) -> None:
+        """Note that a client gave a request up, or found its text complete; it ends right after."""
+        life = self._live.get(slot)
+        if life is not None:
+            self.note((END, self._state.clock.now_s(), life, reason is FinishReason.STOP))
+
+    def finished(self, finished: FinishedSequence) -> None:
+        """Note that a request has left the engine."""
+        life = self._live.pop(finished.slot, None)
+        if life is not None:
+            life.finished, life.sequence = finished, None
+            self._segment.num_token_bytes += life.tokens.nbytes + finished.token_ids.nbytes + 64 * len(life.block_hashes)
+            if self._segment.num_token_bytes > self._max_bytes:
+                self.frame_due = 0
+
+    def obstacle(self, words: str) -> None:
+        """Note what keeps the record from being replayed exactly."""
+        if words not in self._obstacles:
+            self._obstacles.append(words)
+
+    def new_segment(self, next_step: int) -> None:
+        """Take a key frame and begin a new segment; called between two steps, after a commit."""
+        lives = list(self._live.values())
+        segment = _Segment(self.take_frame(lives), lives, next_step)
+        self._segments.append(segment)
+        self._segment = segment
+        self.note = segment.entries.append
+        self.frame_due = next_step + self._num_steps
+
+    # --------------------------------------------------------------------------------------------------- records
+
+    def dump(self, reason: str, cause: str = "") -> Path | None:
+        """Write a record now; returns its path, or None if it could not be written. From any thread, while the engine rests or hangs."""
+        return self._files.write(self.record(reason=reason, cause=cause))
+
+    def dump_fault(self, cause: str) -> None:
+        """Write a record of a fault, unless the last one was a moment ago; the engine does not wait for it."""
+        if self._files.may_write():
+            made = self._kept()
+            threading.Thread(
+                target=lambda: self._files.write(self._record(made, "fault", cause)), name="trencadis-flight-record"
+            ).start()
+
+    def record(self, *, reason: str, cause: str = "") -> FlightRecord:
+        """Return what is kept, as a record. O(entries + tokens)."""
+        return self._record(self._kept(), reason, cause)
+
+    def _kept(self) -> _Kept:
+        """Return what a record is made of: nothing of it changes when the engine goes on."""
+        segments = list(self._segments)
+        lives = list(dict.fromkeys(life for segment in segments for life in list(segment.lives)))
+        return _Kept(
+            frame=segments[0].frame,
+            lives=lives,
+            entries=[entry for segment in segments for entry in list(segment.entries)],
+            requests=[self._request(life) for life in lives],
+            tokens=[self._tokens(life) for life in lives],
+            obstacles=(*self._facts.obstacles, *self._obstacles),
+            plan_hash=self._plan_hash(),
+        )
+
+    def _record(self, kept: _Kept, reason: str, cause: str) -> FlightRecord:
+        state, facts = self._state, self._facts
+        numbers = {id(life): number for number, life in enumerate(kept.lives)}
+        salts: dict[str, str] = {}
+        for number, (request, (like, num_like)) in enumerate(
+            zip(kept.requests, shared_beginnings(kept.tokens), strict=True)
+        ):
+            request.number, request.like, request.num_like = number, like, num_like
+            if request.cache_salt is not None:
+                request.cache_salt = _salt_name(request.cache_salt, salts)
+        frame, obstacles = None, list(kept.obstacles)
+        if kept.frame is not None:
+            frame, more = kept.frame.encoded(kept.lives, numbers)
+            obstacles += more
+        return FlightRecord(
+            reason=reason,
+            cause=cause,
+            written_at=time.time(),
+            version=trencadis.__version__,
+            plan_hash=kept.plan_hash,
+            components=dict(facts.components),
+            config=dict(facts.config),
+            model=dict(facts.model),
+            capabilities=dict(facts.capabilities),
+            num_blocks=state.blocks.num_blocks,
+            block_size=state.block_size,
+            max_model_len=state.max_model_len,
+            num_in_flight=facts.num_in_flight,
+            frame=frame,
+            obstacles=obstacles,
+            requests=kept.requests,
+            events=[event_of(entry, numbers) for entry in kept.entries],
+        )
+
+    @property
+    def num_events(self) -> int:
+        """Events of the present segment."""
+        return len(self._segment.entries)
+
+    def events(self, first: int) -> list[Event]:
+        """Return the events of the present segment from one on; requests have the numbers that they have in this engine."""
+        entries = self._segment.entries
+        return [event_of(entry, None) for entry in entries[first:]]
+
+    def _request(self, life: RecordedLife) -> RecordedRequest:
+        """Return a request as it is now."""
+        sequence, finished = life.sequence, life.finished
+        record = msgspec.structs.replace(life.record)
+        if finished is not None:
+            record.num_tokens = record.num_prompt_tokens + len(finished.token_ids)
+            record.finish_reason, record.finish_s = finished.finish_reason.value, finished.finish_s
+            record.ends_by_token = finished.stop_token_id is not None
+            record.first_token_s = finished.first_token_s or 0.0
+            record.num_cached_tokens, record.num_preemptions = finished.num_cached_tokens, finished.num_preemptions
+        elif sequence is not None:
+            table = self._state.table
+            record.num_tokens = int(table.num_known_tokens[sequence.slot])
+            record.first_token_s = sequence.first_token_s or 0.0
+            record.num_cached_tokens = max(sequence.num_cached_tokens, 0)
+            record.num_preemptions = int(table.num_preemptions[sequence.slot])
+        return record
+
+    def _tokens(self, life: RecordedLife) -> Int32Array:
+        """Return all known tokens of a request."""
+        sequence, finished = life.sequence, life.finished
+        if finished is not None:
+            return np.concatenate([life.tokens[: life.record.num_prompt_tokens], finished.token_ids])
+        if sequence is None:
+            return life.tokens
+        return self._state.known_tokens(sequence).copy()
+
+
+def _recorded(number: int, request: Request, sequence: EngineSequence, arrival_s: float) -> RecordedRequest:
+    params = request.params
+    return RecordedRequest(
+        number=number,
+        request_id=request.request_id,
+        slot=sequence.slot,
+        arrival_s=arrival_s,
+        num_prompt_tokens=len(request.prompt_token_ids),
+        num_known_tokens=len(sequence.tokens),
+        num_tokens=0,
+        max_tokens=params.max_tokens,
+        min_tokens=params.min_tokens,
+        wants_prompt_logprobs=params.prompt_logprobs is not None,
+        tenant=request.tenant,
+        cache_salt=None if request.cache_salt == request.tenant else request.cache_salt,
+        adapter=request.adapter,
+        priority=request.priority,
+        weight=request.weight,
+        ttft_target_s=request.ttft_target_s,
+        tpot_target_s=request.tpot_target_s,
+    )
+
+
+def _salt_name(salt: str, names: dict[str, str]) -> str:
+    """Return a name for a cache salt, which may be a secret: what is before a NUL is a tenant, and stays."""
+    if salt not in names:
+        tenant, nul, _ = salt.partition("\0")
+        names[salt] = f"{tenant if nul else ''}\0{len(names)}"
+    return names[salt]
+
+
+def event_of(entry: tuple[Any, ...], numbers: Mapping[int, int] | None) -> Event:
+    """Return the event of an entry. Pure.
+
+    Args:
+        entry: See :attr:`FlightRecorder.note`.
+        numbers: Of requests, by the id of their :class:`RecordedLife`; None: those of the engine.
+    """
+
+    def number_of(life: RecordedLife) -> int:
+        return life.number if numbers is None else numbers[id(life)]
+
+    kind, now_s = entry[0], float(entry[1])
+    if kind == ATTEMPT:
+        return _attempt(now_s, entry[2], entry[3])
+    if kind == COMMIT:
+        wait_s, end_s, plan_s, device_s, num_emitted, errors = entry[2:]
+        emitted = b"" if num_emitted is None else _bytes(num_emitted)
+        return RecordedCommit(wait_s, now_s, end_s, plan_s, float(device_s), emitted, tuple(one.index for one in errors))
+    if kind == ARRIVAL:
+        return RecordedArrival(now_s, number_of(entry[2]))
+    if kind == END:
+        return RecordedEnd(now_s, number_of(entry[2]), entry[3])
+    return RecordedFailure(now_s, *entry[2:])
+
+
+def without_tokens(plan: Plan) -> Plan:
+    """Return a plan whose drafts are only counted: no tokens, and no distributions on a device, are kept for a record. Pure."""
+    if plan.drafts is None:
+        return plan
+    return evolve_unchecked(plan, drafts=Drafts(num_drafts=plan.drafts.num_drafts, token_ids=_NO_TOKENS))
+
+
+def _attempt(now_s: float, notes: StepNotes, plan: Plan | None) -> RecordedAttempt:
+    return RecordedAttempt(
+        now_s,
+        plan is not None,
+        notes.step if plan is None else plan.step,
+        b"" if plan is None else _bytes(plan.slots),
+        b"" if plan is None else _bytes(plan.starts),
+        b"" if plan is None else _bytes(plan.num_scheduled),
+        b"" if plan is None or plan.drafts is None else _bytes(plan.drafts.num_drafts),
+        () if plan is None else tuple(plan.admitted.tolist()),
+        () if plan is None else tuple(plan.preempted.tolist()),
+        notes.num_waiting,
+        int(notes.num_free_blocks),
+        notes.policy,
+    )
+
+
+def _bytes(numbers: Int32Array) -> bytes:
+    return numbers.astype("<i4", copy=False).tobytes()

@@ -1,0 +1,192 @@
+"""``trencadis replay``: the schedule of a flight record again, step for step, or with other settings."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from trencadis.console import print_table
+from trencadis.errors import ConfigError
+from trencadis.records.flight_record import (
+    Event,
+    FlightRecord,
+    RecordedAttempt,
+    decode_flight_record,
+    int32s,
+)
+
+if TYPE_CHECKING:
+    from trencadis_tools.replay import ReplayedSteps, Served
+
+__all__ = ["DIFFERS", "add_arguments", "run_alone"]
+
+DIFFERS = 1
+"""Exit code where a replay is not the recorded schedule."""
+
+_MAX_SHOWN = 12
+_COLUMNS = {
+    "name": "policy",
+    "num_requests": "requests",
+    "ttft_mean_s": "TTFT s",
+    "ttft_p99_s": "p99",
+    "tpot_mean_s": "TPOT s",
+    "tpot_p99_s": "p99",
+    "e2e_mean_s": "E2E s",
+    "e2e_p99_s": "p99",
+    "num_preempted": "preempted",
+    "num_cached_tokens": "cached",
+    "duration_s": "all in s",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's own flags."""
+    parser.epilog = (
+        "Flags of the configuration change the recorded one: trencadis replay DUMP --scheduling.name shortest_first serves the "
+        "recorded requests with both, on a simulated device."
+    )
+    parser.add_argument("record", metavar="DUMP", help="flight record of an engine: *.flight")
+    parser.add_argument(
+        "--step-times",
+        metavar="FILE",
+        help="with other settings: how long steps take, a file of bench fit --out or a device sheet (default: as recorded)",
+    )
+    parser.add_argument("--show", action="store_true", help="print what the record holds, and replay nothing")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run_alone(args: argparse.Namespace, flags: Sequence[str]) -> int:
+    """Replay and print; returns 0, or ``DIFFERS`` where a plan is not the recorded one.
+
+    Raises:
+        ConfigError: The file is no record, cannot be replayed, or a flag makes no sense.
+        PluginError: A plugin that was recorded is not installed, or cannot be used.
+    """
+    path = Path(args.record)
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}.", hint="Name a flight record: *.flight.") from error
+    record = decode_flight_record(data, name=str(path))
+    facts = _facts(record)
+    if args.show:
+        print(json.dumps(facts) if args.json else "\n".join(f"{name}: {value}" for name, value in facts.items()))
+        return 0
+
+    from trencadis_tools.replay import check_replayable, recorded_config, replay_exactly
+
+    check_replayable(record, name=str(path))
+    config, registry = recorded_config(record)
+    replayed = replay_exactly(record, config, registry)
+    if replayed.difference is not None or not flags:
+        _print_replayed(record, replayed, facts, as_json=args.json)
+        return 0 if replayed.difference is None else DIFFERS
+    served = _served(record, replayed, list(flags), args)
+    if args.json:
+        print(json.dumps(facts | {"equal_steps": replayed.num_steps, "served": [_plain(one) for one in served]}))
+    else:
+        print(f"The schedule is equal in all {replayed.num_steps} steps. On a simulated device:")
+        print_table(
+            list(_COLUMNS.values()), [[_shown(getattr(one, name)) for name in _COLUMNS] for one in served]
+        )
+    return 0
+
+
+def _served(record: FlightRecord, replayed: ReplayedSteps, flags: list[str], args: argparse.Namespace) -> list[Served]:
+    """Return what became of the requests as recorded, and on the simulated device with the recorded settings and with others."""
+    from trencadis_tools.replay import recorded_config, recorded_latencies, recorded_step_times, replay_with
+    from trencadis_tools.simulation.step_times import load_step_times
+
+    recorded, registry = recorded_config(record)
+    other, other_registry = recorded_config(record, flags)
+    if recorded.speculation.name not in ("", "none"):
+        raise ConfigError(
+            f"{args.record}: how many drafts would have stood with other settings is not known.",
+            hint="Replay it without other settings.",
+        )
+    times = load_step_times(args.step_times) if args.step_times else recorded_step_times(replayed.steps, name=args.record)
+    return [
+        recorded_latencies(record),
+        replay_with(
+            record, recorded, registry, step_times=times, name=f"{recorded.scheduling.name}, simulated", recorded=recorded
+        ),
+        replay_with(
+            record,
+            other,
+            other_registry,
+            step_times=times,
+            name=other.scheduling.name if other.scheduling.name != recorded.scheduling.name else " ".join(flags),
+            recorded=recorded,
+        ),
+    ]
+
+
+def _facts(record: FlightRecord) -> dict[str, Any]:
+    return {
+        "reason": record.reason,
+        "cause": record.cause,
+        "written_at": record.written_at,
+        "version": record.version,
+        "plan_hash": record.plan_hash,
+        "components": {noun: name for noun, (name, _, _) in record.components.items()},
+        "num_steps": record.num_steps,
+        "num_requests": len(record.requests),
+        "begins": "in mid-run" if record.frame is not None else "with the engine",
+        "obstacles": record.obstacles,
+    }
+
+
+def _print_replayed(record: FlightRecord, replayed: ReplayedSteps, facts: dict[str, Any], *, as_json: bool) -> None:
+    found = replayed.difference
+    if as_json:
+        shown = None
+        if found is not None:
+            shown = {
+                "event": found.event,
+                "recorded": _words(record, found.recorded),
+                "replayed": _words(record, found.replayed),
+                "cause": found.cause,
+            }
+        print(json.dumps(facts | {"equal_steps": replayed.num_steps, "difference": shown}))
+    elif found is None:
+        print(f"The schedule is equal in all {replayed.num_steps} steps.")
+    else:
+        print(f"The schedule is equal in {replayed.num_steps} steps, and then differs:")
+        print(f"  recorded: {_words(record, found.recorded)}")
+        print(f"  replayed: {found.cause or _words(record, found.replayed)}")
+
+
+def _words(record: FlightRecord, event: Event | None) -> str:
+    """Return an event in words; a plan with its first sequences."""
+    if event is None:
+        return "nothing"
+    if not isinstance(event, RecordedAttempt):
+        return f"{type(event).__name__.removeprefix('Recorded').lower()} at {event.now_s:.6f} s"
+    if not event.is_plan:
+        return f"no plan, with {event.num_waiting} waiting and {event.num_free_blocks} blocks free"
+    slots, starts, counts = (int32s(data).tolist() for data in (event.slots, event.starts, event.counts))
+    parts = [f"slot {slot}: {count} from {start}" for slot, start, count in zip(slots, starts, counts, strict=True)]
+    more = f" and {len(parts) - _MAX_SHOWN} more" if len(parts) > _MAX_SHOWN else ""
+    rest = "".join(
+        f"; {name} {list(values)}" for name, values in (("admitted", event.admitted), ("preempted", event.preempted)) if values
+    )
+    return (
+        f"step {event.step}: {', '.join(parts[:_MAX_SHOWN])}{more}{rest}; {event.num_waiting} waiting, "
+        f"{event.num_free_blocks} blocks free"
+    )
+
+
+def _plain(one: Served) -> dict[str, Any]:
+    return {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in attrs.asdict(one).items()}
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+    return str(value)

@@ -1,0 +1,205 @@
+"""The recorded schedule once more: the same requests at the same moments, and whether each plan is the same.
+
+The engine is driven from event to event, on a clock that shows the recorded moments; the device answers what was recorded. So every plan
+is made from the same state at the same time, and has to be the same one.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from trencadis.api import Config, Registry
+from trencadis.errors import RanksLostError, StepFailedError, TrencadisError
+from trencadis.interfaces import PendingStep
+from trencadis.records import Batch, StepOutput, StepShape, step_shape
+from trencadis.records.flight_record import (
+    Event,
+    FlightRecord,
+    RecordedArrival,
+    RecordedAttempt,
+    RecordedCommit,
+    RecordedEnd,
+    RecordedFailure,
+)
+from trencadis_tools.replay.replay_executor import PlannedStep, ReplayExecutor
+from trencadis_tools.replay.replayed_engine import ScriptedClock, replayed_engine, restore
+from trencadis_tools.replay.stand_ins import StandIns
+from trencadis_tools.simulation.step_times import StepRecord
+
+__all__ = ["Difference", "ReplayedSteps", "replay_exactly"]
+
+
+@attrs.frozen(kw_only=True)
+class Difference:
+    """Where a replay left the record.
+
+    Attributes:
+        event: Index of the recorded event.
+        recorded: The event; None: the record was at its end.
+        replayed: What the replay did in its place; None: nothing.
+        cause: In words, where it raised.
+    """
+
+    event: int
+    recorded: Event | None
+    replayed: Event | None
+    cause: str = ""
+
+
+@attrs.frozen(kw_only=True)
+class ReplayedSteps:
+    """A replay.
+
+    Attributes:
+        num_steps: Plans that are the same.
+        difference: The first that is not; None: all are.
+        steps: Sizes and times of those that were committed.
+    """
+
+    num_steps: int
+    difference: Difference | None
+    steps: tuple[StepRecord, ...] = attrs.field(default=(), repr=lambda steps: f"<{len(steps)} steps>")
+
+
+class _Script(ReplayExecutor):
+    """Answers what was recorded, in order."""
+
+    def __init__(self, record: FlightRecord, stand_ins: StandIns, clock: ScriptedClock) -> None:
+        super().__init__(record, stand_ins)
+        self._events = record.events
+        self._clock = clock
+        self._next = 0
+        self._has_failed = False
+        self._planned_s = self._committed_s = 0.0
+        self.steps: list[StepRecord] = []
+
+    def begin(self, event: int) -> None:
+        """Go on at an event, which begins a step of the engine."""
+        self._next, self._has_failed = event, False
+
+    def pending(self, planned: PlannedStep, batch: Batch | None) -> PendingStep:
+        """Return the recorded output; the clock moves on to the next plan, if the next event is one."""
+        planned_s = self._clock.now_s()
+        shape = StepShape()
+        if batch is not None:
+            shape = step_shape(
+                batch.passes, num_new=len(batch.row_starts), has_buckets=self.capabilities.layout != "ragged"
+            )
+            self._next += 1
+            event = self._event()
+            if isinstance(event, RecordedAttempt):
+                self._clock.set(event.now_s)
+        return _Pending(self, planned, shape, planned_s)
+
+    def wait(self, planned: PlannedStep, shape: StepShape, planned_s: float) -> StepOutput:
+        """Return what was recorded of the oldest step in flight; nothing of what is dropped after a failure counts."""
+        if self._has_failed:
+            return self.output(planned)
+        event = self._event()
+        while isinstance(event, RecordedAttempt) and not event.is_plan:
+            self._next += 1
+            event = self._event()
+        if isinstance(event, RecordedFailure):
+            self._has_failed = True
+            self._clock.set(event.now_s)
+            kind = RanksLostError if event.error == RanksLostError.__name__ else StepFailedError
+            raise kind(f"step {event.step} failed, as recorded")
+        if isinstance(event, RecordedCommit):
+            self._clock.set(event.now_s)
+            begin_s, self._committed_s = max(self._committed_s, planned_s), event.now_s
+            if shape.num_tokens:
+                self.steps.append(
+                    StepRecord(
+                        shape=shape,
+                        now_s=event.now_s,
+                        wall_s=event.now_s - begin_s,
+                        device_s=event.device_s,
+                        plan_s=event.plan_s,
+                        commit_s=event.end_s - event.now_s,
+                    )
+                )
+            return self.output(planned, event)
+        return self.output(planned)
+
+    def _event(self) -> Event | None:
+        return self._events[self._next] if self._next < len(self._events) else None
+
+
+@attrs.frozen
+class _Pending:
+    script: _Script
+    planned: PlannedStep
+    shape: StepShape
+    planned_s: float
+
+    def wait(self) -> StepOutput:
+        return self.script.wait(self.planned, self.shape, self.planned_s)
+
+
+def replay_exactly(record: FlightRecord, config: Config, registry: Registry) -> ReplayedSteps:
+    """Replay a record, up to the first plan that differs.
+
+    Args:
+        record: The record.
+        config: The recorded one.
+        registry: Its plugins.
+
+    Raises:
+        TrencadisError: The engine cannot be built.
+    """
+    stand_ins, clock = StandIns(record.requests), ScriptedClock()
+    script = _Script(record, stand_ins, clock)
+    engine = replayed_engine(record, config, registry, clock=clock, executor=script)
+    recorder = engine.flight_recorder
+    assert recorder is not None, "it is on in a replay"
+    number, num_steps = 0, 0
+    try:
+        if record.frame is not None:
+            clock.set(record.frame["now_s"])
+            restore(engine, record.frame, stand_ins, script)
+        while number < len(record.events):
+            event = record.events[number]
+            clock.set(event.now_s)
+            first = recorder.num_events
+            match event:
+                case RecordedArrival():
+                    engine.add(stand_ins.request(event.number))
+                    number += 1
+                case RecordedEnd():
+                    end = engine.stop if event.is_complete else engine.abort
+                    end(str(event.number))
+                    number += 1
+                case _:
+                    engine.is_paused = not isinstance(event, RecordedAttempt)
+                    script.begin(number)
+                    engine.step()
+                    made = recorder.events(first)
+                    if not made:
+                        return _differs(num_steps, number, event, None)
+                    for one in made:
+                        recorded = record.events[number] if number < len(record.events) else None
+                        if recorded is None:
+                            break  # it was written within a step
+                        if not _is_same(recorded, one):
+                            return _differs(num_steps, number, recorded, one)
+                        num_steps += isinstance(one, RecordedAttempt) and one.is_plan
+                        number += 1
+    except TrencadisError as error:
+        return _differs(num_steps, number, record.events[number], None, cause=str(error))
+    finally:
+        engine.is_paused = True
+        engine.close()
+    return ReplayedSteps(num_steps=num_steps, difference=None, steps=tuple(script.steps))
+
+
+def _differs(
+    num_steps: int, event: int, recorded: Event | None, replayed: Event | None, *, cause: str = ""
+) -> ReplayedSteps:
+    found = Difference(event=event, recorded=recorded, replayed=replayed, cause=cause)
+    return ReplayedSteps(num_steps=num_steps, difference=found)
+
+
+def _is_same(recorded: Event, replayed: Event) -> bool:
+    if isinstance(recorded, RecordedAttempt) and isinstance(replayed, RecordedAttempt):
+        return recorded.schedule == replayed.schedule
+    return type(recorded) is type(replayed)

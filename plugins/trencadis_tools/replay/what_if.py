@@ -1,0 +1,244 @@
+"""The recorded requests under another configuration: the same engine on a simulated device, whose steps take as long as recorded ones.
+
+Requests come, and are given up, at the recorded moments; answers have the recorded lengths; of what was in the engine when the record
+begins nothing is lost. So two configurations differ in nothing but what they decide.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+
+import attrs
+import msgspec
+import numpy as np
+
+from trencadis.api import Config, Engine, Registry
+from trencadis.clock import SimulatedClock
+from trencadis.errors import ConfigError
+from trencadis.interfaces import PendingStep
+from trencadis.records import Batch, FinishedSequence, FinishReason, FloatArray, StepOutput, step_shape
+from trencadis.records.flight_record import FlightRecord, RecordedArrival, RecordedEnd, RecordedRequest
+from trencadis_tools.replay.replay_executor import PlannedStep, ReplayExecutor
+from trencadis_tools.replay.replayed_engine import replayed_engine, restore
+from trencadis_tools.replay.stand_ins import StandIns
+from trencadis_tools.simulation.step_shape import StepTimes
+from trencadis_tools.simulation.step_times import LinearStepTimes, StepRecord, fit_step_times
+
+__all__ = ["Served", "recorded_latencies", "recorded_step_times", "replay_with"]
+
+_LEFT_OUT = ((), ("product_s",), ("product_s", "row_s", "host_row_s"), ("product_s", "row_s", "host_row_s", "context_s"))
+"""Coefficients that short records do not tell apart, the least important first."""
+
+
+@attrs.frozen(kw_only=True)
+class Served:
+    """What became of the requests that ended in the record.
+
+    Attributes:
+        name: Of the policy.
+        num_requests: That ended, and were not given up.
+        ttft_mean_s: From arrival to the first token; of those only whose first token came in the record.
+        ttft_p99_s: The same.
+        tpot_mean_s: From the first token to the last, for each after the first.
+        tpot_p99_s: The same.
+        e2e_mean_s: From arrival to the end.
+        e2e_p99_s: The same.
+        num_preempted: How often one lost its blocks.
+        num_cached_tokens: Prompt tokens that the prefix cache had.
+        duration_s: From the start of the record to the last end.
+    """
+
+    name: str
+    num_requests: int
+    ttft_mean_s: float
+    ttft_p99_s: float
+    tpot_mean_s: float
+    tpot_p99_s: float
+    e2e_mean_s: float
+    e2e_p99_s: float
+    num_preempted: int
+    num_cached_tokens: int
+    duration_s: float
+
+
+def recorded_step_times(steps: Sequence[StepRecord], *, name: str) -> LinearStepTimes:
+    """Return the times of steps that fit the recorded ones best, with as many coefficients as they tell apart.
+
+    Args:
+        steps: Of an exact replay, which knows their sizes.
+        name: Of the record, for messages.
+
+    Raises:
+        ConfigError: They are too few, or too much alike.
+    """
+    causes = []
+    for left_out in _LEFT_OUT:
+        try:
+            times = fit_step_times(steps, leave_out=left_out, source=name).times
+        except ConfigError as error:
+            causes.append(str(error))
+        else:
+            assert isinstance(times, LinearStepTimes), "they are not by bucket"
+            return times
+    raise ConfigError(f"{name}: no step times can be fitted: {causes[-1]}", hint="Name some with --step-times.")
+
+
+def recorded_latencies(record: FlightRecord) -> Served:
+    """Return what the record itself says of its requests. Pure."""
+    ended = [
+        (one.arrival_s, one.first_token_s or math.nan, one.finish_s, one.num_output_tokens, one.num_preemptions, one.num_cached_tokens)
+        for one in record.requests
+        if _counts(one.finish_reason)
+    ]
+    return _served(f"{_policy(record)}, as recorded", ended, _start_s(record))
+
+
+def replay_with(
+    record: FlightRecord, config: Config, registry: Registry, *, step_times: StepTimes, name: str, recorded: Config
+) -> Served:
+    """Serve the requests of a record under a configuration.
+
+    Args:
+        record: The record.
+        config: The recorded configuration, or another one.
+        registry: Its plugins.
+        step_times: Of the simulated device.
+        name: For the result.
+        recorded: The recorded configuration: policies that are the same remember what they did.
+
+    Raises:
+        TrencadisError: The engine cannot be built, or a policy broke its contract.
+    """
+    requests = [
+        one if one.finish_reason else _shorter(one) for one in record.requests
+    ]  # what had not ended ends with the next token, so that it loads the engine no longer than it did
+    stand_ins, clock = StandIns(requests, ends_by_token=True), SimulatedClock(_start_s(record))
+    device = _Device(record, stand_ins, clock, step_times)
+    engine = replayed_engine(record, config, registry, clock=clock, executor=device)
+    finished: list[FinishedSequence] = []
+    try:
+        if record.frame is not None:
+            restore(
+                engine,
+                record.frame,
+                stand_ins,
+                device,
+                restores_scheduling=config.scheduling == recorded.scheduling,
+                restores_eviction=config.eviction == recorded.eviction,
+            )
+        finished += _serve(engine, clock, record, stand_ins)
+    finally:
+        engine.close()
+    ended = [
+        (
+            one.arrival_s,
+            one.first_token_s or math.nan,
+            one.finish_s,
+            len(one.token_ids),
+            one.num_preemptions,
+            one.num_cached_tokens,
+        )
+        for one in finished
+        if _counts(record.requests[int(one.request_id)].finish_reason) and _counts(one.finish_reason.value)
+    ]
+    return _served(name, ended, _start_s(record))
+
+
+class _Device(ReplayExecutor):
+    """Computes one batch after the other, each as long as its size says."""
+
+    def __init__(
+        self, record: FlightRecord, stand_ins: StandIns, clock: SimulatedClock, step_times: StepTimes
+    ) -> None:
+        super().__init__(record, stand_ins)
+        self._clock = clock
+        self._step_times = step_times
+        self._free_s = 0.0
+
+    def pending(self, planned: PlannedStep, batch: Batch | None) -> PendingStep:
+        """Return what ends when the device has come to it; of a step that was in flight, at once."""
+        if batch is not None:
+            shape = step_shape(
+                batch.passes, num_new=len(batch.row_starts), has_buckets=self.capabilities.layout != "ragged"
+            )
+            if shape.num_tokens:
+                # Fitted times of the host are those that the device waited, however many steps are in flight.
+                took_s = self._step_times.host_s(shape) + self._step_times.device_s(shape)
+                self._free_s = max(self._free_s, self._clock.now_s()) + took_s
+        return _Step(self._clock, self._free_s, self.output(planned))
+
+
+@attrs.frozen
+class _Step:
+    clock: SimulatedClock
+    end_s: float
+    output: StepOutput
+
+    def wait(self) -> StepOutput:
+        self.clock.advance(max(0.0, self.end_s - self.clock.now_s()))
+        return self.output
+
+
+def _serve(engine: Engine, clock: SimulatedClock, record: FlightRecord, stand_ins: StandIns) -> list[FinishedSequence]:
+    """Serve until everything has ended; returns what did."""
+    events = deque(one for one in record.events if isinstance(one, RecordedArrival | RecordedEnd))
+    finished: list[FinishedSequence] = []
+    while events or engine.has_work:
+        while events and events[0].now_s <= clock.now_s():
+            event = events.popleft()
+            if isinstance(event, RecordedArrival):
+                engine.add(stand_ins.request(event.number))
+            elif not event.is_complete:  # a text that was found complete ends with a token here
+                engine.abort(str(event.number))
+        if engine.has_work:
+            finished += engine.step().finished
+        elif events:
+            clock.advance(events[0].now_s - clock.now_s())
+    return finished
+
+
+def _shorter(request: RecordedRequest) -> RecordedRequest:
+    """Return a request that had not ended, as one that ends with its next token."""
+    return msgspec.structs.replace(request, num_tokens=request.num_tokens + 1)
+
+
+def _counts(finish_reason: str) -> bool:
+    """Return whether a request was answered. Pure."""
+    return finish_reason in (FinishReason.STOP.value, FinishReason.LENGTH.value)
+
+
+def _start_s(record: FlightRecord) -> float:
+    if record.frame is not None:
+        return float(record.frame["now_s"])
+    return record.events[0].now_s if record.events else 0.0
+
+
+def _policy(record: FlightRecord) -> str:
+    return record.components["scheduling"][0] if "scheduling" in record.components else "policy"
+
+
+def _served(name: str, ended: Sequence[tuple[float, float, float, int, int, int]], start_s: float) -> Served:
+    """Return the summary of requests: arrival, first token, end, output tokens, preemptions, cached tokens of each."""
+    arrival, first, finish, num_output, num_preempted, num_cached = np.array(ended or [(math.nan,) * 6]).T
+    ttft, e2e = first - arrival, finish - arrival
+    with np.errstate(divide="ignore", invalid="ignore"):
+        tpot = (finish - first) / (num_output - 1)
+    return Served(
+        name=name,
+        num_requests=len(ended),
+        **_summary("ttft", ttft[first >= start_s]),
+        **_summary("tpot", tpot[num_output > 1]),
+        **_summary("e2e", e2e),
+        num_preempted=int(np.nan_to_num(num_preempted).sum()),
+        num_cached_tokens=int(np.nan_to_num(num_cached).sum()),
+        duration_s=float(finish.max() - start_s),
+    )
+
+
+def _summary(name: str, values: FloatArray) -> dict[str, float]:
+    known = values[~np.isnan(values)]
+    if not known.size:
+        return {f"{name}_mean_s": math.nan, f"{name}_p99_s": math.nan}
+    return {f"{name}_mean_s": float(known.mean()), f"{name}_p99_s": float(np.percentile(known, 99))}
