@@ -64,10 +64,8 @@ def measure(candidates: Sequence[Candidate], workload: Workload, slo: Slo, *, ra
     """
     number = max(40, int(rate * _MOST_S))
     part = at_rate(attrs.evolve(workload, requests=workload.requests[:number]), rate)
-    runs: list[list[Run]] = []
     with LiveRuns() as live:
-        for turn in range(_NUM_TURNS):
-            runs.append(live(candidates, part, turn))
+        runs: list[list[Run]] = [live(candidates, part, turn) for turn in range(_NUM_TURNS)]
     found = []
     for candidate, own in zip(candidates, zip(*runs, strict=True), strict=True):
         trials = [trial_of(run, slo, changes={}, part=workload.name, rate=rate) for run in own]

@@ -17,6 +17,7 @@ from typing import Any
 
 import attrs
 
+from trencadis.errors import ConfigError
 from trencadis_tools.compare.lab import library
 from trencadis_tools.tune.space import Option, Space
 from trencadis_tools.tune.trials import Capacity, Changes, Trial, Trials, capacity_of
@@ -28,8 +29,9 @@ _NOTHING = 0.01
 _SAME = 0.02
 """Capacities that differ by less are equal: latency decides."""
 _ALONE, _TOGETHER, _REFINED = 0.45, 0.65, 0.85
-"""Shares of the budget that are spent when a stage ends at the latest."""
+"""Shares of what the start leaves of the budget that are spent when a stage ends at the latest."""
 _MOST_SAMPLES = 64
+_MOST_FINALISTS = 6
 _FINAL_TOLERANCE = 0.025
 
 
@@ -129,11 +131,12 @@ class _Search:
         self._options = {option.path: option for option in space.options()}
         self._effects: dict[str, Effect] = {}
         self._stages: list[tuple[str, int]] = []
+        self._spent = 0
 
     def run(self, hint: float) -> Found:
-        start = self._capacity({}, self._short, hint=hint)
-        assert start is not None, "the start was not refused"
+        start = self._start(hint)
         self._ends("start")
+        self._spent = self._trials.num_run
         self._alone(start.edge)
         self._ends("each option alone")
         best = self._together(start.edge)
@@ -142,15 +145,29 @@ class _Search:
         self._ends("one step at a time")
         finalists = self._halve([best, *self._ranked(start.edge.rate)], start.edge.rate)
         self._ends("longer parts")
-        finalists = [self._simpler(finalists[0]), *finalists[1:]]
+        finalists = [self._simpler(one) for one in finalists[:1]] + finalists[1:]
         self._ends("simpler")
-        return self._check(finalists)
+        return self._check(finalists, start.nearest.rate)
+
+    def _start(self, hint: float) -> Capacity:
+        """Return the capacity of the start on the shortest part that is long enough to have one; shorter ones are left out."""
+        for number, part in enumerate(self._parts.rungs):
+            found = self._capacity({}, part, hint=hint)
+            assert found is not None, "the start was not refused"
+            if found.beyond:
+                self._short, self._parts = part, attrs.evolve(self._parts, rungs=self._parts.rungs[number:])
+                return found
+        raise ConfigError(
+            f"trencadis tune: the {self._parts.rungs[-1]} requests keep the objectives even if all of them come at once.",
+            hint="Search with more of the workload (--limit), or give tighter objectives.",
+        )
 
     def _ends(self, stage: str) -> None:
         self._stages.append((stage, self._trials.num_run))
 
     def _may(self, share: float = 1.0) -> bool:
-        return self._trials.num_run < share * self._budget
+        """Return whether a stage that ends at a share of what the start left of the budget may go on."""
+        return self._trials.num_run < self._spent + share * (self._budget - self._spent)
 
     def _capacity(self, changes: Changes, part: str, *, hint: float, **more: float) -> Capacity | None:
         return capacity_of(self._trials, changes, part, hint=hint, **more)
@@ -198,7 +215,7 @@ class _Search:
         for effect in good:
             if self._may(_TOGETHER):
                 best = self._better(best, {**best.changes, **effect.option.change(effect.best[0])})
-        for changes in self._samples(good, (_TOGETHER * self._budget - self._trials.num_run)):
+        for changes in self._samples(good) if self._may(_TOGETHER) else ():
             if self._may(_TOGETHER):
                 best = self._better(best, changes)
         return best
@@ -208,9 +225,9 @@ class _Search:
         trial = self._run(changes, best.rate)
         return trial if trial is not None and trial.score < best.score and _differs(trial.strain, best.strain) else best
 
-    def _samples(self, effects: Sequence[Effect], num: float) -> Iterable[dict[str, Any]]:
+    def _samples(self, effects: Sequence[Effect]) -> Iterable[dict[str, Any]]:
         """Yield combinations of starting and improving values, evenly spread."""
-        if len(effects) < 2 or num < 1:
+        if len(effects) < 2:
             return
         sobol = library("scipy.stats.qmc", purpose="search of trencadis tune").Sobol(len(effects), seed=0)
         for point in sobol.random(_MOST_SAMPLES).tolist():
@@ -251,63 +268,44 @@ class _Search:
         ]
         return sorted(raced, key=_score)
 
-    def _halve(self, ranked: Sequence[Trial], rate: float) -> list[Capacity]:
-        """Race the best on longer parts, half as many each time; returns capacities on the longest, the best first.
+    def _halve(self, ranked: Sequence[Trial], rate: float) -> list[Trial]:
+        """Race the best on longer parts, half as many each time; returns the trials on the longest, the best first.
 
-        The race is at the rate of the best, where the others differ as well.
+        There the race is at the rate that the best one does not carry.
         """
-        left = list({repr(one.changes): one.changes for one in ranked}.values())[:6]
+        left = list({repr(one.changes): one for one in ranked if one.changes}.values())[:_MOST_FINALISTS]
         rate = max(rate, ranked[0].rate)
-        for part in self._parts.rungs[1:-1]:
-            found = [trial for changes in left if (trial := self._run(changes, rate, part)) is not None]
-            left = [trial.changes for trial in sorted(found, key=_score)][: max(2, len(left) // 2)]
-        longest = self._parts.rungs[-1]
-        capacities = [self._capacity(changes, longest, hint=rate, factor=1.25) for changes in [*left[:3], {}]]
-        return self._by_capacity([one for one in capacities if one is not None], longest)
+        for part in self._parts.rungs[1:]:
+            found = [trial for one in left if (trial := self._run(one.changes, rate, part)) is not None]
+            left = sorted(found, key=_score)[: max(2, len(left) // 2)]
+        if not left:
+            return []
+        edge = self._capacity(left[0].changes, self._parts.rungs[-1], hint=rate, factor=1.25)
+        assert edge is not None, "it ran at another rate"
+        raced = [self._run(one.changes, edge.edge.rate, self._parts.rungs[-1]) for one in left]
+        return sorted((trial for trial in raced if trial is not None), key=_score)
 
-    def _by_capacity(self, capacities: Sequence[Capacity], part: str) -> list[Capacity]:
-        """Return capacities, the largest first; those that are equal within 2 % by latency at the smaller rate, then fewer changes."""
-        left, ordered = list(capacities), []
-        while left:
-            top = max(one.rate for one in left)
-            equal = [one for one in left if one.rate >= top * (1 - _SAME)]
-            rate = min(one.rate for one in equal) or min(one.nearest.rate for one in equal)
-            scores = {}
-            for one in equal:
-                trial = self._run(one.changes, rate, part)
-                assert trial is not None, "it ran at another rate"
-                scores[id(one)] = (float(f"{trial.e2e_mean_s:.2g}") if one.rate else trial.strain, len(one.changes))
-            best = min(equal, key=lambda one: scores[id(one)])
-            ordered.append(best)
-            left.remove(best)
-        return ordered
-
-    def _simpler(self, best: Capacity) -> Capacity:
+    def _simpler(self, best: Trial) -> Trial:
         """Take back changes, one after the other, without which the best does as well at its rate."""
-        changes = dict(best.changes)
-        trial = best.nearest
-        longest = self._parts.rungs[-1]
-        for path in list(changes):
+        for path in list(best.changes):
             option = self._options.get(path)
-            if option is None or path not in changes:
+            if option is None or path not in best.changes:
                 continue
-            fewer = self._space.in_force(_without(changes, option))
-            again = self._run(fewer, trial.rate, longest)
-            if again is not None and (again.keeps or not best.rate) and again.strain <= trial.strain * (1 + _NOTHING):
-                changes = fewer
-        found = self._capacity(changes, longest, hint=trial.rate, factor=1.1)
-        return best if found is None or found.rate < best.rate * (1 - _SAME) else found
+            fewer = self._run(_without(best.changes, option), best.rate, best.part)
+            if fewer is not None and fewer.strain <= max(best.strain * (1 + _NOTHING), float(best.keeps)):
+                best = fewer
+        return best
 
     # ----------------------------------------------------------------------------------------------------- check
 
-    def _check(self, finalists: Sequence[Capacity]) -> Found:
-        """Return capacities on the part that was not searched with."""
+    def _check(self, finalists: Sequence[Trial], rate: float) -> Found:
+        """Return capacities on the part that was not searched with; rates to begin with are those of the search."""
         part = self._parts.held_out
-        start = self._final({}, finalists[0].nearest.rate)
+        start = self._final({}, rate)
         others: list[Capacity] = []
         for one in finalists:
             if one.changes and one.changes not in [other.changes for other in others] and len(others) < 2:
-                others.append(self._final(one.changes, one.nearest.rate))
+                others.append(self._final(one.changes, one.rate))
         ordered = self._by_capacity([start, *others], part)
         best = ordered[0]
         second = next((one for one in ordered[1:] if one.changes), None)
@@ -329,6 +327,23 @@ class _Search:
             effects=list(self._effects.values()),
             stages=self._stages,
         )
+
+    def _by_capacity(self, capacities: Sequence[Capacity], part: str) -> list[Capacity]:
+        """Return capacities, the largest first; those that are equal within 2 % by latency at the smaller rate, then fewer changes."""
+        left, ordered = list(capacities), []
+        while left:
+            top = max(one.rate for one in left)
+            equal = [one for one in left if one.rate >= top * (1 - _SAME)]
+            rate = min(one.rate or one.nearest.rate for one in equal)
+            scores = {}
+            for one in equal:
+                trial = self._run(one.changes, rate, part)
+                assert trial is not None, "it ran at another rate"
+                scores[id(one)] = (float(f"{trial.e2e_mean_s if one.rate else trial.strain:.2g}"), len(one.changes))
+            best = min(equal, key=lambda one: scores[id(one)])
+            ordered.append(best)
+            left.remove(best)
+        return ordered
 
     def _final(self, changes: Changes, hint: float) -> Capacity:
         found = self._capacity(changes, self._parts.held_out, hint=hint, factor=1.25, tolerance=_FINAL_TOLERANCE)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -296,10 +296,10 @@ def _model_of(step_times: StepTimes) -> tuple[float, float, float]:
     return tuple(float(f"{value:.4g}") for value in (1e3 * base_s, 1e6 * token_s, 1e6 * context_s))  # type: ignore[return-value]
 
 
-def _parts(validator: Any) -> Iterator[Any]:
-    """Yield the single checks of an attrs validator."""
-    for one in getattr(validator, "_validators", (validator,)):
-        yield one
+def _parts(validator: Any) -> tuple[Any, ...]:
+    """Return the single checks of an attrs validator. Pure."""
+    checks: tuple[Any, ...] = getattr(validator, "_validators", (validator,))
+    return checks
 
 
 def _choices(validator: Any) -> tuple[Any, ...]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -22,7 +24,7 @@ Changes = Mapping[str, Any]
 
 _MAX_TRIALS = 14
 _DOWN = (4.0, 64.0, 1024.0)
-"""Factors between rates, after the first: from some rate on requests are alone, and slower arrivals change nothing."""
+"""Factors between rates downwards, after the first."""
 
 
 @attrs.frozen(kw_only=True)
@@ -40,6 +42,7 @@ class Trial:
         num_failed: Requests without one.
         num_preemptions: Of all engines.
         output_throughput: Tokens a second.
+        is_burst: All requests came within a twentieth of the run: at a larger rate hardly anything would change.
     """
 
     changes: Changes
@@ -52,11 +55,17 @@ class Trial:
     num_failed: int
     num_preemptions: int
     output_throughput: float
+    is_burst: bool
 
     @property
     def keeps(self) -> bool:
         """Whether every objective is kept."""
         return self.strain <= 1
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether fewer than 0.01 requests are there at a time (Little's law): at a smaller rate nothing would change."""
+        return self.rate * self.e2e_mean_s < 0.01
 
     @property
     def score(self) -> tuple[float, float, float]:
@@ -67,6 +76,7 @@ class Trial:
 def trial_of(run: Run, slo: Slo, *, changes: Changes, part: str, rate: float) -> Trial:
     """Return what a run says about objectives. Pure."""
     answered = [record for record in run.records if not record.error]
+    came_s = max(record.request.arrival_s for record in run.records)
     return Trial(
         changes=dict(changes),
         part=part,
@@ -78,6 +88,7 @@ def trial_of(run: Run, slo: Slo, *, changes: Changes, part: str, rate: float) ->
         num_failed=len(run.records) - len(answered),
         num_preemptions=run.num_preemptions,
         output_throughput=sum(one.num_output_tokens for one in answered) / run.duration_s if run.duration_s else 0.0,
+        is_burst=came_s <= run.duration_s / 20,
     )
 
 
@@ -103,8 +114,8 @@ class Trials:
         parts: Sequence[Workload],
         *,
         replicas: int = 1,
-        assumed: Callable[[Changes], Changes] = lambda changes: {},
-        note: Callable[[int], None] = lambda num_runs: None,
+        assumed: Callable[[Changes], Changes] = lambda _: {},
+        note: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._start, self._slo, self._step_times, self._replicas = start, slo, step_times, replicas
         self._parts = {part.name: part for part in parts}
@@ -137,14 +148,16 @@ class Trials:
         candidate = self._candidate(changes)
         if candidate is None:
             return None
+        workload = at_rate(self._parts[part], rate)
         try:
-            found = simulate(
-                candidate.config,
-                candidate.registry,
-                at_rate(self._parts[part], rate),
-                step_times=self._step_times,
-                replicas=self._replicas,
-            )
+            with _quietly():
+                found = simulate(
+                    candidate.config,
+                    candidate.registry,
+                    workload,
+                    step_times=self._step_times,
+                    replicas=self._replicas,
+                )
         except (ConfigError, PluginError, StepFailedError) as error:
             self._refuse(changes, error)
             return None
@@ -176,6 +189,18 @@ class Trials:
             raise error
         self._candidates[_key(changes)] = None
         self.refused.append((dict(changes), str(error)))
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """Keep the engine from a line of the log for each of hundreds of simulated engines."""
+    logger = logging.getLogger("trencadis.engine")
+    level = logger.level
+    logger.setLevel(max(logging.WARNING, logger.getEffectiveLevel()))
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _key(changes: Changes) -> tuple[Any, ...]:
@@ -243,7 +268,7 @@ def capacity_of(
         step = factor if number < 2 else max(2.0, factor)
         if not trial.keeps:
             step = 1 / next(down, math.inf)
-        if (within and beyond) or not step:
+        if (within and beyond) or not step or (trial.is_burst if trial.keeps else trial.is_idle):
             break
         rate *= step
     while within and beyond and beyond.rate > within.rate * (1 + tolerance):

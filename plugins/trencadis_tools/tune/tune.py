@@ -15,7 +15,6 @@ import attrs
 from trencadis.errors import ConfigError
 from trencadis_tools.compare.candidates import Candidate
 from trencadis_tools.compare.experiment import rate_of
-from trencadis_tools.simulation import StepTimes
 from trencadis_tools.simulation.step_times import load_step_times
 from trencadis_tools.tune.confirm import Measured, measure
 from trencadis_tools.tune.measured import MeasuredSteps, measure_steps
@@ -92,8 +91,8 @@ def tune(
     settings: Settings,
     start: Candidate,
     *,
-    note: Callable[[int], None] = lambda num_runs: None,
-    say: Callable[[str], None] = lambda text: None,
+    note: Callable[[int], None] = lambda _: None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> Tuned:
     """Search, check and measure.
 
@@ -156,7 +155,7 @@ def tune(
 
 
 def _check(settings: Settings) -> None:
-    least = {"replicas": 1, "budget": 10, "limit": _FEWEST}
+    least = {"replicas": 1, "budget": 20, "limit": _FEWEST}
     for name, value in least.items():
         if getattr(settings, name) < value:
             raise ConfigError(f"flag --{name}: {getattr(settings, name)} is less than {value}.")
