@@ -25,10 +25,10 @@ from trencadis.clock import SimulatedClock
 from trencadis.interfaces import ComponentContext, SchedulingPolicy
 from trencadis.records import Request, SamplingParams
 from trencadis.registry import Registry, load_with_plugins
-from trencadis_plugins.bucketing.workloads.trace import Arrival
 from trencadis_testing.engines import make_engine
 from trencadis_testing.fakes import FakeBackend
 from trencadis_tools.bench import ScheduleWorkload, measure_schedule
+from trencadis_tools.workloads import Workload, WorkloadRequest
 
 RUNNING, WAITING = 256, 4096
 
@@ -169,17 +169,18 @@ def long_queues(made: dict[str, Callable[[], SchedulingPolicy]]) -> list[dict[st
 def recompute_tax(config: Any, registry: Registry) -> list[dict[str, Any]]:
     """Return preemptions and recompute tax of each choice of victim, under KV pressure."""
     rng = random.Random(0)
-    arrivals, at_s = [], 0.0
+    asked, at_s = [], 0.0
     for _ in range(400):
         at_s += rng.expovariate(4.0)
-        arrivals.append(Arrival(at_s, rng.randint(50, 1500), rng.randint(20, 600)))
-    workload = ScheduleWorkload(limit=400, num_blocks=1200, shared_prefix=400)
+        sizes = {"num_prompt_tokens": rng.randint(50, 1500), "num_output_tokens": rng.randint(20, 600)}
+        asked.append(WorkloadRequest(request_id=str(len(asked)), arrival_s=at_s, **sizes))
+    workload = ScheduleWorkload(shared_prefix=400).complete(Workload(name="victims", requests=tuple(asked)))
     rows = []
     for victim in ("youngest", "least_computed", "cheapest", "lowest_priority"):
         table = attrs.evolve(config.scheduling.components["fcfs"], victim=victim)
         scheduling = attrs.evolve(config.scheduling, components={**config.scheduling.components, "fcfs": table})
         chosen = attrs.evolve(config, scheduling=scheduling, engine=attrs.evolve(config.engine, max_wait_s=1e9))
-        result = measure_schedule(chosen, registry, arrivals, workload, policy="fcfs")
+        result = measure_schedule(chosen, registry, workload, policy="fcfs", num_blocks=1200)
         rows.append(
             {"victim": victim, "num_preempted": result.num_preempted, "recompute_ratio": result.recompute_ratio}
             | {"e2e_mean_s": result.e2e_mean_s}

@@ -17,22 +17,23 @@ import attrs
 
 from trencadis.config import Config
 from trencadis.registry import Registry, load_with_plugins
-from trencadis_plugins.bucketing.workloads.trace import Arrival
 from trencadis_tools.bench import ScheduleWorkload, measure_schedule
+from trencadis_tools.workloads import Workload, WorkloadRequest
 
 NUM_BLOCKS = (2400, 1200, 800)
 POLICIES = ("fcfs", "prefill_first", "priority, preempt")
 WAYS = ("recompute", "swap")
 
 
-def arrivals() -> list[Arrival]:
+def workload() -> Workload:
     """Return 400 requests, four a second, prompts of 50 to 1,500 and outputs of 20 to 600 tokens."""
     rng = random.Random(0)
     found, at_s = [], 0.0
     for _ in range(400):
         at_s += rng.expovariate(4.0)
-        found.append(Arrival(at_s, rng.randint(50, 1500), rng.randint(20, 600)))
-    return found
+        sizes = {"num_prompt_tokens": rng.randint(50, 1500), "num_output_tokens": rng.randint(20, 600)}
+        found.append(WorkloadRequest(request_id=str(len(found)), arrival_s=at_s, **sizes))
+    return ScheduleWorkload().complete(Workload(name="preemptions", requests=tuple(found)))
 
 
 def with_options(config: Config, policy: str, preemption: str) -> Config:
@@ -49,14 +50,13 @@ def with_options(config: Config, policy: str, preemption: str) -> Config:
 
 def pairs(config: Config, registry: Registry) -> list[dict[str, Any]]:
     """Return both results of every policy and cache size."""
-    todo, rows = arrivals(), []
+    todo, rows = workload(), []
     for num_blocks in NUM_BLOCKS:
-        workload = ScheduleWorkload(limit=len(todo), num_blocks=num_blocks)
         for policy in POLICIES:
             row: dict[str, Any] = {"policy": policy, "num_blocks": num_blocks}
             for way in WAYS:
                 chosen = with_options(config, policy, way)
-                found = measure_schedule(chosen, registry, todo, workload, policy=policy.partition(",")[0])
+                found = measure_schedule(chosen, registry, todo, policy=policy.partition(",")[0], num_blocks=num_blocks)
                 row[way] = {
                     name: getattr(found, name)
                     for name in ("num_preempted", "recompute_ratio", "e2e_mean_s", "e2e_p99_s", "urgent_ttft_p99_s")

@@ -16,6 +16,7 @@ _SUMMARIES = {
     "compare": "Run configurations on the same requests, simulated or measured, and say which is better, by how much, and where not.",
     "buckets": "Print the bucket tables of strategies, and what they cost on a trace; or fit one to it.",
     "workload": "Print what a workload is in numbers, list those that come with the package, or write one as JSON lines.",
+    "simulate": "Serve a workload on simulated replicas, from one to thousands, and print latencies, throughput, prefix hits and loads.",
     "warmup": "Prepare every bucket, report buckets, graphs, time and memory, and count what a few requests still compile.",
     "tune": "Find the configuration that carries the largest rate of a workload within objectives, and measure it.",
     "layout": "Print how a model can be divided over devices, what each layout needs and sends, and which one to take.",

@@ -166,7 +166,8 @@ def test_what_new_packages_and_the_pages_import_is_what_the_page_allows() -> Non
     allowed = {*re.findall(r"`(trencadis[\w.]*)`", rule), "trencadis"}
     sources = [
         *(ROOT / "plugins/trencadis_tools/new_plugin/templates").glob("*.tmpl"),
-        *(ROOT / "examples").rglob("*.py"),
+        # What measures is an application, not a plugin.
+        *(path for path in (ROOT / "examples").rglob("*.py") if path.name != "measure.py"),
     ]
     imported = {
         (path.name, module)

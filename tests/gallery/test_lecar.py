@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
+from pathlib import Path
 
 import pytest
-
 from examples.gallery.eviction.lecar import LeCaR, trencadis_eviction_policies
+
 from support.strategies.block_histories import ReferenceCache, conversations, hits_of
 from trencadis.clock import SimulatedClock
 from trencadis.interfaces import ComponentContext
@@ -115,3 +117,13 @@ def test_it_is_a_plugin_too_and_says_that_it_is_experimental() -> None:
     made = component.factory(component.config(learning_rate=0.1), ComponentContext(clock=SimulatedClock(), seed=0))
     assert isinstance(made, LeCaR)
     assert made._learning_rate == 0.1
+
+
+def test_the_page_shows_the_results_that_are_kept() -> None:
+    root = Path(__file__).parents[2]
+    page = (root / "docs" / "gallery" / "eviction.md").read_text(encoding="utf-8").replace("*", "")
+    for trace in ("conversation", "synthetic"):
+        results = json.loads((root / "examples" / "gallery" / "eviction" / f"{trace}.json").read_text())["results"]
+        for policy, shown in (("lru", "`lru`"), ("arc", "`arc`"), ("s3_fifo", "`s3_fifo`"), ("lecar:LeCaR", "LeCaR")):
+            ratios = [f"{row['hit_ratio']:.4f}"[1:] for row in results if row["policy"].endswith(policy)]
+            assert f"| {shown} | {' | '.join(ratios)} |" in page, (trace, policy)

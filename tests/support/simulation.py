@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 from trencadis.api import load_with_plugins
@@ -10,7 +11,7 @@ from trencadis_tools.bench.schedule import Line
 from trencadis_tools.simulation import Run, simulate
 from trencadis_tools.workloads import Workload, WorkloadRequest
 
-__all__ = ["BLOCK_TOKENS", "asked", "config_of", "run"]
+__all__ = ["BLOCK_TOKENS", "STEP_TIMES", "asked", "config_of", "mixed", "run"]
 
 STEP_TIMES = Line(StepTime(base_s=0.02, token_s=1e-4, context_token_s=1e-6))
 BLOCK_TOKENS = 4
@@ -40,3 +41,23 @@ def asked(name: str, arrival_s: float = 0.0, prompt: int = 20, output: int = 5, 
     return WorkloadRequest(
         request_id=name, arrival_s=arrival_s, num_prompt_tokens=prompt, num_output_tokens=output, **more
     )
+
+
+def mixed(num_requests: int = 60, seed: int = 0, rate: float = 30.0) -> list[WorkloadRequest]:
+    """Requests of three sessions, of which every other one follows the one before, and shared heads."""
+    draws, time_s = random.Random(seed), 0.0
+    requests: list[WorkloadRequest] = []
+    last: dict[str, WorkloadRequest] = {}
+    for i in range(num_requests):
+        time_s += draws.expovariate(rate)
+        session = f"s{i % 3}"
+        before = last.get(session)
+        if before is not None and i % 2 and before.num_prompt_tokens < 80:
+            length = before.num_prompt_tokens + before.num_output_tokens + draws.randint(1, 9)
+            more: dict[str, Any] = {"after": before.request_id, "think_s": draws.random() / 10}
+        else:
+            length = 24 + draws.randint(1, 40)
+            more = {"block_ids": tuple(range(100 * (i % 3), 100 * (i % 3) + 6))}
+        last[session] = asked(f"r{i}", time_s, length, draws.randint(1, 20), session=session, **more)
+        requests.append(last[session])
+    return requests

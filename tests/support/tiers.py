@@ -46,8 +46,8 @@ CI = Tier(
     marker="release",
     kept_by="kept_in_ci",
     most_parameter_sets=3,
-    every_nth_suite=6,
-    share_of_examples=3,
+    every_nth_suite=8,
+    share_of_examples=4,
     fewest_examples=10,
 )
 """What `.ci/run` runs."""

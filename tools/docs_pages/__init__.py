@@ -30,8 +30,8 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "layouts.md": layouts_page,
     "python.md": python_page,
     **{
-        f"plugins/{page.name}": partial(with_records, page)
-        for page in sorted((_DOCS / "plugins").glob("*.md"))
+        f"{page.parent.name}/{page.name}": partial(with_records, page)
+        for page in sorted([*(_DOCS / "plugins").glob("*.md"), *(_DOCS / "do").glob("*.md")])
         if "<!-- records of " in page.read_text(encoding="utf-8")
     },
 }

@@ -161,7 +161,7 @@ def _run(command: Command, arguments: list[str], file: ConfigFile, plugins: Plug
         args.resolved = load_config(settings=settings, file=file, flags=flags)
     registry.note_sources(args.resolved.sources)
     configure_logging(args.resolved.config.log.level)
-    if args.locked:
+    if getattr(args, "locked", None):
         check_lock = importlib.import_module("trencadis.plan_lock").check_lock
         check_lock(args.locked, args.resolved.config, registry)
     code: int = module.run(args, args.resolved.config, registry)
@@ -193,7 +193,7 @@ def _parser(command: Command, module: Any, settings: Callable[[], Settings]) -> 
         command.summary,
         settings if _takes_config(module) else None,
         short_flags=_short_flags(module),
-        can_be_locked=_takes_config(module) and not hasattr(module, "run_alone"),
+        can_be_locked=_can_be_locked(module),
     )
     module.add_arguments(parser)
     return parser
@@ -202,6 +202,11 @@ def _parser(command: Command, module: Any, settings: Callable[[], Settings]) -> 
 def _takes_config(module: Any) -> bool:
     """Return whether a command reads the configuration. Pure."""
     return bool(getattr(module, "TAKES_CONFIG", True))
+
+
+def _can_be_locked(module: Any) -> bool:
+    """Return whether a command runs one configuration, which a lock file can fix. Pure."""
+    return _takes_config(module) and not hasattr(module, "run_alone") and bool(getattr(module, "CAN_BE_LOCKED", True))
 
 
 def _short_flags(module: Any) -> Mapping[str, str]:

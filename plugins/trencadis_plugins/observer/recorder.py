@@ -7,13 +7,14 @@ The first line says what was measured: model, processor, versions. Every other l
 from __future__ import annotations
 
 import json
+import math
 import platform
 from pathlib import Path
 from typing import Any, Final, TextIO
 
 from trencadis.errors import ConfigValueError
 from trencadis.interfaces import ComponentContext, Observer
-from trencadis.records import Bucket, ModelFacts, StepStats, UnifiedBucket, step_shape
+from trencadis.records import Bucket, FinishedSequence, ModelFacts, StepStats, UnifiedBucket, step_shape
 from trencadis_plugins.observer.config import RecorderObserverConfig
 
 __all__ = ["FORMAT", "RecorderObserver", "bucket_fields"]
@@ -28,8 +29,8 @@ class RecorderObserver(Observer):
     """Writes one line for each step that computed a token.
 
     Times are seconds: ``now_s`` of the commit; ``device_s`` on the device, as the backend measures it; ``plan_s``, ``draft_s`` and
-    ``commit_s`` on the host; ``wall_s`` since the commit before, or since planning began if that was later: no idle time. What ``wall_s``
-    exceeds ``device_s`` by is time that the device waited for the host.
+    ``commit_s`` on the host; ``wall_s`` since the commit before if that left anything to do, else since planning began: no idle time. What
+    ``wall_s`` exceeds ``device_s`` by is time that the device waited for the host, who calls the engine included.
 
     Args:
         config: Where to.
@@ -52,17 +53,27 @@ class RecorderObserver(Observer):
         self._header = _header(context.model, context.label)
         self._lines: TextIO | None = None
         self._committed_s = float("-inf")
+        self._num_left = 0
+        self._idle_since_s = float("-inf")
 
     def on_step(self, stats: StepStats) -> None:
         """Write a line; a step without tokens leaves none."""
-        since_s = max(self._committed_s, stats.start_s)
-        self._committed_s = stats.now_s
+        was_idle = self._idle_since_s <= stats.start_s
+        since_s = max(self._committed_s, stats.start_s) if was_idle else self._committed_s
+        self._committed_s, self._num_left = stats.now_s, stats.num_running + stats.num_waiting
+        self._idle_since_s = math.inf if self._num_left else stats.now_s
         if not stats.num_scheduled_tokens:
             return
         if self._lines is None:
             self._lines = self._path.open("w", encoding="utf-8")
             self._lines.write(_encode(self._header) + "\n")
         self._lines.write(_encode(_record(stats, wall_s=stats.now_s - since_s)) + "\n")
+
+    def on_request(self, finished: FinishedSequence) -> None:
+        """Note when nothing is left: a caller may end the last request between two steps."""
+        self._num_left -= 1
+        if not self._num_left:
+            self._idle_since_s = finished.finish_s
 
     def close(self) -> None:
         """Write what is buffered; a later step begins the file anew."""

@@ -7,46 +7,34 @@ from typing import Any
 
 import numpy as np
 
-from trencadis.records import FinishedSequence
+from trencadis_tools.simulation.run import RequestRecord
 
 __all__ = ["Latencies"]
 
 
 class Latencies:
-    """TTFT, TPOT and E2E of requests, and how many kept their targets.
+    """TTFT, TPOT and E2E of requests, and how many kept their targets."""
 
-    Args:
-        ttft_target_s: Most seconds to the first token.
-        tpot_target_s: Most seconds for each token after the first, on average.
-    """
-
-    def __init__(self, ttft_target_s: float, tpot_target_s: float) -> None:
-        self._targets_s = ttft_target_s, tpot_target_s
+    def __init__(self) -> None:
         self._ttft_s: list[float] = []
         self._urgent_ttft_s: list[float] = []
         self._tpot_s: list[float] = []
         self._e2e_s: list[float] = []
         self._num_good = 0
 
-    def add(self, end: FinishedSequence, *, arrival_s: float, urgent: bool = False) -> None:
-        """Count a finished request; one that never yielded a token counts as late only.
-
-        Args:
-            end: Its sequence.
-            arrival_s: When it came; the engine may have taken it in later.
-            urgent: Whether its TTFT counts among the urgent ones too.
-        """
-        self._e2e_s.append(end.finish_s - arrival_s)
-        if end.first_token_s is None:
+    def add(self, record: RequestRecord) -> None:
+        """Count a finished request; one that never yielded a token counts as late only. Requests of priority 0 are urgent."""
+        self._e2e_s.append(record.e2e_s)
+        if not record.num_output_tokens:
             return
-        ttft_s, num_after = end.first_token_s - arrival_s, len(end.token_ids) - 1
-        tpot_s = (end.finish_s - end.first_token_s) / num_after if num_after else 0.0
-        self._ttft_s.append(ttft_s)
-        if urgent:
-            self._urgent_ttft_s.append(ttft_s)
-        if num_after:
-            self._tpot_s.append(tpot_s)
-        self._num_good += ttft_s <= self._targets_s[0] and tpot_s <= self._targets_s[1]
+        asked = record.request
+        self._ttft_s.append(record.ttft_s)
+        if not asked.priority:
+            self._urgent_ttft_s.append(record.ttft_s)
+        is_paced = record.num_output_tokens < 2 or record.tpot_s <= asked.tpot_target_s
+        if record.num_output_tokens > 1:
+            self._tpot_s.append(record.tpot_s)
+        self._num_good += record.ttft_s <= asked.ttft_target_s and is_paced
 
     def summary(self, duration_s: float) -> dict[str, Any]:
         """Return means, 99th percentiles and goodput, named as in ``ScheduleResult``; 0 where nothing was counted. Pure."""

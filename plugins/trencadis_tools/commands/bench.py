@@ -35,7 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         text = f"{helps[field.name]} (default: {field.default})"
         parser.add_argument(flag, dest=field.name, type=int, default=field.default, metavar="N", help=text)
     parser.add_argument(
-        "--trace", metavar="FILE", help="a recorded workload, for policies: a file, for eviction also a built-in name"
+        "--trace",
+        metavar="FILE",
+        help="a workload, for policies: a name such as azure_conv, a workload file, or a trace file",
     )
     parser.add_argument("--policies", metavar="A,B,...", help="which policies (default: all)")
     parser.add_argument("--json", action="store_true", help="print JSON")

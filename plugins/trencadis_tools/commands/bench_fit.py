@@ -46,6 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--warm-up", type=int, default=20, metavar="N", help="leave out the first so many steps (default: 20)"
     )
+    group.add_argument(
+        "--all-steps", action="store_true", help="let outliers count: mean times instead of typical ones"
+    )
     group.add_argument("--device", metavar="NAME", default="", help="what the steps ran on, to be noted in --out")
 
 
@@ -74,7 +77,9 @@ def run(args: argparse.Namespace) -> int:
     else:
         steps, held_out = steps[: -(len(steps) // 5) or None], steps[len(steps) - len(steps) // 5 :]
     leave_out = [name.strip() for name in args.leave_out.split(",") if name.strip()]
-    fit = fit_step_times(steps, leave_out=leave_out, by_bucket=args.by_bucket, source=args.records)
+    fit = fit_step_times(
+        steps, leave_out=leave_out, by_bucket=args.by_bucket, robust=not args.all_steps, source=args.records
+    )
     try:
         errors = step_time_errors(fit.times, held_out)
     except ValueError as error:

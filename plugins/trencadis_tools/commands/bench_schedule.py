@@ -1,11 +1,10 @@
-"""``trencadis bench schedule``: scheduling policies on one trace, on a simulated device."""
+"""``trencadis bench schedule``: scheduling policies on one workload, on a simulated device."""
 
 from __future__ import annotations
 
 import argparse
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
@@ -22,13 +21,13 @@ __all__ = ["HELP", "add_arguments", "run"]
 HELP = "latencies under scheduling policies on --trace, on a simulated device"
 
 _WORKLOAD = {
-    "rate": ("R", "requests a second; 0: as recorded"),
-    "limit": ("N", "the first so many requests of the trace"),
-    "num_tenants": ("N", "drawn for each request; tenant k has a share in proportion to 1 / (k + 1)"),
-    "num_priorities": ("N", "drawn for each request; 0 is the most urgent"),
+    "rate": ("R", "requests a second; 0: as the workload has them"),
+    "limit": ("N", "the first so many requests"),
+    "num_tenants": ("N", "drawn where the workload tells none; tenant k has a share in proportion to 1 / (k + 1)"),
+    "num_priorities": ("N", "drawn where the workload tells none; 0 is the most urgent"),
     "shared_prefix": ("N", "a tenant's prompts begin with the same so many tokens"),
-    "ttft_target_s": ("S", "of every request, for goodput"),
-    "tpot_target_s": ("S", "of every request, for goodput"),
+    "ttft_target_s": ("S", "of requests that have none, for goodput"),
+    "tpot_target_s": ("S", "of requests that have none, for goodput"),
     "num_blocks": ("N", "of the KV cache, unless cache.num_blocks is set"),
 }
 _STEP_TIME = {
@@ -75,30 +74,32 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
     """Measure and print; returns 0.
 
     Raises:
-        ConfigError: The trace cannot be read, or a flag makes no sense.
+        ConfigError: The workload cannot be read, or a flag makes no sense.
         PluginError: A policy does not exist or cannot be built.
         StepFailedError: A policy broke its contract.
     """
     from trencadis.records import StepTime
-    from trencadis_plugins.bucketing.workloads.trace import parse_trace, read_text
     from trencadis_tools.bench import ScheduleWorkload, measure_schedule
 
     if not args.trace:
-        raise ConfigError("trencadis bench schedule: --trace is missing.", hint="Name a CSV file or JSON lines.")
+        raise ConfigError(
+            "trencadis bench schedule: --trace is missing.", hint="Name a workload, such as azure_conv, or a file."
+        )
     try:
-        workload = ScheduleWorkload(seed=args.seed, **{name: getattr(args, name) for name in _WORKLOAD})
+        taken = ScheduleWorkload(seed=args.seed, **{name: getattr(args, name) for name in _WORKLOAD})
         step_time = StepTime(**{name: getattr(args, f"step_{name}") for name in _STEP_TIME})
     except ValueError as error:
         raise ConfigValueError(f"trencadis bench schedule: {error}.") from error
-    arrivals = parse_trace(read_text(Path(args.trace)), args.trace)
+    workload = taken.load(args.trace)
     names = [name.strip() for name in args.policies.split(",")] if args.policies else registry.components("scheduling")
     for name in names:  # here, where who asked is known
         registry.select("scheduling", name, source="flag --policies")
     results = [
-        measure_schedule(config, registry, arrivals, workload, policy=name, step_time=step_time) for name in names
+        measure_schedule(config, registry, workload, policy=name, num_blocks=taken.num_blocks, step_time=step_time)
+        for name in names
     ]
     if args.json:
-        facts = {"trace": args.trace, "workload": attrs.asdict(workload), "step_time": attrs.asdict(step_time)}
+        facts = {"trace": args.trace, "workload": attrs.asdict(taken), "step_time": attrs.asdict(step_time)}
         print(json.dumps(facts | {"results": [attrs.asdict(result) for result in results]}))
     else:
         _print(results)

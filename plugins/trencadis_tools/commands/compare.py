@@ -19,7 +19,9 @@ from trencadis_tools.compare.report import write_report
 from trencadis_tools.compare.requests_file import check_requests_file, write_requests
 from trencadis_tools.compare.wording import HEADINGS, outcome_notes, rows_of, sentence
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["CAN_BE_LOCKED", "add_arguments", "run"]
+
+CAN_BE_LOCKED = False
 
 _FILES = ("out", "requests", "json", "verify")
 
@@ -92,7 +94,9 @@ def _compare(arguments: Arguments) -> Comparison:
 
 def _arguments(args: argparse.Namespace) -> Arguments:
     if not args.workload:
-        raise ConfigError("trencadis compare: --workload is missing.", hint="Name a workload file, a trace or a built-in.")
+        raise ConfigError(
+            "trencadis compare: --workload is missing.", hint="Name a workload file, a trace or a built-in."
+        )
     names = [name.strip() for name in args.metric.split(",") if name.strip()]
     for name in names:
         metric_of(name)

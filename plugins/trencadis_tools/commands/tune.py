@@ -185,13 +185,13 @@ def _print_measured(tuned: Tuned) -> None:
     rows = [
         [
             one.name,
-            "yes" if one.keeps else "no",
+            f"{one.num_kept} of {len(one.runs)} runs",
             f"{one.attainment:.1%}",
             *(f"{one.values[name]:.2%}" if name == "goodput" else show(one.values[name], "s") for name in names),
         ]
         for one in tuned.measured
     ]
-    head = [f"measured at {tuned.measured[0].rate:.3g}/s", "keeps objectives", "attainment", *names]
+    head = [f"measured at {tuned.measured[0].rate:.3g}/s", "objectives kept in", "attainment", *names]
     print_table(head, rows)
 
 

@@ -11,11 +11,13 @@ import attrs
 from trencadis.errors import ConfigError
 from trencadis_tools.compare.candidates import Candidate, restored, sweep_points
 from trencadis_tools.compare.experiment import Experiment, PointResult, RunAll, run_experiment
+from trencadis_tools.compare.lab import scipy_stats
 from trencadis_tools.compare.live import LiveRuns, pieces_of
 from trencadis_tools.compare.metrics import metric_of
 from trencadis_tools.compare.record import record_of
-from trencadis_tools.simulation import Run, StepTimes
-from trencadis_tools.workloads import Workload
+from trencadis_tools.simulation import Run, StepTimes, simulate
+from trencadis_tools.simulation.step_times import LinearStepTimes, load_step_times
+from trencadis_tools.workloads import Workload, load_workload
 
 __all__ = ["Arguments", "Comparison", "compare"]
 
@@ -73,12 +75,12 @@ class Comparison:
     record: Mapping[str, Any] = attrs.field(repr=False)
 
 
-def compare(arguments: Arguments, *, note: Callable[[int], None] = lambda num_runs: None) -> Comparison:
+def compare(arguments: Arguments, *, note: Callable[[int], None] | None = None) -> Comparison:
     """Run a comparison.
 
     Args:
         arguments: What is compared.
-        note: Called with the number of runs so far.
+        note: Called with the number of runs so far; or None.
 
     Raises:
         ConfigError: An argument, file or configuration cannot be used, or the workload is too short.
@@ -109,7 +111,8 @@ def _compared(arguments: Arguments, results: Sequence[PointResult], step_times: 
 
 
 def _check(arguments: Arguments) -> None:
-    """Refuse what contradicts itself."""
+    """Refuse what contradicts itself, or could not be judged."""
+    scipy_stats()
     for name in ("replicas", "seeds", "max_requests"):
         least = int(name == "replicas")
         if getattr(arguments, name) < least:
@@ -147,14 +150,16 @@ def _experiment(arguments: Arguments, candidates: Sequence[Candidate]) -> Experi
 
 
 def _workloads(arguments: Arguments) -> tuple[Callable[[int], Workload], bool]:
-    """Return what makes the workload of a seed, and whether seeds differ."""
-    from trencadis_tools.workloads import load_workload
+    """Return what makes the workload of a seed, and whether seeds are independent: whether times or lengths are drawn.
+
+    Tenants that are drawn over a recorded trace do not make another trace of it.
+    """
 
     def drawn(seed: int) -> Workload:
         return load_workload(arguments.workload, seed=seed)
 
     first = drawn(0)
-    if drawn(1).requests != first.requests:
+    if _sizes(drawn(1)) != _sizes(first):
         return drawn, True
     if arguments.live:
         pieces = pieces_of(first, arguments.seeds or _NUM_SEEDS)
@@ -164,18 +169,19 @@ def _workloads(arguments: Arguments) -> tuple[Callable[[int], Workload], bool]:
             f'flag --seeds: the requests of "{arguments.workload}" are not drawn; every seed gives the same.',
             hint="Leave --seeds out: within one run, blocks of requests are compared.",
         )
-    return (lambda seed: first), False
+    return (lambda _seed: first), False
+
+
+def _sizes(workload: Workload) -> list[tuple[float, int, int]]:
+    return [(one.arrival_s, one.num_prompt_tokens, one.num_output_tokens) for one in workload.requests]
 
 
 def _step_times(name: str) -> StepTimes:
-    from trencadis_tools.simulation.step_times import LinearStepTimes, load_step_times
-
     return load_step_times(name) if name else LinearStepTimes()
 
 
 def _simulated(replicas: int, step_times: StepTimes) -> RunAll:
     """Return what simulates a workload under each configuration."""
-    from trencadis_tools.simulation import simulate
 
     def run_all(candidates: Sequence[Candidate], workload: Workload, pair: int) -> list[Run]:
         return [

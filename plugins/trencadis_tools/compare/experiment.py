@@ -1,6 +1,8 @@
 """A comparison from beginning to end: the same requests for every configuration, until there is enough to judge or to say that there is not.
 
     rates × swept settings ▶ point ▶ pairs of runs (seed after seed, or one trace) ▶ judge ▶ sensitivity ▶ outcome
+
+The baseline is the first configuration.
 """
 
 from __future__ import annotations
@@ -109,7 +111,7 @@ def run_experiment(
     *,
     step_times: StepTimes | None = None,
     with_step_times: Callable[[StepTimes], RunAll] | None = None,
-    note: Callable[[int], None] = lambda num_runs: None,
+    note: Callable[[int], None] | None = None,
 ) -> list[PointResult]:
     """Compare at every point.
 
@@ -118,7 +120,7 @@ def run_experiment(
         run_all: Runs a workload under each configuration.
         step_times: Coefficients that "better" must not depend on; None: sensitivity is not looked at.
         with_step_times: Makes another ``run_all``, of another model of step times.
-        note: Called with the number of runs so far.
+        note: Called with the number of runs so far; or None.
 
     Raises:
         ConfigError: The workload is too short for the statistics, or a configuration cannot be used.
@@ -131,7 +133,8 @@ def run_experiment(
         nonlocal num_runs
         runs = run_all(candidates, workload, pair)
         num_runs += len(runs)
-        note(num_runs)
+        if note is not None:
+            note(num_runs)
         return runs
 
     for swept, rate in itertools.product(experiment.sweeps, experiment.rates or (0.0,)):
@@ -176,9 +179,7 @@ def _find_flips(
     return flips
 
 
-def _at_point(
-    experiment: Experiment, point: Point, candidates: Sequence[Candidate], run_all: RunAll
-) -> PointResult:
+def _at_point(experiment: Experiment, point: Point, candidates: Sequence[Candidate], run_all: RunAll) -> PointResult:
     """Run pairs until there are enough."""
     is_drawn, until_decided = experiment.is_drawn, experiment.until_decided
     workloads: list[Workload] = []
@@ -229,8 +230,8 @@ def _prepared(workload: Workload, point: Point, max_requests: int) -> Workload:
 
 
 def rate_of(workload: Workload) -> float:
-    """Return requests a second; 0 if all come at once. Pure."""
-    times_s = [request.arrival_s for request in workload.requests]
+    """Return requests a second of those that wait for no other one; 0 if they come at once. Pure."""
+    times_s = [request.arrival_s for request in workload.requests if not request.after]
     span_s = max(times_s) - min(times_s)
     return (len(times_s) - 1) / span_s if span_s else 0.0
 

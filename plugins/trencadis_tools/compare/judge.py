@@ -111,14 +111,15 @@ class Judgement:
 
     def with_flips(self, flips: Sequence[Flip]) -> Judgement:
         """Return the judgement with verdicts open whose sign depends on a coefficient of the step times. Pure."""
-        effects = []
-        for effect in self.effects:
-            own = [flip.scaled for flip in flips if (flip.metric, flip.other) == (effect.metric, effect.other)]
-            if own:
-                reason = f"the sign changes with step times {', '.join(own)}"
-                effect = attrs.evolve(effect, verdict="open", winner="", reasons=(*effect.reasons, reason))
-            effects.append(effect)
-        return attrs.evolve(self, effects=effects)
+        return attrs.evolve(self, effects=[_with_flips(effect, flips) for effect in self.effects])
+
+
+def _with_flips(effect: Effect, flips: Sequence[Flip]) -> Effect:
+    own = [flip.scaled for flip in flips if (flip.metric, flip.other) == (effect.metric, effect.other)]
+    if not own:
+        return effect
+    reason = f"the sign changes with step times of {', '.join(own)}"
+    return attrs.evolve(effect, verdict="open", winner="", reasons=(*effect.reasons, reason))
 
 
 @attrs.frozen(kw_only=True)
@@ -184,9 +185,9 @@ def _counting(runs: Sequence[Run]) -> tuple[Int64Array, int]:
     times = [_times(run) for run in runs]
     answered = np.flatnonzero(np.logical_and.reduce([np.isfinite(finished_s) for _, finished_s in times]))
     cut = 0
-    for sent_s, finished_s in times:
-        sent_s, finished_s = sent_s[answered], finished_s[answered]
-        ahead = np.searchsorted(np.sort(sent_s), sent_s) - np.searchsorted(np.sort(finished_s), sent_s, side="right")
+    for all_sent_s, all_finished_s in times:
+        sent_s, finished_s = all_sent_s[answered], np.sort(all_finished_s[answered])
+        ahead = np.searchsorted(np.sort(sent_s), sent_s) - np.searchsorted(finished_s, sent_s, side="right")
         cut = max(cut, warm_up_cut(ahead.astype(np.float64)))
     return answered[cut:], cut
 

@@ -89,10 +89,10 @@ class LiveRuns:
 
 
 def _warm_up(engine: Engine, workload: Workload) -> None:
-    """Run one request, unmeasured, so that memory and threads are there; its prompt is the first one's, read backwards."""
+    """Run one request, unmeasured, so that memory and threads are there; its prompt is the end of the first one's."""
     first = _greedy(Prompts(workload, vocab_size=engine.model.vocab_size).request(0))
     params = attrs.evolve(first.params, max_tokens=_WARM_UP_TOKENS)
-    engine.add(attrs.evolve(first, params=params, prompt_token_ids=first.prompt_token_ids[::-1]))
+    engine.add(attrs.evolve(first, params=params, prompt_token_ids=first.prompt_token_ids[-_WARM_UP_TOKENS:]))
     while engine.has_work:
         engine.step()
 

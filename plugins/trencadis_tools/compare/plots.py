@@ -99,7 +99,9 @@ def sequence_plot(effect: Effect, baseline: str) -> str:
         points = [point for point in effect.sequence if np.isfinite(point.low)]
         numbers = [point.num_pairs for point in points]
         axes.axhline(0, color="black", linewidth=0.8)
-        axes.plot([p.num_pairs for p in effect.sequence], [p.difference for p in effect.sequence], color="C0", label="mean")
+        axes.plot(
+            [p.num_pairs for p in effect.sequence], [p.difference for p in effect.sequence], color="C0", label="mean"
+        )
         axes.fill_between(
             numbers, [p.low for p in points], [p.high for p in points], alpha=0.2, color="C0", label="95 % at all times"
         )
@@ -131,7 +133,9 @@ def line_plot(results: Sequence[PointResult], metric: Metric, *, xs: Sequence[fl
             edge = [0.97 - 0.05 * index] * int(hidden.sum())
             note = f"{candidate.name}: unstable"
             if hidden.any():
-                axes.plot(places[hidden], edge, "x", color=f"C{index}", transform=axes.get_xaxis_transform(), label=note)
+                axes.plot(
+                    places[hidden], edge, "x", color=f"C{index}", transform=axes.get_xaxis_transform(), label=note
+                )
             if places.dtype.kind == "i" and not isinstance(xs[0], int | float):
                 axes.set_xticks(places, xs)
         axes.set_ylim(bottom=0)

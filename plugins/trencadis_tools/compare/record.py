@@ -23,7 +23,17 @@ from trencadis_tools.compare.experiment import PointResult, rate_of
 from trencadis_tools.compare.wording import outcome_notes, sentence
 from trencadis_tools.workloads import Workload
 
-__all__ = ["FORMAT", "comparison_bytes", "differences_between", "plain", "read_record", "record_of", "versions", "workload_digest", "write_record"]
+__all__ = [
+    "FORMAT",
+    "comparison_bytes",
+    "differences_between",
+    "plain",
+    "read_record",
+    "record_of",
+    "versions",
+    "workload_digest",
+    "write_record",
+]
 
 FORMAT = "trencadis comparison 1"
 _SHOWN = 20
@@ -143,7 +153,7 @@ def read_record(file: Path) -> dict[str, Any]:
 
 def differences_between(before: Any, after: Any) -> list[str]:
     """Return where two plain values differ, the first twenty places in words. Pure."""
-    found = []
+    found: list[str] = []
     for path, one, two in _differing(before, after, ""):
         if len(found) == _SHOWN:
             return [*found, "and more"]

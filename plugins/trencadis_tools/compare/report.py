@@ -79,9 +79,7 @@ def page_of(comparison: Comparison, *, command: str) -> str:
 def _table(caption: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     head = "".join(f'<th scope="col">{html.escape(heading)}</th>' for heading in headings)
     body = "\n".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return (
-        f"<table>\n<caption>{html.escape(caption)}</caption>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>"
-    )
+    return f"<table>\n<caption>{html.escape(caption)}</caption>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>"
 
 
 def _figure(svg: str, caption: str) -> str:
@@ -122,14 +120,14 @@ def _verdicts(comparison: Comparison) -> Iterator[str]:
 
 def _lines(results: Sequence[PointResult]) -> Iterator[str]:
     """Yield metrics over rates, one plot for each value of swept settings, and over swept settings, one for each rate."""
-    metrics = [metric_of(effect.metric) for effect in results[0].judgement.effects]
-    metrics = list({metric.name: metric for metric in metrics}.values())
+    names = dict.fromkeys(effect.metric for effect in results[0].judgement.effects)
+    metrics = [metric_of(name) for name in names]
     groups: dict[tuple[str, str], list[tuple[Any, PointResult]]] = defaultdict(list)
     for result in results:
         swept, rate = result.point.swept, result.point.rate
         if rate:
-            others = ", ".join(f"{path} = {value}" for path, value in swept.items())
-            groups["rate, requests/s", others].append((rate, result))
+            at = ", ".join(f"{path} = {value}" for path, value in swept.items())
+            groups["rate, requests/s", at].append((rate, result))
         for path, value in swept.items():
             others = [f"{other} = {text}" for other, text in swept.items() if other != path]
             others += [f"rate {rate:g}"] if rate else []
@@ -137,11 +135,11 @@ def _lines(results: Sequence[PointResult]) -> Iterator[str]:
     groups = {key: members for key, members in groups.items() if len(members) > 1}
     if groups:
         yield "<h2>Over rates and settings</h2>"
-    for (label, others), members in groups.items():
+    for (label, at), members in groups.items():
         own = sorted(members, key=lambda item: item[0]) if _are_numbers(members) else members
         xs = [x if _are_numbers(members) else str(x) for x, _ in own]
         for metric in metrics:
-            caption = f"{metric.name} over {label}" + (f", {others}" if others else "")
+            caption = f"{metric.name} over {label}" + (f", {at}" if at else "")
             yield _figure(line_plot([result for _, result in own], metric, xs=xs, label=label), caption)
 
 

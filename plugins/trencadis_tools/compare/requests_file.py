@@ -12,7 +12,7 @@ from trencadis_tools.compare.experiment import PointResult
 from trencadis_tools.compare.lab import library
 from trencadis_tools.simulation import RequestRecord
 
-__all__ = ["check_requests_file", "write_requests"]
+__all__ = ["check_requests_file", "row_of", "write_requests", "write_rows"]
 
 _PARQUET = ".parquet"
 
@@ -39,8 +39,20 @@ def write_requests(file: Path, results: Sequence[PointResult]) -> None:
     Raises:
         ConfigError: The file cannot be written, or pyarrow is missing.
     """
+    write_rows(file, list(_rows(results)))
+
+
+def write_rows(file: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """Write rows with equal columns; numbers that are none are empty.
+
+    Args:
+        file: Ends in .csv or .parquet.
+        rows: At least one.
+
+    Raises:
+        ConfigError: The file cannot be written, or pyarrow is missing.
+    """
     check_requests_file(file)
-    rows = list(_rows(results))
     try:
         if file.suffix == _PARQUET:
             arrow, parquet = library("pyarrow", purpose=str(file)), library("pyarrow.parquet", purpose=str(file))
@@ -56,7 +68,7 @@ def write_requests(file: Path, results: Sequence[PointResult]) -> None:
 
 
 def _or_none(value: Any) -> Any:
-    return None if value != value else value  # noqa: PLR0124 - what is not a number differs from itself
+    return None if value != value else value  # what is not a number differs from itself
 
 
 def _rows(results: Sequence[PointResult]) -> Iterator[dict[str, Any]]:
@@ -64,10 +76,11 @@ def _rows(results: Sequence[PointResult]) -> Iterator[dict[str, Any]]:
         for candidate, runs in zip(result.candidates, result.runs, strict=True):
             for workload, run in zip(result.workloads, runs, strict=True):
                 where = {"at": str(result.point), "config": candidate.name, "seed": workload.seed}
-                yield from (where | _row(record) for record in run.records)
+                yield from (where | row_of(record) for record in run.records)
 
 
-def _row(record: RequestRecord) -> dict[str, Any]:
+def row_of(record: RequestRecord) -> dict[str, Any]:
+    """Return what became of a request, by column. Pure."""
     request = record.request
     return {
         "request_id": request.request_id,

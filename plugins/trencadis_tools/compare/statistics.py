@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import attrs
 import numpy as np
 
-from trencadis.records import FloatArray
+from trencadis.records import FloatArray, Int64Array
 
 __all__ = [
     "ALPHA",
@@ -94,7 +94,9 @@ def block_length(differences: FloatArray) -> tuple[int, bool]:
     return min(max(_SHORTEST_BLOCK, 5 * lag), longest), 5 * lag <= longest
 
 
-def block_interval(baseline: FloatArray, other: FloatArray, *, quantile: float | None = None, seed: int = 0) -> Interval:
+def block_interval(
+    baseline: FloatArray, other: FloatArray, *, quantile: float | None = None, seed: int = 0
+) -> Interval:
     """Return the interval of a difference of means, or of quantiles, by the moving-block bootstrap of pairs. Pure.
 
     Blocks of pairs are drawn with replacement from all places, so that both values of a request stay together; the 95 % interval has
@@ -114,7 +116,7 @@ def block_interval(baseline: FloatArray, other: FloatArray, *, quantile: float |
     length, is_reliable = block_length(other - baseline)
     rng = np.random.default_rng(seed)
     num = len(baseline)
-    starts = rng.integers(num - length + 1, size=(_NUM_RESAMPLES, math.ceil(num / length)))
+    starts: Int64Array = rng.integers(num - length + 1, size=(_NUM_RESAMPLES, math.ceil(num / length)))
     if quantile is None:
         difference = float(np.mean(other) - np.mean(baseline))
         resampled = _resampled_means(other - baseline, starts, length)
@@ -134,7 +136,7 @@ def block_interval(baseline: FloatArray, other: FloatArray, *, quantile: float |
     )
 
 
-def _resampled_means(differences: FloatArray, starts: FloatArray, length: int) -> FloatArray:
+def _resampled_means(differences: FloatArray, starts: Int64Array, length: int) -> FloatArray:
     """Return the mean of each row of blocks; the last block of a row is cut, so that a row has as many values as there are. Pure."""
     num = len(differences)
     sums = np.concatenate([[0.0], np.cumsum(differences)])
@@ -146,13 +148,15 @@ def _resampled_means(differences: FloatArray, starts: FloatArray, length: int) -
 
 
 def _resampled_quantiles(
-    baseline: FloatArray, other: FloatArray, starts: FloatArray, length: int, quantile: float
+    baseline: FloatArray, other: FloatArray, starts: Int64Array, length: int, quantile: float
 ) -> FloatArray:
     num = len(baseline)
     rows = max(1, _CHUNK // num)
     found = []
     for first in range(0, len(starts), rows):
-        places = (starts[first : first + rows, :, None] + np.arange(length)).reshape(-1, starts.shape[1] * length)[:, :num]
+        places = (starts[first : first + rows, :, None] + np.arange(length)).reshape(-1, starts.shape[1] * length)[
+            :, :num
+        ]
         found.append(np.quantile(other[places], quantile, axis=1) - np.quantile(baseline[places], quantile, axis=1))
     return np.concatenate(found)
 
@@ -171,7 +175,9 @@ def run_interval(differences: FloatArray) -> Interval:
     num = len(differences)
     mean = float(np.mean(differences))
     error = float(np.std(differences, ddof=1)) / math.sqrt(num) if num > 1 else math.inf
-    if error == 0:  # no run differs from another one: in a simulation that is a fact, such as that nothing changed at all
+    if (
+        error == 0
+    ):  # no run differs from another one: in a simulation that is a fact, such as that nothing changed at all
         return Interval(difference=mean, low=mean, high=mean, p_value=float(mean == 0), num_units=num, method="runs")
     student = scipy_stats().t(num - 1) if num > 1 else None
     reach = error * float(student.ppf(1 - ALPHA / 2)) if student else math.inf

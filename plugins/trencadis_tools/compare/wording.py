@@ -38,7 +38,7 @@ def rows_of(result: PointResult) -> list[tuple[str, ...]]:
     """Return a row of a table for each effect, without the latencies of a configuration whose backlog grows. Pure."""
     outcomes = {outcome.name: outcome for outcome in result.judgement.outcomes}
     baseline = result.judgement.outcomes[0]
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for effect in result.judgement.effects:
         metric = metric_of(effect.metric)
         hidden = metric.is_latency
@@ -74,15 +74,23 @@ def sentence(effect: Effect, baseline: str, growing: Sequence[str] = ()) -> str:
     """
     metric, other = effect.metric, effect.other
     if effect.verdict == "unstable":
-        own = " and ".join(name for name in (baseline, other) if name in growing)
-        return f"{metric}: no value. {own}: unstable, capacity exceeded or run too short to settle."
+        own = [name for name in (baseline, other) if name in growing]
+        steady = "".join(f" {name} keeps up." for name in (baseline, other) if name not in growing)
+        return (
+            f"{metric}: no value. {' and '.join(own)}: unstable, capacity exceeded or run too short to settle.{steady}"
+        )
     difference = effect.interval.difference
     if math.isnan(difference):
         return f"{metric}: open. No request has a value under both {baseline} and {other}."
     direction = "higher" if difference > 0 else "lower"
     relative = effect.relative(difference)
     size = f"{100 * abs(relative):.1f} %" if math.isfinite(relative) else show(abs(difference), metric_of(metric).unit)
-    found = f"{size} {direction} under {other} than under {baseline} (95 % interval {_range(effect)})"
+    found = (
+        f"{size} {direction} under {other} than under {baseline}"
+        if difference
+        else f"the same under {other} and {baseline}"
+    )
+    found += f" (95 % interval {_range(effect)})"
     if effect.verdict == "better":
         return f"{metric}: {effect.winner} is better. It is {found}."
     if effect.verdict == "equal":
@@ -106,8 +114,12 @@ def outcome_notes(result: PointResult) -> list[str]:
                 f"that arrive (p = {backlog.p_value:.2g}); latencies would grow with the length of the run."
             )
         if outcome.num_failed:
-            notes.append(f"{outcome.name}: {outcome.num_failed} of {outcome.num_requests} requests were refused or failed.")
+            notes.append(
+                f"{outcome.name}: {outcome.num_failed} of {outcome.num_requests} requests were refused or failed."
+            )
     num_cut, num_all = sum(result.judgement.num_warm_up), result.judgement.outcomes[0].num_requests
     if num_cut:
-        notes.append(f"Warm-up: {num_cut} of {num_all} requests are left out, the same under every configuration (MSER-5).")
+        notes.append(
+            f"Warm-up: {num_cut} of {num_all} requests are left out, the same under every configuration (MSER-5)."
+        )
     return notes

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import enum
+import tomllib
 from collections.abc import Sequence
+from pathlib import Path
 
 import attrs
 from attrs.validators import ge
 
-from trencadis.errors import ConfigValueError
+from trencadis.errors import ConfigError, ConfigValueError
 
-__all__ = ["EventKind", "ReplicaEvent", "check_events"]
+__all__ = ["EventKind", "ReplicaEvent", "check_events", "read_events"]
 
 
 class EventKind(enum.Enum):
@@ -38,6 +40,32 @@ class ReplicaEvent:
     time_s: float = attrs.field(validator=ge(0))
     replica: int = attrs.field(validator=ge(0))
     kind: EventKind = attrs.field(converter=EventKind)
+
+
+def read_events(file: Path) -> tuple[ReplicaEvent, ...]:
+    """Return the events of a TOML file: tables ``[[event]]`` with ``time_s``, ``replica`` and ``kind``.
+
+    Raises:
+        ConfigError: It cannot be read, or an event makes no sense.
+    """
+    try:
+        tables = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{file}: no events that can be read: {error}.") from error
+    events = tables.pop("event", [])
+    if tables or not isinstance(events, list):
+        raise ConfigError(f"{file}: holds {', '.join(tables) or 'a single event'}.", hint="Write [[event]] for each.")
+    made = []
+    for number, event in enumerate(events, 1):
+        try:
+            made.append(ReplicaEvent(**event))
+        except (TypeError, ValueError) as error:
+            kinds = ", ".join(kind.value for kind in EventKind)
+            raise ConfigError(
+                f"{file}: event {number}, {event!r}, is none: {error}.",
+                hint=f"Give it time_s, replica and kind, which is one of {kinds}.",
+            ) from error
+    return tuple(made)
 
 
 def check_events(events: Sequence[ReplicaEvent], num_replicas: int) -> tuple[ReplicaEvent, ...]:

@@ -21,17 +21,15 @@ from trencadis.interfaces import (
 )
 from trencadis.records import (
     Batch,
-    BoolArray,
     Bucket,
     Int32Array,
     Int64Array,
     MemoryReport,
     ModelFacts,
     ModelSource,
-    Pass,
     StepOutput,
 )
-from trencadis_tools.simulation.step_shape import StepShape, StepTimes
+from trencadis_tools.simulation.step_shape import StepShape, StepTimes, step_shape
 
 __all__ = ["EOS", "SimulatedExecutor", "Stretch", "Timeline"]
 
@@ -147,6 +145,7 @@ class SimulatedExecutor(Executor):
     ) -> None:
         self.timeline = Timeline(clock, step_times, overlaps=overlaps)
         self.stretch: Stretch | None = None
+        self.num_submitted = 0
         self._output_lens = output_lens
         self._max_model_len = max_model_len
         self._vocab_size = vocab_size or len(output_lens) + 2
@@ -154,7 +153,6 @@ class SimulatedExecutor(Executor):
             layout="ragged", default_block_size=block_size, swaps_blocks=True, max_steady_steps=max_steady_steps
         )
         self._last_position: Int64Array = np.empty(0, np.int64)
-        self._num_prompt_tokens: Int64Array = self._last_position
         self._text: Int32Array = np.empty(0, np.int32)
 
     def start(
@@ -189,7 +187,6 @@ class SimulatedExecutor(Executor):
     def allocate(self, plan: AllocationPlan) -> None:
         """Make places for what is known of each row."""
         self._last_position = np.zeros(plan.num_rows, np.int64)
-        self._num_prompt_tokens = np.zeros(plan.num_rows, np.int64)
         self._text = np.zeros(plan.num_rows, np.int32)
         self._block_bytes = plan.block_size * _KV_BYTES_PER_TOKEN
 
@@ -200,18 +197,17 @@ class SimulatedExecutor(Executor):
         """Queue the batch after those before it; the device waits for the host where that is slower."""
         for start in batch.row_starts:
             assert start.params.seed is not None, "a simulated request has its index for a seed"
-            self._num_prompt_tokens[start.row] = start.num_prompt_tokens
             self._last_position[start.row] = start.num_prompt_tokens + self._output_lens[start.params.seed] - 1
             self._text[start.row] = start.params.seed + 2
-        shape = self._shape(batch)
-        if batch.num_steps > 1 and not shape.num_prefills:  # a last chunk of one token is no decode
+        self.num_submitted += 1
+        shape = step_shape(batch.passes, num_new=len(batch.row_starts))
+        if batch.num_steps > 1:
             (one,) = batch.passes
             num_steps = min(batch.num_steps, int((self._last_position[one.rows] - one.starts).min()) - 1)
             if num_steps > 1:
                 self.stretch = Stretch(self, batch, self.timeline.begin(shape, num_steps))
                 return self.stretch
-        has_tokens = shape.num_decode_tokens + shape.num_prefill_tokens > 0
-        ends = self.timeline.begin(shape, 1) if has_tokens else self.timeline.nothing()
+        ends = self.timeline.begin(shape, 1) if shape.num_tokens else self.timeline.nothing()
         self.timeline.end(ends)
         return _Step(self.timeline, ends[0][0], self.output(batch, ends))
 
@@ -221,46 +217,6 @@ class SimulatedExecutor(Executor):
 
     def close(self) -> None:
         """There is nothing to close."""
-
-    def _shape(self, batch: Batch) -> StepShape:
-        if len(batch.passes) == 1 and not batch.row_starts:
-            one = batch.passes[0]
-            if self._decodes(one).all():
-                number = len(one.rows)
-                return StepShape(
-                    num_decodes=number, num_decode_tokens=number, num_decode_context=int(one.starts.sum()) + number
-                )
-        sizes = np.zeros(7)
-        for one in batch.passes:
-            decodes = self._decodes(one)
-            query, ends = one.query_lens, one.starts + one.query_lens
-            prefills = ~decodes
-            num_decodes = int(decodes.sum())
-            products = query[prefills] * (one.starts[prefills] + (query[prefills] + 1) / 2)
-            sizes += (
-                num_decodes,
-                len(query) - num_decodes,
-                query[decodes].sum(),
-                query[prefills].sum(),
-                ends[decodes].sum(),
-                ends[prefills].sum(),
-                products.sum(),
-            )
-        return StepShape(
-            num_decodes=int(sizes[0]),
-            num_prefills=int(sizes[1]),
-            num_decode_tokens=int(sizes[2]),
-            num_prefill_tokens=int(sizes[3]),
-            num_decode_context=int(sizes[4]),
-            num_prefill_context=int(sizes[5]),
-            prefill_products=float(sizes[6]),
-            num_new=len(batch.row_starts),
-        )
-
-    def _decodes(self, one: Pass) -> BoolArray:
-        """Return which sequences of a pass compute one token beyond their prompts."""
-        decodes: BoolArray = (one.query_lens == 1) & (one.starts >= self._num_prompt_tokens[one.rows])
-        return decodes
 
     def output(self, batch: Batch, ends: Sequence[tuple[float, float]]) -> StepOutput:
         """Return what a batch gives.
@@ -291,11 +247,7 @@ class SimulatedExecutor(Executor):
 
 
 class Stretch:
-    """Steps that nothing changes between, and in which no sequence ends: those that have begun by ``Timeline.until_s``.
-
-    Attributes:
-        num_steps: The most.
-    """
+    """Steps that nothing changes between, and in which no sequence ends: those that have begun by ``Timeline.until_s``."""
 
     def __init__(self, executor: SimulatedExecutor, batch: Batch, ends: list[tuple[float, float]]) -> None:
         self._executor = executor
@@ -303,7 +255,11 @@ class Stretch:
         self._batch = batch
         self._ends = ends
         self._is_closed = False
-        self.num_steps = len(ends)
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that are computed, or the most as long as it is open."""
+        return len(self._ends)
 
     @property
     def end_s(self) -> float:

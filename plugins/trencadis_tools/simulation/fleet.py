@@ -13,7 +13,7 @@ from __future__ import annotations
 import enum
 import heapq
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 
 import attrs
@@ -25,7 +25,7 @@ from trencadis.interfaces import RoutingRequest
 from trencadis.records import FinishedSequence, FinishReason, Request, evolve_unchecked
 from trencadis_tools.simulation.events import EventKind, ReplicaEvent, check_events
 from trencadis_tools.simulation.executor import SimulatedExecutor
-from trencadis_tools.simulation.prompts import Prompts
+from trencadis_tools.simulation.prompts import Prompts, SimulatedPrompts
 from trencadis_tools.simulation.replica import Replica, Watcher
 from trencadis_tools.simulation.run import RequestRecord, Run
 from trencadis_tools.simulation.step_shape import StepTimes
@@ -97,16 +97,19 @@ class _Live:
     num_preemptions: int = 0
 
 
-def simulated_config(config: Config, *, num_replicas: int = 1) -> Config:
+def simulated_config(config: Config, workload: Workload, *, num_replicas: int = 1) -> Config:
     """Return the configuration of engines that this workload, policies and sizes matter to. Pure.
 
-    A policy that fails has no fallback: what fails is to be seen.
+    A policy that fails has no fallback: what fails is to be seen. A KV cache without a size gets :data:`NUM_BLOCKS`, or twice what the
+    longest request takes if that is more.
     """
+    longest = max(one.num_prompt_tokens + one.num_output_tokens for one in workload.requests)
+    num_blocks = config.cache.num_blocks or max(NUM_BLOCKS, 2 * -(-longest // (config.cache.block_size or 16)))
     return attrs.evolve(
         config,
         model=attrs.evolve(config.model, max_model_len=0),
         parallel=attrs.evolve(config.parallel, data=num_replicas),
-        cache=attrs.evolve(config.cache, num_blocks=config.cache.num_blocks or NUM_BLOCKS),
+        cache=attrs.evolve(config.cache, num_blocks=num_blocks),
         scheduling=attrs.evolve(config.scheduling, fallback=""),
         speculation=attrs.evolve(config.speculation, name="none"),
         kv_connector=attrs.evolve(config.kv_connector, name="none"),
@@ -150,7 +153,21 @@ def simulate(
 
 
 class Fleet:
-    """Serves one workload; see :func:`simulate`."""
+    """Serves one workload; see :func:`simulate`.
+
+    Args:
+        config: See :func:`simulate`; so are all but the last.
+        registry: The plugins.
+        workload: The requests.
+        step_times: How long steps take.
+        replicas: How many.
+        events: What happens to them.
+        watcher: Sees what engines do; then each step is a plan of its own.
+        max_steady_steps: Steps that an engine computes at once where nothing changes; 1: one by one.
+
+    Attributes:
+        built: Replicas in the order in which their engines were built.
+    """
 
     def __init__(
         self,
@@ -166,26 +183,28 @@ class Fleet:
     ) -> None:
         if replicas < 1:
             raise ConfigValueError(f"replicas = {replicas}: there must be one at least.")
-        self._config = simulated_config(config, num_replicas=replicas)
+        self._config = simulated_config(config, workload, num_replicas=replicas)
         self._registry = registry
         self._requests = workload.requests
         self._step_times = step_times
         self._watcher = watcher
         self._max_steady_steps = 1 if watcher is not None else max_steady_steps
-        self._prompts = Prompts(workload)
-        self._output_lens = [one.num_output_tokens for one in workload.requests]
-        self._longest = max(one.num_prompt_tokens + one.num_output_tokens for one in workload.requests)
+        self._prompts = self._prompts_of(workload)
+        longest = max(one.num_prompt_tokens + one.num_output_tokens for one in workload.requests)
+        cache = self._config.cache
+        self._max_model_len = min(longest + 1, cache.num_blocks * (cache.block_size or 16))
         self._changes = check_events(events, replicas)
         self._clock = _Clock()
         self._events: list[tuple[float, _Kind, int]] = []
         self._records: list[RequestRecord | None] = [None] * len(workload.requests)
         self._live: dict[str, _Live] = {}
         self._homeless: deque[_Live] = deque()
-        self._texts: dict[str, tuple[int, ...]] = {}  # prompts and answers that requests to come begin with
+        self._texts: dict[str, Sequence[int]] = {}  # prompts and answers that requests to come begin with
         self._ended_totals: list[tuple[int, EngineTotals]] = []
         self._area = self._residence_s = 0.0
         self._num_moved = 0
         self._followers: dict[str, list[int]] = {}
+        self._continued = Counter(one.after for one in workload.requests if one.continues)
         for index, one in enumerate(workload.requests):
             if one.after:
                 self._followers.setdefault(one.after, []).append(index)
@@ -193,7 +212,7 @@ class Fleet:
                 self._events.append((one.arrival_s, _SENT, index))
         heapq.heapify(self._events)
         self._replicas: list[Replica | None] = [None] * replicas
-        self._built: list[Replica] = []
+        self.built: list[Replica] = []
         self._routing: Routing | None = None
         self._open(replicas)
 
@@ -213,25 +232,26 @@ class Fleet:
         for replica in built:
             self._join(replica)
 
+    def _prompts_of(self, workload: Workload) -> Prompts:
+        self._output_lens = [one.num_output_tokens for one in workload.requests]
+        return SimulatedPrompts(workload)
+
     def _build(self, index: int) -> Replica:
         clock = SimulatedClock(self._clock.time_s)
-        cache = self._config.cache
         executor = SimulatedExecutor(
             clock,
             self._step_times,
             self._output_lens,
             overlaps=self._config.engine.async_scheduling,
             max_steady_steps=self._max_steady_steps,
-            max_model_len=min(self._longest + 1, cache.num_blocks * (cache.block_size or 16)),
+            max_model_len=self._max_model_len,
             vocab_size=self._prompts.vocab_size,
         )
         engine = build_engine(self._config, registry=self._registry, clock=clock, executor=executor)
         if not isinstance(engine, Engine):
             raise InternalError("a simulated model generates")
-        replica = Replica(
-            index, len(self._built), engine, clock, executor, refused=self._refused, watcher=self._watcher
-        )
-        self._built.append(replica)
+        replica = Replica(index, len(self.built), engine, clock, executor, refused=self._refused, watcher=self._watcher)
+        self.built.append(replica)
         return replica
 
     def _join(self, replica: Replica) -> None:
@@ -290,11 +310,10 @@ class Fleet:
     def _send(self, index: int) -> None:
         asked = self._requests[index]
         now_s = self._clock.time_s
-        before: tuple[int, ...] = ()
-        if asked.after:
-            followers = self._followers[asked.after]
-            before = self._texts[asked.after] if len(followers) > 1 else self._texts.pop(asked.after)
-            followers.remove(index)
+        before: Sequence[int] = ()
+        if asked.continues:
+            waiting = self._continued[asked.after] = self._continued[asked.after] - 1
+            before = self._texts[asked.after] if waiting else self._texts.pop(asked.after)
         request = self._prompts.request(index, before)
         live = self._live[asked.request_id] = _Live(index, now_s, request)
         self._place(live)
@@ -335,8 +354,8 @@ class Fleet:
         if end.finish_reason is FinishReason.ERROR:
             raise StepFailedError(f"request {end.request_id!r} failed: {end.error}")
         live = self._live[end.request_id]
-        if self._followers.get(end.request_id):
-            self._texts[end.request_id] = (*live.request.prompt_token_ids, *end.token_ids.tolist())
+        if end.request_id in self._continued:
+            self._texts[end.request_id] = self._prompts.text(live.request, end)
         self._end(live, end.finish_s, end=end)
 
     def _end(self, live: _Live, end_s: float, *, end: FinishedSequence | None = None, error: str = "") -> None:
@@ -377,6 +396,16 @@ class Fleet:
 
     # ------------------------------------------------------------------------------------------------------- run
 
+    @property
+    def num_plans(self) -> int:
+        """Steps that engines planned; some stand for several."""
+        return sum(replica.executor.num_submitted for replica in self.built)
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that were computed."""
+        return sum(replica.engine.totals.num_steps for replica in self.built)
+
     def run(self) -> Run:
         """Serve everything.
 
@@ -393,8 +422,8 @@ class Fleet:
                 self._send(index)
             elif kind is _REPLICA:
                 self._change(self._changes[index])
-            elif self._replicas[self._built[index].index] is self._built[index]:  # else it has failed
-                (self._step_ends if kind is _STEP_ENDS else self._step_begins)(self._built[index])
+            elif self._replicas[self.built[index].index] is self.built[index]:  # else it has failed
+                (self._step_ends if kind is _STEP_ENDS else self._step_begins)(self.built[index])
         while self._homeless:
             self._end(self._homeless.popleft(), clock.time_s, error="no replica serves")
         self._check()
@@ -420,7 +449,7 @@ class Fleet:
 
     def close(self) -> None:
         """Close every engine."""
-        for replica in self._built:
+        for replica in self.built:
             replica.engine.close()
 
     def _push(self, time_s: float, kind: _Kind, index: int) -> None:
@@ -477,6 +506,7 @@ class Fleet:
             end_s=self._clock.time_s,
             num_prompt_tokens_admitted=total("num_prompt_tokens_admitted"),
             num_prompt_tokens_cached=total("num_prompt_tokens_cached"),
+            num_plans=self.num_plans,
             num_moved=self._num_moved,
         )
 

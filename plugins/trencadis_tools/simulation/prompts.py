@@ -1,17 +1,35 @@
-"""Makes engine requests of a workload's: tokens that are equal where the workload says that contents are equal."""
+"""Engine requests of a workload, for simulated devices: tokens are equal exactly where the workload says that contents are.
+
+Requests for real models are made by :class:`trencadis_tools.workloads.Prompts`, which draws from a model's vocabulary: there blocks of a
+few tokens may be equal by chance. Here every block and every request has a token of its own.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
-from trencadis.errors import ConfigValueError
-from trencadis.records import Request, SamplingParams
+from trencadis.records import FinishedSequence, Request, SamplingParams
 from trencadis_tools.workloads.workload import Workload
 
-__all__ = ["Prompts"]
+__all__ = ["Prompts", "SimulatedPrompts"]
 
 
-class Prompts:
+class Prompts(Protocol):
+    """Makes requests of a workload."""
+
+    vocab_size: int
+
+    def request(self, index: int, before: Sequence[int] = ()) -> Request:
+        """Return request ``index`` of the workload, whose prompt begins with ``before`` if it continues another one."""
+        ...
+
+    def text(self, request: Request, end: FinishedSequence) -> Sequence[int]:
+        """Return what a request begins with that continues this one."""
+        ...
+
+
+class SimulatedPrompts:
     """Makes the requests of a workload. Pure: the same workload gives the same tokens on every machine.
 
     Token 0 ends texts. The text of request i is the token ``i + 2``, and so is what its prompt shares with nobody; blocks that requests
@@ -25,6 +43,7 @@ class Prompts:
         self._requests = workload.requests
         self._block_tokens = workload.block_tokens
         self._longest = max(one.num_output_tokens for one in workload.requests)
+        self._index_of = {one.request_id: index for index, one in enumerate(workload.requests)}
         numbers: dict[int, int] = {}
         for one in workload.requests:
             for block in one.block_ids:
@@ -37,23 +56,18 @@ class Prompts:
 
         Args:
             index: In the workload.
-            before: Tokens of prompt and answer that it follows.
-
-        Raises:
-            ConfigValueError: It has no room for them.
+            before: Tokens of prompt and answer that it continues.
         """
         asked = self._requests[index]
-        tokens = list(before)
-        for block in asked.block_ids:
-            tokens += [self._token_of[block]] * self._block_tokens
-        length = asked.num_prompt_tokens
-        if len(before) > length:
-            raise ConfigValueError(
-                f"request {asked.request_id!r} of the workload: its prompt of {length} tokens is to begin with the prompt and answer of "
-                f"{asked.after!r}, which are {len(before)} tokens.",
-                hint="num_prompt_tokens counts what comes before as well.",
-            )
-        del tokens[length:]
+        if asked.continues:
+            previous = self._requests[self._index_of[asked.after]]
+            tokens = list(before)
+            length = len(tokens) + asked.num_prompt_tokens - previous.num_prompt_tokens - previous.num_output_tokens
+        else:
+            tokens, length = [], asked.num_prompt_tokens
+            for block in asked.block_ids:
+                tokens += [self._token_of[block]] * self._block_tokens
+            del tokens[length:]
         tokens += [index + 2] * (length - len(tokens))
         return Request(
             request_id=asked.request_id,
@@ -64,3 +78,7 @@ class Prompts:
             ttft_target_s=asked.ttft_target_s,
             tpot_target_s=asked.tpot_target_s,
         )
+
+    def text(self, request: Request, end: FinishedSequence) -> Sequence[int]:
+        """Return prompt and answer."""
+        return (*request.prompt_token_ids, *end.token_ids.tolist())

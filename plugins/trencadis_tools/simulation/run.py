@@ -68,6 +68,7 @@ class Run:
         end_s: When the last step ended, perhaps after the last token.
         num_prompt_tokens_admitted: Prompt tokens of requests that began to run.
         num_prompt_tokens_cached: Of these, taken from prefix caches.
+        num_plans: Steps that engines planned; on simulated devices some stand for several.
         num_moved: Times that a request had to leave a replica that failed.
     """
 
@@ -81,4 +82,5 @@ class Run:
     end_s: float = 0.0
     num_prompt_tokens_admitted: int = 0
     num_prompt_tokens_cached: int = 0
+    num_plans: int = 0
     num_moved: int = 0

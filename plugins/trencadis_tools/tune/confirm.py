@@ -40,9 +40,9 @@ class Measured:
     runs: Sequence[Trial]
 
     @property
-    def keeps(self) -> bool:
-        """Whether the mean over the runs keeps the objectives."""
-        return sum(run.strain for run in self.runs) <= len(self.runs)
+    def num_kept(self) -> int:
+        """How many of the runs keep the objectives."""
+        return sum(run.keeps for run in self.runs)
 
     @property
     def attainment(self) -> float:

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
-from trencadis_tools.workloads.prompts import NUM_RESERVED_TOKENS, Prompts
+from trencadis_tools.workloads.arrivals import Arrivals
+from trencadis_tools.workloads.distributions import Distribution
+from trencadis_tools.workloads.prompts import Prompts
+from trencadis_tools.workloads.recipe import Lengths, Recipe
+from trencadis_tools.workloads.sessions import Sessions
 from trencadis_tools.workloads.summary import Summary, summarise
+from trencadis_tools.workloads.terms import Prefixes, Priorities, Targets, Tenants
+from trencadis_tools.workloads.traces import TraceSource
 from trencadis_tools.workloads.workload import Workload, WorkloadRequest
 from trencadis_tools.workloads.workload_file import builtin_names, load_workload, trace_file
 from trencadis_tools.workloads.written import write_workload
 
 __all__ = [
-    "NUM_RESERVED_TOKENS",
+    "Arrivals",
+    "Distribution",
+    "Lengths",
+    "Prefixes",
+    "Priorities",
     "Prompts",
+    "Recipe",
+    "Sessions",
     "Summary",
+    "Targets",
+    "Tenants",
+    "TraceSource",
     "Workload",
     "WorkloadRequest",
     "builtin_names",

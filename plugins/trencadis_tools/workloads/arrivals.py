@@ -128,5 +128,6 @@ def _bursts(arrivals: Arrivals, seed: int, moments: FloatArray) -> FloatArray:
         stays = exponentials(seed, Stream.STATES, np.arange(num)) * np.tile([calm_s, burst_s], num // 2)
         reached = np.cumsum(stays * np.tile([calm_rate, calm_rate * arrivals.burst_ratio], num // 2))
         if reached[-1] >= moments[-1]:
-            return np.interp(moments, np.concatenate([[0.0], reached]), np.concatenate([[0.0], np.cumsum(stays)]))
+            times: FloatArray = np.interp(moments, np.append(0.0, reached), np.append(0.0, np.cumsum(stays)))
+            return times
         num *= 2

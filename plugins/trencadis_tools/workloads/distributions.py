@@ -18,7 +18,7 @@ __all__ = ["Distribution"]
 
 @attrs.frozen(kw_only=True)
 class Distribution:
-    """A distribution over numbers of at least 0.
+    """A distribution of lengths or times, which are at least 0; a number alone is a fixed one.
 
     Attributes:
         kind: fixed: always the mean; uniform: from ``min`` to ``max``; exponential: of the mean; lognormal: of the mean and ``cv``.

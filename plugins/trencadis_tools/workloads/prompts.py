@@ -18,14 +18,11 @@ from trencadis_tools.workloads.workload import Workload
 __all__ = ["NUM_RESERVED_TOKENS", "Prompts"]
 
 NUM_RESERVED_TOKENS = 2
-"""Token ids 0 and 1 are in no prompt but for the answers before it: a simulated engine ends texts with 0, and writes 1."""
+"""Token ids 0 and 1 are in no prompt but for the answers before it: a simulated engine ends texts with 0."""
 
 
 class Prompts:
     """Makes requests of a workload for an engine. Pure: the same call returns the same tokens.
-
-    The last prompt token of request i of the workload is ``NUM_RESERVED_TOKENS + i``, modulo the vocabulary without the reserved ones: in
-    a vocabulary of at least ``len(workload.requests) + NUM_RESERVED_TOKENS`` it tells which request a prompt belongs to.
 
     Args:
         workload: Its requests.
@@ -44,31 +41,24 @@ class Prompts:
             )
         self._workload = workload
         self._num_tokens = vocab_size - NUM_RESERVED_TOKENS
-        self._index_of = {request.request_id: index for index, request in enumerate(workload.requests)}
+        self._by_id = {request.request_id: request for request in workload.requests}
         self._longest_output = max(request.num_output_tokens for request in workload.requests)
-
-    def index_of(self, request_id: str) -> int:
-        """Return the index of a request of the workload. Pure.
-
-        Raises:
-            KeyError: There is none of that name.
-        """
-        return self._index_of[request_id]
 
     def request(self, index: int, before: Sequence[int] = ()) -> Request:
         """Return request ``index`` as an engine takes it: greedy, and free to write as many tokens as a policy may know of. Pure.
 
-        The prefix cache is not divided by tenants: the workload says what is shared.
+        Its seed is its index, by which a simulated device knows it. The prefix cache is not divided by tenants: the workload says what is
+        shared.
 
         Args:
             index: In ``workload.requests``.
-            before: Prompt and answer of the request that this one continues; empty if it continues none.
+            before: Prompt and answer of the request that it waited for; empty if it waited for none.
         """
         asked = self._workload.requests[index]
         return Request(
             request_id=asked.request_id,
             prompt_token_ids=self.token_ids(index, before),
-            params=SamplingParams(max_tokens=asked.max_tokens or self._longest_output, temperature=0.0),
+            params=SamplingParams(max_tokens=asked.max_tokens or self._longest_output, temperature=0.0, seed=index),
             priority=asked.priority,
             tenant=asked.tenant,
             cache_salt="",
@@ -81,19 +71,16 @@ class Prompts:
 
         Args:
             index: In ``workload.requests``.
-            before: Prompt and answer of the request that this one continues: its prompt begins with them, and has as many tokens after
-                them as the workload says, even if the answer was shorter or longer than there. Empty if it continues none.
+            before: Prompt and answer of the request that it waited for. If it continues that one, its prompt begins with them, and has as
+                many tokens after them as the workload says, even if the answer was shorter or longer than there.
         """
         asked = self._workload.requests[index]
-        last = NUM_RESERVED_TOKENS + index % self._num_tokens
         if asked.continues:
-            previous = self._workload.requests[self._index_of[asked.after]]
+            previous = self._by_id[asked.after]
             num_own = asked.num_prompt_tokens - previous.num_prompt_tokens - previous.num_output_tokens
-            return (*before, *self._drawn(Stream.OWN_TOKENS, [index], num_own)[:-1], last)
-        block_tokens = self._workload.block_tokens
-        shared = self._drawn(Stream.BLOCKS, asked.block_ids, block_tokens)[: asked.num_prompt_tokens]
-        own = self._drawn(Stream.OWN_TOKENS, [index], asked.num_prompt_tokens - len(shared))
-        return (*(shared + own)[:-1], last)
+            return (*before, *self._drawn(Stream.OWN_TOKENS, [index], num_own))
+        shared = self._drawn(Stream.BLOCKS, asked.block_ids, self._workload.block_tokens)[: asked.num_prompt_tokens]
+        return tuple(shared + self._drawn(Stream.OWN_TOKENS, [index], asked.num_prompt_tokens - len(shared)))
 
     def _drawn(self, stream: Stream, keys: Sequence[int], num_tokens: int) -> list[int]:
         """Return ``num_tokens`` tokens for each key, one key after the other; independent of other streams and seeds."""

@@ -5,34 +5,43 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Literal
 
 import attrs
 import numpy as np
-from attrs.validators import deep_iterable, ge, gt
+from attrs.validators import ge
 
 from trencadis.errors import ConfigError, ConfigValueError
 from trencadis.records import Int64Array
 from trencadis_tools.workloads.arrivals import Arrivals, arrival_times, stretch
 from trencadis_tools.workloads.distributions import Distribution
-from trencadis_tools.workloads.draws import Stream, categories, uniforms, zipf_shares
+from trencadis_tools.workloads.draws import Stream, uniforms
 from trencadis_tools.workloads.sessions import Sessions, session_calls
+from trencadis_tools.workloads.terms import (
+    Prefixes,
+    Priorities,
+    Targets,
+    Tenants,
+    with_prefixes,
+    with_priorities,
+    with_targets,
+    with_tenants,
+)
 from trencadis_tools.workloads.traces import Trace, TraceSource, read_trace
 from trencadis_tools.workloads.workload import Workload, WorkloadRequest
 
-__all__ = ["Lengths", "Prefixes", "Priorities", "Recipe", "Targets", "Tenants"]
+__all__ = ["Lengths", "Recipe"]
 
 Length = Distribution | Literal["recorded", "resampled"]
 
 
 @attrs.frozen(kw_only=True)
 class Lengths:
-    """Table ``[lengths]``.
+    """Table ``[lengths]``: how long prompts and answers are.
 
     Attributes:
-        prompt: Prompt tokens: a distribution; recorded: those of the trace; resampled: those of a request of the trace that is drawn.
+        prompt: Prompt tokens: a distribution or a number; recorded: those of the trace; resampled: those of a request of it that is drawn.
         output: Tokens of the answer, likewise. If both are resampled, they are those of one request.
         max_tokens: Longest answer that every request allows, as policies see it; 0: what the trace says, else the longest of the workload.
     """
@@ -43,63 +52,11 @@ class Lengths:
 
 
 @attrs.frozen(kw_only=True)
-class Tenants:
-    """Table ``[tenants]``: who asks, drawn for each request, and for each session.
-
-    Attributes:
-        num: How many there are, named "0", "1" …; 0: those of the trace.
-        exponent: The share of tenant k is in proportion to ``(k + 1) ** -exponent``.
-    """
-
-    num: int = attrs.field(default=0, validator=ge(0))
-    exponent: float = attrs.field(default=1.0, validator=ge(0))
-
-
-@attrs.frozen(kw_only=True)
-class Priorities:
-    """Table ``[priorities]``, drawn for each request, and for each session.
-
-    Attributes:
-        shares: In proportion to these numbers requests have priority 0, the most urgent, 1, and so on; empty: those of the trace.
-    """
-
-    shares: tuple[float, ...] = attrs.field(default=(), validator=deep_iterable(gt(0)))
-
-
-@attrs.frozen(kw_only=True)
-class Targets:
-    """Table ``[targets]``: objectives of every request that has none of its own.
-
-    Attributes:
-        ttft_s: For the first token; infinity: none.
-        tpot_s: From token to token; infinity: none.
-    """
-
-    ttft_s: float = attrs.field(default=math.inf, validator=gt(0))
-    tpot_s: float = attrs.field(default=math.inf, validator=gt(0))
-
-
-@attrs.frozen(kw_only=True)
-class Prefixes:
-    """Table ``[prefixes]``: beginnings that prompts of a tenant have in common, such as system prompts.
-
-    Attributes:
-        tokens: Length of each, which is part of a prompt's; shorter prompts are the beginning of a prefix. 0: none.
-        num: How many different ones each tenant has, drawn for each request, and for each session.
-        exponent: The share of prefix k is in proportion to ``(k + 1) ** -exponent``.
-    """
-
-    tokens: int = attrs.field(default=0, validator=ge(0))
-    num: int = attrs.field(default=1, validator=ge(1))
-    exponent: float = attrs.field(default=1.0, validator=ge(0))
-
-
-@attrs.frozen(kw_only=True)
 class Recipe:
-    """A workload file.
+    """The top of a workload file; ``base``, which takes another one below it, is a key there as well.
 
     Attributes:
-        name: For tables and records.
+        name: For tables and records; that of the file if it says none.
         seed: Of everything that is drawn.
         num_requests: How many are drawn, or how many sessions; 0: those of the trace.
         limit: The first so many requests, those of sessions counted each; 0: all.
@@ -135,7 +92,6 @@ class Recipe:
         trace = read_trace(self.trace) if self.trace.file else None
         requests = self._sized(trace)
         requests = self._owned(requests)
-        requests = self._prefixed(requests)
         requests = self._timed(requests, has_times=trace is not None and trace.has_times)
         if self.sessions is not None:
             requests = self._with_sessions(requests, self.sessions)
@@ -217,76 +173,28 @@ class Recipe:
 
     # ---------------------------------------------------------------------------------------------- who, and what is shared
 
-    def _groups(self, requests: Sequence[WorkloadRequest]) -> Int64Array:
-        """Return a number for each request, the same for those of one session: what is drawn for it holds for the session."""
-        first: dict[str, int] = {}
-        return np.array(
-            [first.setdefault(one.session, index) if one.session else index for index, one in enumerate(requests)]
-        )
-
     def _owned(self, requests: list[WorkloadRequest]) -> list[WorkloadRequest]:
-        """Return the requests with tenants, priorities and targets."""
-        if self == attrs.evolve(self, tenants=Tenants(), priorities=Priorities(), targets=Targets()):
-            return requests
-        if self.tenants.num and any(one.tenant != "default" for one in requests):
-            raise self._wrong(
-                f"draws tenants, but {self.trace.file} tells them.",
-                "Ignore its column in [trace], or leave [tenants] out.",
-            )
-        if self.priorities.shares and any(one.priority for one in requests):
-            raise self._wrong(
-                f"draws priorities, but {self.trace.file} tells them.",
-                "Ignore its column in [trace], or leave [priorities] out.",
-            )
-        groups = self._groups(requests)
-        tenants = self._tenants(groups)
-        priorities = (
-            categories(uniforms(self.seed, Stream.PRIORITIES, groups), self.priorities.shares).tolist()
-            if self.priorities.shares
-            else None
+        """Return the requests with tenants, priorities, targets and prefixes."""
+        drawn = (
+            ("tenants", "[tenants]", self.tenants.num, any(one.tenant != "default" for one in requests)),
+            ("priorities", "[priorities]", self.priorities.shares, any(one.priority for one in requests)),
+            ("prefixes", "[prefixes]", self.prefixes.tokens, any(one.block_ids for one in requests)),
         )
-        return [
-            attrs.evolve(
-                one,
-                tenant=one.tenant if tenants is None else str(tenants[index]),
-                priority=one.priority if priorities is None else priorities[index],
-                ttft_target_s=min(one.ttft_target_s, self.targets.ttft_s)
-                if one.ttft_target_s == math.inf
-                else one.ttft_target_s,
-                tpot_target_s=self.targets.tpot_s if one.tpot_target_s == math.inf else one.tpot_target_s,
-            )
-            for index, one in enumerate(requests)
-        ]
-
-    def _tenants(self, groups: Int64Array) -> list[int] | None:
-        if not self.tenants.num:
-            return None
-        shares = zipf_shares(self.tenants.num, self.tenants.exponent)
-        found: list[int] = categories(uniforms(self.seed, Stream.TENANTS, groups), shares).tolist()
-        return found
-
-    def _prefixed(self, requests: list[WorkloadRequest]) -> list[WorkloadRequest]:
-        """Return the requests with the id of their prefix: one block of the prefix's length."""
-        if not self.prefixes.tokens:
-            return requests
-        if any(one.block_ids for one in requests):
-            raise self._wrong(
-                f"gives prompts prefixes, but {self.trace.file} tells what they share.",
-                "Ignore its column in [trace], or leave [prefixes] out.",
-            )
-        ranks = categories(
-            uniforms(self.seed, Stream.PREFIXES, self._groups(requests)),
-            zipf_shares(self.prefixes.num, self.prefixes.exponent),
-        ).tolist()
-        tenants: dict[str, int] = {}
-        made = []
-        for one, rank in zip(requests, ranks, strict=True):
-            if one.after:
-                made.append(one)
-                continue
-            tenant = tenants.setdefault(one.tenant, len(tenants))
-            made.append(attrs.evolve(one, block_ids=(tenant * self.prefixes.num + rank,)))
-        return made
+        for what, table, is_asked, is_told in drawn:
+            if is_asked and is_told:
+                raise self._wrong(
+                    f"draws {what}, but {self.trace.file} tells {'what prompts share' if what == 'prefixes' else 'them'}.",
+                    f"Ignore its column in [trace], or leave {table} out.",
+                )
+        if self.tenants.num:
+            requests = with_tenants(requests, self.tenants, seed=self.seed)
+        if self.priorities.shares:
+            requests = with_priorities(requests, self.priorities, seed=self.seed)
+        if self.targets != Targets():
+            requests = with_targets(requests, self.targets)
+        if self.prefixes.tokens:
+            requests = with_prefixes(requests, self.prefixes, seed=self.seed)
+        return requests
 
     # ---------------------------------------------------------------------------------------------- when
 

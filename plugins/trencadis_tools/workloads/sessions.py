@@ -28,10 +28,10 @@ class Sessions:
     Attributes:
         mean_turns: Of a session, at least 1; the number is geometric.
         mean_calls: Of a turn, at least 1; the number is geometric.
-        user_tokens: New tokens of a turn.
-        tool_tokens: New tokens of a further call of a turn.
-        think_s: Between two turns.
-        tool_s: Between two calls of a turn.
+        user_tokens: New tokens of a turn; 100 unless it is said.
+        tool_tokens: New tokens of a further call of a turn; 500 unless it is said.
+        think_s: Between two turns; exponential with a mean of 30 unless it is said.
+        tool_s: Between two calls of a turn; exponential with a mean of 2 unless it is said.
         max_context_tokens: A request whose prompt and answer would be longer has its context cut to ``cut_tokens``, of which it shares
             its ``[prefixes]`` alone; 0: never.
         cut_tokens: See there.

@@ -74,7 +74,8 @@ def agree(found, expected):
 def test_text_of_matching_drafts_is_that_of_no_speculation(model_path, plain, monkeypatch, greedy, layout):
     """Drawn texts too: masks, penalties, truncation and log-probabilities in every combination."""
     monkeypatch.setattr(EveryLength, "lengths", set())
-    engine = open_engine(model_path("llama"), "match", **LAYOUTS[layout])
+    few = {} if layout == "unified" else {"strategy_options": {"limit": 1}}
+    engine = open_engine(model_path("llama"), "match", **few, **LAYOUTS[layout])
     found = serve(engine, plain[greedy], monkeypatch, greedy=greedy)
     assert agree(found, plain[greedy])
     assert EveryLength.lengths >= set(range(7))
@@ -88,7 +89,8 @@ def test_text_of_matching_drafts_is_that_of_no_speculation(model_path, plain, mo
 )
 def test_rules_that_read_distributions_compile_nothing(model_path, plain, monkeypatch, layout, drafter):
     """Drafts that are certain, and drafts that were drawn: their distributions have another number of rows in every step."""
-    engine = open_engine(model_path("llama"), "token", drafter=drafter, max_num_seqs=2, **LAYOUTS[layout])
+    few = {} if layout == "unified" else {"strategy_options": {"limit": 1}}
+    engine = open_engine(model_path("llama"), "token", drafter=drafter, max_num_seqs=2, **few, **LAYOUTS[layout])
     serve(engine, plain[False], monkeypatch, greedy=False)
 
 

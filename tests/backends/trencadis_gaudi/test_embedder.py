@@ -45,7 +45,7 @@ def vectors(path, backend="gaudi", *, tables=None, lengths=LENGTHS, **options):
     return np.stack([found[str(index)].vector for index in range(len(lengths))]), metrics
 
 
-MODES = ["lazy", pytest.param("compile", marks=pytest.mark.slow), pytest.param("eager", marks=pytest.mark.slow)]
+MODES = ["lazy", pytest.param("compile", marks=pytest.mark.release), pytest.param("eager", marks=pytest.mark.slow)]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -91,7 +91,8 @@ def test_sizes_that_no_warm_up_prepared_are_compiled_and_counted(model_path):
 
 @pytest.mark.slow
 def test_tokens_are_the_same_beside_texts_that_are_embedded(model_path):
-    engines = [gaudi_engines.open_engine(model_path("llama"), embeddings=True, emulated_frozen=True) for _ in range(2)]
+    options = {"embeddings": True, "emulated_frozen": True, "strategy_options": {"limit": 1}}
+    engines = [gaudi_engines.open_engine(model_path("llama"), **options) for _ in range(2)]
     for index, length in enumerate(LENGTHS):
         engines[0].embed(EmbeddingRequest(request_id=f"text {index}", token_ids=tuple(tiny_models.prompt(length))))
     alone, beside = (gaudi_engines.serve(engine, 5) for engine in reversed(engines))

@@ -73,7 +73,7 @@ def test_the_flags_are_the_fields_of_the_workload() -> None:
     ("arguments", "message"),
     [
         ((), "--trace is missing"),
-        (("--trace", "no/such/file.csv"), "no such trace file"),
+        (("--trace", "no/such/file.csv"), "no such workload"),
         (("--trace", "TRACE", "--limit", "0"), "limit"),
         (("--trace", "TRACE", "--ttft-target-s", "0"), "ttft_target_s"),
         (("--trace", "TRACE", "--step-base-s", "-1"), "base_s"),

@@ -62,8 +62,9 @@ def test_the_word_after_locked_is_a_word_of_the_command(capsys) -> None:
 def test_help_of_commands_that_resolve_a_plan_shows_the_flag_and_of_others_does_not(capsys) -> None:
     main(["generate", "--help"])
     assert "--locked" in capsys.readouterr().out
-    main(["doctor", "--help"])
-    assert "--locked" not in capsys.readouterr().out
+    for other in ("doctor", "compare"):
+        main([other, "--help"])
+        assert "--locked" not in capsys.readouterr().out
 
 
 def test_a_file_that_cannot_be_written_is_named(capsys) -> None:

@@ -38,6 +38,7 @@ def on(cluster, **more):
     return {"executor.name": "ray", "executor.ray.address": cluster.address, "parallel.tensor": 2, **more}
 
 
+@pytest.mark.release  # on two nodes: test_ray_hosts.py
 def test_answers_on_one_node_are_those_of_one_process(cluster):
     assert answers(**on(cluster)) == answers()
 

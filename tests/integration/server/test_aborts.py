@@ -18,8 +18,8 @@ from trencadis_testing.fakes import fake_text
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
-MAX_MODEL_LEN = 20_000
-AT_REST_S = 10
+MAX_MODEL_LEN = 60_000
+AT_REST_S = 30
 """A request of as many tokens as the model takes would run for longer."""
 
 

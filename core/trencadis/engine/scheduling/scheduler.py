@@ -220,15 +220,17 @@ class Scheduler:
         """Return how many steps nothing is to be decided in: as the policy promises, none reaches its limit, and blocks are enough."""
         state, table = self._state, self._state.table
         most = min(self._max_steady_steps, int((table.max_total_tokens[places] - ends).min()) - 1)
-        most = min(most, self._policy.steady_steps(view)) if most > 1 else 1
+        if most < 2 or 1 in (ends <= table.num_prompt_tokens[places]).tobytes():
+            return 1  # the last prompt token alone looks like a decode, and the token after it has a time of its own
+        most = min(most, self._policy.steady_steps(view))
         held, size = table.num_blocks[places], state.block_size
 
-        def lacks(num_steps: int) -> bool:
-            return int(np.maximum(-(-(ends + num_steps - 1) // size) - held, 0).sum()) > state.blocks.num_available
+        def lacks(
+            num_steps: int,
+        ) -> bool:  # for the step after them, which is planned before the last of them is committed
+            return int(np.maximum(-(-(ends + num_steps) // size) - held, 0).sum()) > state.blocks.num_available
 
-        if most > 1 and lacks(most):
-            most = bisect_left(range(1, most), True, key=lambda num_steps: lacks(num_steps + 1)) + 1
-        return most
+        return bisect_left(range(2, most + 1), True, key=lacks) + 1 if lacks(most) else most
 
     def went_on(self, plan: Plan, num_steps: int) -> None:
         """Count the steps that a plan stood for after the first one, with blocks as these steps would have taken them one by one.

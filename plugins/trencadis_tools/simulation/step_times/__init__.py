@@ -11,6 +11,7 @@ from trencadis_tools.simulation.step_times.load import load_step_times
 from trencadis_tools.simulation.step_times.model_sizes import ModelSizes, read_model_sizes
 from trencadis_tools.simulation.step_times.records import StepRecord, StepRecords, read_records, steady
 from trencadis_tools.simulation.step_times.sheets import (
+    FORMS,
     DeviceSheet,
     Factors,
     SheetStepTimes,
@@ -23,6 +24,7 @@ __all__ = [
     "BucketStepTimes",
     "Coefficient",
     "DeviceSheet",
+    "FORMS",
     "Factors",
     "Fit",
     "KindErrors",

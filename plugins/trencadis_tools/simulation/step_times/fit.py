@@ -2,9 +2,10 @@
 
 records ▶ without warm-up and compilations ▶ device: line or table of buckets ▶ host: line ▶ errors on other records
 
-A machine that lends its cores to others makes some steps longer, never shorter, by up to several times. Residuals are therefore relative to
-the prediction, and weighted by Tukey's biweight: steps within the spread of the others count fully, those beyond 4.685 times it not at all.
-The spread is that of the median residual, which half of the steps can exceed by any amount without moving it.
+A machine that lends its cores to others makes some steps longer, never shorter, by up to several times. Residuals are therefore weighted by
+Tukey's biweight: steps within the spread of the others count fully, those beyond 4.685 times it not at all. The spread is that of the
+median residual, which half of the steps can exceed by any amount without moving it. Residuals of device times are relative to the
+expected time; those of host times are not, for the device may wait for nothing, or less: a commit may be late when the next step runs.
 
 Source: Lawson and Hanson, Solving Least Squares Problems, 1974 (NNLS); Holland and Welsch, Robust regression using iteratively reweighted
 least-squares, 1977 (biweight, 4.685: 95 % as efficient as least squares with normal residuals); Belsley, Kuh and Welsch, Regression
@@ -21,6 +22,7 @@ import numpy as np
 
 from trencadis.errors import ConfigError
 from trencadis.records import Bucket, FloatArray, Phase, StepShape
+from trencadis_tools.compare.lab import library
 from trencadis_tools.simulation.step_times.buckets import BucketStepTimes, bucket_sizes
 from trencadis_tools.simulation.step_times.linear import LinearStepTimes
 from trencadis_tools.simulation.step_times.records import StepRecord
@@ -77,7 +79,12 @@ class Fit:
 
 
 def fit_step_times(
-    steps: Sequence[StepRecord], *, leave_out: Sequence[str] = (), by_bucket: bool = False, source: str = "the records"
+    steps: Sequence[StepRecord],
+    *,
+    leave_out: Sequence[str] = (),
+    by_bucket: bool = False,
+    robust: bool = True,
+    source: str = "the records",
 ) -> Fit:
     """Return the step times that fit best. Deterministic.
 
@@ -85,12 +92,14 @@ def fit_step_times(
         steps: Measured, without warm-up.
         leave_out: Names of coefficients that are to be 0.
         by_bucket: Give each bucket its time instead of a line for the device.
+        robust: Take weight from outliers, for typical times; else every step counts, and the sum over a run is closest. Buckets have
+            medians either way.
         source: Names the records in errors.
 
     Raises:
         ConfigError: SciPy is missing, there are too few steps, or some sizes cannot be told apart; names them.
     """
-    host = _line(steps, [step.host_s for step in steps], _chosen(HOST_SIZES, leave_out), source)
+    host = _line(steps, [step.host_s for step in steps], _chosen(HOST_SIZES, leave_out), source, robust, relative=False)
     if by_bucket:
         times_s, lines, is_outlier = _by_bucket(steps, source)
         values = {name: one.value for name, one in host.coefficients.items()}
@@ -101,7 +110,9 @@ def fit_step_times(
             num_steps=len(steps),
             num_outliers=int(is_outlier.sum()),
         )
-    device = _line(steps, [step.device_s for step in steps], _chosen(DEVICE_SIZES, leave_out), source)
+    device = _line(
+        steps, [step.device_s for step in steps], _chosen(DEVICE_SIZES, leave_out), source, robust, relative=True
+    )
     coefficients = device.coefficients | host.coefficients
     named = dict.fromkeys(DEVICE_SIZES, 0.0) | {name: one.value for name, one in coefficients.items()}
     return Fit(
@@ -131,7 +142,13 @@ def _chosen(
 
 
 def _line(
-    steps: Sequence[StepRecord], times_s: Sequence[float], sizes: dict[str, Callable[[StepShape], float]], source: str
+    steps: Sequence[StepRecord],
+    times_s: Sequence[float],
+    sizes: dict[str, Callable[[StepShape], float]],
+    source: str,
+    robust: bool,
+    *,
+    relative: bool,
 ) -> _Line:
     """Return the line through measured times over some sizes."""
     names = list(sizes)
@@ -144,7 +161,7 @@ def _line(
         return _Line(coefficients={}, num_outliers=0)
     columns: FloatArray = np.array([[size(step.shape) for size in sizes.values()] for step in steps], np.float64)
     _check_columns(columns, names, source)
-    values, errors, weights = _robust(columns, np.array(times_s, np.float64))
+    values, errors, weights = _weighted(columns, np.array(times_s, np.float64), robust, relative)
     coefficients = {
         name: Coefficient(value=float(value), error=float(error))
         for name, value, error in zip(names, values, errors, strict=True)
@@ -170,45 +187,48 @@ def _check_columns(columns: FloatArray, names: Sequence[str], source: str) -> No
     raise ConfigError(f"{source}: the steps do not tell {' and '.join(together)} apart.", hint=hint)
 
 
-def _robust(columns: FloatArray, times_s: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return coefficients, their standard errors, and the last weights of the steps; see the head of this module."""
+def _weighted(
+    columns: FloatArray, times_s: FloatArray, robust: bool, relative: bool
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Return coefficients, their standard errors, and the last weights of the steps; see the head of this module.
+
+    Robust: biweighted squares of residuals. Else, if they are relative, squares of residuals by the expected time: its solution has the
+    sum of the measured times, for the condition of non-negative least squares, ``values · gradient = 0``, is then that of equal sums.
+    """
     scale = np.abs(columns).max(0)
     unit = columns / scale
     floor_s = 1e-3 * max(float(np.median(times_s)), 1e-9)
-    expected_s = np.maximum(times_s, floor_s)
+    noise = np.maximum(times_s, floor_s) if relative else np.ones(len(times_s))
     weights = np.ones(len(times_s))
     values = np.zeros(columns.shape[1])
-    spread = 0.0
     for _ in range(_NUM_ROUNDS):
-        factors = np.sqrt(weights) / expected_s
+        factors = np.sqrt(weights) / noise if robust else noise**-0.5
         before, values = values, _nnls(unit * factors[:, None], times_s * factors)
-        expected_s = np.maximum(unit @ values, floor_s)
-        residuals = (times_s - expected_s) / expected_s
-        spread = 1.4826 * float(np.median(np.abs(residuals)))
-        weights = np.clip(1 - (residuals / (_BIWEIGHT * max(spread, 1e-9))) ** 2, 0, None) ** 2
+        expected_s = unit @ values
+        if relative:
+            noise = np.maximum(expected_s, floor_s)
+        residuals = (times_s - expected_s) / noise
+        if robust:
+            spread = 1.4826 * float(np.median(np.abs(residuals)))
+            weights = np.clip(1 - (residuals / (_BIWEIGHT * max(spread, 1e-9))) ** 2, 0, None) ** 2
+        else:
+            spread = float(residuals.std())
         if np.abs(values - before).max() <= 1e-9 * np.abs(values).max():
             break
-    return values / scale, _errors(unit, expected_s, weights, values, spread) / scale, weights
-
-
-def _errors(
-    unit: FloatArray, expected_s: FloatArray, weights: FloatArray, values: FloatArray, spread: float
-) -> FloatArray:
-    """Return standard errors of the coefficients that are not 0, as those of weighted least squares."""
-    free = values > 0
     errors = np.zeros(len(values))
-    scaled = unit[:, free] * (np.sqrt(weights) / expected_s)[:, None]
-    errors[free] = spread * np.sqrt(np.diag(np.linalg.pinv(scaled.T @ scaled)))
-    return errors
+    errors[values > 0] = _errors(unit[:, values > 0], factors**2, spread * noise)
+    return values / scale, errors / scale, weights
+
+
+def _errors(unit: FloatArray, weights: FloatArray, noise_s: FloatArray) -> FloatArray:
+    """Return standard errors of least squares with these weights, if residuals are as large as ``noise_s``. Pure."""
+    inverse = np.linalg.pinv(unit.T @ (unit * weights[:, None]))
+    spread = unit * (weights * noise_s)[:, None]
+    return np.asarray(np.sqrt(np.diag(inverse @ (spread.T @ spread) @ inverse)), np.float64)
 
 
 def _nnls(columns: FloatArray, times_s: FloatArray) -> FloatArray:
-    try:
-        from scipy.optimize import nnls
-    except ImportError as error:
-        raise ConfigError(
-            "Fitting step times needs SciPy, which is not installed.", hint='Run pip install "trencadis[lab]".'
-        ) from error
+    nnls = library("scipy.optimize", purpose="a fit of step times").nnls
     # The triangular factor has the same solution, at a size that no longer grows with the number of steps.
     triangle = np.linalg.qr(np.column_stack([columns, times_s]), mode="r")
     return np.asarray(nnls(triangle[:, :-1], triangle[:, -1])[0], np.float64)

@@ -8,7 +8,7 @@ from trencadis.errors import ConfigError
 from trencadis_tools.simulation.step_shape import StepTimes
 from trencadis_tools.simulation.step_times.files import read_step_times
 from trencadis_tools.simulation.step_times.model_sizes import read_model_sizes
-from trencadis_tools.simulation.step_times.sheets import SheetStepTimes, read_sheet, sheet_names
+from trencadis_tools.simulation.step_times.sheets import FORMS, SheetStepTimes, read_sheet, sheet_names
 
 __all__ = ["load_step_times"]
 
@@ -17,8 +17,8 @@ def load_step_times(name_or_path: str | Path) -> StepTimes:
     """Return step times.
 
     Args:
-        name_or_path: A file that ``trencadis bench fit --out`` wrote, or ``SHEET:MODEL``, with ``:tpN`` for N ranks and ``:roofline`` for
-            bounds without factors after it: ``h100:llama_3_1_70b:tp4``. See :func:`read_model_sizes` for models.
+        name_or_path: A file that ``trencadis bench fit --out`` wrote, or ``SHEET:MODEL``, with ``:tpN`` for N ranks and a form of
+            :mod:`.sheets` after it: ``h100:llama_3_1_70b:tp4:roofline``. See :func:`read_model_sizes` for models.
 
     Raises:
         ConfigError: There is no such file, sheet or model.
@@ -38,14 +38,12 @@ def load_step_times(name_or_path: str | Path) -> StepTimes:
             f"step times {text!r} depend on the model.",
             hint=f"Name it, such as {sheet}:llama_3_1_8b, or {sheet}:DIRECTORY.",
         )
-    tensor, is_roofline = 1, False
+    tensor, form = 1, FORMS[0]
     for option in options:
-        if option == "roofline":
-            is_roofline = True
+        if option in FORMS:
+            form = option
         elif option.startswith("tp") and option[2:].isdecimal() and int(option[2:]):
             tensor = int(option[2:])
         else:
-            raise ConfigError(f"step times {text!r}: {option!r} is neither tpN nor roofline.")
-    return SheetStepTimes(
-        model=read_model_sizes(model), device=read_sheet(sheet), tensor=tensor, is_roofline=is_roofline
-    )
+            raise ConfigError(f"step times {text!r}: {option!r} is neither tpN nor one of {', '.join(FORMS)}.")
+    return SheetStepTimes(model=read_model_sizes(model), device=read_sheet(sheet), tensor=tensor, form=form)

@@ -29,7 +29,7 @@ class StepRecord:
     Attributes:
         shape: Its sizes.
         now_s: Engine clock at its commit.
-        wall_s: Since the commit before, idle time left out, seconds.
+        wall_s: Since the commit before, idle time left out, seconds; see the recorder.
         device_s: On the device, seconds.
         plan_s: To plan and submit it, seconds.
         draft_s: To draft for it, part of ``plan_s``, seconds.

@@ -1,11 +1,17 @@
 """Step times of devices that were not measured: from the sizes of the model and the data sheet of the device.
 
-Every part of a step takes as long as the device needs at its peak for its operations or its bytes. A step takes the sum of the parts,
-each times a factor that was fitted to runs of vLLM, and what does not depend on sizes: launches of kernels, sampling.
+Every part of a step takes as long as the device needs at its peak for its operations or its bytes. There are three forms:
+
+    roofline    the larger of the times for operations and for bytes, and the link's: no device is faster
+    published   the sum of the parts, each times a factor that was fitted to runs of vLLM, and what does not depend on sizes
+    bounded     the larger of both
+
+The published factor of prefill operations is 0.15: beyond some hundred prompt tokens in a step its result is faster than the device can be.
+The runs that it was fitted to had few. Hence the bound.
 
 Source: inference-sim (BLIS), sim/latency/trained_physics_model.go and defaults.yaml, f90a1e3a, Apache-2.0: formula and factors, fitted
-to 15 runs of six models on the H100, with an error of 12 % of end-to-end latency over 38 other runs as its authors say. Roofline:
-Williams, Waterman and Patterson, Roofline: an insightful visual performance model, 2009.
+to 15 runs of six models on the H100, with an error of 12 % of end-to-end latency over 38 runs as its authors say. Roofline: Williams,
+Waterman and Patterson, Roofline: an insightful visual performance model, 2009.
 """
 
 from __future__ import annotations
@@ -16,13 +22,15 @@ from importlib import resources
 from typing import Final
 
 import attrs
-from attrs.validators import ge, gt
+from attrs.validators import ge, gt, in_
 
 from trencadis.errors import ConfigError
 from trencadis.records import StepShape
 from trencadis_tools.simulation.step_times.model_sizes import ModelSizes
 
-__all__ = ["DeviceSheet", "Factors", "SheetStepTimes", "StepParts", "read_sheet", "sheet_names"]
+__all__ = ["FORMS", "DeviceSheet", "Factors", "SheetStepTimes", "StepParts", "read_sheet", "sheet_names"]
+
+FORMS: Final = ("bounded", "published", "roofline")
 
 _GATED: Final = 3
 """Matrices of a gated feed-forward network."""
@@ -144,13 +152,13 @@ class SheetStepTimes:
         model: Its sizes.
         device: Its sheet.
         tensor: Ranks that divide every layer; divides the heads.
-        is_roofline: Take the larger of the times for operations and for bytes, without factors, and the link's: no device is faster.
+        form: Of the sum, one of ``FORMS``; see the head of this module.
     """
 
     model: ModelSizes
     device: DeviceSheet
     tensor: int = attrs.field(default=1, validator=ge(1))
-    is_roofline: bool = False
+    form: str = attrs.field(default="bounded", validator=in_(FORMS))
 
     def __attrs_post_init__(self) -> None:
         """Check that heads go over the ranks.
@@ -166,10 +174,16 @@ class SheetStepTimes:
         """Return the time of the step, seconds; 0 for one without tokens."""
         if not shape.num_tokens:
             return 0.0
-        parts, factors = self.parts(shape), self.device.factors
-        if self.is_roofline:
-            compute_s = parts.prefill_compute_s + parts.decode_compute_s
-            return max(compute_s, parts.weights_s + parts.prefill_kv_s + parts.decode_kv_s) + parts.link_s
+        parts = self.parts(shape)
+        if self.form == "published":
+            return self._published_s(shape, parts)
+        compute_s = parts.prefill_compute_s + parts.decode_compute_s
+        bound_s = max(compute_s, parts.weights_s + parts.prefill_kv_s + parts.decode_kv_s) + parts.link_s
+        return bound_s if self.form == "roofline" else max(bound_s, self._published_s(shape, parts))
+
+    def _published_s(self, shape: StepShape, parts: StepParts) -> float:
+        """Return the sum of the parts with factors and overheads, seconds."""
+        factors = self.device.factors
         num_expert_layers = self.model.num_expert_layers if self.model.is_mixed else 0
         return (
             factors.prefill_compute * parts.prefill_compute_s

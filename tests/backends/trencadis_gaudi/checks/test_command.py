@@ -113,7 +113,8 @@ def test_time_must_be_positive_and_checks_known(capsys):
 @pytest.mark.parametrize("mode", MODES)
 def test_every_check_of_an_engine_holds_on_the_emulated_device(mode, tmp_path):
     path = tmp_path / "report.json"
-    assert main([*EMULATED, "--modes", mode, "-o", str(path)]) == 0
+    names = [check.name for check in checks_of(mode)]
+    assert main([*EMULATED, "--modes", mode, "--only", *names, "-o", str(path)]) == 0
     report = json.loads(path.read_text())
     assert report["counts"]["fail"] == report["counts"]["warn"] == 0
     assert {one["name"] for one in report["checks"] if one["status"] == "ok"} >= {
@@ -121,3 +122,12 @@ def test_every_check_of_an_engine_holds_on_the_emulated_device(mode, tmp_path):
         "greedy text",
         "seeded text",
     }
+
+
+@pytest.mark.release  # ranks as threads: tests/backends/trencadis_gaudi/parallel/test_ranks.py
+@pytest.mark.parametrize("mode", ["lazy", "compile"])
+def test_checks_of_several_devices_hold_on_emulated_ones(mode, tmp_path):
+    path = tmp_path / "report.json"
+    assert main([*EMULATED, "--backend.gaudi.mode", mode, "--modes", mode, "--only", "ranks", "-o", str(path)]) == 0
+    report = json.loads(path.read_text())
+    assert [(one["group"], one["name"], one["status"]) for one in report["checks"]] == [("cards", "ranks", "ok")]

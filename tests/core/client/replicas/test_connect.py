@@ -30,8 +30,13 @@ from trencadis_testing.fakes import fake_text
 
 def house(**more: Any) -> Any:
     """A configuration of fake engines whose parts other processes can import."""
+    resolved, registry = load_with_plugins(environ={}, overrides={**tables_of_house(), **more})
+    return resolved.config, registry
+
+
+def tables_of_house() -> dict[str, Any]:
     kit = "trencadis_testing."
-    tables = {
+    return {
         "parallel": {"data": 2},
         "engine": {"warmup": False},
         "router": {"name": "least_loaded"},
@@ -45,8 +50,6 @@ def house(**more: Any) -> Any:
         "cache": {"num_blocks": 4096, "block_size": 16},
         "observer": {"names": []},
     }
-    resolved, registry = load_with_plugins(environ={}, overrides={**tables, **more})
-    return resolved.config, registry
 
 
 def processes(frontend: Frontend) -> list[Any]:
@@ -117,13 +120,16 @@ def test_wrong_routers_and_placements_are_refused_before_anything_is_started(mon
 @pytest.mark.slow
 def test_one_engine_needs_nothing_of_this() -> None:
     """The modules are not imported."""
-    code = """
+    tables = {**tables_of_house(), "parallel": {"data": 1}}
+    code = f"""
 import sys
 from trencadis import LLM, SamplingParams
 if __name__ == "__main__":
     for placement in ("thread", "process"):
-        with LLM("demo", engine={"placement": placement}) as llm:
-            llm.generate("x", SamplingParams(max_tokens=2))
+        tables = {tables!r}
+        tables["engine"]["placement"] = placement
+        with LLM("demo", **tables) as llm:
+            llm.generate([[5, 6]], SamplingParams(max_tokens=2))
     assert not [name for name in sys.modules if name.startswith("trencadis.client.replicas")]
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=300)

@@ -15,7 +15,7 @@ from trencadis_plugins.observer.config import RecorderObserverConfig
 from trencadis_plugins.observer.recorder import RecorderObserver
 from trencadis_testing.engines import make_engine
 from trencadis_testing.fakes import FakeBackend
-from trencadis_testing.observer import SAMPLE_STEPS, ObserverConformance, step_stats
+from trencadis_testing.observer import SAMPLE_STEPS, ObserverConformance, finished_sequence, step_stats
 
 CONTEXT = ComponentContext(clock=SimulatedClock(), seed=0)
 
@@ -65,10 +65,23 @@ def test_lines_hold_every_size_of_the_step(tmp_path):
 
 def test_wall_time_counts_from_the_last_commit_and_leaves_idle_time_out(tmp_path):
     recorder = _recorder(tmp_path / "steps.jsonl")
-    for now_s, start_s in ((10.0, 9.0), (11.5, 9.5), (21.0, 20.0)):
-        recorder.on_step(step_stats(now_s=now_s, start_s=start_s, num_scheduled_tokens=1))
+    for now_s, start_s, num_left in ((10.0, 9.0, 2), (11.5, 9.5, 2), (13.0, 12.0, 1), (14.0, 13.5, 0), (21.0, 20.0, 0)):
+        recorder.on_step(step_stats(now_s=now_s, start_s=start_s, num_scheduled_tokens=1, num_running=num_left))
     recorder.close()
-    assert [line["wall_s"] for line in _lines(tmp_path / "steps.jsonl")[1:]] == [1.0, 1.5, 1.0]
+    # The second overlaps with the first, the third waits for who calls the engine, and before the last there is nothing to do.
+    assert [line["wall_s"] for line in _lines(tmp_path / "steps.jsonl")[1:]] == [1.0, 1.5, 1.5, 1.0, 1.0]
+
+
+def test_a_request_that_its_caller_ends_between_two_steps_leaves_idle_time(tmp_path):
+    recorder = _recorder(tmp_path / "steps.jsonl")
+    one = {"num_scheduled_tokens": 1, "num_running": 1}
+    recorder.on_step(step_stats(now_s=10.0, start_s=9.0, **one))
+    recorder.on_request(attrs.evolve(finished_sequence(), finish_s=10.5))
+    recorder.on_step(step_stats(now_s=21.0, start_s=20.0, **one))
+    recorder.on_request(attrs.evolve(finished_sequence(), finish_s=22.4))  # with the commit of the next step
+    recorder.on_step(step_stats(now_s=22.5, start_s=22.0, **one | {"num_running": 0}))
+    recorder.close()
+    assert [line["wall_s"] for line in _lines(tmp_path / "steps.jsonl")[1:]] == [1.0, 1.0, 1.5]
 
 
 def test_unified_buckets_and_programs_compiled_meanwhile_are_told_apart(tmp_path):

@@ -4,11 +4,12 @@ import attrs
 import numpy as np
 import pytest
 
-from trencadis.errors import PluginError, StepFailedError
+from trencadis.errors import ConfigError, PluginError, StepFailedError
 from trencadis.interfaces import SchedulerView, SchedulingPolicy
 from trencadis.records import StepTime
-from trencadis_plugins.bucketing.workloads.trace import Arrival
 from trencadis_tools.bench.schedule import ScheduleWorkload, measure_schedule
+from trencadis_tools.workloads import Workload, WorkloadRequest
+from trencadis_tools.workloads.arrivals import stretch
 
 STEP_TIME = StepTime(base_s=0.02, token_s=0.0001, context_token_s=0.0)
 POLICIES = "tests.plugins.trencadis_tools.bench.test_schedule"
@@ -22,16 +23,34 @@ def measure(fake_house):
         config, registry = fake_house()
         sizes = {"num_tenants": 2, "num_priorities": 2, **workload}
         config = attrs.evolve(config, engine=attrs.evolve(config.engine, max_num_seqs=4, max_num_batched_tokens=256))
-        return measure_schedule(
-            config, registry, arrivals, ScheduleWorkload(**sizes), policy=policy, step_time=step_time
-        )
+        taken = ScheduleWorkload(**sizes)
+        workload = arrivals if isinstance(arrivals, Workload) else recorded(arrivals, taken.rate, taken.limit)
+        return measure_schedule(config, registry, taken.complete(workload), policy=policy, step_time=step_time)
 
     return run
 
 
+Arrival = tuple[float, int, int]
+"""Time, prompt tokens, output tokens."""
+
+
+def recorded(arrivals: list[Arrival], rate: float = 0.0, limit: int = 1000, **more) -> Workload:
+    factor = stretch([arrival[0] for arrival in arrivals], rate)
+    requests = [
+        WorkloadRequest(
+            request_id=f"r{index}",
+            arrival_s=arrival_s * factor,
+            num_prompt_tokens=num_prompt,
+            num_output_tokens=num_output,
+        )
+        for index, (arrival_s, num_prompt, num_output) in enumerate(arrivals[:limit])
+    ]
+    return Workload(name="recorded", requests=tuple(requests), **more)
+
+
 def burst(num_requests: int = 20) -> list[Arrival]:
     """Every other prompt is short; all come within two seconds."""
-    return [Arrival(i * 0.1, 20 if i % 2 else 200, 5 + i % 7) for i in range(num_requests)]
+    return [(i * 0.1, 20 if i % 2 else 200, 5 + i % 7) for i in range(num_requests)]
 
 
 class PromptsByLength(SchedulingPolicy):
@@ -67,7 +86,7 @@ class Refuses(SchedulingPolicy):
 
 
 def test_one_request_alone_takes_what_the_model_of_step_times_says(measure) -> None:
-    result = measure([Arrival(0.0, 100, 11)])
+    result = measure([(0.0, 100, 11)])
     assert result.ttft_mean_s == result.ttft_p99_s == pytest.approx(0.03)
     assert result.tpot_mean_s == pytest.approx(0.0201)
     assert result.e2e_mean_s == pytest.approx(0.03 + 10 * 0.0201)
@@ -97,10 +116,8 @@ def test_a_rate_stretches_the_trace_and_a_limit_cuts_it(measure) -> None:
 def test_a_short_cache_costs_preemptions_and_their_recompute_tax(measure, fake_house) -> None:
     config, registry = fake_house()
     config = attrs.evolve(config, cache=attrs.evolve(config.cache, num_blocks=60, prefix_caching=False))
-    arrivals = [Arrival(0.0, 30, 80)] * 6
-    result = measure_schedule(
-        config, registry, arrivals, ScheduleWorkload(), policy="trencadis_testing.engines:ServeInOrder"
-    )
+    arrivals = [(0.0, 30, 80)] * 6
+    result = measure_schedule(config, registry, recorded(arrivals), policy="trencadis_testing.engines:ServeInOrder")
     assert result.num_preempted > 0
     assert 0 < result.recompute_ratio < 1
     assert result.num_requests == 6
@@ -110,10 +127,8 @@ def test_what_can_never_fit_or_is_refused_is_counted(measure, fake_house) -> Non
     assert measure(burst(), f"{POLICIES}:Refuses").num_refused == 10
     config, registry = fake_house()
     config = attrs.evolve(config, cache=attrs.evolve(config.cache, num_blocks=20, block_size=4))
-    arrivals = [Arrival(0.0, 100, 2), Arrival(0.0, 10, 2)]
-    result = measure_schedule(
-        config, registry, arrivals, ScheduleWorkload(), policy="trencadis_testing.engines:ServeInOrder"
-    )
+    arrivals = [(0.0, 100, 2), (0.0, 10, 2)]
+    result = measure_schedule(config, registry, recorded(arrivals), policy="trencadis_testing.engines:ServeInOrder")
     assert (result.num_refused, result.num_requests) == (1, 1)
 
 
@@ -144,3 +159,41 @@ def test_goodput_falls_with_tighter_targets(measure) -> None:
     tight = measure(burst(), ttft_target_s=0.05, tpot_target_s=10.0)
     assert loose.goodput == pytest.approx(20 / loose.duration_s)
     assert 0 < tight.goodput < loose.goodput
+
+
+def test_what_a_workload_tells_counts_and_what_it_lacks_is_drawn(measure) -> None:
+    asked = recorded(burst()).requests
+    told = Workload(
+        name="told",
+        requests=tuple(
+            attrs.evolve(
+                one, tenant=f"team {index % 3}", priority=index % 2, ttft_target_s=0.001, block_ids=(index % 2,)
+            )
+            for index, one in enumerate(asked)
+        ),
+        block_tokens=16,
+    )
+    complete = ScheduleWorkload().complete(told)
+    assert [one.tpot_target_s for one in complete.requests] == [0.1] * 20
+    assert [attrs.evolve(one, tpot_target_s=float("inf")) for one in complete.requests] == list(told.requests)
+    result = measure(told)
+    assert result.prefix_hit_ratio > 0, "equal block ids are found in the prefix cache"
+    assert result.goodput == 0, "no first token within a millisecond"
+    assert result.urgent_ttft_p99_s > 0
+    assert measure(attrs.evolve(told, requests=asked)).prefix_hit_ratio == 0
+
+
+def test_prefixes_are_not_drawn_over_those_of_a_workload() -> None:
+    told = recorded(burst())
+    told = attrs.evolve(told, requests=tuple(attrs.evolve(one, block_ids=(1,)) for one in told.requests))
+    with pytest.raises(ConfigError, match="tells what prompts share"):
+        ScheduleWorkload(shared_prefix=16).complete(told)
+
+
+def test_sessions_wait_for_their_answers(measure) -> None:
+    first, second = recorded([(0.0, 100, 11), (0.0, 150, 2)]).requests
+    chained = Workload(name="chained", requests=(first, attrs.evolve(second, after="r0", think_s=5.0)))
+    result = measure(chained)
+    # 27 blocks of 4 tokens are in the cache; one step more was begun before the end of the last text was seen.
+    assert result.duration_s == pytest.approx(0.03 + 10 * 0.0201 + 5.0 + 0.02 + 0.0001 * (150 - 108) + 2 * 0.0201)
+    assert result.ttft_mean_s < 0.04, "counted from when it was sent"

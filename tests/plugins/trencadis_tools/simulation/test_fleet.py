@@ -2,14 +2,13 @@ from __future__ import annotations
 
 import math
 import os
-import random
 import subprocess
 import sys
 from typing import ClassVar
 
 import pytest
 
-from support.simulation import asked, run
+from support.simulation import asked, mixed, run
 from trencadis.errors import ConfigValueError, StepFailedError
 from trencadis.interfaces import Router, SchedulingPolicy
 from trencadis_tools.simulation import ReplicaEvent
@@ -53,24 +52,6 @@ class RefusesLong(SchedulingPolicy):
 def serial(**engine):
     """Tables of engines that plan one step after the other."""
     return {"engine": {"max_num_seqs": 4, "max_num_batched_tokens": 64, "async_scheduling": False, **engine}}
-
-
-def mixed(num_requests=60, seed=0, rate=30.0):
-    """Requests of three sessions, of which every other one follows the one before, and shared heads."""
-    draws, time_s, requests, last = random.Random(seed), 0.0, [], {}
-    for i in range(num_requests):
-        time_s += draws.expovariate(rate)
-        session = f"s{i % 3}"
-        before = last.get(session)
-        if before is not None and i % 2 and before.num_prompt_tokens < 80:
-            length = before.num_prompt_tokens + before.num_output_tokens + draws.randint(1, 9)
-            more = {"after": before.request_id, "think_s": draws.random() / 10}
-        else:
-            length = 24 + draws.randint(1, 40)
-            more = {"block_ids": tuple(range(100 * (i % 3), 100 * (i % 3) + 6))}
-        last[session] = asked(f"r{i}", time_s, length, draws.randint(1, 20), session=session, **more)
-        requests.append(last[session])
-    return requests
 
 
 def test_a_request_alone_takes_what_the_step_times_say():
@@ -197,18 +178,17 @@ def test_events_that_cannot_happen_are_refused_in_words(events, message):
         run([asked("a")], replicas=2, events=made)
 
 
-def test_an_answer_that_its_follower_has_no_room_for_is_refused_in_words():
-    with pytest.raises(ConfigValueError, match="whose prompt and answer have 25"):
-        run([asked("a"), asked("b", 0.0, 22, after="a")])
+def test_a_request_that_only_follows_shares_what_its_blocks_say():
+    _, second = run([asked("a", output=6), asked("b", 0.05, 40, after="a", block_ids=(7,))]).records
+    assert (second.num_cached_tokens, second.num_output_tokens) == (0, 5)
 
 
-PRINTED = f"""
+PRINTED = """
 import sys; sys.path[:0] = ["tests", "."]
-from {HERE} import mixed
-from support.simulation import run
+from support.simulation import mixed, run
 from trencadis_tools.simulation import ReplicaEvent
 events = [ReplicaEvent(time_s=t, replica=r, kind=k) for t, r, k in ((.3, 1, "fail"), (.5, 2, "drain"), (.9, 1, "join"))]
-print(repr(run(mixed(), {{"router": {{"name": "prefix_affinity"}}, "scheduling": {{"name": "fair_share"}}}}, replicas=3, events=events).records))
+print(repr(run(mixed(), {"router": {"name": "prefix_affinity"}, "scheduling": {"name": "fair_share"}}, replicas=3, events=events).records))
 """
 
 

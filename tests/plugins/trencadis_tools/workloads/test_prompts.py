@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trencadis.errors import ConfigError, ConfigValueError
-from trencadis_tools.workloads import NUM_RESERVED_TOKENS, Prompts, Workload, WorkloadRequest
+from trencadis_tools.workloads import Prompts, Workload, WorkloadRequest
+from trencadis_tools.workloads.prompts import NUM_RESERVED_TOKENS
 
 VOCAB_SIZE = 2**17
 
@@ -42,7 +43,6 @@ def test_prompts_share_exactly_the_blocks_of_equal_ids_and_no_token_more(heads, 
     tokens = [prompts.token_ids(i) for i in range(len(requests))]
     for i, one in enumerate(tokens):
         assert len(one) == requests[i].num_prompt_tokens
-        assert one[-1] == NUM_RESERVED_TOKENS + i
         assert NUM_RESERVED_TOKENS <= min(one) <= max(one) < VOCAB_SIZE
         for k in range(i):
             shared = common(chained[i], chained[k]) * block_tokens
@@ -55,7 +55,7 @@ def test_equal_ids_share_though_the_last_block_of_one_is_cut() -> None:
         workload(asked("a", 30, block_ids=(7, 8)), asked("b", 40, block_ids=(7, 8)), block_tokens=16),
         vocab_size=VOCAB_SIZE,
     )
-    assert common(prompts.token_ids(0), prompts.token_ids(1)) == 29  # but for the token that names the request
+    assert common(prompts.token_ids(0), prompts.token_ids(1)) == 30
 
 
 def test_a_request_that_continues_begins_with_prompt_and_answer_of_the_one_before() -> None:
@@ -68,11 +68,8 @@ def test_a_request_that_continues_begins_with_prompt_and_answer_of_the_one_befor
     assert len(prompts.token_ids(2)) == 12
 
 
-def test_tokens_are_those_of_the_seed_and_the_last_one_names_the_request() -> None:
+def test_tokens_are_those_of_the_seed() -> None:
     requests = [asked(str(i), 50, block_ids=(3,)) for i in range(3)]
-    prompts = Prompts(workload(*requests), vocab_size=5)
-    assert [prompts.token_ids(i)[-1] for i in range(3)] == [2, 3, 4]
-    assert [prompts.index_of(str(i)) for i in range(3)] == [0, 1, 2]
     other = Prompts(workload(*requests, seed=1), vocab_size=VOCAB_SIZE)
     again = Prompts(workload(*requests, seed=1), vocab_size=VOCAB_SIZE)
     assert other.token_ids(0) == again.token_ids(0)
@@ -88,6 +85,7 @@ def test_an_engines_request_has_the_terms_of_the_workload_and_no_true_length() -
     assert (first.request_id, first.tenant, first.priority, first.cache_salt) == ("a", "t", 3, "")
     assert (first.ttft_target_s, first.tpot_target_s) == (2.0, 0.1)
     assert (first.params.max_tokens, second.params.max_tokens) == (7, 100)
+    assert (first.params.seed, second.params.seed) == (0, 1)
 
 
 def test_a_vocabulary_without_a_token_for_prompts_is_refused() -> None:

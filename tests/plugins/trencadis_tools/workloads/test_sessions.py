@@ -67,6 +67,15 @@ def test_turns_and_calls_have_their_means_and_pauses_are_of_their_kind() -> None
         assert (new, one.think_s) in {(11, 60.0), (7, 2.0)}
 
 
+@pytest.mark.parametrize(("turns", "per_turn", "pause_s"), [(5.0, 1.0, 60.0), (1.0, 5.0, 2.0)])
+def test_a_turn_begins_after_its_calls(turns: float, per_turn: float, pause_s: float) -> None:
+    pauses = {"think_s": Distribution(mean=60.0), "tool_s": Distribution(mean=2.0)}
+    sessions = Sessions(mean_turns=turns, mean_calls=per_turn, **pauses)
+    found = [one.think_s for index in range(9) for one in calls(sessions, index=index) if one.after]
+    assert len(found) > 9
+    assert set(found) == {pause_s}
+
+
 def test_a_call_is_drawn_by_its_place_in_its_session_alone() -> None:
     few, many = (Sessions(mean_turns=turns, mean_calls=2.0) for turns in (3.0, 30.0))
     short, long = calls(few), calls(many)

@@ -12,7 +12,8 @@ from trencadis.errors import ConfigError
 from trencadis_tools.workloads import Workload, builtin_names, load_workload
 from trencadis_tools.workloads.arrivals import Arrivals
 from trencadis_tools.workloads.distributions import Distribution
-from trencadis_tools.workloads.recipe import Lengths, Prefixes, Priorities, Recipe, Tenants
+from trencadis_tools.workloads.recipe import Lengths, Recipe
+from trencadis_tools.workloads.terms import Prefixes, Priorities, Tenants
 from trencadis_tools.workloads.workload_file import read_recipe
 
 LENGTHS = '[lengths]\nprompt = { kind = "lognormal", mean = 900, cv = 1.2 }\noutput = 50\n'
@@ -137,7 +138,7 @@ def test_a_session_has_one_tenant_and_one_priority(load, tmp_path: Path) -> None
 
 
 def test_a_base_is_changed_key_by_key(load, tmp_path: Path) -> None:
-    (tmp_path / "below.toml").write_text(DRAWN)
+    (tmp_path / "below.toml").write_text(f'name = "below"\n{DRAWN}')
     changed = load(
         'base = "below.toml"\nseed = 3\n[arrivals]\ncv = 0.0\n[lengths]\noutput = { kind = "uniform", min = 5, max = 6 }'
     )
@@ -189,7 +190,7 @@ def test_a_trace_file_alone_is_a_workload(load, tmp_path: Path) -> None:
         ('[trace]\nfile = "none.csv"', "no such trace file"),
         (
             '[trace]\nfile = "blocks.jsonl"\n[prefixes]\ntokens = 5',
-            "gives prompts prefixes, but .* tells what they share",
+            "draws prefixes, but .* tells what prompts share",
         ),
         ('[trace]\nfile = "blocks.jsonl"\n[lengths]\nprompt = 5', "draws prompts, but requests of .* share blocks"),
         ('[trace]\nfile = "trace.csv"\n[sessions]\nmean_turns = 2', "later answers have no length"),

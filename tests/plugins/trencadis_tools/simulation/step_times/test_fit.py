@@ -116,3 +116,17 @@ def test_a_bucket_has_the_median_of_its_steps_and_one_that_was_never_alone_what_
 def test_steps_without_buckets_have_no_table():
     with pytest.raises(ConfigError, match=r"no step has a bucket"):
         fit_step_times(steps_of(TRUE, shapes(300)), by_bucket=True)
+
+
+def test_with_all_steps_the_sum_over_the_run_is_that_which_was_measured():
+    rng = np.random.default_rng(6)
+    steps = [
+        attrs.evolve(step, device_s=3 * step.device_s if rng.random() < 0.1 else step.device_s)
+        for step in steps_of(TRUE, shapes(2000))
+    ]
+    measured_s = sum(step.device_s for step in steps)
+    every, typical = fit_step_times(steps, robust=False), fit_step_times(steps)
+    assert sum(every.times.device_s(step.shape) for step in steps) == pytest.approx(measured_s, rel=1e-6)
+    typical_s = sum(TRUE.device_s(step.shape) for step in steps)
+    assert sum(typical.times.device_s(step.shape) for step in steps) == pytest.approx(typical_s, rel=1e-6)
+    assert every.num_outliers == 0

@@ -36,11 +36,11 @@ def test_what_was_written_is_read(times, tmp_path):
 def test_names_are_of_a_sheet_and_a_model_with_ranks_and_bounds():
     times = load_step_times("h100:llama_3_1_70b:tp4:roofline")
     assert isinstance(times, SheetStepTimes)
-    assert (times.device.name, times.model.num_layers, times.tensor, times.is_roofline) == (
+    assert (times.device.name, times.model.num_layers, times.tensor, times.form) == (
         "NVIDIA H100 SXM5 80 GB",
         80,
         4,
-        True,
+        "roofline",
     )
     shape = StepShape(num_decodes=1, num_decode_tokens=1, num_decode_context=1)
     assert times.device_s(shape) < load_step_times("h100:llama_3_1_70b:tp4").device_s(shape)
@@ -50,8 +50,8 @@ def test_names_are_of_a_sheet_and_a_model_with_ranks_and_bounds():
     ("name", "message"),
     [
         ("h100", "depend on the model"),
-        ("h100:llama_3_1_8b:tp0", "neither tpN nor roofline"),
-        ("h100:llama_3_1_8b:fast", "neither tpN nor roofline"),
+        ("h100:llama_3_1_8b:tp0", "neither tpN nor one of"),
+        ("h100:llama_3_1_8b:fast", "neither tpN nor one of"),
         ("h900:llama_3_1_8b", "no file, and no device sheet"),
         ("nowhere.json", "holds no step times: FileNotFoundError"),
     ],

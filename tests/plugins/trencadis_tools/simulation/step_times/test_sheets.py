@@ -8,6 +8,7 @@ import pytest
 from trencadis.errors import ConfigError
 from trencadis.records import StepShape
 from trencadis_tools.simulation.step_times import (
+    FORMS,
     DeviceSheet,
     Factors,
     ModelSizes,
@@ -84,7 +85,7 @@ def test_factors_and_overheads_are_summed_up():
         row_s=0.01,
         step_s=1.0,
     )
-    times = SheetStepTimes(model=SMALL, device=attrs.evolve(ROUND, factors=factors), tensor=2)
+    times = SheetStepTimes(model=SMALL, device=attrs.evolve(ROUND, factors=factors), tensor=2, form="published")
     shape = attrs.evolve(DECODES, num_prefills=1, num_prefill_tokens=10, prefill_products=55.0)
     parts = times.parts(shape)
     expected = (
@@ -117,10 +118,14 @@ def test_llama_2_7b_on_an_h100_takes_what_inference_sim_computes():
     weights_us = 32 * (4096 * 4 * 4096 + 3 * 4096 * 11008) * 2 / 3.35e6
     kv_us = 32 * 2 * 4096 * 2 * 4000 / 3.35e6
     decodes_us = 1.36252915 * weights_us + 1.94710771 * kv_us + 32 * 32.09546717 + 4 * 4.41684444 + 126.024825
-    assert SheetStepTimes(model=LLAMA_2_7B, device=H100).device_s(DECODES) * 1e6 == pytest.approx(decodes_us, rel=1e-12)
+    assert SheetStepTimes(model=LLAMA_2_7B, device=H100, form="published").device_s(DECODES) * 1e6 == pytest.approx(
+        decodes_us, rel=1e-12
+    )
     compute_us = (100 * 2 * 32 * (4 * 4096**2 + 3 * 4096 * 11008) + 32 * 4 * 32 * 128 * 5050) / 989.5e6
     prefill_us = 0.152128 * compute_us + 1.36252915 * weights_us + 32 * 32.09546717 + 4.41684444 + 126.024825
-    assert SheetStepTimes(model=LLAMA_2_7B, device=H100).device_s(PREFILL) * 1e6 == pytest.approx(prefill_us, rel=1e-12)
+    assert SheetStepTimes(model=LLAMA_2_7B, device=H100, form="published").device_s(PREFILL) * 1e6 == pytest.approx(
+        prefill_us, rel=1e-12
+    )
 
 
 def test_sums_over_ranks_of_an_h100_count_as_in_inference_sim():
@@ -131,11 +136,18 @@ def test_sums_over_ranks_of_an_h100_count_as_in_inference_sim():
 
 
 def test_the_roofline_is_the_larger_of_operations_and_bytes():
-    times = SheetStepTimes(model=LLAMA_2_7B, device=H100, is_roofline=True)
+    times = SheetStepTimes(model=LLAMA_2_7B, device=H100, form="roofline")
     parts = times.parts(DECODES)
     assert times.device_s(DECODES) == parts.weights_s + parts.decode_kv_s
     long = StepShape(num_prefills=1, num_prefill_tokens=20_000)
     assert times.device_s(long) == times.parts(long).prefill_compute_s
+
+
+def test_the_bounded_form_is_the_larger_of_the_published_one_and_the_roofline():
+    long = StepShape(num_prefills=1, num_prefill_tokens=20_000)
+    for shape, larger in ((DECODES, "published"), (long, "roofline")):
+        times = {form: SheetStepTimes(model=LLAMA_2_7B, device=H100, form=form).device_s(shape) for form in FORMS}
+        assert times["bounded"] == times[larger] == max(times.values())
 
 
 def test_narrow_weights_have_the_peak_of_their_type_or_that_of_bfloat16():

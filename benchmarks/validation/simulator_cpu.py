@@ -1,0 +1,361 @@
+"""The simulator against this machine: step times fitted on one workload, another workload predicted, then served by the real engine.
+
+    nice -n 10 python benchmarks/validation/simulator_cpu.py --json > benchmarks/results/simulator_cpu.json
+
+A random Llama serves requests in this process. Its step times are fitted on a workload whose rate grows (A). Of another one, with longer
+prompts and shorter answers (B), the simulator predicts what comes at 30, 60, 90 and 110 % of the capacity that it computes, and under
+which policies requests wait how long; the real engine serves the same requests. Both know the lengths of answers only when they end.
+
+The clock counts CPU seconds of this process: one thread computes, steps do not overlap, and idle time is skipped. So what neighbours on
+the machine take is not measured. But with ten processes on two cores a CPU second is worth up to a third less at times, for caches and
+hyper-threads are shared. Therefore a small computation of the same kind runs after every step, outside of the clock, and CPU seconds
+count in proportion to its speed of late: the clock shows what a thread of constant speed would take. ``--plain-clock`` leaves that out.
+The observer ``recorder`` is on in every live run. No run of B is used for its prediction.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "micro"))
+
+from machine import describe
+from random_models import save_random_model
+from scipy.stats import kendalltau
+
+from trencadis.hookspecs import hookimpl
+from trencadis.interfaces import Component, Observer
+from trencadis.interfaces.observer import INTERFACE_VERSION
+from trencadis.records import StepStats
+from trencadis.registry import load_with_plugins
+from trencadis_tools.compare.candidates import Candidate
+from trencadis_tools.compare.live import LiveRuns
+from trencadis_tools.simulation import Run, simulate
+from trencadis_tools.simulation.step_times import (
+    LinearStepTimes,
+    fit_step_times,
+    read_records,
+    steady,
+    step_time_errors,
+)
+from trencadis_tools.workloads import Workload, WorkloadRequest
+
+MODEL: dict[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": 8192,
+    "hidden_size": 256,
+    "intermediate_size": 704,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": True,
+    "bos_token_id": 1,
+    "eos_token_id": 0,
+}
+LOADS = (0.3, 0.6, 0.9, 1.1)
+POLICIES = ("fcfs", "shortest_first", "prefill_first", "fair_share", "multi_level", "priority", "deadline")
+POLICY_LOADS = (0.9, 1.1)
+
+
+class CpuClock:
+    """Counts CPU seconds of this process, all threads together, at constant speed, and what was skipped.
+
+    Args:
+        measures_speed: Let :meth:`measure` change what a CPU second counts.
+
+    Attributes:
+        rates: What a CPU second counted, measurement by measurement.
+    """
+
+    def __init__(self, *, measures_speed: bool) -> None:
+        self._measures_speed = measures_speed
+        self._now_s, self._seen_s = 0.0, time.process_time()
+        self._rate = 1.0
+        self._recent: deque[float] = deque(maxlen=25)
+        self._nominal_s = 0.0
+        rng = np.random.default_rng(0)
+        self._left, self._right = (
+            torch.tensor(rng.standard_normal(shape), dtype=torch.float32) for shape in ((8, 256), (256, 704))
+        )
+        self.rates: list[float] = []
+
+    def now_s(self) -> float:
+        """Return the sum, seconds."""
+        seen_s = time.process_time()
+        self._now_s += (seen_s - self._seen_s) * self._rate
+        self._seen_s = seen_s
+        return self._now_s
+
+    def skip(self, seconds: float) -> None:
+        """Go on as if so much idle time had passed."""
+        self._now_s = self.now_s() + seconds
+
+    def measure(self) -> None:
+        """Measure the speed of the machine; takes no time of this clock."""
+        if not self._measures_speed:
+            return
+        self.now_s()
+        for _ in range(12):
+            (self._left @ self._right).sum().item()
+        end_s = time.process_time()
+        self._recent.append(end_s - self._seen_s)
+        self._seen_s = end_s
+        took_s = statistics.median(self._recent)
+        self._nominal_s = self._nominal_s or took_s
+        self._rate = self._nominal_s / took_s
+        self.rates.append(self._rate)
+
+
+class Speed(Observer):
+    """Measures the speed of the machine after every step."""
+
+    def __init__(self, clock: CpuClock) -> None:
+        self._clock = clock
+
+    def on_step(self, stats: StepStats) -> None:
+        """Measure it."""
+        self._clock.measure()
+
+
+class SpeedPlugin:
+    """Offers the observer ``speed``."""
+
+    def __init__(self, clock: CpuClock) -> None:
+        self._clock = clock
+
+    @hookimpl
+    def trencadis_observers(self) -> list[Component]:
+        """Yield it."""
+        return [
+            Component(
+                name="speed",
+                factory=lambda _, __: Speed(self._clock),
+                summary="Measures the speed of the machine.",
+                interface_version=INTERFACE_VERSION,
+            )
+        ]
+
+
+@attrs.frozen(kw_only=True)
+class Lengths:
+    """Means and coefficients of variation of lognormal lengths, tokens."""
+
+    prompt: float
+    output: float
+    cv: float = 0.8
+
+    def draw(self, rng: np.random.Generator) -> tuple[int, int]:
+        """Return the lengths of one request."""
+        sigma = float(np.sqrt(np.log(1 + self.cv**2)))
+        prompt, output = (
+            mean * np.exp(sigma * rng.standard_normal() - sigma**2 / 2) for mean in (self.prompt, self.output)
+        )
+        return int(np.clip(prompt, 4, 1500)), int(np.clip(output, 1, 400))
+
+
+FIT_LENGTHS, OTHER_LENGTHS = Lengths(prompt=120, output=48), Lengths(prompt=240, output=24)
+
+
+def workload(name: str, lengths: Lengths, num_requests: int, gap_s: Callable[[int], float], *, seed: int) -> Workload:
+    """Return requests with exponential gaps; the draws of a request depend on seed and number alone, so loads see the same requests."""
+    requests, arrival_s = [], 0.0
+    for index in range(num_requests):
+        rng = np.random.default_rng((seed, index))
+        arrival_s += gap_s(index) * rng.standard_exponential()
+        prompt, output = lengths.draw(rng)
+        requests.append(
+            WorkloadRequest(
+                request_id=f"{name}-{index}",
+                arrival_s=arrival_s,
+                num_prompt_tokens=prompt,
+                num_output_tokens=output,
+                tenant=str(int(rng.integers(3))),
+                priority=int(rng.integers(3)),
+                ttft_target_s=float(rng.choice([0.5, 2.0, 8.0])),
+            )
+        )
+    return Workload(name=name, requests=tuple(requests), seed=seed)
+
+
+class Laboratory:
+    """Runs workloads on the real engine and on simulated ones of the same configuration.
+
+    Args:
+        model: Directory of the model.
+        folder: For records of steps.
+        clock: Of live runs.
+    """
+
+    def __init__(self, model: Path, folder: Path, clock: CpuClock) -> None:
+        self._model, self._folder = model, folder
+        self._clock = clock
+        self._num_live = 0
+
+    def _candidate(self, policy: str, records: Path) -> Candidate:
+        given = {
+            "model.path": str(self._model),
+            "engine.async_scheduling": False,
+            "engine.max_num_seqs": 32,
+            "engine.max_num_batched_tokens": 256,
+            "cache.num_blocks": 4096,
+            "cache.block_size": 16,
+            "backend.torch.num_threads": 1,
+            "scheduling.name": policy,
+            "observer.names": ["recorder", "speed"],
+            "observer.recorder.file": str(records),
+            "log.level": "error",
+        }
+        resolved, registry = load_with_plugins(overrides=given, environ={}, extra_plugins=[SpeedPlugin(self._clock)])
+        return Candidate(name=policy, config=resolved.config, registry=registry, given=given, plan_hash="")
+
+    def live(self, asked: Workload, policy: str = "fcfs") -> tuple[Run, Path]:
+        """Return a run of the real engine, and the records of its steps."""
+        records = self._folder / f"{self._num_live}.jsonl"
+        self._num_live += 1
+        with LiveRuns(clock=self._clock, wait=self._clock.skip) as runs:
+            (run,) = runs([self._candidate(policy, records)], asked, 0)
+        return run, records
+
+    def simulated(self, asked: Workload, times: LinearStepTimes, policy: str = "fcfs") -> Run:
+        """Return a run of the simulated engine."""
+        candidate = self._candidate(policy, self._folder / "none.jsonl")
+        return simulate(candidate.config, candidate.registry, asked, step_times=times)
+
+
+def measures(run: Run) -> dict[str, float]:
+    """Return throughput and latencies of a run."""
+    ttfts = [one.ttft_s for one in run.records]
+    tpots = [one.tpot_s for one in run.records if one.num_output_tokens > 1]
+    return {
+        "output_tokens_per_s": sum(one.num_output_tokens for one in run.records) / run.duration_s,
+        "ttft_mean_s": statistics.fmean(ttfts),
+        "ttft_p99_s": float(np.percentile(ttfts, 99)),
+        "tpot_mean_s": statistics.fmean(tpots),
+        "tpot_p99_s": float(np.percentile(tpots, 99)),
+        "e2e_mean_s": statistics.fmean(one.e2e_s for one in run.records),
+        "num_steps": run.num_steps,
+    }
+
+
+def beside(live: Run, simulated: Run) -> dict[str, Any]:
+    """Return the measures of both, and relative errors of the simulated one."""
+    measured, predicted = measures(live), measures(simulated)
+    errors = {name: predicted[name] / measured[name] - 1 for name in measured}
+    return {"live": measured, "simulated": predicted, "errors": errors}
+
+
+def fitted(lab: Laboratory, num_requests: int) -> tuple[LinearStepTimes, dict[str, Any]]:
+    """Return step times from workload A, whose rate grows from little to more than can be served."""
+    asked = workload("a", FIT_LENGTHS, num_requests, lambda index: 0.2 * (1 - 0.95 * index / num_requests), seed=1)
+    run, records = lab.live(asked)
+    steps = steady(read_records(records).steps, num_warm_up=20)
+    fit = fit_step_times(steps, robust=False)
+    assert isinstance(fit.times, LinearStepTimes)
+    told = {
+        "coefficients": {name: attrs.asdict(one) for name, one in fit.coefficients.items()},
+        "num_steps": fit.num_steps,
+        "same_workload": beside(run, lab.simulated(asked, fit.times)),
+        "same_steps": {kind: attrs.asdict(one) for kind, one in step_time_errors(fit.times, steps).items()},
+    }
+    _say("same workload", told["same_workload"]["errors"])
+    return fit.times, told
+
+
+def loads(lab: Laboratory, times: LinearStepTimes, num_requests: int) -> tuple[float, dict[str, Any]]:
+    """Return the capacity, requests a second, and predictions of workload B beside measurements, all at once and at several loads."""
+    full = workload("b", OTHER_LENGTHS, num_requests, lambda _: 0.0, seed=2)
+    capacity = num_requests / lab.simulated(full, times).duration_s
+    found = {}
+    for load in (*LOADS, math.inf):
+        asked = workload("b", OTHER_LENGTHS, num_requests, lambda _, load=load: 1 / (load * capacity), seed=2)
+        live, records = lab.live(asked)
+        steps = steady(read_records(records).steps, num_warm_up=20)
+        errors = {kind: attrs.asdict(one) for kind, one in step_time_errors(times, steps).items()}
+        found[str(load)] = {**beside(live, lab.simulated(asked, times)), "steps": errors}
+        _say(f"load {load}", found[str(load)]["errors"] | {"steps": errors["all"]["step_sum"]})
+    return capacity, found
+
+
+def orders(lab: Laboratory, times: LinearStepTimes, num_requests: int, capacity: float) -> dict[str, Any]:
+    """Return mean times under several policies, simulated and live, and how far their orders agree (Kendall's tau)."""
+    found: dict[str, Any] = {}
+    for load in POLICY_LOADS:
+        asked = workload("b", OTHER_LENGTHS, num_requests, lambda _, load=load: 1 / (load * capacity), seed=3)
+        pairs = {
+            policy: (measures(lab.live(asked, policy)[0]), measures(lab.simulated(asked, times, policy)))
+            for policy in POLICIES
+        }
+        taus = {
+            name: float(
+                kendalltau([live[name] for live, _ in pairs.values()], [one[name] for _, one in pairs.values()])[0]
+            )
+            for name in ("ttft_mean_s", "tpot_mean_s", "e2e_mean_s")
+        }
+        found[str(load)] = {
+            "tau": taus,
+            "policies": {policy: {"live": live, "simulated": one} for policy, (live, one) in pairs.items()},
+        }
+        _say(f"policies at {load}", taus)
+    return found
+
+
+def _say(what: str, values: dict[str, float]) -> None:
+    print(what, {name: round(value, 3) for name, value in values.items()}, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def laboratory(clock: CpuClock) -> Iterator[Laboratory]:
+    """Make a model and a place for records."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Laboratory(save_random_model(MODEL, Path(folder) / "model"), Path(folder), clock)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--requests", type=int, default=200, help="of each run")
+    parser.add_argument("--plain-clock", action="store_true", help="CPU seconds as they are")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    args = parser.parse_args()
+    load_before = os.getloadavg()
+    torch.set_num_threads(1)
+    clock = CpuClock(measures_speed=not args.plain_clock)
+    for _ in range(200):
+        clock.measure()
+    with laboratory(clock) as lab:
+        times, fit = fitted(lab, args.requests)
+        capacity, found = loads(lab, times, args.requests)
+        result: dict[str, Any] = {
+            "machine": describe(),
+            "model": MODEL,
+            "num_requests": args.requests,
+            "fit": fit,
+            "capacity_requests_per_s": capacity,
+            "loads": found,
+            "policies": orders(lab, times, args.requests, capacity),
+        }
+    if clock.rates:
+        result["speed"] = {str(part): round(float(np.percentile(clock.rates, part)), 3) for part in (1, 25, 50, 75, 99)}
+    result["load_average"] = {"before": load_before, "after": os.getloadavg()}
+    if args.json:
+        print(json.dumps(result, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,260 @@
+"""The command on the real simulator, with short workloads; and what it says of arguments that make no sense."""
+
+from __future__ import annotations
+
+import csv
+import json
+import types
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from trencadis.cli import main
+from trencadis_tools.compare import candidates, lab
+from trencadis_tools.compare.candidates import candidates_of, restored, sweep_points
+
+WORKLOAD = """
+num_requests = 16
+[arrivals]
+rate = 2.0
+[lengths]
+prompt = { kind = "uniform", min = 10, max = 200 }
+output = { kind = "uniform", min = 2, max = 12 }
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with a workload and two configurations: few tokens in a step, or many."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TRENCADIS_LOG__LEVEL", "warning")
+    Path("load.toml").write_text(WORKLOAD)
+    for name, num in (("narrow", 32), ("wide", 2048)):
+        Path(f"{name}.toml").write_text(f'[engine]\nmax_num_batched_tokens = {num}\n[scheduling]\nname = "fcfs"\n')
+    return tmp_path
+
+
+@pytest.fixture
+def compare(folder: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    def run(*words: str, workload: str | None = "load.toml") -> tuple[int, str, str]:
+        code = main(["compare", *words, *(["--workload", workload] if workload else [])])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+class Page(HTMLParser):
+    """What a page holds: its elements by name, and addresses that it would load."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: dict[str, list[dict[str, str | None]]] = {}
+        self.loads: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        given = dict(attributes)
+        self.elements.setdefault(tag, []).append(given)
+        address = given.get("src") or given.get("href") or given.get("xlink:href") or "#"
+        if not address.startswith("#") or tag in ("script", "link"):
+            self.loads.append(address)
+
+
+def test_a_comparison_from_the_table_to_the_record_that_gives_the_same_bytes(compare, folder) -> None:
+    words = ["narrow.toml", "wide.toml", "--seeds", "3", "--metric", "ttft_mean,preemptions", "--json", "r.json"]
+    code, out, _ = compare(*words, "--out", "r.html", "--requests", "r.csv")
+    assert code == 0
+    table = out.splitlines()
+    assert table[0].split()[:3] == ["at", "metric", "baseline"]
+    assert table[1].endswith("better: wide")
+    assert "ttft_mean: wide is better. It is " in out
+    assert "preemptions: equal within 2 %." in out
+
+    record = json.loads(Path("r.json").read_text())
+    point = record["comparison"]["points"][0]
+    assert [workload["seed"] for workload in point["workloads"]] == [0, 1, 2]
+    assert len({workload["digest"] for workload in point["workloads"]}) == 3
+    assert [len(outcome["plan_hash"]) for outcome in point["outcomes"]] == [32, 32]
+    assert point["effects"][0]["verdict"] == "better"
+    assert point["effects"][0]["interval"]["high"] < 0
+    assert "LinearStepTimes" in record["comparison"]["step_times"]
+
+    rows = list(csv.DictReader(Path("r.csv").read_text().splitlines()))
+    assert len(rows) == 2 * 3 * 16
+    mean = sum(float(row["ttft_s"]) for row in rows if row["config"] == "wide") / 48
+    assert mean == pytest.approx(point["outcomes"][1]["values"]["ttft_mean"], rel=0.3)  # the warm-up is in the file
+
+    text = Path("r.html").read_text()
+    page = Page(text)
+    assert page.loads == []
+    assert page.elements["html"] == [{"lang": "en"}]
+    assert all(head.get("scope") == "col" for head in page.elements["th"])
+    assert len(page.elements["figure"]) == len(page.elements["figcaption"]) >= 2
+    for svg in text.split("<svg ")[1:]:
+        ET.fromstring(f"<svg {svg.split('</svg>')[0]}</svg>")  # well-formed
+    assert "trencadis compare narrow.toml wide.toml --workload load.toml --replicas 1 --seeds 3" in text
+    assert point["outcomes"][0]["plan_hash"] in text
+    assert point["workloads"][0]["digest"] in text
+
+    compare(*words, "--out", "again.html")
+    assert Path("again.html").read_text() == text
+    Path("narrow.toml").write_text("[engine]\nmax_num_batched_tokens = 40\n")  # the record holds what was set
+    assert compare("--verify", "r.json", workload=None)[:2] == (0, "r.json: the same bytes.\n")
+
+
+def test_a_record_that_gives_other_bytes_is_said_where(compare, folder) -> None:
+    compare("narrow.toml", "wide.toml", "--seeds", "2", "--metric", "e2e_mean", "--no-sensitivity", "--json", "r.json")
+    Path("load.toml").write_text(WORKLOAD.replace("max = 12", "max = 13"))
+    code, out, _ = compare("--verify", "r.json", workload=None)
+    assert code == 1
+    assert out.startswith("r.json: not the same.")
+    assert "comparison.points[0].workloads[0].digest: " in out
+    assert "comparison.points[0].outcomes[0].values.e2e_mean: " in out
+
+
+def test_rates_and_swept_settings_are_points_with_lines_over_them(compare) -> None:
+    words = [
+        "fcfs",
+        "shortest_first",
+        "--seeds",
+        "1",
+        "--metric",
+        "ttft_mean",
+        "--no-sensitivity",
+        "--max-requests",
+        "12",
+    ]
+    words += ["--rates", "2,8", "--sweep", "engine.max_num_seqs=4", "--out", "r.html", "--json", "r.json"]
+    code, out, err = compare(*words)
+    assert code == 0, err
+    points = json.loads(Path("r.json").read_text())["comparison"]["points"]
+    settings = [(point["rate"], point["swept"]) for point in points]
+    assert settings == [(rate, {"engine.max_num_seqs": value}) for value in ("4",) for rate in (2.0, 8.0)]
+    assert len({point["outcomes"][0]["plan_hash"] for point in points}) == 1
+    assert "At rate 8, engine.max_num_seqs = 4:" in out
+    text = Path("r.html").read_text()
+    assert "<figcaption>ttft_mean over rate, requests/s, engine.max_num_seqs = 4</figcaption>" in text
+
+
+@pytest.mark.release
+def test_one_trace_is_compared_by_blocks_of_its_requests(compare, folder) -> None:
+    lines = [
+        json.dumps(
+            {
+                "timestamp": 400 * number,
+                "input_length": 20 + number % 7,
+                "output_length": 2 + number % 3,
+                "hash_ids": [],
+            }
+        )
+        for number in range(1100)
+    ]
+    Path("trace.jsonl").write_text("\n".join(lines))
+    words = ["narrow.toml", "wide.toml", "--metric", "ttft_mean", "--no-sensitivity"]
+    code, out, err = compare(*words, workload="trace.jsonl")
+    assert code == 0, err
+    assert "ttft_mean: " in out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["narrow.toml"], "1 configurations to compare. Name two or more"),
+        (["narrow.toml", "narrow.toml"], 'two configurations are called "narrow"'),
+        (["narrow.toml", "same.toml"], "are the same configuration: nothing can differ"),
+        (["narrow.toml", "nnarrow.toml"], "nnarrow.toml: no such config file"),
+        (["fcfs", "fcsf"], 'Did you mean "fcfs"?'),
+        (["narrow.toml", "wide.toml", "--metric", "ttft_men"], 'Did you mean "ttft_mean"?'),
+        (["narrow.toml", "wide.toml", "--rates", "fast"], '"fast" are no numbers'),
+        (["narrow.toml", "wide.toml", "--rates", "0"], "a rate must be above 0"),
+        (["narrow.toml", "wide.toml", "--seeds", "-1"], "flag --seeds: -1 is less than 0"),
+        (["narrow.toml", "wide.toml", "--sweep", "engine.max_num_seqs"], "sweeps nothing"),
+        (["narrow.toml", "wide.toml", "--sweep", "engine.max_num_sequences=1"], "no such flag"),
+        (["narrow.toml", "wide.toml", "--sweep", "engine.max_num_batched_tokens=64"], "are the same configuration"),
+        (["narrow.toml", "wide.toml", "--requests", "r.txt"], "neither .csv nor .parquet"),
+        (["narrow.toml", "wide.toml", "--live", "--replicas", "2"], "one engine of each configuration"),
+        (["narrow.toml", "wide.toml", "--live", "--step-times", "x.json"], "steps take the time they take"),
+        (["--verify", "load.toml"], "load.toml: cannot be read"),
+        (["narrow.toml", "--verify", "r.json"], "the record names what is compared"),
+    ],
+)
+@pytest.mark.representatives(17)
+@pytest.mark.kept_in_ci(17)
+def test_what_makes_no_sense_is_said_before_anything_runs(compare, words: list[str], said: str) -> None:
+    Path("same.toml").write_text(Path("narrow.toml").read_text())
+    code, out, err = compare(*words)
+    assert (code, out) == (2, "")
+    assert said in err
+
+
+def test_a_workload_must_be_named(compare) -> None:
+    code, _, err = compare("narrow.toml", "wide.toml", workload=None)
+    assert code == 2
+    assert "--workload is missing" in err
+
+
+def test_a_trace_has_no_seeds_and_no_tails_to_watch(compare, folder) -> None:
+    Path("trace.csv").write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:00.0,5,5\n2023-11-16 18:15:01.0,5,5\n"
+    )
+    for words, said in (
+        (["--seeds", "3"], "are not drawn"),
+        (["--until-decided"], "ttft_p99 cannot be watched"),
+        ([], "need 1000"),
+    ):
+        code, _, err = compare("narrow.toml", "wide.toml", *words, workload="trace.csv")
+        assert code == 2
+        assert said in err
+
+
+def test_without_scipy_or_matplotlib_the_extra_is_named(compare, monkeypatch) -> None:
+    def missing(name: str):
+        raise ImportError(name)
+
+    monkeypatch.setattr(lab, "importlib", types.SimpleNamespace(import_module=missing))
+    for flag, package in ((["--out", "r.html"], "matplotlib"), (["--max-requests", "5", "--seeds", "1"], "scipy")):
+        code, _, err = compare("narrow.toml", "wide.toml", *flag)
+        assert code == 2
+        assert f'needs {package}, which is not installed. Run pip install "trencadis[lab]".' in err
+
+
+def test_parquet_holds_what_the_csv_holds(compare) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
+    compare("narrow.toml", "wide.toml", "--seeds", "1", "--no-sensitivity", "--requests", "r.parquet")
+    table = parquet.read_table("r.parquet")
+    assert table.num_rows == 2 * 16
+    assert "ttft_s" in table.column_names
+
+
+def test_a_configuration_is_restored_from_what_was_set(folder, monkeypatch) -> None:
+    Path("mine.toml").write_text(
+        '[scheduling]\nname = "trencadis_testing.engines:ServeInOrder"\n[engine]\nmax_num_seqs = 3\n[plugins]\nblocked = ["x"]\n'
+    )
+    monkeypatch.setenv("TRENCADIS_CACHE__BLOCK_SIZE", "8")
+    base, mine = candidates_of(["shortest_first", "mine.toml"], overrides={"engine.seed": 5})
+    monkeypatch.delenv("TRENCADIS_CACHE__BLOCK_SIZE")
+    for one in (base, mine):
+        again = restored(one.name, json.loads(json.dumps(one.given)))
+        assert again.config == one.config
+        assert again.plan_hash == one.plan_hash
+    assert mine.given["cache.block_size"] == 8
+    swept = restored("mine", mine.given, {"engine.max_num_seqs": "9"})
+    assert (swept.config.engine.max_num_seqs, swept.config.engine.seed) == (9, 5)
+
+
+def test_secrets_stay_out_of_a_record(folder) -> None:
+    Path("secret.toml").write_text(
+        '[cache]\nkey = "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff"\n'
+    )
+    (secret, _) = candidates_of(["secret.toml", "narrow.toml"])
+    assert "cache.key" not in secret.given
+
+
+def test_swept_settings_are_combined() -> None:
+    assert sweep_points([]) == [{}]
+    assert sweep_points(["a.b=1,2", "c.d-e=x"]) == [{"a.b": "1", "c.d_e": "x"}, {"a.b": "2", "c.d_e": "x"}]
+    assert candidates.sweep_points(["--a.b= 1 , 2 "]) == [{"a.b": "1"}, {"a.b": "2"}]

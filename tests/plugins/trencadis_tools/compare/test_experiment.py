@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+
+import attrs
+import pytest
+
+from trencadis.errors import ConfigError
+from trencadis_tools.compare.candidates import Candidate
+from trencadis_tools.compare.experiment import Experiment, at_rate, rate_of, run_experiment
+from trencadis_tools.compare.metrics import metric_of
+from trencadis_tools.compare.sensitivity import scaled_step_times
+from trencadis_tools.simulation import Run, StepShape
+from trencadis_tools.simulation.step_times import BucketStepTimes, LinearStepTimes
+from trencadis_tools.workloads import Workload
+
+
+def candidates(*names: str) -> list[Candidate]:
+    return [Candidate(name=name, config=None, registry=None, given={"name": name}, plan_hash=name) for name in names]
+
+
+@attrs.define
+class Queues:
+    """Runs workloads on the queue of each name, and notes on what."""
+
+    serve: Callable[..., Run]
+    services_s: dict[str, float]
+    seen: list[tuple[int, Workload]] = attrs.field(factory=list)
+
+    def __call__(self, candidates: Sequence[Candidate], workload: Workload, pair: int) -> list[Run]:
+        self.seen.append((pair, workload))
+        return [self.serve(workload, service_s=self.services_s[one.name]) for one in candidates]
+
+
+@pytest.fixture
+def queues(make_run) -> Callable[..., Queues]:
+    return lambda **services_s: Queues(make_run, services_s)
+
+
+def experiment(workload_of: Callable[[int], Workload], **more) -> Experiment:
+    terms = {"metrics": [metric_of("ttft_mean")], "is_drawn": True, "num_pairs": 4, **more}
+    return Experiment(candidates=candidates("a", "b"), workload_of=workload_of, **terms)
+
+
+def test_every_configuration_gets_the_same_workload_object_of_each_seed(make_workload, queues) -> None:
+    run_all = queues(a=0.5, b=0.4)
+    (result,) = run_experiment(experiment(lambda seed: make_workload(seed=seed)), run_all)
+    assert [(pair, workload.seed) for pair, workload in run_all.seen] == [(0, 0), (1, 1), (2, 2), (3, 3)]
+    for workload, one, two in zip(result.workloads, *result.runs, strict=True):
+        assert all(x.request is y.request for x, y in zip(one.records, two.records, strict=True))
+        assert all(record.request in workload.requests for record in one.records)
+
+
+def test_it_stops_when_it_is_decided_and_not_before_twenty_pairs(make_workload, queues) -> None:
+    run_all = queues(a=0.5, b=0.25)
+    terms = {"until_decided": True, "num_pairs": 100}
+    (result,) = run_experiment(experiment(lambda seed: make_workload(num=60, seed=seed), **terms), run_all)
+    assert 20 <= len(result.workloads) < 60
+    (effect,) = result.judgement.effects
+    assert (effect.verdict, effect.winner, effect.interval.method) == ("better", "b", "sequence of runs")
+    assert effect.interval.num_units == len(result.workloads)
+
+
+def test_what_is_never_decided_ends_with_the_most_pairs(make_workload, make_run) -> None:
+    def run_all(candidates: Sequence[Candidate], workload: Workload, pair: int) -> list[Run]:
+        return [make_run(workload), make_run(workload, offset_s=1.0 if pair % 2 else -1.0)]
+
+    terms = {"until_decided": True, "num_pairs": 24}
+    (result,) = run_experiment(experiment(lambda seed: make_workload(num=30, seed=seed), **terms), run_all)
+    assert len(result.workloads) == 24
+    assert result.judgement.effects[0].verdict == "open"
+
+
+def test_of_a_trace_the_beginning_is_run_and_twice_as_much_while_it_is_open(make_workload, queues) -> None:
+    for services_s, expected in (({"a": 0.5, "b": 0.2}, [2000]), ({"a": 0.5, "b": 0.4999}, [2000])):
+        run_all = queues(**services_s)
+        terms = {"until_decided": True, "is_drawn": False}
+        (result,) = run_experiment(experiment(lambda seed: make_workload(num=5000), **terms), run_all)
+        assert [len(workload.requests) for _, workload in run_all.seen] == expected
+        assert len(result.workloads) == 1
+        assert result.judgement.effects[0].interval.method.startswith("sequence of blocks of ")
+
+
+def test_an_open_trace_is_run_to_its_end(make_workload, make_run) -> None:
+    lengths = []
+
+    def run_all(candidates: Sequence[Candidate], workload: Workload, pair: int) -> list[Run]:
+        lengths.append(len(workload.requests))
+        late = {index: 0.3 * (-1) ** (index // 700) for index in range(len(workload.requests))}
+        plain = make_run(workload)
+        moved = [
+            attrs.evolve(record, first_token_s=record.first_token_s + late[index])
+            for index, record in enumerate(plain.records)
+        ]
+        return [plain, attrs.evolve(plain, records=tuple(moved))]
+
+    terms = {"until_decided": True, "is_drawn": False}
+    run_experiment(experiment(lambda seed: make_workload(num=5000), **terms), run_all)
+    assert lengths == [2000, 4000, 5000]
+
+
+def test_how_long_answers_may_be_does_not_depend_on_the_part_that_is_run(make_workload, queues) -> None:
+    workload = make_workload(num=100)
+    longest = attrs.evolve(workload.requests[-1], num_output_tokens=77)
+    workload = attrs.evolve(workload, requests=(*workload.requests[:-1], longest))
+    run_all = queues(a=0.5, b=0.4)
+    run_experiment(experiment(lambda seed: workload, max_requests=50, num_pairs=1), run_all)
+    ((_, seen),) = run_all.seen
+    assert len(seen.requests) == 50
+    assert {request.max_tokens for request in seen.requests} == {77}
+
+
+def test_a_trace_that_is_too_short_for_intervals_is_refused(make_workload, queues) -> None:
+    with pytest.raises(ConfigError, match=r"500 requests.*need 1000"):
+        run_experiment(experiment(lambda seed: make_workload(num=500), is_drawn=False), queues(a=1, b=1))
+
+
+def test_rates_stretch_arrivals_and_draw_nothing(make_workload, queues) -> None:
+    run_all = queues(a=0.2, b=0.1)
+    results = run_experiment(experiment(lambda seed: make_workload(seed=seed), rates=[1.0, 4.0], num_pairs=1), run_all)
+    assert [str(result.point) for result in results] == ["rate 1", "rate 4"]
+    slow, fast = (workload for _, workload in run_all.seen)
+    assert (rate_of(slow), rate_of(fast)) == (pytest.approx(1.0), pytest.approx(4.0))
+    ratios = {round(x.arrival_s / y.arrival_s, 9) for x, y in zip(slow.requests, fast.requests, strict=True)}
+    assert ratios == {4.0}
+    at_once = attrs.evolve(slow, requests=tuple(attrs.evolve(one, arrival_s=0.0) for one in slow.requests))
+    with pytest.raises(ConfigError, match="all requests come at once"):
+        at_rate(at_once, 2.0)
+
+
+def test_a_claim_is_tried_with_each_coefficient_and_dropped_if_its_sign_changes(make_workload, make_run) -> None:
+    tried = []
+
+    def with_step_times(times: LinearStepTimes):
+        def run_all(candidates: Sequence[Candidate], workload: Workload, pair: int) -> list[Run]:
+            tried.append(times)
+            slow_s = 0.6 if times.base_s >= times.token_s else 0.2  # with a smaller base the other one is better
+            return [make_run(workload, service_s=0.5), make_run(workload, service_s=slow_s)]
+
+        return run_all
+
+    times = LinearStepTimes(base_s=0.01, token_s=0.009, context_s=0.0)
+    (result,) = run_experiment(
+        experiment(lambda seed: make_workload(seed=seed), num_pairs=6),
+        with_step_times(times),
+        step_times=times,
+        with_step_times=with_step_times,
+    )
+    (effect,) = result.judgement.effects
+    assert (effect.verdict, effect.winner) == ("open", "")
+    assert effect.reasons == ("the sign changes with step times of base_s × 0.8, token_s × 1.25",)
+    assert len(tried) == 6 * (1 + 4)
+
+
+def test_coefficients_are_numbers_of_the_model_that_change_a_step() -> None:
+    names = [name for name, _ in scaled_step_times(LinearStepTimes(host_base_s=0.002, row_s=1e-12))]
+    parts = ("host_base_s", "base_s", "token_s", "context_s")
+    assert names == [f"{part} × {factor}" for factor, part in itertools.product(("0.8", "1.25"), parts)]
+    for name, model in scaled_step_times(LinearStepTimes()):
+        part, _, factor = name.partition(" × ")
+        assert getattr(model, part) == pytest.approx(getattr(LinearStepTimes(), part) * float(factor))
+
+
+def test_times_of_buckets_are_one_coefficient_and_unknown_models_are_scaled_as_wholes() -> None:
+    from trencadis.records import Bucket, Phase
+
+    bucket = Bucket(phase=Phase.DECODE, batch_size=8, query_len=1, num_blocks=16)
+    times = BucketStepTimes(times_s={bucket: 0.01}, lines={Phase.DECODE: (0.01, 0.0, 0.0)})
+    scaled = dict(scaled_step_times(times))
+    assert list(scaled) == ["times_s × 0.8", "times_s × 1.25"]
+    assert scaled["times_s × 1.25"].times_s == {bucket: 0.0125}
+
+    class Constant:
+        def device_s(self, shape: StepShape) -> float:
+            return 1.0
+
+        def host_s(self, shape: StepShape) -> float:
+            return 0.5
+
+    models = dict(scaled_step_times(Constant()))
+    assert list(models) == ["device × 0.8", "host × 0.8", "device × 1.25", "host × 1.25"]
+    assert (models["host × 0.8"].device_s(StepShape()), models["host × 0.8"].host_s(StepShape())) == (1.0, 0.4)
