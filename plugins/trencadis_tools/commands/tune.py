@@ -122,6 +122,8 @@ def _print_capacities(tuned: Tuned) -> None:
         for name, capacity, trial in zip(("start", "best", "second"), capacities, found.at_best, strict=False)
     ]
     print_table(headings, rows)
+    if not found.best.beyond:
+        print("The requests are too few for a limit: all of them may come at once. Search with more (--limit).")
 
 
 def _of_limit(trial: Trial, name: str, limit_s: float | None) -> str:
@@ -202,4 +204,14 @@ def _command(args: argparse.Namespace) -> str:
         words += ["--config", str(args.config)]
     for name in ("step_times", "replicas", "budget", "limit", "keep"):
         words += [f"--{name.replace('_', '-')}", str(getattr(args, name))] if getattr(args, name) else []
+    resolved = args.resolved
+    for path, source in resolved.sources.items():
+        if source.startswith("flag "):
+            words.append(f"--{path.replace('_', '-')}={_text(resolved.values[path])}")
     return shlex.join([*words, *(["--no-confirm"] if args.no_confirm else [])])
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

@@ -329,12 +329,15 @@ class _Search:
         )
 
     def _by_capacity(self, capacities: Sequence[Capacity], part: str) -> list[Capacity]:
-        """Return capacities, the largest first; those that are equal within 2 % by latency at the smaller rate, then fewer changes."""
+        """Return capacities, the largest first; those that are equal within 2 % by latency at the smaller rate, then fewer changes.
+
+        Those without a limit are equal.
+        """
         left, ordered = list(capacities), []
         while left:
-            top = max(one.rate for one in left)
-            equal = [one for one in left if one.rate >= top * (1 - _SAME)]
-            rate = min(one.rate or one.nearest.rate for one in equal)
+            top = max(one.bound for one in left)
+            equal = [one for one in left if one.bound >= top * (1 - _SAME)]
+            rate = min(one.nearest.rate for one in equal)
             scores = {}
             for one in equal:
                 trial = self._run(one.changes, rate, part)

@@ -227,6 +227,11 @@ class Capacity:
         return self.within.rate if self.within else 0.0
 
     @property
+    def bound(self) -> float:
+        """The rate; infinite if none was too much."""
+        return self.rate if self.beyond else math.inf
+
+    @property
     def nearest(self) -> Trial:
         """The trial within, or that which comes nearest."""
         found = self.within or self.beyond

@@ -17,8 +17,8 @@ num_requests = 40
 [arrivals]
 rate = 2.0
 [lengths]
-prompt = { kind = "lognormal", mean = 300, cv = 1.0, min = 8, max = 1500 }
-output = { kind = "lognormal", mean = 8, cv = 0.5, min = 1, max = 24 }
+prompt = { kind = "lognormal", mean = 300, cv = 0.5, min = 8, max = 900 }
+output = { kind = "lognormal", mean = 2, cv = 0.5, min = 1, max = 4 }
 """
 START = """
 [engine]
@@ -28,7 +28,7 @@ num_blocks = 2000
 [log]
 level = "warning"
 """
-KEPT = "scheduling,eviction,cache,engine.preemption"
+KEPT = "scheduling,eviction,cache,engine.preemption,engine.max_num_seqs"
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def tune(folder, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
-    def run(*arguments: str, slo: str = "ttft_p95=2s") -> tuple[int, str]:
+    def run(*arguments: str, slo: str = "ttft_p95=400ms") -> tuple[int, str]:
         given = ["--slo", slo, "--workload", "few.toml", "--config", "start.toml", "--budget", "20", "--limit", "40"]
         code = main(["tune", *given, *arguments])
         captured = capsys.readouterr()
@@ -74,19 +74,34 @@ def test_a_better_configuration_is_printed_written_and_runs(tune, folder) -> Non
     engine.close()
 
 
-def test_evidence_has_every_candidate_and_is_the_same_each_time(tune, folder) -> None:
-    arguments = ("--step-times", "steps.json", "--keep", KEPT, "--no-confirm")
-    for name in ("one.json", "two.json"):
-        assert tune(*arguments, "--json", name)[0] == 0
-    assert (folder / "one.json").read_bytes() == (folder / "two.json").read_bytes()
-    evidence = json.loads((folder / "one.json").read_text())
+    check_evidence(json.loads((folder / "tuned.json").read_text()))
+
+
+def check_evidence(evidence) -> None:
     tuning = evidence["tuning"]
     assert tuning["stages"][-1]["num_simulations"] == len(tuning["trials"])
     assert [part["num_requests"] for part in tuning["parts"]] == [40, 40]
     assert tuning["parts"][0]["digest"] != tuning["parts"][1]["digest"]
     assert tuning["capacities"]["best"]["rate"] > tuning["capacities"]["start"]["rate"]
     assert evidence["measured"] == []
-    assert evidence["not_measured"] == "--no-confirm"
+    assert evidence["not_measured"].startswith("step times of steps.json")
+
+
+@pytest.mark.release
+def test_evidence_is_the_same_each_time(tune, folder) -> None:
+    arguments = ("--step-times", "steps.json", "--keep", KEPT, "--no-confirm")
+    for name in ("one.json", "two.json"):
+        assert tune(*arguments, "--json", name)[0] == 0
+    assert (folder / "one.json").read_bytes() == (folder / "two.json").read_bytes()
+    assert json.loads((folder / "one.json").read_text())["not_measured"] == "--no-confirm"
+
+
+@pytest.mark.release
+def test_without_step_times_they_are_fitted_and_the_best_two_are_measured(tune) -> None:
+    code, told = tune("--keep", KEPT, slo="ttft_p95=20s")
+    assert code == 0, told
+    assert "Step times: fitted from " in told
+    assert "objectives kept in" in told
 
 
 def test_objectives_that_no_rate_keeps_are_said_with_the_nearest(tune) -> None:
@@ -104,7 +119,10 @@ def test_objectives_that_no_rate_keeps_are_said_with_the_nearest(tune) -> None:
         (["--slo", "ttft_p99=1s", "--workload", "nowhere.toml"], "no such workload"),
         (["--slo", "ttft_p99=1s", "--workload", "few.toml", "--budget", "3"], "--budget: 3 is less than 20"),
         (["--slo", "ttft_p99=1s", "--workload", "few.toml", "--step-times", "h101:demo"], "no device sheet"),
-        (["--slo", "ttft_p99=1s", "--workload", "burst.toml", "--step-times", "steps.json"], "all requests come at once"),
+        (
+            ["--slo", "ttft_p99=1s", "--workload", "burst.toml", "--step-times", "steps.json"],
+            "all requests come at once",
+        ),
     ],
 )
 def test_what_cannot_be_searched_is_refused(folder, capsys, arguments, message) -> None:
