@@ -16,7 +16,7 @@ from trencadis_tools.tune.search import Effect, Found
 from trencadis_tools.tune.slo import FORM, parse_slo
 from trencadis_tools.tune.trials import Trial
 from trencadis_tools.tune.tune import Settings, Tuned, tune
-from trencadis_tools.tune.written import capacity_words, evidence_of, toml_of, write_text
+from trencadis_tools.tune.written import alone_words, capacity_words, evidence_of, toml_of, write_text
 
 __all__ = ["add_arguments", "run"]
 
@@ -96,7 +96,10 @@ def _print(tuned: Tuned) -> None:
     print(f"Step times: {tuned.step_times}.\nKV cache: {tuned.memory}.")
     num_refused = len(tuned.trials.refused)
     refused = f"; {num_refused} candidates were refused, as no engine can be built with them" if num_refused else ""
-    print(f"{tuned.trials.num_run} simulations{refused}.\n")
+    print(f"{tuned.trials.num_run} simulations{refused}.")
+    if tuned.start.config.speculation.name != "none":
+        print("Speculation is not simulated: every candidate computes one token of a sequence in a step.")
+    print()
     _print_capacities(tuned)
     _print_changes(tuned)
     _print_effects(found)
@@ -141,10 +144,10 @@ def _print_changes(tuned: Tuned) -> None:
     print()
     starts = {effect.option.path: effect.option.start for effect in found.effects}
     rows = [
-        [path, str(starts[path]), str(found.best.changes[path]), capacity_words(alone)]
+        [path, str(starts[path]), str(found.best.changes[path]), alone_words(tuned, alone)]
         for path, alone in found.alone.items()
     ]
-    print_table(["changed", "start", "best", "capacity when changed alone"], rows)
+    print_table(["changed", "start", "best", "when changed alone"], rows)
     brought = [path for path in found.best.changes if path not in found.alone]
     if brought:
         print(f"With them, from step times and objectives: {', '.join(brought)}.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,9 @@ from trencadis.records import Request, SamplingParams
 from trencadis_tools.compare.candidates import Candidate, restored
 from trencadis_tools.simulation.step_times import (
     BucketStepTimes,
+    Fit,
     LinearStepTimes,
+    StepRecord,
     fit_step_times,
     read_records,
     steady,
@@ -101,7 +103,10 @@ def measure_steps(start: Candidate, workload: Workload) -> MeasuredSteps:
     )
 
 
-def _fit(steps: Any) -> Any:
+def _fit(steps: Sequence[StepRecord]) -> Fit:
+    """Return step times by bucket where steps have some, else a line over the sizes that the steps tell apart."""
+    if any(step.shape.buckets for step in steps):
+        return fit_step_times(steps, by_bucket=True, leave_out=_LEAVE_OUT[-1], source="the short run")
     for leave_out in _LEAVE_OUT:
         try:
             return fit_step_times(steps, leave_out=leave_out, source="the short run")

@@ -32,7 +32,8 @@ _ALONE, _TOGETHER, _REFINED = 0.45, 0.65, 0.85
 """Shares of what the start leaves of the budget that are spent when a stage ends at the latest."""
 _MOST_SAMPLES = 64
 _MOST_FINALISTS = 6
-_FINAL_TOLERANCE = 0.025
+_RACE_TOLERANCE, _FINAL_TOLERANCE = 0.1, 0.025
+"""Largest ratios minus 1 between the rate that a configuration carries and the one that it does not."""
 
 
 @attrs.frozen(kw_only=True)
@@ -246,7 +247,7 @@ class _Search:
         while moved and self._may(_REFINED):
             moved = False
             if best.keeps:  # a race at a rate that it does not carry
-                found = self._capacity(best.changes, self._short, hint=best.rate * 1.25, factor=1.25)
+                found = self._capacity(best.changes, self._short, hint=best.rate * 2, tolerance=_RACE_TOLERANCE)
                 assert found is not None, "it ran at another rate"
                 best = found.edge
             for option in options:
@@ -280,9 +281,10 @@ class _Search:
             left = sorted(found, key=_score)[: max(2, len(left) // 2)]
         if not left:
             return []
-        edge = self._capacity(left[0].changes, self._parts.rungs[-1], hint=rate, factor=1.25)
+        longest = self._parts.rungs[-1]
+        edge = self._capacity(left[0].changes, longest, hint=rate, factor=1.25, tolerance=_RACE_TOLERANCE)
         assert edge is not None, "it ran at another rate"
-        raced = [self._run(one.changes, edge.edge.rate, self._parts.rungs[-1]) for one in left]
+        raced = [self._run(one.changes, edge.edge.rate, longest) for one in left]
         return sorted((trial for trial in raced if trial is not None), key=_score)
 
     def _simpler(self, best: Trial) -> Trial:

@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 
-from trencadis.api import Config, Registry
+from trencadis.api import AUTO, BUCKETING_BY_LAYOUT, Config, Registry
 from trencadis.records import StepShape
 from trencadis_tools.simulation import StepTimes
 from trencadis_tools.tune.slo import Slo
@@ -18,6 +18,8 @@ from trencadis_tools.tune.trials import Changes
 __all__ = ["Option", "Space", "ladder"]
 
 _TOKENS, _ROWS, _CHUNKS = (128, 16384), (8, 1024), (64, 8192)
+_SIZES = (4, 6, 8, 12, 16)
+"""Of a dimension of buckets."""
 _MODEL = ("step_ms", "token_us", "context_token_us")
 """Options that state the step-time model to a policy: they are measured, not searched."""
 _TARGETS = {"ttft_target_ms": "ttft", "tpot_target_ms": "tpot"}
@@ -96,6 +98,7 @@ class Space:
         shares: The workload's prompts share contents, so that the prefix cache counts.
         replicas: Simulated engines.
         is_short_of_blocks: The KV cache of the start is smaller than the workload could use, and memory has room for more.
+        layout: Of batches on the device.
         keep: Dotted paths, or tables, that stay as they are.
     """
 
@@ -109,12 +112,13 @@ class Space:
         shares: bool,
         replicas: int = 1,
         is_short_of_blocks: bool = False,
+        layout: str = "ragged",
         keep: Sequence[str] = (),
     ) -> None:
         self._config, self._registry = config, registry
         self._targets_s = _targets(slo)
         self._model = _model_of(step_times)
-        self._keep = tuple(keep)
+        self._keep, self._layout = tuple(keep), layout
         self._is_short_of_blocks = is_short_of_blocks
         self._shares, self._replicas = shares, replicas
 
@@ -138,6 +142,8 @@ class Space:
             ),
         ]
         found += self.options_of(self._config.scheduling.name)
+        if self._layout != "ragged":
+            found += self._bucketing_options()
         found += self._cache_options()
         if self._replicas > 1:
             found.append(self._names("router"))
@@ -145,6 +151,12 @@ class Space:
 
     def _is_kept(self, path: str) -> bool:
         return any(path == kept or path.startswith(f"{kept}.") for kept in self._keep)
+
+    def _bucketing_options(self) -> list[Option]:
+        """Return the strategy and its options: what padding costs is known, what preparing more buckets costs is not."""
+        chosen = self._config.bucketing.name
+        table = BUCKETING_BY_LAYOUT[self._layout] if chosen == AUTO else chosen
+        return [self._names("bucketing"), *self._options_in("bucketing", table, {})]
 
     def _cache_options(self) -> list[Option]:
         cache, engine = self._config.cache, self._config.engine
@@ -177,7 +189,11 @@ class Space:
         for path, value in sorted(changes.items()):
             noun, _, rest = path.partition(".")
             table, dot, _ = rest.partition(".")
-            if (noun == "scheduling" and dot and table not in deciding) or (path == "cache.swap_bytes" and not swaps):
+            if noun == "scheduling" and dot and table not in deciding:
+                continue
+            if noun == "bucketing" and dot and changes.get("bucketing.name", table) != table:
+                continue
+            if path == "cache.swap_bytes" and not swaps:
                 continue
             found[path] = value
         return found
@@ -223,22 +239,27 @@ class Space:
             name: Of the policy; options are in force only under it.
         """
         needs = {} if name == self._config.scheduling.name else {"scheduling.name": name}
+        tables = reversed(self.tables_in_force(name))
+        return [option for table in tables for option in self._options_in("scheduling", table, needs)]
+
+    def _options_in(self, noun: str, table: str, needs: Changes) -> list[Option]:
+        """Return the options of one component's table."""
+        options = getattr(self._config, noun).components.get(table)
+        if not attrs.has(type(options)):
+            return []
+        hints = typing.get_type_hints(type(options))
         found = []
-        for table in reversed(self.tables_in_force(name)):
-            options = self._config.scheduling.components.get(table)
-            if not attrs.has(type(options)):
+        for field in attrs.fields(type(options)):
+            if field.name in _MODEL:
                 continue
-            hints = typing.get_type_hints(type(options))
-            for field in attrs.fields(type(options)):
-                if field.name in _MODEL:
-                    continue
-                option = self._option(table, field, hints[field.name], getattr(options, field.name), needs)
-                if option is not None and len(option.values) > 1 and not self._is_kept(option.path):
-                    found.append(option)
+            start = getattr(options, field.name)
+            option = self._option(f"{noun}.{table}", field, hints[field.name], start, needs)
+            if option is not None and len(option.values) > 1 and not self._is_kept(option.path):
+                found.append(option)
         return found
 
     def _option(self, table: str, field: Any, kind: Any, start: Any, needs: Changes) -> Option | None:
-        path = f"scheduling.{table}.{field.name}"
+        path = f"{table}.{field.name}"
         if field.name in _TARGETS:
             return self._target(table, field.name, start, needs)
         if kind is bool:
@@ -255,10 +276,12 @@ class Space:
         low, high = _bounds(field.validator)
         if not math.isinf(low) and not math.isinf(high):
             found = [low, (low + high) / 2, high]
-        elif start:
+        elif start > 0:
             found = [start * factor for factor in _OPEN]
         elif field.metadata.get("unit") == "tokens":  # 0: no limit of its own
             found = list(ladder(*_CHUNKS))
+        elif field.metadata.get("unit") == "sizes":  # 0: as many as follow from the range
+            found = list(_SIZES)
         else:
             found = []
         return tuple(sorted({kind(value) for value in (start, *found) if low <= kind(value) <= high}))
@@ -269,8 +292,10 @@ class Space:
         if not target_s:
             return None
         values = tuple(sorted({start, *(1000 * target_s * factor for factor in (0.5, 0.75, 1.0))}))
-        brings = {value: self._told_model(table) for value in values if value} if key == "tpot_target_ms" else {}
-        path = f"scheduling.{table}.{key}"
+        brings = {}
+        if key == "tpot_target_ms":
+            brings = {value: self._told_model(table.partition(".")[2]) for value in values if value}
+        path = f"{table}.{key}"
         return Option(path=path, start=start, values=values, is_ordered=True, needs=needs, brings=brings)
 
 

@@ -15,7 +15,7 @@ import attrs
 from trencadis.errors import ConfigError
 from trencadis_tools.compare.candidates import Candidate
 from trencadis_tools.compare.experiment import rate_of
-from trencadis_tools.simulation.step_times import load_step_times
+from trencadis_tools.simulation.step_times import BucketStepTimes, load_step_times
 from trencadis_tools.tune.confirm import Measured, measure
 from trencadis_tools.tune.measured import MeasuredSteps, measure_steps
 from trencadis_tools.tune.memory import memory_of
@@ -134,6 +134,7 @@ def tune(
         shares=any(one.block_ids or one.after for one in parts[0].requests),
         replicas=settings.replicas,
         is_short_of_blocks=memory.is_short,
+        layout=step_times.layout if isinstance(step_times, BucketStepTimes) else "ragged",
         keep=settings.keep,
     )
     trials = Trials(start, slo, step_times, parts, replicas=settings.replicas, assumed=memory.assumed, note=note)

@@ -17,7 +17,7 @@ from trencadis_tools.tune.search import Effect
 from trencadis_tools.tune.trials import Capacity, Trial
 from trencadis_tools.tune.tune import Tuned
 
-__all__ = ["FORMAT", "capacity_words", "evidence_of", "toml_of", "write_text"]
+__all__ = ["FORMAT", "alone_words", "capacity_words", "evidence_of", "toml_of", "write_text"]
 
 FORMAT = "trencadis tuning 1"
 
@@ -27,6 +27,14 @@ def capacity_words(capacity: Capacity) -> str:
     if not capacity.rate:
         return "none"
     return f"{'' if capacity.beyond else 'at least '}{capacity.rate:.3g} requests/s"
+
+
+def alone_words(tuned: Tuned, capacity: Capacity) -> str:
+    """Return what a change alone makes of the start: in capacity, or where no rate keeps the objectives in nearness. Pure."""
+    start = tuned.found.start
+    if start.rate or capacity.rate:
+        return f"{capacity_words(capacity)}, from {capacity_words(start)}"
+    return f"{capacity.nearest.strain:.3g} times the limit, from {start.nearest.strain:.3g}"
 
 
 # ------------------------------------------------------------------------------------------------------------ TOML
@@ -90,7 +98,7 @@ def _reason(tuned: Tuned, path: str) -> str:
     alone = tuned.found.alone.get(path)
     if alone is None:
         return "Goes with the values that follow or precede it: measured step times and objectives, as the policy takes them."
-    return f"Was {_value(before)}. Alone: {capacity_words(alone)}, from {capacity_words(tuned.found.start)}."
+    return f"Was {_value(before)}. Alone: {alone_words(tuned, alone)}."
 
 
 def _key(key: str) -> str:
