@@ -30,8 +30,10 @@ __all__ = [
     "changes_since",
     "comparison_bytes",
     "differences_between",
+    "plain",
     "read_record",
     "record_of",
+    "versions",
     "workload_digest",
     "write_record",
 ]
@@ -59,14 +61,15 @@ def record_of(arguments: Mapping[str, Any], step_times: str, results: Sequence[P
     """
     return {
         "format": FORMAT,
-        "made_with": _versions(),
-        "comparison": _plain(
+        "made_with": versions(),
+        "comparison": plain(
             {"arguments": arguments, "step_times": step_times, "points": [_point(result) for result in results]}
         ),
     }
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """Return what a record is made with."""
     found = {"trencadis": trencadis.__version__, "python": platform.python_version()}
     for name in ("numpy", "scipy"):
         try:
@@ -108,12 +111,12 @@ def _point(result: PointResult) -> dict[str, Any]:
     }
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Return a value as JSON has it: what is not a number, or infinite, becomes null. Pure."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
