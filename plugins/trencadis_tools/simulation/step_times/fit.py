@@ -22,7 +22,7 @@ import numpy as np
 
 from trencadis.errors import ConfigError
 from trencadis.records import Bucket, FloatArray, Phase, StepShape
-from trencadis_tools.compare.lab import library
+from trencadis_tools.lab import library
 from trencadis_tools.simulation.step_times.buckets import BucketStepTimes, bucket_sizes
 from trencadis_tools.simulation.step_times.linear import LinearStepTimes
 from trencadis_tools.simulation.step_times.records import StepRecord

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from trencadis.cli import main
-from trencadis_tools.compare import candidates, lab
+from trencadis_tools import lab
+from trencadis_tools.compare import candidates
 from trencadis_tools.compare.candidates import candidates_of, restored, sweep_points
 
 WORKLOAD = """
