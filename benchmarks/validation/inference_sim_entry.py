@@ -136,7 +136,7 @@ def run_again(entry: Entry, num_rounds: int, seed: int) -> dict[str, dict[str, f
 
 def beside(entry: Entry, runs: list[dict[str, dict[str, float]]]) -> dict[str, Any]:
     """Return the mean over seeds of our results and their range, beside those published."""
-    told: dict[str, Any] = {"model": entry.model, "published": entry.published, "vllm": entry.measured}
+    told: dict[str, Any] = {"model": entry.model, "theirs": entry.published, "vllm": entry.measured}
     for form in FORMS:
         ours = {name: [one[form][name] for one in runs] for name in entry.published}
         told[form] = {
