@@ -73,7 +73,6 @@ def test_a_better_configuration_is_printed_written_and_runs(tune, folder) -> Non
         engine.step()
     engine.close()
 
-
     check_evidence(json.loads((folder / "tuned.json").read_text()))
 
 
