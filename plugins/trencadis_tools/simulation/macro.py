@@ -180,9 +180,7 @@ class MacroFleet(Fleet):
 
     def _build(self, index: int) -> Replica:
         clock = SimulatedClock(self._clock.time_s)
-        engine = MacroEngine(
-            self._config, Timeline(clock, self._step_times, overlaps=False), clock, self._outputs, self._max_model_len
-        )
+        engine = MacroEngine(self._config, Timeline(clock, self._step_times), clock, self._outputs, self._max_model_len)
         replica = Replica(index, len(self.built), engine, clock, engine, refused=self._refused)
         self.built.append(replica)
         return replica
