@@ -18,6 +18,7 @@ _SUMMARIES = {
     "workload": "Print what a workload is in numbers, list those that come with the package, or write one as JSON lines.",
     "simulate": "Serve a workload on simulated replicas, from one to thousands, and print latencies, throughput, prefix hits and loads.",
     "warmup": "Prepare every bucket, report buckets, graphs, time and memory, and count what a few requests still compile.",
+    "tune": "Find the configuration that carries the largest rate of a workload within objectives, and measure it.",
     "layout": "Print how a model can be divided over devices, what each layout needs and sends, and which one to take.",
     "expert-loads": "Write the file of experts' loads that [backend.torch] expert_loads names, from a page of metrics.",
     "lock": "Write down plugins, versions, files and options of this configuration, for --locked; or list what has changed.",

@@ -14,7 +14,7 @@ import attrs
 from trencadis.api import Config, Registry, ResolvedConfig, load_with_plugins, resolve_plan
 from trencadis.errors import ConfigError
 
-__all__ = ["Candidate", "candidates_of", "check_different", "restored", "sweep_points"]
+__all__ = ["Candidate", "candidates_of", "check_different", "described", "restored", "sweep_points"]
 
 
 @attrs.frozen(kw_only=True)
@@ -93,7 +93,7 @@ def _loaded(name: str, file: Path | None, overrides: Mapping[str, Any], policy: 
     resolved, registry = load_with_plugins(file=file, overrides=overrides)
     if policy:  # here, where who asked is known
         registry.select("scheduling", policy, source=f"argument {policy}, which is no file")
-    return _described(name, resolved, registry)
+    return described(name, resolved, registry)
 
 
 def restored(name: str, given: Mapping[str, Any], swept: Mapping[str, str] = MappingProxyType({})) -> Candidate:
@@ -113,10 +113,20 @@ def restored(name: str, given: Mapping[str, Any], swept: Mapping[str, str] = Map
         flags=[f"--{path}={text}" for path, text in swept.items()],
         overrides={path: value for path, value in given.items() if path not in swept},
     )
-    return _described(name, resolved, registry)
+    return described(name, resolved, registry)
 
 
-def _described(name: str, resolved: ResolvedConfig, registry: Registry) -> Candidate:
+def described(name: str, resolved: ResolvedConfig, registry: Registry) -> Candidate:
+    """Return a loaded configuration with what sets it apart.
+
+    Args:
+        name: For tables.
+        resolved: With sources.
+        registry: Its plugins.
+
+    Raises:
+        PluginError: A component that no plugin offers.
+    """
     secrets = {setting.path for setting in resolved.settings if setting.secret}
     given = {
         path: _plain(resolved.values[path])

@@ -121,6 +121,7 @@ class SimulatedExecutor(Executor):
         max_steady_steps: Steps that a batch may stand for; 1: each is a batch of its own.
         vocab_size: Tokens that prompts are made of; 0: :data:`EOS` and one for each request beyond token 1.
         block_size: Tokens per block, if the config names no size.
+        layout: Of batches; of all but ``ragged`` steps have buckets, and each is a batch of its own.
     """
 
     def __init__(
@@ -133,6 +134,7 @@ class SimulatedExecutor(Executor):
         max_steady_steps: int = 1,
         vocab_size: int = 0,
         block_size: int = 16,
+        layout: str = "ragged",
     ) -> None:
         self.timeline = Timeline(clock, step_times)
         self.stretch: Stretch | None = None
@@ -140,8 +142,12 @@ class SimulatedExecutor(Executor):
         self._output_lens = output_lens
         self._max_model_len = max_model_len
         self._vocab_size = vocab_size or len(output_lens) + 2
+        self._has_buckets = layout != "ragged"
         self._capabilities = BackendCapabilities(
-            layout="ragged", default_block_size=block_size, swaps_blocks=True, max_steady_steps=max_steady_steps
+            layout=layout,
+            default_block_size=block_size,
+            swaps_blocks=True,
+            max_steady_steps=1 if self._has_buckets else max_steady_steps,
         )
         self._last_position: Int64Array = np.empty(0, np.int64)
         self._text: Int32Array = np.empty(0, np.int32)
@@ -167,7 +173,7 @@ class SimulatedExecutor(Executor):
 
     @property
     def capabilities(self) -> BackendCapabilities:
-        """Ragged: nothing is padded."""
+        """Of a device that can swap."""
         return self._capabilities
 
     def memory(self, *, max_num_batched_tokens: int, max_num_seqs: int) -> MemoryReport:
@@ -191,7 +197,7 @@ class SimulatedExecutor(Executor):
             self._last_position[start.row] = start.num_prompt_tokens + self._output_lens[start.params.seed] - 1
             self._text[start.row] = start.params.seed + 2
         self.num_submitted += 1
-        shape = step_shape(batch.passes, num_new=len(batch.row_starts))
+        shape = step_shape(batch.passes, num_new=len(batch.row_starts), has_buckets=self._has_buckets)
         if batch.num_steps > 1:
             (one,) = batch.passes
             num_steps = min(batch.num_steps, int((self._last_position[one.rows] - one.starts).min()) - 1)
@@ -225,7 +231,7 @@ class SimulatedExecutor(Executor):
             last = one.starts + one.query_lens == self._last_position[one.rows]
             token_ids[one.indices] = self._text[one.rows]
             token_ids[one.indices[last]] = EOS
-            num_tokens += int(one.query_lens.sum())
+            num_tokens += one.bucket.num_tokens if self._has_buckets else int(one.query_lens.sum())
         emitted = token_ids[num_emitted > 0]
         return StepOutput(
             token_ids=emitted if num_steps == 1 else np.repeat(emitted, num_steps),

@@ -29,6 +29,7 @@ from trencadis_tools.simulation.prompts import Prompts, SimulatedPrompts
 from trencadis_tools.simulation.replica import Replica, Watcher
 from trencadis_tools.simulation.run import RequestRecord, Run
 from trencadis_tools.simulation.step_shape import StepTimes
+from trencadis_tools.simulation.step_times.buckets import BucketStepTimes
 from trencadis_tools.workloads.workload import Workload
 
 __all__ = ["NUM_BLOCKS", "Fleet", "simulate", "simulated_config"]
@@ -245,6 +246,7 @@ class Fleet:
             max_steady_steps=self._max_steady_steps,
             max_model_len=self._max_model_len,
             vocab_size=self._prompts.vocab_size,
+            layout=self._step_times.layout if isinstance(self._step_times, BucketStepTimes) else "ragged",
         )
         engine = build_engine(self._config, registry=self._registry, clock=clock, executor=executor)
         if not isinstance(engine, Engine):

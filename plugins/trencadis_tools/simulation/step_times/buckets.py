@@ -42,6 +42,11 @@ class BucketStepTimes(HostTimes):
         if any(bucket.phase not in self.lines for bucket in times_s):
             raise ValueError("lines must have one for the phase of every bucket in times_s")
 
+    @property
+    def layout(self) -> str:
+        """Batch layout of the device: ``padded`` or ``unified``."""
+        return "unified" if any(isinstance(bucket, UnifiedBucket) for bucket in self.times_s) else "padded"
+
     def device_s(self, shape: StepShape) -> float:
         """Return the time of the step's passes, seconds.
 

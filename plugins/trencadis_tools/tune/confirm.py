@@ -1,0 +1,76 @@
+"""Configurations measured on real engines, in turns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import attrs
+
+from trencadis_tools.compare.candidates import Candidate
+from trencadis_tools.compare.experiment import at_rate
+from trencadis_tools.compare.live import LiveRuns
+from trencadis_tools.simulation import Run
+from trencadis_tools.tune.slo import Slo
+from trencadis_tools.tune.trials import Trial, trial_of
+from trencadis_tools.workloads import Workload
+
+__all__ = ["Measured", "measure"]
+
+_NUM_TURNS = 2
+_MOST_S = 30.0
+"""Arrivals of one run last no longer: the workload is cut."""
+
+
+@attrs.frozen(kw_only=True)
+class Measured:
+    """One configuration.
+
+    Attributes:
+        name: ``start``, ``best`` or ``second``.
+        rate: Requests a second.
+        num_requests: Of one run.
+        values: Of the objectives: the mean over the runs.
+        runs: Each of them.
+    """
+
+    name: str
+    rate: float
+    num_requests: int
+    values: Mapping[str, float]
+    runs: Sequence[Trial]
+
+    @property
+    def num_kept(self) -> int:
+        """How many of the runs keep the objectives."""
+        return sum(run.keeps for run in self.runs)
+
+    @property
+    def attainment(self) -> float:
+        """Share of requests that stay below every limit themselves."""
+        return sum(run.attainment for run in self.runs) / len(self.runs)
+
+
+def measure(candidates: Sequence[Candidate], workload: Workload, slo: Slo, *, rate: float) -> list[Measured]:
+    """Run a workload on an engine of each configuration, first in this order, then in the opposite one.
+
+    Args:
+        candidates: With names.
+        workload: Of which as many requests are sent as come within 30 seconds, 40 at least.
+        slo: Objectives.
+        rate: Requests a second.
+
+    Raises:
+        TrencadisError: An engine cannot be built, or a policy failed.
+    """
+    number = max(40, int(rate * _MOST_S))
+    part = at_rate(attrs.evolve(workload, requests=workload.requests[:number]), rate)
+    with LiveRuns() as live:
+        runs: list[list[Run]] = [live(candidates, part, turn) for turn in range(_NUM_TURNS)]
+    found = []
+    for candidate, own in zip(candidates, zip(*runs, strict=True), strict=True):
+        trials = [trial_of(run, slo, changes={}, part=workload.name, rate=rate) for run in own]
+        values = {name: sum(one.values[name] for one in trials) / len(trials) for name in trials[0].values}
+        found.append(
+            Measured(name=candidate.name, rate=rate, num_requests=len(part.requests), values=values, runs=trials)
+        )
+    return found

@@ -1,0 +1,158 @@
+"""Step times of the configured engine on this machine, from a short run of it."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+
+from trencadis.api import Engine, build_engine
+from trencadis.errors import ConfigError
+from trencadis.records import Request, SamplingParams
+from trencadis_tools.compare.candidates import Candidate, restored
+from trencadis_tools.simulation.step_times import (
+    BucketStepTimes,
+    Fit,
+    LinearStepTimes,
+    StepRecord,
+    fit_step_times,
+    read_records,
+    steady,
+    step_time_errors,
+    step_times_json,
+)
+from trencadis_tools.workloads import Workload
+
+__all__ = ["MeasuredSteps", "measure_steps"]
+
+_NUM_WARM_UP, _NUM_STEPS = 20, 400
+_SIZES = (1, 16, 4, 32, 2, 8)
+_MOST_TOKENS = 8192
+"""Prompt tokens of a group: the run is to be short."""
+_SHORTEST, _LEAST_OUTPUT, _MOST_OUTPUT = 8, 6, 24
+_LEAVE_OUT = ((), ("product_s",), ("product_s", "row_s"), ("product_s", "row_s", "host_row_s"))
+"""Tried in this order: sizes that the run does not tell apart have no coefficient of their own."""
+
+
+@attrs.frozen(kw_only=True)
+class MeasuredSteps:
+    """What a short run showed.
+
+    Attributes:
+        times: Fitted.
+        num_blocks: KV blocks of the engine.
+        block_size: Tokens of one.
+        max_model_len: Longest sequence that it takes, tokens.
+        facts: Of the fit, as its file has them.
+    """
+
+    times: LinearStepTimes | BucketStepTimes
+    num_blocks: int
+    block_size: int
+    max_model_len: int
+    facts: dict[str, Any]
+
+    @property
+    def words(self) -> str:
+        """What was measured, in one sentence."""
+        error = self.facts["errors"]["all"]
+        return (
+            f"fitted from {self.facts['num_steps']} steps of the configured engine on this machine; of other steps, {error['num_steps']}, "
+            f"half are predicted within {error['device_median']:.0%}, and their sum is {error['step_sum']:+.0%} off"
+        )
+
+
+def measure_steps(start: Candidate, workload: Workload) -> MeasuredSteps:
+    """Run the configured engine for some hundred steps with lengths of the workload, and fit.
+
+    Args:
+        start: The configuration.
+        workload: Whose lengths of prompts are taken, as far as the model allows them.
+
+    Raises:
+        ConfigError: The model only embeds, or its steps do not give a fit.
+        TrencadisError: The engine cannot be built.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "steps.jsonl")
+        recording = {"observer.names": ["recorder"], "observer.recorder.file": str(file), "observer.budget_ms": 1000.0}
+        candidate = restored(start.name, {**start.given, **recording})
+        engine = build_engine(candidate.config, registry=candidate.registry)
+        try:
+            if not isinstance(engine, Engine):
+                raise ConfigError("trencadis tune: the model only embeds.", hint="Take a model that generates.")
+            _run(engine, workload)
+            found = engine.inspect()
+        finally:
+            engine.close()
+        steps = steady(read_records(file).steps, num_warm_up=_NUM_WARM_UP)
+    held_out = len(steps) // 5
+    fit = _fit(steps[:-held_out])
+    errors = {kind: attrs.asdict(one) for kind, one in step_time_errors(fit.times, steps[-held_out:]).items()}
+    return MeasuredSteps(
+        times=fit.times,
+        num_blocks=found.blocks.num_blocks,
+        block_size=found.block_size,
+        max_model_len=found.max_model_len,
+        facts=step_times_json(fit.times, {"num_steps": fit.num_steps, "errors": errors}),
+    )
+
+
+def _fit(steps: Sequence[StepRecord]) -> Fit:
+    """Return step times by bucket where steps have some, else a line over the sizes that the steps tell apart."""
+    if any(step.shape.buckets for step in steps):
+        return fit_step_times(steps, by_bucket=True, leave_out=_LEAVE_OUT[-1], source="the short run")
+    for leave_out in _LEAVE_OUT:
+        try:
+            return fit_step_times(steps, leave_out=leave_out, source="the short run")
+        except ConfigError:
+            if leave_out == _LEAVE_OUT[-1]:
+                raise
+    raise AssertionError("the last one returns or raises")
+
+
+def _run(engine: Engine, workload: Workload) -> None:
+    """Step groups of requests of several sizes, that come at once or one after the other, until there are enough steps."""
+    requests = _requests(engine, workload)
+    most = engine.inspect().num_rows
+    num_steps = number = 0
+    while num_steps < _NUM_STEPS + _NUM_WARM_UP:
+        size, pause = min(_SIZES[number % len(_SIZES)], most), number // len(_SIZES) % 3
+        number += 1
+        waiting = _group(requests, size)
+        while waiting or engine.has_work:
+            while waiting and (not pause or num_steps % (pause + 1) == 0):
+                engine.add(waiting.pop())
+                if pause:
+                    break
+            engine.step()
+            num_steps += 1
+
+
+def _group(requests: Iterator[Request], size: int) -> list[Request]:
+    found: list[Request] = []
+    num_tokens = 0
+    while len(found) < size and num_tokens < _MOST_TOKENS:
+        found.append(next(requests))
+        num_tokens += len(found[-1].prompt_token_ids)
+    return found
+
+
+def _requests(engine: Engine, workload: Workload) -> Iterator[Request]:
+    """Yield requests without end: lengths from 8 tokens to those of the workload, evenly by their logarithms; nothing is shared."""
+    lengths = sorted(one.num_prompt_tokens for one in workload.requests)
+    longest = min(lengths[int(0.9 * (len(lengths) - 1))], engine.max_model_len - _MOST_OUTPUT - 1)
+    draws = np.random.default_rng(0)
+    number = 0
+    while True:
+        length = round(math.exp(draws.uniform(math.log(min(_SHORTEST, longest)), math.log(longest))))
+        tokens = draws.integers(engine.model.vocab_size, size=length).tolist()
+        output = int(draws.integers(_LEAST_OUTPUT, _MOST_OUTPUT))
+        params = SamplingParams(max_tokens=output, ignore_eos=True, temperature=0.0)
+        yield Request(request_id=f"fit-{number}", prompt_token_ids=tuple(tokens), params=params)
+        number += 1

@@ -1,0 +1,365 @@
+"""Search for the configuration that carries the largest rate.
+
+    start ▶ each option alone ▶ several together (low-discrepancy sample) ▶ one step at a time ▶ longer parts, fewer left ▶ simpler ▶ check
+
+Candidates race at one rate, the smallest at which the best so far does not keep the objectives: one simulation tells whether another is
+better. The short part of the workload serves for many candidates, the longer ones for few. The last figures are of a part that the search
+has not seen. Nothing is drawn but a Sobol sequence with a fixed seed: equal inputs give equal results.
+
+Source: Jamieson and Talwalkar, Non-stochastic best arm identification and hyperparameter optimization, 2016 (successive halving);
+Sobol 1967 with Owen's scrambling, scipy.stats.qmc.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from trencadis.errors import ConfigError
+from trencadis_tools.compare.lab import library
+from trencadis_tools.tune.space import Option, Space
+from trencadis_tools.tune.trials import Capacity, Changes, Trial, Trials, capacity_of
+
+__all__ = ["Effect", "Found", "Parts", "search"]
+
+_NOTHING = 0.01
+"""Changes of the strain below 1 % are no effect."""
+_SAME = 0.02
+"""Capacities that differ by less are equal: latency decides."""
+_ALONE, _TOGETHER, _REFINED = 0.45, 0.65, 0.85
+"""Shares of what the start leaves of the budget that are spent when a stage ends at the latest."""
+_MOST_SAMPLES = 64
+_MOST_FINALISTS = 6
+_RACE_TOLERANCE, _FINAL_TOLERANCE = 0.1, 0.025
+"""Largest ratios minus 1 between the rate that a configuration carries and the one that it does not."""
+
+
+@attrs.frozen(kw_only=True)
+class Parts:
+    """Names of parts of the workload.
+
+    Attributes:
+        rungs: To search with, each longer than the one before.
+        held_out: For the last figures.
+    """
+
+    rungs: Sequence[str]
+    held_out: str
+
+
+@attrs.frozen(kw_only=True)
+class Effect:
+    """One option, changed alone.
+
+    Attributes:
+        option: Which.
+        base: What it is compared with, at the same rate.
+        tried: Values, and what became of each.
+    """
+
+    option: Option
+    base: Trial
+    tried: Sequence[tuple[Any, Trial]]
+
+    @property
+    def best(self) -> tuple[Any, Trial]:
+        """The value with the least strain, the start's among them."""
+        return min([(self.option.start, self.base), *self.tried], key=lambda one: one[1].score)
+
+    @property
+    def matters(self) -> bool:
+        """Whether some value changes the strain by more than 1 %."""
+        return any(_differs(trial.strain, self.base.strain) for _, trial in self.tried)
+
+    @property
+    def improving(self) -> list[Any]:
+        """The values that lessen the strain by more than 1 %, the best first."""
+        good = [
+            one for one in self.tried if one[1].strain < self.base.strain and _differs(one[1].strain, self.base.strain)
+        ]
+        return [value for value, _ in sorted(good, key=lambda one: one[1].score)]
+
+
+def _differs(one: float, other: float) -> bool:
+    return one != other and not abs(one - other) <= _NOTHING * other
+
+
+@attrs.frozen(kw_only=True)
+class Found:
+    """What the search found; capacities are those of the part that it has not seen.
+
+    Attributes:
+        start: The starting configuration.
+        best: The best; the start if nothing is better.
+        second: The best of the others; None: there is none.
+        at_best: Of start, best and second at the rate that the best carries.
+        alone: Capacity of each change of the best alone, by path of the option.
+        effects: Of every option that was tried, on the shortest part.
+        stages: Name of each stage, and the number of simulations until its end.
+    """
+
+    start: Capacity
+    best: Capacity
+    second: Capacity | None
+    at_best: Sequence[Trial]
+    alone: Mapping[str, Capacity]
+    effects: Sequence[Effect]
+    stages: Sequence[tuple[str, int]]
+
+
+def search(space: Space, trials: Trials, parts: Parts, *, hint: float, budget: int) -> Found:
+    """Search, and check the best two on the part that is held out.
+
+    Args:
+        space: What can be changed.
+        trials: Runs candidates.
+        parts: Of the workload.
+        hint: Rate to begin with.
+        budget: Most simulations of the search; the check comes on top.
+
+    Raises:
+        TrencadisError: The starting configuration cannot be used, or scipy is missing.
+    """
+    return _Search(space, trials, parts, budget).run(hint)
+
+
+class _Search:
+    def __init__(self, space: Space, trials: Trials, parts: Parts, budget: int) -> None:
+        self._space, self._trials, self._parts, self._budget = space, trials, parts, budget
+        self._short = parts.rungs[0]
+        self._options = {option.path: option for option in space.options()}
+        self._effects: dict[str, Effect] = {}
+        self._stages: list[tuple[str, int]] = []
+        self._spent = 0
+
+    def run(self, hint: float) -> Found:
+        start = self._start(hint)
+        self._ends("start")
+        self._spent = self._trials.num_run
+        self._alone(start.edge)
+        self._ends("each option alone")
+        best = self._together(start.edge)
+        self._ends("together")
+        best = self._refine(best)
+        self._ends("one step at a time")
+        finalists = self._halve([best, *self._ranked(start.edge.rate)], start.edge.rate)
+        self._ends("longer parts")
+        finalists = [self._simpler(one) for one in finalists[:1]] + finalists[1:]
+        self._ends("simpler")
+        return self._check(finalists, start.nearest.rate)
+
+    def _start(self, hint: float) -> Capacity:
+        """Return the capacity of the start on the shortest part that is long enough to have one; shorter ones are left out."""
+        for number, part in enumerate(self._parts.rungs):
+            found = self._capacity({}, part, hint=hint)
+            assert found is not None, "the start was not refused"
+            if found.beyond:
+                self._short, self._parts = part, attrs.evolve(self._parts, rungs=self._parts.rungs[number:])
+                return found
+        raise ConfigError(
+            f"trencadis tune: the {self._parts.rungs[-1]} requests keep the objectives even if all of them come at once.",
+            hint="Search with more of the workload (--limit), or give tighter objectives.",
+        )
+
+    def _ends(self, stage: str) -> None:
+        self._stages.append((stage, self._trials.num_run))
+
+    def _may(self, share: float = 1.0) -> bool:
+        """Return whether a stage that ends at a share of what the start left of the budget may go on."""
+        return self._trials.num_run < self._spent + share * (self._budget - self._spent)
+
+    def _capacity(self, changes: Changes, part: str, *, hint: float, **more: float) -> Capacity | None:
+        return capacity_of(self._trials, changes, part, hint=hint, **more)
+
+    # ---------------------------------------------------------------------------------------------- each alone
+
+    def _alone(self, base: Trial) -> None:
+        """Try options alone, in turns: one value of each, then another of each; then those of the two best policies."""
+        self._try(list(self._options.values()), base, share=0.75 * _ALONE)
+        policies = self._effects.get("scheduling.name")
+        for name in policies.improving[:2] if policies else ():
+            option = self._options["scheduling.name"]
+            under = self._trials.run(option.change(name), self._short, base.rate)
+            own = [one for one in self._space.options_of(name) if one.path not in self._options]
+            if under is not None:
+                self._options |= {one.path: one for one in own}
+                self._try(own, under, share=_ALONE)
+
+    def _try(self, options: Sequence[Option], base: Trial, *, share: float) -> None:
+        waiting = {option.path: option.others() for option in options}
+        tried: dict[str, list[tuple[Any, Trial]]] = {option.path: [] for option in options}
+        while any(waiting.values()) and self._may(share):
+            for option in options:
+                if waiting[option.path] and self._may(share):
+                    value = waiting[option.path].pop(0)
+                    trial = self._run({**base.changes, **option.needs, **option.change(value)}, base.rate)
+                    if trial is not None and trial.changes != base.changes:
+                        tried[option.path].append((value, trial))
+        self._effects |= {
+            option.path: Effect(option=option, base=base, tried=tried[option.path])
+            for option in options
+            if tried[option.path]
+        }
+
+    def _run(self, changes: Changes, rate: float, part: str = "") -> Trial | None:
+        return self._trials.run(self._space.in_force(changes), part or self._short, rate)
+
+    # ------------------------------------------------------------------------------------------------ together
+
+    def _together(self, base: Trial) -> Trial:
+        """Put improving values on top of each other, the best first; then try samples of all of them."""
+        good = [effect for effect in self._effects.values() if effect.improving]
+        good.sort(key=lambda effect: effect.best[1].score)
+        best = min([base, *(effect.best[1] for effect in good)], key=_score)
+        for effect in good:
+            if self._may(_TOGETHER):
+                best = self._better(best, {**best.changes, **effect.option.change(effect.best[0])})
+        for changes in self._samples(good) if self._may(_TOGETHER) else ():
+            if self._may(_TOGETHER):
+                best = self._better(best, changes)
+        return best
+
+    def _better(self, best: Trial, changes: Changes) -> Trial:
+        """Return the better of the best and one with other changes, at the same rate; less than 1 % is not better."""
+        trial = self._run(changes, best.rate)
+        return trial if trial is not None and trial.score < best.score and _differs(trial.strain, best.strain) else best
+
+    def _samples(self, effects: Sequence[Effect]) -> Iterable[dict[str, Any]]:
+        """Yield combinations of starting and improving values, evenly spread."""
+        if len(effects) < 2:
+            return
+        sobol = library("scipy.stats.qmc", purpose="search of trencadis tune").Sobol(len(effects), seed=0)
+        for point in sobol.random(_MOST_SAMPLES).tolist():
+            changes: dict[str, Any] = {}
+            for effect, place in zip(effects, point, strict=True):
+                values = [effect.option.start, *effect.improving]
+                changes |= effect.option.change(values[min(int(place * len(values)), len(values) - 1)])
+            yield changes
+
+    # ------------------------------------------------------------------------------------------ one step at a time
+
+    def _refine(self, best: Trial) -> Trial:
+        """Move one option at a time to a neighbouring value, as long as that is better, at a rate that the best does not carry."""
+        options = [effect.option for effect in self._effects.values() if effect.matters]
+        moved = True
+        while moved and self._may(_REFINED):
+            moved = False
+            if best.keeps:  # a race at a rate that it does not carry
+                found = self._capacity(best.changes, self._short, hint=best.rate * 2, tolerance=_RACE_TOLERANCE)
+                assert found is not None, "it ran at another rate"
+                best = found.edge
+            for option in options:
+                value = best.changes.get(option.path, option.start)
+                for other in option.neighbours(value) if value in option.values else ():
+                    if self._may(_REFINED):
+                        before = best
+                        rest = {path: one for path, one in best.changes.items() if path != option.path}
+                        best = self._better(best, {**rest, **option.change(other)})
+                        moved |= best is not before
+        return best
+
+    # ------------------------------------------------------------------------------------------------ fewer left
+
+    def _ranked(self, rate: float) -> list[Trial]:
+        """Return the trials of the race at a rate, the best first."""
+        raced = [
+            one for one in self._trials.trials.values() if (one.part, one.rate) == (self._short, rate) and one.changes
+        ]
+        return sorted(raced, key=_score)
+
+    def _halve(self, ranked: Sequence[Trial], rate: float) -> list[Trial]:
+        """Race the best on longer parts, half as many each time; returns the trials on the longest, the best first.
+
+        There the race is at the rate that the best one does not carry.
+        """
+        left = list({repr(one.changes): one for one in ranked if one.changes}.values())[:_MOST_FINALISTS]
+        rate = max(rate, ranked[0].rate)
+        for part in self._parts.rungs[1:]:
+            found = [trial for one in left if (trial := self._run(one.changes, rate, part)) is not None]
+            left = sorted(found, key=_score)[: max(2, len(left) // 2)]
+        if not left:
+            return []
+        longest = self._parts.rungs[-1]
+        edge = self._capacity(left[0].changes, longest, hint=rate, factor=1.25, tolerance=_RACE_TOLERANCE)
+        assert edge is not None, "it ran at another rate"
+        raced = [self._run(one.changes, edge.edge.rate, longest) for one in left]
+        return sorted((trial for trial in raced if trial is not None), key=_score)
+
+    def _simpler(self, best: Trial) -> Trial:
+        """Take back changes, one after the other, without which the best does as well at its rate."""
+        for path in list(best.changes):
+            option = self._options.get(path)
+            if option is None or path not in best.changes:
+                continue
+            fewer = self._run(_without(best.changes, option), best.rate, best.part)
+            if fewer is not None and fewer.strain <= max(best.strain * (1 + _NOTHING), float(best.keeps)):
+                best = fewer
+        return best
+
+    # ----------------------------------------------------------------------------------------------------- check
+
+    def _check(self, finalists: Sequence[Trial], rate: float) -> Found:
+        """Return capacities on the part that was not searched with; rates to begin with are those of the search."""
+        part = self._parts.held_out
+        start = self._final({}, rate)
+        others: list[Capacity] = []
+        for one in finalists:
+            if one.changes and one.changes not in [other.changes for other in others] and len(others) < 2:
+                others.append(self._final(one.changes, one.rate))
+        ordered = self._by_capacity([start, *others], part)
+        best = ordered[0]
+        second = next((one for one in ordered[1:] if one.changes), None)
+        alone = {}
+        for path in best.changes:
+            option = self._options.get(path)
+            if option is not None:
+                own = self._space.in_force({**option.needs, **option.change(best.changes[path])})
+                alone[path] = self._final(own, start.nearest.rate)
+        shown = [start, best, *([second] if second else [])]
+        at_best = [self._run(one.changes, best.nearest.rate, part) for one in shown]
+        self._ends("check")
+        return Found(
+            start=start,
+            best=best,
+            second=second,
+            at_best=[trial for trial in at_best if trial is not None],
+            alone=alone,
+            effects=list(self._effects.values()),
+            stages=self._stages,
+        )
+
+    def _by_capacity(self, capacities: Sequence[Capacity], part: str) -> list[Capacity]:
+        """Return capacities, the largest first; those that are equal within 2 % by latency at the smaller rate, then fewer changes.
+
+        Those without a limit are equal.
+        """
+        left, ordered = list(capacities), []
+        while left:
+            top = max(one.bound for one in left)
+            equal = [one for one in left if one.bound >= top * (1 - _SAME)]
+            rate = min(one.nearest.rate for one in equal)
+            scores = {}
+            for one in equal:
+                trial = self._run(one.changes, rate, part)
+                assert trial is not None, "it ran at another rate"
+                scores[id(one)] = (float(f"{trial.e2e_mean_s if one.rate else trial.strain:.2g}"), len(one.changes))
+            best = min(equal, key=lambda one: scores[id(one)])
+            ordered.append(best)
+            left.remove(best)
+        return ordered
+
+    def _final(self, changes: Changes, hint: float) -> Capacity:
+        found = self._capacity(changes, self._parts.held_out, hint=hint, factor=1.25, tolerance=_FINAL_TOLERANCE)
+        assert found is not None, "it ran on another part"
+        return found
+
+
+def _score(trial: Trial) -> tuple[float, float, float]:
+    return trial.score
+
+
+def _without(changes: Changes, option: Option) -> dict[str, Any]:
+    brought = option.brings.get(changes[option.path], {})
+    return {path: value for path, value in changes.items() if path != option.path and path not in brought}

@@ -1,0 +1,291 @@
+"""Simulations of one workload under changed configurations, at rates that stretch its arrivals; counted, and each made once."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from trencadis.errors import ConfigError, PluginError, StepFailedError, TrencadisError
+from trencadis_tools.compare.candidates import Candidate, restored
+from trencadis_tools.compare.experiment import at_rate
+from trencadis_tools.simulation import Run, StepTimes, simulate
+from trencadis_tools.tune.slo import Slo
+from trencadis_tools.workloads import Workload
+
+__all__ = ["Capacity", "Changes", "Trial", "Trials", "capacity_of", "trial_of"]
+
+Changes = Mapping[str, Any]
+"""Values by dotted path, over those of the starting configuration."""
+
+_MAX_TRIALS = 14
+_DOWN = (4.0, 64.0, 1024.0)
+"""Factors between rates downwards, after the first."""
+
+
+@attrs.frozen(kw_only=True)
+class Trial:
+    """One run of a workload.
+
+    Attributes:
+        changes: Of the configuration.
+        part: Name of the part of the workload.
+        rate: Requests a second.
+        values: Of the objectives: seconds, and the share ``goodput``.
+        strain: Largest ratio of a value to its limit.
+        attainment: Share of requests that stay below every limit themselves.
+        e2e_mean_s: Of the requests with an answer.
+        num_failed: Requests without one.
+        num_preemptions: Of all engines.
+        output_throughput: Tokens a second.
+        is_burst: All requests came within a twentieth of the run: at a larger rate hardly anything would change.
+    """
+
+    changes: Changes
+    part: str
+    rate: float
+    values: Mapping[str, float]
+    strain: float
+    attainment: float
+    e2e_mean_s: float
+    num_failed: int
+    num_preemptions: int
+    output_throughput: float
+    is_burst: bool
+
+    @property
+    def keeps(self) -> bool:
+        """Whether every objective is kept."""
+        return self.strain <= 1
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether fewer than 0.01 requests are there at a time (Little's law): at a smaller rate nothing would change."""
+        return self.rate * self.e2e_mean_s < 0.01
+
+    @property
+    def score(self) -> tuple[float, float, float]:
+        """For an order of trials at one rate, the best first: strain, failed requests, latency."""
+        return (self.strain, self.num_failed, self.e2e_mean_s)
+
+
+def trial_of(run: Run, slo: Slo, *, changes: Changes, part: str, rate: float) -> Trial:
+    """Return what a run says about objectives. Pure."""
+    answered = [record for record in run.records if not record.error]
+    came_s = max(record.request.arrival_s for record in run.records)
+    return Trial(
+        changes=dict(changes),
+        part=part,
+        rate=rate,
+        values=slo.values(run),
+        strain=slo.strain(run),
+        attainment=slo.attainment(run),
+        e2e_mean_s=sum(one.e2e_s for one in answered) / len(answered) if answered else math.inf,
+        num_failed=len(run.records) - len(answered),
+        num_preemptions=run.num_preemptions,
+        output_throughput=sum(one.num_output_tokens for one in answered) / run.duration_s if run.duration_s else 0.0,
+        is_burst=came_s <= run.duration_s / 20,
+    )
+
+
+class Trials:
+    """Runs the simulator, and remembers.
+
+    Args:
+        start: The starting configuration.
+        slo: Objectives.
+        step_times: Of every candidate.
+        parts: Of the workload by name.
+        replicas: Simulated engines.
+        assumed: Returns values that hold in the simulator where the configuration says nothing, such as the number of KV blocks,
+            beside the changes that it is given.
+        note: Called with the number of simulations so far.
+    """
+
+    def __init__(
+        self,
+        start: Candidate,
+        slo: Slo,
+        step_times: StepTimes,
+        parts: Sequence[Workload],
+        *,
+        replicas: int = 1,
+        assumed: Callable[[Changes], Changes] = lambda _: {},
+        note: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        self._start, self._slo, self._step_times, self._replicas = start, slo, step_times, replicas
+        self._parts = {part.name: part for part in parts}
+        self._assumed = assumed
+        self._note = note
+        self._candidates: dict[tuple[Any, ...], Candidate | None] = {}
+        self.trials: dict[tuple[Any, ...], Trial] = {}
+        self.refused: list[tuple[dict[str, Any], str]] = []
+        """Changes that no engine can be built with, and why."""
+
+    @property
+    def num_run(self) -> int:
+        """Simulations so far."""
+        return len(self.trials)
+
+    def run(self, changes: Changes, part: str, rate: float) -> Trial | None:
+        """Return what becomes of a part at a rate; None if no engine can be built with these changes.
+
+        Args:
+            changes: Over the start.
+            part: Name of the part.
+            rate: Requests a second.
+
+        Raises:
+            TrencadisError: The starting configuration itself cannot be used.
+        """
+        key = (_key(changes), part, rate)
+        if key in self.trials:
+            return self.trials[key]
+        candidate = self._candidate(changes)
+        if candidate is None:
+            return None
+        workload = at_rate(self._parts[part], rate)
+        try:
+            with _quietly():
+                found = simulate(
+                    candidate.config,
+                    candidate.registry,
+                    workload,
+                    step_times=self._step_times,
+                    replicas=self._replicas,
+                )
+        except (ConfigError, PluginError, StepFailedError) as error:
+            self._refuse(changes, error)
+            return None
+        trial = trial_of(found, self._slo, changes=changes, part=part, rate=rate)
+        self.trials[key] = trial
+        self._note(self.num_run)
+        return trial
+
+    def _candidate(self, changes: Changes) -> Candidate | None:
+        key = _key(changes)
+        if key not in self._candidates:
+            try:
+                self._candidates[key] = self.configured(changes, assumed=self._assumed(changes))
+            except (ConfigError, PluginError) as error:
+                self._refuse(changes, error)
+        return self._candidates[key]
+
+    def configured(self, changes: Changes, *, assumed: Changes | None = None) -> Candidate:
+        """Return the starting configuration with changes, as it would be loaded.
+
+        Raises:
+            ConfigError: A value cannot be used.
+            PluginError: A component that no plugin offers.
+        """
+        return restored(self._start.name, {**(assumed or {}), **self._start.given, **changes})
+
+    def _refuse(self, changes: Changes, error: TrencadisError) -> None:
+        if not changes:
+            raise error
+        self._candidates[_key(changes)] = None
+        self.refused.append((dict(changes), str(error)))
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """Keep the engine from a line of the log for each of hundreds of simulated engines."""
+    logger = logging.getLogger("trencadis.engine")
+    level = logger.level
+    logger.setLevel(max(logging.WARNING, logger.getEffectiveLevel()))
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def _key(changes: Changes) -> tuple[Any, ...]:
+    return tuple(sorted((path, repr(value)) for path, value in changes.items()))
+
+
+@attrs.frozen(kw_only=True)
+class Capacity:
+    """The largest rate at which a configuration keeps the objectives.
+
+    Attributes:
+        changes: Of the configuration.
+        within: The trial with the largest rate that keeps them; None: no rate does.
+        beyond: That with the smallest rate that does not; None: every rate does that was tried.
+    """
+
+    changes: Changes
+    within: Trial | None
+    beyond: Trial | None
+
+    @property
+    def rate(self) -> float:
+        """Requests a second; 0: none."""
+        return self.within.rate if self.within else 0.0
+
+    @property
+    def bound(self) -> float:
+        """The rate; infinite if none was too much."""
+        return self.rate if self.beyond else math.inf
+
+    @property
+    def nearest(self) -> Trial:
+        """The trial within, or that which comes nearest."""
+        found = self.within or self.beyond
+        assert found is not None, "a capacity stands on a trial"
+        return found
+
+    @property
+    def edge(self) -> Trial:
+        """The trial beyond, or the one at the largest rate tried: where a better configuration shows."""
+        found = self.beyond or self.within
+        assert found is not None, "a capacity stands on a trial"
+        return found
+
+
+def capacity_of(
+    trials: Trials, changes: Changes, part: str, *, hint: float, factor: float = 2.0, tolerance: float = 0.05
+) -> Capacity | None:
+    """Return the capacity by bisection over the rate; None if no engine can be built with these changes.
+
+    Arrivals are stretched, nothing is drawn anew (common random numbers), so that the result is one of rates alone.
+
+    Args:
+        trials: Runs them.
+        changes: Over the start.
+        part: Name of the part of the workload.
+        hint: Rate to begin with.
+        factor: From one rate to the next until the capacity lies between two.
+        tolerance: Largest ratio minus 1 between the two rates in the end.
+    """
+    within: Trial | None = None
+    beyond: Trial | None = None
+    rate = hint
+    down = iter((factor, *_DOWN))
+    for number in range(_MAX_TRIALS):
+        trial = trials.run(changes, part, _rounded(rate))
+        if trial is None:
+            return None
+        within, beyond = (trial, beyond) if trial.keeps else (within, trial)
+        step = factor if number < 2 else max(2.0, factor)
+        if not trial.keeps:
+            step = 1 / next(down, math.inf)
+        if (within and beyond) or not step or (trial.is_burst if trial.keeps else trial.is_idle):
+            break
+        rate *= step
+    while within and beyond and beyond.rate > within.rate * (1 + tolerance):
+        rate = _rounded(math.sqrt(within.rate * beyond.rate))
+        if rate in (within.rate, beyond.rate):
+            break
+        trial = trials.run(changes, part, rate)
+        assert trial is not None, "it ran at another rate"
+        within, beyond = (trial, beyond) if trial.keeps else (within, trial)
+    return Capacity(changes=dict(changes), within=within, beyond=beyond)
+
+
+def _rounded(rate: float) -> float:
+    """Return a rate with four digits, for tables and files. Pure."""
+    return float(f"{rate:.4g}")

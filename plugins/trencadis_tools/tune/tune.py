@@ -1,0 +1,263 @@
+"""One tuning from beginning to end.
+
+workload ▶ parts ┐
+step times ──────┼▶ search in the simulator ▶ check on the part held out ▶ measure the best two and the start ▶ result
+configuration ───┘
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+
+from trencadis.errors import ConfigError
+from trencadis_tools.compare.candidates import Candidate
+from trencadis_tools.compare.experiment import rate_of
+from trencadis_tools.simulation.step_times import BucketStepTimes, load_step_times
+from trencadis_tools.tune.confirm import Measured, measure
+from trencadis_tools.tune.measured import MeasuredSteps, measure_steps
+from trencadis_tools.tune.memory import memory_of
+from trencadis_tools.tune.search import Found, Parts, search
+from trencadis_tools.tune.slo import Slo, parse_slo
+from trencadis_tools.tune.space import Space
+from trencadis_tools.tune.trials import Trials
+from trencadis_tools.workloads import Workload, load_workload
+
+__all__ = ["Settings", "Tuned", "tune"]
+
+_FEWEST = 40
+"""Requests of the shortest part."""
+
+
+@attrs.frozen(kw_only=True)
+class Settings:
+    """What is asked for, in plain values.
+
+    Attributes:
+        slo: Objectives as text.
+        workload: A workload file, a trace or a name.
+        step_times: A file of fitted step times or a device sheet; empty: they are fitted here.
+        replicas: Simulated engines behind one router.
+        budget: Most simulations of the search.
+        limit: Requests to search with, and as many others to check with.
+        confirm: Measure the best two and the start.
+        keep: Dotted paths, or tables, that stay as they are.
+    """
+
+    slo: str
+    workload: str
+    step_times: str = ""
+    replicas: int = 1
+    budget: int = 100
+    limit: int = 500
+    confirm: bool = True
+    keep: Sequence[str] = ()
+
+
+@attrs.frozen(kw_only=True)
+class Tuned:
+    """The result.
+
+    Attributes:
+        settings: What was asked for.
+        start: The starting configuration.
+        slo: Objectives.
+        parts: Of the workload, the longest to search with before the one held out.
+        step_times: In words: where they come from.
+        step_times_facts: Their coefficients.
+        memory: In words: how many KV blocks there are.
+        trials: Every simulation.
+        found: What the search found.
+        measured: By measuring, in the order start, best, second; empty: nothing was measured.
+        not_measured: Why nothing was; empty if it was.
+    """
+
+    settings: Settings
+    start: Candidate
+    slo: Slo
+    parts: Sequence[Workload]
+    step_times: str
+    step_times_facts: Any
+    memory: str
+    trials: Trials
+    found: Found
+    measured: Sequence[Measured]
+    not_measured: str
+
+
+def tune(
+    settings: Settings,
+    start: Candidate,
+    *,
+    note: Callable[[int], None] = lambda _: None,
+    say: Callable[[str], None] = lambda _: None,
+) -> Tuned:
+    """Search, check and measure.
+
+    Args:
+        settings: What is asked for.
+        start: The starting configuration.
+        note: Called with the number of simulations so far.
+        say: Called with a sentence before something that takes long.
+
+    Raises:
+        ConfigError: A setting, the workload or the start cannot be used.
+        TrencadisError: The engine cannot be built, or a policy failed.
+    """
+    slo = parse_slo(settings.slo)
+    _check(settings)
+    parts, rungs = parts_of(settings.workload, settings.limit)
+    slo.check(parts[-1])
+    steps: MeasuredSteps | None = None
+    if settings.step_times:
+        step_times, words = load_step_times(settings.step_times), settings.step_times
+        facts: Any = repr(step_times)
+    else:
+        say("Running the configured engine for its step times.")
+        steps = measure_steps(start, parts[0])
+        step_times, words, facts = steps.times, steps.words, steps.facts
+        _check_lengths(steps, parts)
+    memory = memory_of(
+        start.config,
+        step_times,
+        parts,
+        measured_blocks=steps.num_blocks if steps else 0,
+        block_size=steps.block_size if steps else 0,
+    )
+    space = Space(
+        start.config,
+        start.registry,
+        slo=slo,
+        step_times=step_times,
+        shares=any(one.block_ids or one.after for one in parts[0].requests),
+        replicas=settings.replicas,
+        is_short_of_blocks=memory.is_short,
+        layout=step_times.layout if isinstance(step_times, BucketStepTimes) else "ragged",
+        keep=settings.keep,
+    )
+    trials = Trials(start, slo, step_times, parts, replicas=settings.replicas, assumed=memory.assumed, note=note)
+    found = search(space, trials, rungs, hint=rate_of(parts[0]), budget=settings.budget)
+    measured, why = _measured(settings, slo, trials, found, parts, say)
+    return Tuned(
+        settings=settings,
+        start=start,
+        slo=slo,
+        parts=parts,
+        step_times=words,
+        step_times_facts=facts,
+        memory=memory.words,
+        trials=trials,
+        found=found,
+        measured=measured,
+        not_measured=why,
+    )
+
+
+def _check(settings: Settings) -> None:
+    least = {"replicas": 1, "budget": 20, "limit": _FEWEST}
+    for name, value in least.items():
+        if getattr(settings, name) < value:
+            raise ConfigError(f"flag --{name}: {getattr(settings, name)} is less than {value}.")
+
+
+def parts_of(name: str, limit: int) -> tuple[list[Workload], Parts]:
+    """Return the parts of a workload: those to search with, the shortest first, and one of other requests at the end.
+
+    Of a workload that is drawn the last part has the next seed; of a trace it follows the others.
+
+    Args:
+        name: A workload file, a trace or a name.
+        limit: Requests of the longest part to search with, and of the other one.
+
+    Raises:
+        ConfigError: There is no such workload, it is too short, or all requests come at once.
+    """
+    first = load_workload(name)
+    other = load_workload(name, seed=first.seed + 1)
+    longest_output = max(one.num_output_tokens for one in first.requests)
+    if other.requests != first.requests:
+        searched, held_out = _cut(first, 0, limit), _cut(other, 0, limit)
+    else:
+        limit = min(limit, len(first.requests) // 2)
+        searched, held_out = _cut(first, 0, limit), _cut(first, limit, 2 * limit)
+    if len(searched) < _FEWEST or len(held_out) < _FEWEST:
+        raise ConfigError(
+            f'workload "{name}": {len(first.requests)} requests are too few: {_FEWEST} are needed to search with, and as many to check.',
+            hint="Take a longer workload.",
+        )
+    rungs = [searched[: len(searched) // parts] for parts in (4, 2, 1) if len(searched) // parts >= _FEWEST]
+    names = [f"first {len(rung)}" for rung in rungs] + [f"{len(held_out)} others"]
+    parts = [
+        attrs.evolve(first, name=own, requests=_started(requests, longest_output))
+        for own, requests in zip(names, [*rungs, held_out], strict=True)
+    ]
+    if not all(rate_of(part) for part in parts):
+        raise ConfigError(
+            f'workload "{name}": all requests come at once, which no other rate changes.',
+            hint="Take a workload with arrivals.",
+        )
+    return parts, Parts(rungs=names[:-1], held_out=names[-1])
+
+
+def _cut(workload: Workload, first: int, end: int) -> list[Any]:
+    """Return requests of a workload, without those that follow one before them."""
+    left, known = [], set()
+    for one in workload.requests[first:end]:
+        if not one.after or one.after in known:
+            known.add(one.request_id)
+            left.append(one)
+    return left
+
+
+def _started(requests: Sequence[Any], longest_output: int) -> tuple[Any, ...]:
+    """Return requests of which the first comes at time 0; how long answers may be does not depend on the part. Pure."""
+    start_s = requests[0].arrival_s
+    return tuple(
+        attrs.evolve(one, arrival_s=one.arrival_s - start_s, max_tokens=one.max_tokens or longest_output)
+        for one in requests
+    )
+
+
+def _check_lengths(steps: MeasuredSteps, parts: Sequence[Workload]) -> None:
+    requests = parts[-1].requests
+    lengths = [one.num_prompt_tokens + one.num_output_tokens for one in requests]
+    num_long = sum(length > steps.max_model_len for length in lengths)
+    if num_long > 0.01 * len(lengths):
+        raise ConfigError(
+            f"trencadis tune: {num_long} of {len(lengths)} requests are longer than the {steps.max_model_len} tokens that this model takes; "
+            f"the longest has {max(lengths)}.",
+            hint="Take another workload or model, or name --step-times of a model that takes them.",
+        )
+
+
+def _measured(
+    settings: Settings,
+    slo: Slo,
+    trials: Trials,
+    found: Found,
+    parts: Sequence[Workload],
+    say: Callable[[str], None],
+) -> tuple[Sequence[Measured], str]:
+    """Measure the start and the best two at the rate that the best carries, or say why not."""
+    if not settings.confirm:
+        return (), "--no-confirm"
+    if settings.step_times:
+        return (
+            (),
+            f"step times of {settings.step_times} say nothing of this machine; without --step-times they are fitted here",
+        )
+    if settings.replicas > 1:
+        return (), "one engine is measured, and --replicas asks for more"
+    if not found.best.rate:
+        return (), "no rate keeps the objectives"
+    say("Measuring the start and the best two in turns.")
+    chosen = [found.start, found.best, *([found.second] if found.second else [])]
+    names = ("start", "best", "second")
+    candidates = [
+        attrs.evolve(trials.configured(one.changes), name=name) for name, one in zip(names, chosen, strict=False) if one
+    ]
+    if not found.best.changes:
+        candidates.pop(1)
+    return measure(candidates, parts[-1], slo, rate=found.best.rate), ""
