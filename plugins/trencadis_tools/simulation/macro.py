@@ -39,7 +39,7 @@ from trencadis_tools.workloads.workload import Workload
 
 __all__ = ["MacroEngine", "MacroFleet", "check_macro", "simulate_macro"]
 
-_REQUEST = Request(request_id="", prompt_token_ids=(0,))
+_REQUEST = Request(request_id="", prompt_token_ids=(0,), cache_salt="")
 _NUM_CHECKED = 300
 _TOLERANCE_S = 1e-9
 _NONE = np.empty(0, np.int32)
