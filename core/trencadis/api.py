@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from trencadis.config.check_sources import SourceCheck, check_sources, rules_or_defaults
     from trencadis.config.explain import explain
     from trencadis.config.messages import value_error
-    from trencadis.config.schema import BUCKETING_BY_LAYOUT, PluginsConfig
+    from trencadis.config.schema import BUCKETING_BY_LAYOUT, NounConfig, PluginsConfig
     from trencadis.engine.batching.warmup import completing_buckets
     from trencadis.engine.build import build_engine
     from trencadis.engine.embedding import EmbeddingEngine
@@ -58,6 +58,7 @@ _HOMES = {
     "EngineSnapshot": "engine.inspect.snapshot",
     "GuardedEviction": "engine.guards",
     "NOTHING_CHOSEN": "registry.plan",
+    "NounConfig": "config.schema",
     "PlanLock": "plan_lock",
     "PluginLoader": "registry.manager",
     "PluginsConfig": "config.schema",
@@ -108,6 +109,7 @@ __all__ = [
     "EngineSnapshot",
     "EngineTotals",
     "GuardedEviction",
+    "NounConfig",
     "PlanLock",
     "PluginLoader",
     "PluginsConfig",

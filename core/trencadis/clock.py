@@ -59,7 +59,7 @@ class HeldClock:
 
     Attributes:
         source: As given; durations are measured with it.
-        held_s: The moment.
+        held_s: The moment; setting it to a reading of the source is what :meth:`hold` does.
     """
 
     __slots__ = ("held_s", "source")

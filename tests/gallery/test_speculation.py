@@ -13,8 +13,13 @@ ROOT = Path(__file__).parents[2]
 FIRST = measure.RATES[0]
 
 
-def test_a_line_promises_the_geometric_sum_and_lines_that_part_at_the_root_end_at_their_limit() -> None:
-    rows = measure.expected()
+@pytest.fixture(scope="module")
+def rows() -> list[dict[str, float]]:
+    """What the shapes promise."""
+    return measure.expected()
+
+
+def test_a_line_promises_the_geometric_sum_and_lines_that_part_at_the_root_end_at_their_limit(rows) -> None:
     for row in rows:
         assert row["line"] == pytest.approx((1 - FIRST ** (row["size"] + 1)) / (1 - FIRST))
         length = row["size"] // 4
@@ -22,8 +27,7 @@ def test_a_line_promises_the_geometric_sum_and_lines_that_part_at_the_root_end_a
     assert rows[-1]["line"] == pytest.approx(1 / (1 - FIRST), abs=1e-6)
 
 
-def test_a_sequoia_tree_is_never_worse_and_gains_as_much_with_each_doubling() -> None:
-    rows = measure.expected()
+def test_a_sequoia_tree_is_never_worse_and_gains_as_much_with_each_doubling(rows) -> None:
     assert all(row["sequoia"] >= max(row["line"], row["4 lines"]) - 1e-9 for row in rows)
     gains = [after["sequoia"] - before["sequoia"] for before, after in itertools.pairwise(rows)]
     assert all(0.3 < gain < 0.5 for gain in gains)
@@ -50,9 +54,9 @@ def test_options_of_each_shape_are_options_of_the_drafter() -> None:
                 assert sum(4 for _ in config.tree_shape) == size, "four at each depth"
 
 
-def test_the_page_shows_the_results_that_are_kept() -> None:
+def test_the_page_shows_the_results_that_are_kept(rows) -> None:
     page = (ROOT / "docs" / "gallery" / "speculation.md").read_text(encoding="utf-8")
-    for row in measure.expected():
+    for row in rows:
         assert f"| {row['size']} | {row['line']:.2f} | {row['4 lines']:.2f} | {row['sequoia']:.2f} |" in page
     kept = json.loads((ROOT / "examples" / "gallery" / "speculation" / "result.json").read_text(encoding="utf-8"))
     for size in dict.fromkeys(row["size"] for row in kept["trees"]):

@@ -14,6 +14,7 @@ import pickle
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from importlib import metadata
 from typing import Any, TypeVar
 
 import attrs
@@ -374,7 +375,11 @@ class _Builder:
             is_portable=lambda params: self._reference_sampler().is_portable(params),
             sampling_fingerprint=self._sampling_fingerprint(model),
             components={
-                noun: (choice.component.name, choice.component.provenance.distribution, choice.component.provenance.version)
+                noun: (
+                    choice.component.name,
+                    choice.component.provenance.distribution,
+                    choice.component.provenance.version,
+                )
                 for noun, choice in choices.items()
             },
             device_label=self.device_label,
@@ -800,18 +805,25 @@ def _recorder(
     settings = config.flight_recorder
     if not settings.num_steps:
         return None
-    tables = dump_config(config, secrets=False)
+    tables, version = dump_config(config, secrets=False), ""
     obstacles = []
     if tables["cache"].pop("shared_prefixes"):
         obstacles.append("cache.shared_prefixes: beginnings that all salts share are texts, which no record holds")
     if parts.connector is not None:
         obstacles.append("a KV connector loads and saves blocks at moments that no record holds")
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        version = metadata.version(OUR_DISTRIBUTION)
     facts = FlightFacts(
+        version=version,
         config=tables,
         components=parts.components,
         model=attrs.asdict(parts.model),
-        capabilities={**attrs.asdict(parts.executor.capabilities), "provides": sorted(parts.executor.capabilities.provides)},
+        capabilities={
+            **attrs.asdict(parts.executor.capabilities),
+            "provides": sorted(parts.executor.capabilities.provides),
+        },
         num_in_flight=depth,
+        max_draft_tokens=parts.speculation.speculator.max_draft_tokens if parts.speculation else 0,
         obstacles=tuple(obstacles),
     )
     return FlightRecorder(
@@ -847,7 +859,7 @@ def _depth(config: Config, *, has_drafter: bool) -> int:
 
 def _max_steady_steps(config: Config, parts: Parts) -> int:
     """Return how many steps a plan may stand for: 1 where somebody looks at each of them, or they overlap otherwise. Pure."""
-    looks = parts.observers or parts.connector or parts.speculation or parts.shadow
+    looks = config.flight_recorder.num_steps or parts.observers or parts.connector or parts.speculation or parts.shadow
     is_spread = config.parallel.pipeline > 1 or _layout(config).num_partitions > 1
     return 1 if looks or is_spread else parts.executor.capabilities.max_steady_steps
 

@@ -16,7 +16,6 @@ import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from functools import partial
 from typing import Any
 
 import attrs
@@ -35,12 +34,13 @@ from trencadis.engine.inspect.accounting import Accounting, SubmittedStep
 from trencadis.engine.inspect.administration import Administration
 from trencadis.engine.inspect.decisions import Decisions
 from trencadis.engine.inspect.flight_recorder import ATTEMPT, COMMIT, FAILURE, FlightRecorder, without_tokens
-from trencadis.engine.inspect.key_frame import restore_key_frame, take_key_frame
+from trencadis.engine.inspect.key_frame import FramedParts
 from trencadis.engine.inspect.metrics_page import MetricsPage
 from trencadis.engine.inspect.observers import Observers
 from trencadis.engine.inspect.snapshot import EngineSnapshot, take_snapshot
 from trencadis.engine.preparations import Preparations
 from trencadis.engine.request_validation import RequestValidator
+from trencadis.engine.restorable import Restorable
 from trencadis.engine.scheduling.scheduler import Scheduler
 from trencadis.engine.scheduling.shadow import NO_SHADOW
 from trencadis.engine.speculation.drafting import Drafting
@@ -162,8 +162,16 @@ class Engine:
         # What is off is not on the path of a step.
         self._is_connected = state.transfers.has_connector
         self._recorder = recorder
+        self._framed = FramedParts(
+            state=state,
+            scheduler=scheduler,
+            policy=policy,
+            recovery=self._recovery,
+            in_flight=self._in_flight,
+            stages=tuple(stage for stage in stages if isinstance(stage, Restorable)),
+        )
         if recorder is not None and not self._is_connected:
-            recorder.take_frame = partial(take_key_frame, self)
+            recorder.take_frame = self._framed.take
         self._first_tokens = state.transfers.first_tokens
         self._closed = False
         self.is_paused = False
@@ -291,6 +299,8 @@ class Engine:
             try:
                 embedded = texts.run(is_alone=not self._state.slot_of)
             except RanksLostError as error:
+                if self._recorder is not None:
+                    self._recorder.obstacle("ranks were lost while a text was embedded")
                 self._ranks_lost((), error)
         deltas = self._run(embedded)
         if self._is_connected:
@@ -331,9 +341,10 @@ class Engine:
         if question == "reject_transfer":
             self._state.transfers.not_served(arguments["transfer_params"])
             return {}
+        answer = self._administration.answer(question, arguments)
         if question == "set_scheduling" and self._recorder is not None:
-            self._recorder.obstacle("scheduling was changed while the engine served")
-        return self._administration.answer(question, arguments)
+            self._recorder.obstacle("scheduling was changed while the engine served", lasts=True)
+        return answer
 
     @property
     def flight_recorder(self) -> FlightRecorder | None:
@@ -341,8 +352,8 @@ class Engine:
         return self._recorder
 
     def restore(self, frame: Mapping[str, Any], **known: Any) -> None:
-        """Put an engine that was just built into a recorded state; see :func:`~trencadis.engine.inspect.key_frame.restore_key_frame`."""
-        restore_key_frame(self, frame, **known)
+        """Put an engine that was just built into a recorded state; see :meth:`~trencadis.engine.inspect.key_frame.FramedParts.restore`."""
+        self._framed.restore(frame, **known)
         if self._recorder is not None:
             for slot in self._state.slot_of.values():
                 self._recorder.adopted(self._state.table.sequence(slot))
@@ -354,7 +365,9 @@ class Engine:
             )
         path = self._recorder.dump(reason)
         if path is None:
-            raise BackendError("the flight record could not be written.", hint="See the log, and flight_recorder.folder.")
+            raise BackendError(
+                "the flight record could not be written.", hint="See the log, and flight_recorder.folder."
+            )
         return {"paths": [str(path)]}
 
     def inspect(self) -> EngineSnapshot:
@@ -455,7 +468,7 @@ class Engine:
         except Exception as error:
             self._step_failed(plan, error)
             return self._announce_all(_NOTHING, embedded)
-        start_s = self._time.hold()
+        start_s = self._time.held_s = self._clock.now_s()
         ACTIVITY.end_step(_COMMITTING, took_s=None if compiles else start_s - wait_s)
         if output.num_steps > 1:
             self._scheduler.went_on(plan, output.num_steps)
@@ -484,7 +497,7 @@ class Engine:
     def _submit_next(self) -> bool:
         """Plan and submit one step; False if there is nothing to run."""
         ACTIVITY.begin(_SCHEDULING)
-        start_s = self._time.hold()
+        start_s = self._time.held_s = self._clock.now_s()
         plan = self._plan()
         if self._recorder is not None:
             kept = plan if plan is None or plan.drafts is None else without_tokens(plan)
@@ -624,6 +637,8 @@ class Engine:
         now_s = self._time.hold()
         if self._recorder is not None:
             self._recorder.note((FAILURE, now_s, plan.step, type(error).__name__, was_submitted))
+            if not was_submitted:
+                self._recorder.obstacle("a plan was refused before it ran")
             self._recorder.dump_fault(f"step {plan.step} failed: {type(error).__name__}")
         self._decisions.failed(plan.step, str(error))
         dropped = []
@@ -665,7 +680,9 @@ class Engine:
         """End every live request: without a working strategy no step can be made."""
         self.totals.num_failed_steps += 1
         if self._recorder is not None:
-            self._recorder.obstacle(f"a strategy failed for good: {type(error.__cause__ or error).__name__}")
+            self._recorder.obstacle(
+                f"a strategy failed for good: {type(error.__cause__ or error).__name__}", lasts=True
+            )
             self._recorder.dump_fault("a strategy failed, and every live request ends")
         self._faults.say("everything", f"{error} Every live request ends.", error=error.__cause__, level=logging.ERROR)
         while self._in_flight:

@@ -18,6 +18,7 @@ from typing import Generic, TypeVar
 import attrs
 import numpy as np
 
+from trencadis.engine.restorable import Restorable
 from trencadis.engine.scheduling.shadow import NO_SHADOW, Shadow, ShadowStep
 from trencadis.errors import ContractError, StepFailedError
 from trencadis.faults import CallMeter, FaultLog, as_words, reraise_interrupt, shown
@@ -173,7 +174,7 @@ class Guarded(Generic[S]):
         self._meter.rename(label)
 
 
-class GuardedScheduling(Guarded[SchedulingPolicy]):
+class GuardedScheduling(Guarded[SchedulingPolicy], Restorable):
     """A scheduling policy whose answers are legal. Another one may take its place at any time between two calls.
 
     A policy that takes over, a fallback included, is told of every live request, in the order of arrival.
@@ -234,6 +235,10 @@ class GuardedScheduling(Guarded[SchedulingPolicy]):
         except BaseException as error:
             reraise_interrupt(error)
             self.quarantine(error)
+
+    def introduce_live(self) -> None:
+        """Tell the policy of every live request."""
+        self._introduce(self.strategy)
 
     def take_shadow_step(self) -> ShadowStep:
         """Return what the shadow would have done otherwise in the step that was planned."""
@@ -450,13 +455,26 @@ class GuardedEviction(Guarded[EvictionPolicy]):
         super().__init__(label, strategy, make_fallback, meter=meter)
         self.wants_uses = type(strategy).on_use is not EvictionPolicy.on_use
 
+    def show_anew(self) -> None:
+        """Show the policy all candidates when it is next asked: it has been told of none."""
+        self._stale = True
+
+    @property
+    def known_ids(self) -> dict[int, int]:
+        """By which id the policy knows the content of a block, of those that moved."""
+        return dict(self._id_of)
+
+    def restore_ids(self, ids: Mapping[int, int]) -> None:
+        """Take the ids that another engine's policy knew."""
+        self._id_of = dict(ids)
+        self._block_of = {known: block for block, known in ids.items()}
+
     def swap(self, pairs: Iterable[tuple[int, int]]) -> None:
         """Exchange the contents of two blocks in each pair, without the policy's knowledge."""
         ids = dict(self._id_of)
         for one, other in pairs:
             ids[one], ids[other] = ids.get(other, other), ids.get(one, one)
-        self._id_of = {block: known for block, known in ids.items() if block != known}
-        self._block_of = {known: block for block, known in self._id_of.items()}
+        self.restore_ids({block: known for block, known in ids.items() if block != known})
 
     def on_use(
         self, blocks: Sequence[int], *, keys: Sequence[bytes], depths: Sequence[int], salt: str, now_s: float

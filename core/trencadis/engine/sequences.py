@@ -17,11 +17,13 @@ from __future__ import annotations
 
 import enum
 import math
+from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
 
+from trencadis.engine.restorable import Restorable
 from trencadis.errors import InternalError
 from trencadis.records import BoolArray, FloatArray, Int32Array, Int64Array, Request, TableWrites, read_only
 
@@ -154,7 +156,7 @@ _FLOAT_COLUMNS = ("arrival_s", "first_token_s", "weight", "ttft_target_s", "tpot
 _BOOL_COLUMNS = ("checks_eos", "checks_own_stops")
 
 
-class SequenceTable:
+class SequenceTable(Restorable):
     """The live sequences as a struct of arrays that grows by doubling.
 
     ``num_tokens`` counts tokens in flight, ``num_known_tokens`` only those whose ids the host has.
@@ -192,6 +194,7 @@ class SequenceTable:
 
     columns = (*_INT_COLUMNS, *_FLOAT_COLUMNS, *_BOOL_COLUMNS)
     """Names of the arrays."""
+    restored = (*columns, "_free", "_next_epoch", "was_preempted", "num_prompt_logprobs")
 
     def __init__(self, capacity: int = 256) -> None:
         self.capacity = 0
@@ -234,6 +237,13 @@ class SequenceTable:
         self._next_epoch += 1
         self.epoch[slot] = self._next_epoch
 
+    def restore_state(self, values: Mapping[str, Any]) -> None:
+        """Take the columns of another table, and as many slots as it has."""
+        super().restore_state(values)
+        self.sequences.extend([None] * (len(self.row) - self.capacity))
+        self.capacity = len(self.row)
+        self.version += 1
+
     def sequence(self, slot: int) -> Sequence:
         """Return the live sequence of a slot.
 
@@ -260,7 +270,7 @@ _NONE = np.empty(0, np.int32)
 _NO_WRITES = TableWrites(rows=_NONE, columns=_NONE, block_ids=_NONE)
 
 
-class Rows:
+class Rows(Restorable):
     """What the host mirrors of the device's rows: tokens and block tables, and the log of table writes.
 
     Attributes:
@@ -275,6 +285,8 @@ class Rows:
         block_size: Tokens per block.
         num_partitions: Parts of the rows.
     """
+
+    restored = ("_free", "num_free")
 
     def __init__(self, *, num_rows: int, max_model_len: int, block_size: int, num_partitions: int = 1) -> None:
         # np.empty leaves pages untouched until a sequence really grows that long.
@@ -316,7 +328,7 @@ class Rows:
         return TableWrites(rows=rows, columns=columns, block_ids=block_ids)
 
 
-class SlotQueue:
+class SlotQueue(Restorable):
     """Slots in order; append, push to the front, and remove. O(1) at the ends, O(n) in the middle.
 
     Attributes:
@@ -325,6 +337,8 @@ class SlotQueue:
         num_appended: Slots appended since the start.
         num_removed: Slots removed since the start.
     """
+
+    restored = ("slots", "num_front", "num_appended", "num_removed")
 
     def __init__(self, capacity: int = 64) -> None:
         self._buffer: Int32Array = np.empty(capacity, np.int32)
@@ -373,6 +387,13 @@ class SlotQueue:
         self._tail -= 1
         self._changed()
         return True
+
+    def restore_state(self, values: Mapping[str, Any]) -> None:
+        """Take the slots of another queue."""
+        self._buffer = values["slots"].copy()
+        self._head, self._tail = 0, len(self._buffer)
+        super().restore_state(values)
+        self._changed()
 
     def _changed(self) -> None:
         self.slots = read_only(self._buffer[self._head : self._tail])

@@ -112,7 +112,7 @@ class EngineState:
             request,
             original_request=original_request,
             slot=slot,
-            seed=self._row_seed(request),
+            seed=self.row_seed(request),
             stop_token_ids=tuple({*eos, *params.stop_token_ids}),
         )
         table.sequences[slot] = sequence
@@ -204,6 +204,27 @@ class EngineState:
         del self.slot_of[sequence.request.request_id]
         table.give_back_slot(slot)
         return finished
+
+    def restore(self, sequence: Sequence, *, is_running: bool, blocks: Int32Array | None, has_own_weight: bool) -> None:
+        """Put a sequence where it was in another engine whose columns this one has taken.
+
+        Args:
+            sequence: With all its known tokens.
+            is_running: It has its row; else it waits, as the queue says.
+            blocks: That it holds, if it runs.
+            has_own_weight: Its weight was asked for.
+        """
+        slot = sequence.slot
+        self.table.sequences[slot] = sequence
+        self.slot_of[sequence.request.request_id] = slot
+        self.tenants.enter(slot, sequence.request, has_own_weight=has_own_weight)
+        if not is_running or blocks is None:
+            self.tenants.waits(slot)
+            return
+        sequence.state = SequenceState.RUNNING
+        row = int(self.table.row[slot])
+        self.rows.tokens[row, : len(sequence.tokens)] = sequence.tokens
+        self.rows.block_tables[row, : len(blocks)] = blocks
 
     # ------------------------------------------------------------------------------------------- running or not
 
@@ -391,7 +412,8 @@ class EngineState:
         if not keep_blocks:
             self.drop_loaded(sequence)
 
-    def _row_seed(self, request: Request) -> int:
+    def row_seed(self, request: Request) -> int:
+        """Return the key of a request's random numbers. Pure."""
         seed = request.params.seed
         text = f"request {seed}" if seed is not None else f"engine {self._seed} {request.request_id}"
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")

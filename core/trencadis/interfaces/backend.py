@@ -22,7 +22,15 @@ from trencadis.records import (
     WarmUpReport,
 )
 
-__all__ = ["INTERFACE_VERSION", "STABILITY", "AllocationPlan", "Backend", "BackendCapabilities", "OpenStep", "PendingStep"]
+__all__ = [
+    "INTERFACE_VERSION",
+    "STABILITY",
+    "AllocationPlan",
+    "Backend",
+    "BackendCapabilities",
+    "OpenStep",
+    "PendingStep",
+]
 
 INTERFACE_VERSION = 1
 STABILITY = "provisional"

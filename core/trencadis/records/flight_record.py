@@ -1,6 +1,6 @@
 """What a flight record holds, and its file: the last steps of an engine, from which the same schedule can be made again.
 
-    TRENCADIS-FLIGHT 1\\n   zlib( msgpack( FlightRecord ) )
+    TRENCADIS-FLIGHT 1, a line of text ▶ zlib( msgpack( FlightRecord ) )
 
 Nothing in it is text or a token id. Of two requests it says only how many first tokens they have in common, which is all that a prefix
 cache depends on.
@@ -221,6 +221,7 @@ class FlightRecord(msgspec.Struct, kw_only=True):
         block_size: Tokens per block.
         max_model_len: Tokens.
         num_in_flight: Steps that may be in flight at once.
+        max_draft_tokens: Drafts of a sequence in a step; 0 without speculation.
         frame: The engine's state before the first event; None: it had just been built.
         obstacles: Why the record cannot be replayed exactly, in words; empty: it can.
         requests: By number.
@@ -240,6 +241,7 @@ class FlightRecord(msgspec.Struct, kw_only=True):
     block_size: int
     max_model_len: int
     num_in_flight: int
+    max_draft_tokens: int
     frame: dict[str, Any] | None
     obstacles: list[str]
     requests: list[RecordedRequest]

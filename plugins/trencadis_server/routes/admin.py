@@ -324,7 +324,10 @@ def scheduling_router(context: ServerContext, plans: PlanInForce) -> APIRouter:
     async def record(request: Request) -> dict[str, Any]:
         """Write a flight record on the engine's machine, for trencadis replay; the answer has its paths, one for each replica."""
         check_content_type(request)
-        return await _answered(context.llm.flight_record())
+        try:
+            return await context.llm.flight_record()
+        except RequestError as error:
+            raise ApiError(400, str(error), code="no_flight_record") from error
 
     @router.get("/admin/explain/{request_id:path}", summary="Why a request was scheduled or not")
     async def explain(request: Request, request_id: str) -> dict[str, Any]:

@@ -14,7 +14,13 @@ from trencadis_tools.compare.candidates import candidates_of
 from trencadis_tools.compare.comparison import Arguments, Comparison, compare
 from trencadis_tools.compare.metrics import DEFAULT_METRICS, METRIC_FORMS, metric_of
 from trencadis_tools.compare.plots import check_plots
-from trencadis_tools.compare.record import comparison_bytes, differences_between, read_record, write_record
+from trencadis_tools.compare.record import (
+    changes_since,
+    comparison_bytes,
+    differences_between,
+    read_record,
+    write_record,
+)
 from trencadis_tools.compare.report import write_report
 from trencadis_tools.compare.requests_file import check_requests_file, write_requests
 from trencadis_tools.compare.wording import HEADINGS, outcome_notes, rows_of, sentence
@@ -79,7 +85,7 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
     _print(comparison)
     command = _command(args)
     if args.json is not None:
-        write_record(args.json, comparison.record)
+        write_record(args.json, comparison.record, comparison.candidates)
     if args.requests is not None:
         write_requests(args.requests, comparison.results)
     if args.out is not None:
@@ -179,12 +185,13 @@ def _verify(args: argparse.Namespace) -> int:
             f"{args.verify}: is a measurement, which no second one equals to the byte.",
             hint="Measure again with the command in its report, and compare the verdicts.",
         )
-    again = _compare(arguments).record
-    if comparison_bytes(again) == comparison_bytes(record):
+    again = _compare(arguments)
+    if comparison_bytes(again.record) == comparison_bytes(record):
         print(f"{args.verify}: the same bytes.")
         return 0
     print(f"{args.verify}: not the same.")
-    for part in ("comparison", "made_with"):
-        for difference in differences_between(record[part], again[part]):
-            print(f"{part}.{difference}")
+    for difference in differences_between(record["comparison"], again.record["comparison"]):
+        print(difference)
+    for change in changes_since(record, again.candidates):
+        print(change)
     return 1

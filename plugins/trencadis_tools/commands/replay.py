@@ -92,9 +92,7 @@ def run_alone(args: argparse.Namespace, flags: Sequence[str]) -> int:
         print(json.dumps(facts | {"equal_steps": replayed.num_steps, "served": [_plain(one) for one in served]}))
     else:
         print(f"The schedule is equal in all {replayed.num_steps} steps. On a simulated device:")
-        print_table(
-            list(_COLUMNS.values()), [[_shown(getattr(one, name)) for name in _COLUMNS] for one in served]
-        )
+        print_table(list(_COLUMNS.values()), [[_shown(getattr(one, name)) for name in _COLUMNS] for one in served])
     return 0
 
 
@@ -110,11 +108,18 @@ def _served(record: FlightRecord, replayed: ReplayedSteps, flags: list[str], arg
             f"{args.record}: how many drafts would have stood with other settings is not known.",
             hint="Replay it without other settings.",
         )
-    times = load_step_times(args.step_times) if args.step_times else recorded_step_times(replayed.steps, name=args.record)
+    times = (
+        load_step_times(args.step_times) if args.step_times else recorded_step_times(replayed.steps, name=args.record)
+    )
     return [
         recorded_latencies(record),
         replay_with(
-            record, recorded, registry, step_times=times, name=f"{recorded.scheduling.name}, simulated", recorded=recorded
+            record,
+            recorded,
+            registry,
+            step_times=times,
+            name=f"{recorded.scheduling.name}, simulated",
+            recorded=recorded,
         ),
         replay_with(
             record,
@@ -174,7 +179,9 @@ def _words(record: FlightRecord, event: Event | None) -> str:
     parts = [f"slot {slot}: {count} from {start}" for slot, start, count in zip(slots, starts, counts, strict=True)]
     more = f" and {len(parts) - _MAX_SHOWN} more" if len(parts) > _MAX_SHOWN else ""
     rest = "".join(
-        f"; {name} {list(values)}" for name, values in (("admitted", event.admitted), ("preempted", event.preempted)) if values
+        f"; {name} {list(values)}"
+        for name, values in (("admitted", event.admitted), ("preempted", event.preempted))
+        if values
     )
     return (
         f"step {event.step}: {', '.join(parts[:_MAX_SHOWN])}{more}{rest}; {event.num_waiting} waiting, "
@@ -183,7 +190,10 @@ def _words(record: FlightRecord, event: Event | None) -> str:
 
 
 def _plain(one: Served) -> dict[str, Any]:
-    return {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in attrs.asdict(one).items()}
+    return {
+        name: None if isinstance(value, float) and math.isnan(value) else value
+        for name, value in attrs.asdict(one).items()
+    }
 
 
 def _shown(value: object) -> str:

@@ -64,12 +64,14 @@ class Comparison:
 
     Attributes:
         arguments: Of it.
+        candidates: Before any setting is swept.
         results: Of every point.
         step_times: The model in words; empty for a measurement.
         record: For a file.
     """
 
     arguments: Arguments
+    candidates: Sequence[Candidate]
     results: Sequence[PointResult]
     step_times: str
     record: Mapping[str, Any] = attrs.field(repr=False)
@@ -92,7 +94,7 @@ def compare(arguments: Arguments, *, note: Callable[[int], None] | None = None) 
     if arguments.live:
         with LiveRuns() as live:
             results = run_experiment(experiment, live, note=note)
-        return _compared(arguments, results, "")
+        return _compared(arguments, candidates, results, "")
     step_times = _step_times(arguments.step_times)
     with_step_times = functools.partial(_simulated, arguments.replicas)
     results = run_experiment(
@@ -102,12 +104,14 @@ def compare(arguments: Arguments, *, note: Callable[[int], None] | None = None) 
         with_step_times=with_step_times,
         note=note,
     )
-    return _compared(arguments, results, repr(step_times))
+    return _compared(arguments, candidates, results, repr(step_times))
 
 
-def _compared(arguments: Arguments, results: Sequence[PointResult], step_times: str) -> Comparison:
+def _compared(
+    arguments: Arguments, candidates: Sequence[Candidate], results: Sequence[PointResult], step_times: str
+) -> Comparison:
     record = record_of(attrs.asdict(arguments), step_times, results)
-    return Comparison(arguments=arguments, results=results, step_times=step_times, record=record)
+    return Comparison(arguments=arguments, candidates=candidates, results=results, step_times=step_times, record=record)
 
 
 def _check(arguments: Arguments) -> None:

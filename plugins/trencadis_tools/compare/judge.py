@@ -40,7 +40,8 @@ class Outcome:
 
     Attributes:
         name: Its name.
-        values: By name of the metric: over all its requests that count in one run, or the mean over runs.
+        values: By name of the metric: over all its requests that count in one run, or the mean over runs; NaN for latencies if the
+            backlog grows.
         num_requests: In all runs.
         num_failed: Refused or failed.
         backlog: How the number of requests in the system goes.
@@ -205,12 +206,14 @@ def _outcome(runs: _Runs, place: int, metrics: Sequence[Metric]) -> Outcome:
         answered = np.isfinite(finished_s)
         num_failed += int((~answered).sum())
         backlogs.append(backlog_of(sent_s[answered], finished_s[answered]))
+    backlog = combined(backlogs)
+    hidden = {metric.name for metric in metrics if metric.is_latency and backlog.is_growing}
     return Outcome(
         name=runs.names[place],
-        values={metric.name: _value(runs, place, metric) for metric in metrics},
+        values={one.name: math.nan if one.name in hidden else _value(runs, place, one) for one in metrics},
         num_requests=sum(len(run.records) for run in runs.runs[place]),
         num_failed=num_failed,
-        backlog=combined(backlogs),
+        backlog=backlog,
     )
 
 
@@ -288,7 +291,7 @@ def _decided(effect: Effect, metric: Metric, baseline: Outcome, other: Outcome) 
     """Return an effect with its verdict."""
     interval = effect.interval
     if metric.is_latency and (baseline.backlog.is_growing or other.backlog.is_growing):
-        return attrs.evolve(effect, verdict="unstable")
+        return attrs.evolve(effect, verdict="unstable", interval=_nothing("unstable"), differences=(), sequence=())
     failed = [one for one in (baseline, other) if one.num_failed > MAX_FAILED_RATIO * one.num_requests]
     reasons = [f"{one.num_failed} of {one.num_requests} requests failed under {one.name}" for one in failed]
     if not interval.is_reliable:

@@ -57,20 +57,23 @@ def _style(index: int) -> dict[str, Any]:
 
 
 def cdf_plot(result: PointResult) -> str:
-    """Return the shares of requests by TTFT, TPOT and E2E, all runs together."""
+    """Return the shares of requests by TTFT, TPOT and E2E, all runs together, of configurations whose backlog does not grow."""
+    outcomes = result.judgement.outcomes
 
     def draw(axes: Any) -> None:
         for place, (name, value) in zip(axes, _LATENCIES.items(), strict=True):
-            for index, (candidate, runs) in enumerate(zip(result.candidates, result.runs, strict=True)):
+            for index, (outcome, runs) in enumerate(zip(outcomes, result.runs, strict=True)):
                 values = np.array([value(record) for run in runs for record in run.records], np.float64)
-                values = values[np.isfinite(values)]
-                if len(values):
-                    place.plot(np.quantile(values, _SHARES), _SHARES, label=candidate.name, **_style(index))
+                values = values[np.isfinite(values) & (values > 0)]
+                if len(values) and not outcome.backlog.is_growing:
+                    place.plot(np.quantile(values, _SHARES), _SHARES, label=outcome.name, **_style(index))
+            place.set_xscale("log")
             place.set_xlabel(f"{name}, s")
             place.set_ylim(0, 1)
             place.grid(alpha=0.3)
         axes[0].set_ylabel("share of requests")
-        axes[-1].legend()
+        if axes[-1].get_lines():
+            axes[-1].legend()
 
     return _picture(draw, num_columns=len(_LATENCIES), width=10)
 

@@ -1,7 +1,7 @@
 """The record of a comparison: what was run, what was found, and what is needed to run it again to the byte.
 
-The part ``comparison`` holds no times and no names of machines: the same command gives the same bytes. The part ``made_with`` says
-with which versions.
+The part ``comparison`` holds no times and no names of machines: the same command gives the same bytes. ``made_with`` and ``locks`` say
+with which versions and files.
 """
 
 from __future__ import annotations
@@ -18,13 +18,16 @@ from typing import Any
 import attrs
 
 import trencadis
+from trencadis.api import PlanLock, differences, lock_of
 from trencadis.errors import ConfigError
+from trencadis_tools.compare.candidates import Candidate
 from trencadis_tools.compare.experiment import PointResult, rate_of
 from trencadis_tools.compare.wording import outcome_notes, sentence
 from trencadis_tools.workloads import Workload
 
 __all__ = [
     "FORMAT",
+    "changes_since",
     "comparison_bytes",
     "differences_between",
     "plain",
@@ -124,14 +127,43 @@ def comparison_bytes(record: Mapping[str, Any]) -> bytes:
     return json.dumps(record["comparison"], indent=1, ensure_ascii=False).encode()
 
 
-def write_record(file: Path, record: Mapping[str, Any]) -> None:
-    """Write a record.
+def locks_of(candidates: Sequence[Candidate]) -> dict[str, PlanLock]:
+    """Return the lock of each configuration: versions, plugins, digests of their files and of the model's. Reads these files."""
+    return {one.name: lock_of(one.config, one.registry) for one in candidates}
+
+
+def changes_since(record: Mapping[str, Any], candidates: Sequence[Candidate]) -> list[str]:
+    """Return in words what is not as it was locked in a record; nothing if the record holds no locks.
+
+    Args:
+        record: Read from a file.
+        candidates: As they are now.
+
+    Raises:
+        ConfigError: A lock in it has another form.
+    """
+    try:
+        locked = {name: PlanLock(**lock) for name, lock in record.get("locks", {}).items()}
+    except TypeError as error:
+        raise ConfigError(f"the locks of the record cannot be read: {error}.") from error
+    now = locks_of([one for one in candidates if one.name in locked])
+    return [f"{name}: {line}" for name, lock in now.items() for line in differences(locked[name], lock)]
+
+
+def write_record(file: Path, record: Mapping[str, Any], candidates: Sequence[Candidate]) -> None:
+    """Write a record with the lock of each configuration.
+
+    Args:
+        file: Where to.
+        record: The record.
+        candidates: The configurations.
 
     Raises:
         ConfigError: The file cannot be written.
     """
+    whole = {**record, "locks": {name: attrs.asdict(lock) for name, lock in locks_of(candidates).items()}}
     try:
-        file.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        file.write_text(json.dumps(whole, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{file}: cannot be written: {error}.", hint="Give another path to --json.") from error
 

@@ -157,9 +157,12 @@ def _number(text: str) -> float | str:
 def _of_point(result: PointResult) -> Iterator[str]:
     baseline = result.judgement.outcomes[0].name
     at = _at(result)
-    yield f"<h2>Distributions{html.escape(at)}</h2>"
-    yield _figure(cdf_plot(result), f"Shares of requests by TTFT, TPOT and E2E{at}, all runs together")
-    shown = [effect for effect in result.judgement.effects if effect.verdict != "unstable" and effect.differences]
+    growing = _growing(result)
+    if len(growing) < len(result.candidates):
+        yield f"<h2>Distributions{html.escape(at)}</h2>"
+        without = f", without {' and '.join(growing)}, unstable" if growing else ""
+        yield _figure(cdf_plot(result), f"Shares of requests by TTFT, TPOT and E2E{at}, all runs together{without}")
+    shown = [effect for effect in result.judgement.effects if effect.differences]
     if shown:
         yield f"<h2>Pairs{html.escape(at)}</h2>"
     for effect in shown:

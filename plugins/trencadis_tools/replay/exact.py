@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import attrs
 
-from trencadis.api import Config, Registry
+from trencadis.api import Config, NounConfig, Registry
 from trencadis.errors import RanksLostError, StepFailedError, TrencadisError
 from trencadis.interfaces import PendingStep
 from trencadis.records import Batch, StepOutput, StepShape, step_shape
@@ -21,6 +21,7 @@ from trencadis.records.flight_record import (
     RecordedEnd,
     RecordedFailure,
 )
+from trencadis_tools.replay.recorded_drafts import RECORDED, RecordedDrafts
 from trencadis_tools.replay.replay_executor import PlannedStep, ReplayExecutor
 from trencadis_tools.replay.replayed_engine import ScriptedClock, replayed_engine, restore
 from trencadis_tools.replay.stand_ins import StandIns
@@ -86,7 +87,7 @@ class _Script(ReplayExecutor):
                 batch.passes, num_new=len(batch.row_starts), has_buckets=self.capabilities.layout != "ragged"
             )
             self._next += 1
-            event = self._event()
+            event = self.next_event()
             if isinstance(event, RecordedAttempt):
                 self._clock.set(event.now_s)
         return _Pending(self, planned, shape, planned_s)
@@ -95,10 +96,10 @@ class _Script(ReplayExecutor):
         """Return what was recorded of the oldest step in flight; nothing of what is dropped after a failure counts."""
         if self._has_failed:
             return self.output(planned)
-        event = self._event()
+        event = self.next_event()
         while isinstance(event, RecordedAttempt) and not event.is_plan:
             self._next += 1
-            event = self._event()
+            event = self.next_event()
         if isinstance(event, RecordedFailure):
             self._has_failed = True
             self._clock.set(event.now_s)
@@ -121,7 +122,8 @@ class _Script(ReplayExecutor):
             return self.output(planned, event)
         return self.output(planned)
 
-    def _event(self) -> Event | None:
+    def next_event(self) -> Event | None:
+        """Return the event that comes next; None at the end."""
         return self._events[self._next] if self._next < len(self._events) else None
 
 
@@ -149,6 +151,16 @@ def replay_exactly(record: FlightRecord, config: Config, registry: Registry) -> 
     """
     stand_ins, clock = StandIns(record.requests), ScriptedClock()
     script = _Script(record, stand_ins, clock)
+    if record.max_draft_tokens:
+        drafts = RecordedDrafts(record.max_draft_tokens)
+        drafts.next_event = script.next_event
+        registry.register(drafts)
+        config = attrs.evolve(
+            config,
+            speculation=NounConfig(name=RECORDED),
+            draft_length=NounConfig(name="fixed"),
+            acceptance=NounConfig(name="match"),
+        )
     engine = replayed_engine(record, config, registry, clock=clock, executor=script)
     recorder = engine.flight_recorder
     assert recorder is not None, "it is on in a replay"

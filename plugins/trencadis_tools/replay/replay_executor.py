@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
+from typing import Any
 
 import attrs
 import numpy as np
@@ -55,8 +56,11 @@ class ReplayExecutor(Executor):
     def __init__(self, record: FlightRecord, stand_ins: StandIns) -> None:
         self._record = record
         self._stand_ins = stand_ins
-        given = {name: tuple(value) if isinstance(value, list) else value for name, value in record.capabilities.items()}
-        self._capabilities = BackendCapabilities(**{**given, "provides": frozenset(given["provides"])})
+        given: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in record.capabilities.items()
+        }
+        given["provides"] = frozenset(given["provides"])
+        self._capabilities = BackendCapabilities(**given)
         self.number_of_row: dict[int, int] = {}
 
     @abstractmethod

@@ -84,9 +84,7 @@ def replayed_engine(
     config = attrs.evolve(
         config,
         model=attrs.evolve(config.model, path="demo", max_model_len=record.max_model_len),
-        cache=attrs.evolve(
-            config.cache, num_blocks=record.num_blocks // num_partitions, block_size=record.block_size
-        ),
+        cache=attrs.evolve(config.cache, num_blocks=record.num_blocks // num_partitions, block_size=record.block_size),
         observer=attrs.evolve(config.observer, names=()),
         flight_recorder=attrs.evolve(config.flight_recorder, num_steps=_FOR_EVER, max_bytes=_FOR_EVER),
     )
@@ -108,7 +106,7 @@ def restore(
         executor: The engine's.
         options: ``restores_scheduling``, ``restores_eviction``: see ``Engine.restore``.
     """
-    rows = frame["columns"]["row"]
+    rows = frame["table"]["row"]
     number_of_slot = {
         values["slot"]: number for number, values in zip(frame["requests"], frame["sequences"], strict=True)
     }
@@ -130,4 +128,3 @@ def restore(
         return executor.pending(PlannedStep(plan.step, numbers, known, plan.samples.astype(np.int32)), None)
 
     engine.restore(frame, request_of=request_of, tokens_of=stand_ins.tokens.__getitem__, pending=pending, **options)
-

@@ -66,7 +66,7 @@ class StandIns:
 
     def next_tokens(self, number: int, known: int, count: int) -> list[int]:
         """Return what the device chooses after ``known`` tokens of a request; of what was not recorded, tokens that nothing else has."""
-        tokens = self.tokens[number][known : known + count].tolist()
+        tokens: list[int] = self.tokens[number][known : known + count].tolist()
         return tokens + [number + 1] * (count - len(tokens))
 
 

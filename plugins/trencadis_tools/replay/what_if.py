@@ -28,7 +28,12 @@ from trencadis_tools.simulation.step_times import LinearStepTimes, StepRecord, f
 
 __all__ = ["Served", "recorded_latencies", "recorded_step_times", "replay_with"]
 
-_LEFT_OUT = ((), ("product_s",), ("product_s", "row_s", "host_row_s"), ("product_s", "row_s", "host_row_s", "context_s"))
+_LEFT_OUT = (
+    (),
+    ("product_s",),
+    ("product_s", "row_s", "host_row_s"),
+    ("product_s", "row_s", "host_row_s", "context_s"),
+)
 """Coefficients that short records do not tell apart, the least important first."""
 
 
@@ -88,7 +93,14 @@ def recorded_step_times(steps: Sequence[StepRecord], *, name: str) -> LinearStep
 def recorded_latencies(record: FlightRecord) -> Served:
     """Return what the record itself says of its requests. Pure."""
     ended = [
-        (one.arrival_s, one.first_token_s or math.nan, one.finish_s, one.num_output_tokens, one.num_preemptions, one.num_cached_tokens)
+        (
+            one.arrival_s,
+            one.first_token_s or math.nan,
+            one.finish_s,
+            one.num_output_tokens,
+            one.num_preemptions,
+            one.num_cached_tokens,
+        )
         for one in record.requests
         if _counts(one.finish_reason)
     ]
@@ -149,9 +161,7 @@ def replay_with(
 class _Device(ReplayExecutor):
     """Computes one batch after the other, each as long as its size says."""
 
-    def __init__(
-        self, record: FlightRecord, stand_ins: StandIns, clock: SimulatedClock, step_times: StepTimes
-    ) -> None:
+    def __init__(self, record: FlightRecord, stand_ins: StandIns, clock: SimulatedClock, step_times: StepTimes) -> None:
         super().__init__(record, stand_ins)
         self._clock = clock
         self._step_times = step_times
@@ -219,7 +229,7 @@ def _policy(record: FlightRecord) -> str:
     return record.components["scheduling"][0] if "scheduling" in record.components else "policy"
 
 
-def _served(name: str, ended: Sequence[tuple[float, float, float, int, int, int]], start_s: float) -> Served:
+def _served(name: str, ended: Sequence[tuple[float, ...]], start_s: float) -> Served:
     """Return the summary of requests: arrival, first token, end, output tokens, preemptions, cached tokens of each."""
     arrival, first, finish, num_output, num_preempted, num_cached = np.array(ended or [(math.nan,) * 6]).T
     ttft, e2e = first - arrival, finish - arrival

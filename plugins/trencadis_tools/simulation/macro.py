@@ -26,6 +26,7 @@ from trencadis.records import (
     SamplingParams,
     StepShape,
     TokenDeltas,
+    evolve_unchecked,
 )
 from trencadis_plugins.scheduling.config import FcfsConfig
 from trencadis_tools.simulation.events import ReplicaEvent
@@ -36,8 +37,9 @@ from trencadis_tools.simulation.run import RequestRecord, Run
 from trencadis_tools.simulation.step_shape import StepTimes
 from trencadis_tools.workloads.workload import Workload
 
-__all__ = ["MacroEngine", "check_macro", "simulate_macro"]
+__all__ = ["MacroEngine", "MacroFleet", "check_macro", "simulate_macro"]
 
+_REQUEST = Request(request_id="", prompt_token_ids=(0,))
 _NUM_CHECKED = 300
 _TOLERANCE_S = 1e-9
 _NONE = np.empty(0, np.int32)
@@ -62,7 +64,7 @@ def simulate_macro(
     if events:
         raise CapabilityError("macro replicas do not fail, drain or join.", hint="Use --replica-model engine.")
     check_macro(config, registry, workload, step_times=step_times, num_replicas=replicas)
-    return _MacroFleet(config, registry, workload, step_times=step_times, replicas=replicas).run()
+    return MacroFleet(config, registry, workload, step_times=step_times, replicas=replicas).run()
 
 
 def check_macro(
@@ -88,7 +90,7 @@ def check_macro(
         real = fleet.run()
     finally:
         fleet.close()
-    macro = _MacroFleet(config, registry, part, step_times=step_times).run()
+    macro = MacroFleet(config, registry, part, step_times=step_times).run()
     for one, other in zip(real.records, macro.records, strict=True):
         if not _is_same(one, other):
             raise CapabilityError(
@@ -155,7 +157,8 @@ class _Lengths:
         params = self._params.get(most)
         if params is None:
             params = self._params[most] = SamplingParams(max_tokens=most)
-        return Request(
+        return evolve_unchecked(
+            _REQUEST,
             request_id=asked.request_id,
             prompt_token_ids=self._tokens[:length],
             params=params,
@@ -168,7 +171,7 @@ class _Lengths:
         return range(len(request.prompt_token_ids) + len(end.token_ids))
 
 
-class _MacroFleet(Fleet):
+class MacroFleet(Fleet):
     """A fleet of macro replicas."""
 
     def _prompts_of(self, workload: Workload) -> _Lengths:
@@ -232,7 +235,7 @@ class MacroEngine:
         max_model_len: Longest sequence, tokens.
     """
 
-    hashing = None
+    hashing: tuple[str, int] | None = None
 
     def __init__(
         self,

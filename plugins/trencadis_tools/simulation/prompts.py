@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from trencadis.records import FinishedSequence, Request, SamplingParams
+from trencadis.records import FinishedSequence, Request, SamplingParams, evolve_unchecked
 from trencadis_tools.workloads.workload import Workload
 
 __all__ = ["Prompts", "SimulatedPrompts"]
+
+
+_REQUEST = Request(request_id="", prompt_token_ids=(0,))
 
 
 class Prompts(Protocol):
@@ -42,6 +45,7 @@ class SimulatedPrompts:
     def __init__(self, workload: Workload) -> None:
         self._requests = workload.requests
         self._block_tokens = workload.block_tokens
+        self._params: dict[int, SamplingParams] = {}  # by longest answer; to check them takes longer than a step
         self._longest = max(one.num_output_tokens for one in workload.requests)
         self._index_of = {one.request_id: index for index, one in enumerate(workload.requests)}
         numbers: dict[int, int] = {}
@@ -69,10 +73,15 @@ class SimulatedPrompts:
                 tokens += [self._token_of[block]] * self._block_tokens
             del tokens[length:]
         tokens += [index + 2] * (length - len(tokens))
-        return Request(
+        most = asked.max_tokens or self._longest
+        params = self._params.get(most)
+        if params is None:
+            params = self._params[most] = SamplingParams(max_tokens=most)
+        return evolve_unchecked(
+            _REQUEST,
             request_id=asked.request_id,
             prompt_token_ids=tuple(tokens),
-            params=SamplingParams(max_tokens=asked.max_tokens or self._longest, seed=index),
+            params=evolve_unchecked(params, seed=index),
             priority=asked.priority,
             tenant=asked.tenant,
             ttft_target_s=asked.ttft_target_s,

@@ -9,11 +9,11 @@ from typing import Protocol
 
 import attrs
 
-from trencadis.api import Engine
+from trencadis.api import Engine, EngineTotals
 from trencadis.clock import SimulatedClock
 from trencadis.errors import RequestError, StepFailedError
 from trencadis.records import EngineLoad, FinishedSequence, Request, TokenDeltas
-from trencadis_tools.simulation.executor import SimulatedExecutor
+from trencadis_tools.simulation.executor import Timeline
 
 __all__ = ["Replica", "Unfinished", "Watcher"]
 
@@ -27,6 +27,74 @@ class Watcher(Protocol):
 
     def stepped(self, replica: int, deltas: TokenDeltas) -> None:
         """Called at the end of a step with what it gave."""
+        ...
+
+
+class SteppedEngine(Protocol):
+    """What a replica steps: an engine, or what stands in its place."""
+
+    totals: EngineTotals
+
+    @property
+    def hashing(self) -> tuple[str, int] | None:
+        """See :class:`~trencadis.api.Engine`; so are all others."""
+        ...
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        ...
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether several steps are in flight, and nothing changes."""
+        ...
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that wait."""
+        ...
+
+    @property
+    def num_running(self) -> int:
+        """Sequences that run."""
+        ...
+
+    def add(self, request: Request) -> int:
+        """Queue a request."""
+        ...
+
+    def step(self) -> TokenDeltas:
+        """Take a step."""
+        ...
+
+    def load(self) -> EngineLoad:
+        """Return how much there is to do."""
+        ...
+
+    def close(self) -> None:
+        """End everything."""
+        ...
+
+
+class OpenStretch(Protocol):
+    """Several steps in flight."""
+
+    @property
+    def end_s(self) -> float:
+        """When they end at the latest."""
+        ...
+
+
+class Device(Protocol):
+    """What a stepped engine computes on."""
+
+    timeline: Timeline
+    num_submitted: int
+
+    @property
+    def stretch(self) -> OpenStretch | None:
+        """The newest."""
         ...
 
 
@@ -70,9 +138,9 @@ class Replica:
 
     index: int
     serial: int
-    engine: Engine
+    engine: SteppedEngine
     clock: SimulatedClock
-    executor: SimulatedExecutor
+    executor: Device
     refused: Callable[[Request, RequestError], None]
     watcher: Watcher | None = None
     inbox: deque[Request] = attrs.field(factory=deque)
@@ -84,7 +152,7 @@ class Replica:
     joins_when_empty: bool = False
     reported: Callable[[int, EngineLoad], None] | None = None
     sizes: tuple[int, int] = (0, 0)
-    stalled = False  # for the router: nothing hangs here
+    stalled = ""  # for the router: nothing hangs here
 
     @property
     def has_work(self) -> bool:
@@ -142,6 +210,7 @@ class Replica:
 
     def fail(self) -> list[Unfinished]:
         """End the engine; returns its requests, those that it had begun first, without what the step that ran had not given yet."""
+        assert isinstance(self.engine, Engine), "macro replicas do not fail"
         hidden = self.deltas
         num_hidden: dict[int, int] = {}
         ended: list[FinishedSequence] = []

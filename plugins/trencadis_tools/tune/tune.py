@@ -120,6 +120,10 @@ def tune(
         steps = measure_steps(start, parts[0])
         step_times, words, facts = steps.times, steps.words, steps.facts
         _check_lengths(steps, parts)
+        if steps.is_doubtful:
+            say(
+                "The step times do not predict steps of the same run within 20 %: is the machine busy with something else?"
+            )
     memory = memory_of(
         start.config,
         step_times,

@@ -59,7 +59,7 @@ class Recipe:
         name: For tables and records; that of the file if it says none.
         seed: Of everything that is drawn.
         num_requests: How many are drawn, or how many sessions; 0: those of the trace.
-        limit: The first so many requests, those of sessions counted each; 0: all.
+        limit: The first so many requests, those of sessions counted each; 0: all. Recorded times have their rate within these.
         trace: Where requests come from.
         arrivals: When they come.
         lengths: How long they are.
@@ -92,6 +92,9 @@ class Recipe:
         trace = read_trace(self.trace) if self.trace.file else None
         requests = self._sized(trace)
         requests = self._owned(requests)
+        if self.sessions is None:
+            # Before times are stretched: a rate is that of the requests that are sent.
+            requests = requests[: self.limit or None]
         requests = self._timed(requests, has_times=trace is not None and trace.has_times)
         if self.sessions is not None:
             requests = self._with_sessions(requests, self.sessions)

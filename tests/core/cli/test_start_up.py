@@ -40,6 +40,7 @@ COMMANDS = {
     "doctor": (0, ["--server.port", "0"]),
     "new-plugin": (0, ["scheduling", "lottery"]),
     "compare": (2, ["fcfs", "no_such_policy", "--workload", "poisson"]),
+    "simulate": (2, ["--workload", "/no/such/workload"]),
     "workload": (0, ["poisson"]),
     "replay": (2, ["/no/such/record"]),
     "lock": (2, NO_MODEL),

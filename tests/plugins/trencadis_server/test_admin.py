@@ -388,3 +388,21 @@ def test_replicas_are_shown_and_restarted() -> None:
 def test_a_request_that_no_replica_can_go_on_with_is_answered_with_503() -> None:
     error = as_api_error(ContinuationError("request 'r': its engine has ended, and no other can go on with it."))
     assert (error.status, error.code, error.headers["Retry-After"]) == (503, "engine_ended", "1")
+
+
+def test_a_flight_record_is_written_on_request(tmp_path):
+    async def use(client: httpx.AsyncClient, llm: AsyncLLM, engines: OneEngine) -> None:
+        assert_error(await client.post("/admin/flight-record"), 415, code="invalid_content_type")
+        answer = await client.post("/admin/flight-record", json={})
+        assert answer.json() == {"paths": [str(path) for path in tmp_path.iterdir()]}
+        assert len(list(tmp_path.glob("*-request.flight"))) == 1
+
+    administer(use, flight_recorder={"folder": str(tmp_path)})
+
+
+def test_without_a_recorder_there_is_no_record():
+    async def use(client: httpx.AsyncClient, llm: AsyncLLM, engines: OneEngine) -> None:
+        answer = await client.post("/admin/flight-record", json={})
+        assert "keeps no flight record" in assert_error(answer, 400, code="no_flight_record")
+
+    administer(use, flight_recorder={"num_steps": 0})

@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 
 __all__ = ["RECORD_SIGNAL", "ignore_record_signal", "record_at_signal"]
 
-RECORD_SIGNAL: Final = getattr(signal, "SIGUSR2", None)
+RECORD_SIGNAL: Final[signal.Signals | None] = getattr(signal, "SIGUSR2", None)
 """Has an engine's process write its flight record."""
 
-_LOOK_S: Final = 0.2
+_LOOK_S: Final = 1.5
+"""An idle engine gives a sign of progress every second, one that computes several with each step."""
 
 
 def ignore_record_signal() -> None:
@@ -44,13 +45,15 @@ def record_at_signal(recorder: FlightRecorder) -> None:
     os.set_blocking(sink, False)
     signal.set_wakeup_fd(sink, warn_on_full_buffer=False)
     signal.signal(RECORD_SIGNAL, lambda *_: None)
-    threading.Thread(target=_serve, args=(source, recorder), name="trencadis-flight-record", daemon=True).start()
+    threading.Thread(
+        target=_serve, args=(source, RECORD_SIGNAL, recorder), name="trencadis-flight-record", daemon=True
+    ).start()
 
 
-def _serve(source: int, recorder: FlightRecorder) -> None:
+def _serve(source: int, asked: signal.Signals, recorder: FlightRecorder) -> None:
     while numbers := os.read(source, 64):
-        if RECORD_SIGNAL in numbers:
+        if asked in numbers:
             beat = ACTIVITY.num_beats
-            time.sleep(_LOOK_S)  # an engine that computes beats several times a step
+            time.sleep(_LOOK_S)
             hangs = beat == ACTIVITY.num_beats
-            recorder.dump("stall" if hangs else "signal", f"signal {RECORD_SIGNAL.name}" if RECORD_SIGNAL else "")
+            recorder.dump("stall" if hangs else "signal", f"signal {asked.name}")

@@ -23,8 +23,8 @@ class RoutedEngine(Protocol):
     """An engine that requests are sent to."""
 
     @property
-    def stalled(self) -> bool:
-        """Whether it makes no progress."""
+    def stalled(self) -> str:
+        """Why it makes no progress; empty while it does."""
         ...
 
 

@@ -12,7 +12,8 @@ predecessor has one: what no look-up can reach is not kept.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -218,6 +219,39 @@ class BlockManager:
         self._cached.difference_update(moved)
         self._cached.update(to[block] for block in moved)
         self._eviction.swap(to.items())
+
+    @property
+    def partitions(self) -> Sequence[BlockManager]:
+        """The parts that have blocks of their own: this one."""
+        return (self,)
+
+    @property
+    def eviction(self) -> GuardedEviction:
+        """The policy."""
+        return self._eviction
+
+    def copy_state(self) -> dict[str, Any]:
+        """Return copies of what is kept here; O(blocks), in C code."""
+        return {
+            "free": self._stack[: self.num_free].copy(),
+            "num_available": self.num_available,
+            "ref_counts": self.ref_counts[self.first : self.first + self.num_blocks].copy(),
+            "hash_of": self._hash_of.copy(),
+            "depth_of": self._depth_of.copy(),
+            "previous": self._previous.copy(),
+        }
+
+    def restore_state(self, values: Mapping[str, Any]) -> None:
+        """Hold and cache what another engine did; see :meth:`copy_state`."""
+        self.num_free, self.num_available = len(values["free"]), values["num_available"]
+        self._stack[: self.num_free] = values["free"]
+        self.ref_counts[self.first : self.first + self.num_blocks] = values["ref_counts"]
+        self._hash_of, self._depth_of = dict(values["hash_of"]), dict(values["depth_of"])
+        self._block_of = {block_hash: block for block, block_hash in self._hash_of.items()}
+        self._previous = dict(values["previous"])
+        for block_hash, previous in self._previous.items():
+            self._successors.setdefault(previous, {})[block_hash] = None
+        self._cached = {block for block in self._hash_of if not self.ref_counts[block]}
 
     def inspect(self) -> BlockSnapshot:
         """Return a copy of what is kept here, for tests and debuggers."""

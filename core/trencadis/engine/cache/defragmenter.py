@@ -21,6 +21,7 @@ import numpy.typing as npt
 from trencadis.config.schema import DefragmenterConfig
 from trencadis.engine.cache.block_manager import BlockManager
 from trencadis.engine.inspect.accounting import SubmittedStep
+from trencadis.engine.restorable import Restorable
 from trencadis.engine.stages import Stage
 from trencadis.engine.state import EngineState
 from trencadis.records import Int32Array, Plan
@@ -33,7 +34,7 @@ _COPY_COST = 4
 """What a swap of two blocks costs, in blocks read: two are read and two are written."""
 
 
-class Defragmenter(Stage):
+class Defragmenter(Stage, Restorable):
     """Moves blocks between two steps. Engine thread; used after a plan is made and before its batch is built.
 
     Args:
@@ -47,6 +48,8 @@ class Defragmenter(Stage):
         num_runs: How often blocks were moved.
         num_swaps: Pairs of blocks that changed places.
     """
+
+    restored = ("_wasted",)
 
     def __init__(
         self,

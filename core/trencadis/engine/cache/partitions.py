@@ -62,6 +62,11 @@ class PartitionedBlocks(BlockManager):
         """Blocks without references and that are kept for reuse."""
         return sum(part.num_cached for part in self.parts)
 
+    @property
+    def partitions(self) -> Sequence[BlockManager]:
+        """The partitions."""
+        return self.parts
+
     def allocate(self, num_blocks: int) -> Int32Array:
         """Refuse: blocks are some partition's.
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from trencadis.config.schema import Config
 from trencadis.engine.inspect.snapshot import HostBlockSnapshot
+from trencadis.engine.restorable import Restorable
 from trencadis.engine.sequences import Sequence
 from trencadis.engine.stages import Stage
 from trencadis.errors import ConfigValueError, InternalError
@@ -57,7 +58,7 @@ class _Copy:
     host: Int32Array
 
 
-class Swapping(Stage):
+class Swapping(Stage, Restorable):
     """The host blocks of one engine, and the copies of the plan in the making.
 
     Args:
@@ -69,6 +70,8 @@ class Swapping(Stage):
         num_swapped: Sequences whose blocks are in host memory.
         counts: What was swapped for the plan that was flushed last.
     """
+
+    restored = ("num_free", "num_swapped", "_num_free", "_num_fallbacks", "_stacks")
 
     def __init__(
         self,

@@ -215,6 +215,7 @@ class Committer:
         grown = resident & (full > table.num_hashed_blocks[places])
         if 1 not in grown.tobytes():
             return
+        now_s = state.clock.now_s()
         for slot, num_blocks in zip(plan.slots[grown].tolist(), full[grown].tolist(), strict=True):
             sequence = table.sequences[slot]
             if sequence is None or sequence.state is not SequenceState.RUNNING or sequence.transfer_id >= 0:
@@ -228,7 +229,6 @@ class Committer:
             first = int(table.num_hashed_blocks[slot])
             blocks = state.rows.block_tables[table.row[slot], first:num_blocks].tolist()
             if state.prefix_caching:
-                now_s = state.clock.now_s()
                 state.blocks.register_chain(blocks, sequence.block_hashes, start=first, salt=salt, now_s=now_s)
             if self._is_connected:
                 state.transfers.computed(blocks, sequence.block_hashes[first:num_blocks])

@@ -14,6 +14,7 @@ import logging
 from collections.abc import Sequence
 
 from trencadis.activity import ACTIVITY, EnginePhase
+from trencadis.engine.restorable import Restorable
 from trencadis.engine.sequences import SequenceState
 from trencadis.engine.state import EngineState
 from trencadis.errors import BackendError, RanksLostError, UnpreparedShapeError
@@ -32,7 +33,7 @@ SUSPECT_LOSSES, MOST_LOSSES = 2, 3
 logger = logging.getLogger("trencadis.engine")
 
 
-class Recovery:
+class Recovery(Restorable):
     """Takes failed steps apart.
 
     Args:
@@ -41,6 +42,8 @@ class Recovery:
     Attributes:
         suspects: Slots that run alone, one after the other, until the one at fault is found.
     """
+
+    restored = ("suspects", "_num_others", "_num_losses")
 
     def __init__(self, state: EngineState) -> None:
         self.suspects: list[int] = []

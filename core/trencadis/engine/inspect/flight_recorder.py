@@ -19,7 +19,6 @@ import attrs
 import msgspec
 import numpy as np
 
-import trencadis
 from trencadis.engine.inspect.decisions import StepNotes
 from trencadis.engine.inspect.flight_files import FlightFiles
 from trencadis.engine.inspect.key_frame import KeyFrame
@@ -41,6 +40,7 @@ from trencadis.records.flight_record import (
 __all__ = ["FlightFacts", "FlightRecorder", "RecordedLife", "event_of", "without_tokens"]
 
 
+_MAX_OBSTACLES = 16
 _NO_TOKENS = np.empty(0, np.int32)
 
 
@@ -49,19 +49,23 @@ class FlightFacts:
     """What of an engine does not change while it lives; see :class:`~trencadis.records.flight_record.FlightRecord`.
 
     Attributes:
+        version: Of Trencadís.
         config: Tables of the core, without secrets and texts.
         components: By noun: name, distribution and version.
         model: Facts of the model.
         capabilities: Of the backend.
         num_in_flight: Steps that may be in flight at once.
+        max_draft_tokens: Drafts of a sequence in a step; 0 without speculation.
         obstacles: Why no record of this engine can be replayed; empty: it can.
     """
 
+    version: str
     config: Mapping[str, Any]
     components: Mapping[str, tuple[str, str, str]]
     model: Mapping[str, Any]
     capabilities: Mapping[str, Any]
     num_in_flight: int
+    max_draft_tokens: int = 0
     obstacles: tuple[str, ...] = ()
 
 
@@ -94,19 +98,19 @@ class _Segment:
     Attributes:
         frame: The state before the first entry; None: the engine had just been built.
         entries: In order.
+        obstacles: What of it cannot be replayed, in words.
         lives: Requests that were in the engine at the frame, or came later, in order of arrival.
         num_token_bytes: Of those that have ended.
-        first_step: Number of the first plan.
     """
 
-    __slots__ = ("entries", "first_step", "frame", "lives", "num_token_bytes")
+    __slots__ = ("entries", "frame", "lives", "num_token_bytes", "obstacles")
 
-    def __init__(self, frame: Any, lives: list[RecordedLife], first_step: int) -> None:
+    def __init__(self, frame: KeyFrame | None, lives: list[RecordedLife]) -> None:
         self.frame = frame
         self.entries: list[tuple[Any, ...]] = []
+        self.obstacles: list[str] = []
         self.lives = lives
         self.num_token_bytes = 0
-        self.first_step = first_step
 
 
 @attrs.frozen(kw_only=True)
@@ -162,8 +166,8 @@ class FlightRecorder:
         self._plan_hash = plan_hash
         self._live: dict[int, RecordedLife] = {}  # by slot
         self._num_requests = 0
-        self._obstacles: deque[str] = deque(maxlen=16)
-        self._segments: deque[_Segment] = deque([_Segment(None, [], 0)], maxlen=2)
+        self._obstacles: list[str] = []
+        self._segments: deque[_Segment] = deque([_Segment(None, [])], maxlen=2)
         self._segment = self._segments[-1]
         self.note = self._segment.entries.append
         self.frame_due = num_steps
@@ -180,7 +184,9 @@ class FlightRecorder:
     def adopted(self, sequence: EngineSequence) -> RecordedLife:
         """Keep a request that is in the engine."""
         slot = sequence.slot
-        record = _recorded(self._num_requests, sequence.original_request, sequence, float(self._state.table.arrival_s[slot]))
+        record = _recorded(
+            self._num_requests, sequence.original_request, sequence, float(self._state.table.arrival_s[slot])
+        )
         life = self._live[slot] = RecordedLife(self._num_requests, sequence, record)
         self._num_requests += 1
         self._segment.lives.append(life)
@@ -197,19 +203,27 @@ class FlightRecorder:
         life = self._live.pop(finished.slot, None)
         if life is not None:
             life.finished, life.sequence = finished, None
-            self._segment.num_token_bytes += life.tokens.nbytes + finished.token_ids.nbytes + 64 * len(life.block_hashes)
+            self._segment.num_token_bytes += (
+                life.tokens.nbytes + finished.token_ids.nbytes + 64 * len(life.block_hashes)
+            )
             if self._segment.num_token_bytes > self._max_bytes:
                 self.frame_due = 0
 
-    def obstacle(self, words: str) -> None:
-        """Note what keeps the record from being replayed exactly."""
-        if words not in self._obstacles:
-            self._obstacles.append(words)
+    def obstacle(self, words: str, *, lasts: bool = False) -> None:
+        """Note what keeps a record from being replayed exactly.
+
+        Args:
+            words: What.
+            lasts: Also later records, which do not reach back to it.
+        """
+        noted = self._obstacles if lasts else self._segment.obstacles
+        if words not in noted and len(noted) < _MAX_OBSTACLES:
+            noted.append(words)
 
     def new_segment(self, next_step: int) -> None:
         """Take a key frame and begin a new segment; called between two steps, after a commit."""
         lives = list(self._live.values())
-        segment = _Segment(self.take_frame(lives), lives, next_step)
+        segment = _Segment(self.take_frame(lives), lives)
         self._segments.append(segment)
         self._segment = segment
         self.note = segment.entries.append
@@ -243,7 +257,11 @@ class FlightRecorder:
             entries=[entry for segment in segments for entry in list(segment.entries)],
             requests=[self._request(life) for life in lives],
             tokens=[self._tokens(life) for life in lives],
-            obstacles=(*self._facts.obstacles, *self._obstacles),
+            obstacles=(
+                *self._facts.obstacles,
+                *self._obstacles,
+                *dict.fromkeys(words for segment in segments for words in segment.obstacles),
+            ),
             plan_hash=self._plan_hash(),
         )
 
@@ -265,7 +283,7 @@ class FlightRecorder:
             reason=reason,
             cause=cause,
             written_at=time.time(),
-            version=trencadis.__version__,
+            version=facts.version,
             plan_hash=kept.plan_hash,
             components=dict(facts.components),
             config=dict(facts.config),
@@ -275,6 +293,7 @@ class FlightRecorder:
             block_size=state.block_size,
             max_model_len=state.max_model_len,
             num_in_flight=facts.num_in_flight,
+            max_draft_tokens=facts.max_draft_tokens,
             frame=frame,
             obstacles=obstacles,
             requests=kept.requests,
@@ -367,7 +386,9 @@ def event_of(entry: tuple[Any, ...], numbers: Mapping[int, int] | None) -> Event
     if kind == COMMIT:
         wait_s, end_s, plan_s, device_s, num_emitted, errors = entry[2:]
         emitted = b"" if num_emitted is None else _bytes(num_emitted)
-        return RecordedCommit(wait_s, now_s, end_s, plan_s, float(device_s), emitted, tuple(one.index for one in errors))
+        return RecordedCommit(
+            wait_s, now_s, end_s, plan_s, float(device_s), emitted, tuple(one.index for one in errors)
+        )
     if kind == ARRIVAL:
         return RecordedArrival(now_s, number_of(entry[2]))
     if kind == END:

@@ -8,16 +8,19 @@ Without a KV connector, and without sequences that wait for their sampler. Token
 from __future__ import annotations
 
 import copy
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np
 
-from trencadis.engine.cache.block_manager import BlockManager
-from trencadis.engine.cache.partitions import PartitionedBlocks
+from trencadis.engine.commit.recovery import Recovery
+from trencadis.engine.guards import GuardedScheduling
 from trencadis.engine.inspect.accounting import SubmittedStep
 from trencadis.engine.inspect.policy_memory import PolicyMemory
+from trencadis.engine.restorable import Restorable
+from trencadis.engine.scheduling.scheduler import Scheduler
 from trencadis.engine.sequences import Sequence as EngineSequence
 from trencadis.engine.sequences import SequenceState
 from trencadis.engine.state import EngineState
@@ -25,10 +28,9 @@ from trencadis.interfaces import PendingStep
 from trencadis.records import Drafts, Plan, Request
 
 if TYPE_CHECKING:
-    from trencadis.engine.engine import Engine
     from trencadis.engine.inspect.flight_recorder import RecordedLife
 
-__all__ = ["KeyFrame", "restore_key_frame", "take_key_frame"]
+__all__ = ["FramedParts", "KeyFrame"]
 
 _SEQUENCE_FIELDS = (
     "slot",
@@ -42,17 +44,11 @@ _SEQUENCE_FIELDS = (
     "host_blocks",
 )
 _PLAN_FIELDS = ("step", "slots", "rows", "epochs", "starts", "num_scheduled", "samples", "admitted", "preempted")
-_ORDER_FIELDS = ("_order", "_known", "_num_appended", "_num_removed", "_steps_left")
-_ADAPTER_FIELDS = ("_numbers", "_num_users", "_reserved_for", "_closed")
-_ACCOUNT_FIELDS = ("_numbers", "_waiting", "num_waiting_tokens")
-_SWAP_FIELDS = ("num_free", "num_swapped", "_num_free", "_num_fallbacks")
-_RECOVERY_FIELDS = ("suspects", "_num_others", "_num_losses")
-_TABLE_FIELDS = ("_free", "_next_epoch", "was_preempted", "num_prompt_logprobs")
 
 
 @attrs.define(kw_only=True, eq=False)
 class KeyFrame:
-    """Copies, made by :func:`take_key_frame`.
+    """Copies, made by :meth:`FramedParts.take`.
 
     Attributes:
         plain: Numbers, arrays, and dictionaries of them.
@@ -106,55 +102,156 @@ class KeyFrame:
         return frame, self.obstacles + [one.obstacle for one in memories if one.obstacle]
 
 
-def take_key_frame(engine: Engine, lives: Sequence[RecordedLife]) -> KeyFrame:
-    """Copy the state of an engine between two steps.
+@attrs.frozen(kw_only=True, eq=False)
+class FramedParts:
+    """The parts of an engine that have a state.
 
-    Args:
-        engine: Not changed.
-        lives: Its requests, in order of arrival.
+    Attributes:
+        state: Sequences, rows, blocks, queues.
+        scheduler: Makes plans.
+        policy: The scheduling policy.
+        recovery: Takes failed steps apart.
+        in_flight: Steps that were submitted and are not committed.
+        stages: Stages that keep something from step to step.
     """
-    state, scheduler = engine._state, engine._scheduler
-    policy, swapping, parts = engine._policy, state.swapping, _parts(state)
-    obstacles = []
-    if policy.num_quarantined or any(part._eviction.num_quarantined for part in parts):
-        obstacles.append("a policy had been replaced by its fallback before the record begins")
-    if state.compiling:
-        obstacles.append("a request waited for its sampler where the record begins")
-    return KeyFrame(
-        plain={
-            "next_step": scheduler.next_step,
-            "had_drafts": scheduler.had_drafts,
-            "num_idle_steps": engine._num_idle_steps,
-            "now_s": state.clock.now_s(),
-            "requests": [id(life) for life in lives],
-            "sequences": [_sequence(state, life.sequence) for life in lives if life.sequence is not None],
-            "columns": {name: getattr(state.table, name).copy() for name in state.table.columns},
-            "table": _copies(state.table, _TABLE_FIELDS),
-            "free_rows": [list(rows) for rows in state.rows._free],
-            "waiting": _copies(state.waiting, ("slots", "num_front", "num_appended", "num_removed")),
-            "running": state.running.copy(),
-            "accounts": _copies(state.tenants, _ACCOUNT_FIELDS),
-            "costs": [dict(one._costs) for one in (state.tenants.failed_steps, state.tenants.preparations)],
-            "adapters": _copies(state.adapters, _ADAPTER_FIELDS),
-            "swapping": {**_copies(swapping, _SWAP_FIELDS), "stacks": [one.copy() for one in swapping._stacks]},
-            "order": _copies(scheduler.admission._order, _ORDER_FIELDS),
-            "recovery": _copies(engine._recovery, _RECOVERY_FIELDS),
-            "in_flight": [_plan(step.plan) for step in engine._in_flight],
-        },
-        blocks=[_blocks(part) for part in parts],
-        scheduling=PolicyMemory(policy.strategy),
-        evictions=[PolicyMemory(part._eviction.strategy) for part in parts],
-        obstacles=obstacles,
-    )
 
+    state: EngineState
+    scheduler: Scheduler
+    policy: GuardedScheduling
+    recovery: Recovery
+    in_flight: deque[SubmittedStep]
+    stages: tuple[Restorable, ...] = ()
 
-def _copies(owner: object, names: Sequence[str]) -> dict[str, Any]:
-    values = {name: getattr(owner, name) for name in names}
-    return {name: value.copy() if hasattr(value, "copy") else value for name, value in values.items()}
+    @property
+    def restorable(self) -> dict[str, Restorable]:
+        """Those that copy and restore themselves, by name."""
+        state, tenants = self.state, self.state.tenants
+        return {
+            "table": state.table,
+            "rows": state.rows,
+            "waiting": state.waiting,
+            "tenants": tenants,
+            "failed_steps": tenants.failed_steps,
+            "preparations": tenants.preparations,
+            "adapters": state.adapters,
+            "swapping": state.swapping,
+            "order": self.scheduler.admission.cached_order,
+            "recovery": self.recovery,
+            "policy": self.policy,
+            **{f"stage {number}": stage for number, stage in enumerate(self.stages)},
+        }
 
+    def take(self, lives: Sequence[RecordedLife]) -> KeyFrame:
+        """Copy the state between two steps.
 
-def _parts(state: EngineState) -> Sequence[BlockManager]:
-    return state.blocks.parts if isinstance(state.blocks, PartitionedBlocks) else (state.blocks,)
+        Args:
+            lives: The requests of the engine, in order of arrival.
+        """
+        state, policy, partitions = self.state, self.policy, self.state.blocks.partitions
+        obstacles = []
+        if policy.num_quarantined or any(part.eviction.num_quarantined for part in partitions):
+            obstacles.append("a policy had been replaced by its fallback before the record begins")
+        if state.compiling:
+            obstacles.append("a request waited for its sampler where the record begins")
+        return KeyFrame(
+            plain={
+                "next_step": self.scheduler.next_step,
+                "had_drafts": self.scheduler.had_drafts,
+                "now_s": state.clock.now_s(),
+                "requests": [id(life) for life in lives],
+                "sequences": [_sequence(state, life.sequence) for life in lives if life.sequence is not None],
+                "running": state.running.copy(),
+                "in_flight": [_plan(step.plan) for step in self.in_flight],
+                **{name: part.copy_state() for name, part in self.restorable.items()},
+            },
+            blocks=[{**part.copy_state(), "id_of": part.eviction.known_ids} for part in partitions],
+            scheduling=PolicyMemory(policy.strategy),
+            evictions=[PolicyMemory(part.eviction.strategy) for part in partitions],
+            obstacles=obstacles,
+        )
+
+    def restore(
+        self,
+        frame: Mapping[str, Any],
+        *,
+        request_of: Callable[[int], Request],
+        tokens_of: Callable[[int], Sequence[int]],
+        pending: Callable[[Plan], PendingStep],
+        restores_scheduling: bool = True,
+        restores_eviction: bool = True,
+    ) -> None:
+        """Take a recorded state; the parts were just built, by the same configuration.
+
+        Args:
+            frame: Of a record.
+            request_of: Returns the request of a number.
+            tokens_of: Returns all its tokens, those included that are not known yet.
+            pending: Returns what waits for a step that was in flight.
+            restores_scheduling: The policy is the recorded one; else it is told of the live requests.
+            restores_eviction: The policy is the recorded one; else it is told of the cached blocks.
+        """
+        frame = copy.deepcopy(frame)  # the parts change what they are given
+        state = self.state
+        state.clock.hold()
+        state.table.restore_state(copy.deepcopy(frame["table"]))
+        self._restore_sequences(frame, request_of, tokens_of)
+        for name, part in self.restorable.items():  # the table once more: sequences that enter change columns
+            part.restore_state(frame[name])
+        state.running = frame["running"]
+        self.scheduler.next_step, self.scheduler.had_drafts = frame["next_step"], frame["had_drafts"]
+        self._restore_blocks(frame, _hashes(state, frame, request_of, tokens_of), restores_eviction=restores_eviction)
+        if restores_scheduling:
+            PolicyMemory.restore(self.policy.strategy, frame["scheduling"], _stand_in)
+        else:
+            self.policy.introduce_live()
+        for values in frame["in_flight"]:
+            plan = _restored_plan(values)
+            self.in_flight.append(SubmittedStep(plan=plan, pending=pending(plan)))
+
+    def _restore_sequences(
+        self,
+        frame: Mapping[str, Any],
+        request_of: Callable[[int], Request],
+        tokens_of: Callable[[int], Sequence[int]],
+    ) -> None:
+        state = self.state
+        for number, values in zip(frame["requests"], frame["sequences"], strict=True):
+            original = request_of(number)
+            request = state.tenants.complete(original)
+            sequence = EngineSequence(
+                request,
+                original_request=original,
+                slot=values["slot"],
+                seed=state.row_seed(request),
+                stop_token_ids=() if request.params.ignore_eos else state.eos_token_ids,
+            )
+            sequence.tokens = np.array(tokens_of(number)[: values["num_known"]], np.int32)
+            for name in _SEQUENCE_FIELDS:
+                setattr(sequence, name, values[name])
+            state.restore(
+                sequence,
+                is_running=values["is_running"],
+                blocks=values["blocks"],
+                has_own_weight=original.weight is not None,
+            )
+
+    def _restore_blocks(
+        self, frame: Mapping[str, Any], hash_of: Callable[[int], bytes], *, restores_eviction: bool
+    ) -> None:
+        """Hold and cache the blocks as recorded, under the hashes that the tokens of this engine have."""
+        for part, values, memory in zip(self.state.blocks.partitions, frame["blocks"], frame["evictions"], strict=True):
+            part.restore_state(
+                {
+                    **values,
+                    "hash_of": {block: hash_of(number) for block, number in values["hash_of"]},
+                    "previous": {hash_of(one): hash_of(before) for one, before in values["previous"]},
+                }
+            )
+            if restores_eviction:
+                part.eviction.restore_ids(values["id_of"])
+                PolicyMemory.restore(part.eviction.strategy, memory, hash_of)
+            else:
+                part.eviction.show_anew()
 
 
 def _sequence(state: EngineState, sequence: EngineSequence) -> dict[str, Any]:
@@ -162,6 +259,7 @@ def _sequence(state: EngineState, sequence: EngineSequence) -> dict[str, Any]:
     is_running = sequence.state is SequenceState.RUNNING
     return {
         **{name: getattr(sequence, name) for name in _SEQUENCE_FIELDS},
+        "num_known": len(state.known_tokens(sequence)),
         "is_running": is_running,
         "blocks": state.blocks_of(sequence).copy() if is_running else None,
     }
@@ -174,157 +272,29 @@ def _plan(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _blocks(part: BlockManager) -> dict[str, Any]:
-    return {
-        "free": part._stack[: part.num_free].copy(),
-        "num_available": part.num_available,
-        "ref_counts": part.ref_counts[part.first : part.first + part.num_blocks].copy(),
-        "hash_of": part._hash_of.copy(),
-        "depth_of": part._depth_of.copy(),
-        "previous": part._previous.copy(),
-        "id_of": dict(part._eviction._id_of),
-    }
+def _restored_plan(values: Mapping[str, Any]) -> Plan:
+    counts = values["num_drafts"]
+    drafts = None
+    if counts is not None:
+        drafts = Drafts(num_drafts=counts, token_ids=np.zeros(int(counts.sum()), np.int32))
+    return Plan(**{name: values[name] for name in _PLAN_FIELDS}, drafts=drafts)
 
 
-# ------------------------------------------------------------------------------------------------------- restore
-
-
-def restore_key_frame(
-    engine: Engine,
-    frame: Mapping[str, Any],
-    *,
-    request_of: Callable[[int], Request],
-    tokens_of: Callable[[int], Sequence[int]],
-    pending: Callable[[Plan], PendingStep],
-    restores_scheduling: bool = True,
-    restores_eviction: bool = True,
-) -> None:
-    """Put an engine that was just built, by the same configuration, into a recorded state.
-
-    Args:
-        engine: It has had no request.
-        frame: Of a record.
-        request_of: Returns the request of a number.
-        tokens_of: Returns all its tokens, those included that are not known yet.
-        pending: Returns what waits for a step that was in flight.
-        restores_scheduling: The policy is the recorded one; else it is told of the live requests.
-        restores_eviction: The policy is the recorded one; else it is told of the cached blocks.
-    """
-    frame = copy.deepcopy(frame)  # the engine changes what it is given
-    state, scheduler = engine._state, engine._scheduler
-    table, swapping = state.table, state.swapping
-    state.clock.hold()
-    _restore_sequences(state, frame, request_of, tokens_of)
-    scheduler.next_step, scheduler.had_drafts = frame["next_step"], frame["had_drafts"]
-    engine._num_idle_steps = frame["num_idle_steps"]
-    state.running = frame["running"]
-    for slot in frame["waiting"]["slots"].tolist():
-        state.waiting.append(slot)
-    _put(state.waiting, {name: value for name, value in frame["waiting"].items() if name != "slots"})
-    _put(state.tenants, frame["accounts"])
-    for one, costs in zip((state.tenants.failed_steps, state.tenants.preparations), frame["costs"], strict=True):
-        one._costs = {key: tuple(entry) for key, entry in costs.items()}
-    _put(state.adapters, frame["adapters"])
-    _put(swapping, {name: frame["swapping"][name] for name in _SWAP_FIELDS})
-    swapping._stacks = list(frame["swapping"]["stacks"])
-    _put(scheduler.admission._order, frame["order"])
-    scheduler.admission._order._sorted_by = engine._policy.strategy
-    _put(engine._recovery, frame["recovery"])
-    _put(table, frame["table"])
-    _restore_blocks(state, frame, request_of, tokens_of, restores_eviction=restores_eviction)
-    if restores_scheduling:
-        PolicyMemory.restore(engine._policy.strategy, frame["scheduling"], lambda number: b"%032d" % number)
-    else:
-        engine._policy._introduce(engine._policy.strategy)
-    for values in frame["in_flight"]:
-        drafts = values["num_drafts"]
-        plan = Plan(
-            **{name: values[name] for name in _PLAN_FIELDS},
-            drafts=None if drafts is None else Drafts(num_drafts=drafts, token_ids=np.zeros(int(drafts.sum()), np.int32)),
-        )
-        engine._in_flight.append(SubmittedStep(plan=plan, pending=pending(plan)))
-
-
-def _put(owner: object, values: Mapping[str, Any]) -> None:
-    for name, value in values.items():
-        setattr(owner, name, value)
-
-
-def _restore_sequences(
+def _hashes(
     state: EngineState,
     frame: Mapping[str, Any],
     request_of: Callable[[int], Request],
     tokens_of: Callable[[int], Sequence[int]],
-) -> None:
-    """Add the requests as they came, and give those that run their rows."""
-    table, columns = state.table, frame["columns"]
-    while table.capacity < len(columns["row"]):
-        table._grow(table.capacity * 2)
-    for number, values in zip(frame["requests"], frame["sequences"], strict=True):
-        slot, original = values["slot"], request_of(number)
-        request = state.tenants.complete(original)
-        sequence = EngineSequence(
-            request,
-            original_request=original,
-            slot=slot,
-            seed=state._row_seed(request),
-            stop_token_ids=() if request.params.ignore_eos else state.eos_token_ids,
-        )
-        table.sequences[slot] = sequence
-        state.slot_of[request.request_id] = slot
-        state.tenants.enter(slot, request, has_own_weight=original.weight is not None)
-        if not values["is_running"]:
-            state.tenants.waits(slot)
-        known = int(columns["num_known_tokens"][slot])
-        sequence.tokens = np.array(tokens_of(number)[:known], np.int32)
-        _put(sequence, {name: values[name] for name in _SEQUENCE_FIELDS})
-        if values["is_running"]:
-            sequence.state = SequenceState.RUNNING
-            row = int(columns["row"][slot])
-            state.rows.tokens[row, :known] = sequence.tokens
-            state.rows.block_tables[row, : len(values["blocks"])] = values["blocks"]
-    for name, column in columns.items():
-        getattr(table, name)[: len(column)] = column
-    state.rows._free = frame["free_rows"]
-    state.rows.num_free = sum(map(len, frame["free_rows"]))
-
-
-def _restore_blocks(
-    state: EngineState,
-    frame: Mapping[str, Any],
-    request_of: Callable[[int], Request],
-    tokens_of: Callable[[int], Sequence[int]],
-    *,
-    restores_eviction: bool,
-) -> None:
-    """Hold and cache the blocks as recorded, under the hashes that the tokens of this engine have."""
+) -> Callable[[int], bytes]:
+    """Return what gives each number of a hash the hash that the same block has here; one of no request stands for itself."""
     hashes = {}
     for one, number, depth in frame["hashes"]:
         request, chain = request_of(number), list[bytes]()
         tokens = np.array(tokens_of(number), np.int32)
-        state.hasher.extend(
-            chain, tokens, num_blocks=depth + 1, salt=request.cache_salt, adapter=request.adapter
-        )
+        state.hasher.extend(chain, tokens, num_blocks=depth + 1, salt=request.cache_salt, adapter=request.adapter)
         hashes[one] = chain[depth]
+    return lambda number: hashes.get(number) or _stand_in(number)
 
-    def hash_of(number: int) -> bytes:
-        return hashes.get(number) or b"%032d" % number
 
-    for part, values, memory in zip(_parts(state), frame["blocks"], frame["evictions"], strict=True):
-        part.num_free, part.num_available = len(values["free"]), values["num_available"]
-        part._stack[: part.num_free] = values["free"]
-        part.ref_counts[part.first : part.first + part.num_blocks] = values["ref_counts"]
-        part._hash_of = {block: hash_of(number) for block, number in values["hash_of"]}
-        part._block_of = {block_hash: block for block, block_hash in part._hash_of.items()}
-        part._depth_of = dict(values["depth_of"])
-        part._previous = {hash_of(one): hash_of(before) for one, before in values["previous"]}
-        for one, before in part._previous.items():
-            part._successors.setdefault(before, {})[one] = None
-        part._cached = {block for block in part._hash_of if not part.ref_counts[block]}
-        eviction = part._eviction
-        if restores_eviction:
-            eviction._id_of = dict(values["id_of"])
-            eviction._block_of = {known: block for block, known in eviction._id_of.items()}
-            PolicyMemory.restore(eviction.strategy, memory, hash_of)
-        else:
-            eviction._stale = True
+def _stand_in(number: int) -> bytes:
+    return b"%032d" % number

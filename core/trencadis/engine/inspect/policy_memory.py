@@ -87,7 +87,9 @@ def _fields_of(policy: object) -> dict[str, Any]:
         for name in getattr(base, "__slots__", ()):
             if hasattr(policy, name):
                 values[name] = getattr(policy, name)
-    return {name: _copied(value, f"{kind.__name__}.{name}", 0) for name, value in values.items() if not _is_wiring(value)}
+    return {
+        name: _copied(value, f"{kind.__name__}.{name}", 0) for name, value in values.items() if not _is_wiring(value)
+    }
 
 
 def _is_wiring(value: object) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -25,7 +26,7 @@ def shared_beginnings(texts: Sequence[Int32Array]) -> list[tuple[int, int]]:
     keys = [text.astype(">u4").tobytes() for text in texts]
     order = sorted(range(len(texts)), key=keys.__getitem__)
     found = [(-1, 0)] * len(texts)
-    for before, after in zip(order, order[1:], strict=False):
+    for before, after in itertools.pairwise(order):
         one, other = texts[before], texts[after]
         length = min(len(one), len(other))
         differs = np.flatnonzero(one[:length] != other[:length])

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from trencadis.engine.restorable import Restorable
 from trencadis.engine.sequences import SequenceTable
 from trencadis.errors import InvalidRequestError
 from trencadis.records import BoolArray, Int32Array
@@ -19,7 +20,7 @@ __all__ = ["AdapterPlaces"]
 _NOBODY = -1
 
 
-class AdapterPlaces:
+class AdapterPlaces(Restorable):
     """The places of adapters among running sequences.
 
     Args:
@@ -29,6 +30,8 @@ class AdapterPlaces:
 
     Source: Trencadís; the rule "skip, never block" is vLLM's.
     """
+
+    restored = ("_numbers", "_num_users", "_reserved_for", "_closed")
 
     def __init__(self, table: SequenceTable, *, num_places: int, max_skips: int) -> None:
         self._table = table

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import enum
 from bisect import bisect_left
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
+from typing import Any
 
 import numpy as np
 
 from trencadis.engine.guards import GuardedScheduling
 from trencadis.engine.inspect.decisions import StepNotes, Stop
+from trencadis.engine.restorable import Restorable
 from trencadis.engine.sequences import Sequence, SlotQueue
 from trencadis.engine.state import EngineState
 from trencadis.interfaces import Lookup, SchedulerView
@@ -40,6 +42,7 @@ class Admission:
         watermark_ratio: Share of all blocks kept free for decodes while others run. Source: vLLM's first scheduler.
 
     Attributes:
+        cached_order: The policy's order.
         notes: Of the plan in the making; gets reasons.
         has_outcome: There was something to admit since :meth:`begin`.
         lacks_blocks: Who was to be admitted alone last was not, for want of blocks and nothing else.
@@ -53,7 +56,7 @@ class Admission:
     ) -> None:
         self._state = state
         self._policy = policy
-        self._order = CachedOrder(state.waiting, policy, is_waiting=state.is_waiting)
+        self.cached_order = CachedOrder(state.waiting, policy, is_waiting=state.is_waiting)
         self._is_connected = state.transfers.has_connector
         self._max_wait_s = max_wait_s
         self._partition, self._blocks = 0, state.blocks  # from which rows and blocks are taken
@@ -78,7 +81,7 @@ class Admission:
 
     def order(self, view: SchedulerView) -> Int32Array:
         """Return the waiting slots in the order in which to admit; a copy, since admissions shift the queue."""
-        order = self._aged(view, self._order.order(view)).copy()
+        order = self._aged(view, self.cached_order.order(view)).copy()
         self.notes.rank(order)
         return order
 
@@ -312,7 +315,7 @@ class Admission:
         return needed <= available
 
 
-class CachedOrder:
+class CachedOrder(Restorable):
     """The policy's order of the waiting sequences; asked for in every step, or, of ``n``, in every ``n // per_step``-th.
 
     Between, the order stands: those that left are left out, those that came since come last, those put back to the front of
@@ -326,6 +329,8 @@ class CachedOrder:
         per_step: Sequences to sort for in a step, on average.
     """
 
+    restored = ("_order", "_known", "_num_appended", "_num_removed", "_steps_left")
+
     def __init__(
         self, queue: SlotQueue, policy: GuardedScheduling, *, is_waiting: Callable[[int], bool], per_step: int = 4096
     ) -> None:
@@ -338,6 +343,11 @@ class CachedOrder:
         self._sorted_by: object = None
         self._num_appended = self._num_removed = 0
         self._steps_left = 0
+
+    def restore_state(self, values: Mapping[str, Any]) -> None:
+        """Take the order of another engine whose policy is the same."""
+        super().restore_state(values)
+        self._sorted_by = self._policy.strategy
 
     def order(self, view: SchedulerView) -> Int32Array:
         """Return a permutation of ``view.waiting``; not to be changed."""

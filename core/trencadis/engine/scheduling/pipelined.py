@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 import numpy as np
 
@@ -48,6 +48,8 @@ class PipelinedScheduling(GuardedScheduling):
         num_batches: In flight at once, at least 2.
     """
 
+    restored = ("_recent", "_taken", "_withheld", "_num_decodes")
+
     def __init__(
         self,
         label: str,
@@ -64,6 +66,14 @@ class PipelinedScheduling(GuardedScheduling):
         self._recent: deque[int] = deque(maxlen=_NUM_ROUNDS * num_batches - 1)
         """Prompt tokens of the last batches, newest first."""
         self._taken = self._withheld = self._num_decodes = 0
+
+    def copy_state(self) -> dict[str, Any]:
+        """Return copies of what is counted from batch to batch."""
+        return {**super().copy_state(), "_recent": list(self._recent)}
+
+    def restore_state(self, values: Mapping[str, Any]) -> None:
+        """Take what another engine has counted."""
+        super().restore_state({**values, "_recent": deque(values["_recent"], self._recent.maxlen)})
 
     def may_run(self, places: Int64Array) -> BoolArray:
         """Return who of the running sequences may be in the next batch: none whose newest token is in flight, and a share of the decodes.

@@ -13,6 +13,7 @@ import numpy as np
 
 from trencadis.clock import Clock
 from trencadis.config.tenants import DEFAULT_TENANT, TenantConfig
+from trencadis.engine.restorable import Restorable
 from trencadis.engine.sequences import SequenceTable
 from trencadis.errors import InvalidRequestError
 from trencadis.records import Request, evolve_unchecked
@@ -24,7 +25,7 @@ _DECAY = 0.05
 _MAX_COSTS = 1024
 
 
-class FailureCosts:
+class FailureCosts(Restorable):
     """Work that requests of a tenant's key caused in vain, seconds; forgotten at a twentieth of the speed of time.
 
     So a tenant whose requests fail again and again takes no more than 5 % of the time of others, after the first ten seconds. Requests
@@ -33,6 +34,8 @@ class FailureCosts:
     Args:
         clock: Of the engine.
     """
+
+    restored = ("_costs",)
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -74,7 +77,7 @@ class _Account:
     num_waiting_tokens: int = 0
 
 
-class Tenants:
+class Tenants(Restorable):
     """Keeps the accounts of tenants that have live sequences. Every method is O(1) but for a change of a key's users.
 
     Args:
@@ -87,6 +90,8 @@ class Tenants:
         failed_steps: What steps cost that failed because of one sequence.
         preparations: What it cost to prepare requests that were then refused.
     """
+
+    restored = ("_numbers", "_waiting", "num_waiting_tokens")
 
     def __init__(self, clock: Clock, table: SequenceTable, configured: Mapping[str, TenantConfig]) -> None:
         self._table = table

@@ -47,7 +47,7 @@ class ViewMaker:
         view = _new(SchedulerView)
         view.__dict__.update(
             self._lasting,
-            now_s=state.clock.now_s(),
+            now_s=state.clock.held_s,
             waiting=state.waiting.slots,
             num_free_rows=state.rows.num_free,
             num_free_blocks=state.blocks.num_available,

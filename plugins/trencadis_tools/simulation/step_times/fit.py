@@ -15,7 +15,7 @@ Diagnostics, 1980 (condition index).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
 import attrs
 import numpy as np
@@ -102,7 +102,7 @@ def fit_step_times(
     host = _line(steps, [step.host_s for step in steps], _chosen(HOST_SIZES, leave_out), source, robust, relative=False)
     if by_bucket:
         times_s, lines, is_outlier = _by_bucket(steps, source)
-        values = {name: one.value for name, one in host.coefficients.items()}
+        values: dict[str, Any] = {name: one.value for name, one in host.coefficients.items()}
         times: LinearStepTimes | BucketStepTimes = BucketStepTimes(times_s=times_s, lines=lines, **values)
         return Fit(
             times=times,
@@ -114,7 +114,7 @@ def fit_step_times(
         steps, [step.device_s for step in steps], _chosen(DEVICE_SIZES, leave_out), source, robust, relative=True
     )
     coefficients = device.coefficients | host.coefficients
-    named = dict.fromkeys(DEVICE_SIZES, 0.0) | {name: one.value for name, one in coefficients.items()}
+    named: dict[str, Any] = dict.fromkeys(DEVICE_SIZES, 0.0) | {name: one.value for name, one in coefficients.items()}
     return Fit(
         times=LinearStepTimes(**named),
         coefficients=coefficients,
@@ -230,7 +230,7 @@ def _errors(unit: FloatArray, weights: FloatArray, noise_s: FloatArray) -> Float
 def _nnls(columns: FloatArray, times_s: FloatArray) -> FloatArray:
     nnls = library("scipy.optimize", purpose="a fit of step times").nnls
     # The triangular factor has the same solution, at a size that no longer grows with the number of steps.
-    triangle = np.linalg.qr(np.column_stack([columns, times_s]), mode="r")
+    triangle: FloatArray = np.asarray(np.linalg.qr(np.column_stack([columns, times_s]), mode="r"))
     return np.asarray(nnls(triangle[:, :-1], triangle[:, -1])[0], np.float64)
 
 

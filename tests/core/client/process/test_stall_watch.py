@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from trencadis.activity import Activity, ActivityView, EnginePhase
+from trencadis.client.process.record_signal import RECORD_SIGNAL
 from trencadis.client.process.stall_watch import DUMP_SIGNAL, StallWatch, beat_s
 from trencadis.clock import SimulatedClock
 
@@ -72,7 +73,7 @@ def test_no_progress_for_half_the_time_is_a_stall_and_for_all_of_it_the_end(
     assert scene.is_well
     scene.look_for(3)
     assert scene.watch.stalled == f"stalled: step 8123 for 31 s in {phase.text}"
-    assert scene.process.signals == [DUMP_SIGNAL]
+    assert scene.process.signals == [DUMP_SIGNAL, RECORD_SIGNAL]
     assert (scene.num_kills, scene.watch.verdict) == (0, "")
     (record,) = caplog.records
     assert record.levelno == logging.ERROR
@@ -82,7 +83,7 @@ def test_no_progress_for_half_the_time_is_a_stall_and_for_all_of_it_the_end(
     assert scene.watch.verdict == (
         f"hung: no progress in step 8123 for 60 s in {phase.text} ([engine] watchdog_s = 60); it was killed"
     )
-    assert scene.process.signals == [DUMP_SIGNAL], "stacks are shown once"
+    assert scene.process.signals == [DUMP_SIGNAL, RECORD_SIGNAL], "stacks are shown once"
 
 
 def test_the_component_that_is_being_called_is_named(scene: Scene) -> None:
@@ -191,7 +192,7 @@ def test_one_that_goes_on_is_well_again_and_its_next_stall_is_shown_anew(
     assert "The engine goes on" in caplog.records[-1].getMessage()
     scene.look_for(32)
     assert scene.watch.stalled
-    assert len(scene.process.signals) == 2
+    assert scene.process.signals.count(DUMP_SIGNAL) == 2
 
 
 def test_time_in_which_nobody_looked_does_not_count(scene: Scene) -> None:

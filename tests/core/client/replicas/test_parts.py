@@ -211,3 +211,8 @@ def test_totals_are_sums_and_a_change_fails_if_one_fails() -> None:
     assert gather_answers("explain", {0: error, 1: {"requests": []}}) == {"requests": []}
     assert gather_answers("explain", {0: error, 1: InvalidRequestError("neither")}) is error
     assert isinstance(gather_answers("scheduling", {}), EngineEndedError)
+
+
+def test_flight_records_of_all_replicas_are_named():
+    answers = {1: {"paths": ["b"]}, 0: {"paths": ["a"]}}
+    assert gather_answers("flight_record", answers) == {"paths": ["a", "b"]}

@@ -7,6 +7,7 @@ import attrs
 import pytest
 
 from trencadis.errors import ConfigError
+from trencadis_tools.compare import plots
 from trencadis_tools.compare.candidates import Candidate
 from trencadis_tools.compare.experiment import Experiment, at_rate, rate_of, run_experiment
 from trencadis_tools.compare.metrics import metric_of
@@ -151,6 +152,24 @@ def test_a_claim_is_tried_with_each_coefficient_and_dropped_if_its_sign_changes(
     assert (effect.verdict, effect.winner) == ("open", "")
     assert effect.reasons == ("the sign changes with step times of base_s × 0.8, token_s × 1.25",)
     assert len(tried) == 6 * (1 + 4)
+
+
+def test_pictures_are_the_same_bytes_and_leave_out_who_is_unstable(make_workload, queues) -> None:
+    run_all = queues(a=0.5, b=2.0)
+    terms = {"metrics": [metric_of("ttft_mean"), metric_of("output_throughput")], "num_pairs": 20}
+    (result,) = run_experiment(experiment(lambda seed: make_workload(seed=seed), **terms), run_all)
+    assert [outcome.backlog.is_growing for outcome in result.judgement.outcomes] == [False, True]
+    throughput = result.judgement.effects[1]
+    for draw in (
+        lambda: plots.cdf_plot(result),
+        lambda: plots.sequence_plot(throughput, "a"),
+        lambda: plots.line_plot([result, result], metric_of("ttft_mean"), xs=["x", "y"], label="setting"),
+    ):
+        picture = draw()
+        assert picture == draw()
+        assert picture.startswith("<svg ")
+    assert ">b</text>" not in plots.cdf_plot(result)
+    assert ">b: unstable</text>" in plots.line_plot([result], metric_of("ttft_mean"), xs=[1.0], label="rate")
 
 
 def test_coefficients_are_numbers_of_the_model_that_change_a_step() -> None:

@@ -80,6 +80,11 @@ def test_no_latency_is_compared_where_a_backlog_grows(make_workload, make_run) -
     assert [outcome.backlog.is_growing for outcome in judgement.outcomes] == [False, True]
     assert verdicts(judgement) == [("unstable", ""), ("unstable", ""), ("better", "steady")]
     assert judgement.is_decided
+    steady, drowning = (outcome.values for outcome in judgement.outcomes)
+    assert math.isnan(drowning["ttft_mean"])
+    assert steady["ttft_mean"] == judgement.effects[0].baseline_value
+    assert judgement.effects[0].differences == ()
+    assert math.isnan(judgement.effects[0].interval.difference)
 
 
 def test_requests_that_one_of_them_refused_count_for_none_and_many_leave_the_verdict_open(

@@ -96,6 +96,12 @@ def test_a_trace_is_replayed_as_it_was_recorded_or_at_another_rate(load) -> None
     assert times(load('[trace]\nfile = "trace.csv"', rate=float("inf"))) == [0.0] * 20
 
 
+def test_a_rate_is_that_of_the_requests_that_a_limit_leaves(load, tmp_path: Path) -> None:
+    rows = [f"2023-11-16 18:15:{second:02},5,5\n" for second in (0, 1, 3, 40, 41)]
+    (tmp_path / "uneven.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(rows))
+    assert times(load('[trace]\nfile = "uneven.csv"', rate=2.0, limit=3)) == pytest.approx([0.0, 1 / 3, 1.0])
+
+
 def test_recorded_lengths_may_come_at_drawn_times(load) -> None:
     drawn = load('[trace]\nfile = "trace.csv"\n[arrivals]\ntimes = "drawn"\nrate = 3.0\ncv = 0.0')
     assert lengths(drawn) == lengths(load('[trace]\nfile = "trace.csv"'))

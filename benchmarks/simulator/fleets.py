@@ -1,0 +1,104 @@
+"""What simulated fleets cost: CPU seconds and memory, with real engines and with macro replicas, and what skipping steps saves.
+
+    python benchmarks/simulator/fleets.py --json > benchmarks/results/simulator.json
+
+Each case runs in a process of its own. Requests of 600 prompt and 150 output tokens on average, one a second for each replica.
+CPU seconds are those of the process, builds of engines included; other work on the machine's cores makes them longer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import resource
+import subprocess
+import sys
+import time
+from typing import Any
+
+PLAIN = {
+    "scheduling": {"name": "fcfs"},
+    "cache": {"prefix_caching": False},
+    "engine": {"async_scheduling": False},
+}
+CASES: dict[str, dict[str, Any]] = {
+    "engine, one by one": {"replicas": 8, "requests": 800, "max_steady_steps": 1},
+    "engine": {"replicas": 8, "requests": 800},
+    "engine, 100 replicas": {"replicas": 100, "requests": 5_000},
+    "engine, 1,000 replicas": {"replicas": 1_000, "requests": 10_000},
+    "macro": {"replicas": 8, "requests": 800, "macro": True},
+    "macro, 1,000 replicas": {"replicas": 1_000, "requests": 50_000, "macro": True},
+    "macro, 10,000 replicas": {"replicas": 10_000, "requests": 100_000, "macro": True},
+}
+ROUTER = "round_robin"
+
+
+def measure(case: dict[str, Any]) -> dict[str, Any]:
+    """Run one case in this process."""
+    from trencadis.api import load_with_plugins
+    from trencadis_tools.simulation.fleet import MAX_STEADY_STEPS, Fleet
+    from trencadis_tools.simulation.macro import MacroFleet
+    from trencadis_tools.simulation.step_times import LinearStepTimes
+    from trencadis_tools.workloads import Workload, WorkloadRequest
+
+    logging.disable(logging.INFO)
+    tables = {"model": {"path": "demo"}, "router": {"name": ROUTER}, **(PLAIN if case.get("macro") else {})}
+    resolved, registry = load_with_plugins(environ={}, overrides=tables)
+    import numpy as np
+
+    draws = np.random.default_rng(7)
+    number, replicas = case["requests"], case["replicas"]
+    times = np.cumsum(draws.exponential(1 / replicas, number)).tolist()
+    prompts = np.maximum(1, draws.gamma(1.0, 600, number)).astype(int).tolist()
+    outputs = np.maximum(1, draws.gamma(1.0, 150, number)).astype(int).tolist()
+    requests = tuple(
+        WorkloadRequest(request_id=str(i), arrival_s=at, num_prompt_tokens=prompt, num_output_tokens=output)
+        for i, (at, prompt, output) in enumerate(zip(times, prompts, outputs, strict=True))
+    )
+    workload = Workload(name="fleet", requests=requests)
+    kind = MacroFleet if case.get("macro") else Fleet
+    began_s = time.process_time()
+    most = case.get("max_steady_steps", MAX_STEADY_STEPS)
+    fleet = kind(
+        resolved.config, registry, workload, step_times=LinearStepTimes(), replicas=replicas, max_steady_steps=most
+    )
+    built_s = time.process_time() - began_s
+    run = fleet.run()
+    cpu_s = time.process_time() - began_s
+    return {
+        "replicas": replicas,
+        "requests": number,
+        "build_cpu_s": round(built_s, 2),
+        "cpu_s": round(cpu_s, 2),
+        "us_per_request": round((cpu_s - built_s) / number * 1e6),
+        "steps": run.num_steps,
+        "steps_per_plan": round(run.num_steps / run.num_plans, 2),
+        "simulated_s": round(run.duration_s, 1),
+        "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+        "load_average": round(os.getloadavg()[0], 1),
+    }
+
+
+def main() -> None:
+    """Run the cases, one process each."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES), help="which (default: all)")
+    parser.add_argument("--one", choices=list(CASES), help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.one:
+        print(json.dumps(measure(CASES[args.one])))
+        return
+    results = {}
+    for name in args.cases:
+        command = [sys.executable, __file__, "--one", name]
+        results[name] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        print(name, results[name], file=sys.stderr, flush=True)
+    if args.json:
+        print(json.dumps({"router": ROUTER, "cases": results}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

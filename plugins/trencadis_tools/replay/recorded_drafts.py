@@ -1,0 +1,54 @@
+"""A speculator that drafts for whom, and as much as, was recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from trencadis.hookspecs import hookimpl
+from trencadis.interfaces import Component, DraftView, NoConfig, Speculator
+from trencadis.interfaces.speculation import INTERFACE_VERSION
+from trencadis.records import Drafts
+from trencadis.records.flight_record import Event, RecordedAttempt, int32s
+
+__all__ = ["RECORDED", "RecordedDrafts"]
+
+RECORDED = "recorded"
+"""Its name in the configuration of a replay."""
+
+
+class RecordedDrafts(Speculator):
+    """Drafts for the plan that comes next in the record; the plugin that offers itself.
+
+    Args:
+        max_draft_tokens: Of the recorded speculator.
+
+    Attributes:
+        next_event: Returns the recorded event that the replay has come to; set by the replay.
+    """
+
+    def __init__(self, max_draft_tokens: int) -> None:
+        self.max_draft_tokens = max_draft_tokens
+        self.next_event: Callable[[], Event | None] = lambda: None
+
+    @hookimpl
+    def trencadis_speculators(self) -> Iterable[Component]:
+        """Yield the component."""
+        yield Component(
+            name=RECORDED,
+            factory=lambda _, __: self,
+            config=NoConfig,
+            summary="What was recorded.",
+            interface_version=INTERFACE_VERSION,
+        )
+
+    def propose(self, view: DraftView) -> Drafts:
+        """Return as many drafts as the recorded plan had, which say nothing."""
+        event = self.next_event()
+        num_drafts = {}
+        if isinstance(event, RecordedAttempt) and event.num_drafts:
+            num_drafts = dict(zip(int32s(event.slots).tolist(), int32s(event.num_drafts).tolist(), strict=True))
+        counts = np.array([num_drafts.get(slot, 0) for slot in view.slots.tolist()], np.int32)
+        counts = np.minimum(counts, view.max_draft_tokens)
+        return Drafts(num_drafts=counts, token_ids=np.zeros(int(counts.sum()), np.int32))

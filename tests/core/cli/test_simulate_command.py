@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from trencadis.cli.main import main
+
+SMALL = ["--model.path", "demo", "--workload", "poisson", "--max-requests", "40", "--rate", "8"]
+
+
+def simulated(capsys, *arguments: str) -> str:
+    assert main(["simulate", *SMALL, *arguments]) == 0
+    return capsys.readouterr().out
+
+
+def test_a_table_says_what_came_of_the_workload(capsys) -> None:
+    out = simulated(capsys, "--replicas", "2", "--router.name", "least_loaded")
+    assert "requests answered" in out
+    assert "40 of 40" in out
+    for measure in ("TTFT", "TPOT", "prompt tokens from caches", "saturated", "were skipped", "engine seconds"):
+        assert measure in out
+
+
+def test_equal_commands_print_equal_json_and_flags_count(capsys) -> None:
+    first = simulated(capsys, "--replicas", "2", "--json")
+    assert simulated(capsys, "--replicas", "2", "--json") == first
+    told = json.loads(first)
+    assert (told["num_replicas"], told["num_answered"], told["num_moved"]) == (2, 40, 0)
+    fewer = json.loads(simulated(capsys, "--replicas", "2", "--json", "--engine.max_num_seqs", "1"))
+    assert fewer["ttft_s"]["mean"] > 2 * told["ttft_s"]["mean"]
+
+
+def test_rows_of_requests_are_written(capsys, tmp_path: Path) -> None:
+    file = tmp_path / "out.csv"
+    simulated(capsys, "--requests", str(file))
+    with file.open() as stream:
+        rows = list(csv.DictReader(stream))
+    assert len(rows) == 40
+    assert float(rows[0]["finished_s"]) > float(rows[0]["first_token_s"]) > float(rows[0]["sent_s"])
+
+
+def test_events_come_from_a_file_and_a_wrong_one_is_refused_in_words(capsys, tmp_path: Path) -> None:
+    file = tmp_path / "events.toml"
+    file.write_text('[[event]]\ntime_s = 1.0\nreplica = 1\nkind = "drain"\n')
+    told = json.loads(simulated(capsys, "--replicas", "2", "--json", "--events", str(file)))
+    assert told["request_imbalance"] > 1.4
+    file.write_text('[[event]]\ntime_s = 1.0\nreplica = 1\nkind = "explode"\n')
+    assert main(["simulate", *SMALL, "--events", str(file)]) == 2
+    assert "which is one of fail, drain, join" in capsys.readouterr().err
+
+
+def test_what_the_macro_replica_does_not_cover_is_refused_in_words(capsys) -> None:
+    assert main(["simulate", *SMALL, "--replica-model", "macro"]) == 2
+    assert "it needs scheduling.name" in capsys.readouterr().err
+
+
+def test_requests_that_are_too_long_are_counted_and_the_first_says_why(capsys) -> None:
+    out = simulated(capsys, "--cache.num_blocks", "40")
+    assert "requests have no answer; the first: request" in out
+
+
+@pytest.mark.parametrize("missing", [["--workload", "nowhere.toml"], ["--step-times", "nothing"]])
+def test_a_workload_or_model_that_is_none_is_refused(capsys, missing) -> None:
+    assert main(["simulate", *SMALL, *missing]) == 2
+    assert missing[1] in capsys.readouterr().err
