@@ -37,6 +37,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "micro"))
 
 from machine import describe
 from random_models import save_random_model
+from trencadis_tools.compare.lab import scipy_stats
 
 from trencadis.hookspecs import hookimpl
 from trencadis.interfaces import Component, Observer
@@ -44,7 +45,6 @@ from trencadis.interfaces.observer import INTERFACE_VERSION
 from trencadis.records import StepStats
 from trencadis.registry import load_with_plugins
 from trencadis_tools.compare.candidates import Candidate
-from trencadis_tools.compare.lab import scipy_stats
 from trencadis_tools.compare.live import LiveRuns
 from trencadis_tools.simulation import Run, simulate
 from trencadis_tools.simulation.step_times import (

@@ -27,12 +27,12 @@ from trencadis.engine.sequences import Sequence as EngineSequence
 from trencadis.engine.state import EngineState
 from trencadis.records import FinishedSequence, FinishReason, Int32Array, Plan, Request
 from trencadis.records.flight_record import (
-    Event,
     FlightRecord,
     RecordedArrival,
     RecordedAttempt,
     RecordedCommit,
     RecordedEnd,
+    RecordedEvent,
     RecordedFailure,
     RecordedRequest,
 )
@@ -321,7 +321,7 @@ class FlightRecorder:
         """Events of the present segment."""
         return len(self._segment.entries)
 
-    def events(self, first: int) -> list[Event]:
+    def events(self, first: int) -> list[RecordedEvent]:
         """Return the events of the present segment from one on; requests have the numbers that they have in this engine."""
         entries = self._segment.entries
         return [event_of(entry, None) for entry in entries[first:]]
@@ -385,7 +385,7 @@ def _salt_name(salt: str, names: dict[str, str]) -> str:
     return names[salt]
 
 
-def event_of(entry: tuple[Any, ...], numbers: Mapping[int, int] | None) -> Event:
+def event_of(entry: tuple[Any, ...], numbers: Mapping[int, int] | None) -> RecordedEvent:
     """Return the event of an entry. Pure.
 
     Args:
