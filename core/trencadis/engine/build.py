@@ -161,7 +161,8 @@ def build_engine(
     phases = Phases(SystemClock(), "components")
     with rare_collections():
         engine = _build(config, registry, clock=clock, progress=progress, executor=executor, phases=phases)
-    logger.info("The engine took %s.", phases.end())
+    # Of a simulated engine, one of thousands perhaps, nobody asks.
+    logger.log(logging.INFO if isinstance(clock, SystemClock) else logging.DEBUG, "The engine took %s.", phases.end())
     return engine
 
 
