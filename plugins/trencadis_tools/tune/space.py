@@ -233,7 +233,7 @@ class Space:
         found = [name]
         for table in found:
             options = self._config.scheduling.components.get(table)
-            for field in attrs.fields(type(options)) if attrs.has(type(options)) else ():
+            for field in attrs.fields(type(options)) if options is not None else ():
                 inner = getattr(options, field.name)
                 if field.metadata.get("component") == "scheduling" and inner and inner not in found:
                     found.append(inner)
