@@ -12,7 +12,7 @@ from trencadis.console import print_table, track
 from trencadis.errors import ConfigError
 from trencadis_tools.compare.candidates import described
 from trencadis_tools.compare.wording import show
-from trencadis_tools.tune.search import Effect, Found
+from trencadis_tools.tune.search import SPANS, Effect, Found
 from trencadis_tools.tune.slo import FORM, parse_slo
 from trencadis_tools.tune.trials import Trial
 from trencadis_tools.tune.tune import Settings, Tuned, tune
@@ -127,6 +127,11 @@ def _print_capacities(tuned: Tuned) -> None:
     print_table(headings, rows)
     if not found.best.beyond:
         print("The requests are too few for a limit: all of them may come at once. Search with more (--limit).")
+    elif found.best.nearest.spans < SPANS:
+        print(
+            f"At its capacity requests come for {found.best.nearest.came_s:.3g} s, and each takes {found.best.nearest.e2e_mean_s:.3g} s: these are "
+            "capacities for a burst. Search with more requests (--limit)."
+        )
 
 
 def _of_limit(trial: Trial, name: str, limit_s: float | None) -> str:

@@ -49,6 +49,7 @@ class MeasuredSteps:
         num_blocks: KV blocks of the engine.
         block_size: Tokens of one.
         max_model_len: Longest sequence that it takes, tokens.
+        num_rows: Sequences at once.
         facts: Of the fit, as its file has them.
     """
 
@@ -56,7 +57,13 @@ class MeasuredSteps:
     num_blocks: int
     block_size: int
     max_model_len: int
+    num_rows: int
     facts: dict[str, Any]
+
+    @property
+    def fillable_blocks(self) -> int:
+        """KV blocks of as many of the longest sequences as run at once."""
+        return self.num_rows * -(-self.max_model_len // self.block_size)
 
     @property
     def words(self) -> str:
@@ -105,6 +112,7 @@ def measure_steps(start: Candidate, workload: Workload) -> MeasuredSteps:
         num_blocks=found.blocks.num_blocks,
         block_size=found.block_size,
         max_model_len=found.max_model_len,
+        num_rows=found.num_rows,
         facts=step_times_json(fit.times, {"num_steps": fit.num_steps, "errors": errors}),
     )
 

@@ -54,7 +54,13 @@ class KVMemory:
 
 
 def memory_of(
-    config: Config, step_times: StepTimes, parts: Sequence[Workload], *, measured_blocks: int = 0, block_size: int = 0
+    config: Config,
+    step_times: StepTimes,
+    parts: Sequence[Workload],
+    *,
+    measured_blocks: int = 0,
+    block_size: int = 0,
+    fillable_blocks: int = 0,
 ) -> KVMemory:
     """Return the room for KV blocks.
 
@@ -64,6 +70,7 @@ def memory_of(
         parts: Of the workload.
         measured_blocks: That an engine with this configuration has here; 0: none was built.
         block_size: Of that engine, tokens.
+        fillable_blocks: That its rows can fill: it has no more of them, however much memory there is; 0: unknown.
     """
     size = config.cache.block_size or block_size or _BLOCK_SIZE
     most_used = max(
@@ -73,6 +80,9 @@ def memory_of(
     words = f"{NUM_BLOCKS} KV blocks of {size} tokens, as nothing says how much memory there is; set cache.num_blocks"
     if config.cache.num_blocks:
         words = f"{config.cache.num_blocks} KV blocks of {size} tokens, as cache.num_blocks says"
+    elif measured_blocks and measured_blocks >= fillable_blocks > 0:
+        of_all = max(measured_blocks, most_used) / fraction
+        words = f"as many KV blocks of {size} tokens as sequences can fill: memory did not limit the {measured_blocks} of an engine here"
     elif measured_blocks:
         of_all = measured_blocks / fraction
         words = f"{measured_blocks} KV blocks of {size} tokens, as an engine has here"

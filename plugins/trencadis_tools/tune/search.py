@@ -22,7 +22,7 @@ from trencadis_tools.lab import library
 from trencadis_tools.tune.space import Option, Space
 from trencadis_tools.tune.trials import Capacity, Changes, Trial, Trials, capacity_of
 
-__all__ = ["Effect", "Found", "Parts", "search"]
+__all__ = ["SPANS", "Effect", "Found", "Parts", "search"]
 
 _NOTHING = 0.01
 """Changes of the strain below 1 % are no effect."""
@@ -30,6 +30,9 @@ _SAME = 0.02
 """Capacities that differ by less are equal: latency decides."""
 _ALONE, _TOGETHER, _REFINED = 0.45, 0.65, 0.85
 """Shares of what the start leaves of the budget that are spent when a stage ends at the latest."""
+SPANS = 3.0
+"""Arrivals last so many times as long as a request takes, where a capacity is to be that of a steady state."""
+_SAMPLED_VALUES = 3
 _MOST_SAMPLES = 64
 _MOST_FINALISTS = 6
 _RACE_TOLERANCE, _FINAL_TOLERANCE = 0.1, 0.025
@@ -142,26 +145,35 @@ class _Search:
         self._ends("each option alone")
         best = self._together(start.edge)
         self._ends("together")
-        best = self._refine(best)
+        best = self._refine(best, self._ranked(start.edge)[:_MOST_FINALISTS])
         self._ends("one step at a time")
-        finalists = self._halve([best, *self._ranked(start.edge.rate)], start.edge.rate)
+        finalists = self._halve([best, *self._ranked(start.edge)])
         self._ends("longer parts")
         finalists = [self._simpler(one) for one in finalists[:1]] + finalists[1:]
         self._ends("simpler")
         return self._check(finalists, start.nearest.rate)
 
     def _start(self, hint: float) -> Capacity:
-        """Return the capacity of the start on the shortest part that is long enough to have one; shorter ones are left out."""
+        """Return the capacity of the start on the shortest part that is long enough to show it; shorter ones are left out.
+
+        Long enough are arrivals of three times as long as a request takes: before, a queue is only beginning to grow, and the best
+        configuration is the one that stands a burst.
+        """
+        found: Capacity | None = None
         for number, part in enumerate(self._parts.rungs):
-            found = self._capacity({}, part, hint=hint)
+            found = self._capacity({}, part, hint=hint if found is None else found.edge.rate)
             assert found is not None, "the start was not refused"
-            if found.beyond:
-                self._short, self._parts = part, attrs.evolve(self._parts, rungs=self._parts.rungs[number:])
-                return found
-        raise ConfigError(
-            f"trencadis tune: the {self._parts.rungs[-1]} requests keep the objectives even if all of them come at once.",
-            hint="Search with more of the workload (--limit), or give tighter objectives.",
-        )
+            self._short, rungs = part, self._parts.rungs[number:]
+            if found.beyond and found.edge.spans >= SPANS:
+                break
+        assert found is not None, "there is a part"
+        if not found.beyond:
+            raise ConfigError(
+                f"trencadis tune: the {self._short} requests keep the objectives even if all of them come at once.",
+                hint="Search with more of the workload (--limit), or give tighter objectives.",
+            )
+        self._parts = attrs.evolve(self._parts, rungs=rungs)
+        return found
 
     def _ends(self, stage: str) -> None:
         self._stages.append((stage, self._trials.num_run))
@@ -216,7 +228,8 @@ class _Search:
         for effect in good:
             if self._may(_TOGETHER):
                 best = self._better(best, {**best.changes, **effect.option.change(effect.best[0])})
-        for changes in self._samples(good) if self._may(_TOGETHER) else ():
+        matter = [effect for effect in self._effects.values() if effect.matters]
+        for changes in self._samples(matter) if self._may(_TOGETHER) else ():
             if self._may(_TOGETHER):
                 best = self._better(best, changes)
         return best
@@ -227,29 +240,27 @@ class _Search:
         return trial if trial is not None and trial.score < best.score and _differs(trial.strain, best.strain) else best
 
     def _samples(self, effects: Sequence[Effect]) -> Iterable[dict[str, Any]]:
-        """Yield combinations of starting and improving values, evenly spread."""
+        """Yield combinations of starting values and the best others, evenly spread: what is worse alone may be better beside others."""
         if len(effects) < 2:
             return
         sobol = library("scipy.stats.qmc", purpose="search of trencadis tune").Sobol(len(effects), seed=0)
         for point in sobol.random(_MOST_SAMPLES).tolist():
             changes: dict[str, Any] = {}
             for effect, place in zip(effects, point, strict=True):
-                values = [effect.option.start, *effect.improving]
+                others = sorted(effect.tried, key=lambda one: one[1].score)[:_SAMPLED_VALUES]
+                values = [effect.option.start, *(value for value, _ in others)]
                 changes |= effect.option.change(values[min(int(place * len(values)), len(values) - 1)])
             yield changes
 
     # ------------------------------------------------------------------------------------------ one step at a time
 
-    def _refine(self, best: Trial) -> Trial:
+    def _refine(self, best: Trial, others: Sequence[Trial]) -> Trial:
         """Move one option at a time to a neighbouring value, as long as that is better, at a rate that the best does not carry."""
         options = [effect.option for effect in self._effects.values() if effect.matters]
         moved = True
         while moved and self._may(_REFINED):
             moved = False
-            if best.keeps:  # a race at a rate that it does not carry
-                found = self._capacity(best.changes, self._short, hint=best.rate * 2, tolerance=_RACE_TOLERANCE)
-                assert found is not None, "it ran at another rate"
-                best = found.edge
+            best = self._harder(best, others)
             for option in options:
                 value = best.changes.get(option.path, option.start)
                 for other in option.neighbours(value) if value in option.values else ():
@@ -260,32 +271,41 @@ class _Search:
                         moved |= best is not before
         return best
 
+    def _harder(self, best: Trial, others: Sequence[Trial]) -> Trial:
+        """Race the best and others at a rate that the best does not carry, until no other one carries it either."""
+        while best.keeps and self._may(_REFINED):
+            found = self._capacity(best.changes, self._short, hint=best.rate * 2, tolerance=_RACE_TOLERANCE)
+            assert found is not None, "it ran at another rate"
+            best = found.edge
+            if best.keeps:  # there is no limit
+                return best
+            for one in others:
+                best = self._better(best, one.changes)
+        return best
+
     # ------------------------------------------------------------------------------------------------ fewer left
 
-    def _ranked(self, rate: float) -> list[Trial]:
-        """Return the trials of the race at a rate, the best first."""
-        raced = [
-            one for one in self._trials.trials.values() if (one.part, one.rate) == (self._short, rate) and one.changes
-        ]
-        return sorted(raced, key=_score)
+    def _ranked(self, base: Trial) -> list[Trial]:
+        """Return the trials of the first race that are better than the start, the best first; one of those that are alike."""
+        raced = [one for one in self._trials.trials.values() if (one.part, one.rate) == (self._short, base.rate)]
+        better = [one for one in raced if one.strain < base.strain and _differs(one.strain, base.strain)]
+        simplest = {one.score: one for one in sorted(better, key=_complexity, reverse=True)}
+        return [simplest[score] for score in sorted(simplest)]
 
-    def _halve(self, ranked: Sequence[Trial], rate: float) -> list[Trial]:
+    def _halve(self, ranked: Sequence[Trial]) -> list[Trial]:
         """Race the best on longer parts, half as many each time; returns the trials on the longest, the best first.
 
-        There the race is at the rate that the best one does not carry.
+        Each race is at the rate that the best of the part before does not carry on this one.
         """
         left = list({repr(one.changes): one for one in ranked if one.changes}.values())[:_MOST_FINALISTS]
-        rate = max(rate, ranked[0].rate)
         for part in self._parts.rungs[1:]:
-            found = [trial for one in left if (trial := self._run(one.changes, rate, part)) is not None]
+            if not left:
+                break
+            edge = self._capacity(left[0].changes, part, hint=left[0].rate, tolerance=_RACE_TOLERANCE)
+            assert edge is not None, "it ran on another part"
+            found = [trial for one in left if (trial := self._run(one.changes, edge.edge.rate, part)) is not None]
             left = sorted(found, key=_score)[: max(2, len(left) // 2)]
-        if not left:
-            return []
-        longest = self._parts.rungs[-1]
-        edge = self._capacity(left[0].changes, longest, hint=rate, factor=1.25, tolerance=_RACE_TOLERANCE)
-        assert edge is not None, "it ran at another rate"
-        raced = [self._run(one.changes, edge.edge.rate, longest) for one in left]
-        return sorted((trial for trial in raced if trial is not None), key=_score)
+        return left
 
     def _simpler(self, best: Trial) -> Trial:
         """Take back changes, one after the other, without which the best does as well at its rate."""
@@ -358,6 +378,10 @@ class _Search:
 
 def _score(trial: Trial) -> tuple[float, float, float]:
     return trial.score
+
+
+def _complexity(trial: Trial) -> int:
+    return len(trial.changes)
 
 
 def _without(changes: Changes, option: Option) -> dict[str, Any]:

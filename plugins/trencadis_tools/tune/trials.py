@@ -43,6 +43,7 @@ class Trial:
         num_preemptions: Of all engines.
         output_throughput: Tokens a second.
         is_burst: All requests came within a twentieth of the run: at a larger rate hardly anything would change.
+        came_s: When the last request came; of those that follow others the earliest moment.
     """
 
     changes: Changes
@@ -56,6 +57,7 @@ class Trial:
     num_preemptions: int
     output_throughput: float
     is_burst: bool
+    came_s: float
 
     @property
     def keeps(self) -> bool:
@@ -66,6 +68,11 @@ class Trial:
     def is_idle(self) -> bool:
         """Whether fewer than 0.01 requests are there at a time (Little's law): at a smaller rate nothing would change."""
         return self.rate * self.e2e_mean_s < 0.01
+
+    @property
+    def spans(self) -> float:
+        """How many times as long as a request takes the arrivals last."""
+        return self.came_s / self.e2e_mean_s if self.e2e_mean_s else math.inf
 
     @property
     def score(self) -> tuple[float, float, float]:
@@ -89,6 +96,7 @@ def trial_of(run: Run, slo: Slo, *, changes: Changes, part: str, rate: float) ->
         num_preemptions=run.num_preemptions,
         output_throughput=sum(one.num_output_tokens for one in answered) / run.duration_s if run.duration_s else 0.0,
         is_burst=came_s <= run.duration_s / 20,
+        came_s=came_s,
     )
 
 

@@ -130,6 +130,7 @@ def tune(
         parts,
         measured_blocks=steps.num_blocks if steps else 0,
         block_size=steps.block_size if steps else 0,
+        fillable_blocks=steps.fillable_blocks if steps else 0,
     )
     space = Space(
         start.config,

@@ -41,6 +41,16 @@ def test_an_engine_that_was_measured_has_its_number_at_its_fraction() -> None:
     assert found.assumed({"cache.memory_fraction": 0.5}) == {"cache.num_blocks": 2000}
 
 
+def test_where_rows_and_not_memory_limit_an_engine_more_rows_have_more_blocks() -> None:
+    config = restored("start", {}).config
+    found = memory_of(config, LinearStepTimes(), [SHORT], measured_blocks=5, fillable_blocks=5)
+    assert found.assumed({}) == {"cache.num_blocks": 12}
+    short = memory_of(config, LinearStepTimes(), [SHORT], measured_blocks=5, fillable_blocks=6)
+    assert short.assumed({}) == {"cache.num_blocks": 5}
+    assert short.is_short
+    assert not found.is_short
+
+
 def test_no_more_than_the_workload_can_fill() -> None:
     found = memory(SHORT, measured_blocks=1000)
     assert found.assumed({}) == {"cache.num_blocks": (128 // 16 + 2) + 2}
