@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from examples.gallery.routing.e2 import E2, trencadis_routers
 
+from trencadis.api import load_with_plugins
 from trencadis.clock import SimulatedClock
 from trencadis.interfaces import ComponentContext
 from trencadis_testing.router import RouterConformance, replica_views, routing_request
+from trencadis_tools.simulation import simulate
+from trencadis_tools.simulation.step_times import load_step_times
+from trencadis_tools.workloads import Workload, load_workload
 
+FOLDER = Path(__file__).parents[2] / "examples" / "gallery" / "routing"
 PROMPT = tuple(range(1, 42))
 """41 tokens, ten full blocks of four."""
 
@@ -76,3 +83,20 @@ def test_settings_that_make_no_sense_are_refused(wrong: dict[str, float]) -> Non
     (component,) = trencadis_routers()
     with pytest.raises(ValueError):
         component.config(**wrong)
+
+
+def hit_ratio(router: str, workload: Workload) -> float:
+    resolved, registry = load_with_plugins(
+        file=FOLDER / f"{router}.toml", environ={}, overrides={"cache.block_size": 512, "cache.num_blocks": 800}
+    )
+    run = simulate(resolved.config, registry, workload, step_times=load_step_times("a100:llama_3_1_8b"), replicas=4)
+    return run.num_prompt_tokens_cached / run.num_prompt_tokens_admitted
+
+
+def test_following_documents_finds_more_of_prompts_than_loads_alone() -> None:
+    """Nobody finds more than all but the first request for each document, whose part in whole blocks can be cached."""
+    workload = load_workload(str(FOLDER / "documents.toml"), limit=60)
+    num_documents = len({one.block_ids for one in workload.requests})
+    cached_tokens = 21_400 // 512 * 512
+    bound = (60 - num_documents) * cached_tokens / sum(one.num_prompt_tokens for one in workload.requests)
+    assert 0 < hit_ratio("least_loaded", workload) < hit_ratio("e2", workload) <= bound

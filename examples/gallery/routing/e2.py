@@ -114,7 +114,9 @@ def _least(cost: FloatArray, allowed: np.ndarray) -> int:
 class E2Config:
     """Table ``[router.e2]``."""
 
-    window_s: float = setting(180.0, "Requests of so many seconds are the load of a replica.", unit="s", validator=gt(0))
+    window_s: float = setting(
+        180.0, "Requests of so many seconds are the load of a replica.", unit="s", validator=gt(0)
+    )
     load_ratio: float = setting(15.0, "Beyond so many times the least load prefixes do not count.", validator=ge(1))
     answer_tokens: int = setting(
         0, "Prompt tokens that take as long to compute as an answer.", unit="tokens", validator=ge(0)

@@ -112,7 +112,9 @@ def steady(num_requests: int) -> list[dict[str, Any]]:
 def bursts(num_seeds: int, limit: int | None = None) -> list[dict[str, Any]]:
     """Return a row for each router: means over seeds, and the paired difference to random."""
     found = {
-        router: [times(router, "bursts", num_replicas=NUM_REPLICAS, seed=seed, limit=limit) for seed in range(num_seeds)]
+        router: [
+            times(router, "bursts", num_replicas=NUM_REPLICAS, seed=seed, limit=limit) for seed in range(num_seeds)
+        ]
         for router in ROUTERS
     }
     rows = []
@@ -122,7 +124,11 @@ def bursts(num_seeds: int, limit: int | None = None) -> list[dict[str, Any]]:
         for name, values, statistic in (("mean", means, np.mean), ("p99", p99s, _p99)):
             baseline = np.array([statistic(run) for run in found["random"]])
             interval = run_interval(values - baseline)
-            row |= {f"{name}_difference": interval.difference, f"{name}_low": interval.low, f"{name}_high": interval.high}
+            row |= {
+                f"{name}_difference": interval.difference,
+                f"{name}_low": interval.low,
+                f"{name}_high": interval.high,
+            }
         rows.append({key: round(value, 4) if isinstance(value, float) else value for key, value in row.items()})
     return rows
 
