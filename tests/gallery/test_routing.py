@@ -81,7 +81,7 @@ def test_it_is_a_plugin_too_and_says_that_it_is_experimental() -> None:
 @pytest.mark.parametrize("wrong", [{"window_s": 0.0}, {"load_ratio": 0.5}, {"answer_tokens": -1}])
 def test_settings_that_make_no_sense_are_refused(wrong: dict[str, float]) -> None:
     (component,) = trencadis_routers()
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
         component.config(**wrong)
 
 
