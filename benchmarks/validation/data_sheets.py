@@ -25,13 +25,15 @@ SHEETS = {"a100-80gb": "a100", "h100-80gb": "h100"}
 
 def measured(path: Path) -> dict[tuple[str, int, int, int, int], tuple[float, float]]:
     """Return medians of prompt and token time, seconds, by sheet, ranks, prompt tokens, batch size and output tokens."""
-    rows = defaultdict(list)
+    rows: dict[tuple[str, int, int, int, int], list[tuple[float, float]]] = defaultdict(list)
     with path.open(newline="") as lines:
         for row in csv.DictReader(lines):
             if row["model"] != "llama2-70b" or row["hardware"] not in SHEETS:
                 continue
-            sizes = (int(row[name]) for name in ("tensor_parallel", "prompt_size", "batch_size", "token_size"))
-            rows[SHEETS[row["hardware"]], *sizes].append(
+            tensor, prompt, batch, output = (
+                int(row[name]) for name in ("tensor_parallel", "prompt_size", "batch_size", "token_size")
+            )
+            rows[SHEETS[row["hardware"]], tensor, prompt, batch, output].append(
                 (float(row["prompt_time"]) / 1e3, float(row["token_time"]) / 1e3)
             )
     return {

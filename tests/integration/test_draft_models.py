@@ -219,7 +219,7 @@ def _one_thread() -> Iterator[None]:
     "rule", [pytest.param(Token(), id="token", marks=pytest.mark.slow), pytest.param(Block(), id="block")]
 )
 @pytest.mark.parametrize("make", [draft_model, parallel_draft], ids=["draft_model", "parallel_draft"])
-@pytest.mark.kept_in_ci(2)
+@pytest.mark.kept_in_ci(1)
 def test_drawn_drafts_keep_the_distribution_of_the_target(
     pair: tuple[Path, Path], make: Any, rule: AcceptanceRule
 ) -> None:

@@ -174,7 +174,7 @@ def cells_of(text: torch.Tensor, vocab_size: int) -> torch.Tensor:
 @pytest.mark.representatives(1)
 @pytest.mark.parametrize("rule", [Match(), Token(), Block(), Tree()], ids=lambda rule: type(rule).__name__)
 @pytest.mark.parametrize(("vocab_size", "count", "length"), [(8, 58_000, 3), (32, 78_000, 2)])
-@pytest.mark.kept_in_ci(3)
+@pytest.mark.kept_in_ci(2)
 def test_texts_with_drafts_have_the_distribution_of_the_model(rule, vocab_size, count, length):
     target, proposal = tables(1, vocab_size, length - 1), tables(2, vocab_size, length - 1)
     found = texts(rule, count, target, proposal, num_drafts=2)
@@ -223,6 +223,7 @@ def test_a_position_that_is_drafted_again_needs_new_numbers_if_whole_runs_are_ju
 
 
 @pytest.mark.slow
+@pytest.mark.kept_in_ci(2)
 @pytest.mark.parametrize("parents", [(0, 0), (0, 0, 0), (0, 0, 1)])
 def test_trees_of_drawn_siblings_have_the_distribution_of_the_model(parents):
     count, vocab_size = 58_000, 8

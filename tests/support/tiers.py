@@ -19,7 +19,8 @@ class Tier:
     Attributes:
         marker: Of what it leaves out.
         kept_by: Marker with which a test says how many of its parameter sets the tier has.
-        most_parameter_sets: The same for tests that do not say it.
+        most_whole: For tests that do not say it: the tier has all parameter sets of a test with at most so many.
+        kept_of_more: And so many of one with more.
         every_nth_suite: A test of a conformance suite of the kit runs for one in so many of the components under test.
         share_of_examples: Hypothesis tries one in so many of a test's examples, and ``fewest_examples`` at least.
         fewest_examples: See there.
@@ -27,7 +28,8 @@ class Tier:
 
     marker: str
     kept_by: str
-    most_parameter_sets: int
+    most_whole: int
+    kept_of_more: int
     every_nth_suite: int
     share_of_examples: int
     fewest_examples: int
@@ -36,7 +38,8 @@ class Tier:
 DEFAULT = Tier(
     marker="slow",
     kept_by="representatives",
-    most_parameter_sets=2,
+    most_whole=2,
+    kept_of_more=2,
     every_nth_suite=12,
     share_of_examples=8,
     fewest_examples=5,
@@ -45,7 +48,8 @@ DEFAULT = Tier(
 CI = Tier(
     marker="release",
     kept_by="kept_in_ci",
-    most_parameter_sets=3,
+    most_whole=3,
+    kept_of_more=2,
     every_nth_suite=8,
     share_of_examples=4,
     fewest_examples=10,
@@ -67,7 +71,7 @@ def mark_repeats(items: Sequence[pytest.Function], tier: Tier = DEFAULT) -> None
     Of a test's parameter sets evenly spread ones stay. A suite's tests take turns: each component keeps some of them, and each
     test is kept by some components.
     """
-    families: defaultdict[tuple[object, ...], list[pytest.Function]] = defaultdict(list)
+    families: defaultdict[tuple[object, str, int | None], list[pytest.Function]] = defaultdict(list)
     suites: defaultdict[object, dict[object, list[pytest.Function]]] = defaultdict(dict)
     for item in items:
         if item.get_closest_marker(tier.marker):
@@ -76,11 +80,12 @@ def mark_repeats(items: Sequence[pytest.Function], tier: Tier = DEFAULT) -> None
             suites[item.function].setdefault(item.parent, []).append(item)
         else:
             mark = item.get_closest_marker(tier.kept_by)
-            kept = mark.args[0] if mark else tier.most_parameter_sets
+            kept = mark.args[0] if mark else None
             families[item.parent, item.originalname, kept].append(item)
     repeats = []
     for (*_, kept), members in families.items():
-        repeats += _repeats(members, kept)
+        few = tier.most_whole if len(members) <= tier.most_whole else tier.kept_of_more
+        repeats += _repeats(members, few if kept is None else kept)
     for turn, components in enumerate(suites.values()):
         every = min(tier.every_nth_suite, len(components))
         repeats += [one for number, own in enumerate(components.values()) if (number - turn) % every for one in own]

@@ -44,7 +44,7 @@ def test_representatives_are_spread_evenly(kept: int, total: int, stay: list[int
 
 
 def test_without_a_mark_a_few_parameter_sets_stay() -> None:
-    assert len(mark([Item(number, len) for number in range(100)])) == DEFAULT.most_parameter_sets
+    assert len(mark([Item(number, len) for number in range(100)])) == DEFAULT.kept_of_more
 
 
 def test_what_is_slow_anyway_is_no_representative() -> None:
@@ -68,12 +68,13 @@ def test_of_a_long_test_some_parameter_sets_are_kept_and_the_others_are_for_a_re
     assert mark(items) == [0]
 
 
-def test_without_a_mark_more_parameter_sets_are_kept_in_ci_than_by_default() -> None:
-    items = [Item(number, len) for number in range(100)]
+@pytest.mark.parametrize("total", [1, CI.most_whole, CI.most_whole + 1, 100])
+def test_without_a_mark_all_of_a_few_parameter_sets_are_kept_in_ci(total: int) -> None:
+    items = [Item(number, len) for number in range(total)]
     mark_release(items)  # type: ignore[arg-type]
     kept = [item for item in items if not item.get_closest_marker("release")]
-    assert len(kept) == CI.most_parameter_sets
-    assert len(mark(items)) == DEFAULT.most_parameter_sets
+    assert len(kept) == (total if total <= CI.most_whole else CI.kept_of_more)
+    assert len(mark(items)) == min(total, DEFAULT.kept_of_more)
 
 
 def _test_of_a_suite() -> Any:

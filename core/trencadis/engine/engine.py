@@ -33,7 +33,7 @@ from trencadis.engine.guards import GuardedScheduling
 from trencadis.engine.inspect.accounting import Accounting, SubmittedStep
 from trencadis.engine.inspect.administration import Administration
 from trencadis.engine.inspect.decisions import Decisions
-from trencadis.engine.inspect.flight_recorder import ATTEMPT, COMMIT, FAILURE, FlightRecorder, without_tokens
+from trencadis.engine.inspect.flight_recorder import COMMIT, FAILURE, FlightRecorder
 from trencadis.engine.inspect.key_frame import FramedParts
 from trencadis.engine.inspect.metrics_page import MetricsPage
 from trencadis.engine.inspect.observers import Observers
@@ -500,8 +500,7 @@ class Engine:
         start_s = self._time.held_s = self._clock.now_s()
         plan = self._plan()
         if self._recorder is not None:
-            kept = plan if plan is None or plan.drafts is None else without_tokens(plan)
-            self._recorder.note((ATTEMPT, start_s, self._scheduler.notes, kept))
+            self._recorder.planned(start_s, self._scheduler.notes, plan)
         if plan is None:
             return False
         step = self._counted(plan)

@@ -66,6 +66,7 @@ from trencadis.interfaces.optional_calls import (
     SupportsRestart,
     SupportsSwapping,
 )
+from trencadis.interfaces.plain_state import has_plain_state, plain_state
 from trencadis.interfaces.router import ReplicaViews, Router, RoutingRequest
 from trencadis.interfaces.sampling import (
     Distributions,
@@ -84,6 +85,8 @@ from trencadis.interfaces.vocabulary import Vocabulary
 from trencadis.renames import old_names
 
 __all__ = [
+    "has_plain_state",
+    "plain_state",
     "AcceptanceRule",
     "AllocationPlan",
     "Backend",

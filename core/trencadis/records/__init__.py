@@ -11,6 +11,20 @@ from trencadis.records.bucket import Bucket, BucketLimits, Phase, Shape, Unified
 from trencadis.records.embedding import Embedding, EmbeddingRequest
 from trencadis.records.explanation import Explanation, Range, Span
 from trencadis.records.first_token import FirstToken
+from trencadis.records.flight_record import (
+    FLIGHT_RECORD_VERSION,
+    FlightRecord,
+    RecordedArrival,
+    RecordedAttempt,
+    RecordedCommit,
+    RecordedEnd,
+    RecordedEvent,
+    RecordedFailure,
+    RecordedRequest,
+    decode_flight_record,
+    encode_flight_record,
+    int32s,
+)
 from trencadis.records.kv import KVLayout, KVPart, TransferCause
 from trencadis.records.model import MemoryReport, ModelFacts, ModelSource, WarmUpReport
 from trencadis.records.output import (
@@ -57,6 +71,18 @@ from trencadis.records.structured import MAX_CHOICES, MAX_STRUCTURE_CHARACTERS, 
 from trencadis.renames import old_names
 
 __all__ = [
+    "FLIGHT_RECORD_VERSION",
+    "FlightRecord",
+    "RecordedArrival",
+    "RecordedAttempt",
+    "RecordedCommit",
+    "RecordedEnd",
+    "RecordedEvent",
+    "RecordedFailure",
+    "RecordedRequest",
+    "decode_flight_record",
+    "encode_flight_record",
+    "int32s",
     "DEFAULT_TERMS",
     "MAX_CHOICES",
     "MAX_DEPTH",

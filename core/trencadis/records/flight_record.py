@@ -19,7 +19,7 @@ from trencadis.records.arrays import Int32Array
 
 __all__ = [
     "FLIGHT_RECORD_VERSION",
-    "Event",
+    "RecordedEvent",
     "FlightRecord",
     "RecordedArrival",
     "RecordedAttempt",
@@ -201,7 +201,7 @@ class RecordedFailure(msgspec.Struct, array_like=True, tag="failure", frozen=Tru
     was_submitted: bool
 
 
-Event = RecordedArrival | RecordedEnd | RecordedAttempt | RecordedCommit | RecordedFailure
+RecordedEvent = RecordedArrival | RecordedEnd | RecordedAttempt | RecordedCommit | RecordedFailure
 
 
 class FlightRecord(msgspec.Struct, kw_only=True):
@@ -245,7 +245,7 @@ class FlightRecord(msgspec.Struct, kw_only=True):
     frame: dict[str, Any] | None
     obstacles: list[str]
     requests: list[RecordedRequest]
-    events: list[Event]
+    events: list[RecordedEvent]
 
     @property
     def num_steps(self) -> int:

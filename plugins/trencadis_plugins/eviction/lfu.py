@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import log2
 
-from trencadis.interfaces.plain_state import plain_state
+from trencadis.interfaces import plain_state
 from trencadis_plugins.eviction.candidates import Candidates
 from trencadis_plugins.eviction.config import LfuConfig
 from trencadis_plugins.eviction.history import History

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from trencadis.interfaces import EvictionPolicy
-from trencadis.interfaces.plain_state import plain_state
+from trencadis.interfaces import EvictionPolicy, plain_state
 
 __all__ = ["Lru"]
 

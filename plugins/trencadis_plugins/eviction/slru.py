@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trencadis.interfaces.plain_state import plain_state
+from trencadis.interfaces import plain_state
 from trencadis_plugins.eviction.candidates import Candidates
 from trencadis_plugins.eviction.config import SlruConfig
 from trencadis_plugins.eviction.tracking import TrackingPolicy

@@ -30,7 +30,8 @@ class RecorderObserver(Observer):
 
     Times are seconds: ``now_s`` of the commit; ``device_s`` on the device, as the backend measures it; ``plan_s``, ``draft_s`` and
     ``commit_s`` on the host; ``wall_s`` since the commit before if that left anything to do, else since planning began: no idle time. What
-    ``wall_s`` exceeds ``device_s`` by is time that the device waited for the host, who calls the engine included.
+    ``wall_s`` exceeds ``device_s`` by is time that the device waited for the host, who calls the engine included. ``overlaps``: it was
+    planned before the step before it was committed.
 
     Args:
         config: Where to.
@@ -59,6 +60,7 @@ class RecorderObserver(Observer):
     def on_step(self, stats: StepStats) -> None:
         """Write a line; a step without tokens leaves none."""
         was_idle = self._idle_since_s <= stats.start_s
+        overlaps = stats.start_s < self._committed_s
         since_s = max(self._committed_s, stats.start_s) if was_idle else self._committed_s
         self._committed_s, self._num_left = stats.now_s, stats.num_running + stats.num_waiting
         self._idle_since_s = math.inf if self._num_left else stats.now_s
@@ -67,7 +69,7 @@ class RecorderObserver(Observer):
         if self._lines is None:
             self._lines = self._path.open("w", encoding="utf-8")
             self._lines.write(_encode(self._header) + "\n")
-        self._lines.write(_encode(_record(stats, wall_s=stats.now_s - since_s)) + "\n")
+        self._lines.write(_encode(_record(stats, wall_s=stats.now_s - since_s, overlaps=overlaps)) + "\n")
 
     def on_request(self, finished: FinishedSequence) -> None:
         """Note when nothing is left: a caller may end the last request between two steps."""
@@ -82,7 +84,7 @@ class RecorderObserver(Observer):
             self._lines = None
 
 
-def _record(stats: StepStats, *, wall_s: float) -> dict[str, Any]:
+def _record(stats: StepStats, *, wall_s: float, overlaps: bool) -> dict[str, Any]:
     """Return the line of a step. Pure."""
     has_buckets = bool(stats.num_bucket_hits or stats.num_fallbacks or stats.num_substituted)
     shape = step_shape(stats.passes, num_new=stats.num_admitted, has_buckets=has_buckets)
@@ -90,6 +92,7 @@ def _record(stats: StepStats, *, wall_s: float) -> dict[str, Any]:
         "step": stats.step,
         "now_s": stats.now_s,
         "wall_s": wall_s,
+        "overlaps": overlaps,
         "device_s": stats.device_s,
         "plan_s": stats.plan_s,
         "draft_s": stats.draft_s,

@@ -6,8 +6,7 @@ import math
 
 import numpy as np
 
-from trencadis.interfaces import SchedulerView, TokenSplit
-from trencadis.interfaces.plain_state import plain_state
+from trencadis.interfaces import SchedulerView, TokenSplit, plain_state
 from trencadis.records import FloatArray, Int32Array, Request
 from trencadis_plugins.scheduling.config import DeadlineConfig
 from trencadis_plugins.scheduling.fcfs import MANY_STEPS, Fcfs

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from trencadis.interfaces import SchedulerView, SchedulingPolicy, TokenSplit
-from trencadis.interfaces.plain_state import plain_state
+from trencadis.interfaces import SchedulerView, SchedulingPolicy, TokenSplit, plain_state
 from trencadis.records import FloatArray, Int32Array, Int64Array, Request
 from trencadis_plugins.scheduling.columns import SlotColumn
 from trencadis_plugins.scheduling.config import FairShareConfig

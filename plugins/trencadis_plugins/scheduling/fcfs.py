@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from trencadis.interfaces import SchedulerView, SchedulingPolicy, TokenSplit
-from trencadis.interfaces.plain_state import plain_state
+from trencadis.interfaces import SchedulerView, SchedulingPolicy, TokenSplit, plain_state
 from trencadis.records import Int32Array, StepTime
 from trencadis_plugins.scheduling.config import FcfsConfig
 from trencadis_plugins.scheduling.victims import VICTIMS

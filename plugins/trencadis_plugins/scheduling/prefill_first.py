@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from trencadis.interfaces import SchedulerView, TokenSplit
-from trencadis.interfaces.plain_state import plain_state
+from trencadis.interfaces import SchedulerView, TokenSplit, plain_state
 from trencadis.records import Int32Array
 from trencadis_plugins.scheduling.config import PrefillFirstConfig
 from trencadis_plugins.scheduling.fcfs import MANY_STEPS, Fcfs

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from trencadis.interfaces import SchedulerView
-from trencadis.interfaces.plain_state import plain_state
+from trencadis.interfaces import SchedulerView, plain_state
 from trencadis.records import FloatArray, Int32Array
 from trencadis_plugins.scheduling.config import PriorityConfig
 from trencadis_plugins.scheduling.fcfs import Fcfs

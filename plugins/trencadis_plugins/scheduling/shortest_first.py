@@ -9,8 +9,7 @@ from collections.abc import Callable
 import numpy as np
 
 from trencadis.errors import ConfigValueError
-from trencadis.interfaces import SchedulerView
-from trencadis.interfaces.plain_state import plain_state
+from trencadis.interfaces import SchedulerView, plain_state
 from trencadis.records import FloatArray, Int32Array, Request
 from trencadis_plugins.scheduling.columns import SlotColumn
 from trencadis_plugins.scheduling.config import ShortestFirstConfig

@@ -14,9 +14,9 @@ import attrs
 from trencadis.console import print_table
 from trencadis.errors import ConfigError
 from trencadis.records.flight_record import (
-    Event,
     FlightRecord,
     RecordedAttempt,
+    RecordedEvent,
     decode_flight_record,
     int32s,
 )
@@ -167,7 +167,7 @@ def _print_replayed(record: FlightRecord, replayed: ReplayedSteps, facts: dict[s
         print(f"  replayed: {found.cause or _words(record, found.replayed)}")
 
 
-def _words(record: FlightRecord, event: Event | None) -> str:
+def _words(record: FlightRecord, event: RecordedEvent | None) -> str:
     """Return an event in words; a plan with its first sequences."""
     if event is None:
         return "nothing"

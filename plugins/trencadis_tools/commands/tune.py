@@ -95,7 +95,7 @@ def _print(tuned: Tuned) -> None:
     )
     print(f"Step times: {tuned.step_times}.\nKV cache: {tuned.memory}.")
     num_refused = len(tuned.trials.refused)
-    refused = f"; {num_refused} candidates were refused, as no engine can be built with them" if num_refused else ""
+    refused = f"; candidates that no engine can be built with: {num_refused}" if num_refused else ""
     print(f"{tuned.trials.num_run} simulations{refused}.")
     if tuned.start.config.speculation.name != "none":
         print("Speculation is not simulated: every candidate computes one token of a sequence in a step.")

@@ -55,6 +55,11 @@ def candidates_of(
             f"trencadis compare: {len(arguments)} configurations to compare.",
             hint="Name two or more: TOML files, or scheduling policies such as fcfs.",
         )
+    if base is not None and all(Path(argument).is_file() for argument in arguments):
+        raise ConfigError(
+            f"flag --config: {base} is the base of scheduling policies that are compared by name, and there are none.",
+            hint="Name it as the first configuration, or leave it out.",
+        )
     candidates = [_candidate(argument, base, overrides or {}) for argument in arguments]
     check_different(candidates)
     return candidates

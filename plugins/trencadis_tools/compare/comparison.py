@@ -11,10 +11,10 @@ import attrs
 from trencadis.errors import ConfigError
 from trencadis_tools.compare.candidates import Candidate, restored, sweep_points
 from trencadis_tools.compare.experiment import Experiment, PointResult, RunAll, run_experiment
-from trencadis_tools.compare.lab import scipy_stats
 from trencadis_tools.compare.live import LiveRuns, pieces_of
 from trencadis_tools.compare.metrics import metric_of
 from trencadis_tools.compare.record import record_of
+from trencadis_tools.lab import scipy_stats
 from trencadis_tools.simulation import Run, StepTimes, simulate
 from trencadis_tools.simulation.step_times import LinearStepTimes, load_step_times
 from trencadis_tools.workloads import Workload, load_workload

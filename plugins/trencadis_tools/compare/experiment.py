@@ -148,7 +148,9 @@ def run_experiment(
             metrics = {metric.name: metric for metric in experiment.metrics}
             models = scaled_step_times(step_times)
             flips = _find_flips(result.judgement, metrics, candidates, result.workloads, with_step_times, models)
-            result = attrs.evolve(result, judgement=result.judgement.with_flips(flips))
+            has_claims = any(effect.winner for effect in result.judgement.effects)
+            tried = [name for name, _ in models] if has_claims else []
+            result = attrs.evolve(result, judgement=result.judgement.with_flips(flips, tried))
         results.append(result)
     return results
 

@@ -99,20 +99,22 @@ class Judgement:
         outcomes: Of each configuration, the baseline first.
         effects: By metric, then by configuration.
         num_warm_up: Requests that were left out at the beginning of each run, the same for all configurations.
+        tried: Step times with which each "better" was tried again, such as ``base_s × 0.8``; empty if there was none, or none was tried.
     """
 
     outcomes: Sequence[Outcome]
     effects: Sequence[Effect]
     num_warm_up: Sequence[int]
+    tried: Sequence[str] = ()
 
     @property
     def is_decided(self) -> bool:
         """Whether more runs would change no verdict."""
         return all(effect.verdict != "open" for effect in self.effects)
 
-    def with_flips(self, flips: Sequence[Flip]) -> Judgement:
+    def with_flips(self, flips: Sequence[Flip], tried: Sequence[str] = ()) -> Judgement:
         """Return the judgement with verdicts open whose sign depends on a coefficient of the step times. Pure."""
-        return attrs.evolve(self, effects=[_with_flips(effect, flips) for effect in self.effects])
+        return attrs.evolve(self, tried=tuple(tried), effects=[_with_flips(effect, flips) for effect in self.effects])
 
 
 def _with_flips(effect: Effect, flips: Sequence[Flip]) -> Effect:

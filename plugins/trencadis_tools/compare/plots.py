@@ -12,8 +12,8 @@ import numpy as np
 from trencadis.records import FloatArray
 from trencadis_tools.compare.experiment import PointResult
 from trencadis_tools.compare.judge import Effect
-from trencadis_tools.compare.lab import library
 from trencadis_tools.compare.metrics import Metric, metric_of
+from trencadis_tools.lab import library
 from trencadis_tools.simulation import RequestRecord
 
 __all__ = ["cdf_plot", "check_plots", "differences_plot", "line_plot", "sequence_plot"]

@@ -9,7 +9,7 @@ from typing import Any
 
 from trencadis.errors import ConfigError
 from trencadis_tools.compare.experiment import PointResult
-from trencadis_tools.compare.lab import library
+from trencadis_tools.lab import library
 from trencadis_tools.simulation import RequestRecord
 
 __all__ = ["check_requests_file", "row_of", "write_requests", "write_rows"]

@@ -170,7 +170,7 @@ def run_interval(differences: FloatArray) -> Interval:
     Raises:
         ConfigError: scipy is missing.
     """
-    from trencadis_tools.compare.lab import scipy_stats
+    from trencadis_tools.lab import scipy_stats
 
     num = len(differences)
     mean = float(np.mean(differences))

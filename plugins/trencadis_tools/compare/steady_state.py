@@ -9,7 +9,7 @@ import attrs
 import numpy as np
 
 from trencadis.records import FloatArray
-from trencadis_tools.compare.lab import scipy_stats
+from trencadis_tools.lab import scipy_stats
 
 __all__ = ["Backlog", "backlog_of", "combined", "mean_in_system", "warm_up_cut"]
 

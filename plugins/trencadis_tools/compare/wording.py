@@ -122,4 +122,8 @@ def outcome_notes(result: PointResult) -> list[str]:
         notes.append(
             f"Warm-up: {num_cut} of {num_all} requests are left out, the same under every configuration (MSER-5)."
         )
+    if result.judgement.tried:
+        notes.append(
+            f'Sensitivity: every "better" was tried again with step times of {", ".join(result.judgement.tried)}.'
+        )
     return notes

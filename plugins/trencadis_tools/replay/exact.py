@@ -13,12 +13,12 @@ from trencadis.errors import RanksLostError, StepFailedError, TrencadisError
 from trencadis.interfaces import PendingStep
 from trencadis.records import Batch, StepOutput, StepShape, step_shape
 from trencadis.records.flight_record import (
-    Event,
     FlightRecord,
     RecordedArrival,
     RecordedAttempt,
     RecordedCommit,
     RecordedEnd,
+    RecordedEvent,
     RecordedFailure,
 )
 from trencadis_tools.replay.recorded_drafts import RECORDED, RecordedDrafts
@@ -42,8 +42,8 @@ class Difference:
     """
 
     event: int
-    recorded: Event | None
-    replayed: Event | None
+    recorded: RecordedEvent | None
+    replayed: RecordedEvent | None
     cause: str = ""
 
 
@@ -122,7 +122,7 @@ class _Script(ReplayExecutor):
             return self.output(planned, event)
         return self.output(planned)
 
-    def next_event(self) -> Event | None:
+    def next_event(self) -> RecordedEvent | None:
         """Return the event that comes next; None at the end."""
         return self._events[self._next] if self._next < len(self._events) else None
 
@@ -205,13 +205,13 @@ def replay_exactly(record: FlightRecord, config: Config, registry: Registry) -> 
 
 
 def _differs(
-    num_steps: int, event: int, recorded: Event | None, replayed: Event | None, *, cause: str = ""
+    num_steps: int, event: int, recorded: RecordedEvent | None, replayed: RecordedEvent | None, *, cause: str = ""
 ) -> ReplayedSteps:
     found = Difference(event=event, recorded=recorded, replayed=replayed, cause=cause)
     return ReplayedSteps(num_steps=num_steps, difference=found)
 
 
-def _is_same(recorded: Event, replayed: Event) -> bool:
+def _is_same(recorded: RecordedEvent, replayed: RecordedEvent) -> bool:
     if isinstance(recorded, RecordedAttempt) and isinstance(replayed, RecordedAttempt):
         return recorded.schedule == replayed.schedule
     return type(recorded) is type(replayed)

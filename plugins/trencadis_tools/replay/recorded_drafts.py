@@ -10,7 +10,7 @@ from trencadis.hookspecs import hookimpl
 from trencadis.interfaces import Component, DraftView, NoConfig, Speculator
 from trencadis.interfaces.speculation import INTERFACE_VERSION
 from trencadis.records import Drafts
-from trencadis.records.flight_record import Event, RecordedAttempt, int32s
+from trencadis.records.flight_record import RecordedAttempt, RecordedEvent, int32s
 
 __all__ = ["RECORDED", "RecordedDrafts"]
 
@@ -30,7 +30,7 @@ class RecordedDrafts(Speculator):
 
     def __init__(self, max_draft_tokens: int) -> None:
         self.max_draft_tokens = max_draft_tokens
-        self.next_event: Callable[[], Event | None] = lambda: None
+        self.next_event: Callable[[], RecordedEvent | None] = lambda: None
 
     @hookimpl
     def trencadis_speculators(self) -> Iterable[Component]:

@@ -30,6 +30,7 @@ from trencadis.records import (
     StepOutput,
 )
 from trencadis_tools.simulation.step_shape import StepShape, StepTimes, step_shape
+from trencadis_tools.simulation.step_times.linear import LinearStepTimes
 
 __all__ = ["EOS", "SimulatedExecutor", "Stretch", "Timeline"]
 
@@ -47,21 +48,17 @@ class Timeline:
     Args:
         clock: The engine's.
         step_times: How long steps take.
-        overlaps: The engine plans a step while the one before runs.
 
     Attributes:
         free_s: When the newest step ends.
         until_s: Of a stretch of steps, those are computed that have begun by then; the engine's caller sets it.
     """
 
-    def __init__(self, clock: SimulatedClock, step_times: StepTimes, *, overlaps: bool) -> None:
+    def __init__(self, clock: SimulatedClock, step_times: StepTimes) -> None:
         self.free_s = 0.0
         self.until_s = math.inf
         self._clock = clock
         self._times = step_times
-        self._overlaps = overlaps
-        self._before_s = 0.0  # when the step before the newest one ends
-        self._is_late = False
 
     def begin(self, shape: StepShape, num_steps: int) -> list[tuple[float, float]]:
         """Return when each of some steps ends, each with one more token of every sequence, and how long it computes.
@@ -70,38 +67,34 @@ class Timeline:
             shape: Of the first one.
             num_steps: At least 1.
         """
-        times, before_s, free_s = self._times, self._before_s, self.free_s
-        submitted_s = self._clock.now_s()
-        if self._is_late and submitted_s == free_s:
-            submitted_s = before_s  # one by one, it would have been before the last of the steps before was over
-        self._is_late = False
-        ends = []
-        for step in range(num_steps):
+        times, free_s = self._times, max(self.free_s, self._clock.now_s())
+        step_s, host_s = times.device_s(shape), times.host_s(shape)
+        ends = [(free_s := free_s + host_s + step_s, step_s)]
+        if num_steps > 1 and type(times) is LinearStepTimes and not times.overlap:
+            first_s, growth_s = step_s, times.context_s * shape.num_decodes
+            for step in range(1, num_steps):
+                step_s = first_s + step * growth_s
+                free_s += host_s + step_s
+                ends.append((free_s, step_s))
+            return ends
+        for _ in range(1, num_steps):
+            shape = StepShape(
+                num_decodes=shape.num_decodes,
+                num_decode_tokens=shape.num_decode_tokens,
+                num_decode_context=shape.num_decode_context + shape.num_decodes,
+            )
             step_s = times.device_s(shape)
-            before_s, free_s = free_s, max(free_s, submitted_s + times.host_s(shape)) + step_s
-            submitted_s = before_s if self._overlaps else free_s
+            free_s += times.host_s(shape) + step_s
             ends.append((free_s, step_s))
-            if step + 1 < num_steps:
-                shape = StepShape(
-                    num_decodes=shape.num_decodes,
-                    num_decode_tokens=shape.num_decode_tokens,
-                    num_decode_context=shape.num_decode_context + shape.num_decodes,
-                )
         return ends
 
     def nothing(self) -> list[tuple[float, float]]:
         """Return the end of a step without tokens."""
         return [(max(self.free_s, self._clock.now_s()), 0.0)]
 
-    def end(self, ends: Sequence[tuple[float, float]], *, is_late: bool = False) -> None:
-        """Note when steps end.
-
-        Args:
-            ends: Of :meth:`begin`.
-            is_late: The next step is submitted after their end.
-        """
-        self._before_s = ends[-2][0] if len(ends) > 1 else self.free_s
-        self.free_s, self._is_late = ends[-1][0], is_late and self._overlaps
+    def end(self, ends: Sequence[tuple[float, float]]) -> None:
+        """Note when steps of :meth:`begin` end."""
+        self.free_s = ends[-1][0]
 
     def copy(self, copied_s: float) -> None:
         """Keep the device busy with copies."""
@@ -125,7 +118,6 @@ class SimulatedExecutor(Executor):
         step_times: How long steps take.
         output_lens: True output tokens of each request of the workload.
         max_model_len: Longest sequence, tokens.
-        overlaps: The engine plans a step while the one before runs.
         max_steady_steps: Steps that a batch may stand for; 1: each is a batch of its own.
         vocab_size: Tokens that prompts are made of; 0: :data:`EOS` and one for each request beyond token 1.
         block_size: Tokens per block, if the config names no size.
@@ -139,13 +131,12 @@ class SimulatedExecutor(Executor):
         output_lens: Sequence[int],
         *,
         max_model_len: int,
-        overlaps: bool = True,
         max_steady_steps: int = 1,
         vocab_size: int = 0,
         block_size: int = 16,
         layout: str = "ragged",
     ) -> None:
-        self.timeline = Timeline(clock, step_times, overlaps=overlaps)
+        self.timeline = Timeline(clock, step_times)
         self.stretch: Stretch | None = None
         self.num_submitted = 0
         self._output_lens = output_lens
@@ -282,7 +273,7 @@ class Stretch:
         """Move the clock to the end of the last step that is computed."""
         if not self._is_closed:
             del self._ends[bisect_left(self._ends, self._timeline.until_s, key=itemgetter(0)) + 1 :]
-            self._timeline.end(self._ends, is_late=True)
+            self._timeline.end(self._ends)
         self._timeline.pass_until(self.end_s)
         return self._executor.output(self._batch, self._ends)
 

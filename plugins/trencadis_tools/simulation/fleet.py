@@ -243,7 +243,6 @@ class Fleet:
             clock,
             self._step_times,
             self._output_lens,
-            overlaps=self._config.engine.async_scheduling,
             max_steady_steps=self._max_steady_steps,
             max_model_len=self._max_model_len,
             vocab_size=self._prompts.vocab_size,

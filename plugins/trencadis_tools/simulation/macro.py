@@ -39,7 +39,7 @@ from trencadis_tools.workloads.workload import Workload
 
 __all__ = ["MacroEngine", "MacroFleet", "check_macro", "simulate_macro"]
 
-_REQUEST = Request(request_id="", prompt_token_ids=(0,))
+_REQUEST = Request(request_id="", prompt_token_ids=(0,), cache_salt="")
 _NUM_CHECKED = 300
 _TOLERANCE_S = 1e-9
 _NONE = np.empty(0, np.int32)
@@ -180,9 +180,7 @@ class MacroFleet(Fleet):
 
     def _build(self, index: int) -> Replica:
         clock = SimulatedClock(self._clock.time_s)
-        engine = MacroEngine(
-            self._config, Timeline(clock, self._step_times, overlaps=False), clock, self._outputs, self._max_model_len
-        )
+        engine = MacroEngine(self._config, Timeline(clock, self._step_times), clock, self._outputs, self._max_model_len)
         replica = Replica(index, len(self.built), engine, clock, engine, refused=self._refused)
         self.built.append(replica)
         return replica

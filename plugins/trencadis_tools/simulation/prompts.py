@@ -15,7 +15,7 @@ from trencadis_tools.workloads.workload import Workload
 __all__ = ["Prompts", "SimulatedPrompts"]
 
 
-_REQUEST = Request(request_id="", prompt_token_ids=(0,))
+_REQUEST = Request(request_id="", prompt_token_ids=(0,), cache_salt="")  # what is shared, the workload says alone
 
 
 class Prompts(Protocol):

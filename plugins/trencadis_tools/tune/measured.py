@@ -34,6 +34,7 @@ _NUM_WARM_UP, _NUM_STEPS = 20, 400
 _SIZES = (1, 16, 4, 32, 2, 8)
 _MOST_TOKENS = 8192
 """Prompt tokens of a group: the run is to be short."""
+_DOUBTFUL = 0.2
 _SHORTEST, _LEAST_OUTPUT, _MOST_OUTPUT = 8, 6, 24
 _LEAVE_OUT = ((), ("product_s",), ("product_s", "row_s"), ("product_s", "row_s", "host_row_s"))
 """Tried in this order: sizes that the run does not tell apart have no coefficient of their own."""
@@ -65,6 +66,11 @@ class MeasuredSteps:
             f"fitted from {self.facts['num_steps']} steps of the configured engine on this machine; of other steps, {error['num_steps']}, "
             f"half are predicted within {error['device_median']:.0%}, and their sum is {error['step_sum']:+.0%} off"
         )
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether steps that were not fitted to take another time: something else used the machine, or the run was too short."""
+        return bool(abs(self.facts["errors"]["all"]["step_sum"]) > _DOUBTFUL)
 
 
 def measure_steps(start: Candidate, workload: Workload) -> MeasuredSteps:

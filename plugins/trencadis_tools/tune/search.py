@@ -18,7 +18,7 @@ from typing import Any
 import attrs
 
 from trencadis.errors import ConfigError
-from trencadis_tools.compare.lab import library
+from trencadis_tools.lab import library
 from trencadis_tools.tune.space import Option, Space
 from trencadis_tools.tune.trials import Capacity, Changes, Trial, Trials, capacity_of
 

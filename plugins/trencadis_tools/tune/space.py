@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 
 from trencadis.api import AUTO, BUCKETING_BY_LAYOUT, Config, Registry
-from trencadis.records import StepShape
+from trencadis.records import Bucket, Phase, StepShape
 from trencadis_tools.simulation import StepTimes
 from trencadis_tools.tune.slo import Slo
 from trencadis_tools.tune.trials import Changes
@@ -73,7 +73,9 @@ class Option:
 
 def _distance(value: float, start: float) -> float:
     """Return how soon a value is tried: whole factors of two before those between them."""
-    steps = abs(math.log2(value / start)) if value > 0 else math.inf
+    if value <= 0:
+        return math.inf
+    steps = abs(math.log2(value / start))
     return steps if steps < 1e-9 or abs(steps - round(steps)) < 1e-9 else steps + 100
 
 
@@ -153,10 +155,15 @@ class Space:
         return any(path == kept or path.startswith(f"{kept}.") for kept in self._keep)
 
     def _bucketing_options(self) -> list[Option]:
-        """Return the strategy and its options: what padding costs is known, what preparing more buckets costs is not."""
+        """Return the strategy and its options: what padding costs is known, what preparing more buckets costs is not.
+
+        So the strategy that prepares none, and compiles while requests wait, is left out.
+        """
         chosen = self._config.bucketing.name
         table = BUCKETING_BY_LAYOUT[self._layout] if chosen == AUTO else chosen
-        return [self._names("bucketing"), *self._options_in("bucketing", table, {})]
+        names = self._names("bucketing")
+        left = tuple(name for name in names.values if name in (chosen, AUTO) or name != BUCKETING_BY_LAYOUT["ragged"])
+        return [attrs.evolve(names, values=left), *self._options_in("bucketing", table, {})]
 
     def _cache_options(self) -> list[Option]:
         cache, engine = self._config.cache, self._config.engine
@@ -226,7 +233,7 @@ class Space:
         found = [name]
         for table in found:
             options = self._config.scheduling.components.get(table)
-            for field in attrs.fields(type(options)) if attrs.has(type(options)) else ():
+            for field in attrs.fields(type(options)) if options is not None else ():
                 inner = getattr(options, field.name)
                 if field.metadata.get("component") == "scheduling" and inner and inner not in found:
                     found.append(inner)
@@ -311,7 +318,12 @@ def _model_of(step_times: StepTimes) -> tuple[float, float, float]:
     """Return milliseconds of a step, microseconds of a token and of a KV entry, as policies take them: the slopes of two decode steps."""
 
     def step_s(num_decodes: int, context: int) -> float:
-        shape = StepShape(num_decodes=num_decodes, num_decode_tokens=num_decodes, num_decode_context=context)
+        shape = StepShape(
+            num_decodes=num_decodes,
+            num_decode_tokens=num_decodes,
+            num_decode_context=context,
+            buckets=(Bucket(num_decodes, 1, context // 16, Phase.DECODE),),
+        )
         return step_times.device_s(shape) + step_times.host_s(shape)
 
     one, rows, read = step_s(1, 1024), step_s(65, 65 * 1024), step_s(1, 65 * 1024)

@@ -12,10 +12,10 @@ from typing import Any
 
 import attrs
 
-from trencadis.errors import ConfigError
+from trencadis.errors import ConfigError, TrencadisError
 from trencadis_tools.compare.candidates import Candidate
 from trencadis_tools.compare.experiment import rate_of
-from trencadis_tools.simulation.step_times import BucketStepTimes, load_step_times
+from trencadis_tools.simulation.step_times import BucketStepTimes, SheetStepTimes, load_step_times
 from trencadis_tools.tune.confirm import Measured, measure
 from trencadis_tools.tune.measured import MeasuredSteps, measure_steps
 from trencadis_tools.tune.memory import memory_of
@@ -27,8 +27,9 @@ from trencadis_tools.workloads import Workload, load_workload
 
 __all__ = ["Settings", "Tuned", "tune"]
 
-_FEWEST = 40
+_FEWEST = 20
 """Requests of the shortest part."""
+_OF_SHEET = "step times of a device sheet say nothing of this machine; without --step-times they are fitted here"
 
 
 @attrs.frozen(kw_only=True)
@@ -119,6 +120,10 @@ def tune(
         steps = measure_steps(start, parts[0])
         step_times, words, facts = steps.times, steps.words, steps.facts
         _check_lengths(steps, parts)
+        if steps.is_doubtful:
+            say(
+                "The step times do not predict steps of the same run within 20 %: is the machine busy with something else?"
+            )
     memory = memory_of(
         start.config,
         step_times,
@@ -139,7 +144,8 @@ def tune(
     )
     trials = Trials(start, slo, step_times, parts, replicas=settings.replicas, assumed=memory.assumed, note=note)
     found = search(space, trials, rungs, hint=rate_of(parts[0]), budget=settings.budget)
-    measured, why = _measured(settings, slo, trials, found, parts, say)
+    is_sheet = isinstance(step_times, SheetStepTimes)
+    measured, why = _measured(settings, slo, trials, found, parts, say) if not is_sheet else ((), _OF_SHEET)
     return Tuned(
         settings=settings,
         start=start,
@@ -243,11 +249,6 @@ def _measured(
     """Measure the start and the best two at the rate that the best carries, or say why not."""
     if not settings.confirm:
         return (), "--no-confirm"
-    if settings.step_times:
-        return (
-            (),
-            f"step times of {settings.step_times} say nothing of this machine; without --step-times they are fitted here",
-        )
     if settings.replicas > 1:
         return (), "one engine is measured, and --replicas asks for more"
     if not found.best.rate:
@@ -260,4 +261,7 @@ def _measured(
     ]
     if not found.best.changes:
         candidates.pop(1)
-    return measure(candidates, parts[-1], slo, rate=found.best.rate), ""
+    try:
+        return measure(candidates, parts[-1], slo, rate=found.best.rate), ""
+    except TrencadisError as error:  # what was found in an hour is not lost
+        return (), f"an engine cannot run here: {error}"

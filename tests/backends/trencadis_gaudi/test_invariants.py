@@ -136,7 +136,7 @@ def test_greedy_tokens_in_eager_mode(model_path, greedy_tokens):
     engine.close()
 
 
-@pytest.mark.slow
+@pytest.mark.release  # with layers that are compiled by themselves: test_feature_pairs.py
 def test_greedy_tokens_with_torch_compile_of_a_table_that_is_compiled_before_the_first_request(
     model_path, greedy_tokens
 ):

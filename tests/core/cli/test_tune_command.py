@@ -13,7 +13,7 @@ from trencadis.records import Request, SamplingParams
 from trencadis_tools.simulation.step_times import LinearStepTimes, step_times_json
 
 WORKLOAD = """
-num_requests = 40
+num_requests = 20
 [arrivals]
 rate = 2.0
 [lengths]
@@ -45,7 +45,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def tune(folder, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
     def run(*arguments: str, slo: str = "ttft_p95=400ms") -> tuple[int, str]:
-        given = ["--slo", slo, "--workload", "few.toml", "--config", "start.toml", "--budget", "20", "--limit", "40"]
+        given = ["--slo", slo, "--workload", "few.toml", "--config", "start.toml", "--budget", "20", "--limit", "20"]
         code = main(["tune", *given, *arguments])
         captured = capsys.readouterr()
         return code, captured.out + captured.err
@@ -54,7 +54,8 @@ def tune(folder, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int,
 
 
 def test_a_better_configuration_is_printed_written_and_runs(tune, folder) -> None:
-    code, told = tune("--step-times", "steps.json", "--keep", KEPT, "--out", "tuned.toml", "--json", "tuned.json")
+    written = ("--out", "tuned.toml", "--json", "tuned.json")
+    code, told = tune("--step-times", "steps.json", "--keep", KEPT, "--no-confirm", *written)
     assert code == 0, told
     text = (folder / "tuned.toml").read_text()
     tables = tomllib.loads(text)
@@ -62,7 +63,7 @@ def test_a_better_configuration_is_printed_written_and_runs(tune, folder) -> Non
     assert budget > 128
     assert tables["cache"] == {"num_blocks": 2000}
     assert "# Was 128. Alone: " in text
-    assert "# Nothing was measured: step times of steps.json say nothing of this machine" in text
+    assert "# Nothing was measured: --no-confirm." in text
     assert "Nothing was measured" in told
     assert f"engine.max_num_batched_tokens  128    {budget} " in told
     resolved, registry = load_with_plugins(file=folder / "tuned.toml", environ={})
@@ -73,18 +74,17 @@ def test_a_better_configuration_is_printed_written_and_runs(tune, folder) -> Non
         engine.step()
     engine.close()
 
-
     check_evidence(json.loads((folder / "tuned.json").read_text()))
 
 
 def check_evidence(evidence) -> None:
     tuning = evidence["tuning"]
     assert tuning["stages"][-1]["num_simulations"] == len(tuning["trials"])
-    assert [part["num_requests"] for part in tuning["parts"]] == [40, 40]
+    assert [part["num_requests"] for part in tuning["parts"]] == [20, 20]
     assert tuning["parts"][0]["digest"] != tuning["parts"][1]["digest"]
     assert tuning["capacities"]["best"]["rate"] > tuning["capacities"]["start"]["rate"]
     assert evidence["measured"] == []
-    assert evidence["not_measured"].startswith("step times of steps.json")
+    assert evidence["not_measured"] == "--no-confirm"
 
 
 @pytest.mark.release
@@ -93,21 +93,33 @@ def test_evidence_is_the_same_each_time(tune, folder) -> None:
     for name in ("one.json", "two.json"):
         assert tune(*arguments, "--json", name)[0] == 0
     assert (folder / "one.json").read_bytes() == (folder / "two.json").read_bytes()
-    assert json.loads((folder / "one.json").read_text())["not_measured"] == "--no-confirm"
 
 
 @pytest.mark.release
-def test_without_step_times_they_are_fitted_and_the_best_two_are_measured(tune) -> None:
-    code, told = tune("--keep", KEPT, slo="ttft_p95=20s")
+def test_a_model_that_cannot_run_here_is_not_measured_and_nothing_is_lost(tune, folder) -> None:
+    arguments = ("--step-times", "steps.json", "--keep", KEPT, "--model.path", "nowhere", "--out", "tuned.toml")
+    code, told = tune(*arguments)
+    assert code == 0
+    assert "Nothing was measured: an engine cannot run here: " in told
+    assert tomllib.loads((folder / "tuned.toml").read_text())["model"] == {"path": "nowhere"}
+
+
+@pytest.mark.release
+def test_step_times_of_a_sheet_are_not_measured(tune) -> None:
+    code, told = tune("--step-times", "h100:llama_3_1_8b", "--keep", f"{KEPT},engine", "--engine.max-num-seqs", "1")
+    assert code == 0
+    assert "Nothing was measured: step times of a device sheet say nothing of this machine" in told
+
+
+@pytest.mark.release
+def test_with_step_times_from_a_file_the_best_two_and_the_start_are_measured_here(tune, folder) -> None:
+    code, told = tune("--step-times", "steps.json", "--keep", KEPT, "--json", "tuned.json")
     assert code == 0, told
-    assert "Step times: fitted from " in told
     assert "objectives kept in" in told
-
-
-def test_objectives_that_no_rate_keeps_are_said_with_the_nearest(tune) -> None:
-    code, told = tune("--step-times", "steps.json", "--keep", KEPT, slo="ttft_p95=1ms")
-    assert code == 1
-    assert "No rate keeps the objectives, however far requests are apart. What comes nearest:" in told
+    measured = json.loads((folder / "tuned.json").read_text())["measured"]
+    assert [one["name"] for one in measured] == ["start", "best", "second"]
+    assert [len(one["runs"]) for one in measured] == [2, 2, 2]
+    assert all(one["values"]["ttft_p95"] > 0 for one in measured)
 
 
 @pytest.mark.parametrize(

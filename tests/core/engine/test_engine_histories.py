@@ -335,7 +335,7 @@ def live_through(seeds: range, **kind: Any) -> None:
 
 
 @pytest.mark.parametrize("first", [0, *(pytest.param(first, marks=pytest.mark.slow) for first in range(50, 400, 50))])
-@pytest.mark.kept_in_ci(3)
+@pytest.mark.kept_in_ci(2)
 def test_whatever_happens_texts_are_right_and_nothing_is_left(first: int) -> None:
     live_through(range(first, first + 50))
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Callable
 
@@ -253,7 +254,9 @@ def test_a_policy_that_wants_to_end_the_process_is_replaced(
     assert f"scheduling raised {type(error).__name__}" in caplog.text
 
 
-def test_ctrl_c_during_a_call_of_a_policy_ends_the_program() -> None:
+def test_ctrl_c_during_a_call_of_a_policy_ends_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A shell may have started these tests with Ctrl-C ignored.
+    monkeypatch.setattr(signal, "getsignal", lambda _: signal.default_int_handler)
     engine = make_engine(policy=Leaves(KeyboardInterrupt(), "order"), fallback=True)
     engine.add(request("a"))
     with pytest.raises(KeyboardInterrupt):

@@ -82,8 +82,7 @@ def one_rank() -> tuple[dict[str, Any], np.ndarray]:
     return answers()
 
 
-@pytest.mark.kept_in_ci(1)
-@pytest.mark.slow
+@pytest.mark.release  # without these features: test_tensor.py; ranks as threads: tests/integration/test_ranks.py
 @pytest.mark.parametrize("setup", EXACT)
 def test_two_ranks_say_what_one_does(setup, one_rank):
     config, is_lossless = EXACT[setup]

@@ -25,23 +25,22 @@ from trencadis.engine.inspect.key_frame import KeyFrame
 from trencadis.engine.inspect.shared_beginnings import shared_beginnings
 from trencadis.engine.sequences import Sequence as EngineSequence
 from trencadis.engine.state import EngineState
-from trencadis.records import Drafts, FinishedSequence, FinishReason, Int32Array, Plan, Request, evolve_unchecked
+from trencadis.records import FinishedSequence, FinishReason, Int32Array, Plan, Request
 from trencadis.records.flight_record import (
-    Event,
     FlightRecord,
     RecordedArrival,
     RecordedAttempt,
     RecordedCommit,
     RecordedEnd,
+    RecordedEvent,
     RecordedFailure,
     RecordedRequest,
 )
 
-__all__ = ["FlightFacts", "FlightRecorder", "RecordedLife", "event_of", "without_tokens"]
+__all__ = ["FlightFacts", "FlightRecorder", "RecordedLife", "event_of"]
 
 
 _MAX_OBSTACLES = 16
-_NO_TOKENS = np.empty(0, np.int32)
 
 
 @attrs.frozen(kw_only=True)
@@ -209,6 +208,23 @@ class FlightRecorder:
             if self._segment.num_token_bytes > self._max_bytes:
                 self.frame_due = 0
 
+    def planned(self, now_s: float, notes: StepNotes, plan: Plan | None) -> None:
+        """Note what the scheduler answered. Of drafts only their number is kept: their distributions lie on a device.
+
+        Arrays and numbers, and neither the plan nor its notes: the garbage collector does not look at such a tuple.
+        """
+        waiting, free, policy = notes.num_waiting, notes.num_free_blocks, notes.policy
+        if plan is None:
+            none = None
+            self.note((ATTEMPT, now_s, notes.step, none, none, none, none, none, none, waiting, free, policy))
+            return
+        slots, starts, counts, drafts = plan.slots, plan.starts, plan.num_scheduled, plan.drafts
+        num_drafts = None if drafts is None else drafts.num_drafts
+        admitted, preempted = plan.admitted, plan.preempted
+        self.note(
+            (ATTEMPT, now_s, plan.step, slots, starts, counts, num_drafts, admitted, preempted, waiting, free, policy)
+        )
+
     def obstacle(self, words: str, *, lasts: bool = False) -> None:
         """Note what keeps a record from being replayed exactly.
 
@@ -305,7 +321,7 @@ class FlightRecorder:
         """Events of the present segment."""
         return len(self._segment.entries)
 
-    def events(self, first: int) -> list[Event]:
+    def events(self, first: int) -> list[RecordedEvent]:
         """Return the events of the present segment from one on; requests have the numbers that they have in this engine."""
         entries = self._segment.entries
         return [event_of(entry, None) for entry in entries[first:]]
@@ -369,7 +385,7 @@ def _salt_name(salt: str, names: dict[str, str]) -> str:
     return names[salt]
 
 
-def event_of(entry: tuple[Any, ...], numbers: Mapping[int, int] | None) -> Event:
+def event_of(entry: tuple[Any, ...], numbers: Mapping[int, int] | None) -> RecordedEvent:
     """Return the event of an entry. Pure.
 
     Args:
@@ -382,7 +398,7 @@ def event_of(entry: tuple[Any, ...], numbers: Mapping[int, int] | None) -> Event
 
     kind, now_s = entry[0], float(entry[1])
     if kind == ATTEMPT:
-        return _attempt(now_s, entry[2], entry[3])
+        return _attempt(now_s, entry)
     if kind == COMMIT:
         wait_s, end_s, plan_s, device_s, num_emitted, errors = entry[2:]
         emitted = b"" if num_emitted is None else _bytes(num_emitted)
@@ -396,27 +412,22 @@ def event_of(entry: tuple[Any, ...], numbers: Mapping[int, int] | None) -> Event
     return RecordedFailure(now_s, *entry[2:])
 
 
-def without_tokens(plan: Plan) -> Plan:
-    """Return a plan whose drafts are only counted: no tokens, and no distributions on a device, are kept for a record. Pure."""
-    if plan.drafts is None:
-        return plan
-    return evolve_unchecked(plan, drafts=Drafts(num_drafts=plan.drafts.num_drafts, token_ids=_NO_TOKENS))
-
-
-def _attempt(now_s: float, notes: StepNotes, plan: Plan | None) -> RecordedAttempt:
+def _attempt(now_s: float, entry: tuple[Any, ...]) -> RecordedAttempt:
+    step, slots, starts, counts, num_drafts, admitted, preempted, num_waiting, num_free_blocks, policy = entry[2:]
+    is_plan = slots is not None
     return RecordedAttempt(
         now_s,
-        plan is not None,
-        notes.step if plan is None else plan.step,
-        b"" if plan is None else _bytes(plan.slots),
-        b"" if plan is None else _bytes(plan.starts),
-        b"" if plan is None else _bytes(plan.num_scheduled),
-        b"" if plan is None or plan.drafts is None else _bytes(plan.drafts.num_drafts),
-        () if plan is None else tuple(plan.admitted.tolist()),
-        () if plan is None else tuple(plan.preempted.tolist()),
-        notes.num_waiting,
-        int(notes.num_free_blocks),
-        notes.policy,
+        is_plan,
+        step,
+        _bytes(slots) if is_plan else b"",
+        _bytes(starts) if is_plan else b"",
+        _bytes(counts) if is_plan else b"",
+        b"" if num_drafts is None else _bytes(num_drafts),
+        tuple(admitted.tolist()) if is_plan else (),
+        tuple(preempted.tolist()) if is_plan else (),
+        num_waiting,
+        int(num_free_blocks),
+        policy,
     )
 
 

@@ -49,10 +49,8 @@ def step_time_errors(times: StepTimes, steps: Sequence[StepRecord]) -> dict[str,
 
 
 def _errors(times: StepTimes, steps: Sequence[StepRecord]) -> KindErrors:
-    device = np.array([(times.device_s(step.shape), step.device_s) for step in steps])
-    wall = np.array(
-        [(one + times.host_s(step.shape), step.wall_s) for one, step in zip(device[:, 0], steps, strict=True)]
-    )
+    device = np.array([(times.device_s(step.shape), step.busy_s) for step in steps])
+    wall = np.array([(_wall_s(times, step), step.wall_s) for step in steps])
     relative = np.abs(device[:, 0] - device[:, 1]) / np.maximum(device[:, 1], 1e-9)
     return KindErrors(
         num_steps=len(steps),
@@ -63,6 +61,12 @@ def _errors(times: StepTimes, steps: Sequence[StepRecord]) -> KindErrors:
         step_mape=float((np.abs(wall[:, 0] - wall[:, 1]) / np.maximum(wall[:, 1], 1e-9)).mean()),
         step_sum=_sum_error(wall),
     )
+
+
+def _wall_s(times: StepTimes, step: StepRecord) -> float:
+    """Return the predicted time of a step on device and host together, seconds. Pure."""
+    device_s, host_s = times.device_s(step.shape), times.host_s(step.shape)
+    return max(device_s, host_s) if step.overlaps else device_s + host_s
 
 
 def _sum_error(pairs: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> float:

@@ -22,7 +22,7 @@ import numpy as np
 
 from trencadis.errors import ConfigError
 from trencadis.records import Bucket, FloatArray, Phase, StepShape
-from trencadis_tools.compare.lab import library
+from trencadis_tools.lab import library
 from trencadis_tools.simulation.step_times.buckets import BucketStepTimes, bucket_sizes
 from trencadis_tools.simulation.step_times.linear import LinearStepTimes
 from trencadis_tools.simulation.step_times.records import StepRecord
@@ -111,7 +111,7 @@ def fit_step_times(
             num_outliers=int(is_outlier.sum()),
         )
     device = _line(
-        steps, [step.device_s for step in steps], _chosen(DEVICE_SIZES, leave_out), source, robust, relative=True
+        steps, [step.busy_s for step in steps], _chosen(DEVICE_SIZES, leave_out), source, robust, relative=True
     )
     coefficients = device.coefficients | host.coefficients
     named: dict[str, Any] = dict.fromkeys(DEVICE_SIZES, 0.0) | {name: one.value for name, one in coefficients.items()}
@@ -253,7 +253,7 @@ def _by_bucket(
             unknown = {bucket for bucket in step.shape.buckets if bucket not in times_s}
             if len(unknown) == 1:
                 (bucket,) = unknown
-                rest_s = step.device_s - sum(times_s.get(other, 0.0) for other in step.shape.buckets)
+                rest_s = step.busy_s - sum(times_s.get(other, 0.0) for other in step.shape.buckets)
                 found.setdefault(bucket, []).append(rest_s / step.shape.buckets.count(bucket))
         medians = {bucket: float(np.median(spent)) for bucket, spent in found.items()}
         new = {bucket: median_s for bucket, median_s in medians.items() if median_s > 0}
@@ -262,7 +262,7 @@ def _by_bucket(
         times_s |= new
     known = [step for step in steps if all(bucket in times_s for bucket in step.shape.buckets)]
     sums = np.array([sum(times_s[bucket] for bucket in step.shape.buckets) for step in known])
-    residuals = np.array([step.device_s for step in known]) / np.maximum(sums, 1e-12) - 1
+    residuals = np.array([step.busy_s for step in known]) / np.maximum(sums, 1e-12) - 1
     spread = 1.4826 * float(np.median(np.abs(residuals)))
     lines = {phase: _bucket_line(times_s, phase) for phase in Phase if any(one.phase is phase for one in times_s)}
     return times_s, lines, np.abs(residuals) > _BIWEIGHT * max(spread, 1e-9)

@@ -36,6 +36,7 @@ class StepRecord:
         commit_s: To commit it, seconds.
         num_compilations: Programs compiled for it, and buckets that were not prepared.
         num_emitted_tokens: Output tokens committed.
+        overlaps: It was planned while the step before it ran.
     """
 
     shape: StepShape
@@ -47,11 +48,17 @@ class StepRecord:
     commit_s: float = 0.0
     num_compilations: int = 0
     num_emitted_tokens: int = 0
+    overlaps: bool = False
+
+    @property
+    def busy_s(self) -> float:
+        """How long the device was taken: ``device_s``; of steps that overlap ``wall_s``, for what the host then adds it hides nowhere."""
+        return self.wall_s if self.overlaps else self.device_s
 
     @property
     def host_s(self) -> float:
-        """How long the device waited for the host, seconds; below 0 where a commit came late, and the next step was under way."""
-        return self.wall_s - self.device_s
+        """How long the host took beside it: what the device waited; of steps that overlap planning and commit, which the device hides."""
+        return self.plan_s + self.commit_s if self.overlaps else self.wall_s - self.device_s
 
 
 @attrs.frozen(kw_only=True)
@@ -122,6 +129,7 @@ def _step(line: Mapping[str, Any]) -> StepRecord:
         **{name: float(line[name]) for name in _TIMES},
         num_compilations=line["num_compilations"],
         num_emitted_tokens=line["num_emitted_tokens"],
+        overlaps=line["overlaps"],
     )
 
 

@@ -147,7 +147,7 @@ WITHOUT_PLAN = {
 }
 
 
-@pytest.mark.kept_in_ci(12)
+@pytest.mark.kept_in_ci(6)
 @pytest.mark.representatives(6)
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("kind", [kind for kind in SERVED if kind not in WITHOUT_PLAN])
@@ -237,7 +237,7 @@ def test_sixteen_bits_run_on_shares(model_path, ranked):
 # --------------------------------------------------------------------------------------------------- whole experts
 
 
-@pytest.mark.kept_in_ci(6)
+@pytest.mark.kept_in_ci(3)
 @pytest.mark.representatives(4)
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("kind", MIXTURES)
@@ -283,7 +283,7 @@ READS_EMBEDDINGS = {"gemma3n_text", "gemma4_text"}
 """Every layer gets something computed of the embeddings."""
 
 
-@pytest.mark.kept_in_ci(8)
+@pytest.mark.kept_in_ci(4)
 @pytest.mark.representatives(4)
 @pytest.mark.parametrize("size", [1, 2])
 @pytest.mark.parametrize("kind", [kind for kind in SERVED if kind not in WITHOUT_STAGES | READS_EMBEDDINGS])

@@ -69,7 +69,9 @@ def test_wall_time_counts_from_the_last_commit_and_leaves_idle_time_out(tmp_path
         recorder.on_step(step_stats(now_s=now_s, start_s=start_s, num_scheduled_tokens=1, num_running=num_left))
     recorder.close()
     # The second overlaps with the first, the third waits for who calls the engine, and before the last there is nothing to do.
-    assert [line["wall_s"] for line in _lines(tmp_path / "steps.jsonl")[1:]] == [1.0, 1.5, 1.5, 1.0, 1.0]
+    lines = _lines(tmp_path / "steps.jsonl")[1:]
+    assert [line["wall_s"] for line in lines] == [1.0, 1.5, 1.5, 1.0, 1.0]
+    assert [line["overlaps"] for line in lines] == [False, True, False, False, False]
 
 
 def test_a_request_that_its_caller_ends_between_two_steps_leaves_idle_time(tmp_path):
@@ -130,7 +132,11 @@ def test_records_of_an_engine_add_up_to_its_totals(tmp_path, overlaps):
     totals = engine.totals
     engine.close()
     lines = _lines(tmp_path / "steps.jsonl")[1:]
-    total = {name: sum(line[name] for line in lines) for name in lines[0] if name not in {"step", "buckets", "now_s"}}
+    total = {
+        name: sum(line[name] for line in lines)
+        for name in lines[0]
+        if name not in {"step", "buckets", "now_s", "overlaps"}
+    }
     assert total["num_decode_tokens"] + total["num_prefill_tokens"] == totals.num_scheduled_tokens
     assert total["num_emitted_tokens"] == totals.num_emitted_tokens == sum(output for _, output in lengths)
     assert (total["num_new"], totals.num_preempted) == (len(lengths), 0)

@@ -13,8 +13,8 @@ from trencadis.records.flight_record import RecordedAttempt, encode_flight_recor
 
 @pytest.fixture(scope="module")
 def record():
-    engine = recording_engine(config={"flight_recorder.num_steps": 60, "scheduling.name": "fcfs"})
-    serve_at_random(engine, 4, num_rounds=150)
+    engine = recording_engine(config={"flight_recorder.num_steps": 40, "scheduling.name": "fcfs"})
+    serve_at_random(engine, 4, num_rounds=100)
     return record_of(engine)
 
 

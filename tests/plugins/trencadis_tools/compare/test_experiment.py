@@ -12,6 +12,7 @@ from trencadis_tools.compare.candidates import Candidate
 from trencadis_tools.compare.experiment import Experiment, at_rate, rate_of, run_experiment
 from trencadis_tools.compare.metrics import metric_of
 from trencadis_tools.compare.sensitivity import scaled_step_times
+from trencadis_tools.compare.wording import outcome_notes
 from trencadis_tools.simulation import Run, StepShape
 from trencadis_tools.simulation.step_times import BucketStepTimes, LinearStepTimes
 from trencadis_tools.workloads import Workload
@@ -152,6 +153,10 @@ def test_a_claim_is_tried_with_each_coefficient_and_dropped_if_its_sign_changes(
     assert (effect.verdict, effect.winner) == ("open", "")
     assert effect.reasons == ("the sign changes with step times of base_s × 0.8, token_s × 1.25",)
     assert len(tried) == 6 * (1 + 4)
+    assert result.judgement.tried == ("base_s × 0.8", "token_s × 0.8", "base_s × 1.25", "token_s × 1.25")
+    assert outcome_notes(result)[-1].endswith(
+        "with step times of base_s × 0.8, token_s × 0.8, base_s × 1.25, token_s × 1.25."
+    )
 
 
 def test_pictures_are_the_same_bytes_and_leave_out_who_is_unstable(make_workload, queues) -> None:

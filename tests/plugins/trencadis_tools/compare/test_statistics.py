@@ -83,6 +83,22 @@ def test_false_positives_of_the_sequence_in_1500_runs_of_1000_pairs() -> None:
     assert false_positives(num_pairs=1000, repeats=1500) <= 0.05 + 2 * 0.0056
 
 
+@pytest.mark.release
+@pytest.mark.parametrize("phi", [0.0, 0.8, 0.95])
+def test_false_positives_of_the_sequence_over_blocks_of_a_trace_that_is_run_twice_as_far_each_time(phi: float) -> None:
+    rng = np.random.default_rng(5)
+    wrong = 0
+    for _ in range(300):
+        values = autoregressive(rng, 8000, phi)
+        ends = []
+        for num in (2000, 4000, 8000):
+            length, _ = block_length(values[:num])
+            blocks = values[: num // length * length].reshape(-1, length).mean(axis=1)
+            ends.append(confidence_sequence(blocks)[-1])
+        wrong += any(end.low > 0 or end.high < 0 for end in ends)
+    assert wrong / 300 <= 0.05  # measured: .003, .017 and .02
+
+
 def test_the_sequence_finds_half_a_standard_deviation_in_thirty_pairs_or_so() -> None:
     rng = np.random.default_rng(5)
     found = []

@@ -82,7 +82,7 @@ def test_equal_block_ids_are_cached_blocks_and_other_tokens_are_shared_with_nobo
     one, two, three = run(
         [
             asked("a", 0.0, 20, block_ids=(1, 2, 3)),
-            asked("b", 1.0, 12, block_ids=(1, 2, 3)),
+            asked("b", 1.0, 12, block_ids=(1, 2, 3), tenant="another"),
             asked("c", 2.0, 20, block_ids=(1, 7)),
         ]
     ).records

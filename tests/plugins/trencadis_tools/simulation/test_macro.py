@@ -24,7 +24,7 @@ def load(seed, rate, num_requests=40):
     return Workload(name="test", requests=tuple(mixed(num_requests, seed, rate)), block_tokens=BLOCK_TOKENS)
 
 
-@settings(max_examples=8)
+@settings(max_examples=6)
 @given(
     seed=st.integers(0, 10**6),
     num_blocks=st.sampled_from([36, 40, 60, 128]),

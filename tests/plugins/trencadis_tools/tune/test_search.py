@@ -44,7 +44,7 @@ class Knee:
         return 0.0
 
 
-def workload(name: str, num_requests: int = 36, prompt: int = PROMPT, output: int = 1) -> Workload:
+def workload(name: str, num_requests: int = 28, prompt: int = PROMPT, output: int = 1) -> Workload:
     """Return requests at a rate of 1, which share nothing."""
     return Workload(
         name=name,
@@ -53,11 +53,11 @@ def workload(name: str, num_requests: int = 36, prompt: int = PROMPT, output: in
 
 
 def searched(
-    slo: str = "ttft_p99=1s", *, budget: int = 30, keep: tuple[str, ...] = ("scheduling",), **start: Any
+    slo: str = "ttft_p99=1s", *, budget: int = 26, keep: tuple[str, ...] = ("scheduling",), **start: Any
 ) -> tuple[Found, Trials]:
     candidate = restored("start", {**START, **start})
     objectives = parse_slo(slo)
-    parts = [workload("short", 24), workload("long", 36), workload("other", prompt=PROMPT + 16)]
+    parts = [workload("short", 20), workload("long", 28), workload("other", prompt=PROMPT + 16)]
     trials = Trials(candidate, objectives, Knee(), parts)
     space = Space(candidate.config, candidate.registry, slo=objectives, step_times=Knee(), shares=False, keep=keep)
     return search(space, trials, Parts(rungs=("short", "long"), held_out="other"), hint=1.0, budget=budget), trials
@@ -71,8 +71,8 @@ def found() -> tuple[Found, Trials]:
 def test_the_token_budget_at_the_knee_is_found_and_nothing_else_is_changed() -> None:
     best = found()[0].best
     assert best.changes == {"engine.max_num_batched_tokens": 512}
-    # 512 tokens in 50 ms are 25.6 prompts of 400 tokens a second; a burst of 36 may take a second for its first tokens, and 20 steps are one.
-    assert 25.6 * 0.95 < best.rate
+    # 512 tokens in 50 ms are 25.6 prompts of 400 tokens a second; a burst of 28 may take a second for its first tokens, and 20 steps are one.
+    assert best.rate > 25.6 * 0.95
 
 
 def test_the_capacity_of_a_change_alone_is_that_of_the_best_if_it_is_the_only_one() -> None:
@@ -95,7 +95,7 @@ def test_options_that_do_nothing_are_said_to_do_nothing() -> None:
 
 def test_the_search_stays_within_its_budget_until_few_are_left() -> None:
     stages = dict(found()[0].stages)
-    assert stages["one step at a time"] <= 30
+    assert stages["one step at a time"] <= 26
     assert stages["check"] == found()[1].num_run
 
 

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from trencadis.records import Bucket, Phase
 from trencadis_tools.compare.candidates import restored
-from trencadis_tools.simulation.step_times import LinearStepTimes
+from trencadis_tools.simulation.step_times import BucketStepTimes, LinearStepTimes
 from trencadis_tools.tune.slo import parse_slo
 from trencadis_tools.tune.space import Option, Space, ladder
 
@@ -60,7 +61,10 @@ def test_a_number_is_tried_around_its_default_within_its_bounds() -> None:
 
 def test_numbers_of_sizes_of_buckets_are_tried_and_a_negative_default_is_not() -> None:
     found = {one.path: one.values for one in space(layout="padded").options()}
+    few = space({"bucketing.name": "exponential", "bucketing.exponential.limit": 3}, layout="padded")
+    assert option(few, "bucketing.exponential.limit").others() == [6, 12, 1, 0]
     assert found["bucketing.exponential.decode_block_limit"] == (0, 4, 6, 8, 12, 16)
+    assert "exact" not in found["bucketing.name"]
     assert "bucketing.exponential.prompt_ctx_max" not in found
 
 
@@ -79,6 +83,14 @@ def test_a_policy_that_plans_by_step_times_is_told_those_measured_and_the_object
         **targets,
         **{key: pytest.approx(value) for key, value in told.items()},
     }
+
+
+def test_a_policy_is_told_the_slopes_of_buckets_as_well() -> None:
+    times = BucketStepTimes(times_s={Bucket(1, 1, 64, Phase.DECODE): 0.02}, lines={Phase.DECODE: (0.0136, 0.0, 0.0001)})
+    change = option(space(step_times=times), "scheduling.name").change("deadline")
+    assert change["scheduling.deadline.step_ms"] == pytest.approx(13.6)
+    assert change["scheduling.deadline.token_us"] == 0
+    assert change["scheduling.deadline.context_token_us"] == pytest.approx(100 / 16)
 
 
 def test_a_target_of_a_policy_is_tried_at_and_below_the_objective() -> None:

@@ -10,7 +10,7 @@ import pytest
 from support.step_records import TRUE, shapes, steps_of, write_steps
 from trencadis.errors import ConfigError
 from trencadis.records import Bucket, Phase, StepShape, UnifiedBucket
-from trencadis_tools.simulation.step_times import read_records, steady, step_time_errors
+from trencadis_tools.simulation.step_times import LinearStepTimes, read_records, steady, step_time_errors
 from trencadis_tools.simulation.step_times.records import kind_of
 
 
@@ -88,3 +88,13 @@ def test_errors_of_opposite_sign_cancel_in_the_sum_alone():
 def test_no_steps_have_no_errors():
     with pytest.raises(ValueError, match="no steps"):
         step_time_errors(TRUE, [])
+
+
+def test_of_steps_that_overlap_the_device_has_the_wall_time_and_the_host_hides():
+    step = attrs.evolve(steps_of(TRUE, shapes(1))[0], device_s=2.0, wall_s=2.5, plan_s=0.25, commit_s=0.125)
+    assert (step.busy_s, step.host_s) == (2.0, 0.5)
+    overlapped = attrs.evolve(step, overlaps=True)
+    assert (overlapped.busy_s, overlapped.host_s) == (2.5, 0.375)
+    lines = LinearStepTimes(base_s=2.5, token_s=0.0, context_s=0.0, host_base_s=0.375)
+    assert step_time_errors(lines, [overlapped])["all"].step_sum == 0.0
+    assert step_time_errors(lines, [step])["all"].step_sum == pytest.approx(2.875 / 2.5 - 1)
