@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -100,3 +101,16 @@ def test_following_documents_finds_more_of_prompts_than_loads_alone() -> None:
     cached_tokens = 21_400 // 512 * 512
     bound = (60 - num_documents) * cached_tokens / sum(one.num_prompt_tokens for one in workload.requests)
     assert 0 < hit_ratio("least_loaded", workload) < hit_ratio("e2", workload) <= bound
+
+
+@pytest.mark.parametrize("workload", ["conversation", "synthetic", "documents"])
+def test_the_page_shows_the_results_that_are_kept(workload: str) -> None:
+    root = FOLDER.parents[2]
+    page = (root / "docs" / "gallery" / "routing.md").read_text(encoding="utf-8")
+    kept = json.loads(
+        (root / "benchmarks" / "results" / "gallery" / f"routing_{workload}.json").read_text(encoding="utf-8")
+    )
+    for point in kept["comparison"]["points"]:
+        for outcome in point["outcomes"]:
+            found, mean, p99 = (outcome["values"][name] for name in ("prefix_hit_ratio", "ttft_mean", "ttft_p99"))
+            assert f"| `{outcome['name']}` | {100 * found:.1f} % | {mean:.2f} s | {p99:.1f} s |" in page
