@@ -97,7 +97,8 @@ class Routing:
         self._num_waiting[replica], self._num_running[replica] = load.num_waiting, load.num_running
         self._kv_usage[replica] = load.kv_usage
         if self._router.needs_prefixes:
-            self._index.update(replica, added=load.added, removed=load.removed)
+            added, removed = ([one[:HASH_BYTES] for one in changed] for changed in (load.added, load.removed))
+            self._index.update(replica, added=added, removed=removed)
 
     def describe(self) -> list[dict[str, Any]]:
         """Return what replicas have said of themselves, for operators."""

@@ -39,6 +39,17 @@ class InTurn(Router):
         return chosen
 
 
+class SeesPrefixes(InTurn):
+    """Keeps what it was shown of prefixes."""
+
+    needs_prefixes = True
+    found: ClassVar[list[list[int]]] = []
+
+    def select(self, request, replicas):
+        type(self).found.append(replicas.hit_blocks.tolist())
+        return super().select(request, replicas)
+
+
 class Nowhere(Router):
     def peek(self, request, replicas):
         return -1
@@ -97,6 +108,19 @@ def test_a_router_sees_ends_when_they_happen_and_not_before():
         replicas=2,
     )
     assert [live for live, _, _ in InTurn.seen] == [[0, 0], [1, 0], [0, 1]]
+
+
+def test_a_router_sees_what_is_cached_of_requests_that_have_ended():
+    SeesPrefixes.found = []
+    same = {"prompt": 21, "output": 1, "block_ids": (1, 2, 3, 4, 5)}
+    run(
+        [asked("a", **same), asked("b", 100.0, **same), asked("c", 200.0, **same)],
+        {"router": {"name": f"{HERE}:SeesPrefixes"}, **serial()},
+        replicas=2,
+    )
+    num_blocks = max(map(max, SeesPrefixes.found))
+    assert SeesPrefixes.found == [[0, 0], [num_blocks, 0], [num_blocks, num_blocks]]
+    assert num_blocks
 
 
 def test_prefix_affinity_finds_more_in_caches_than_turns_do():
