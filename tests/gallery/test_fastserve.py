@@ -1,0 +1,42 @@
+"""The result of docs/gallery/fastserve.md: feedback queues with preemption begin answers sooner where requests wait."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+from examples.gallery.fastserve.measure import HERE, serve
+
+from trencadis_tools.compare.statistics import run_interval
+from trencadis_tools.simulation import Run
+from trencadis_tools.workloads.workload_file import read_recipe
+
+ROOT = Path(__file__).parents[2]
+
+
+def served(config: str, seed: int) -> Run:
+    """Serve forty requests with shorter answers that come faster than four rows take them."""
+    lengths = {"output": {"kind": "lognormal", "mean": 80, "cv": 3.0, "max": 1000}}
+    changes = {"seed": seed, "limit": 40, "arrivals": {"rate": 8.0}, "lengths": lengths}
+    return serve(config, read_recipe(str(HERE / "skewed.toml"), changes=changes).make(), max_num_seqs=4)
+
+
+def test_feedback_queues_begin_answers_sooner_and_preempt_for_it() -> None:
+    pairs = [(served("fcfs", seed), served("skip_join", seed)) for seed in range(4)]
+    means = [[np.mean([one.ttft_s for one in run.records]) for run in pair] for pair in pairs]
+    assert run_interval(np.array([np.log(queues / fcfs) for fcfs, queues in means])).high < 0
+    assert all(fcfs.num_preemptions == 0 < queues.num_preemptions for fcfs, queues in pairs)
+
+
+def test_the_page_shows_the_results_that_are_kept() -> None:
+    page = (ROOT / "docs" / "gallery" / "fastserve.md").read_text(encoding="utf-8")
+    results = ROOT / "benchmarks" / "results" / "gallery"
+    for row in json.loads((results / "fastserve_overload.json").read_text(encoding="utf-8")):
+        times = f"{row['fcfs_s']:.3g} | {row['skip_join_s']:.3g}"
+        mean = f"{row['mean_ratio']:.2f} ({row['mean_low']:.2f} to {row['mean_high']:.2f})"
+        p90 = f"{row['p90_ratio']:.2f} ({row['p90_low']:.2f} to {row['p90_high']:.2f})"
+        assert (
+            f"| `{row['workload']}` | {row['rate']:g} | {times} | {mean} | {p90} | {row['num_preemptions']:.0f} |"
+            in page
+        )
