@@ -55,7 +55,7 @@ def turns(load: float, num_replicas: int) -> float:
 
 def two_choices(load: float) -> float:
     """Return the mean time of the shorter of two queues drawn at random, as the number of replicas grows without end. Pure."""
-    return sum(load ** (2.0**i - 2) for i in range(1, 60))
+    return sum((load ** (2.0**i - 2) for i in range(1, 60)), 0.0)
 
 
 def one_queue(load: float, num_replicas: int) -> float:
