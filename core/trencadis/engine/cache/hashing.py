@@ -8,18 +8,31 @@ A prefix that the operator lists as shared begins with a root without a salt; wh
 
     unsalted root ─ block 0 ─ block 1 ─┐ end of the listed prefix
                               salt ────┴─▶ block 2 ─ block 3 ...
+
+Long prompts often begin as earlier ones do, such as those of an agent's session. So the hashes of segments of :data:`SEGMENT_BLOCKS`
+blocks are remembered by one hash over the previous block's hash and the segment's tokens: a segment that is known costs one hash.
 """
 
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Sequence
 
 import numpy as np
 
 from trencadis.records import Int32Array
 
-__all__ = ["BlockHasher"]
+__all__ = ["MAX_SEGMENTS", "SEGMENT_BLOCKS", "BlockHasher"]
+
+SEGMENT_BLOCKS = 64
+MAX_SEGMENTS = 32_768
+"""Segments that a process remembers: some 2 million blocks, at about 90 bytes each; allocated as they come."""
+
+# Of all hashers of the process, such as those of simulated engines and the router in front of them: the hash before a segment
+# depends on key, model, adapter and salt, so that what is found is the same whoever computed it. Oldest first.
+_segments: dict[bytes, list[bytes]] = {}
+_segments_lock = threading.Lock()
 
 
 class BlockHasher:
@@ -91,7 +104,14 @@ class BlockHasher:
         previous = hashes[-1] if hashes else self.shared_root(adapter) if num_shared else self.root(salt, adapter)
         data = tokens[start * size : num_blocks * size].astype("<i4").tobytes()
         width = 4 * size
-        for i in range(num_blocks - start):
+        first, whole = 0, SEGMENT_BLOCKS * width
+        if not num_shared:
+            while len(data) - first * width >= whole:
+                found = _segment(previous, data[first * width : first * width + whole], width)
+                hashes += found
+                previous = found[-1]
+                first += SEGMENT_BLOCKS
+        for i in range(first, num_blocks - start):
             if num_shared and start + i == num_shared:
                 previous = self._hash(previous + self.root(salt, adapter), b"kv1-salted")
             previous = hashlib.blake2b(previous + data[i * width : (i + 1) * width], digest_size=32).digest()
@@ -99,3 +119,27 @@ class BlockHasher:
 
     def _hash(self, data: bytes, person: bytes) -> bytes:
         return hashlib.blake2b(data, key=self._key, person=person, digest_size=32).digest()
+
+
+def _segment(previous: bytes, data: bytes, width: int) -> list[bytes]:
+    """Return the hashes of a segment's blocks, computed or remembered.
+
+    Args:
+        previous: The hash before it, 32 bytes.
+        data: Its tokens.
+        width: Bytes of a block.
+    """
+    # A salt with the width: equal bytes in blocks of another size are another segment.
+    key = hashlib.blake2b(data, key=previous, salt=width.to_bytes(8, "little"), digest_size=16).digest()
+    with _segments_lock:
+        found = _segments.pop(key, None)
+    if found is None:
+        found = []
+        for at in range(0, len(data), width):
+            previous = hashlib.blake2b(previous + data[at : at + width], digest_size=32).digest()
+            found.append(previous)
+    with _segments_lock:
+        if len(_segments) >= MAX_SEGMENTS:
+            _segments.pop(next(iter(_segments)))
+        _segments[key] = found  # the newest
+    return found
