@@ -88,13 +88,9 @@ class BlockManager:
 
     def longest_hit(self, hashes: Sequence[bytes]) -> list[int]:
         """Return the cached or used blocks that hold the longest chain from the head. Pure."""
-        blocks: list[int] = []
-        for block_hash in hashes:
-            block = self._block_of.get(block_hash)
-            if block is None:
-                break
-            blocks.append(block)
-        return blocks
+        return list(
+            iter(map(self._block_of.get, hashes).__next__, None)
+        )  # up to the first that is not there; in C code
 
     def take_changes(self) -> tuple[list[bytes], list[bytes]]:
         """Return the hashes that have become findable since the last call, and those that have ceased to be; the first time, all."""
@@ -109,8 +105,7 @@ class BlockManager:
 
     def num_unreferenced(self, blocks: Sequence[int]) -> int:
         """How many of these blocks have no references: acquiring them makes as many fewer available. Pure."""
-        cached = self._cached
-        return sum(block in cached for block in blocks)
+        return sum(map(self._cached.__contains__, blocks))
 
     def acquire(self, blocks: Sequence[int], *, now_s: float, salt: str = "") -> None:
         """Reference blocks of a prefix hit, in chain order, for a sequence of this cache salt."""
