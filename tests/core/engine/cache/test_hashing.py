@@ -150,12 +150,11 @@ def test_remembered_segments_are_bounded_and_the_oldest_is_forgotten(monkeypatch
     monkeypatch.setattr(hashing, "MAX_SEGMENTS", 2)
     hasher = BlockHasher(key="", compatibility="model", block_size=1)
 
-    def keys(first: int) -> list[bytes]:
-        hasher.extend([], np.full(SEGMENT_BLOCKS, first, np.int32), num_blocks=SEGMENT_BLOCKS, salt="")
+    def keys(salt: str) -> list[bytes]:
+        hasher.extend([], np.zeros(SEGMENT_BLOCKS, np.int32), num_blocks=SEGMENT_BLOCKS, salt=salt)
         return list(hashing._segments)
 
-    (one,) = keys(1)
-    (_, two) = keys(2)
-    assert keys(1) == [two, one], "the one that was used last is the newest"
-    assert keys(3)[0] == one
-    assert len(keys(4)) == 2
+    one, two, three, four = (hasher.root(salt, "") for salt in "1234")
+    assert [keys("1"), keys("2")] == [[one], [one, two]]
+    assert keys("1") == [two, one], "the one that was used last is the newest"
+    assert [keys("3"), keys("4")] == [[one, three], [three, four]]
