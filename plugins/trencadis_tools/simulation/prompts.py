@@ -65,14 +65,14 @@ class SimulatedPrompts:
         asked = self._requests[index]
         if asked.continues:
             previous = self._requests[self._index_of[asked.after]]
-            tokens = list(before)
+            tokens = tuple(before)
             length = len(tokens) + asked.num_prompt_tokens - previous.num_prompt_tokens - previous.num_output_tokens
         else:
-            tokens, length = [], asked.num_prompt_tokens
+            shared, length = [], asked.num_prompt_tokens
             for block in asked.block_ids:
-                tokens += [self._token_of[block]] * self._block_tokens
-            del tokens[length:]
-        tokens += [index + 2] * (length - len(tokens))
+                shared += [self._token_of[block]] * self._block_tokens
+            tokens = tuple(shared[:length])
+        tokens += (index + 2,) * (length - len(tokens))
         most = asked.max_tokens or self._longest
         params = self._params.get(most)
         if params is None:
@@ -80,7 +80,7 @@ class SimulatedPrompts:
         return evolve_unchecked(
             _REQUEST,
             request_id=asked.request_id,
-            prompt_token_ids=tuple(tokens),
+            prompt_token_ids=tokens,
             params=evolve_unchecked(params, seed=index),
             priority=asked.priority,
             tenant=asked.tenant,

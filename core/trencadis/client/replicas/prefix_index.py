@@ -28,41 +28,50 @@ class PrefixIndex:
         self._num_bytes = -(-num_replicas // 8)
         self._cached: dict[bytes, int] = {}
         self._expected: dict[bytes, int] = {}
-        self._num_expected: dict[tuple[int, bytes], int] = {}
+        self._num_expected: list[dict[bytes, int]] = [{} for _ in range(num_replicas)]
+        self._bits = [1 << replica for replica in range(num_replicas)]  # most blocks have one replica: it is kept once
 
     def __len__(self) -> int:
-        return len(self._cached) + len(self._num_expected)
+        return len(self._cached) + sum(map(len, self._num_expected))
 
     def update(self, replica: int, *, added: Iterable[bytes], removed: Iterable[bytes]) -> None:
         """Note what a replica's prefix cache has gained and lost."""
-        bit, cached = 1 << replica, self._cached
+        bit, cached = self._bits[replica], self._cached
         for one in added:
-            cached[one] = cached.get(one, 0) | bit
+            others = cached.get(one)
+            cached[one] = others | bit if others else bit
         for one in removed:
             _clear(cached, one, bit)
 
     def expect(self, replica: int, hashes: Iterable[bytes]) -> None:
         """Note a request that is on its way to a replica, whose blocks will be in its cache."""
-        bit, counts, expected = 1 << replica, self._num_expected, self._expected
+        bit, counts, expected = self._bits[replica], self._num_expected[replica], self._expected
         for one in hashes:
-            key = (replica, one)
-            counts[key] = count = counts.get(key, 0) + 1
-            if count == 1:
-                expected[one] = expected.get(one, 0) | bit
+            if one in counts:
+                counts[one] += 1
+                continue
+            counts[one] = 1
+            others = expected.get(one)
+            expected[one] = others | bit if others else bit
 
     def forget(self, replica: int, hashes: Iterable[bytes]) -> None:
         """Note the end of a request: what its replica keeps of it, it has said."""
-        bit, counts = 1 << replica, self._num_expected
+        bit, counts, expected = self._bits[replica], self._num_expected[replica], self._expected
         for one in hashes:
-            key = (replica, one)
-            if counts.get(key, 0) > 1:
-                counts[key] -= 1
-            elif counts.pop(key, 0):
-                _clear(self._expected, one, bit)
+            count = counts.get(one, 0)
+            if count > 1:
+                counts[one] = count - 1
+            elif count:
+                del counts[one]
+                others = expected[one] ^ bit
+                if others:
+                    expected[one] = others
+                else:
+                    del expected[one]
 
     def drop(self, replica: int) -> None:
         """Forget what a replica had, which has ended; its requests are forgotten one by one. O(blocks)."""
-        bit = 1 << replica
+        bit = self._bits[replica]
         for one in [one for one, bits in self._cached.items() if bits & bit]:
             _clear(self._cached, one, bit)
 

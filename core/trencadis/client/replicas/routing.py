@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,6 +18,7 @@ from trencadis.records import EmbeddingRequest, EngineLoad, Request, read_only
 __all__ = ["RoutedEngine", "Routing"]
 
 _HEALTH_S = 0.1
+_cut = itemgetter(slice(HASH_BYTES))
 
 
 class RoutedEngine(Protocol):
@@ -93,12 +95,11 @@ class Routing:
         self._is_draining[replica], self._looked_s = True, -np.inf
 
     def loaded(self, replica: int, load: EngineLoad) -> None:
-        """Note what a replica says of itself."""
+        """Note what a replica says of itself; hashes may be whole, as an engine has them, or cut, as its messages have them."""
         self._num_waiting[replica], self._num_running[replica] = load.num_waiting, load.num_running
         self._kv_usage[replica] = load.kv_usage
         if self._router.needs_prefixes:
-            added, removed = ([one[:HASH_BYTES] for one in changed] for changed in (load.added, load.removed))
-            self._index.update(replica, added=added, removed=removed)
+            self._index.update(replica, added=map(_cut, load.added), removed=map(_cut, load.removed))
 
     def describe(self) -> list[dict[str, Any]]:
         """Return what replicas have said of themselves, for operators."""
@@ -181,4 +182,4 @@ def _hashes(request: Request, hasher: BlockHasher) -> tuple[bytes, ...]:
     hashes: list[bytes] = []
     num_blocks = (len(tokens) - 1) // hasher.block_size
     hasher.extend(hashes, tokens, num_blocks=num_blocks, salt=request.cache_salt, adapter=request.adapter)
-    return tuple([one[:HASH_BYTES] for one in hashes])
+    return tuple(map(_cut, hashes))

@@ -56,7 +56,8 @@ class BlockManager:
         self._hash_of: dict[int, bytes] = {}
         self._depth_of: dict[int, int] = {}
         self._previous: dict[bytes, bytes] = {}
-        self._successors: dict[bytes, dict[bytes, None]] = {}  # in order, so that runs replay
+        # Nearly every block has one successor, its hash; several are in order, so that runs replay.
+        self._successors: dict[bytes, bytes | dict[bytes, None]] = {}
         self._cached: set[int] = set()
 
     @property
@@ -87,13 +88,9 @@ class BlockManager:
 
     def longest_hit(self, hashes: Sequence[bytes]) -> list[int]:
         """Return the cached or used blocks that hold the longest chain from the head. Pure."""
-        blocks: list[int] = []
-        for block_hash in hashes:
-            block = self._block_of.get(block_hash)
-            if block is None:
-                break
-            blocks.append(block)
-        return blocks
+        return list(
+            iter(map(self._block_of.get, hashes).__next__, None)
+        )  # up to the first that is not there; in C code
 
     def take_changes(self) -> tuple[list[bytes], list[bytes]]:
         """Return the hashes that have become findable since the last call, and those that have ceased to be; the first time, all."""
@@ -108,8 +105,7 @@ class BlockManager:
 
     def num_unreferenced(self, blocks: Sequence[int]) -> int:
         """How many of these blocks have no references: acquiring them makes as many fewer available. Pure."""
-        cached = self._cached
-        return sum(block in cached for block in blocks)
+        return sum(map(self._cached.__contains__, blocks))
 
     def acquire(self, blocks: Sequence[int], *, now_s: float, salt: str = "") -> None:
         """Reference blocks of a prefix hit, in chain order, for a sequence of this cache salt."""
@@ -165,8 +161,7 @@ class BlockManager:
             if self.register(block, block_hash, depth=depth):
                 known.append(block)
                 if depth:
-                    self._previous[block_hash] = previous
-                    self._successors.setdefault(previous, {})[block_hash] = None
+                    self._succeed(previous, block_hash)
             previous = block_hash
         if known and self._eviction.wants_uses:
             self._tell_use(known, salt=salt, now_s=now_s)
@@ -248,9 +243,9 @@ class BlockManager:
         self.ref_counts[self.first : self.first + self.num_blocks] = values["ref_counts"]
         self._hash_of, self._depth_of = dict(values["hash_of"]), dict(values["depth_of"])
         self._block_of = {block_hash: block for block, block_hash in self._hash_of.items()}
-        self._previous = dict(values["previous"])
-        for block_hash, previous in self._previous.items():
-            self._successors.setdefault(previous, {})[block_hash] = None
+        self._previous, self._successors = {}, {}
+        for block_hash, previous in values["previous"].items():
+            self._succeed(previous, block_hash)
         self._cached = {block for block in self._hash_of if not self.ref_counts[block]}
 
     def inspect(self) -> BlockSnapshot:
@@ -298,13 +293,23 @@ class BlockManager:
         del self._block_of[block_hash], self._depth_of[block]
         for call in self.on_change:
             call(block_hash)
-        previous = self._previous.pop(block_hash, None)
-        if previous is not None and previous in self._successors:
-            siblings = self._successors[previous]
+        previous = self._previous.pop(block_hash, b"")
+        siblings = self._successors.get(previous)
+        if isinstance(siblings, dict):
             siblings.pop(block_hash, None)
-            if not siblings:
-                del self._successors[previous]
-        return list(self._successors.pop(block_hash, ()))
+        if not siblings or siblings == block_hash:
+            self._successors.pop(previous, None)
+        lost = self._successors.pop(block_hash, ())
+        return [lost] if isinstance(lost, bytes) else list(lost)
+
+    def _succeed(self, previous: bytes, block_hash: bytes) -> None:
+        """Note which block a block comes after."""
+        self._previous[block_hash] = previous
+        known = self._successors.setdefault(previous, block_hash)
+        if isinstance(known, dict):
+            known[block_hash] = None
+        elif known != block_hash:
+            self._successors[previous] = {known: None, block_hash: None}
 
     def _tell_use(self, blocks: Sequence[int], *, salt: str, now_s: float) -> None:
         keys = [self._hash_of[block] for block in blocks]

@@ -8,18 +8,31 @@ A prefix that the operator lists as shared begins with a root without a salt; wh
 
     unsalted root ─ block 0 ─ block 1 ─┐ end of the listed prefix
                               salt ────┴─▶ block 2 ─ block 3 ...
+
+Long prompts often begin as earlier ones do, such as those of an agent's session. So the hashes of segments of :data:`SEGMENT_BLOCKS`
+blocks are remembered, with their tokens, by the hash of the block before them: a segment that comes again is compared, not hashed.
 """
 
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Sequence
 
 import numpy as np
 
 from trencadis.records import Int32Array
 
-__all__ = ["BlockHasher"]
+__all__ = ["MAX_SEGMENTS", "SEGMENT_BLOCKS", "BlockHasher"]
+
+SEGMENT_BLOCKS = 64
+MAX_SEGMENTS = 32_768
+"""Segments that a process remembers: some 2 million blocks, at about 170 bytes each where a block has 16 tokens; allocated as they come."""
+
+# Of all hashers of the process, such as those of simulated engines and the router in front of them: the hash before a segment
+# depends on key, model, adapter and salt, so that what is found is the same whoever computed it. The least recently used is first.
+_segments: dict[bytes, tuple[bytes, list[bytes]]] = {}
+_segments_lock = threading.Lock()
 
 
 class BlockHasher:
@@ -91,7 +104,12 @@ class BlockHasher:
         previous = hashes[-1] if hashes else self.shared_root(adapter) if num_shared else self.root(salt, adapter)
         data = tokens[start * size : num_blocks * size].astype("<i4").tobytes()
         width = 4 * size
-        for i in range(num_blocks - start):
+        first = 0
+        if num_blocks - start >= SEGMENT_BLOCKS and not num_shared:
+            for first in range(SEGMENT_BLOCKS, num_blocks - start + 1, SEGMENT_BLOCKS):
+                hashes += _segment(previous, data[(first - SEGMENT_BLOCKS) * width : first * width], width)
+                previous = hashes[-1]
+        for i in range(first, num_blocks - start):
             if num_shared and start + i == num_shared:
                 previous = self._hash(previous + self.root(salt, adapter), b"kv1-salted")
             previous = hashlib.blake2b(previous + data[i * width : (i + 1) * width], digest_size=32).digest()
@@ -99,3 +117,26 @@ class BlockHasher:
 
     def _hash(self, data: bytes, person: bytes) -> bytes:
         return hashlib.blake2b(data, key=self._key, person=person, digest_size=32).digest()
+
+
+def _segment(previous: bytes, data: bytes, width: int) -> list[bytes]:
+    """Return the hashes of a segment's blocks, computed or remembered.
+
+    Args:
+        previous: The hash before it, 32 bytes.
+        data: Its tokens.
+        width: Bytes of a block.
+    """
+    key = previous
+    with _segments_lock:
+        known, found = _segments.pop(key, (b"", []))
+    if known != data:  # after one block different segments may come: the newest is remembered
+        found = []
+        for at in range(0, len(data), width):
+            previous = hashlib.blake2b(previous + data[at : at + width], digest_size=32).digest()
+            found.append(previous)
+    with _segments_lock:
+        if len(_segments) >= MAX_SEGMENTS:
+            del _segments[next(iter(_segments))]
+        _segments[key] = data, found
+    return found

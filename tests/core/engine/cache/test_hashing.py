@@ -6,7 +6,8 @@ import numpy as np
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from trencadis.engine.cache.hashing import BlockHasher
+from trencadis.engine.cache import hashing
+from trencadis.engine.cache.hashing import SEGMENT_BLOCKS, BlockHasher
 
 TOKENS = np.arange(100, 112, dtype=np.int32)
 
@@ -112,3 +113,48 @@ def test_a_shared_prefix_makes_the_same_chain_in_parts_as_at_once() -> None:
         hasher.extend(parts, TOKENS, num_blocks=first, salt="s")
         hasher.extend(parts, TOKENS, num_blocks=3, salt="s")
         assert parts == at_once
+
+
+def one_by_one(hasher: BlockHasher, tokens, *, salt: str, adapter: str = "") -> list[bytes]:
+    """Return the chain by its definition, a block at a time, so that no segment is looked up."""
+    chain: list[bytes] = []
+    for num_blocks in range(1, len(tokens) // hasher.block_size + 1):
+        hasher.extend(chain, tokens, num_blocks=num_blocks, salt=salt, adapter=adapter)
+    return chain
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    starts=st.lists(st.integers(0, 3 * SEGMENT_BLOCKS), min_size=1, max_size=4),
+    changed=st.integers(0, 12 * SEGMENT_BLOCKS - 1),
+    salts=st.lists(st.sampled_from(["", "a", "b"]), min_size=4, max_size=4),
+    size=st.sampled_from([2, 4]),
+)
+def test_segments_that_are_remembered_give_the_chain_of_the_definition(starts, changed, salts, size) -> None:
+    """Prompts that share beginnings, begun anywhere, under several salts, keys and block sizes."""
+    tokens = np.arange(12 * SEGMENT_BLOCKS, dtype=np.int32) % 7  # equal runs of tokens at other depths
+    other = tokens.copy()
+    other[changed] += 1
+    for start, salt in zip(starts, salts, strict=False):
+        for key, prompt in (("", tokens), ("", other), ("k", tokens)):
+            hasher = BlockHasher(key=key, compatibility="model", block_size=size)
+            expected = one_by_one(hasher, prompt, salt=salt)
+            chain: list[bytes] = []
+            for num_blocks in (start, len(prompt) // size):
+                hasher.extend(chain, prompt, num_blocks=num_blocks, salt=salt)
+            assert chain == expected
+
+
+def test_remembered_segments_are_bounded_and_the_oldest_is_forgotten(monkeypatch) -> None:
+    monkeypatch.setattr(hashing, "_segments", {})
+    monkeypatch.setattr(hashing, "MAX_SEGMENTS", 2)
+    hasher = BlockHasher(key="", compatibility="model", block_size=1)
+
+    def keys(salt: str) -> list[bytes]:
+        hasher.extend([], np.zeros(SEGMENT_BLOCKS, np.int32), num_blocks=SEGMENT_BLOCKS, salt=salt)
+        return list(hashing._segments)
+
+    one, two, three, four = (hasher.root(salt, "") for salt in "1234")
+    assert [keys("1"), keys("2")] == [[one], [one, two]]
+    assert keys("1") == [two, one], "the one that was used last is the newest"
+    assert [keys("3"), keys("4")] == [[one, three], [three, four]]

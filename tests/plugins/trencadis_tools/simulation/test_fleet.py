@@ -131,6 +131,14 @@ def test_prefix_affinity_finds_more_in_caches_than_turns_do():
     assert by_name["prefix_affinity"] > 1.2 * by_name["round_robin"] > 0
 
 
+def test_prefix_affinity_finds_what_requests_that_have_ended_left_in_caches():
+    """Turns come one after the other, when nothing is live: only what replicas said of their caches can tell where they go."""
+    turns = [asked("a0", 0.0, 20)] + [asked(f"a{i}", 5.0 * i, 20 + 20 * i, after=f"a{i - 1}") for i in range(1, 4)]
+    records = run(turns, {"router": {"name": "prefix_affinity"}}, replicas=3).records
+    assert len({one.replica for one in records}) == 1
+    assert all(one.num_cached_tokens for one in records[1:])
+
+
 def test_requests_of_a_failed_replica_go_on_elsewhere_after_their_tokens():
     requests = [asked("a", output=12), asked("b", output=12)]
     table = {"router": {"name": f"{HERE}:InTurn"}, **serial()}
