@@ -43,6 +43,7 @@ COMMANDS = {
     "simulate": (2, ["--workload", "/no/such/workload"]),
     "workload": (0, ["poisson"]),
     "replay": (2, ["/no/such/record"]),
+    "tune": (2, ["--workload", "/no/such/workload"]),
     "lock": (2, NO_MODEL),
     "gaudi-check": (2, ["--timeout", "0"]),
 }
