@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+from collections import OrderedDict
 from collections.abc import Sequence
 
 import numpy as np
@@ -26,12 +27,12 @@ from trencadis.records import Int32Array
 __all__ = ["MAX_SEGMENTS", "SEGMENT_BLOCKS", "BlockHasher"]
 
 SEGMENT_BLOCKS = 64
-MAX_SEGMENTS = 32_768
-"""Segments that a process remembers: some 2 million blocks, at about 170 bytes each where a block has 16 tokens; allocated as they come."""
+MAX_SEGMENTS = 8_192
+"""Segments that a process remembers: some 500,000 blocks, at about 170 bytes each where a block has 16 tokens, so 90 MB; allocated as they come."""
 
 # Of all hashers of the process, such as those of simulated engines and the router in front of them: the hash before a segment
 # depends on key, model, adapter and salt, so that what is found is the same whoever computed it. The least recently used is first.
-_segments: dict[bytes, tuple[bytes, list[bytes]]] = {}
+_segments: OrderedDict[bytes, tuple[bytes, list[bytes]]] = OrderedDict()
 _segments_lock = threading.Lock()
 
 
@@ -137,6 +138,6 @@ def _segment(previous: bytes, data: bytes, width: int) -> list[bytes]:
             found.append(previous)
     with _segments_lock:
         if len(_segments) >= MAX_SEGMENTS:
-            del _segments[next(iter(_segments))]
+            _segments.popitem(last=False)
         _segments[key] = data, found
     return found
