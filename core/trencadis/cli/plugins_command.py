@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import get_args
+from collections.abc import Sequence
+from typing import Any, get_args
 
 import attrs
 
@@ -15,7 +16,7 @@ from trencadis.hookspecs import NOUNS
 from trencadis.interfaces.component import Stability
 from trencadis.registry import Registry, ResolvedPlan, resolve_plan
 from trencadis.registry.contracts import interface_version, stability_of
-from trencadis.registry.listing import processors_of, rows_of
+from trencadis.registry.listing import ComponentRow, processors_of, rows_of
 
 __all__ = ["add_arguments", "run"]
 
@@ -44,27 +45,27 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
     return 0
 
 
+def _listing(registry: Registry, plan: ResolvedPlan | None, rows: Sequence[ComponentRow]) -> dict[str, Any]:
+    """Return what ``--json`` prints. Pure."""
+    return {
+        "plan_hash": plan.plan_hash if plan else "",
+        "nouns": {noun: [row.name for row in rows if row.noun == noun] for noun in NOUNS},
+        "contracts": {
+            noun: {"interface_version": interface_version(noun), "stability": stability_of(noun)} for noun in NOUNS
+        },
+        "components": [{**attrs.asdict(row), "active": row.role == "active"} for row in rows],
+        "logits_processors": [attrs.asdict(row) for row in processors_of(plan)],
+        "broken": [{**attrs.asdict(item.provenance), "error": str(item.error)} for item in registry.broken.values()],
+        "contested": [
+            {"noun": noun, "name": name, "error": str(error)} for (noun, name), error in registry.contested.items()
+        ],
+    }
+
+
 def _print(args: argparse.Namespace, registry: Registry, plan: ResolvedPlan | None) -> None:
     rows = list(rows_of(registry, plan))
     if args.json:
-        components = [{**attrs.asdict(row), "active": row.role == "active"} for row in rows]
-        nouns = {noun: [row.name for row in rows if row.noun == noun] for noun in NOUNS}
-        broken = [{**attrs.asdict(item.provenance), "error": str(item.error)} for item in registry.broken.values()]
-        contested = [
-            {"noun": noun, "name": name, "error": str(error)} for (noun, name), error in registry.contested.items()
-        ]
-        listing = {
-            "plan_hash": plan.plan_hash if plan else "",
-            "nouns": nouns,
-            "contracts": {
-                noun: {"interface_version": interface_version(noun), "stability": stability_of(noun)} for noun in NOUNS
-            },
-            "components": components,
-            "logits_processors": [attrs.asdict(row) for row in processors_of(plan)],
-            "broken": broken,
-            "contested": contested,
-        }
-        print(json.dumps(listing, indent=2, ensure_ascii=False))
+        print(json.dumps(_listing(registry, plan, rows), indent=2, ensure_ascii=False))
         return
     headings = (
         "noun",

@@ -755,15 +755,7 @@ def compose_engine(
     made = parts.make_bucketing(_limits_of_rank(limits, num_partitions))
     bucketing = GuardedBucketing(*made, meter=meters("bucketing", made[0]))
     passes, warmed = _warmed_passes(config, executor, bucketing, state, limits, clock=clock, progress=progress)
-    drafting = Drafting(
-        state,
-        parts.speculation,
-        padded_tokens=passes.padded_tokens,
-        pads=capabilities.layout == "padded",
-        vocab_size=parts.model.vocab_size,
-        meter_of=meters,
-    )
-    drafting.allocate(limits)
+    drafting = _drafting(parts, state, passes, limits, meters)
     policy = _policy(config, parts, state, meters)
     decisions = Decisions(config.engine.explain_steps)
     administration = _administration(config, parts, state, policy, decisions)
@@ -797,6 +789,20 @@ def compose_engine(
         prepare=parts.prepare,
         is_portable=parts.is_portable,
     )
+
+
+def _drafting(parts: Parts, state: EngineState, passes: PassPlanner, limits: BucketLimits, meters: Meters) -> Drafting:
+    """Return the part that has drafts made, with its memory allocated."""
+    drafting = Drafting(
+        state,
+        parts.speculation,
+        padded_tokens=passes.padded_tokens,
+        pads=parts.executor.capabilities.layout == "padded",
+        vocab_size=parts.model.vocab_size,
+        meter_of=meters,
+    )
+    drafting.allocate(limits)
+    return drafting
 
 
 def _recorder(

@@ -67,7 +67,7 @@ class Scheduler:
     ) -> None:
         self._state = state
         self._policy = policy
-        self._max_steady_steps = max_steady_steps
+        self._max_steady_steps, self._skips = max_steady_steps, max_steady_steps > 1
         self._pipeline = policy if isinstance(policy, PipelinedScheduling) else None
         self._budget = max_num_batched_tokens
         self._max_preemptions = max_preemptions
@@ -137,9 +137,7 @@ class Scheduler:
         all_decode = ends.tobytes() == num_tokens.tobytes()
         decodes = active if all_decode else active[ends == num_tokens]
         notes.split, notes.active, notes.decodes = split, active, decodes
-        is_settled = not state.waiting.slots.size or (
-            self._max_steady_steps > 1 and order is None and not state.rows.num_free
-        )
+        is_settled = not state.waiting.slots.size or (self._skips and order is None and not state.rows.num_free)
         if all_decode and active is state.running and drafts is None and is_settled:
             plan = self._plan_decodes(view, split, places, computed, ends)
             if plan is not None:
@@ -193,7 +191,7 @@ class Scheduler:
             if number > state.blocks.num_available:  # so many may be missing
                 return None
             self._allocate(view, state.running, self._ones[:number])
-        num_steps = self._steady_steps(view, places, ends) if self._max_steady_steps > 1 else 1
+        num_steps = self._steady_steps(view, places, ends) if self._skips else 1
         self.notes.num_left = min(self._budget - number, split.prefill)
         self.had_drafts = False
         table.num_computed_tokens[places] = ends

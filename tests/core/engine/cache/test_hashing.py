@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import OrderedDict
 
 import numpy as np
 from hypothesis import Phase, given, settings
@@ -146,7 +147,7 @@ def test_segments_that_are_remembered_give_the_chain_of_the_definition(starts, c
 
 
 def test_remembered_segments_are_bounded_and_the_oldest_is_forgotten(monkeypatch) -> None:
-    monkeypatch.setattr(hashing, "_segments", {})
+    monkeypatch.setattr(hashing, "_segments", OrderedDict())
     monkeypatch.setattr(hashing, "MAX_SEGMENTS", 2)
     hasher = BlockHasher(key="", compatibility="model", block_size=1)
 
