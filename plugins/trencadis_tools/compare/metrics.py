@@ -16,7 +16,7 @@ from trencadis_tools.simulation import RequestRecord, Run
 __all__ = ["DEFAULT_METRICS", "METRIC_FORMS", "Metric", "metric_of"]
 
 DEFAULT_METRICS = "ttft_mean,ttft_p99,tpot_mean,e2e_mean"
-METRIC_FORMS = "ttft, tpot or e2e with _mean, _p50, _p90, _p99 or another percentile; slo_attainment; prefix_hit_ratio; output_throughput; preemptions"
+METRIC_FORMS = "ttft, tpot or e2e with _mean, _p50, _p90, _p99 or another percentile; slo_attainment; prefix_hit_ratio (mean of requests); output_throughput; preemptions"
 
 
 def _within_targets(record: RequestRecord) -> float:
