@@ -30,7 +30,7 @@ def short(num_requests: int) -> Workload:
 
 
 class TestLeastCounterFirst(SchedulingConformance):
-    declares = frozenset({"fairness"})
+    # It declares no fairness: the theorem's bound does not hold for it, by little with unequal weights.
     num_histories = 4
     make = LeastCounterFirst
 
