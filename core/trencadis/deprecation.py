@@ -73,7 +73,7 @@ _declared: list[Deprecation] = []
 
 
 def deprecate(what: str, *, use: str, module: str, since: str, removed_in: str = "") -> Deprecation:
-    """Declare a deprecation and return it; whoever meets a use calls its :meth:`~Deprecation.warn`.
+    """Declare a deprecation and return it; code that is used in the old way calls its :meth:`~Deprecation.warn`.
 
     Args:
         what: See :class:`Deprecation`, as the others.

@@ -161,7 +161,7 @@ def build_engine(
     phases = Phases(SystemClock(), "components")
     with rare_collections():
         engine = _build(config, registry, clock=clock, progress=progress, executor=executor, phases=phases)
-    # Of a simulated engine, one of thousands perhaps, nobody asks.
+    # A simulated fleet may build thousands of engines.
     logger.log(logging.INFO if isinstance(clock, SystemClock) else logging.DEBUG, "The engine took %s.", phases.end())
     return engine
 
@@ -865,10 +865,12 @@ def _depth(config: Config, *, has_drafter: bool) -> int:
 
 
 def _max_steady_steps(config: Config, parts: Parts) -> int:
-    """Return how many steps a plan may stand for: 1 where somebody looks at each of them, or they overlap otherwise. Pure."""
-    looks = config.flight_recorder.num_steps or parts.observers or parts.connector or parts.speculation or parts.shadow
+    """Return how many steps a plan may stand for: 1 where observers or the flight recorder need each step, or several are in flight. Pure."""
+    watched = (
+        config.flight_recorder.num_steps or parts.observers or parts.connector or parts.speculation or parts.shadow
+    )
     is_spread = config.parallel.pipeline > 1 or _layout(config).num_partitions > 1
-    return 1 if looks or is_spread else parts.executor.capabilities.max_steady_steps
+    return 1 if watched or is_spread else parts.executor.capabilities.max_steady_steps
 
 
 def _scheduler(

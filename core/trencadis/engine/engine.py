@@ -551,7 +551,7 @@ class Engine:
         self._open = None
 
     def _goes_on(self, step: SubmittedStep) -> bool:
-        """Return whether another plan would be as that of an open step: who runs is the same, and nobody came."""
+        """Return whether another plan would equal that of an open step: the same sequences run, and none was added."""
         state = self._state
         return step.plan.slots is state.running and step.num_appended == state.waiting.num_appended
 

@@ -1,4 +1,4 @@
-"""What a policy says so that a flight record that begins in mid-run can give a new one the memory that the recorded one had."""
+"""Mark of policy classes whose state is plain data, which a flight record can copy and a replay restore."""
 
 from __future__ import annotations
 

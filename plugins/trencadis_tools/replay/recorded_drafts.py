@@ -1,4 +1,4 @@
-"""A speculator that drafts for whom, and as much as, was recorded."""
+"""A speculator that proposes as many drafts for each sequence as were recorded."""
 
 from __future__ import annotations
 

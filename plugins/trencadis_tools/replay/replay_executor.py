@@ -1,4 +1,4 @@
-"""An executor without a device: it answers what was recorded, and tells the clock when."""
+"""An executor without a device that returns recorded outputs at recorded times."""
 
 from __future__ import annotations
 

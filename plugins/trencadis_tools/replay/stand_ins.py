@@ -1,4 +1,4 @@
-"""Requests that stand for those of a record: other tokens, of which any two begin alike for as long as the recorded ones did."""
+"""Requests with generated tokens in place of the recorded ones: any two share a beginning as long as the recorded two did."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An executor without a device: steps take the time that a model of step times says, texts have the lengths of the workload."""
+"""An executor without a device: step times come from a model, lengths of answers from the workload."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class Prompts(Protocol):
 class SimulatedPrompts:
     """Makes the requests of a workload. Pure: the same workload gives the same tokens on every machine.
 
-    Token 0 ends texts. The text of request i is the token ``i + 2``, and so is what its prompt shares with nobody; blocks that requests
+    Token 0 ends texts. The text of request i is the token ``i + 2``, and so are the tokens of its prompt that no other shares; blocks that requests
     share have tokens after those.
 
     Args:

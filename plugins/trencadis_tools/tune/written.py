@@ -1,4 +1,4 @@
-"""What a tuning leaves: the configuration as TOML with its reasons, and the evidence as JSON."""
+"""Output files of a tuning: the configuration as TOML with reasons, and the evidence as JSON."""
 
 from __future__ import annotations
 

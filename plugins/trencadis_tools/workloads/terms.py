@@ -1,4 +1,4 @@
-"""Who asks, how urgently, and what prompts share: drawn for requests that come without it.
+"""Tenants, priorities and shared prefixes, drawn for requests that have none.
 
 What is drawn for a request holds for its whole session. Functions are pure.
 """

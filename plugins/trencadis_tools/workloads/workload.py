@@ -1,4 +1,4 @@
-"""A workload: which requests come when, how long they are, and what they share; no text, and nothing of any policy.
+"""A workload: which requests come when, how long they are, and what they share; without texts, and independent of any policy.
 
 One workload is run by the simulator and by real engines alike. Everything that is drawn is drawn when the workload is made, from its seed
 and the number of the request, never in the order in which an engine asks: so two policies see the same requests.

@@ -1,4 +1,4 @@
-"""A signal has an engine's process write its flight record, also while the engine hangs.
+"""Signal handler that writes the flight record of an engine's process, even while the engine hangs.
 
     SIGUSR2 ─▶ Python's C handler ─▶ pipe ─▶ a thread of its own: FlightRecorder.dump
 

@@ -31,7 +31,7 @@ MAX_SEGMENTS = 8_192
 """Segments that a process remembers: some 500,000 blocks, at about 170 bytes each where a block has 16 tokens, so 90 MB; allocated as they come."""
 
 # Of all hashers of the process, such as those of simulated engines and the router in front of them: the hash before a segment
-# depends on key, model, adapter and salt, so that what is found is the same whoever computed it. The least recently used is first.
+# depends on key, model, adapter and salt, so a segment found here has the same hashes whichever hasher computed it. The least recently used is first.
 _segments: OrderedDict[bytes, tuple[bytes, list[bytes]]] = OrderedDict()
 _segments_lock = threading.Lock()
 

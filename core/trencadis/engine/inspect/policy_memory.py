@@ -1,4 +1,4 @@
-"""What a policy remembers: copied from one object while the engine serves, written to a record, put into another object."""
+"""State of a policy: copied while the engine serves, written to a flight record, restored into another object."""
 
 from __future__ import annotations
 
