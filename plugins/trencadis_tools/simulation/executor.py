@@ -52,11 +52,13 @@ class Timeline:
     Attributes:
         free_s: When the newest step ends.
         until_s: Of a stretch of steps, those are computed that have begun by then; the engine's caller sets it.
+        ended: When each of the steps ended that were waited for last, and how long it computed.
     """
 
     def __init__(self, clock: SimulatedClock, step_times: StepTimes) -> None:
         self.free_s = 0.0
         self.until_s = math.inf
+        self.ended: Sequence[tuple[float, float]] = ()
         self._clock = clock
         self._times = step_times
 
@@ -100,9 +102,10 @@ class Timeline:
         """Keep the device busy with copies."""
         self.free_s = max(self.free_s, self._clock.now_s()) + copied_s
 
-    def pass_until(self, end_s: float) -> None:
-        """Move the clock."""
-        self._clock.advance(max(0.0, end_s - self._clock.now_s()))
+    def pass_until(self, ends: Sequence[tuple[float, float]]) -> None:
+        """Move the clock to the end of the last of some steps."""
+        self.ended = ends
+        self._clock.advance(max(0.0, ends[-1][0] - self._clock.now_s()))
 
 
 class SimulatedExecutor(Executor):
@@ -206,7 +209,7 @@ class SimulatedExecutor(Executor):
                 return self.stretch
         ends = self.timeline.begin(shape, 1) if shape.num_tokens else self.timeline.nothing()
         self.timeline.end(ends)
-        return _Step(self.timeline, ends[0][0], self.output(batch, ends))
+        return _Step(self.timeline, ends, self.output(batch, ends))
 
     def swap_blocks(self, *, outs: BlockCopies, ins: BlockCopies) -> None:
         """Keep the device busy for as long as the copies take."""
@@ -274,19 +277,19 @@ class Stretch:
         if not self._is_closed:
             del self._ends[bisect_left(self._ends, self._timeline.until_s, key=itemgetter(0)) + 1 :]
             self._timeline.end(self._ends)
-        self._timeline.pass_until(self.end_s)
+        self._timeline.pass_until(self._ends)
         return self._executor.output(self._batch, self._ends)
 
 
 class _Step:
     """A step that ends at a known time."""
 
-    def __init__(self, timeline: Timeline, end_s: float, output: StepOutput) -> None:
+    def __init__(self, timeline: Timeline, ends: Sequence[tuple[float, float]], output: StepOutput) -> None:
         self._timeline = timeline
-        self._end_s = end_s
+        self._ends = ends
         self._output = output
 
     def wait(self) -> StepOutput:
         """Move the clock to the end of the step."""
-        self._timeline.pass_until(self._end_s)
+        self._timeline.pass_until(self._ends)
         return self._output

@@ -17,6 +17,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 
 import attrs
+import numpy as np
 
 from trencadis.api import Config, Engine, EngineTotals, Registry, Routing, build_engine, make_router, make_routing
 from trencadis.clock import SimulatedClock
@@ -128,6 +129,7 @@ def simulate(
     replicas: int = 1,
     events: Sequence[ReplicaEvent] = (),
     watcher: Watcher | None = None,
+    token_times: bool = False,
 ) -> Run:
     """Serve a workload on simulated replicas, and return what became of each request.
 
@@ -140,13 +142,23 @@ def simulate(
         replicas: How many, with equal configurations.
         events: What happens to replicas.
         watcher: Sees what engines do.
+        token_times: Whether records have the time of each token; 8 bytes for each of them.
 
     Raises:
         PluginError: A component does not exist or cannot be built.
         ConfigValueError: A size contradicts another, or an event the replicas.
         StepFailedError: A policy or router broke its contract.
     """
-    fleet = Fleet(config, registry, workload, step_times=step_times, replicas=replicas, events=events, watcher=watcher)
+    fleet = Fleet(
+        config,
+        registry,
+        workload,
+        step_times=step_times,
+        replicas=replicas,
+        events=events,
+        watcher=watcher,
+        token_times=token_times,
+    )
     try:
         return fleet.run()
     finally:
@@ -165,6 +177,7 @@ class Fleet:
         events: What happens to them.
         watcher: Sees what engines do; then each step is a plan of its own.
         max_steady_steps: Steps that an engine computes at once where nothing changes; 1: one by one.
+        token_times: See :func:`simulate`.
 
     Attributes:
         built: Replicas in the order in which their engines were built.
@@ -181,6 +194,7 @@ class Fleet:
         events: Sequence[ReplicaEvent] = (),
         watcher: Watcher | None = None,
         max_steady_steps: int = MAX_STEADY_STEPS,
+        token_times: bool = False,
     ) -> None:
         if replicas < 1:
             raise ConfigValueError(f"replicas = {replicas}: there must be one at least.")
@@ -190,6 +204,7 @@ class Fleet:
         self._step_times = step_times
         self._watcher = watcher
         self._max_steady_steps = 1 if watcher is not None else max_steady_steps
+        self._token_times: dict[str, list[float]] | None = {} if token_times else None
         self._prompts = self._prompts_of(workload)
         longest = max(one.num_prompt_tokens + one.num_output_tokens for one in workload.requests)
         cache = self._config.cache
@@ -252,6 +267,7 @@ class Fleet:
         if not isinstance(engine, Engine):
             raise InternalError("a simulated model generates")
         replica = Replica(index, len(self.built), engine, clock, executor, refused=self._refused, watcher=self._watcher)
+        replica.token_times = self._token_times
         self.built.append(replica)
         return replica
 
@@ -317,6 +333,8 @@ class Fleet:
             before = self._texts[asked.after] if waiting else self._texts.pop(asked.after)
         request = self._prompts.request(index, before)
         live = self._live[asked.request_id] = _Live(index, now_s, request)
+        if self._token_times is not None:
+            self._token_times[asked.request_id] = []
         self._place(live)
 
     def _place(self, live: _Live) -> None:
@@ -377,6 +395,7 @@ class Fleet:
             num_output_tokens=0 if end is None else len(end.token_ids),
             num_preemptions=live.num_preemptions,
             error=error,
+            token_times_s=None if self._token_times is None else np.array(self._token_times.pop(asked.request_id)),
         )
         self._follow(asked.request_id, end_s, error)
 
@@ -479,6 +498,8 @@ class Fleet:
             replica.close(self._clock.time_s)
         deltas, replica.deltas, replica.ends_s = replica.deltas, None, math.inf
         assert deltas is not None, "a step ends once"
+        if self._token_times is not None:
+            replica.note_times(deltas)
         if self._watcher is not None:
             self._watcher.stepped(replica.index, deltas)
         for end in deltas.finished:

@@ -432,7 +432,7 @@ class MacroEngine:
         self._ends = []
         del ends[bisect_left(ends, self.timeline.until_s, key=itemgetter(0)) + 1 :]
         self.timeline.end(ends)
-        self.timeline.pass_until(ends[-1][0])
+        self.timeline.pass_until(ends)
         num_steps = len(ends)
         for row in self._running:
             row.num_computed += num_steps
@@ -454,7 +454,7 @@ class MacroEngine:
             return _EMPTY
         ends = self.timeline.begin(shape, 1)
         self.timeline.end(ends)
-        self.timeline.pass_until(ends[0][0])
+        self.timeline.pass_until(ends)
         totals.num_steps += 1
         totals.num_scheduled_tokens += shape.num_tokens
         totals.device_s += ends[0][1]

@@ -134,6 +134,8 @@ class Replica:
         joins_when_empty: It is started again as soon as it has nothing left.
         reported: Takes its load, for a router; None: there is none.
         sizes: Sequences that wait and run, as the router knows them.
+        token_times: Of each request that was sent, by id, where its tokens' times are noted; None: nowhere.
+        times_of: The same by slot.
     """
 
     index: int
@@ -152,6 +154,8 @@ class Replica:
     joins_when_empty: bool = False
     reported: Callable[[int, EngineLoad], None] | None = None
     sizes: tuple[int, int] = (0, 0)
+    token_times: dict[str, list[float]] | None = None
+    times_of: dict[int, list[float]] = attrs.field(factory=dict)
     stalled = ""  # for the router: nothing hangs here
 
     @property
@@ -179,6 +183,8 @@ class Replica:
                     raise error.__cause__ from None
                 self.refused(request, error)
                 continue
+            if self.token_times is not None:
+                self.times_of[slot] = self.token_times[request.request_id]
             if self.watcher is not None:
                 self.watcher.added(self.index, slot, request)
         self.report()
@@ -196,6 +202,19 @@ class Replica:
         """Decide how many steps there are: those that have begun by now."""
         self.executor.timeline.until_s = now_s
         self.deltas, self.is_open, self.ends_s = self.engine.step(), False, self.clock.now_s()
+
+    def note_times(self, deltas: TokenDeltas, *, has_ended: bool = True) -> None:
+        """Note when tokens came.
+
+        Args:
+            deltas: Of the step, or of the steps, that were waited for last.
+            has_ended: Otherwise the last step gave nothing yet.
+        """
+        times = [end_s for end_s, _ in self.executor.timeline.ended[:-1]]
+        if has_ended:
+            times.append(self.clock.now_s())
+        for slot, num_tokens in zip(deltas.slots.tolist(), deltas.num_tokens.tolist(), strict=True):
+            self.times_of[slot] += times * num_tokens if len(times) == 1 else times
 
     def report(self, *, has_ended: bool = False) -> None:
         """Tell the router what waits, runs and is cached, if that has changed: it changes when a sequence comes, begins to run or ends.
@@ -215,6 +234,8 @@ class Replica:
         num_hidden: dict[int, int] = {}
         ended: list[FinishedSequence] = []
         if hidden is not None:
+            if self.token_times is not None:
+                self.note_times(hidden, has_ended=False)
             num_hidden = dict.fromkeys(
                 hidden.slots.tolist(), 1
             )  # of a stretch of steps the last one alone has not ended
