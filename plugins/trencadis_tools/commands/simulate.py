@@ -41,6 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--events", type=Path, metavar="FILE.toml", help="failures, drains and joins of replicas")
     parser.add_argument("--requests", type=Path, metavar="FILE", help="write a row for each request, .csv or .parquet")
+    parser.add_argument(
+        "--token-times",
+        action="store_true",
+        help="keep when each token came, for max_itl_s, qoe and token_times_s of --requests",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -69,13 +74,20 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
     step_times = load_step_times(args.step_times) if args.step_times else LinearStepTimes()
     events = () if args.events is None else read_events(args.events)
     serve = simulate if args.replica_model == "engine" else simulate_macro
+    if args.token_times and serve is simulate_macro:
+        raise ConfigError(
+            "flag --token-times: macro replicas compute no times of tokens.", hint="Leave it out, or take engines."
+        )
+    options = {"token_times": True} if args.token_times else {}
     began_s = time.process_time()
     with _quiet():
-        result = serve(config, registry, workload, step_times=step_times, replicas=args.replicas, events=events)
+        result = serve(
+            config, registry, workload, step_times=step_times, replicas=args.replicas, events=events, **options
+        )
     cpu_s = time.process_time() - began_s
     summary = summary_of(result)
     if args.requests is not None:
-        write_rows(args.requests, [row_of(record) for record in result.records])
+        write_rows(args.requests, [row_of(record, token_times=args.token_times) for record in result.records])
     if args.json:
         facts = {"workload": workload.name, "seed": workload.seed, "step_times": repr(step_times)}
         print(json.dumps(facts | attrs.asdict(summary)))

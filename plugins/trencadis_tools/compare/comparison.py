@@ -92,11 +92,11 @@ def compare(arguments: Arguments, *, note: Callable[[int], None] | None = None) 
     candidates = [restored(name, given) for name, given in arguments.configs]
     experiment = _experiment(arguments, candidates)
     if arguments.live:
-        with LiveRuns() as live:
+        with LiveRuns(token_times=experiment.needs_token_times) as live:
             results = run_experiment(experiment, live, note=note)
         return _compared(arguments, candidates, results, "")
     step_times = _step_times(arguments.step_times)
-    with_step_times = functools.partial(_simulated, arguments.replicas)
+    with_step_times = functools.partial(_simulated, arguments.replicas, experiment.needs_token_times)
     results = run_experiment(
         experiment,
         with_step_times(step_times),
@@ -184,12 +184,11 @@ def _step_times(name: str) -> StepTimes:
     return load_step_times(name) if name else LinearStepTimes()
 
 
-def _simulated(replicas: int, step_times: StepTimes) -> RunAll:
+def _simulated(replicas: int, token_times: bool, step_times: StepTimes) -> RunAll:
     """Return what simulates a workload under each configuration."""
 
     def run_all(candidates: Sequence[Candidate], workload: Workload, pair: int) -> list[Run]:
-        return [
-            simulate(one.config, one.registry, workload, step_times=step_times, replicas=replicas) for one in candidates
-        ]
+        options = {"step_times": step_times, "replicas": replicas, "token_times": token_times}
+        return [simulate(one.config, one.registry, workload, **options) for one in candidates]
 
     return run_all

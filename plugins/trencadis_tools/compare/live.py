@@ -66,7 +66,9 @@ class LiveRuns:
             self._open(candidates, workload)
         places = list(range(len(candidates)))
         runs = {
-            place: _LiveRun(self._engines[place], workload, self._clock, self._wait, token_times=self._token_times).run()
+            place: _LiveRun(
+                self._engines[place], workload, self._clock, self._wait, token_times=self._token_times
+            ).run()
             for place in (reversed(places) if pair % 2 else places)
         }
         return [runs[place] for place in places]

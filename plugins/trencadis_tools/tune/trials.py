@@ -165,6 +165,7 @@ class Trials:
                     workload,
                     step_times=self._step_times,
                     replicas=self._replicas,
+                    token_times=self._slo.needs_token_times,
                 )
         except (ConfigError, PluginError, StepFailedError) as error:
             self._refuse(changes, error)
