@@ -280,7 +280,9 @@ def _most_drafts(config: Config, name: str) -> int:
             f"[speculation.{name}] tree = {options.tree!r}: drafts are simulated one after another, without branches.",
             hint=f"Set speculation.{name}.tree to false or none, or leave speculation out.",
         )
-    most = options.get("max_draft_tokens") if isinstance(options, Mapping) else getattr(options, "max_draft_tokens", None)
+    most = (
+        options.get("max_draft_tokens") if isinstance(options, Mapping) else getattr(options, "max_draft_tokens", None)
+    )
     if not isinstance(most, int):
         raise ConfigError(
             f'[speculation] name = "{name}": its options do not say how many drafts of a sequence there may be.',

@@ -253,7 +253,8 @@ class SimulatedExecutor(Executor):
 
     def _verified(self, batch: Batch) -> tuple[Int32Array, Int32Array]:
         """Return how many tokens each sequence of a batch with drafts gets, and the tokens; those after a text's end are for nothing."""
-        assert batch.drafts is not None and self._drafter is not None, "drafts are made by a simulated speculator"
+        assert batch.drafts is not None, "only called with drafts"
+        assert self._drafter is not None, "drafts are made by a simulated speculator"
         rows, ends = np.zeros(batch.num_sequences, np.int64), np.zeros(batch.num_sequences, np.int64)
         num_emitted: Int32Array = np.zeros(batch.num_sequences, np.int32)
         for one in batch.passes:

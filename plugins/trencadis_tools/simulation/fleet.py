@@ -23,7 +23,7 @@ from trencadis.clock import SimulatedClock
 from trencadis.errors import ConfigValueError, InternalError, RequestError, StepFailedError
 from trencadis.interfaces import RoutingRequest
 from trencadis.records import FinishedSequence, FinishReason, Request, evolve_unchecked
-from trencadis_tools.simulation.drafts import DraftFacts, Drafter, drafter_of, simulated_speculation
+from trencadis_tools.simulation.drafts import Drafter, DraftFacts, drafter_of, simulated_speculation
 from trencadis_tools.simulation.events import EventKind, ReplicaEvent, check_events
 from trencadis_tools.simulation.executor import SimulatedExecutor
 from trencadis_tools.simulation.prompts import Prompts, SimulatedPrompts
@@ -523,7 +523,8 @@ class Fleet:
 
         if total("num_drafters_quarantined"):
             raise StepFailedError(
-                "speculation went off; see the log.", hint="Mend the draft length, or choose another in draft_length.name."
+                "speculation went off; see the log.",
+                hint="Mend the draft length, or choose another in draft_length.name.",
             )
         return Run(
             records=records,
