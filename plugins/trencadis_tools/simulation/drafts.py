@@ -34,6 +34,7 @@ __all__ = [
     "DrawnDrafter",
     "SimulatedSpeculator",
     "drafter_of",
+    "facts_of",
     "load_drafts",
     "simulated_speculation",
     "speculates",
@@ -226,16 +227,12 @@ def speculates(config: Config) -> bool:
     return config.speculation.name not in _NOTHING
 
 
-def drafter_of(
-    config: Config, facts: Mapping[str, DraftFacts], *, seed: int, step_times: StepTimes
-) -> DrawnDrafter | None:
-    """Return what becomes of the drafts of a configuration; None if it has no speculator. Pure.
+def facts_of(config: Config, facts: Mapping[str, DraftFacts]) -> DraftFacts | None:
+    """Return the facts that hold for a configuration; None if it has no speculator. Pure.
 
     Args:
         config: Any.
         facts: By name of the speculator.
-        seed: Of the workload.
-        step_times: Of the model.
 
     Raises:
         ConfigError: Nothing says how often its drafts are right.
@@ -250,7 +247,25 @@ def drafter_of(
             f'[speculation] name = "{name}": without a model nothing says how often its drafts are right{others}.',
             hint="Give --drafts 0.7, --drafts FILE with a table of that name, or --speculation.name none.",
         )
-    return DrawnDrafter(found, seed=seed, step_times=step_times)
+    return found
+
+
+def drafter_of(
+    config: Config, facts: Mapping[str, DraftFacts], *, seed: int, step_times: StepTimes
+) -> DrawnDrafter | None:
+    """Return what becomes of the drafts of a configuration; None if it has no speculator. Pure.
+
+    Args:
+        config: Any.
+        facts: By name of the speculator.
+        seed: Of the workload.
+        step_times: Of the model.
+
+    Raises:
+        ConfigError: See :func:`facts_of` and :class:`DrawnDrafter`.
+    """
+    found = facts_of(config, facts)
+    return None if found is None else DrawnDrafter(found, seed=seed, step_times=step_times)
 
 
 def simulated_speculation(config: Config, drafter: Drafter | None) -> NounConfig:

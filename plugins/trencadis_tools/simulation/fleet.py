@@ -227,7 +227,7 @@ class Fleet:
         self._texts: dict[str, Sequence[int]] = {}  # prompts and answers that requests to come begin with
         self._ended_totals: list[tuple[int, EngineTotals]] = []
         self._area = self._residence_s = 0.0
-        self._num_moved = 0
+        self._num_moved = self._num_buckets = 0
         self._followers: dict[str, list[int]] = {}
         self._continued = Counter(one.after for one in workload.requests if one.continues)
         for index, one in enumerate(workload.requests):
@@ -276,6 +276,7 @@ class Fleet:
         engine = build_engine(self._config, registry=self._registry, clock=clock, executor=executor)
         if not isinstance(engine, Engine):
             raise InternalError("a simulated model generates")
+        self._num_buckets = len(engine.warm_up.buckets)
         replica = Replica(index, len(self.built), engine, clock, executor, refused=self._refused, watcher=self._watcher)
         self.built.append(replica)
         return replica
@@ -539,6 +540,7 @@ class Fleet:
             num_prompt_tokens_cached=total("num_prompt_tokens_cached"),
             num_plans=self.num_plans,
             num_moved=self._num_moved,
+            num_buckets=self._num_buckets,
             num_draft_tokens=total("num_draft_tokens"),
             num_accepted_tokens=total("num_accepted_tokens"),
         )
