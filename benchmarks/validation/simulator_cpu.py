@@ -37,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "micro"))
 
 from machine import describe
 from random_models import save_random_model
-from trencadis_tools.compare.lab import scipy_stats
+from trencadis_tools.lab import scipy_stats
 
 from trencadis.hookspecs import hookimpl
 from trencadis.interfaces import Component, Observer
