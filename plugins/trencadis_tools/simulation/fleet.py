@@ -14,7 +14,7 @@ import enum
 import heapq
 import math
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import attrs
 
@@ -23,6 +23,7 @@ from trencadis.clock import SimulatedClock
 from trencadis.errors import ConfigValueError, InternalError, RequestError, StepFailedError
 from trencadis.interfaces import RoutingRequest
 from trencadis.records import FinishedSequence, FinishReason, Request, evolve_unchecked
+from trencadis_tools.simulation.drafts import Drafter, DraftFacts, drafter_of, simulated_speculation
 from trencadis_tools.simulation.events import EventKind, ReplicaEvent, check_events
 from trencadis_tools.simulation.executor import SimulatedExecutor
 from trencadis_tools.simulation.prompts import Prompts, SimulatedPrompts
@@ -98,11 +99,17 @@ class _Live:
     num_preemptions: int = 0
 
 
-def simulated_config(config: Config, workload: Workload, *, num_replicas: int = 1) -> Config:
+def simulated_config(
+    config: Config, workload: Workload, *, num_replicas: int = 1, drafter: Drafter | None = None
+) -> Config:
     """Return the configuration of engines that this workload, policies and sizes matter to. Pure.
 
-    A policy that fails has no fallback: what fails is to be seen. A KV cache without a size gets :data:`NUM_BLOCKS`, or twice what the
+    A policy that fails has no fallback: what fails is to be seen. A speculator is replaced by one that needs no model, or by none if nothing
+    says what becomes of drafts. A KV cache without a size gets :data:`NUM_BLOCKS`, or twice what the
     longest request takes if that is more.
+
+    Raises:
+        ConfigError: The speculator cannot be replaced.
     """
     longest = max(one.num_prompt_tokens + one.num_output_tokens for one in workload.requests)
     num_blocks = config.cache.num_blocks or max(NUM_BLOCKS, 2 * -(-longest // (config.cache.block_size or 16)))
@@ -112,7 +119,9 @@ def simulated_config(config: Config, workload: Workload, *, num_replicas: int = 
         parallel=attrs.evolve(config.parallel, data=num_replicas),
         cache=attrs.evolve(config.cache, num_blocks=num_blocks),
         scheduling=attrs.evolve(config.scheduling, fallback=""),
-        speculation=attrs.evolve(config.speculation, name="none"),
+        speculation=simulated_speculation(config, drafter),
+        draft_length=attrs.evolve(config.draft_length, fallback=""),
+        budget=attrs.evolve(config.budget, speculation_ms=0.0),  # drafting takes simulated time
         kv_connector=attrs.evolve(config.kv_connector, name="none"),
         observer=attrs.evolve(config.observer, names=()),
         flight_recorder=attrs.evolve(config.flight_recorder, num_steps=0),
@@ -128,25 +137,37 @@ def simulate(
     replicas: int = 1,
     events: Sequence[ReplicaEvent] = (),
     watcher: Watcher | None = None,
+    drafts: Mapping[str, DraftFacts] | None = None,
 ) -> Run:
     """Serve a workload on simulated replicas, and return what became of each request.
 
     Args:
-        config: Router, scheduling, budget, rows and cache of each replica; the model is not loaded, and neither drafts nor KV
-            connectors are simulated.
+        config: Router, scheduling, budget, rows and cache of each replica; the model is not loaded, and KV connectors are
+            not simulated.
         registry: The plugins.
         workload: Which requests come when.
         step_times: How long steps take.
         replicas: How many, with equal configurations.
         events: What happens to replicas.
         watcher: Sees what engines do.
+        drafts: What becomes of drafts, by name of the speculator; see :func:`load_drafts`.
 
     Raises:
         PluginError: A component does not exist or cannot be built.
-        ConfigValueError: A size contradicts another, or an event the replicas.
-        StepFailedError: A policy or router broke its contract.
+        ConfigError: A size contradicts another, an event the replicas, or there is a speculator and ``drafts`` does not say how often it is
+            right.
+        StepFailedError: A policy, draft length or router broke its contract.
     """
-    fleet = Fleet(config, registry, workload, step_times=step_times, replicas=replicas, events=events, watcher=watcher)
+    fleet = Fleet(
+        config,
+        registry,
+        workload,
+        step_times=step_times,
+        replicas=replicas,
+        events=events,
+        watcher=watcher,
+        drafter=drafter_of(config, drafts or {}, seed=workload.seed, step_times=step_times),
+    )
     try:
         return fleet.run()
     finally:
@@ -157,14 +178,15 @@ class Fleet:
     """Serves one workload; see :func:`simulate`.
 
     Args:
-        config: See :func:`simulate`; so are all but the last.
+        config: See :func:`simulate`; so are all but the last two.
         registry: The plugins.
         workload: The requests.
         step_times: How long steps take.
         replicas: How many.
         events: What happens to them.
         watcher: Sees what engines do; then each step is a plan of its own.
-        max_steady_steps: Steps that an engine computes at once where nothing changes; 1: one by one.
+        max_steady_steps: Steps that an engine computes at once where nothing changes; 1: one by one, as always with drafts.
+        drafter: What becomes of drafts; None: there are none.
 
     Attributes:
         built: Replicas in the order in which their engines were built.
@@ -181,13 +203,15 @@ class Fleet:
         events: Sequence[ReplicaEvent] = (),
         watcher: Watcher | None = None,
         max_steady_steps: int = MAX_STEADY_STEPS,
+        drafter: Drafter | None = None,
     ) -> None:
         if replicas < 1:
             raise ConfigValueError(f"replicas = {replicas}: there must be one at least.")
-        self._config = simulated_config(config, workload, num_replicas=replicas)
+        self._config = simulated_config(config, workload, num_replicas=replicas, drafter=drafter)
         self._registry = registry
         self._requests = workload.requests
         self._step_times = step_times
+        self._drafter = drafter
         self._watcher = watcher
         self._max_steady_steps = 1 if watcher is not None else max_steady_steps
         self._prompts = self._prompts_of(workload)
@@ -203,7 +227,7 @@ class Fleet:
         self._texts: dict[str, Sequence[int]] = {}  # prompts and answers that requests to come begin with
         self._ended_totals: list[tuple[int, EngineTotals]] = []
         self._area = self._residence_s = 0.0
-        self._num_moved = 0
+        self._num_moved = self._num_buckets = 0
         self._followers: dict[str, list[int]] = {}
         self._continued = Counter(one.after for one in workload.requests if one.continues)
         for index, one in enumerate(workload.requests):
@@ -247,10 +271,12 @@ class Fleet:
             max_model_len=self._max_model_len,
             vocab_size=self._prompts.vocab_size,
             layout=self._step_times.layout if isinstance(self._step_times, BucketStepTimes) else "ragged",
+            drafter=self._drafter,
         )
         engine = build_engine(self._config, registry=self._registry, clock=clock, executor=executor)
         if not isinstance(engine, Engine):
             raise InternalError("a simulated model generates")
+        self._num_buckets = len(engine.warm_up.buckets)
         replica = Replica(index, len(self.built), engine, clock, executor, refused=self._refused, watcher=self._watcher)
         self.built.append(replica)
         return replica
@@ -496,6 +522,11 @@ class Fleet:
         def total(name: str) -> int:
             return sum(getattr(totals, name) for _, totals in ended)
 
+        if total("num_drafters_quarantined"):
+            raise StepFailedError(
+                "speculation went off; see the log.",
+                hint="Mend the draft length, or choose another in draft_length.name.",
+            )
         return Run(
             records=records,
             duration_s=max((one.finished_s for one in records if not one.error), default=0.0),
@@ -509,6 +540,9 @@ class Fleet:
             num_prompt_tokens_cached=total("num_prompt_tokens_cached"),
             num_plans=self.num_plans,
             num_moved=self._num_moved,
+            num_buckets=self._num_buckets,
+            num_draft_tokens=total("num_draft_tokens"),
+            num_accepted_tokens=total("num_accepted_tokens"),
         )
 
 

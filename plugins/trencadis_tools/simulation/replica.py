@@ -134,6 +134,7 @@ class Replica:
         joins_when_empty: It is started again as soon as it has nothing left.
         reported: Takes its load, for a router; None: there is none.
         sizes: Sequences that wait and run, as the router knows them.
+        is_stretch: What runs, or ran last, are several steps.
     """
 
     index: int
@@ -152,6 +153,7 @@ class Replica:
     joins_when_empty: bool = False
     reported: Callable[[int, EngineLoad], None] | None = None
     sizes: tuple[int, int] = (0, 0)
+    is_stretch: bool = False
     stalled = ""  # for the router: nothing hangs here
 
     @property
@@ -187,7 +189,7 @@ class Replica:
         if not self.engine.is_steady:
             deltas = self.engine.step()
             if deltas.slots.size or deltas.finished or not self.engine.is_steady:
-                self.deltas, self.ends_s = deltas, self.clock.now_s()
+                self.deltas, self.ends_s, self.is_stretch = deltas, self.clock.now_s(), False
                 return
         assert self.executor.stretch is not None, "it is what is open"
         self.is_open, self.ends_s = True, self.executor.stretch.end_s
@@ -196,6 +198,7 @@ class Replica:
         """Decide how many steps there are: those that have begun by now."""
         self.executor.timeline.until_s = now_s
         self.deltas, self.is_open, self.ends_s = self.engine.step(), False, self.clock.now_s()
+        self.is_stretch = True
 
     def report(self, *, has_ended: bool = False) -> None:
         """Tell the router what waits, runs and is cached, if that has changed: it changes when a sequence comes, begins to run or ends.
@@ -215,9 +218,9 @@ class Replica:
         num_hidden: dict[int, int] = {}
         ended: list[FinishedSequence] = []
         if hidden is not None:
-            num_hidden = dict.fromkeys(
-                hidden.slots.tolist(), 1
-            )  # of a stretch of steps the last one alone has not ended
+            # Of a stretch of steps the last one alone has not ended; another one may have accepted drafts.
+            counts = [1] * len(hidden.slots) if self.is_stretch else hidden.num_tokens.tolist()
+            num_hidden = dict(zip(hidden.slots.tolist(), counts, strict=True))
             ended += hidden.finished
         live = list(self.engine.inspect().sequences)
         ended += [end for one in live if (end := self.engine.abort(one)) is not None]

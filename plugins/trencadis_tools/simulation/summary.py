@@ -47,6 +47,8 @@ class RunSummary:
         num_preemptions: Of all engines.
         recompute_ratio: Tokens computed a second time by tokens computed.
         num_moved: Times that a request left a replica that failed.
+        num_draft_tokens: Drafts that were verified.
+        num_accepted_tokens: Of these, drafts that became part of an answer.
         is_saturated: Whether more requests came than were answered, so that latencies depend on the length of the run; None: scipy,
             which tells, is not installed.
         num_steps: Of all engines.
@@ -74,6 +76,8 @@ class RunSummary:
     is_saturated: bool | None
     num_steps: int
     num_skipped_steps: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
 
 
 def summary_of(run: Run) -> RunSummary:
@@ -108,6 +112,8 @@ def summary_of(run: Run) -> RunSummary:
         is_saturated=_is_saturated(run),
         num_steps=run.num_steps,
         num_skipped_steps=max(0, run.num_steps - run.num_plans),
+        num_draft_tokens=run.num_draft_tokens,
+        num_accepted_tokens=run.num_accepted_tokens,
     )
 
 
