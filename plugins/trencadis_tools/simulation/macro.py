@@ -260,6 +260,7 @@ class MacroEngine:
         self._num_front = 0
         self._running: list[_Row] = []
         self._ends: list[tuple[float, float]] = []
+        self._tokens = np.broadcast_to(np.int32(0), max_model_len)
 
     # ------------------------------------------------------------------------------------------- as an engine
 
@@ -423,6 +424,8 @@ class MacroEngine:
     def _lacks(self, num_steps: int) -> bool:
         """Return whether there are too few blocks for so many steps and one more."""
         size = self._size
+        if (num_steps // size + 2) * len(self._running) <= self._num_free:
+            return False
         needed = sum(max(-(-(row.num_computed + num_steps + 1) // size) - row.num_blocks, 0) for row in self._running)
         return needed > self._num_free
 
@@ -443,7 +446,7 @@ class MacroEngine:
                 row.num_blocks = num_blocks
         totals.num_steps += num_steps
         totals.num_scheduled_tokens += num_steps * len(self._running)
-        totals.device_s += sum(step_s for _, step_s in ends)
+        totals.device_s += sum(map(itemgetter(1), ends))
         return _EMPTY
 
     def _compute(self, decodes: list[_Row], chunks: list[tuple[_Row, int]], *, num_new: int) -> TokenDeltas:
@@ -479,7 +482,7 @@ class MacroEngine:
         return FinishedSequence(
             request_id=row.request.request_id,
             slot=0,
-            token_ids=np.broadcast_to(_TOKEN, row.num_known - row.num_prompt),
+            token_ids=self._tokens[: row.num_known - row.num_prompt],
             finish_reason=FinishReason.STOP,
             num_prompt_tokens=row.num_prompt,
             num_cached_tokens=0,
@@ -489,9 +492,6 @@ class MacroEngine:
             first_token_s=row.first_s,
             finish_s=now_s,
         )
-
-
-_TOKEN = np.zeros(1, np.int32)
 
 
 def _shape(decodes: list[_Row], chunks: list[tuple[_Row, int]], num_new: int) -> StepShape:
