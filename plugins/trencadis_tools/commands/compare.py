@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from trencadis.api import Config, Registry
@@ -87,7 +88,7 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
         check_plots()
     if args.requests is not None:
         check_requests_file(args.requests)
-    comparison = _compare(arguments)
+    comparison = _compare(arguments, warn=_warn)
     _print(comparison)
     command = _command(args)
     if args.json is not None:
@@ -99,9 +100,13 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
     return 0
 
 
-def _compare(arguments: Arguments) -> Comparison:
+def _compare(arguments: Arguments, warn: Callable[[str], None] | None = None) -> Comparison:
     with track("Comparing", unit="runs") as advance:
-        return compare(arguments, note=advance)
+        return compare(arguments, note=advance, warn=warn)
+
+
+def _warn(line: str) -> None:
+    print(f"note: {line}", file=sys.stderr, flush=True)
 
 
 def _arguments(args: argparse.Namespace) -> Arguments:

@@ -10,7 +10,7 @@ import attrs
 
 from trencadis.errors import ConfigError
 from trencadis_tools.compare.candidates import Candidate, restored, sweep_points
-from trencadis_tools.compare.experiment import Experiment, PointResult, RunAll, run_experiment
+from trencadis_tools.compare.experiment import Experiment, PointResult, RunAll, left_open, run_experiment
 from trencadis_tools.compare.live import LiveRuns, pieces_of
 from trencadis_tools.compare.metrics import metric_of
 from trencadis_tools.compare.record import record_of
@@ -79,12 +79,15 @@ class Comparison:
     record: Mapping[str, Any] = attrs.field(repr=False)
 
 
-def compare(arguments: Arguments, *, note: Callable[[int], None] | None = None) -> Comparison:
+def compare(
+    arguments: Arguments, *, note: Callable[[int], None] | None = None, warn: Callable[[str], None] | None = None
+) -> Comparison:
     """Run a comparison.
 
     Args:
         arguments: What is compared.
         note: Called with the number of runs so far; or None.
+        warn: Called before the runs with each sentence of :func:`left_open`; or None.
 
     Raises:
         ConfigError: An argument, file or configuration cannot be used, or the workload is too short.
@@ -93,6 +96,9 @@ def compare(arguments: Arguments, *, note: Callable[[int], None] | None = None) 
     _check(arguments)
     candidates = [restored(name, given) for name, given in arguments.configs]
     experiment = _experiment(arguments, candidates)
+    if warn is not None:
+        for line in left_open(experiment):
+            warn(line)
     if arguments.live:
         with LiveRuns() as live:
             results = run_experiment(experiment, live, note=note)

@@ -22,7 +22,7 @@ from trencadis_tools.compare.statistics import FIRST_LOOK, MIN_REQUESTS
 from trencadis_tools.simulation import Run, StepTimes
 from trencadis_tools.workloads import Workload
 
-__all__ = ["Experiment", "Point", "PointResult", "RunAll", "at_rate", "rate_of", "run_experiment"]
+__all__ = ["Experiment", "Point", "PointResult", "RunAll", "at_rate", "left_open", "rate_of", "run_experiment"]
 
 _FIRST_REQUESTS = 2 * MIN_REQUESTS
 """Of a trace with ``until_decided``; twice as many each time it is not."""
@@ -103,6 +103,27 @@ class PointResult:
     workloads: Sequence[Workload] = attrs.field(repr=False)
     runs: Sequence[Sequence[Run]] = attrs.field(repr=False)
     judgement: Judgement
+
+
+def left_open(experiment: Experiment) -> list[str]:
+    """Return in words for which metrics there will or may be no interval, as far as that is known before the runs."""
+    if experiment.is_drawn:
+        if experiment.num_pairs > 1:
+            return []
+        return ["one run of each configuration has no interval: every verdict stays open. Take more --seeds."]
+    found = [
+        f"{metric.name}: one run has no interval; its verdict stays open. Take a workload that is drawn from a seed."
+        for metric in experiment.metrics
+        if metric.is_of_run
+    ]
+    workload = _prepared(experiment.workload_of(0), Point(), experiment.max_requests)
+    num = len(workload.requests)
+    if MIN_REQUESTS <= num < 2 * MIN_REQUESTS and len(found) < len(experiment.metrics):
+        found.append(
+            f'workload "{workload.name}": if the warm-up is longer than {num - MIN_REQUESTS} of its {num} requests, the '
+            f"{MIN_REQUESTS} are not left that intervals need. With {2 * MIN_REQUESTS} they are: at most half is warm-up."
+        )
+    return found
 
 
 def run_experiment(

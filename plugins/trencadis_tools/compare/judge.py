@@ -224,7 +224,7 @@ def _of_runs(runs: _Runs, place: int, metric: Metric) -> FloatArray:
     if metric.is_of_run:
         return np.array([metric.of_run(run) for run in runs.runs[place]])
     own = zip(runs.runs[place], runs.kept, strict=True)
-    return np.array([metric.summary(metric.values(run)[kept]) for run, kept in own])
+    return np.array([metric.summary(metric.values(run, kept)) for run, kept in own])
 
 
 def _value(runs: _Runs, place: int, metric: Metric) -> float:
@@ -271,7 +271,7 @@ def _effect(
 
 def _within_run(runs: _Runs, metric: Metric, place: int) -> tuple[Interval, FloatArray]:
     """Return the interval by blocks of requests, and of a mean the differences of these blocks."""
-    baseline, other = (metric.values(runs.runs[one][0])[runs.kept[0]] for one in (0, place))
+    baseline, other = (metric.values(runs.runs[one][0], runs.kept[0]) for one in (0, place))
     both = ~np.isnan(baseline) & ~np.isnan(other)
     baseline, other = baseline[both], other[both]
     if len(baseline) < MIN_REQUESTS:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from operator import itemgetter
 
 import numpy as np
@@ -72,12 +73,10 @@ class Timeline:
         step_s, host_s = times.device_s(shape), times.host_s(shape)
         ends = [(free_s := free_s + host_s + step_s, step_s)]
         if num_steps > 1 and type(times) is LinearStepTimes and not times.overlap:
-            first_s, growth_s = step_s, times.context_s * shape.num_decodes
-            for step in range(1, num_steps):
-                step_s = first_s + step * growth_s
-                free_s += host_s + step_s
-                ends.append((free_s, step_s))
-            return ends
+            growth_s = times.context_s * shape.num_decodes
+            steps_s = [step_s + step * growth_s for step in range(num_steps)]
+            passed_s = accumulate([free_s, *(host_s + one for one in steps_s[1:])])
+            return list(zip(passed_s, steps_s, strict=True))
         for _ in range(1, num_steps):
             shape = StepShape(
                 num_decodes=shape.num_decodes,

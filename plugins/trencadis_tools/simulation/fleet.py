@@ -221,6 +221,7 @@ class Fleet:
         self._changes = check_events(events, replicas)
         self._clock = _Clock()
         self._events: list[tuple[float, _Kind, int]] = []
+        self._arrivals: list[tuple[float, _Kind, int]] = []  # known from the start: the last one is the next
         self._records: list[RequestRecord | None] = [None] * len(workload.requests)
         self._live: dict[str, _Live] = {}
         self._homeless: deque[_Live] = deque()
@@ -234,8 +235,8 @@ class Fleet:
             if one.after:
                 self._followers.setdefault(one.after, []).append(index)
             else:
-                self._events.append((one.arrival_s, _SENT, index))
-        heapq.heapify(self._events)
+                self._arrivals.append((one.arrival_s, _SENT, index))
+        self._arrivals.reverse()
         self._replicas: list[Replica | None] = [None] * replicas
         self.built: list[Replica] = []
         self._routing: Routing | None = None
@@ -439,9 +440,10 @@ class Fleet:
         Raises:
             StepFailedError: A policy or router broke its contract.
         """
-        events, clock = self._events, self._clock
-        while events:
-            time_s, kind, index = heapq.heappop(events)
+        events, arrivals, clock = self._events, self._arrivals, self._clock
+        while events or arrivals:
+            is_arrival = not events or (bool(arrivals) and arrivals[-1] < events[0])
+            time_s, kind, index = arrivals.pop() if is_arrival else heapq.heappop(events)
             if time_s > clock.time_s:
                 self._area += len(self._live) * (time_s - clock.time_s)
                 clock.time_s = time_s

@@ -213,8 +213,18 @@ class Replica:
 
     def fail(self) -> list[Unfinished]:
         """End the engine; returns its requests, those that it had begun first, without what the step that ran had not given yet."""
-        assert isinstance(self.engine, Engine), "macro replicas do not fail"
-        hidden = self.deltas
+        left = self._unfinished(self.deltas)
+        left += [Unfinished(request.request_id, request.output_token_ids or ()) for request in self.inbox]
+        self.engine.close()
+        return left
+
+    def _unfinished(self, hidden: TokenDeltas | None) -> list[Unfinished]:
+        """End what the engine has begun; returns it, what ended in the step that runs first, then by order of arrival.
+
+        Args:
+            hidden: What that step gives, or None: no step runs.
+        """
+        assert isinstance(self.engine, Engine), "what stands in for an engine overrides this"
         num_hidden: dict[int, int] = {}
         ended: list[FinishedSequence] = []
         if hidden is not None:
@@ -224,10 +234,7 @@ class Replica:
             ended += hidden.finished
         live = list(self.engine.inspect().sequences)
         ended += [end for one in live if (end := self.engine.abort(one)) is not None]
-        left = [
+        return [
             Unfinished(end.request_id, tuple(end.token_ids[: len(end.token_ids) - num_hidden.get(end.slot, 0)]), end)
             for end in ended
         ]
-        left += [Unfinished(request.request_id, request.output_token_ids or ()) for request in self.inbox]
-        self.engine.close()
-        return left
