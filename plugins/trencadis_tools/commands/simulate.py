@@ -141,6 +141,7 @@ def _print(summary: RunSummary, cpu_s: float) -> None:
         ("preemptions", f"{summary.num_preemptions:,}; {summary.recompute_ratio:.1%} of tokens computed again"),
         ("drafts", f"{summary.num_draft_tokens:,}, of which {summary.num_accepted_tokens:,} were accepted"),
         ("moved after failures", f"{summary.num_moved:,}"),
+        ("moved by the router", f"{summary.num_rebalanced:,}"),
         ("steps", f"{summary.num_steps:,}, of which {summary.num_skipped_steps:,} were skipped"),
         (
             "cost",

@@ -1,8 +1,9 @@
 """A workload on simulated replicas: real engines and policies, the real router in front, one order of events.
 
     arrivals ▶ router ▶ replica (engine, clock) ▶ SimulatedExecutor (step times, true lengths)
-        ▲                  │
-        └── a session's next request: after the answer, and the time to think
+        ▲         ▲        │
+        │         └────────┤ a request that the router moves, after the step that runs
+        └──────────────────┘ a session's next request: after the answer, and the time to think
 
 Events are ordered by (time, kind, index). What a step gives is seen when the step has ended, never before. Equal inputs give equal
 records on every machine: no wall clock, no iteration over sets, no random numbers but those of policies, which have seeds.
@@ -18,7 +19,19 @@ from collections.abc import Mapping, Sequence
 
 import attrs
 
-from trencadis.api import Config, Engine, EngineTotals, Registry, Routing, build_engine, make_router, make_routing
+from trencadis.api import (
+    Config,
+    Engine,
+    EngineTotals,
+    LiveRow,
+    Mover,
+    Registry,
+    Routing,
+    build_engine,
+    make_mover,
+    make_router,
+    make_routing,
+)
 from trencadis.clock import SimulatedClock
 from trencadis.errors import ConfigValueError, InternalError, RequestError, StepFailedError
 from trencadis.interfaces import RoutingRequest
@@ -27,7 +40,7 @@ from trencadis_tools.simulation.drafts import Drafter, DraftFacts, drafter_of, s
 from trencadis_tools.simulation.events import EventKind, ReplicaEvent, check_events
 from trencadis_tools.simulation.executor import SimulatedExecutor
 from trencadis_tools.simulation.prompts import Prompts, SimulatedPrompts
-from trencadis_tools.simulation.replica import Replica, Watcher
+from trencadis_tools.simulation.replica import Replica, Unfinished, Watcher
 from trencadis_tools.simulation.run import RequestRecord, Run
 from trencadis_tools.simulation.step_shape import StepTimes
 from trencadis_tools.simulation.step_times.buckets import BucketStepTimes
@@ -67,11 +80,12 @@ class _Kind(enum.IntEnum):
     STEP_ENDS = 0
     REPLICA = 1
     SENT = 2
-    STEP_BEGINS = 3
+    MOVES = 3
+    STEP_BEGINS = 4
 
 
 # Members of an enum are slow to look up.
-_STEP_ENDS, _REPLICA, _SENT, _STEP_BEGINS = _Kind
+_STEP_ENDS, _REPLICA, _SENT, _MOVES, _STEP_BEGINS = _Kind
 
 
 @attrs.define(eq=False)
@@ -81,12 +95,14 @@ class _Live:
     Attributes:
         index: In the workload.
         sent_s: When.
-        request: As a replica gets it; with the tokens that came if it goes on after a failure.
+        request: As a replica gets it; with the tokens that came if it has left another replica.
         replica: That has it; -1: none.
         routed: What the router was shown.
-        first_token_s: When its first token came, from a replica that failed since; NaN: none came there.
+        first_token_s: When its first token came, from a replica that it has left since; NaN: none came there.
         num_cached_tokens: On the first replica; -1: none has begun it.
-        num_preemptions: On replicas that failed since.
+        num_preemptions: On replicas that it has left.
+        is_leaving: It is to be moved.
+        num_moves: Times that the router moved it.
     """
 
     index: int
@@ -97,6 +113,8 @@ class _Live:
     first_token_s: float = _NAN
     num_cached_tokens: int = -1
     num_preemptions: int = 0
+    is_leaving: bool = False
+    num_moves: int = 0
 
 
 def simulated_config(
@@ -190,6 +208,7 @@ class Fleet:
 
     Attributes:
         built: Replicas in the order in which their engines were built.
+        mover: Moves requests between replicas; None: they stay.
     """
 
     def __init__(
@@ -228,7 +247,9 @@ class Fleet:
         self._texts: dict[str, Sequence[int]] = {}  # prompts and answers that requests to come begin with
         self._ended_totals: list[tuple[int, EngineTotals]] = []
         self._area = self._residence_s = 0.0
-        self._num_moved = self._num_buckets = 0
+        self._num_moved = self._num_rebalanced = self._num_buckets = 0
+        self.mover: Mover | None = None
+        self._are_moves_due = False
         self._followers: dict[str, list[int]] = {}
         self._continued = Counter(one.after for one in workload.requests if one.continues)
         for index, one in enumerate(workload.requests):
@@ -255,6 +276,7 @@ class Fleet:
             example = built[0] if built else self._build(0)
             router = make_router(self._config, self._registry, clock=self._clock)
             self._routing = make_routing(self._config, router, hashing=example.engine.hashing, clock=self._clock)
+            self.mover = make_mover(self._config, router, self._routing, clock=self._clock)
         for replica in built:
             self._join(replica)
 
@@ -318,20 +340,64 @@ class Fleet:
         if replica.is_open:
             replica.close(now_s)
         for one in replica.fail():
-            live = self._live[one.request_id]
-            self._leave(live)
-            if one.token_ids:
-                live.request = evolve_unchecked(live.request, output_token_ids=one.token_ids)
-            if one.end is not None:
-                _note_residence(live, one.end, now_s)
             self._num_moved += 1
-            self._place(live)
+            self._place(self._left(one))
 
     def _remove(self, replica: Replica) -> None:
         self._ended_totals.append((replica.index, replica.engine.totals))
         self._replicas[replica.index] = None
         if self._routing is not None:
             self._routing.removed(replica.index)
+
+    # ----------------------------------------------------------------------------------------------------- moves
+
+    def _ask_for_moves(self, mover: Mover) -> None:
+        """Have the router move requests; each leaves its replica when the step that runs there has ended."""
+        lens: dict[str, int] = {}
+        for replica in self._replicas:
+            if replica is not None:
+                if replica.is_open:
+                    self._close(replica)
+                replica.report(has_ended=True)
+                lens |= replica.output_lens()
+        live = [one for one in self._live.values() if one.request.request_id in lens]  # others have no replica
+        rows = [
+            LiveRow(one.request, one.replica, lens[one.request.request_id], one.num_moves, one.is_leaving)
+            for one in live
+        ]
+        for move in mover.choose(rows):
+            one = live[move.request]
+            old = self._replicas[one.replica]
+            assert old is not None, "a replica that has ended has no requests"
+            one.is_leaving = True
+            old.leaving.append((one.request.request_id, move.replica))
+            if old.deltas is None:
+                self._let_go(old)
+        self._check_router()
+        self._are_moves_due = bool(self._live)
+        if self._live:
+            self._push(self._clock.time_s + mover.period_s, _MOVES, 0)
+
+    def _let_go(self, replica: Replica) -> None:
+        """Move the requests that are to leave a replica, no step of which runs."""
+        leaving, replica.leaving = replica.leaving, []
+        for request_id, target in leaving:
+            if request_id in self._live:
+                live = self._left(replica.withdraw(request_id))
+                live.num_moves += 1
+                self._num_rebalanced += 1
+                self._place(live, target)
+
+    def _left(self, one: Unfinished) -> _Live:
+        """Return a request that has left its replica, with what came of it there."""
+        live = self._live[one.request_id]
+        self._leave(live)
+        live.is_leaving = False
+        if one.token_ids:
+            live.request = evolve_unchecked(live.request, output_token_ids=one.token_ids)
+        if one.end is not None:
+            _note_residence(live, one.end, self._clock.time_s)
+        return live
 
     # -------------------------------------------------------------------------------------------------- requests
 
@@ -345,9 +411,12 @@ class Fleet:
         request = self._prompts.request(index, before)
         live = self._live[asked.request_id] = _Live(index, now_s, request)
         self._place(live)
+        if self.mover is not None and not self._are_moves_due:
+            self._are_moves_due = True
+            self._push(now_s + self.mover.period_s, _MOVES, 0)
 
-    def _place(self, live: _Live) -> None:
-        """Give a request to the replica that the router chooses."""
+    def _place(self, live: _Live, target: int = -1) -> None:
+        """Give a request to the replica that it is moved to, if that can take it, or that the router chooses."""
         chosen = 0
         if not any(self._replicas):
             self._homeless.append(live)
@@ -355,11 +424,9 @@ class Fleet:
         routing = self._routing
         if routing is not None:
             live.routed = routing.facts(live.request)
-            chosen = routing.select(live.routed)
-            if routing.generation:
-                raise StepFailedError(
-                    "the router failed; see the log.", hint="Mend it, or choose another in router.name."
-                )
+            moves = target >= 0 and routing.move(live.routed, target)
+            chosen = target if moves else routing.select(live.routed)
+            self._check_router()
         replica = self._replicas[chosen]
         assert replica is not None, "the router chooses among those that are there"
         live.replica = chosen
@@ -369,6 +436,10 @@ class Fleet:
         elif not replica.is_scheduled:
             replica.is_scheduled = True
             self._push(max(self._clock.time_s, replica.clock.now_s()), _STEP_BEGINS, replica.serial)
+
+    def _check_router(self) -> None:
+        if self._routing is not None and self._routing.generation:
+            raise StepFailedError("the router failed; see the log.", hint="Mend it, or choose another in router.name.")
 
     def _leave(self, live: _Live) -> None:
         if self._routing is not None and live.routed is not None:
@@ -451,6 +522,9 @@ class Fleet:
                 self._send(index)
             elif kind is _REPLICA:
                 self._change(self._changes[index])
+            elif kind is _MOVES:
+                assert self.mover is not None, "it has asked for this event"
+                self._ask_for_moves(self.mover)
             elif self._replicas[self.built[index].index] is self.built[index]:  # else it has failed
                 (self._step_ends if kind is _STEP_ENDS else self._step_begins)(self.built[index])
         while self._homeless:
@@ -511,6 +585,8 @@ class Fleet:
             self._watcher.stepped(replica.index, deltas)
         for end in deltas.finished:
             self._finished(end)
+        if replica.leaving:
+            self._let_go(replica)
         replica.report(has_ended=bool(deltas.finished))
         self._push(self._clock.time_s, _STEP_BEGINS, replica.serial)
 
@@ -545,6 +621,8 @@ class Fleet:
             num_buckets=self._num_buckets,
             num_draft_tokens=total("num_draft_tokens"),
             num_accepted_tokens=total("num_accepted_tokens"),
+            num_rebalanced=self._num_rebalanced,
+            num_refused_moves=0 if self.mover is None else self.mover.num_refused,
         )
 
 

@@ -63,7 +63,13 @@ def simulate_macro(
         TrencadisError: See :func:`simulate`.
     """
     check_macro(config, registry, workload, step_times=step_times, num_replicas=replicas)
-    return MacroFleet(config, registry, workload, step_times=step_times, replicas=replicas, events=events).run()
+    fleet = MacroFleet(config, registry, workload, step_times=step_times, replicas=replicas, events=events)
+    if fleet.mover is not None:
+        raise CapabilityError(
+            "macro replicas move no requests, and the router does.",
+            hint="Use --replica-model engine, or set router.max_moves = 0.",
+        )
+    return fleet.run()
 
 
 def check_macro(

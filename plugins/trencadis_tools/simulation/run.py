@@ -73,6 +73,8 @@ class Run:
         num_buckets: That an engine prepares at its start, on a device with static shapes.
         num_draft_tokens: Drafts that were verified.
         num_accepted_tokens: Of these, drafts that became part of an answer.
+        num_rebalanced: Times that the router moved a request from a replica that served.
+        num_refused_moves: Moves that the router asked for and that were not made.
     """
 
     records: tuple[RequestRecord, ...] = attrs.field(repr=lambda records: f"<{len(records)} requests>")
@@ -90,3 +92,5 @@ class Run:
     num_buckets: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    num_rebalanced: int = 0
+    num_refused_moves: int = 0
