@@ -24,15 +24,19 @@ from trencadis.errors import ConfigValueError, InternalError, RequestError, Step
 from trencadis.interfaces import RoutingRequest
 from trencadis.records import FinishedSequence, FinishReason, Request, evolve_unchecked
 from trencadis_tools.simulation.events import EventKind, ReplicaEvent, check_events
-from trencadis_tools.simulation.executor import SimulatedExecutor
+from trencadis_tools.simulation.executor import KV_BYTES_PER_TOKEN, SimulatedExecutor
 from trencadis_tools.simulation.prompts import Prompts, SimulatedPrompts
 from trencadis_tools.simulation.replica import Replica, Watcher
 from trencadis_tools.simulation.run import RequestRecord, Run
 from trencadis_tools.simulation.step_shape import StepTimes
 from trencadis_tools.simulation.step_times.buckets import BucketStepTimes
+from trencadis_tools.simulated_store.store import Stores
 from trencadis_tools.workloads.workload import Workload
 
-__all__ = ["NUM_BLOCKS", "Fleet", "simulate", "simulated_config"]
+__all__ = ["NUM_BLOCKS", "Fleet", "has_store", "notes_on", "simulate", "simulated_config"]
+
+SIMULATED_STORE = "simulated_store"
+"""The KV connector that simulated replicas have; any other moves bytes."""
 
 NUM_BLOCKS = 2588
 """KV blocks of a replica if the configuration names no number: an RTX 4090 with Llama 3.1 8B, as the default step times."""
@@ -66,11 +70,12 @@ class _Kind(enum.IntEnum):
     STEP_ENDS = 0
     REPLICA = 1
     SENT = 2
-    STEP_BEGINS = 3
+    WAKES = 3
+    STEP_BEGINS = 4
 
 
 # Members of an enum are slow to look up.
-_STEP_ENDS, _REPLICA, _SENT, _STEP_BEGINS = _Kind
+_STEP_ENDS, _REPLICA, _SENT, _WAKES, _STEP_BEGINS = _Kind
 
 
 @attrs.define(eq=False)
@@ -113,9 +118,25 @@ def simulated_config(config: Config, workload: Workload, *, num_replicas: int = 
         cache=attrs.evolve(config.cache, num_blocks=num_blocks),
         scheduling=attrs.evolve(config.scheduling, fallback=""),
         speculation=attrs.evolve(config.speculation, name="none"),
-        kv_connector=attrs.evolve(config.kv_connector, name="none"),
+        kv_connector=attrs.evolve(config.kv_connector, name=SIMULATED_STORE if has_store(config) else "none"),
         observer=attrs.evolve(config.observer, names=()),
         flight_recorder=attrs.evolve(config.flight_recorder, num_steps=0),
+    )
+
+
+def has_store(config: Config) -> bool:
+    """Return whether simulated replicas have a KV connector. Pure."""
+    return config.kv_connector.name == SIMULATED_STORE
+
+
+def notes_on(config: Config) -> tuple[str, ...]:
+    """Return what a configuration names that simulated replicas go without, and what to do about it, in sentences. Pure."""
+    name = config.kv_connector.name
+    if name in ("", "none") or has_store(config):
+        return ()
+    return (
+        f'[kv_connector] name = "{name}" moves bytes, which simulated replicas do not have: they run without it. To have its loads and '
+        f'saves simulated, describe its store in [kv_connector.{SIMULATED_STORE}] and set name = "{SIMULATED_STORE}".',
     )
 
 
@@ -132,8 +153,8 @@ def simulate(
     """Serve a workload on simulated replicas, and return what became of each request.
 
     Args:
-        config: Router, scheduling, budget, rows and cache of each replica; the model is not loaded, and neither drafts nor KV
-            connectors are simulated.
+        config: Router, scheduling, budget, rows, cache and simulated KV store of each replica; the model is not loaded, and neither
+            drafts nor other KV connectors are simulated.
         registry: The plugins.
         workload: Which requests come when.
         step_times: How long steps take.
@@ -202,6 +223,7 @@ class Fleet:
         self._homeless: deque[_Live] = deque()
         self._texts: dict[str, Sequence[int]] = {}  # prompts and answers that requests to come begin with
         self._ended_totals: list[tuple[int, EngineTotals]] = []
+        self._stores = Stores()
         self._area = self._residence_s = 0.0
         self._num_moved = 0
         self._followers: dict[str, list[int]] = {}
@@ -247,6 +269,9 @@ class Fleet:
             max_model_len=self._max_model_len,
             vocab_size=self._prompts.vocab_size,
             layout=self._step_times.layout if isinstance(self._step_times, BucketStepTimes) else "ragged",
+            kv_bytes_per_token=getattr(self._step_times, "kv_bytes_per_token", KV_BYTES_PER_TOKEN),
+            stores=self._stores,
+            load_timeout_s=self._config.cache.load_timeout_s,
         )
         engine = build_engine(self._config, registry=self._registry, clock=clock, executor=executor)
         if not isinstance(engine, Engine):
@@ -290,7 +315,7 @@ class Fleet:
         now_s = self._clock.time_s
         if replica.is_open:
             replica.close(now_s)
-        for one in replica.fail():
+        for one in replica.fail(now_s):
             live = self._live[one.request_id]
             self._leave(live)
             if one.token_ids:
@@ -424,7 +449,8 @@ class Fleet:
             elif kind is _REPLICA:
                 self._change(self._changes[index])
             elif self._replicas[self.built[index].index] is self.built[index]:  # else it has failed
-                (self._step_ends if kind is _STEP_ENDS else self._step_begins)(self.built[index])
+                happens = self._wakes if kind is _WAKES else self._step_ends if kind is _STEP_ENDS else self._step_begins
+                happens(self.built[index])
         while self._homeless:
             self._end(self._homeless.popleft(), clock.time_s, error="no replica serves")
         self._check()
@@ -462,8 +488,16 @@ class Fleet:
             self._push(replica.ends_s, _STEP_ENDS, replica.serial)
             return
         replica.is_scheduled = False
-        if replica.joins_when_empty:
+        if replica.wakes_s < math.inf:
+            self._push(replica.wakes_s, _WAKES, replica.serial)
+        elif replica.joins_when_empty:
             self._restart(replica.index)
+
+    def _wakes(self, replica: Replica) -> None:
+        """Begin a step because a KV transfer has ended, unless a request that came has begun one before."""
+        if not replica.is_scheduled and replica.wakes_s == self._clock.time_s:
+            replica.is_scheduled = True
+            self._step_begins(replica)
 
     def _close(self, replica: Replica) -> None:
         """Have a stretch of steps end with the one that runs now."""
@@ -509,6 +543,7 @@ class Fleet:
             num_prompt_tokens_cached=total("num_prompt_tokens_cached"),
             num_plans=self.num_plans,
             num_moved=self._num_moved,
+            kv=self._stores.traffic if self._stores.is_used else None,
         )
 
 

@@ -124,6 +124,7 @@ def _check_covered(config: Config, registry: Registry) -> None:
         "cache.prefix_caching = false": config.cache.prefix_caching,
         "engine.async_scheduling = false": config.engine.async_scheduling,
         'engine.preemption = "recompute"': config.engine.preemption != "recompute",
+        'kv_connector.name = "none"': config.kv_connector.name not in ("", "none"),
         "scheduling.tenants without entries": bool(config.scheduling.tenants),
         f"engine.max_num_batched_tokens of at least engine.max_num_seqs = {num_seqs}": budget < num_seqs,
     }
@@ -234,6 +235,7 @@ class MacroEngine:
     """
 
     hashing: tuple[str, int] | None = None
+    idle_until_s = -math.inf
 
     def __init__(
         self,

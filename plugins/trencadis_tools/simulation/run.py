@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import attrs
 
+from trencadis_tools.simulated_store.store import KVTraffic
 from trencadis_tools.workloads.workload import WorkloadRequest
 
 __all__ = ["RequestRecord", "Run"]
@@ -70,6 +71,7 @@ class Run:
         num_prompt_tokens_cached: Of these, taken from prefix caches.
         num_plans: Steps that engines planned; on simulated devices some stand for several.
         num_moved: Times that a request had to leave a replica that failed.
+        kv: What went to KV stores and came from there; None: there were none.
     """
 
     records: tuple[RequestRecord, ...] = attrs.field(repr=lambda records: f"<{len(records)} requests>")
@@ -84,3 +86,4 @@ class Run:
     num_prompt_tokens_cached: int = 0
     num_plans: int = 0
     num_moved: int = 0
+    kv: KVTraffic | None = None
