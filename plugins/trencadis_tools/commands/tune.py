@@ -12,6 +12,7 @@ from trencadis.console import print_table, track
 from trencadis.errors import ConfigError
 from trencadis_tools.compare.candidates import described
 from trencadis_tools.compare.wording import show
+from trencadis_tools.simulation.fleet import notes_on
 from trencadis_tools.tune.search import SPANS, Effect, Found
 from trencadis_tools.tune.slo import FORM, parse_slo
 from trencadis_tools.tune.trials import Trial
@@ -99,6 +100,8 @@ def _print(tuned: Tuned) -> None:
     print(f"{tuned.trials.num_run} simulations{refused}.")
     if tuned.start.config.speculation.name != "none":
         print("Speculation is not simulated: every candidate computes one token of a sequence in a step.")
+    for note in notes_on(tuned.start.config):
+        print(note)
     print()
     _print_capacities(tuned)
     _print_changes(tuned)

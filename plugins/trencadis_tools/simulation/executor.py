@@ -32,10 +32,10 @@ from trencadis.records import (
     ModelSource,
     StepOutput,
 )
-from trencadis_tools.simulation.step_shape import StepShape, StepTimes, step_shape
-from trencadis_tools.simulation.step_times.linear import LinearStepTimes
 from trencadis_tools.simulated_store.pool import SimulatedPool
 from trencadis_tools.simulated_store.store import Stores
+from trencadis_tools.simulation.step_shape import StepShape, StepTimes, step_shape
+from trencadis_tools.simulation.step_times.linear import LinearStepTimes
 
 __all__ = ["EOS", "SimulatedExecutor", "Stretch", "Timeline"]
 

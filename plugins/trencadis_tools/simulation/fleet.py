@@ -23,6 +23,7 @@ from trencadis.clock import SimulatedClock
 from trencadis.errors import ConfigValueError, InternalError, RequestError, StepFailedError
 from trencadis.interfaces import RoutingRequest
 from trencadis.records import FinishedSequence, FinishReason, Request, evolve_unchecked
+from trencadis_tools.simulated_store.store import Stores
 from trencadis_tools.simulation.events import EventKind, ReplicaEvent, check_events
 from trencadis_tools.simulation.executor import KV_BYTES_PER_TOKEN, SimulatedExecutor
 from trencadis_tools.simulation.prompts import Prompts, SimulatedPrompts
@@ -30,7 +31,6 @@ from trencadis_tools.simulation.replica import Replica, Watcher
 from trencadis_tools.simulation.run import RequestRecord, Run
 from trencadis_tools.simulation.step_shape import StepTimes
 from trencadis_tools.simulation.step_times.buckets import BucketStepTimes
-from trencadis_tools.simulated_store.store import Stores
 from trencadis_tools.workloads.workload import Workload
 
 __all__ = ["NUM_BLOCKS", "Fleet", "has_store", "notes_on", "simulate", "simulated_config"]
@@ -449,7 +449,9 @@ class Fleet:
             elif kind is _REPLICA:
                 self._change(self._changes[index])
             elif self._replicas[self.built[index].index] is self.built[index]:  # else it has failed
-                happens = self._wakes if kind is _WAKES else self._step_ends if kind is _STEP_ENDS else self._step_begins
+                happens = (
+                    self._wakes if kind is _WAKES else self._step_ends if kind is _STEP_ENDS else self._step_begins
+                )
                 happens(self.built[index])
         while self._homeless:
             self._end(self._homeless.popleft(), clock.time_s, error="no replica serves")

@@ -9,6 +9,7 @@ import numpy as np
 
 from trencadis.errors import ConfigError
 from trencadis_tools.compare.steady_state import backlog_of
+from trencadis_tools.simulated_store.store import KVTraffic
 from trencadis_tools.simulation.run import Run
 
 __all__ = ["Percentiles", "RunSummary", "summary_of"]
@@ -51,6 +52,8 @@ class RunSummary:
             which tells, is not installed.
         num_steps: Of all engines.
         num_skipped_steps: Of these, computed at once with the one before.
+        kv: What went to KV stores and came from there; None: there were none.
+        kv_link_ratio: Share of the time that links to stores passed bytes on, their mean.
     """
 
     num_replicas: int
@@ -74,6 +77,8 @@ class RunSummary:
     is_saturated: bool | None
     num_steps: int
     num_skipped_steps: int
+    kv: KVTraffic | None
+    kv_link_ratio: float
 
 
 def summary_of(run: Run) -> RunSummary:
@@ -108,6 +113,8 @@ def summary_of(run: Run) -> RunSummary:
         is_saturated=_is_saturated(run),
         num_steps=run.num_steps,
         num_skipped_steps=max(0, run.num_steps - run.num_plans),
+        kv=run.kv,
+        kv_link_ratio=0.0 if run.kv is None else run.kv.link_busy_s / (duration_s * len(busy_s)),
     )
 
 

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
+from unittest.mock import MagicMock
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.plugins.trencadis_tools.simulation.test_steady_steps import assert_same
 
 from support.simulation import BLOCK_TOKENS, STEP_TIMES, asked, config_of, mixed, run
-from trencadis.interfaces import KVPolicy, Router
+from trencadis.clock import SystemClock
+from trencadis.errors import ConfigValueError
+from trencadis.interfaces import ComponentContext, KVPolicy, KVPool, Router
+from trencadis_tools.simulated_store.config import SimulatedStoreConfig
+from trencadis_tools.simulated_store.connector import make_simulated_store
 from trencadis_tools.simulation import ReplicaEvent
 from trencadis_tools.simulation.fleet import Fleet, notes_on
+from trencadis_tools.simulation.step_times import load_step_times
 from trencadis_tools.workloads import Workload
-from tests.plugins.trencadis_tools.simulation.test_steady_steps import assert_same
 
 HERE = "tests.plugins.trencadis_tools.simulated_store.test_simulated_store"
 TOKEN_BYTES = 131_072
@@ -42,8 +48,8 @@ class InTurn(Router):
 class Watches(KVPolicy):
     """Loads and saves all, and keeps what it was asked."""
 
-    loads: list[Any] = []
-    saves: list[Any] = []
+    loads: ClassVar[list[Any]] = []
+    saves: ClassVar[list[Any]] = []
 
     def admits_load(self, view):
         self.loads.append(view)
@@ -130,7 +136,8 @@ def test_a_store_for_each_replica_keeps_what_its_device_had_no_room_for():
 
 
 def test_the_policy_is_asked_with_what_loads_and_steps_have_taken():
-    Watches.loads, Watches.saves = [], []
+    Watches.loads.clear()
+    Watches.saves.clear()
     one, other = ({"prompt": 101, "block_ids": range(25)}, {"prompt": 81, "block_ids": range(40, 60)})
     requests = [asked(f"{i}", 10.0 * i, **which) for i, which in enumerate((one, one, other, other))]
     run(requests, tables(f"{HERE}:Watches", link=100.0, engine={"max_num_batched_tokens": 128}), replicas=2)
@@ -172,7 +179,9 @@ def test_what_a_failed_replica_had_computed_is_found_in_a_store_that_outlives_it
     assert result.kv is not None
     num_computed = 21 + int((1.0 - 0.0221) / 0.0202)
     if shared:
-        assert num_computed - 8 <= result.kv.num_tokens_loaded <= num_computed, "all but the last blocks, tokens of the answer too"
+        assert num_computed - 8 <= result.kv.num_tokens_loaded <= num_computed, (
+            "all but the last blocks, tokens of the answer too"
+        )
     else:
         assert result.kv.num_tokens_loaded == 0
 
@@ -182,7 +191,9 @@ def test_what_had_not_come_to_the_store_when_a_replica_failed_is_computed_again(
     events = [ReplicaEvent(time_s=1.0, replica=0, kind="fail")]
     result = run(requests, tables(link=30.0), replicas=2, events=events)
     assert result.kv is not None
-    assert result.kv.num_tokens_loaded == 28, "of the prompt until 0.69 s, of a block of the answer until 0.82 and 0.96 s"
+    assert result.kv.num_tokens_loaded == 28, (
+        "of the prompt until 0.69 s, of a block of the answer until 0.82 and 0.96 s"
+    )
 
 
 def test_runs_share_nothing_and_equal_runs_are_equal():
@@ -192,7 +203,7 @@ def test_runs_share_nothing_and_equal_runs_are_equal():
     assert one.records[0].num_cached_tokens == 0
 
 
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(
     seed=st.integers(0, 10**6),
     link=st.floats(10.0, 1e5),
@@ -242,6 +253,27 @@ def test_steps_are_skipped_where_no_block_is_filled():
     result = fleet.run()
     assert result.num_steps == 200
     assert fleet.num_plans < 20
+
+
+def test_the_cache_of_a_device_that_is_not_simulated_is_refused():
+    context = ComponentContext(clock=SystemClock(), seed=0)
+    with pytest.raises(ConfigValueError, match="trencadis simulate") as refused:
+        make_simulated_store(SimulatedStoreConfig(), context).worker.register(MagicMock(spec=KVPool))
+    assert "host_offload" in refused.value.hint
+
+
+def test_a_store_without_room_for_a_block_is_refused():
+    with pytest.raises(ConfigValueError, match="capacity_bytes = 1000: a block of 4 tokens takes 524288"):
+        run([asked("a")], tables(capacity_bytes=1000))
+
+
+def test_the_model_of_a_device_sheet_says_how_large_kv_is():
+    requests = [asked("a", **SAME), asked("b", 10.0, **SAME)]
+    for name, token_bytes in (("h100:llama_3_1_8b", 131_072), ("h100:llama_3_1_70b:tp4", 327_680)):
+        times = load_step_times(name)
+        result = run(requests, tables(latency=0.5), replicas=2, step_times=times)
+        assert result.kv is not None
+        assert result.kv.load_s == pytest.approx(0.5 + 20 * token_bytes / (1000 * TOKEN_BYTES))
 
 
 def test_a_connector_that_moves_bytes_is_left_out_and_that_is_said():
