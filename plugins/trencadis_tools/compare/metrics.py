@@ -1,4 +1,4 @@
-"""Metrics of a comparison: a mean or a quantile of a value that every request has, or a value of a whole run."""
+"""Metrics of a comparison: a mean or a quantile of a value that every request has, a ratio of two sums over requests, or a value of a whole run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["DEFAULT_METRICS", "METRIC_FORMS", "Metric", "metric_of"]
 DEFAULT_METRICS = "ttft_mean,ttft_p99,tpot_mean,e2e_mean"
 METRIC_FORMS = (
     "ttft, tpot, e2e, max_itl, qoe or qoe_v1 with _mean, _p50, _p90, _p99 or another percentile; itl, of all times between tokens, with the "
-    "same; qoe_above_0.9 or another share; slo_attainment; prefix_hit_ratio (mean of requests); output_throughput; preemptions"
+    "same; qoe_above_0.9 or another share; slo_attainment; prefix_hit_ratio (share of prompt tokens); output_throughput; preemptions"
 )
 
 
@@ -38,7 +38,9 @@ _OF_REQUESTS: dict[str, Callable[[RequestRecord], float]] = {
     "qoe": qoe_of,
     "qoe_v1": qoe_v1_of,
     "slo_attainment": _within_targets,
-    "prefix_hit_ratio": lambda record: record.num_cached_tokens / record.request.num_prompt_tokens,
+}
+_RATIOS: dict[str, tuple[Callable[[RequestRecord], float], Callable[[RequestRecord], float]]] = {
+    "prefix_hit_ratio": (lambda record: record.num_cached_tokens, lambda record: record.request.num_prompt_tokens),
 }
 _OF_RUNS: dict[str, Callable[[Run], float]] = {
     "output_throughput": lambda run: sum(record.num_output_tokens for record in run.records) / run.duration_s,
@@ -46,9 +48,9 @@ _OF_RUNS: dict[str, Callable[[Run], float]] = {
 }
 _LATENCIES = ("ttft", "tpot", "e2e", "itl", "max_itl")
 _QOE = ("qoe", "qoe_v1")
-_RATIOS = ("slo_attainment", "prefix_hit_ratio", *_QOE)
-_UNITS = {"output_throughput": "tokens/s", "preemptions": "", **dict.fromkeys(_RATIOS, "")}
-_LARGER_IS_BETTER = frozenset({"output_throughput", *_RATIOS})
+_SHARES = ("slo_attainment", "prefix_hit_ratio", *_QOE)
+_UNITS = {"output_throughput": "tokens/s", "preemptions": "", **dict.fromkeys(_SHARES, "")}
+_LARGER_IS_BETTER = frozenset({"output_throughput", *_SHARES})
 _STATISTIC = re.compile(r"mean|p(\d{1,2}(?:\.\d+)?)|above_(0?\.\d+)")
 
 
@@ -93,10 +95,26 @@ class Metric:
         """Of its value; empty for a ratio or a count."""
         return _UNITS.get(self.quantity, "s")
 
-    def values(self, run: Run) -> FloatArray:
-        """Return the values of all requests, in order of arrival, ``[num_requests]``; NaN where there is none. Pure."""
+    def values(self, run: Run, kept: Int64Array | None = None) -> FloatArray:
+        """Return the values of requests, in order of arrival, ``[num_kept]``; NaN where there is none. Pure.
+
+        Of a ratio of two sums over requests, r = Σa / Σb, a request has r + (a - r b) / mean(b): the mean of these is r, and they spread
+        as r does.
+
+        Args:
+            run: Of the requests.
+            kept: Indices of those that count; None: all.
+
+        Source: linearisation of the ratio estimator; Cochran 1977, Sampling Techniques, chapter 6.
+        """
+        records = run.records if kept is None else [run.records[index] for index in kept.tolist()]
+        if self.quantity in _RATIOS:
+            above, below = (np.array([one(record) for record in records], np.float64) for one in _RATIOS[self.quantity])
+            ratio = above.sum() / below.sum()
+            linearised: FloatArray = ratio + (above - ratio * below) / below.mean()
+            return linearised
         value = _OF_REQUESTS[self.quantity]
-        found: FloatArray = np.array([value(record) for record in run.records], np.float64)
+        found: FloatArray = np.array([value(record) for record in records], np.float64)
         return found if self.above is None else np.where(np.isnan(found), math.nan, found >= self.above)
 
     def summary(self, values: FloatArray) -> float:
@@ -125,7 +143,7 @@ def metric_of(name: str) -> Metric:
     Raises:
         ConfigError: There is none of that name.
     """
-    if name in _OF_RUNS or name in ("slo_attainment", "prefix_hit_ratio"):
+    if name in _OF_RUNS or name in _RATIOS or name == "slo_attainment":
         return Metric(name=name, quantity=name)
     for quantity in (*_LATENCIES, *_QOE):
         found = _STATISTIC.fullmatch(name.removeprefix(f"{quantity}_"))
@@ -136,7 +154,7 @@ def metric_of(name: str) -> Metric:
         if quantity in _QOE:
             return Metric(name=name, quantity=quantity, above=float(found[2]))
     known = [f"{quantity}_{word}" for quantity in (*_LATENCIES, *_QOE) for word in ("mean", "p50", "p90", "p99")]
-    known += ["qoe_above_0.9", "slo_attainment", "prefix_hit_ratio", *_OF_RUNS]
+    known += ["qoe_above_0.9", "slo_attainment", *_RATIOS, *_OF_RUNS]
     raise ConfigError(
         f'flag --metric: no such metric: "{name}".{did_you_mean(name, known)}', hint=f"There are: {METRIC_FORMS}."
     )
