@@ -1,4 +1,4 @@
-"""Metrics of a comparison: a mean or a quantile of a value that every request has, or a value of a whole run."""
+"""Metrics of a comparison: a mean or a quantile of a value that every request has, a ratio of two sums over requests, or a value of a whole run."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import attrs
 import numpy as np
 
 from trencadis.errors import ConfigError, did_you_mean
-from trencadis.records import FloatArray
+from trencadis.records import FloatArray, Int64Array
 from trencadis_tools.simulation import RequestRecord, Run
 
 __all__ = ["DEFAULT_METRICS", "METRIC_FORMS", "Metric", "metric_of"]
 
 DEFAULT_METRICS = "ttft_mean,ttft_p99,tpot_mean,e2e_mean"
-METRIC_FORMS = "ttft, tpot or e2e with _mean, _p50, _p90, _p99 or another percentile; slo_attainment; prefix_hit_ratio (mean of requests); output_throughput; preemptions"
+METRIC_FORMS = "ttft, tpot or e2e with _mean, _p50, _p90, _p99 or another percentile; slo_attainment; prefix_hit_ratio (share of prompt tokens); output_throughput; preemptions"
 
 
 def _within_targets(record: RequestRecord) -> float:
@@ -30,7 +30,9 @@ _OF_REQUESTS: dict[str, Callable[[RequestRecord], float]] = {
     "tpot": lambda record: record.tpot_s,
     "e2e": lambda record: record.e2e_s,
     "slo_attainment": _within_targets,
-    "prefix_hit_ratio": lambda record: record.num_cached_tokens / record.request.num_prompt_tokens,
+}
+_RATIOS: dict[str, tuple[Callable[[RequestRecord], float], Callable[[RequestRecord], float]]] = {
+    "prefix_hit_ratio": (lambda record: record.num_cached_tokens, lambda record: record.request.num_prompt_tokens),
 }
 _OF_RUNS: dict[str, Callable[[Run], float]] = {
     "output_throughput": lambda run: sum(record.num_output_tokens for record in run.records) / run.duration_s,
@@ -75,10 +77,26 @@ class Metric:
         """Of its value; empty for a ratio or a count."""
         return _UNITS.get(self.quantity, "s")
 
-    def values(self, run: Run) -> FloatArray:
-        """Return the values of all requests, in order of arrival, ``[num_requests]``; NaN where there is none. Pure."""
+    def values(self, run: Run, kept: Int64Array | None = None) -> FloatArray:
+        """Return the values of requests, in order of arrival, ``[num_kept]``; NaN where there is none. Pure.
+
+        Of a ratio of two sums over requests, r = Σa / Σb, a request has r + (a - r b) / mean(b): the mean of these is r, and they spread
+        as r does.
+
+        Args:
+            run: Of the requests.
+            kept: Indices of those that count; None: all.
+
+        Source: linearisation of the ratio estimator; Cochran 1977, Sampling Techniques, chapter 6.
+        """
+        records = run.records if kept is None else [run.records[index] for index in kept.tolist()]
+        if self.quantity in _RATIOS:
+            above, below = (np.array([one(record) for record in records], np.float64) for one in _RATIOS[self.quantity])
+            ratio = above.sum() / below.sum()
+            linearised: FloatArray = ratio + (above - ratio * below) / below.mean()
+            return linearised
         value = _OF_REQUESTS[self.quantity]
-        return np.array([value(record) for record in run.records], np.float64)
+        return np.array([value(record) for record in records], np.float64)
 
     def summary(self, values: FloatArray) -> float:
         """Return the mean or quantile of values of requests, leaving out NaN; NaN if none is left. Pure."""
@@ -98,14 +116,14 @@ def metric_of(name: str) -> Metric:
     Raises:
         ConfigError: There is none of that name.
     """
-    if name in _OF_RUNS or name in ("slo_attainment", "prefix_hit_ratio"):
+    if name in _OF_RUNS or name in _RATIOS or name == "slo_attainment":
         return Metric(name=name, quantity=name)
     quantity, _, statistic = name.partition("_")
     percentile = re.fullmatch(r"p(\d{1,2}(?:\.\d+)?)", statistic)
     if quantity in _LATENCIES and (statistic == "mean" or (percentile and float(percentile[1]) > 0)):
         return Metric(name=name, quantity=quantity, quantile=float(percentile[1]) / 100 if percentile else None)
     known = [f"{quantity}_{statistic}" for quantity in _LATENCIES for statistic in ("mean", "p50", "p90", "p99")]
-    known += ["slo_attainment", "prefix_hit_ratio", *_OF_RUNS]
+    known += ["slo_attainment", *_RATIOS, *_OF_RUNS]
     raise ConfigError(
         f'flag --metric: no such metric: "{name}".{did_you_mean(name, known)}', hint=f"There are: {METRIC_FORMS}."
     )

@@ -15,7 +15,7 @@ import enum
 import heapq
 import math
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import attrs
 
@@ -36,8 +36,10 @@ from trencadis.clock import SimulatedClock
 from trencadis.errors import ConfigValueError, InternalError, RequestError, StepFailedError
 from trencadis.interfaces import RoutingRequest
 from trencadis.records import FinishedSequence, FinishReason, Request, evolve_unchecked
+from trencadis_tools.simulated_store.store import Stores
+from trencadis_tools.simulation.drafts import Drafter, DraftFacts, drafter_of, simulated_speculation
 from trencadis_tools.simulation.events import EventKind, ReplicaEvent, check_events
-from trencadis_tools.simulation.executor import SimulatedExecutor
+from trencadis_tools.simulation.executor import KV_BYTES_PER_TOKEN, SimulatedExecutor
 from trencadis_tools.simulation.prompts import Prompts, SimulatedPrompts
 from trencadis_tools.simulation.replica import Replica, Unfinished, Watcher
 from trencadis_tools.simulation.run import RequestRecord, Run
@@ -45,7 +47,10 @@ from trencadis_tools.simulation.step_shape import StepTimes
 from trencadis_tools.simulation.step_times.buckets import BucketStepTimes
 from trencadis_tools.workloads.workload import Workload
 
-__all__ = ["NUM_BLOCKS", "Fleet", "simulate", "simulated_config"]
+__all__ = ["NUM_BLOCKS", "Fleet", "has_store", "notes_on", "simulate", "simulated_config"]
+
+SIMULATED_STORE = "simulated_store"
+"""The KV connector that simulated replicas have; any other moves bytes."""
 
 NUM_BLOCKS = 2588
 """KV blocks of a replica if the configuration names no number: an RTX 4090 with Llama 3.1 8B, as the default step times."""
@@ -80,11 +85,12 @@ class _Kind(enum.IntEnum):
     REPLICA = 1
     SENT = 2
     MOVES = 3
-    STEP_BEGINS = 4
+    WAKES = 4
+    STEP_BEGINS = 5
 
 
 # Members of an enum are slow to look up.
-_STEP_ENDS, _REPLICA, _SENT, _MOVES, _STEP_BEGINS = _Kind
+_STEP_ENDS, _REPLICA, _SENT, _MOVES, _WAKES, _STEP_BEGINS = _Kind
 
 
 @attrs.define(eq=False)
@@ -116,11 +122,17 @@ class _Live:
     num_moves: int = 0
 
 
-def simulated_config(config: Config, workload: Workload, *, num_replicas: int = 1) -> Config:
+def simulated_config(
+    config: Config, workload: Workload, *, num_replicas: int = 1, drafter: Drafter | None = None
+) -> Config:
     """Return the configuration of engines that this workload, policies and sizes matter to. Pure.
 
-    A policy that fails has no fallback: what fails is to be seen. A KV cache without a size gets :data:`NUM_BLOCKS`, or twice what the
+    A policy that fails has no fallback: what fails is to be seen. A speculator is replaced by one that needs no model, or by none if nothing
+    says what becomes of drafts. A KV cache without a size gets :data:`NUM_BLOCKS`, or twice what the
     longest request takes if that is more.
+
+    Raises:
+        ConfigError: The speculator cannot be replaced.
     """
     longest = max(one.num_prompt_tokens + one.num_output_tokens for one in workload.requests)
     num_blocks = config.cache.num_blocks or max(NUM_BLOCKS, 2 * -(-longest // (config.cache.block_size or 16)))
@@ -130,10 +142,28 @@ def simulated_config(config: Config, workload: Workload, *, num_replicas: int = 
         parallel=attrs.evolve(config.parallel, data=num_replicas),
         cache=attrs.evolve(config.cache, num_blocks=num_blocks),
         scheduling=attrs.evolve(config.scheduling, fallback=""),
-        speculation=attrs.evolve(config.speculation, name="none"),
-        kv_connector=attrs.evolve(config.kv_connector, name="none"),
+        speculation=simulated_speculation(config, drafter),
+        draft_length=attrs.evolve(config.draft_length, fallback=""),
+        budget=attrs.evolve(config.budget, speculation_ms=0.0),  # drafting takes simulated time
+        kv_connector=attrs.evolve(config.kv_connector, name=SIMULATED_STORE if has_store(config) else "none"),
         observer=attrs.evolve(config.observer, names=()),
         flight_recorder=attrs.evolve(config.flight_recorder, num_steps=0),
+    )
+
+
+def has_store(config: Config) -> bool:
+    """Return whether simulated replicas have a KV connector. Pure."""
+    return config.kv_connector.name == SIMULATED_STORE
+
+
+def notes_on(config: Config) -> tuple[str, ...]:
+    """Return what a configuration names that simulated replicas go without, and what to do about it, in sentences. Pure."""
+    name = config.kv_connector.name
+    if name in ("", "none") or has_store(config):
+        return ()
+    return (
+        f'[kv_connector] name = "{name}" moves bytes, which simulated replicas do not have: they run without it. To have its loads and '
+        f'saves simulated, describe its store in [kv_connector.{SIMULATED_STORE}] and set name = "{SIMULATED_STORE}".',
     )
 
 
@@ -146,25 +176,37 @@ def simulate(
     replicas: int = 1,
     events: Sequence[ReplicaEvent] = (),
     watcher: Watcher | None = None,
+    drafts: Mapping[str, DraftFacts] | None = None,
 ) -> Run:
     """Serve a workload on simulated replicas, and return what became of each request.
 
     Args:
-        config: Router, scheduling, budget, rows and cache of each replica; the model is not loaded, and neither drafts nor KV
-            connectors are simulated.
+        config: Router, scheduling, speculation, budget, rows, cache and simulated KV store of each replica; the model is not loaded, and
+            other KV connectors are not simulated.
         registry: The plugins.
         workload: Which requests come when.
         step_times: How long steps take.
         replicas: How many, with equal configurations.
         events: What happens to replicas.
         watcher: Sees what engines do.
+        drafts: What becomes of drafts, by name of the speculator; see :func:`load_drafts`.
 
     Raises:
         PluginError: A component does not exist or cannot be built.
-        ConfigValueError: A size contradicts another, or an event the replicas.
-        StepFailedError: A policy or router broke its contract.
+        ConfigError: A size contradicts another, an event the replicas, or there is a speculator and ``drafts`` does not say how often it is
+            right.
+        StepFailedError: A policy, draft length or router broke its contract.
     """
-    fleet = Fleet(config, registry, workload, step_times=step_times, replicas=replicas, events=events, watcher=watcher)
+    fleet = Fleet(
+        config,
+        registry,
+        workload,
+        step_times=step_times,
+        replicas=replicas,
+        events=events,
+        watcher=watcher,
+        drafter=drafter_of(config, drafts or {}, seed=workload.seed, step_times=step_times),
+    )
     try:
         return fleet.run()
     finally:
@@ -175,14 +217,15 @@ class Fleet:
     """Serves one workload; see :func:`simulate`.
 
     Args:
-        config: See :func:`simulate`; so are all but the last.
+        config: See :func:`simulate`; so are all but the last two.
         registry: The plugins.
         workload: The requests.
         step_times: How long steps take.
         replicas: How many.
         events: What happens to them.
         watcher: Sees what engines do; then each step is a plan of its own.
-        max_steady_steps: Steps that an engine computes at once where nothing changes; 1: one by one.
+        max_steady_steps: Steps that an engine computes at once where nothing changes; 1: one by one, as always with drafts.
+        drafter: What becomes of drafts; None: there are none.
 
     Attributes:
         built: Replicas in the order in which their engines were built.
@@ -200,13 +243,15 @@ class Fleet:
         events: Sequence[ReplicaEvent] = (),
         watcher: Watcher | None = None,
         max_steady_steps: int = MAX_STEADY_STEPS,
+        drafter: Drafter | None = None,
     ) -> None:
         if replicas < 1:
             raise ConfigValueError(f"replicas = {replicas}: there must be one at least.")
-        self._config = simulated_config(config, workload, num_replicas=replicas)
+        self._config = simulated_config(config, workload, num_replicas=replicas, drafter=drafter)
         self._registry = registry
         self._requests = workload.requests
         self._step_times = step_times
+        self._drafter = drafter
         self._watcher = watcher
         self._max_steady_steps = 1 if watcher is not None else max_steady_steps
         self._prompts = self._prompts_of(workload)
@@ -216,13 +261,15 @@ class Fleet:
         self._changes = check_events(events, replicas)
         self._clock = _Clock()
         self._events: list[tuple[float, _Kind, int]] = []
+        self._arrivals: list[tuple[float, _Kind, int]] = []  # known from the start: the last one is the next
         self._records: list[RequestRecord | None] = [None] * len(workload.requests)
         self._live: dict[str, _Live] = {}
         self._homeless: deque[_Live] = deque()
         self._texts: dict[str, Sequence[int]] = {}  # prompts and answers that requests to come begin with
         self._ended_totals: list[tuple[int, EngineTotals]] = []
+        self._stores = Stores()
         self._area = self._residence_s = 0.0
-        self._num_moved = self._num_rebalanced = 0
+        self._num_moved = self._num_rebalanced = self._num_buckets = 0
         self.mover: Mover | None = None
         self._are_moves_due = False
         self._followers: dict[str, list[int]] = {}
@@ -231,8 +278,8 @@ class Fleet:
             if one.after:
                 self._followers.setdefault(one.after, []).append(index)
             else:
-                self._events.append((one.arrival_s, _SENT, index))
-        heapq.heapify(self._events)
+                self._arrivals.append((one.arrival_s, _SENT, index))
+        self._arrivals.reverse()
         self._replicas: list[Replica | None] = [None] * replicas
         self.built: list[Replica] = []
         self._routing: Routing | None = None
@@ -269,10 +316,15 @@ class Fleet:
             max_model_len=self._max_model_len,
             vocab_size=self._prompts.vocab_size,
             layout=self._step_times.layout if isinstance(self._step_times, BucketStepTimes) else "ragged",
+            drafter=self._drafter,
+            kv_bytes_per_token=getattr(self._step_times, "kv_bytes_per_token", KV_BYTES_PER_TOKEN),
+            stores=self._stores,
+            load_timeout_s=self._config.cache.load_timeout_s,
         )
         engine = build_engine(self._config, registry=self._registry, clock=clock, executor=executor)
         if not isinstance(engine, Engine):
             raise InternalError("a simulated model generates")
+        self._num_buckets = len(engine.warm_up.buckets)
         replica = Replica(index, len(self.built), engine, clock, executor, refused=self._refused, watcher=self._watcher)
         self.built.append(replica)
         return replica
@@ -312,7 +364,7 @@ class Fleet:
         now_s = self._clock.time_s
         if replica.is_open:
             replica.close(now_s)
-        for one in replica.fail():
+        for one in replica.fail(now_s):
             self._num_moved += 1
             self._place(self._left(one))
 
@@ -484,9 +536,10 @@ class Fleet:
         Raises:
             StepFailedError: A policy or router broke its contract.
         """
-        events, clock = self._events, self._clock
-        while events:
-            time_s, kind, index = heapq.heappop(events)
+        events, arrivals, clock = self._events, self._arrivals, self._clock
+        while events or arrivals:
+            is_arrival = not events or (bool(arrivals) and arrivals[-1] < events[0])
+            time_s, kind, index = arrivals.pop() if is_arrival else heapq.heappop(events)
             if time_s > clock.time_s:
                 self._area += len(self._live) * (time_s - clock.time_s)
                 clock.time_s = time_s
@@ -498,7 +551,10 @@ class Fleet:
                 assert self.mover is not None, "it has asked for this event"
                 self._ask_for_moves(self.mover)
             elif self._replicas[self.built[index].index] is self.built[index]:  # else it has failed
-                (self._step_ends if kind is _STEP_ENDS else self._step_begins)(self.built[index])
+                happens = (
+                    self._wakes if kind is _WAKES else self._step_ends if kind is _STEP_ENDS else self._step_begins
+                )
+                happens(self.built[index])
         while self._homeless:
             self._end(self._homeless.popleft(), clock.time_s, error="no replica serves")
         self._check()
@@ -536,8 +592,16 @@ class Fleet:
             self._push(replica.ends_s, _STEP_ENDS, replica.serial)
             return
         replica.is_scheduled = False
-        if replica.joins_when_empty:
+        if replica.wakes_s < math.inf:
+            self._push(replica.wakes_s, _WAKES, replica.serial)
+        elif replica.joins_when_empty:
             self._restart(replica.index)
+
+    def _wakes(self, replica: Replica) -> None:
+        """Begin a step because a KV transfer has ended, unless a request that came has begun one before."""
+        if not replica.is_scheduled and replica.wakes_s == self._clock.time_s:
+            replica.is_scheduled = True
+            self._step_begins(replica)
 
     def _close(self, replica: Replica) -> None:
         """Have a stretch of steps end with the one that runs now."""
@@ -572,6 +636,11 @@ class Fleet:
         def total(name: str) -> int:
             return sum(getattr(totals, name) for _, totals in ended)
 
+        if total("num_drafters_quarantined"):
+            raise StepFailedError(
+                "speculation went off; see the log.",
+                hint="Mend the draft length, or choose another in draft_length.name.",
+            )
         return Run(
             records=records,
             duration_s=max((one.finished_s for one in records if not one.error), default=0.0),
@@ -585,8 +654,12 @@ class Fleet:
             num_prompt_tokens_cached=total("num_prompt_tokens_cached"),
             num_plans=self.num_plans,
             num_moved=self._num_moved,
+            num_buckets=self._num_buckets,
+            num_draft_tokens=total("num_draft_tokens"),
+            num_accepted_tokens=total("num_accepted_tokens"),
             num_rebalanced=self._num_rebalanced,
             num_refused_moves=0 if self.mover is None else self.mover.num_refused,
+            kv=self._stores.traffic if self._stores.is_used else None,
         )
 
 

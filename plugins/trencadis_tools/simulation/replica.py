@@ -13,7 +13,7 @@ from trencadis.api import Engine, EngineTotals
 from trencadis.clock import SimulatedClock
 from trencadis.errors import RequestError, StepFailedError
 from trencadis.records import EngineLoad, FinishedSequence, Request, TokenDeltas
-from trencadis_tools.simulation.executor import Timeline
+from trencadis_tools.simulation.executor import SimulatedExecutor, Timeline
 
 __all__ = ["Replica", "Unfinished", "Watcher"]
 
@@ -97,6 +97,11 @@ class Device(Protocol):
         """The newest."""
         ...
 
+    @property
+    def idle_until_s(self) -> float:
+        """Until when steps bring nothing unless a request comes; minus infinity: the next one may."""
+        ...
+
 
 @attrs.frozen
 class Unfinished:
@@ -130,11 +135,13 @@ class Replica:
         deltas: Of the step that runs, not to be seen before ``clock`` says so; None: no step runs.
         ends_s: When the step that runs ends; infinity: none runs.
         is_open: What runs are several steps, of which it is not decided how many there are: until ``ends_s``, or until a request comes.
+        wakes_s: When a KV transfer ends that all its sequences wait for; infinity: there is none.
         is_scheduled: Its next step, or the end of one, is an event that is to come.
         is_draining: It gets nothing new.
         joins_when_empty: It is started again as soon as it has nothing left.
         reported: Takes its load, for a router; None: there is none.
         sizes: Sequences that wait and run, as the router knows them.
+        is_stretch: What runs, or ran last, are several steps.
     """
 
     index: int
@@ -148,12 +155,14 @@ class Replica:
     leaving: list[tuple[str, int]] = attrs.field(factory=list)
     deltas: TokenDeltas | None = None
     ends_s: float = math.inf
+    wakes_s: float = math.inf
     is_open: bool = False
     is_scheduled: bool = False
     is_draining: bool = False
     joins_when_empty: bool = False
     reported: Callable[[int, EngineLoad], None] | None = None
     sizes: tuple[int, int] = (0, 0)
+    is_stretch: bool = False
     stalled = ""  # for the router: nothing hangs here
 
     @property
@@ -164,12 +173,15 @@ class Replica:
     def step(self, now_s: float) -> None:
         """Add what has come, and begin a step that ends at ``ends_s``: ``deltas`` is what it will have given, unless it is open.
 
+        Where a KV transfer is all that there is to wait for, no step runs, and ``wakes_s`` says until when.
+
         Args:
             now_s: When.
 
         Raises:
             StepFailedError: The policy failed.
         """
+        self.wakes_s = math.inf
         while self.clock.now_s() < now_s:
             self.clock.advance(now_s - self.clock.now_s())
         while self.inbox:
@@ -188,8 +200,11 @@ class Replica:
             return
         if not self.engine.is_steady:
             deltas = self.engine.step()
+            if self.executor.idle_until_s > self.clock.now_s():
+                self.wakes_s = self.executor.idle_until_s
+                return
             if deltas.slots.size or deltas.finished or not self.engine.is_steady:
-                self.deltas, self.ends_s = deltas, self.clock.now_s()
+                self.deltas, self.ends_s, self.is_stretch = deltas, self.clock.now_s(), False
                 return
         assert self.executor.stretch is not None, "it is what is open"
         self.is_open, self.ends_s = True, self.executor.stretch.end_s
@@ -198,6 +213,7 @@ class Replica:
         """Decide how many steps there are: those that have begun by now."""
         self.executor.timeline.until_s = now_s
         self.deltas, self.is_open, self.ends_s = self.engine.step(), False, self.clock.now_s()
+        self.is_stretch = True
 
     def report(self, *, has_ended: bool = False) -> None:
         """Tell the router what waits, runs and is cached, if that has changed: it changes when a sequence comes, begins to run or ends.
@@ -229,23 +245,36 @@ class Replica:
         self.inbox.remove(request)
         return Unfinished(request_id, request.output_token_ids or ())
 
-    def fail(self) -> list[Unfinished]:
-        """End the engine; returns its requests, those that it had begun first, without what the step that ran had not given yet."""
-        assert isinstance(self.engine, Engine), "macro replicas do not fail"
-        hidden = self.deltas
-        num_hidden: dict[int, int] = {}
-        ended: list[FinishedSequence] = []
-        if hidden is not None:
-            num_hidden = dict.fromkeys(
-                hidden.slots.tolist(), 1
-            )  # of a stretch of steps the last one alone has not ended
-            ended += hidden.finished
-        live = list(self.engine.inspect().sequences)
-        ended += [end for one in live if (end := self.engine.abort(one)) is not None]
-        left = [
-            Unfinished(end.request_id, tuple(end.token_ids[: len(end.token_ids) - num_hidden.get(end.slot, 0)]), end)
-            for end in ended
-        ]
+    def fail(self, now_s: float) -> list[Unfinished]:
+        """End the engine; returns its requests, those that it had begun first, without what the step that ran had not given yet.
+
+        Args:
+            now_s: When.
+        """
+        if isinstance(self.executor, SimulatedExecutor):
+            self.executor.fail(now_s)
+        left = self._unfinished(self.deltas)
         left += [Unfinished(request.request_id, request.output_token_ids or ()) for request in self.inbox]
         self.engine.close()
         return left
+
+    def _unfinished(self, hidden: TokenDeltas | None) -> list[Unfinished]:
+        """End what the engine has begun; returns it, what ended in the step that runs first, then by order of arrival.
+
+        Args:
+            hidden: What that step gives, or None: no step runs.
+        """
+        assert isinstance(self.engine, Engine), "what stands in for an engine overrides this"
+        num_hidden: dict[int, int] = {}
+        ended: list[FinishedSequence] = []
+        if hidden is not None:
+            # Of a stretch of steps the last one alone has not ended; another one may have accepted drafts.
+            counts = [1] * len(hidden.slots) if self.is_stretch else hidden.num_tokens.tolist()
+            num_hidden = dict(zip(hidden.slots.tolist(), counts, strict=True))
+            ended += hidden.finished
+        live = list(self.engine.inspect().sequences)
+        ended += [end for one in live if (end := self.engine.abort(one)) is not None]
+        return [
+            Unfinished(end.request_id, tuple(end.token_ids[: len(end.token_ids) - num_hidden.get(end.slot, 0)]), end)
+            for end in ended
+        ]
