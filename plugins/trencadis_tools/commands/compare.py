@@ -46,6 +46,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--replicas", type=int, default=1, metavar="N", help="simulated engines behind [router]")
     parser.add_argument("--step-times", default="", metavar="S", help="fitted step times, or a device sheet")
     parser.add_argument(
+        "--drafts",
+        default="",
+        metavar="D",
+        help="with a speculator: how often a draft is right, such as 0.7, or a TOML file",
+    )
+    parser.add_argument(
         "--seeds",
         type=int,
         default=0,
@@ -125,6 +131,7 @@ def _arguments(args: argparse.Namespace) -> Arguments:
         sweep=args.sweep,
         max_requests=args.max_requests,
         sensitivity=not args.no_sensitivity,
+        drafts=args.drafts,
     )
 
 

@@ -34,6 +34,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--step-times", default="", metavar="S", help="fitted step times, or a device sheet such as h100:llama_3_1_8b"
     )
     parser.add_argument(
+        "--drafts",
+        default="",
+        metavar="D",
+        help="with a speculator: how often a draft is right, such as 0.7, or a TOML file",
+    )
+    parser.add_argument(
         "--replica-model",
         choices=["engine", "macro"],
         default="engine",
@@ -52,7 +58,7 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
         TrencadisError: A component cannot be built, or broke its contract.
     """
     from trencadis_tools.compare.requests_file import check_requests_file, row_of, write_rows
-    from trencadis_tools.simulation import simulate
+    from trencadis_tools.simulation import load_drafts, simulate
     from trencadis_tools.simulation.events import read_events
     from trencadis_tools.simulation.macro import simulate_macro
     from trencadis_tools.simulation.step_times import LinearStepTimes, load_step_times
@@ -68,10 +74,22 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
     workload = load_workload(args.workload, seed=args.seed, rate=args.rate, limit=args.max_requests)
     step_times = load_step_times(args.step_times) if args.step_times else LinearStepTimes()
     events = () if args.events is None else read_events(args.events)
-    serve = simulate if args.replica_model == "engine" else simulate_macro
     began_s = time.process_time()
     with _quiet():
-        result = serve(config, registry, workload, step_times=step_times, replicas=args.replicas, events=events)
+        if args.replica_model == "macro":
+            result = simulate_macro(
+                config, registry, workload, step_times=step_times, replicas=args.replicas, events=events
+            )
+        else:
+            result = simulate(
+                config,
+                registry,
+                workload,
+                step_times=step_times,
+                replicas=args.replicas,
+                events=events,
+                drafts=load_drafts(args.drafts),
+            )
     cpu_s = time.process_time() - began_s
     summary = summary_of(result)
     if args.requests is not None:
@@ -121,7 +139,9 @@ def _print(summary: RunSummary, cpu_s: float) -> None:
         ("requests of a replica", f"at most {summary.request_imbalance:.2f} x the mean"),
         ("saturated", saturated[summary.is_saturated]),
         ("preemptions", f"{summary.num_preemptions:,}; {summary.recompute_ratio:.1%} of tokens computed again"),
+        ("drafts", f"{summary.num_draft_tokens:,}, of which {summary.num_accepted_tokens:,} were accepted"),
         ("moved after failures", f"{summary.num_moved:,}"),
+        ("moved by the router", f"{summary.num_rebalanced:,}"),
         ("steps", f"{summary.num_steps:,}, of which {summary.num_skipped_steps:,} were skipped"),
         (
             "cost",

@@ -15,7 +15,7 @@ from trencadis_tools.compare.live import LiveRuns, pieces_of
 from trencadis_tools.compare.metrics import metric_of
 from trencadis_tools.compare.record import record_of
 from trencadis_tools.lab import scipy_stats
-from trencadis_tools.simulation import Run, StepTimes, simulate
+from trencadis_tools.simulation import DraftFacts, Run, StepTimes, load_drafts, simulate
 from trencadis_tools.simulation.step_times import LinearStepTimes, load_step_times
 from trencadis_tools.workloads import Workload, load_workload
 
@@ -42,6 +42,7 @@ class Arguments:
         sweep: Each ``table.key=value,value``.
         max_requests: The first so many of the workload; 0: all.
         sensitivity: Try "better" with other step times.
+        drafts: How often drafts are right, or a file that says it; empty: unknown.
     """
 
     configs: Sequence[tuple[str, Mapping[str, Any]]]
@@ -56,6 +57,7 @@ class Arguments:
     sweep: Sequence[str] = ()
     max_requests: int = 0
     sensitivity: bool = True
+    drafts: str = ""
 
 
 @attrs.frozen(kw_only=True)
@@ -66,7 +68,7 @@ class Comparison:
         arguments: Of it.
         candidates: Before any setting is swept.
         results: Of every point.
-        step_times: The model in words; empty for a measurement.
+        step_times: The model in words, and what becomes of drafts; empty for a measurement.
         record: For a file.
     """
 
@@ -102,7 +104,8 @@ def compare(
             results = run_experiment(experiment, live, note=note)
         return _compared(arguments, candidates, results, "")
     step_times = _step_times(arguments.step_times)
-    with_step_times = functools.partial(_simulated, arguments.replicas)
+    drafts = load_drafts(arguments.drafts)
+    with_step_times = functools.partial(_simulated, arguments.replicas, drafts)
     results = run_experiment(
         experiment,
         with_step_times(step_times),
@@ -110,13 +113,17 @@ def compare(
         with_step_times=with_step_times,
         note=note,
     )
-    return _compared(arguments, candidates, results, repr(step_times))
+    in_words = f"{step_times!r}{f', drafts {drafts!r}' if drafts else ''}"
+    return _compared(arguments, candidates, results, in_words)
 
 
 def _compared(
     arguments: Arguments, candidates: Sequence[Candidate], results: Sequence[PointResult], step_times: str
 ) -> Comparison:
-    record = record_of(attrs.asdict(arguments), step_times, results)
+    written = attrs.asdict(arguments)
+    if not arguments.drafts:
+        del written["drafts"]  # records from before there were any stay as they are
+    record = record_of(written, step_times, results)
     return Comparison(arguments=arguments, candidates=candidates, results=results, step_times=step_times, record=record)
 
 
@@ -134,6 +141,8 @@ def _check(arguments: Arguments) -> None:
         raise ConfigError("flag --live: one engine of each configuration is measured.", hint="Leave --replicas out.")
     if arguments.live and arguments.step_times:
         raise ConfigError("flag --live: steps take the time they take.", hint="Leave --step-times out.")
+    if arguments.live and arguments.drafts:
+        raise ConfigError("flag --live: drafts are right as often as they are.", hint="Leave --drafts out.")
 
 
 def _experiment(arguments: Arguments, candidates: Sequence[Candidate]) -> Experiment:
@@ -190,12 +199,13 @@ def _step_times(name: str) -> StepTimes:
     return load_step_times(name) if name else LinearStepTimes()
 
 
-def _simulated(replicas: int, step_times: StepTimes) -> RunAll:
+def _simulated(replicas: int, drafts: Mapping[str, DraftFacts], step_times: StepTimes) -> RunAll:
     """Return what simulates a workload under each configuration."""
 
     def run_all(candidates: Sequence[Candidate], workload: Workload, pair: int) -> list[Run]:
         return [
-            simulate(one.config, one.registry, workload, step_times=step_times, replicas=replicas) for one in candidates
+            simulate(one.config, one.registry, workload, step_times=step_times, replicas=replicas, drafts=drafts)
+            for one in candidates
         ]
 
     return run_all

@@ -30,6 +30,7 @@ from trencadis.records import (
     ModelSource,
     StepOutput,
 )
+from trencadis_tools.simulation.drafts import Drafter
 from trencadis_tools.simulation.step_shape import StepShape, StepTimes, step_shape
 from trencadis_tools.simulation.step_times.linear import LinearStepTimes
 
@@ -121,6 +122,7 @@ class SimulatedExecutor(Executor):
         vocab_size: Tokens that prompts are made of; 0: :data:`EOS` and one for each request beyond token 1.
         block_size: Tokens per block, if the config names no size.
         layout: Of batches; of all but ``ragged`` steps have buckets, and each is a batch of its own.
+        drafter: Says which drafts stand; None: there are none.
     """
 
     def __init__(
@@ -134,6 +136,7 @@ class SimulatedExecutor(Executor):
         vocab_size: int = 0,
         block_size: int = 16,
         layout: str = "ragged",
+        drafter: Drafter | None = None,
     ) -> None:
         self.timeline = Timeline(clock, step_times)
         self.stretch: Stretch | None = None
@@ -141,6 +144,7 @@ class SimulatedExecutor(Executor):
         self._output_lens = output_lens
         self._max_model_len = max_model_len
         self._vocab_size = vocab_size or len(output_lens) + 2
+        self._drafter = drafter
         self._has_buckets = layout != "ragged"
         self._capabilities = BackendCapabilities(
             layout=layout,
@@ -148,6 +152,7 @@ class SimulatedExecutor(Executor):
             swaps_blocks=True,
             max_steady_steps=1 if self._has_buckets else max_steady_steps,
         )
+        self._num_prompt_tokens: Int64Array = np.empty(0, np.int64)
         self._last_position: Int64Array = np.empty(0, np.int64)
         self._text: Int32Array = np.empty(0, np.int32)
 
@@ -182,6 +187,7 @@ class SimulatedExecutor(Executor):
 
     def allocate(self, plan: AllocationPlan) -> None:
         """Make places for what is known of each row."""
+        self._num_prompt_tokens = np.zeros(plan.num_rows, np.int64)
         self._last_position = np.zeros(plan.num_rows, np.int64)
         self._text = np.zeros(plan.num_rows, np.int32)
         self._block_bytes = plan.block_size * _KV_BYTES_PER_TOKEN
@@ -193,6 +199,7 @@ class SimulatedExecutor(Executor):
         """Queue the batch after those before it; the device waits for the host where that is slower."""
         for start in batch.row_starts:
             assert start.params.seed is not None, "a simulated request has its index for a seed"
+            self._num_prompt_tokens[start.row] = start.num_prompt_tokens
             self._last_position[start.row] = start.num_prompt_tokens + self._output_lens[start.params.seed] - 1
             self._text[start.row] = start.params.seed + 2
         self.num_submitted += 1
@@ -232,6 +239,8 @@ class SimulatedExecutor(Executor):
             token_ids[one.indices[last]] = EOS
             num_tokens += one.bucket.num_tokens if self._has_buckets else int(one.query_lens.sum())
         emitted = token_ids[num_emitted > 0]
+        if batch.drafts is not None:
+            num_emitted, emitted = self._verified(batch)
         return StepOutput(
             token_ids=emitted if num_steps == 1 else np.repeat(emitted, num_steps),
             num_emitted=num_emitted if num_steps == 1 else num_emitted * np.int32(num_steps),
@@ -240,6 +249,28 @@ class SimulatedExecutor(Executor):
             step=batch.step,
             num_steps=num_steps,
         )
+
+    def _verified(self, batch: Batch) -> tuple[Int32Array, Int32Array]:
+        """Return how many tokens each sequence of a batch with drafts gets, and the tokens; those after a text's end are for nothing."""
+        assert batch.drafts is not None, "only called with drafts"
+        assert self._drafter is not None, "drafts are made by a simulated speculator"
+        rows, ends = np.zeros(batch.num_sequences, np.int64), np.zeros(batch.num_sequences, np.int64)
+        num_emitted: Int32Array = np.zeros(batch.num_sequences, np.int32)
+        for one in batch.passes:
+            rows[one.indices], ends[one.indices] = one.rows, one.starts + one.query_lens
+            num_emitted[one.indices] = one.num_logits > 0
+        ends -= batch.drafts.num_drafts  # tokens that are known, before those that come
+        drafted = np.flatnonzero(batch.drafts.num_drafts)
+        of = rows[drafted]
+        num_emitted[drafted] += self._drafter.num_right(
+            self._text[of].astype(np.int64) - 2,
+            ends[drafted] - self._num_prompt_tokens[of],
+            batch.drafts.num_drafts[drafted],
+        )
+        each = np.repeat(np.arange(batch.num_sequences), num_emitted)
+        offsets = np.arange(len(each)) - np.repeat(np.cumsum(num_emitted) - num_emitted, num_emitted)
+        is_last = ends[each] + offsets == self._last_position[rows[each]]
+        return num_emitted, np.where(is_last, EOS, self._text[rows[each]]).astype(np.int32)
 
 
 class Stretch:

@@ -29,6 +29,7 @@ from trencadis.records import (
     evolve_unchecked,
 )
 from trencadis_plugins.scheduling.config import FcfsConfig
+from trencadis_tools.simulation.drafts import speculates
 from trencadis_tools.simulation.events import ReplicaEvent
 from trencadis_tools.simulation.executor import Timeline
 from trencadis_tools.simulation.fleet import MAX_STEADY_STEPS, Fleet, simulated_config
@@ -62,7 +63,13 @@ def simulate_macro(
         TrencadisError: See :func:`simulate`.
     """
     check_macro(config, registry, workload, step_times=step_times, num_replicas=replicas)
-    return MacroFleet(config, registry, workload, step_times=step_times, replicas=replicas, events=events).run()
+    fleet = MacroFleet(config, registry, workload, step_times=step_times, replicas=replicas, events=events)
+    if fleet.mover is not None:
+        raise CapabilityError(
+            "macro replicas move no requests, and the router does.",
+            hint="Use --replica-model engine, or set router.max_moves = 0.",
+        )
+    return fleet.run()
 
 
 def check_macro(
@@ -80,7 +87,8 @@ def check_macro(
     Raises:
         CapabilityError: The configuration is not covered, or a request comes out otherwise.
     """
-    _check_covered(simulated_config(config, workload, num_replicas=num_replicas), registry)
+    simulated = simulated_config(config, workload, num_replicas=num_replicas)
+    _check_covered(attrs.evolve(simulated, speculation=config.speculation), registry)
     first = [attrs.evolve(one, arrival_s=one.arrival_s * num_replicas) for one in workload.requests[:_NUM_CHECKED]]
     part = attrs.evolve(workload, requests=tuple(first))
     fleet = Fleet(config, registry, part, step_times=step_times)
@@ -120,6 +128,7 @@ def _check_covered(config: Config, registry: Registry) -> None:
     wrong = {
         'scheduling.name = "fcfs", with its defaults': not is_plain,
         "cache.prefix_caching = false": config.cache.prefix_caching,
+        'speculation.name = "none"': speculates(config),
         "engine.async_scheduling = false": config.engine.async_scheduling,
         'engine.preemption = "recompute"': config.engine.preemption != "recompute",
         "scheduling.tenants without entries": bool(config.scheduling.tenants),

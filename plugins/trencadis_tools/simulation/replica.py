@@ -100,7 +100,7 @@ class Device(Protocol):
 
 @attrs.frozen
 class Unfinished:
-    """A request that was on a replica when it failed.
+    """A request that has left a replica before it ended: the replica failed, or the request is moved.
 
     Attributes:
         request_id: Which.
@@ -126,6 +126,7 @@ class Replica:
         watcher: Sees what the engine does, or None.
         inbox: Requests for the next step, in the order in which they came.
         executor: The engine's.
+        leaving: Requests that leave when the step that runs has ended, each with the replica that it is moved to.
         deltas: Of the step that runs, not to be seen before ``clock`` says so; None: no step runs.
         ends_s: When the step that runs ends; infinity: none runs.
         is_open: What runs are several steps, of which it is not decided how many there are: until ``ends_s``, or until a request comes.
@@ -134,6 +135,7 @@ class Replica:
         joins_when_empty: It is started again as soon as it has nothing left.
         reported: Takes its load, for a router; None: there is none.
         sizes: Sequences that wait and run, as the router knows them.
+        is_stretch: What runs, or ran last, are several steps.
     """
 
     index: int
@@ -144,6 +146,7 @@ class Replica:
     refused: Callable[[Request, RequestError], None]
     watcher: Watcher | None = None
     inbox: deque[Request] = attrs.field(factory=deque)
+    leaving: list[tuple[str, int]] = attrs.field(factory=list)
     deltas: TokenDeltas | None = None
     ends_s: float = math.inf
     is_open: bool = False
@@ -152,6 +155,7 @@ class Replica:
     joins_when_empty: bool = False
     reported: Callable[[int, EngineLoad], None] | None = None
     sizes: tuple[int, int] = (0, 0)
+    is_stretch: bool = False
     stalled = ""  # for the router: nothing hangs here
 
     @property
@@ -187,7 +191,7 @@ class Replica:
         if not self.engine.is_steady:
             deltas = self.engine.step()
             if deltas.slots.size or deltas.finished or not self.engine.is_steady:
-                self.deltas, self.ends_s = deltas, self.clock.now_s()
+                self.deltas, self.ends_s, self.is_stretch = deltas, self.clock.now_s(), False
                 return
         assert self.executor.stretch is not None, "it is what is open"
         self.is_open, self.ends_s = True, self.executor.stretch.end_s
@@ -196,6 +200,7 @@ class Replica:
         """Decide how many steps there are: those that have begun by now."""
         self.executor.timeline.until_s = now_s
         self.deltas, self.is_open, self.ends_s = self.engine.step(), False, self.clock.now_s()
+        self.is_stretch = True
 
     def report(self, *, has_ended: bool = False) -> None:
         """Tell the router what waits, runs and is cached, if that has changed: it changes when a sequence comes, begins to run or ends.
@@ -207,6 +212,25 @@ class Replica:
         if self.reported is not None and (has_ended or sizes != self.sizes):
             self.sizes = sizes
             self.reported(self.index, self.engine.load())
+
+    def output_lens(self) -> dict[str, int]:
+        """Return the output tokens that came of each request that it has, by id; no stretch of steps is open."""
+        assert isinstance(self.engine, Engine), "macro replicas move nothing"
+        hidden = () if self.deltas is None else self.deltas.slots.tolist()  # one step's: the newest has not ended
+        lens = {one: num - (slot in hidden) for one, (slot, num) in self.engine.output_lens().items()}
+        if self.deltas is not None:
+            lens |= {end.request_id: len(end.token_ids) - (end.slot in hidden) for end in self.deltas.finished}
+        return lens | {request.request_id: len(request.output_token_ids or ()) for request in self.inbox}
+
+    def withdraw(self, request_id: str) -> Unfinished:
+        """Take a request out that has not ended; no step runs."""
+        assert isinstance(self.engine, Engine), "macro replicas move nothing"
+        end = self.engine.withdraw(request_id)
+        if end is not None:
+            return Unfinished(request_id, tuple(end.token_ids), end)
+        (request,) = [one for one in self.inbox if one.request_id == request_id]
+        self.inbox.remove(request)
+        return Unfinished(request_id, request.output_token_ids or ())
 
     def fail(self) -> list[Unfinished]:
         """End the engine; returns its requests, those that it had begun first, without what the step that ran had not given yet."""
@@ -225,9 +249,9 @@ class Replica:
         num_hidden: dict[int, int] = {}
         ended: list[FinishedSequence] = []
         if hidden is not None:
-            num_hidden = dict.fromkeys(
-                hidden.slots.tolist(), 1
-            )  # of a stretch of steps the last one alone has not ended
+            # Of a stretch of steps the last one alone has not ended; another one may have accepted drafts.
+            counts = [1] * len(hidden.slots) if self.is_stretch else hidden.num_tokens.tolist()
+            num_hidden = dict(zip(hidden.slots.tolist(), counts, strict=True))
             ended += hidden.finished
         live = list(self.engine.inspect().sequences)
         ended += [end for one in live if (end := self.engine.abort(one)) is not None]

@@ -70,6 +70,11 @@ class Run:
         num_prompt_tokens_cached: Of these, taken from prefix caches.
         num_plans: Steps that engines planned; on simulated devices some stand for several.
         num_moved: Times that a request had to leave a replica that failed.
+        num_buckets: That an engine prepares at its start, on a device with static shapes.
+        num_draft_tokens: Drafts that were verified.
+        num_accepted_tokens: Of these, drafts that became part of an answer.
+        num_rebalanced: Times that the router moved a request from a replica that served.
+        num_refused_moves: Moves that the router asked for and that were not made.
     """
 
     records: tuple[RequestRecord, ...] = attrs.field(repr=lambda records: f"<{len(records)} requests>")
@@ -84,3 +89,8 @@ class Run:
     num_prompt_tokens_cached: int = 0
     num_plans: int = 0
     num_moved: int = 0
+    num_buckets: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_rebalanced: int = 0
+    num_refused_moves: int = 0

@@ -57,6 +57,20 @@ def test_what_the_macro_replica_does_not_cover_is_refused_in_words(capsys) -> No
     assert "it needs scheduling.name" in capsys.readouterr().err
 
 
+def test_drafts_count_and_a_speculator_that_nothing_is_known_of_is_refused_in_words(capsys, tmp_path: Path) -> None:
+    ngram = ("--max-requests", "8", "--speculation.name", "ngram")
+    assert main(["simulate", *SMALL, *ngram]) == 2
+    assert "nothing says how often its drafts are right" in capsys.readouterr().err
+    file = tmp_path / "drafts.toml"
+    file.write_text("[ngram]\nacceptance_by_position = [0.8, 0.6]\nfound = 0.9\nstep_s = 1e-4\n")
+    told = json.loads(simulated(capsys, *ngram, "--json", "--drafts", str(file)))
+    plain = json.loads(simulated(capsys, "--max-requests", "8", "--json"))
+    assert told["num_draft_tokens"] > told["num_accepted_tokens"] > 200
+    assert told["tpot_s"]["mean"] < 0.8 * plain["tpot_s"]["mean"]
+    assert main(["simulate", *SMALL, *ngram, "--drafts", "0.5", "--replica-model", "macro"]) == 2
+    assert 'speculation.name = "none"' in capsys.readouterr().err
+
+
 def test_requests_that_are_too_long_are_counted_and_the_first_says_why(capsys) -> None:
     out = simulated(capsys, "--cache.num_blocks", "40")
     assert "requests have no answer; the first: request" in out
