@@ -26,9 +26,8 @@ def is_there(module: str, name: str) -> bool:
             return bool(importlib.import_module(module))
         return bool(importlib.import_module(f"{module}.{name}"))
     except ModuleNotFoundError as error:
-        if error.name is not None and error.name.partition(".")[0] not in PACKAGES:
-            return True  # it is there, and needs what is not installed
-        return False
+        # else it is there, and needs what is not installed
+        return error.name is not None and error.name.partition(".")[0] not in PACKAGES
 
 
 def test_what_scripts_import_of_the_packages_is_there() -> None:

@@ -155,7 +155,6 @@ def line_plot(results: Sequence[PointResult], metric: Metric, *, xs: Sequence[fl
         xs: Numbers, or texts that are drawn at equal distances.
         label: Of the horizontal axis.
     """
-
     all_values = [outcome.values[metric.name] for result in results for outcome in result.judgement.outcomes]
     factor, unit = _unit(metric, all_values)
 
