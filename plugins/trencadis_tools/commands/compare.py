@@ -25,6 +25,7 @@ from trencadis_tools.compare.record import (
 from trencadis_tools.compare.report import write_report
 from trencadis_tools.compare.requests_file import check_requests_file, write_requests
 from trencadis_tools.compare.wording import HEADINGS, outcome_notes, rows_of, sentence
+from trencadis_tools.simulation.fleet import notes_on
 
 __all__ = ["CAN_BE_LOCKED", "add_arguments", "run"]
 
@@ -160,6 +161,10 @@ def _print(comparison: Comparison) -> None:
             print(sentence(effect, outcomes[0].name, growing))
         for note in outcome_notes(result):
             print(note)
+    if not comparison.arguments.live:
+        for candidate in comparison.candidates:
+            for note in notes_on(candidate.config):
+                print(f"{candidate.name}: {note}")
 
 
 def _command(args: argparse.Namespace) -> str:

@@ -60,6 +60,7 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
     from trencadis_tools.compare.requests_file import check_requests_file, row_of, write_rows
     from trencadis_tools.simulation import load_drafts, simulate
     from trencadis_tools.simulation.events import read_events
+    from trencadis_tools.simulation.fleet import notes_on
     from trencadis_tools.simulation.macro import simulate_macro
     from trencadis_tools.simulation.step_times import LinearStepTimes, load_step_times
     from trencadis_tools.simulation.summary import summary_of
@@ -95,10 +96,17 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
     if args.requests is not None:
         write_rows(args.requests, [row_of(record) for record in result.records])
     if args.json:
-        facts = {"workload": workload.name, "seed": workload.seed, "step_times": repr(step_times)}
+        facts: dict[str, object] = {
+            "workload": workload.name,
+            "seed": workload.seed,
+            "step_times": repr(step_times),
+            "notes": notes_on(config),
+        }
         print(json.dumps(facts | attrs.asdict(summary)))
         return 0
     _print(summary, cpu_s)
+    for note in notes_on(config):
+        print(f"\n{note}")
     refused = [record for record in result.records if record.error]
     if refused:
         print(f"\n{len(refused)} requests have no answer; the first: {refused[0].error}")
@@ -132,6 +140,7 @@ def _print(summary: RunSummary, cpu_s: float) -> None:
         ("output tokens a second", f"{summary.output_rate:,.0f}"),
         ("prompt tokens a second", f"{summary.prompt_rate:,.0f}"),
         ("prompt tokens from caches", f"{summary.prefix_hit_ratio:.1%}"),
+        *_kv_rows(summary),
         (
             "replicas compute",
             f"{summary.busy_ratio:.1%} of the time; the busiest {summary.busy_imbalance:.2f} x the mean",
@@ -149,6 +158,25 @@ def _print(summary: RunSummary, cpu_s: float) -> None:
         ),
     ]
     print_table(("measure", "value"), rows)
+
+
+def _kv_rows(summary: RunSummary) -> list[tuple[str, str]]:
+    kv = summary.kv
+    if kv is None:
+        return []
+    mean_s = kv.load_s / max(1, kv.num_loads)
+    return [
+        (
+            "KV loaded",
+            f"{kv.num_tokens_loaded:,} tokens in {kv.num_loads:,} loads of {mean_s:.4g} s; {kv.num_late_loads:,} given up, "
+            f"{kv.num_declined_loads:,} declined",
+        ),
+        (
+            "KV saved",
+            f"{kv.num_tokens_saved:,} tokens; {kv.num_tokens_dropped:,} not saved, {kv.num_tokens_evicted:,} evicted",
+        ),
+        ("links to KV stores", f"busy {summary.kv_link_ratio:.1%} of the time"),
+    ]
 
 
 def _show(values: Percentiles) -> str:

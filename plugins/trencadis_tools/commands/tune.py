@@ -13,6 +13,7 @@ from trencadis.errors import ConfigError
 from trencadis_tools.compare.candidates import described
 from trencadis_tools.compare.wording import show
 from trencadis_tools.simulation.drafts import speculates
+from trencadis_tools.simulation.fleet import notes_on
 from trencadis_tools.tune.search import SPANS, Effect, Found
 from trencadis_tools.tune.slo import FORM, parse_slo
 from trencadis_tools.tune.trials import Trial
@@ -107,6 +108,8 @@ def _print(tuned: Tuned) -> None:
     print(f"{tuned.trials.num_run} simulations{refused}.")
     if speculates(tuned.start.config):
         print(f"Drafts: {tuned.settings.drafts}.")
+    for note in notes_on(tuned.start.config):
+        print(note)
     print()
     _print_capacities(tuned)
     _print_changes(tuned)

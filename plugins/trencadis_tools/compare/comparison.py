@@ -149,11 +149,11 @@ def _experiment(arguments: Arguments, candidates: Sequence[Candidate]) -> Experi
     metrics = [metric_of(name) for name in arguments.metrics]
     workload_of, is_drawn = _workloads(arguments)
     if not is_drawn and arguments.until_decided:
-        quantiles = [metric.name for metric in metrics if metric.quantile is not None or metric.is_of_run]
-        if quantiles:
+        of_runs = [metric.name for metric in metrics if metric.is_of_run]
+        if of_runs:
             raise ConfigError(
-                f"flag --until-decided: {', '.join(quantiles)} cannot be watched within one run, where the unit is a block of requests.",
-                hint="Name means with --metric, or take a workload that is drawn from a seed.",
+                f"flag --until-decided: {', '.join(of_runs)} cannot be watched within one run: it has one value.",
+                hint="Name metrics of requests with --metric, or take a workload that is drawn from a seed.",
             )
     return Experiment(
         candidates=candidates,

@@ -7,6 +7,7 @@ The baseline is the first configuration.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
@@ -208,6 +209,8 @@ def _at_point(experiment: Experiment, point: Point, candidates: Sequence[Candida
     workloads: list[Workload] = []
     runs: list[list[Run]] = [[] for _ in candidates]
     names = [candidate.name for candidate in candidates]
+    num_looks = 1 if is_drawn else len(_lengths(experiment))
+    judged = functools.partial(judge, is_drawn=is_drawn, until_decided=until_decided, num_looks=num_looks)
     for pair, workload in enumerate(_workloads(experiment, point)):
         if not is_drawn:  # more of the same trace, from its beginning
             workloads.clear()
@@ -217,9 +220,9 @@ def _at_point(experiment: Experiment, point: Point, candidates: Sequence[Candida
             own.append(run)
         if not until_decided or (is_drawn and len(workloads) < FIRST_LOOK):
             continue
-        if judge(names, runs, experiment.metrics, is_drawn=is_drawn, until_decided=True).is_decided:
+        if judged(names, runs, experiment.metrics).is_decided:
             break
-    judgement = judge(names, runs, experiment.metrics, is_drawn=is_drawn, until_decided=until_decided)
+    judgement = judged(names, runs, experiment.metrics)
     return PointResult(point=point, candidates=candidates, workloads=workloads, runs=runs, judgement=judgement)
 
 
@@ -236,11 +239,20 @@ def _workloads(experiment: Experiment, point: Point) -> Iterator[Workload]:
             f'workload "{workload.name}": {num} requests, drawn without a seed. Within one run intervals need {MIN_REQUESTS}.',
             hint="Take a longer workload, or one that is generated, with --seeds.",
         )
+    for length in _lengths(experiment):
+        yield attrs.evolve(workload, requests=workload.requests[:length])
+
+
+def _lengths(experiment: Experiment) -> list[int]:
+    """Return of how many requests each run of a trace is, one after the other until it is decided."""
+    num = len(experiment.workload_of(0).requests)
+    num = min(num, experiment.max_requests or num)
+    lengths = []
     length = _FIRST_REQUESTS
     while experiment.until_decided and length < num:
-        yield attrs.evolve(workload, requests=workload.requests[:length])
+        lengths.append(length)
         length *= 2
-    yield workload
+    return [*lengths, num]
 
 
 def _prepared(workload: Workload, point: Point, max_requests: int) -> Workload:

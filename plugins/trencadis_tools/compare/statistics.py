@@ -95,7 +95,7 @@ def block_length(differences: FloatArray) -> tuple[int, bool]:
 
 
 def block_interval(
-    baseline: FloatArray, other: FloatArray, *, quantile: float | None = None, seed: int = 0
+    baseline: FloatArray, other: FloatArray, *, quantile: float | None = None, num_looks: int = 1, seed: int = 0
 ) -> Interval:
     """Return the interval of a difference of means, or of quantiles, by the circular block bootstrap of pairs. Pure.
 
@@ -108,6 +108,8 @@ def block_interval(
         baseline: Values of requests in order of arrival, ``[num_requests]``.
         other: Of the same requests.
         quantile: Between 0 and 1: of each side, not of the differences; None: the mean.
+        num_looks: Intervals that are looked at as requests come, at most: each is one of 1 - 0.05 / ``num_looks``, so that all of them
+            together hold with 95 % (Bonferroni).
         seed: Of the resampling.
 
     Raises:
@@ -128,18 +130,18 @@ def block_interval(
     else:
         difference = float(np.quantile(other, quantile) - np.quantile(baseline, quantile))
         resampled = _resampled_quantiles(baseline, other, starts, length, quantile)
-    num_blocks, stats = num / length, scipy_stats()
-    wider = stats.t(num_blocks - 1).ppf(1 - ALPHA / 2) / stats.norm.ppf(1 - ALPHA / 2)
+    num_blocks, stats, alpha = num / length, scipy_stats(), ALPHA / num_looks
+    wider = stats.t(num_blocks - 1).ppf(1 - alpha / 2) / stats.norm.ppf(1 - alpha / 2)
     resampled = difference + wider * math.sqrt(num_blocks / (num_blocks - 1)) * (resampled - difference)
-    low, high = np.quantile(resampled, [ALPHA / 2, 1 - ALPHA / 2]).tolist()
+    low, high = np.quantile(resampled, [alpha / 2, 1 - alpha / 2]).tolist()
     tail = min(int((resampled <= 0).sum()), int((resampled >= 0).sum()))
     return Interval(
         difference=difference,
         low=low,
         high=high,
-        p_value=min(1.0, 2 * (tail + 1) / (_NUM_RESAMPLES + 1)),
+        p_value=min(1.0, num_looks * 2 * (tail + 1) / (_NUM_RESAMPLES + 1)),
         num_units=num,
-        method=f"blocks of {length} requests",
+        method=f"blocks of {length} requests" + (f", {num_looks} looks" if num_looks > 1 else ""),
         is_reliable=is_reliable,
     )
 

@@ -36,9 +36,10 @@ from trencadis.clock import SimulatedClock
 from trencadis.errors import ConfigValueError, InternalError, RequestError, StepFailedError
 from trencadis.interfaces import RoutingRequest
 from trencadis.records import FinishedSequence, FinishReason, Request, evolve_unchecked
+from trencadis_tools.simulated_store.store import Stores
 from trencadis_tools.simulation.drafts import Drafter, DraftFacts, drafter_of, simulated_speculation
 from trencadis_tools.simulation.events import EventKind, ReplicaEvent, check_events
-from trencadis_tools.simulation.executor import SimulatedExecutor
+from trencadis_tools.simulation.executor import KV_BYTES_PER_TOKEN, SimulatedExecutor
 from trencadis_tools.simulation.prompts import Prompts, SimulatedPrompts
 from trencadis_tools.simulation.replica import Replica, Unfinished, Watcher
 from trencadis_tools.simulation.run import RequestRecord, Run
@@ -46,7 +47,10 @@ from trencadis_tools.simulation.step_shape import StepTimes
 from trencadis_tools.simulation.step_times.buckets import BucketStepTimes
 from trencadis_tools.workloads.workload import Workload
 
-__all__ = ["NUM_BLOCKS", "Fleet", "simulate", "simulated_config"]
+__all__ = ["NUM_BLOCKS", "Fleet", "has_store", "notes_on", "simulate", "simulated_config"]
+
+SIMULATED_STORE = "simulated_store"
+"""The KV connector that simulated replicas have; any other moves bytes."""
 
 NUM_BLOCKS = 2588
 """KV blocks of a replica if the configuration names no number: an RTX 4090 with Llama 3.1 8B, as the default step times."""
@@ -81,11 +85,12 @@ class _Kind(enum.IntEnum):
     REPLICA = 1
     SENT = 2
     MOVES = 3
-    STEP_BEGINS = 4
+    WAKES = 4
+    STEP_BEGINS = 5
 
 
 # Members of an enum are slow to look up.
-_STEP_ENDS, _REPLICA, _SENT, _MOVES, _STEP_BEGINS = _Kind
+_STEP_ENDS, _REPLICA, _SENT, _MOVES, _WAKES, _STEP_BEGINS = _Kind
 
 
 @attrs.define(eq=False)
@@ -140,9 +145,25 @@ def simulated_config(
         speculation=simulated_speculation(config, drafter),
         draft_length=attrs.evolve(config.draft_length, fallback=""),
         budget=attrs.evolve(config.budget, speculation_ms=0.0),  # drafting takes simulated time
-        kv_connector=attrs.evolve(config.kv_connector, name="none"),
+        kv_connector=attrs.evolve(config.kv_connector, name=SIMULATED_STORE if has_store(config) else "none"),
         observer=attrs.evolve(config.observer, names=()),
         flight_recorder=attrs.evolve(config.flight_recorder, num_steps=0),
+    )
+
+
+def has_store(config: Config) -> bool:
+    """Return whether simulated replicas have a KV connector. Pure."""
+    return config.kv_connector.name == SIMULATED_STORE
+
+
+def notes_on(config: Config) -> tuple[str, ...]:
+    """Return what a configuration names that simulated replicas go without, and what to do about it, in sentences. Pure."""
+    name = config.kv_connector.name
+    if name in ("", "none") or has_store(config):
+        return ()
+    return (
+        f'[kv_connector] name = "{name}" moves bytes, which simulated replicas do not have: they run without it. To have its loads and '
+        f'saves simulated, describe its store in [kv_connector.{SIMULATED_STORE}] and set name = "{SIMULATED_STORE}".',
     )
 
 
@@ -160,8 +181,8 @@ def simulate(
     """Serve a workload on simulated replicas, and return what became of each request.
 
     Args:
-        config: Router, scheduling, budget, rows and cache of each replica; the model is not loaded, and KV connectors are
-            not simulated.
+        config: Router, scheduling, speculation, budget, rows, cache and simulated KV store of each replica; the model is not loaded, and
+            other KV connectors are not simulated.
         registry: The plugins.
         workload: Which requests come when.
         step_times: How long steps take.
@@ -246,6 +267,7 @@ class Fleet:
         self._homeless: deque[_Live] = deque()
         self._texts: dict[str, Sequence[int]] = {}  # prompts and answers that requests to come begin with
         self._ended_totals: list[tuple[int, EngineTotals]] = []
+        self._stores = Stores()
         self._area = self._residence_s = 0.0
         self._num_moved = self._num_rebalanced = self._num_buckets = 0
         self.mover: Mover | None = None
@@ -295,6 +317,9 @@ class Fleet:
             vocab_size=self._prompts.vocab_size,
             layout=self._step_times.layout if isinstance(self._step_times, BucketStepTimes) else "ragged",
             drafter=self._drafter,
+            kv_bytes_per_token=getattr(self._step_times, "kv_bytes_per_token", KV_BYTES_PER_TOKEN),
+            stores=self._stores,
+            load_timeout_s=self._config.cache.load_timeout_s,
         )
         engine = build_engine(self._config, registry=self._registry, clock=clock, executor=executor)
         if not isinstance(engine, Engine):
@@ -339,7 +364,7 @@ class Fleet:
         now_s = self._clock.time_s
         if replica.is_open:
             replica.close(now_s)
-        for one in replica.fail():
+        for one in replica.fail(now_s):
             self._num_moved += 1
             self._place(self._left(one))
 
@@ -526,7 +551,10 @@ class Fleet:
                 assert self.mover is not None, "it has asked for this event"
                 self._ask_for_moves(self.mover)
             elif self._replicas[self.built[index].index] is self.built[index]:  # else it has failed
-                (self._step_ends if kind is _STEP_ENDS else self._step_begins)(self.built[index])
+                happens = (
+                    self._wakes if kind is _WAKES else self._step_ends if kind is _STEP_ENDS else self._step_begins
+                )
+                happens(self.built[index])
         while self._homeless:
             self._end(self._homeless.popleft(), clock.time_s, error="no replica serves")
         self._check()
@@ -564,8 +592,16 @@ class Fleet:
             self._push(replica.ends_s, _STEP_ENDS, replica.serial)
             return
         replica.is_scheduled = False
-        if replica.joins_when_empty:
+        if replica.wakes_s < math.inf:
+            self._push(replica.wakes_s, _WAKES, replica.serial)
+        elif replica.joins_when_empty:
             self._restart(replica.index)
+
+    def _wakes(self, replica: Replica) -> None:
+        """Begin a step because a KV transfer has ended, unless a request that came has begun one before."""
+        if not replica.is_scheduled and replica.wakes_s == self._clock.time_s:
+            replica.is_scheduled = True
+            self._step_begins(replica)
 
     def _close(self, replica: Replica) -> None:
         """Have a stretch of steps end with the one that runs now."""
@@ -623,6 +659,7 @@ class Fleet:
             num_accepted_tokens=total("num_accepted_tokens"),
             num_rebalanced=self._num_rebalanced,
             num_refused_moves=0 if self.mover is None else self.mover.num_refused,
+            kv=self._stores.traffic if self._stores.is_used else None,
         )
 
 

@@ -131,6 +131,7 @@ def _check_covered(config: Config, registry: Registry) -> None:
         'speculation.name = "none"': speculates(config),
         "engine.async_scheduling = false": config.engine.async_scheduling,
         'engine.preemption = "recompute"': config.engine.preemption != "recompute",
+        'kv_connector.name = "none"': config.kv_connector.name not in ("", "none"),
         "scheduling.tenants without entries": bool(config.scheduling.tenants),
         f"engine.max_num_batched_tokens of at least engine.max_num_seqs = {num_seqs}": budget < num_seqs,
     }
@@ -253,6 +254,7 @@ class MacroEngine:
     """
 
     hashing: tuple[str, int] | None = None
+    idle_until_s = -math.inf
 
     def __init__(
         self,

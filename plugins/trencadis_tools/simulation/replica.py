@@ -13,7 +13,7 @@ from trencadis.api import Engine, EngineTotals
 from trencadis.clock import SimulatedClock
 from trencadis.errors import RequestError, StepFailedError
 from trencadis.records import EngineLoad, FinishedSequence, Request, TokenDeltas
-from trencadis_tools.simulation.executor import Timeline
+from trencadis_tools.simulation.executor import SimulatedExecutor, Timeline
 
 __all__ = ["Replica", "Unfinished", "Watcher"]
 
@@ -97,6 +97,11 @@ class Device(Protocol):
         """The newest."""
         ...
 
+    @property
+    def idle_until_s(self) -> float:
+        """Until when steps bring nothing unless a request comes; minus infinity: the next one may."""
+        ...
+
 
 @attrs.frozen
 class Unfinished:
@@ -130,6 +135,7 @@ class Replica:
         deltas: Of the step that runs, not to be seen before ``clock`` says so; None: no step runs.
         ends_s: When the step that runs ends; infinity: none runs.
         is_open: What runs are several steps, of which it is not decided how many there are: until ``ends_s``, or until a request comes.
+        wakes_s: When a KV transfer ends that all its sequences wait for; infinity: there is none.
         is_scheduled: Its next step, or the end of one, is an event that is to come.
         is_draining: It gets nothing new.
         joins_when_empty: It is started again as soon as it has nothing left.
@@ -149,6 +155,7 @@ class Replica:
     leaving: list[tuple[str, int]] = attrs.field(factory=list)
     deltas: TokenDeltas | None = None
     ends_s: float = math.inf
+    wakes_s: float = math.inf
     is_open: bool = False
     is_scheduled: bool = False
     is_draining: bool = False
@@ -166,12 +173,15 @@ class Replica:
     def step(self, now_s: float) -> None:
         """Add what has come, and begin a step that ends at ``ends_s``: ``deltas`` is what it will have given, unless it is open.
 
+        Where a KV transfer is all that there is to wait for, no step runs, and ``wakes_s`` says until when.
+
         Args:
             now_s: When.
 
         Raises:
             StepFailedError: The policy failed.
         """
+        self.wakes_s = math.inf
         while self.clock.now_s() < now_s:
             self.clock.advance(now_s - self.clock.now_s())
         while self.inbox:
@@ -190,6 +200,9 @@ class Replica:
             return
         if not self.engine.is_steady:
             deltas = self.engine.step()
+            if self.executor.idle_until_s > self.clock.now_s():
+                self.wakes_s = self.executor.idle_until_s
+                return
             if deltas.slots.size or deltas.finished or not self.engine.is_steady:
                 self.deltas, self.ends_s, self.is_stretch = deltas, self.clock.now_s(), False
                 return
@@ -232,8 +245,14 @@ class Replica:
         self.inbox.remove(request)
         return Unfinished(request_id, request.output_token_ids or ())
 
-    def fail(self) -> list[Unfinished]:
-        """End the engine; returns its requests, those that it had begun first, without what the step that ran had not given yet."""
+    def fail(self, now_s: float) -> list[Unfinished]:
+        """End the engine; returns its requests, those that it had begun first, without what the step that ran had not given yet.
+
+        Args:
+            now_s: When.
+        """
+        if isinstance(self.executor, SimulatedExecutor):
+            self.executor.fail(now_s)
         left = self._unfinished(self.deltas)
         left += [Unfinished(request.request_id, request.output_token_ids or ()) for request in self.inbox]
         self.engine.close()

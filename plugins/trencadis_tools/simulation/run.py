@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import attrs
 
+from trencadis_tools.simulated_store.store import KVTraffic
 from trencadis_tools.workloads.workload import WorkloadRequest
 
 __all__ = ["RequestRecord", "Run"]
@@ -75,6 +76,7 @@ class Run:
         num_accepted_tokens: Of these, drafts that became part of an answer.
         num_rebalanced: Times that the router moved a request from a replica that served.
         num_refused_moves: Moves that the router asked for and that were not made.
+        kv: What went to KV stores and came from there; None: there were none.
     """
 
     records: tuple[RequestRecord, ...] = attrs.field(repr=lambda records: f"<{len(records)} requests>")
@@ -94,3 +96,4 @@ class Run:
     num_accepted_tokens: int = 0
     num_rebalanced: int = 0
     num_refused_moves: int = 0
+    kv: KVTraffic | None = None

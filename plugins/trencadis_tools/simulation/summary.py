@@ -9,6 +9,7 @@ import numpy as np
 
 from trencadis.errors import ConfigError
 from trencadis_tools.compare.steady_state import backlog_of
+from trencadis_tools.simulated_store.store import KVTraffic
 from trencadis_tools.simulation.run import Run
 
 __all__ = ["Percentiles", "RunSummary", "summary_of"]
@@ -54,6 +55,8 @@ class RunSummary:
             which tells, is not installed.
         num_steps: Of all engines.
         num_skipped_steps: Of these, computed at once with the one before.
+        kv: What went to KV stores and came from there; None: there were none.
+        kv_link_ratio: Share of the time that links to stores passed bytes on, their mean.
     """
 
     num_replicas: int
@@ -80,6 +83,8 @@ class RunSummary:
     num_skipped_steps: int
     num_draft_tokens: int
     num_accepted_tokens: int
+    kv: KVTraffic | None
+    kv_link_ratio: float
 
 
 def summary_of(run: Run) -> RunSummary:
@@ -117,6 +122,8 @@ def summary_of(run: Run) -> RunSummary:
         num_skipped_steps=max(0, run.num_steps - run.num_plans),
         num_draft_tokens=run.num_draft_tokens,
         num_accepted_tokens=run.num_accepted_tokens,
+        kv=run.kv,
+        kv_link_ratio=0.0 if run.kv is None else run.kv.link_busy_s / (duration_s * len(busy_s)),
     )
 
 

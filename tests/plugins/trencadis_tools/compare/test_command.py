@@ -234,13 +234,13 @@ def test_a_workload_must_be_named(compare) -> None:
     assert "--workload is missing" in err
 
 
-def test_a_trace_has_no_seeds_and_no_tails_to_watch(compare, folder) -> None:
+def test_a_trace_has_no_seeds_and_no_values_of_runs_to_watch(compare, folder) -> None:
     Path("trace.csv").write_text(
         "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:00.0,5,5\n2023-11-16 18:15:01.0,5,5\n"
     )
     for words, said in (
         (["--seeds", "3"], "are not drawn"),
-        (["--until-decided"], "ttft_p99 cannot be watched"),
+        (["--until-decided", "--metric", "output_throughput"], "output_throughput cannot be watched"),
         ([], "need 1000"),
     ):
         code, _, err = compare("narrow.toml", "wide.toml", *words, workload="trace.csv")

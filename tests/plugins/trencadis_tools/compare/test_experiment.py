@@ -64,6 +64,17 @@ def test_it_stops_when_it_is_decided_and_not_before_twenty_pairs(make_workload, 
     assert effect.interval.num_units == len(result.workloads)
 
 
+def test_of_a_trace_tails_are_looked_at_as_it_grows(make_workload, queues) -> None:
+    run_all = queues(a=0.5, b=0.25)
+    terms = {"until_decided": True, "is_drawn": False, "metrics": [metric_of("ttft_p90"), metric_of("ttft_mean")]}
+    (result,) = run_experiment(experiment(lambda seed: make_workload(num=9000, seed=seed), **terms), run_all)
+    lengths = [len(workload.requests) for _, workload in run_all.seen]
+    assert lengths == [2000, 4000, 8000, 9000][: len(lengths)]
+    assert len(lengths) < 4
+    assert [effect.verdict for effect in result.judgement.effects] == ["better", "better"]
+    assert result.judgement.effects[0].interval.method.endswith(", 4 looks")
+
+
 def test_what_is_never_decided_ends_with_the_most_pairs(make_workload, make_run) -> None:
     def run_all(candidates: Sequence[Candidate], workload: Workload, pair: int) -> list[Run]:
         return [make_run(workload), make_run(workload, offset_s=1.0 if pair % 2 else -1.0)]

@@ -40,7 +40,9 @@ def test_metrics_are_what_they_are_called(make_workload, make_run) -> None:
 def test_the_prefix_hit_ratio_is_that_of_tokens_as_in_a_summary_of_the_run() -> None:
     run = simulated(mixed(), replicas=2)
     metric = metric_of("prefix_hit_ratio")
-    share = sum(one.num_cached_tokens for one in run.records) / sum(one.request.num_prompt_tokens for one in run.records)
+    share = sum(one.num_cached_tokens for one in run.records) / sum(
+        one.request.num_prompt_tokens for one in run.records
+    )
     assert 0.1 < share < 0.9
     assert metric.summary(metric.values(run)) == pytest.approx(share, rel=1e-12)
     assert summary_of(run).prefix_hit_ratio == pytest.approx(share, rel=1e-12)
@@ -57,7 +59,9 @@ def test_a_ratio_spreads_as_resampled_ratios_of_sums_do(make_workload, make_run)
     cached = (prompts * rng.uniform(0.4, 0.6, 400)).astype(int)
     run = make_run(make_workload(num=400))
     records = [
-        attrs.evolve(one, request=attrs.evolve(one.request, num_prompt_tokens=int(prompt)), num_cached_tokens=int(found))
+        attrs.evolve(
+            one, request=attrs.evolve(one.request, num_prompt_tokens=int(prompt)), num_cached_tokens=int(found)
+        )
         for one, prompt, found in zip(run.records, prompts, cached, strict=True)
     ]
     values = metric_of("prefix_hit_ratio").values(attrs.evolve(run, records=tuple(records)))

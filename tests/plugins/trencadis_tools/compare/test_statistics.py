@@ -196,6 +196,16 @@ def test_the_quantile_is_that_of_each_side_not_of_the_differences() -> None:
     assert np.quantile(shuffled - values, 0.9) > 1.5
 
 
+def test_of_several_looks_each_interval_is_wider_so_that_all_hold_together() -> None:
+    rng = np.random.default_rng(3)
+    baseline = rng.exponential(size=1500)
+    other = baseline + rng.normal(0.02, 0.3, 1500)
+    once, often = (block_interval(baseline, other, quantile=0.9, num_looks=looks) for looks in (1, 4))
+    assert often.low < once.low < once.difference < once.high < often.high
+    assert often.p_value == pytest.approx(min(1, 4 * once.p_value))
+    assert often.method == f"{once.method}, 4 looks"
+
+
 def test_the_cut_last_block_is_counted_as_it_is() -> None:
     values = np.random.default_rng(9).normal(size=1033)  # 20 blocks of 50 and one of 33
     interval = block_interval(np.zeros(1033), values)

@@ -38,7 +38,13 @@ def test_requests_come_out_as_of_the_engine(seed, num_blocks, rate, num_seqs):
 
 def check_equal(whole, macro):
     """A fleet of macro replicas has served as one of engines."""
-    for name in ("num_steps", "num_scheduled_tokens", "num_recomputed_tokens", "num_prompt_tokens_admitted", "num_moved"):
+    for name in (
+        "num_steps",
+        "num_scheduled_tokens",
+        "num_recomputed_tokens",
+        "num_prompt_tokens_admitted",
+        "num_moved",
+    ):
         assert getattr(whole, name) == getattr(macro, name), name
     assert whole.num_preemptions == macro.num_preemptions
     assert macro.busy_s == pytest.approx(whole.busy_s, abs=1e-9)
