@@ -135,9 +135,8 @@ def sequence_plot(effect: Effect, baseline: str) -> str:
             color="C0",
             label="95 % at all times",
         )
-        for name in ("low", "high"):
-            ends = [factor * getattr(point, name) for point in points]
-            axes.plot([point.num_pairs for point in points], ends, "_", color="C0")  # seen where there is one look alone
+        for point in points:  # where there is one alone, the band has no width
+            axes.plot([point.num_pairs] * 2, [factor * point.low, factor * point.high], "_", color="C0")
         _whole_ticks(axes)
         axes.set_xlabel("pairs")
         axes.set_ylabel(f"{effect.metric}: {effect.other} − {baseline}{unit}")
