@@ -64,24 +64,24 @@ class Room:
     num_rows: int = 1 << 30
     row_context: float = 0.0
 
-    def holds(self, num_more: int, pace_s: float) -> bool:
-        """Return whether steps keep a pace with so many sequences more. Pure."""
+    def holds(self, num_more: int, step_s: float) -> bool:
+        """Return whether steps can be so short with so many sequences more. Pure."""
         context = self.num_context + num_more * self.row_context
-        return self.step_time.step_s(float(self.num_decodes + num_more), context) <= pace_s
+        return self.step_time.step_s(float(self.num_decodes + num_more), context) <= step_s
 
-    def prompt_tokens(self, within_s: float, num_more: int, pace_s: float) -> float:
-        """Return how many prompt tokens can be computed in a time, in steps of ``pace_s`` at most, the last one perhaps shorter. Pure.
+    def prompt_tokens(self, within_s: float, num_more: int, step_s: float) -> float:
+        """Return how many prompt tokens can be computed in a time, in steps of ``step_s`` at most, the last one perhaps shorter. Pure.
 
         Args:
             within_s: The time, seconds.
             num_more: Sequences that decode beside those that do now.
-            pace_s: Seconds.
+            step_s: Seconds.
         """
         context = self.num_context + num_more * self.row_context
-        pace_s = min(pace_s, self.step_time.step_s(float(self.max_tokens), context))
-        num_steps, rest_s = divmod(within_s, pace_s) if pace_s else (math.inf, 0.0)
+        step_s = min(step_s, self.step_time.step_s(float(self.max_tokens), context))
+        num_steps, rest_s = divmod(within_s, step_s)
         num_decodes = self.num_decodes + num_more
-        of_step = max(0.0, self.step_time.max_tokens(pace_s, context) - num_decodes)
+        of_step = max(0.0, self.step_time.max_tokens(step_s, context) - num_decodes)
         of_rest = max(0.0, self.step_time.max_tokens(rest_s, context) - num_decodes)
         return num_steps * of_step + of_rest
 
@@ -89,18 +89,17 @@ class Room:
 def admitted(candidates: Sequence[Candidate], room: Room) -> list[int]:
     """Return the indices of as many candidates as possible that all meet their objectives, by deadline. Pure.
 
-    Of sets of one size it is the one that leaves the most room after its last deadline, and of paces the slowest.
+    Of sets of one size it is the one that leaves the most room after its last deadline; of lengths of steps it is the longest.
 
     Args:
-        candidates: O(n²) steps for n of them and a pace; as many paces as they have different ``tpot_s``.
+        candidates: O(n²) operations for n of them and a length; there are as many lengths as different ``tpot_s``.
         room: Of the device.
     """
     best: list[int] = []
-    paces_s = {min(room.tpot_s, one.tpot_s) for one in candidates}
-    for pace_s in sorted(paces_s, reverse=True):
-        eligible = [index for index, one in enumerate(candidates) if one.tpot_s >= pace_s]
+    for step_s in sorted({min(room.tpot_s, one.tpot_s) for one in candidates}, reverse=True):
+        eligible = [index for index, one in enumerate(candidates) if one.tpot_s >= step_s]
         if len(eligible) > len(best):
-            found = _most([(candidates[index], index) for index in eligible], room, pace_s)
+            found = _most([(candidates[index], index) for index in eligible], room, step_s)
             best = max(best, found, key=len)
     return best
 
@@ -109,17 +108,17 @@ def admitted(candidates: Sequence[Candidate], room: Room) -> list[int]:
 _State = tuple[float, int, Any]
 
 
-def _most(candidates: list[tuple[Candidate, int]], room: Room, pace_s: float) -> list[int]:
-    """Return the largest set of candidates at one pace; states by the number admitted, none of which another one is better than."""
+def _most(candidates: list[tuple[Candidate, int]], room: Room, step_s: float) -> list[int]:
+    """Return the largest set of candidates with steps of one length; states by the number admitted, none of which another one is better than."""
     states: list[list[_State]] = [[(0.0, 0, None)]]
     at_s = 0.0
     for one, index in sorted(candidates):
         for number, some in enumerate(states):
-            grown = room.prompt_tokens(one.within_s, number, pace_s) - room.prompt_tokens(at_s, number, pace_s)
+            grown = room.prompt_tokens(one.within_s, number, step_s) - room.prompt_tokens(at_s, number, step_s)
             states[number] = [(left + grown, blocks, chosen) for left, blocks, chosen in some]
         at_s = one.within_s
         for number in range(len(states) - 1, -1, -1):
-            if number >= room.num_rows or not room.holds(number + 1, pace_s):
+            if number >= room.num_rows or not room.holds(number + 1, step_s):
                 continue
             further = [
                 (left - one.num_tokens, blocks + one.num_blocks, (index, chosen))

@@ -46,7 +46,6 @@ class SlosServe(SchedulingPolicy):
         context_token_us: Of each KV entry that is read.
         output_tokens: Answers are expected to be so long as long as none has ended; then as long as those that have, on average.
         max_candidates: So many prefills are planned for, those with the earliest deadlines.
-        use_slack: A step may take as long as the next tokens of all have time, where they are ahead of their pace.
     """
 
     preempts = True
@@ -58,13 +57,11 @@ class SlosServe(SchedulingPolicy):
         context_token_us: float = 0.135,
         output_tokens: int = 200,
         max_candidates: int = 32,
-        use_slack: bool = False,
     ) -> None:
         self._step_time = StepTime(
             base_s=step_ms / 1e3, token_s=token_us / 1e6, context_token_s=context_token_us / 1e6
         )
         self._max_candidates = max_candidates
-        self._use_slack = use_slack
         self._num_ended, self._num_output_tokens = 1, output_tokens
         self._token_budget = 1 << 30
         self._is_planned = False
@@ -134,11 +131,12 @@ class SlosServe(SchedulingPolicy):
         self._left = dict(zip(slots.tolist(), left.tolist(), strict=True))
         planned, late = self._in_time(view, slots, left)
         needed = -(-self._ends(view, kept) // view.block_size)
+        context = float(view.num_tokens[decodes].sum())
         room = Room(
             step_time=self._step_time,
             max_tokens=self._token_budget,
             num_decodes=len(decodes),
-            num_context=float(view.num_tokens[decodes].sum()),
+            num_context=context,
             tpot_s=float(view.tpot_target_s[kept].min(initial=math.inf)),
             num_blocks=int(view.num_total_blocks * (1 - _WATERMARK)) - int(needed.sum()),
             num_rows=view.num_free_rows + len(running) - len(kept),
@@ -180,12 +178,12 @@ class SlosServe(SchedulingPolicy):
         """Give the prompt tokens of this step to prefills, in the order of the plan."""
         self._allotted = {}
         decodes = view.running[_is_decode(view)]
-        step_time, context = self._step_time, float(view.num_tokens[decodes].sum())
-        left_s = self._pace_s(view, decodes) - step_time.step_s(float(len(decodes)), context) - _LITTLE_S
+        left_s = self._pace_s(view, decodes) - _LITTLE_S
+        left_s -= self._step_time.step_s(float(len(decodes)), float(view.num_tokens[decodes].sum()))
         left = self._token_budget - len(decodes)
-        token_s = step_time.token_s + step_time.context_token_s
+        token_s = self._step_time.token_s + self._step_time.context_token_s
         for slot in (*self._standard, *self._others):
-            left_s -= step_time.context_token_s * (int(view.num_tokens[slot]) - self._left[slot])
+            left_s -= self._step_time.context_token_s * (int(view.num_tokens[slot]) - self._left[slot])
             most = min(left, left_s / token_s if token_s else math.inf)
             if most < 1:
                 break
@@ -198,15 +196,17 @@ class SlosServe(SchedulingPolicy):
     def _pace_s(self, view: SchedulerView, decodes: Int32Array) -> float:
         """Return how long this step may take."""
         kept = decodes[~np.isin(decodes, self._spare)]
-        paces_s, until_s = view.tpot_target_s[kept], _due_s(view, kept) - view.now_s
-        paces_s = np.maximum(until_s, _CATCH_UP * paces_s) if self._use_slack else np.clip(until_s, _CATCH_UP * paces_s, paces_s)
-        pace_s = min(paces_s.min(initial=math.inf), view.tpot_target_s[self._standard].min(initial=math.inf))
+        tpot_s = view.tpot_target_s[kept]
+        pace_s = np.clip(_due_s(view, kept) - view.now_s, _CATCH_UP * tpot_s, tpot_s).min(initial=math.inf)
+        pace_s = float(view.tpot_target_s[self._standard].min(initial=pace_s))
         if not self._standard:
-            return float(pace_s)
+            return pace_s
+        # A shorter step, if the first deadline comes before it ends and can be kept.
         first = np.array(self._standard[:1], np.int32)
-        until_first_s = float(_due_s(view, first)[0]) - view.now_s
-        fits = self._step_time.step_s(float(self._left[self._standard[0]] + len(decodes))) <= until_first_s
-        return float(min(pace_s, until_first_s) if fits else pace_s)
+        until_s = float(_due_s(view, first)[0]) - view.now_s
+        context = float(view.num_tokens[decodes].sum() + view.num_tokens[first].sum())
+        fits = self._step_time.step_s(float(self._left[self._standard[0]] + len(decodes)), context) <= until_s
+        return min(pace_s, until_s) if fits else pace_s
 
 
 # -------------------------------------------------------------------------------------------------------- parts of the view
