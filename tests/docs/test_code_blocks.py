@@ -65,7 +65,9 @@ def test_commands_of_a_shell_block_work(block: Block, page_folder, shell, ready_
 
 @pytest.mark.representatives(1000)
 @pytest.mark.parametrize("block", parameters("toml"))
-def test_toml_block_is_a_configuration_a_workload_events_drafts_or_a_part_of_pyproject(block: Block, tmp_path: Path) -> None:
+def test_toml_block_is_a_configuration_a_workload_events_drafts_or_a_part_of_pyproject(
+    block: Block, tmp_path: Path
+) -> None:
     from trencadis.registry.startup import load_with_plugins
     from trencadis_tools.simulation import load_drafts
     from trencadis_tools.simulation.events import read_events
