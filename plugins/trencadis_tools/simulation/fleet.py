@@ -381,10 +381,7 @@ class Fleet:
         lens: dict[str, int] = {}
         for replica in self._replicas:
             if replica is not None:
-                if replica.is_open:
-                    self._close(replica)
-                replica.report(has_ended=True)
-                lens |= replica.output_lens()
+                lens |= replica.output_lens(self._clock.time_s)
         live = [one for one in self._live.values() if one.request.request_id in lens]  # others have no replica
         rows = [
             LiveRow(one.request, one.replica, lens[one.request.request_id], one.num_moves, one.is_leaving)
@@ -396,6 +393,8 @@ class Fleet:
             assert old is not None, "a replica that has ended has no requests"
             one.is_leaving = True
             old.leaving.append((one.request.request_id, move.replica))
+            if old.is_open:
+                self._close(old)
             if old.deltas is None:
                 self._let_go(old)
         self._check_router()
