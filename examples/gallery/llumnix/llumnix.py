@@ -113,27 +113,26 @@ class Llumnix(LeastUsed, SupportsMoves):
     def moves(self, live: LiveRequests, replicas: ReplicaViews) -> Sequence[Move]:
         """Return at most one move from each replica and one to each: the least free with the freest, and so on."""
         count = len(replicas.num_live)
-        order = np.argsort(live.replica, kind="stable")  # by replica, of each in the order of arrival
-        ends = np.searchsorted(live.replica[order], np.arange(count), side="right")
+        order = np.argsort(live.replica, kind="stable")  # by replica; of each those that came last wait
+        num_here = np.bincount(live.replica, minlength=count)
+        ends = np.cumsum(num_here)
+        firsts = ends - np.maximum(0, num_here - replicas.num_running)
         tokens = live.num_prompt_tokens.astype(np.int64) + live.num_output_tokens
-        firsts = ends - np.minimum(replicas.num_waiting, np.bincount(live.replica, minlength=count))
         room = self._rooms(live, replicas, tokens, order, firsts, ends)
-        batch = replicas.num_running + (replicas.num_waiting > 0)
+        batch = replicas.num_running + (firsts < ends)
         freeness = np.where(batch > 0, room / np.maximum(batch, 1), np.inf)
-        started = np.concatenate([[0], np.cumsum(live.num_output_tokens[order] > 0)])
-        has_preempted = started[ends] > started[firsts]
-        gives = (freeness <= self._out_below) | has_preempted
-        takes = ~gives & replicas.is_healthy
-        moves = []
+        was_preempted = np.concatenate([[0], np.cumsum(((live.num_output_tokens > 0) & (live.num_moves == 0))[order])])
+        gives = (freeness <= self._out_below) | (was_preempted[ends] > was_preempted[firsts])
+        is_busy = np.zeros(count, np.bool_)  # with a move
+        moving = live.target >= 0
+        is_busy[live.replica[moving]] = is_busy[live.target[moving]] = True
         ranked = np.argsort(freeness, kind="stable")
-        freest = [int(one) for one in ranked[::-1] if takes[one]]
-        for source in [int(one) for one in ranked if gives[one]]:
-            chosen = self._victim(
-                live, tokens, order[(ends[source - 1] if source else 0) : ends[source]], firsts[source] - ends[source]
-            )
-            if chosen < 0 or not freest:
-                continue
-            if tokens[chosen] + self._block_tokens <= room[freest[0]]:
+        freest = ranked[::-1][(~gives & ~is_busy & replicas.is_healthy)[ranked[::-1]]].tolist()
+        moves = []
+        for source in ranked[(gives & ~is_busy)[ranked]].tolist():
+            here = order[ends[source] - num_here[source] : ends[source]]
+            chosen = self._victim(live, tokens, here, int(ends[source] - firsts[source]))
+            if chosen >= 0 and freest and tokens[chosen] + self._block_tokens <= room[freest[0]]:
                 moves.append(Move(chosen, freest.pop(0)))
         return moves
 
@@ -154,16 +153,16 @@ class Llumnix(LeastUsed, SupportsMoves):
             room[np.unique(live.replica[live.priority < 0])] -= self._headroom_tokens
         return room
 
-    def _victim(self, live: LiveRequests, tokens: Int64Array, here: Int64Array, first_waiting: int) -> int:
+    def _victim(self, live: LiveRequests, tokens: Int64Array, here: Int64Array, num_waiting: int) -> int:
         """Return the request of a replica that is to leave it, or -1.
 
         Args:
             live: Requests.
             tokens: Of each.
-            here: Those of the replica.
-            first_waiting: Minus those of them that wait.
+            here: Those of the replica; those that wait come last.
+            num_waiting: So many wait.
         """
-        waiting, running = here[len(here) + first_waiting :], here[: len(here) + first_waiting]
+        running, waiting = np.split(here, [len(here) - num_waiting])
         if self._moves_waiting and waiting.size and live.is_movable[waiting[0]]:
             return int(waiting[0])
         running = running[live.is_movable[running] & (live.num_output_tokens[running] > 0)]
