@@ -77,7 +77,7 @@ def test_toml_block_is_a_configuration_a_workload_events_or_a_part_of_pyproject(
     if block.page == "docs/do/workloads.md":
         read_recipe(str(path))
         return
-    if block.page == "docs/do/simulate.md":
+    if "event" in tomllib.loads(block.text):
         assert read_events(path)
         return
     load_with_plugins(file=path, environ={})

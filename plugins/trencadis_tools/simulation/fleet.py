@@ -18,6 +18,7 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 
 import attrs
+import numpy as np
 
 from trencadis.api import (
     Config,
@@ -177,6 +178,7 @@ def simulate(
     events: Sequence[ReplicaEvent] = (),
     watcher: Watcher | None = None,
     drafts: Mapping[str, DraftFacts] | None = None,
+    token_times: bool = False,
 ) -> Run:
     """Serve a workload on simulated replicas, and return what became of each request.
 
@@ -190,6 +192,7 @@ def simulate(
         events: What happens to replicas.
         watcher: Sees what engines do.
         drafts: What becomes of drafts, by name of the speculator; see :func:`load_drafts`.
+        token_times: Whether records have the time of each token; 8 bytes for each of them.
 
     Raises:
         PluginError: A component does not exist or cannot be built.
@@ -206,6 +209,7 @@ def simulate(
         events=events,
         watcher=watcher,
         drafter=drafter_of(config, drafts or {}, seed=workload.seed, step_times=step_times),
+        token_times=token_times,
     )
     try:
         return fleet.run()
@@ -226,6 +230,7 @@ class Fleet:
         watcher: Sees what engines do; then each step is a plan of its own.
         max_steady_steps: Steps that an engine computes at once where nothing changes; 1: one by one, as always with drafts.
         drafter: What becomes of drafts; None: there are none.
+        token_times: See :func:`simulate`.
 
     Attributes:
         built: Replicas in the order in which their engines were built.
@@ -244,6 +249,7 @@ class Fleet:
         watcher: Watcher | None = None,
         max_steady_steps: int = MAX_STEADY_STEPS,
         drafter: Drafter | None = None,
+        token_times: bool = False,
     ) -> None:
         if replicas < 1:
             raise ConfigValueError(f"replicas = {replicas}: there must be one at least.")
@@ -254,6 +260,7 @@ class Fleet:
         self._drafter = drafter
         self._watcher = watcher
         self._max_steady_steps = 1 if watcher is not None else max_steady_steps
+        self._token_times: dict[str, list[float]] | None = {} if token_times else None
         self._prompts = self._prompts_of(workload)
         longest = max(one.num_prompt_tokens + one.num_output_tokens for one in workload.requests)
         cache = self._config.cache
@@ -326,6 +333,7 @@ class Fleet:
             raise InternalError("a simulated model generates")
         self._num_buckets = len(engine.warm_up.buckets)
         replica = Replica(index, len(self.built), engine, clock, executor, refused=self._refused, watcher=self._watcher)
+        replica.token_times = self._token_times
         self.built.append(replica)
         return replica
 
@@ -435,6 +443,8 @@ class Fleet:
             before = self._texts[asked.after] if waiting else self._texts.pop(asked.after)
         request = self._prompts.request(index, before)
         live = self._live[asked.request_id] = _Live(index, now_s, request)
+        if self._token_times is not None:
+            self._token_times[asked.request_id] = []
         self._place(live)
         if self.mover is not None and not self._are_moves_due:
             self._are_moves_due = True
@@ -500,6 +510,7 @@ class Fleet:
             num_output_tokens=0 if end is None else len(end.token_ids),
             num_preemptions=live.num_preemptions,
             error=error,
+            token_times_s=None if self._token_times is None else np.array(self._token_times.pop(asked.request_id)),
         )
         self._follow(asked.request_id, end_s, error)
 
@@ -617,6 +628,8 @@ class Fleet:
             replica.close(self._clock.time_s)
         deltas, replica.deltas, replica.ends_s = replica.deltas, None, math.inf
         assert deltas is not None, "a step ends once"
+        if self._token_times is not None:
+            replica.note_times(deltas)
         if self._watcher is not None:
             self._watcher.stepped(replica.index, deltas)
         for end in deltas.finished:

@@ -142,6 +142,8 @@ class Replica:
         reported: Takes its load, for a router; None: there is none.
         sizes: Sequences that wait and run, as the router knows them.
         is_stretch: What runs, or ran last, are several steps.
+        token_times: Of each request that was sent, by id, where its tokens' times are noted; None: nowhere.
+        times_of: The same by slot.
     """
 
     index: int
@@ -163,6 +165,8 @@ class Replica:
     reported: Callable[[int, EngineLoad], None] | None = None
     sizes: tuple[int, int] = (0, 0)
     is_stretch: bool = False
+    token_times: dict[str, list[float]] | None = None
+    times_of: dict[int, list[float]] = attrs.field(factory=dict)
     stalled = ""  # for the router: nothing hangs here
 
     @property
@@ -193,6 +197,8 @@ class Replica:
                     raise error.__cause__ from None
                 self.refused(request, error)
                 continue
+            if self.token_times is not None:
+                self.times_of[slot] = self.token_times[request.request_id]
             if self.watcher is not None:
                 self.watcher.added(self.index, slot, request)
         self.report()
@@ -214,6 +220,19 @@ class Replica:
         self.executor.timeline.until_s = now_s
         self.deltas, self.is_open, self.ends_s = self.engine.step(), False, self.clock.now_s()
         self.is_stretch = True
+
+    def note_times(self, deltas: TokenDeltas, *, has_ended: bool = True) -> None:
+        """Note when tokens came.
+
+        Args:
+            deltas: Of the step, or of the steps, that were waited for last.
+            has_ended: Otherwise the last step gave nothing yet.
+        """
+        times = [end_s for end_s, _ in self.executor.timeline.ended[:-1]]
+        if has_ended:
+            times.append(self.clock.now_s())
+        for slot, num_tokens in zip(deltas.slots.tolist(), deltas.num_tokens.tolist(), strict=True):
+            self.times_of[slot] += times if self.is_stretch else times * num_tokens
 
     def report(self, *, has_ended: bool = False) -> None:
         """Tell the router what waits, runs and is cached, if that has changed: it changes when a sequence comes, begins to run or ends.
@@ -253,6 +272,8 @@ class Replica:
         """
         if isinstance(self.executor, SimulatedExecutor):
             self.executor.fail(now_s)
+        if self.deltas is not None and self.token_times is not None:
+            self.note_times(self.deltas, has_ended=False)
         left = self._unfinished(self.deltas)
         left += [Unfinished(request.request_id, request.output_token_ids or ()) for request in self.inbox]
         self.engine.close()
