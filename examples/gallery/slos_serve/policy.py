@@ -46,6 +46,9 @@ class SlosServe(SchedulingPolicy):
         context_token_us: Of each KV entry that is read.
         output_tokens: Answers are expected to be so long as long as none has ended; then as long as those that have, on average.
         max_candidates: So many prefills are planned for, those with the earliest deadlines.
+        best_effort_share: Prefills that are best effort make a step no longer than this share of its pace, as who comes meanwhile waits for
+            its end.
+        max_step_ms: A step for admitted prefills may take so long where all that decode are ahead of their pace; 0: never longer than that.
     """
 
     preempts = True
@@ -57,11 +60,15 @@ class SlosServe(SchedulingPolicy):
         context_token_us: float = 0.135,
         output_tokens: int = 200,
         max_candidates: int = 32,
+        best_effort_share: float = 0.5,
+        max_step_ms: float = 100.0,
     ) -> None:
         self._step_time = StepTime(
             base_s=step_ms / 1e3, token_s=token_us / 1e6, context_token_s=context_token_us / 1e6
         )
         self._max_candidates = max_candidates
+        self._best_effort_share = best_effort_share
+        self._max_step_s = max_step_ms / 1e3
         self._num_ended, self._num_output_tokens = 1, output_tokens
         self._token_budget = 1 << 30
         self._is_planned = False
@@ -132,7 +139,10 @@ class SlosServe(SchedulingPolicy):
         planned, late = self._in_time(view, slots, left)
         needed = -(-self._ends(view, kept) // view.block_size)
         context = float(view.num_tokens[decodes].sum())
+        ahead_s = _due_s(view, kept) - view.now_s - view.tpot_target_s[kept]
         room = Room(
+            slack_s=max(0.0, float(ahead_s.min(initial=_FAR_S))),
+            max_step_s=self._max_step_s,
             step_time=self._step_time,
             max_tokens=self._token_budget,
             num_decodes=len(decodes),
@@ -178,29 +188,38 @@ class SlosServe(SchedulingPolicy):
         """Give the prompt tokens of this step to prefills, in the order of the plan."""
         self._allotted = {}
         decodes = view.running[_is_decode(view)]
-        left_s = self._pace_s(view, decodes) - _LITTLE_S
-        left_s -= self._step_time.step_s(float(len(decodes)), float(view.num_tokens[decodes].sum()))
-        left = self._token_budget - len(decodes)
-        token_s = self._step_time.token_s + self._step_time.context_token_s
-        for slot in (*self._standard, *self._others):
-            left_s -= self._step_time.context_token_s * (int(view.num_tokens[slot]) - self._left[slot])
-            most = min(left, left_s / token_s if token_s else math.inf)
-            if most < 1:
-                break
-            chunk = self._allotted[slot] = min(self._left[slot], int(most))
-            left -= chunk
-            left_s -= token_s * chunk
+        pace_s = self._pace_s(view, decodes) - _LITTLE_S
+        alone_s = self._step_time.step_s(float(len(decodes)), float(view.num_tokens[decodes].sum()))
+        most = self._token_budget - len(decodes)
+        most, left_s = self._give(view, self._standard, most, pace_s - alone_s)
+        if math.isfinite(pace_s):
+            left_s -= (1 - self._best_effort_share) * pace_s
+        self._give(view, self._others, most, left_s)
         if not self._allotted and not len(decodes):  # no step keeps the pace
             self._allotted = {slot: view.block_size for slot in (*self._standard, *self._others)[:1]}
+
+    def _give(self, view: SchedulerView, slots: list[int], most: int, left_s: float) -> tuple[int, float]:
+        """Give tokens of this step to prefills, one after the other; return the tokens and seconds that are left."""
+        token_s = self._step_time.token_s + self._step_time.context_token_s
+        for slot in slots:
+            left_s -= self._step_time.context_token_s * (int(view.num_tokens[slot]) - self._left[slot])
+            chunk = int(min(self._left[slot], most, left_s / token_s if token_s else math.inf))
+            if chunk < 1:
+                break
+            self._allotted[slot] = chunk
+            most, left_s = most - chunk, left_s - token_s * chunk
+        return most, left_s
 
     def _pace_s(self, view: SchedulerView, decodes: Int32Array) -> float:
         """Return how long this step may take."""
         kept = decodes[~np.isin(decodes, self._spare)]
         tpot_s = view.tpot_target_s[kept]
-        pace_s = np.clip(_due_s(view, kept) - view.now_s, _CATCH_UP * tpot_s, tpot_s).min(initial=math.inf)
-        pace_s = float(view.tpot_target_s[self._standard].min(initial=pace_s))
+        until_s = _due_s(view, kept) - view.now_s
+        pace_s = float(np.clip(until_s, _CATCH_UP * tpot_s, tpot_s).min(initial=math.inf))
         if not self._standard:
             return pace_s
+        pace_s = float(view.tpot_target_s[self._standard].min(initial=pace_s))
+        pace_s = max(pace_s, min(self._max_step_s, float(until_s.min(initial=math.inf))))
         # A shorter step, if the first deadline comes before it ends and can be kept.
         first = np.array(self._standard[:1], np.int32)
         until_s = float(_due_s(view, first)[0]) - view.now_s
