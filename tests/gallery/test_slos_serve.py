@@ -48,7 +48,9 @@ class TestSlosServe(SchedulingConformance):
 
 def room_of(**given: float) -> Room:
     """A step takes 10 ms, and 1 ms for each of its tokens."""
-    return attrs.evolve(Room(step_time=StepTime(base_s=0.01, token_s=0.001, context_token_s=0.0), max_tokens=90), **given)
+    return attrs.evolve(
+        Room(step_time=StepTime(base_s=0.01, token_s=0.001, context_token_s=0.0), max_tokens=90), **given
+    )
 
 
 def want(within_s: float, num_tokens: int, *, num_blocks: int = 1, tpot_s: float = 0.1) -> Candidate:

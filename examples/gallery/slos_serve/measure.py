@@ -314,10 +314,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         cells = [f"{mean_capacity(rows, policy):.2f}" for policy in policies]
         table.append([name, *cells, *(f"{gain:.2f} ({best})" for gain, best in found)])
     headings = [text for text, names in zip(("by vLLM's or Sarathi's", "by the best"), groups, strict=True) if names]
-    print_table(["scenario", *policies, *headings], table)
     if headings:
         means = np.exp(np.mean(np.log(ratios), axis=0))
-        print("geometric means:", ", ".join(f"{mean:.2f} {text}" for mean, text in zip(means, headings, strict=True)))
+        table.append(["geometric mean", *("" for _ in policies), *(f"{mean:.2f}" for mean in means)])
+    print_table(["scenario", *policies, *headings], table)
     if args.json:
         args.json.write_text(json.dumps([attrs.asdict(row) for row in all_rows], indent=1) + "\n", encoding="utf-8")
 

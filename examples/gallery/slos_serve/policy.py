@@ -34,9 +34,10 @@ _CATCH_UP = 0.5
 class SlosServe(SchedulingPolicy):
     """Plans again in every step: nothing is promised to a request but that it is in the largest set that meets its objectives now.
 
-    A request is best effort if it has no targets, if its first token is late whatever is done, or if the plan leaves it out. A step takes
-    as long as the tightest TPOT of standard requests, less where one is behind its pace. Its prompt tokens go to standard requests by
-    deadline, and what they leave to the others, who also lose their rows and blocks to them.
+    A request is best effort if it has no targets, if its first token is late whatever is done, or if the plan leaves it out; the others
+    are standard. A step takes as long as the tightest TPOT of standard requests, more where all that decode are ahead of their pace,
+    less where one is behind. Its prompt tokens go to standard requests by deadline, then to the others, who lose their rows and blocks to
+    standard ones.
 
     Meant for engines that plan a step when the one before has ended (``engine.async_scheduling = false``); else all is a step late.
 
@@ -63,9 +64,7 @@ class SlosServe(SchedulingPolicy):
         best_effort_share: float = 0.5,
         max_step_ms: float = 100.0,
     ) -> None:
-        self._step_time = StepTime(
-            base_s=step_ms / 1e3, token_s=token_us / 1e6, context_token_s=context_token_us / 1e6
-        )
+        self._step_time = StepTime(base_s=step_ms / 1e3, token_s=token_us / 1e6, context_token_s=context_token_us / 1e6)
         self._max_candidates = max_candidates
         self._best_effort_share = best_effort_share
         self._max_step_s = max_step_ms / 1e3
@@ -138,16 +137,16 @@ class SlosServe(SchedulingPolicy):
         self._left = dict(zip(slots.tolist(), left.tolist(), strict=True))
         planned, late = self._in_time(view, slots, left)
         needed = -(-self._ends(view, kept) // view.block_size)
-        context = float(view.num_tokens[decodes].sum())
-        ahead_s = _due_s(view, kept) - view.now_s - view.tpot_target_s[kept]
+        paced = kept[np.isfinite(view.tpot_target_s[kept])]
+        ahead_s = _due_s(view, paced) - view.now_s - view.tpot_target_s[paced]
         room = Room(
-            slack_s=max(0.0, float(ahead_s.min(initial=_FAR_S))),
-            max_step_s=self._max_step_s,
             step_time=self._step_time,
             max_tokens=self._token_budget,
             num_decodes=len(decodes),
-            num_context=context,
-            tpot_s=float(view.tpot_target_s[kept].min(initial=math.inf)),
+            num_context=float(view.num_tokens[decodes].sum()),
+            tpot_s=float(view.tpot_target_s[paced].min(initial=math.inf)),
+            slack_s=max(0.0, float(ahead_s.min(initial=_FAR_S))),
+            max_step_s=self._max_step_s,
             num_blocks=int(view.num_total_blocks * (1 - _WATERMARK)) - int(needed.sum()),
             num_rows=view.num_free_rows + len(running) - len(kept),
             row_context=float(view.num_tokens[planned].mean()) if planned else 0.0,
@@ -196,7 +195,7 @@ class SlosServe(SchedulingPolicy):
             left_s -= (1 - self._best_effort_share) * pace_s
         self._give(view, self._others, most, left_s)
         if not self._allotted and not len(decodes):  # no step keeps the pace
-            self._allotted = {slot: view.block_size for slot in (*self._standard, *self._others)[:1]}
+            self._allotted = dict.fromkeys((*self._standard, *self._others)[:1], view.block_size)
 
     def _give(self, view: SchedulerView, slots: list[int], most: int, left_s: float) -> tuple[int, float]:
         """Give tokens of this step to prefills, one after the other; return the tokens and seconds that are left."""
@@ -222,10 +221,10 @@ class SlosServe(SchedulingPolicy):
         pace_s = max(pace_s, min(self._max_step_s, float(until_s.min(initial=math.inf))))
         # A shorter step, if the first deadline comes before it ends and can be kept.
         first = np.array(self._standard[:1], np.int32)
-        until_s = float(_due_s(view, first)[0]) - view.now_s
+        first_s = float(_due_s(view, first)[0]) - view.now_s
         context = float(view.num_tokens[decodes].sum() + view.num_tokens[first].sum())
-        fits = self._step_time.step_s(float(self._left[self._standard[0]] + len(decodes)), context) <= until_s
-        return min(pace_s, until_s) if fits else pace_s
+        fits = self._step_time.step_s(float(self._left[self._standard[0]] + len(decodes)), context) <= first_s
+        return min(pace_s, first_s) if fits else pace_s
 
 
 # -------------------------------------------------------------------------------------------------------- parts of the view
