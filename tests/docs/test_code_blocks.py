@@ -80,8 +80,11 @@ def test_toml_block_is_a_configuration_a_workload_events_drafts_or_a_part_of_pyp
     if block.page == "docs/do/workloads.md":
         read_recipe(str(path))
         return
-    if block.page == "docs/do/simulate.md":
-        assert read_events(path) if "[[event]]" in block.text else load_drafts(str(path))
+    if "event" in tomllib.loads(block.text):
+        assert read_events(path)
+        return
+    if block.text.startswith("# drafts.toml"):
+        assert load_drafts(str(path))
         return
     load_with_plugins(file=path, environ={})
 

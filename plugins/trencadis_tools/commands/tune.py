@@ -13,6 +13,7 @@ from trencadis.errors import ConfigError
 from trencadis_tools.compare.candidates import described
 from trencadis_tools.compare.wording import show
 from trencadis_tools.simulation.drafts import speculates
+from trencadis_tools.simulation.fleet import notes_on
 from trencadis_tools.tune.search import SPANS, Effect, Found
 from trencadis_tools.tune.slo import FORM, parse_slo
 from trencadis_tools.tune.trials import Trial
@@ -26,7 +27,11 @@ _SHOWN = 12
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's own flags; config flags and ``--config`` say where the search starts."""
-    parser.add_argument("--slo", metavar="A,B,...", help=f"objectives: {FORM}; itl is a request's mean time per token")
+    parser.add_argument(
+        "--slo",
+        metavar="A,B,...",
+        help=f"objectives: {FORM}; itl is every time between tokens, tpot the mean of a request",
+    )
     parser.add_argument("--workload", metavar="W", help="a workload file, a trace, or the name of a built-in one")
     parser.add_argument(
         "--step-times", default="", metavar="S", help="fitted step times, or a device sheet (default: fitted here)"
@@ -107,6 +112,8 @@ def _print(tuned: Tuned) -> None:
     print(f"{tuned.trials.num_run} simulations{refused}.")
     if speculates(tuned.start.config):
         print(f"Drafts: {tuned.settings.drafts}.")
+    for note in notes_on(tuned.start.config):
+        print(note)
     print()
     _print_capacities(tuned)
     _print_changes(tuned)

@@ -10,7 +10,7 @@ import attrs
 
 from trencadis.errors import ConfigError
 from trencadis_tools.compare.candidates import Candidate, restored, sweep_points
-from trencadis_tools.compare.experiment import Experiment, PointResult, RunAll, run_experiment
+from trencadis_tools.compare.experiment import Experiment, PointResult, RunAll, left_open, run_experiment
 from trencadis_tools.compare.live import LiveRuns, pieces_of
 from trencadis_tools.compare.metrics import metric_of
 from trencadis_tools.compare.record import record_of
@@ -79,12 +79,15 @@ class Comparison:
     record: Mapping[str, Any] = attrs.field(repr=False)
 
 
-def compare(arguments: Arguments, *, note: Callable[[int], None] | None = None) -> Comparison:
+def compare(
+    arguments: Arguments, *, note: Callable[[int], None] | None = None, warn: Callable[[str], None] | None = None
+) -> Comparison:
     """Run a comparison.
 
     Args:
         arguments: What is compared.
         note: Called with the number of runs so far; or None.
+        warn: Called before the runs with each sentence of :func:`left_open`; or None.
 
     Raises:
         ConfigError: An argument, file or configuration cannot be used, or the workload is too short.
@@ -93,13 +96,16 @@ def compare(arguments: Arguments, *, note: Callable[[int], None] | None = None) 
     _check(arguments)
     candidates = [restored(name, given) for name, given in arguments.configs]
     experiment = _experiment(arguments, candidates)
+    if warn is not None:
+        for line in left_open(experiment):
+            warn(line)
     if arguments.live:
-        with LiveRuns() as live:
+        with LiveRuns(token_times=experiment.needs_token_times) as live:
             results = run_experiment(experiment, live, note=note)
         return _compared(arguments, candidates, results, "")
     step_times = _step_times(arguments.step_times)
     drafts = load_drafts(arguments.drafts)
-    with_step_times = functools.partial(_simulated, arguments.replicas, drafts)
+    with_step_times = functools.partial(_simulated, arguments.replicas, drafts, experiment.needs_token_times)
     results = run_experiment(
         experiment,
         with_step_times(step_times),
@@ -143,11 +149,11 @@ def _experiment(arguments: Arguments, candidates: Sequence[Candidate]) -> Experi
     metrics = [metric_of(name) for name in arguments.metrics]
     workload_of, is_drawn = _workloads(arguments)
     if not is_drawn and arguments.until_decided:
-        quantiles = [metric.name for metric in metrics if metric.quantile is not None or metric.is_of_run]
-        if quantiles:
+        of_runs = [metric.name for metric in metrics if metric.is_of_run]
+        if of_runs:
             raise ConfigError(
-                f"flag --until-decided: {', '.join(quantiles)} cannot be watched within one run, where the unit is a block of requests.",
-                hint="Name means with --metric, or take a workload that is drawn from a seed.",
+                f"flag --until-decided: {', '.join(of_runs)} cannot be watched within one run: it has one value.",
+                hint="Name metrics of requests with --metric, or take a workload that is drawn from a seed.",
             )
     return Experiment(
         candidates=candidates,
@@ -193,12 +199,20 @@ def _step_times(name: str) -> StepTimes:
     return load_step_times(name) if name else LinearStepTimes()
 
 
-def _simulated(replicas: int, drafts: Mapping[str, DraftFacts], step_times: StepTimes) -> RunAll:
+def _simulated(replicas: int, drafts: Mapping[str, DraftFacts], token_times: bool, step_times: StepTimes) -> RunAll:
     """Return what simulates a workload under each configuration."""
 
     def run_all(candidates: Sequence[Candidate], workload: Workload, pair: int) -> list[Run]:
         return [
-            simulate(one.config, one.registry, workload, step_times=step_times, replicas=replicas, drafts=drafts)
+            simulate(
+                one.config,
+                one.registry,
+                workload,
+                step_times=step_times,
+                replicas=replicas,
+                drafts=drafts,
+                token_times=token_times,
+            )
             for one in candidates
         ]
 

@@ -17,6 +17,7 @@ from trencadis_tools.compare.candidates import Candidate
 from trencadis_tools.compare.experiment import rate_of
 from trencadis_tools.simulation import load_drafts
 from trencadis_tools.simulation.drafts import facts_of
+from trencadis_tools.simulation.fleet import has_store
 from trencadis_tools.simulation.step_times import BucketStepTimes, SheetStepTimes, load_step_times
 from trencadis_tools.tune.confirm import Measured, measure
 from trencadis_tools.tune.measured import MeasuredSteps, measure_steps
@@ -262,6 +263,8 @@ def _measured(
         return (), "one engine is measured, and --replicas asks for more"
     if not found.best.rate:
         return (), "no rate keeps the objectives"
+    if has_store(trials.configured(found.best.changes).config):
+        return (), "the KV store is a simulated one"
     say("Measuring the start and the best two in turns.")
     chosen = [found.start, found.best, *([found.second] if found.second else [])]
     names = ("start", "best", "second")

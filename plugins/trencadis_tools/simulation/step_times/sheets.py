@@ -202,6 +202,12 @@ class SheetStepTimes:
         """Return 0: the factors hold what the host takes."""
         return 0.0
 
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """KV of a token, of all ranks together."""
+        model = self.model
+        return int(2 * model.num_layers * model.num_kv_heads * model.head_size * model.activation_bytes)
+
     def parts(self, shape: StepShape) -> StepParts:
         """Return the parts of a step, without factors. Pure.
 
@@ -212,7 +218,7 @@ class SheetStepTimes:
         """
         model, device = self.model, self.device
         peak = device.peak_flops(model.dtype)
-        kv_bytes = 2 * model.num_layers * model.num_kv_heads * model.head_size * model.activation_bytes / self.tensor
+        kv_bytes = self.kv_bytes_per_token / self.tensor
         pair_ops = 4 * model.num_layers * model.num_heads * model.head_size / self.tensor
         token_ops = 2 * self._weights_of_token()
         sent = 2 * (self.tensor - 1) / self.tensor * 2 * model.num_layers * model.hidden_size * model.activation_bytes

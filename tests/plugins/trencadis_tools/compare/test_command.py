@@ -120,6 +120,10 @@ def test_a_comparison_from_the_table_to_the_record_that_gives_the_same_bytes(com
 
     Path("narrow.toml").write_text("[engine]\nmax_num_batched_tokens = 40\n")  # the record holds what was set
     assert compare("--verify", "r.json", workload=None)[:2] == (0, "r.json: the same bytes.\n")
+    point["outcomes"][0]["plan_hash"] = "0" * 32  # a line of a plugin was other then
+    Path("r.json").write_text(json.dumps(record))
+    code, out, _ = compare("--verify", "r.json", workload=None)
+    assert (code, out.split(":")[1]) == (0, " the same bytes but for the hashes of plans")
 
 
 def test_a_record_that_gives_other_bytes_is_said_where(compare, folder) -> None:
@@ -234,13 +238,13 @@ def test_a_workload_must_be_named(compare) -> None:
     assert "--workload is missing" in err
 
 
-def test_a_trace_has_no_seeds_and_no_tails_to_watch(compare, folder) -> None:
+def test_a_trace_has_no_seeds_and_no_values_of_runs_to_watch(compare, folder) -> None:
     Path("trace.csv").write_text(
         "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:00.0,5,5\n2023-11-16 18:15:01.0,5,5\n"
     )
     for words, said in (
         (["--seeds", "3"], "are not drawn"),
-        (["--until-decided"], "ttft_p99 cannot be watched"),
+        (["--until-decided", "--metric", "output_throughput"], "output_throughput cannot be watched"),
         ([], "need 1000"),
     ):
         code, _, err = compare("narrow.toml", "wide.toml", *words, workload="trace.csv")
