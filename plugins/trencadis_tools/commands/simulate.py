@@ -47,6 +47,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--events", type=Path, metavar="FILE.toml", help="failures, drains and joins of replicas")
     parser.add_argument("--requests", type=Path, metavar="FILE", help="write a row for each request, .csv or .parquet")
+    parser.add_argument(
+        "--token-times",
+        action="store_true",
+        help="keep when each token came, for max_itl_s, qoe and token_times_s of --requests",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -75,6 +80,10 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
     workload = load_workload(args.workload, seed=args.seed, rate=args.rate, limit=args.max_requests)
     step_times = load_step_times(args.step_times) if args.step_times else LinearStepTimes()
     events = () if args.events is None else read_events(args.events)
+    if args.token_times and args.replica_model == "macro":
+        raise ConfigError(
+            "flag --token-times: macro replicas compute no times of tokens.", hint="Leave it out, or take engines."
+        )
     began_s = time.process_time()
     with _quiet():
         if args.replica_model == "macro":
@@ -90,11 +99,12 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
                 replicas=args.replicas,
                 events=events,
                 drafts=load_drafts(args.drafts),
+                token_times=args.token_times,
             )
     cpu_s = time.process_time() - began_s
     summary = summary_of(result)
     if args.requests is not None:
-        write_rows(args.requests, [row_of(record) for record in result.records])
+        write_rows(args.requests, [row_of(record, token_times=args.token_times) for record in result.records])
     if args.json:
         facts: dict[str, object] = {
             "workload": workload.name,

@@ -27,7 +27,11 @@ _SHOWN = 12
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's own flags; config flags and ``--config`` say where the search starts."""
-    parser.add_argument("--slo", metavar="A,B,...", help=f"objectives: {FORM}; itl is a request's mean time per token")
+    parser.add_argument(
+        "--slo",
+        metavar="A,B,...",
+        help=f"objectives: {FORM}; itl is every time between tokens, tpot the mean of a request",
+    )
     parser.add_argument("--workload", metavar="W", help="a workload file, a trace, or the name of a built-in one")
     parser.add_argument(
         "--step-times", default="", metavar="S", help="fitted step times, or a device sheet (default: fitted here)"

@@ -100,12 +100,12 @@ def compare(
         for line in left_open(experiment):
             warn(line)
     if arguments.live:
-        with LiveRuns() as live:
+        with LiveRuns(token_times=experiment.needs_token_times) as live:
             results = run_experiment(experiment, live, note=note)
         return _compared(arguments, candidates, results, "")
     step_times = _step_times(arguments.step_times)
     drafts = load_drafts(arguments.drafts)
-    with_step_times = functools.partial(_simulated, arguments.replicas, drafts)
+    with_step_times = functools.partial(_simulated, arguments.replicas, drafts, experiment.needs_token_times)
     results = run_experiment(
         experiment,
         with_step_times(step_times),
@@ -199,12 +199,20 @@ def _step_times(name: str) -> StepTimes:
     return load_step_times(name) if name else LinearStepTimes()
 
 
-def _simulated(replicas: int, drafts: Mapping[str, DraftFacts], step_times: StepTimes) -> RunAll:
+def _simulated(replicas: int, drafts: Mapping[str, DraftFacts], token_times: bool, step_times: StepTimes) -> RunAll:
     """Return what simulates a workload under each configuration."""
 
     def run_all(candidates: Sequence[Candidate], workload: Workload, pair: int) -> list[Run]:
         return [
-            simulate(one.config, one.registry, workload, step_times=step_times, replicas=replicas, drafts=drafts)
+            simulate(
+                one.config,
+                one.registry,
+                workload,
+                step_times=step_times,
+                replicas=replicas,
+                drafts=drafts,
+                token_times=token_times,
+            )
             for one in candidates
         ]
 

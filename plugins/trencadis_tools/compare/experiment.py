@@ -69,6 +69,11 @@ class Experiment:
     sweeps: Sequence[Mapping[str, str]] = ({},)
     max_requests: int = 0
 
+    @property
+    def needs_token_times(self) -> bool:
+        """Whether a metric needs the time of each token."""
+        return any(metric.needs_token_times for metric in self.metrics)
+
 
 @attrs.frozen(kw_only=True)
 class Point:

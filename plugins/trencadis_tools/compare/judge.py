@@ -226,9 +226,9 @@ def _outcome(runs: _Runs, place: int, metrics: Sequence[Metric]) -> Outcome:
 
 def _of_runs(runs: _Runs, place: int, metric: Metric) -> FloatArray:
     """Return the metric of each run, ``[num_runs]``."""
-    if metric.is_of_run:
-        return np.array([metric.of_run(run) for run in runs.runs[place]])
     own = zip(runs.runs[place], runs.kept, strict=True)
+    if metric.is_of_run:
+        return np.array([metric.of_run(run, kept) for run, kept in own])
     return np.array([metric.summary(metric.values(run, kept)) for run, kept in own])
 
 

@@ -56,6 +56,8 @@ class DraftFacts:
         acceptance: Chance that a draft stands if those before it do, 0 .. 1; None: as ``acceptance_by_position`` says.
         acceptance_by_position: Share of the steps in which the draft at each position stood, from the first one on, as ``trencadis bench
             speculation`` prints it; falls or stays. After the last one the ratio of the last two goes on.
+        spread: Requests differ: the chances of each are larger or smaller by the same number, drawn evenly from minus to plus this one, and cut
+            at 0 and 1.
         found: Share of the steps of a sequence in which there are drafts at all, 0 .. 1: an n-gram may have no match.
         step_s: Time that drafting takes in each step with drafts asked for, seconds.
         token_s: The same of each draft.
@@ -70,6 +72,7 @@ class DraftFacts:
     acceptance_by_position: tuple[float, ...] = attrs.field(
         default=(), converter=tuple, validator=deep_iterable(_SHARE)
     )
+    spread: float = attrs.field(default=0.0, validator=_SHARE)
     found: float = attrs.field(default=1.0, validator=_SHARE)
     step_s: float = attrs.field(default=0.0, validator=ge(0.0))
     token_s: float = attrs.field(default=0.0, validator=ge(0.0))
@@ -179,8 +182,13 @@ class DrawnDrafter:
             self._chances = self._facts.chances(longest)
         places = np.arange(longest)
         draws = uniforms(self._seed, Stream.DRAFTS, indices[:, None], positions[:, None] + places)
-        right = (draws < self._chances[:longest]) & (places < counts[:, None])
-        return np.logical_and.accumulate(right, axis=1).sum(1).astype(np.int32)
+        chances = self._chances[:longest]
+        if self._facts.spread:
+            ease = uniforms(self._seed, Stream.EASE, indices)
+            chances = chances + self._facts.spread * (2 * ease - 1)[:, None]  # cut by what draws can be
+        right = (draws < chances) & (places < counts[:, None])
+        number: Int32Array = np.logical_and.accumulate(right, axis=1).sum(1).astype(np.int32)
+        return number
 
     def time_s(self, asked: Int32Array, num_tokens: Int64Array) -> float:
         """Return the sum of what a step, each draft and each place of drafts take."""
@@ -286,7 +294,7 @@ def simulated_speculation(config: Config, drafter: Drafter | None) -> NounConfig
 
 def _most_drafts(config: Config, name: str) -> int:
     """Return the most drafts of a sequence in a step, as the options of a speculator say."""
-    options = config.speculation.components.get(name)
+    options: Any = config.speculation.components.get(name)
     members = getattr(options, "members", ())
     if members:
         return max(_most_drafts(config, member) for member in members)

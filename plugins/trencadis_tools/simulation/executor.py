@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from operator import itemgetter
@@ -60,11 +60,13 @@ class Timeline:
     Attributes:
         free_s: When the newest step ends.
         until_s: Of a stretch of steps, those are computed that have begun by then; the engine's caller sets it.
+        ended: When each of the steps ended that were waited for last, and how long it computed.
     """
 
     def __init__(self, clock: SimulatedClock, step_times: StepTimes) -> None:
         self.free_s = 0.0
         self.until_s = math.inf
+        self.ended: Sequence[tuple[float, float]] = ()
         self._clock = clock
         self._times = step_times
 
@@ -106,9 +108,10 @@ class Timeline:
         """Keep the device busy with copies."""
         self.free_s = max(self.free_s, self._clock.now_s()) + copied_s
 
-    def pass_until(self, end_s: float) -> None:
-        """Move the clock."""
-        self._clock.advance(max(0.0, end_s - self._clock.now_s()))
+    def pass_until(self, ends: Sequence[tuple[float, float]]) -> None:
+        """Move the clock to the end of the last of some steps."""
+        self.ended = ends
+        self._clock.advance(max(0.0, ends[-1][0] - self._clock.now_s()))
 
 
 class SimulatedExecutor(Executor):
@@ -372,6 +375,10 @@ class Stretch:
         """When the last one ends."""
         return self._ends[-1][0]
 
+    def num_ended(self, now_s: float) -> int:
+        """Return how many steps have ended. Pure."""
+        return bisect_right(self._ends, now_s, key=itemgetter(0))
+
     def close(self) -> None:
         """Compute one step only."""
         del self._ends[1:]
@@ -383,7 +390,7 @@ class Stretch:
         if not self._is_closed:
             del self._ends[bisect_left(self._ends, self._timeline.until_s, key=itemgetter(0)) + 1 :]
             self._timeline.end(self._ends)
-        self._timeline.pass_until(self.end_s)
+        self._timeline.pass_until(self._ends)
         output = self._executor.output(self._batch, self._ends)
         return self._executor.reported(self._batch, output, self._ends)
 
@@ -401,5 +408,5 @@ class _Step:
 
     def wait(self) -> StepOutput:
         """Move the clock to the end of the step."""
-        self._executor.timeline.pass_until(self._ends[0][0])
+        self._executor.timeline.pass_until(self._ends)
         return self._executor.reported(self._batch, self._output, self._ends)

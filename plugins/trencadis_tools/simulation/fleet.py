@@ -18,6 +18,7 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 
 import attrs
+import numpy as np
 
 from trencadis.api import (
     Config,
@@ -106,7 +107,7 @@ class _Live:
         first_token_s: When its first token came, from a replica that it has left since; NaN: none came there.
         num_cached_tokens: On the first replica; -1: none has begun it.
         num_preemptions: On replicas that it has left.
-        is_leaving: It is to be moved.
+        target: Replica that it is to be moved to; -1: it stays.
         num_moves: Times that the router moved it.
     """
 
@@ -118,7 +119,7 @@ class _Live:
     first_token_s: float = _NAN
     num_cached_tokens: int = -1
     num_preemptions: int = 0
-    is_leaving: bool = False
+    target: int = -1
     num_moves: int = 0
 
 
@@ -177,6 +178,7 @@ def simulate(
     events: Sequence[ReplicaEvent] = (),
     watcher: Watcher | None = None,
     drafts: Mapping[str, DraftFacts] | None = None,
+    token_times: bool = False,
 ) -> Run:
     """Serve a workload on simulated replicas, and return what became of each request.
 
@@ -190,6 +192,7 @@ def simulate(
         events: What happens to replicas.
         watcher: Sees what engines do.
         drafts: What becomes of drafts, by name of the speculator; see :func:`load_drafts`.
+        token_times: Whether records have the time of each token; 8 bytes for each of them.
 
     Raises:
         PluginError: A component does not exist or cannot be built.
@@ -206,6 +209,7 @@ def simulate(
         events=events,
         watcher=watcher,
         drafter=drafter_of(config, drafts or {}, seed=workload.seed, step_times=step_times),
+        token_times=token_times,
     )
     try:
         return fleet.run()
@@ -226,6 +230,7 @@ class Fleet:
         watcher: Sees what engines do; then each step is a plan of its own.
         max_steady_steps: Steps that an engine computes at once where nothing changes; 1: one by one, as always with drafts.
         drafter: What becomes of drafts; None: there are none.
+        token_times: See :func:`simulate`.
 
     Attributes:
         built: Replicas in the order in which their engines were built.
@@ -244,6 +249,7 @@ class Fleet:
         watcher: Watcher | None = None,
         max_steady_steps: int = MAX_STEADY_STEPS,
         drafter: Drafter | None = None,
+        token_times: bool = False,
     ) -> None:
         if replicas < 1:
             raise ConfigValueError(f"replicas = {replicas}: there must be one at least.")
@@ -254,6 +260,7 @@ class Fleet:
         self._drafter = drafter
         self._watcher = watcher
         self._max_steady_steps = 1 if watcher is not None else max_steady_steps
+        self._token_times: dict[str, list[float]] | None = {} if token_times else None
         self._prompts = self._prompts_of(workload)
         longest = max(one.num_prompt_tokens + one.num_output_tokens for one in workload.requests)
         cache = self._config.cache
@@ -326,6 +333,7 @@ class Fleet:
             raise InternalError("a simulated model generates")
         self._num_buckets = len(engine.warm_up.buckets)
         replica = Replica(index, len(self.built), engine, clock, executor, refused=self._refused, watcher=self._watcher)
+        replica.token_times = self._token_times
         self.built.append(replica)
         return replica
 
@@ -381,21 +389,19 @@ class Fleet:
         lens: dict[str, int] = {}
         for replica in self._replicas:
             if replica is not None:
-                if replica.is_open:
-                    self._close(replica)
-                replica.report(has_ended=True)
-                lens |= replica.output_lens()
+                lens |= replica.output_lens(self._clock.time_s)
         live = [one for one in self._live.values() if one.request.request_id in lens]  # others have no replica
         rows = [
-            LiveRow(one.request, one.replica, lens[one.request.request_id], one.num_moves, one.is_leaving)
-            for one in live
+            LiveRow(one.request, one.replica, lens[one.request.request_id], one.num_moves, one.target) for one in live
         ]
         for move in mover.choose(rows):
             one = live[move.request]
             old = self._replicas[one.replica]
             assert old is not None, "a replica that has ended has no requests"
-            one.is_leaving = True
+            one.target = move.replica
             old.leaving.append((one.request.request_id, move.replica))
+            if old.is_open:
+                self._close(old)
             if old.deltas is None:
                 self._let_go(old)
         self._check_router()
@@ -415,9 +421,9 @@ class Fleet:
 
     def _left(self, one: Unfinished) -> _Live:
         """Return a request that has left its replica, with what came of it there."""
-        live = self._live[one.request_id]
+        live = self._live[one.request_id] = self._live.pop(one.request_id)  # the newest
         self._leave(live)
-        live.is_leaving = False
+        live.target = -1
         if one.token_ids:
             live.request = evolve_unchecked(live.request, output_token_ids=one.token_ids)
         if one.end is not None:
@@ -435,6 +441,8 @@ class Fleet:
             before = self._texts[asked.after] if waiting else self._texts.pop(asked.after)
         request = self._prompts.request(index, before)
         live = self._live[asked.request_id] = _Live(index, now_s, request)
+        if self._token_times is not None:
+            self._token_times[asked.request_id] = []
         self._place(live)
         if self.mover is not None and not self._are_moves_due:
             self._are_moves_due = True
@@ -500,6 +508,7 @@ class Fleet:
             num_output_tokens=0 if end is None else len(end.token_ids),
             num_preemptions=live.num_preemptions,
             error=error,
+            token_times_s=None if self._token_times is None else np.array(self._token_times.pop(asked.request_id)),
         )
         self._follow(asked.request_id, end_s, error)
 
@@ -617,6 +626,8 @@ class Fleet:
             replica.close(self._clock.time_s)
         deltas, replica.deltas, replica.ends_s = replica.deltas, None, math.inf
         assert deltas is not None, "a step ends once"
+        if self._token_times is not None:
+            replica.note_times(deltas)
         if self._watcher is not None:
             self._watcher.stepped(replica.index, deltas)
         for end in deltas.finished:

@@ -474,7 +474,7 @@ class MacroEngine:
         self._ends = []
         del ends[bisect_left(ends, self.timeline.until_s, key=itemgetter(0)) + 1 :]
         self.timeline.end(ends)
-        self.timeline.pass_until(ends[-1][0])
+        self.timeline.pass_until(ends)
         num_steps = len(ends)
         self._newest = self._running
         for row in self._running:
@@ -497,7 +497,7 @@ class MacroEngine:
             return _EMPTY
         ends = self.timeline.begin(shape, 1)
         self.timeline.end(ends)
-        self.timeline.pass_until(ends[0][0])
+        self.timeline.pass_until(ends)
         totals.num_steps += 1
         totals.num_scheduled_tokens += shape.num_tokens
         totals.device_s += ends[0][1]

@@ -13,7 +13,7 @@ from trencadis.api import Engine, EngineTotals
 from trencadis.clock import SimulatedClock
 from trencadis.errors import RequestError, StepFailedError
 from trencadis.records import EngineLoad, FinishedSequence, Request, TokenDeltas
-from trencadis_tools.simulation.executor import SimulatedExecutor, Timeline
+from trencadis_tools.simulation.executor import SimulatedExecutor, Stretch, Timeline
 
 __all__ = ["Replica", "Unfinished", "Watcher"]
 
@@ -142,6 +142,8 @@ class Replica:
         reported: Takes its load, for a router; None: there is none.
         sizes: Sequences that wait and run, as the router knows them.
         is_stretch: What runs, or ran last, are several steps.
+        token_times: Of each request that was sent, by id, where its tokens' times are noted; None: nowhere.
+        times_of: The same by slot.
     """
 
     index: int
@@ -163,6 +165,8 @@ class Replica:
     reported: Callable[[int, EngineLoad], None] | None = None
     sizes: tuple[int, int] = (0, 0)
     is_stretch: bool = False
+    token_times: dict[str, list[float]] | None = None
+    times_of: dict[int, list[float]] = attrs.field(factory=dict)
     stalled = ""  # for the router: nothing hangs here
 
     @property
@@ -193,6 +197,8 @@ class Replica:
                     raise error.__cause__ from None
                 self.refused(request, error)
                 continue
+            if self.token_times is not None:
+                self.times_of[slot] = self.token_times[request.request_id]
             if self.watcher is not None:
                 self.watcher.added(self.index, slot, request)
         self.report()
@@ -215,6 +221,19 @@ class Replica:
         self.deltas, self.is_open, self.ends_s = self.engine.step(), False, self.clock.now_s()
         self.is_stretch = True
 
+    def note_times(self, deltas: TokenDeltas, *, has_ended: bool = True) -> None:
+        """Note when tokens came.
+
+        Args:
+            deltas: Of the step, or of the steps, that were waited for last.
+            has_ended: Otherwise the last step gave nothing yet.
+        """
+        times = [end_s for end_s, _ in self.executor.timeline.ended[:-1]]
+        if has_ended:
+            times.append(self.clock.now_s())
+        for slot, num_tokens in zip(deltas.slots.tolist(), deltas.num_tokens.tolist(), strict=True):
+            self.times_of[slot] += times if self.is_stretch else times * num_tokens
+
     def report(self, *, has_ended: bool = False) -> None:
         """Tell the router what waits, runs and is cached, if that has changed: it changes when a sequence comes, begins to run or ends.
 
@@ -226,13 +245,21 @@ class Replica:
             self.sizes = sizes
             self.reported(self.index, self.engine.load())
 
-    def output_lens(self) -> dict[str, int]:
-        """Return the output tokens that came of each request that it has, by id; no stretch of steps is open."""
+    def output_lens(self, now_s: float) -> dict[str, int]:
+        """Return the output tokens that came until now of each request that it has, by id."""
         assert isinstance(self.engine, Engine), "macro replicas move nothing"
-        hidden = () if self.deltas is None else self.deltas.slots.tolist()  # one step's: the newest has not ended
-        lens = {one: num - (slot in hidden) for one, (slot, num) in self.engine.output_lens().items()}
+        hidden = self._num_hidden(self.deltas)
+        num_ended = 0
+        if self.is_open:
+            assert isinstance(self.executor.stretch, Stretch), "macro replicas move nothing"
+            num_ended = self.executor.stretch.num_ended(now_s)
+        lens = {
+            name: num - hidden.get(slot, 0) + num_ended * runs
+            for name, (slot, num, runs) in self.engine.output_lens().items()
+        }
         if self.deltas is not None:
-            lens |= {end.request_id: len(end.token_ids) - (end.slot in hidden) for end in self.deltas.finished}
+            for end in self.deltas.finished:
+                lens[end.request_id] = len(end.token_ids) - hidden.get(end.slot, 0)
         return lens | {request.request_id: len(request.output_token_ids or ()) for request in self.inbox}
 
     def withdraw(self, request_id: str) -> Unfinished:
@@ -253,10 +280,20 @@ class Replica:
         """
         if isinstance(self.executor, SimulatedExecutor):
             self.executor.fail(now_s)
+        if self.deltas is not None and self.token_times is not None:
+            self.note_times(self.deltas, has_ended=False)
         left = self._unfinished(self.deltas)
         left += [Unfinished(request.request_id, request.output_token_ids or ()) for request in self.inbox]
         self.engine.close()
         return left
+
+    def _num_hidden(self, deltas: TokenDeltas | None) -> dict[int, int]:
+        """Return by slot how many tokens the step that runs has given which have not come; of None none."""
+        if deltas is None:
+            return {}
+        # Of a stretch of steps the last one alone has not ended; another one may have accepted drafts.
+        counts = [1] * len(deltas.slots) if self.is_stretch else deltas.num_tokens.tolist()
+        return dict(zip(deltas.slots.tolist(), counts, strict=True))
 
     def _unfinished(self, hidden: TokenDeltas | None) -> list[Unfinished]:
         """End what the engine has begun; returns it, what ended in the step that runs first, then by order of arrival.
@@ -265,13 +302,8 @@ class Replica:
             hidden: What that step gives, or None: no step runs.
         """
         assert isinstance(self.engine, Engine), "what stands in for an engine overrides this"
-        num_hidden: dict[int, int] = {}
-        ended: list[FinishedSequence] = []
-        if hidden is not None:
-            # Of a stretch of steps the last one alone has not ended; another one may have accepted drafts.
-            counts = [1] * len(hidden.slots) if self.is_stretch else hidden.num_tokens.tolist()
-            num_hidden = dict(zip(hidden.slots.tolist(), counts, strict=True))
-            ended += hidden.finished
+        num_hidden = self._num_hidden(hidden)
+        ended = [] if hidden is None else list(hidden.finished)
         live = list(self.engine.inspect().sequences)
         ended += [end for one in live if (end := self.engine.abort(one)) is not None]
         return [

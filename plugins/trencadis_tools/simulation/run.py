@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import attrs
+from collections.abc import Iterable
 
+import attrs
+import numpy as np
+
+from trencadis.records import FloatArray
 from trencadis_tools.simulated_store.store import KVTraffic
 from trencadis_tools.workloads.workload import WorkloadRequest
 
-__all__ = ["RequestRecord", "Run"]
+__all__ = ["RequestRecord", "Run", "token_gaps_s"]
 
 
 @attrs.frozen(kw_only=True)
@@ -24,6 +28,7 @@ class RequestRecord:
         num_output_tokens: That came.
         num_preemptions: How often it lost its place.
         error: Why it was refused or failed; empty if it was answered.
+        token_times_s: When each of its tokens came, float64 ``[num_output_tokens]``; None: that was not asked for.
     """
 
     request: WorkloadRequest
@@ -35,6 +40,9 @@ class RequestRecord:
     num_output_tokens: int = 0
     num_preemptions: int = 0
     error: str = ""
+    token_times_s: FloatArray | None = attrs.field(
+        default=None, eq=attrs.cmp_using(eq=np.array_equal), hash=False, repr=False
+    )
 
     @property
     def ttft_s(self) -> float:
@@ -52,6 +60,23 @@ class RequestRecord:
     def e2e_s(self) -> float:
         """From sent to the last token."""
         return self.finished_s - self.sent_s
+
+    @property
+    def max_itl_s(self) -> float:
+        """The longest time between two tokens that follow each other; NaN with one token, or if times of tokens were not asked for."""
+        if self.token_times_s is None or len(self.token_times_s) < 2:
+            return float("nan")
+        return float(np.diff(self.token_times_s).max())
+
+
+def token_gaps_s(records: Iterable[RequestRecord]) -> FloatArray:
+    """Return the times between two tokens that follow each other in an answer, of all answers, float64 ``[num_gaps]``. Pure.
+
+    Args:
+        records: With times of tokens; others count as if they had no token.
+    """
+    gaps = [np.diff(record.token_times_s) for record in records if record.token_times_s is not None]
+    return np.concatenate(gaps) if gaps else np.empty(0)
 
 
 @attrs.frozen(kw_only=True)

@@ -326,10 +326,11 @@ class Space:
 
 
 def _targets(slo: Slo) -> dict[str, float]:
-    """Return the smallest limit of each quantity, seconds. Pure."""
+    """Return the smallest limit of each quantity, seconds; one of the time between tokens limits their mean as well. Pure."""
     found: dict[str, float] = {}
     for limit in slo.limits:
-        found[limit.quantity] = min(limit.limit_s, found.get(limit.quantity, math.inf))
+        quantity = "tpot" if limit.quantity == "itl" else limit.quantity
+        found[quantity] = min(limit.limit_s, found.get(quantity, math.inf))
     return found
 
 

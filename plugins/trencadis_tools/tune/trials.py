@@ -171,6 +171,7 @@ class Trials:
                     step_times=self._step_times,
                     replicas=self._replicas,
                     drafts=self._drafts,
+                    token_times=self._slo.needs_token_times,
                 )
         except (ConfigError, PluginError, StepFailedError) as error:
             self._refuse(changes, error)

@@ -53,6 +53,7 @@ class Stream(enum.IntEnum):
     LEVELS = 16
     DRAFTS = 17
     FOUND_DRAFTS = 18
+    EASE = 19
 
 
 def keyed_hash(*keys: int | npt.ArrayLike) -> UInt64Array:

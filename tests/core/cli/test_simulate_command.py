@@ -82,6 +82,26 @@ def test_a_workload_or_model_that_is_none_is_refused(capsys, missing) -> None:
     assert missing[1] in capsys.readouterr().err
 
 
+def test_times_of_tokens_are_a_column_if_they_are_asked_for(capsys, tmp_path) -> None:
+    file = tmp_path / "requests.csv"
+    simulated(capsys, "--requests", str(file))
+    without = list(csv.DictReader(file.read_text().splitlines()))
+    simulated(capsys, "--requests", str(file), "--token-times")
+    rows = list(csv.DictReader(file.read_text().splitlines()))
+    assert [{**row, "token_times_s": "", "max_itl_s": ""} for row in rows] == [
+        {**row, "token_times_s": ""} for row in without
+    ]
+    for row in rows:
+        times_s = [float(word) for word in row["token_times_s"].split()]
+        assert len(times_s) == int(row["num_output_tokens"])
+        assert (times_s[0], times_s[-1]) == (float(row["first_token_s"]), float(row["finished_s"]))
+
+
+def test_macro_replicas_refuse_times_of_tokens(capsys) -> None:
+    assert main(["simulate", *SMALL, "--replica-model", "macro", "--token-times"]) == 2
+    assert "macro replicas compute no times of tokens" in capsys.readouterr().err
+
+
 def test_a_kv_store_is_simulated_and_a_connector_that_moves_bytes_is_named_as_left_out(capsys) -> None:
     store = ["--plugins.experimental", "--kv-connector.name", "simulated_store", "--kv-policy.name", "always"]
     out = simulated(capsys, *store, "--replicas", "2")

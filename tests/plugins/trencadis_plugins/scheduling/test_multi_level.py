@@ -26,6 +26,15 @@ class TestMultiLevelThatPreempts(SchedulingConformance):
         return MultiLevel(MultiLevelConfig(quantum_tokens=8, starve_s=1.0, preempt=True))
 
 
+class TestMultiLevelByTime(SchedulingConformance):
+    counts_tokens = True
+    num_histories = 2
+    num_rules = 25
+
+    def make(self):
+        return MultiLevel(MultiLevelConfig(quantum_ms=20.0, starve_s=1.0, preempt=True))
+
+
 CANDIDATES = np.array([0, 1], np.int32)
 
 
@@ -85,3 +94,39 @@ def test_lowest_level_gives_way_to_a_higher_one_only(view_of, policy):
 def test_giving_way_is_a_choice():
     assert not MultiLevel().preempts
     assert MultiLevel(MultiLevelConfig(preempt=True)).preempts
+
+
+@pytest.fixture
+def timed():
+    # A prompt of n tokens takes n milliseconds.
+    return MultiLevel(MultiLevelConfig(quantum_ms=100, num_levels=5, step_ms=0, token_us=1000, context_token_us=0))
+
+
+def step(view_of, policy, now_s, running, prompts):
+    policy.split(view_of(now_s=now_s, running=running, num_prompt_tokens=prompts), token_budget=64)
+
+
+@pytest.mark.parametrize("prompt", [1, 100, 101, 799])
+@pytest.mark.parametrize("served_ms", [0, 99, 100, 300, 9999])
+def test_levels_by_time_are_those_of_the_definition(view_of, request_of, timed, prompt, served_ms):
+    timed.on_added(slot=0, request=request_of())
+    prompts = {0: prompt}
+    step(view_of, timed, 5.0, [], prompts)
+    step(view_of, timed, 5.0 + served_ms / 1e3 + 1e-9, [0], prompts)
+    view = view_of(num_prompt_tokens=prompts, num_tokens={0: 10**6})
+    assert timed.levels(view, CANDIDATES[:1]).tolist() == [level_by_definition(prompt, served_ms)]
+
+
+def test_only_steps_that_a_sequence_ran_in_count_and_each_once(view_of, request_of, timed):
+    for slot in (0, 1):
+        timed.on_added(slot=slot, request=request_of())
+    prompts = {0: 50, 1: 50}
+    step(view_of, timed, 0.0, [], prompts)
+    timed.order(view_of(now_s=0.06, running=[0], waiting=[1], num_prompt_tokens=prompts))
+    step(view_of, timed, 0.06, [0], prompts)
+    view = view_of(num_prompt_tokens=prompts)
+    assert timed.levels(view, CANDIDATES).tolist() == [0, 0]
+    step(view_of, timed, 0.12, [0], prompts)
+    assert timed.levels(view, CANDIDATES).tolist() == [1, 0]
+    timed.on_added(slot=0, request=request_of())
+    assert timed.levels(view, CANDIDATES).tolist() == [0, 0]

@@ -129,6 +129,25 @@ def test_shares_by_position_are_those_that_drafts_have():
         assert (right > place).mean() == pytest.approx(share, abs=4 * math.sqrt(share * (1 - share) / number))
 
 
+def test_requests_differ_by_the_spread_around_the_same_mean():
+    drafter = drawn(acceptance=0.6, spread=0.3)
+    number = 400
+    shares = np.array(
+        [
+            drafter.num_right(np.full(number, index), np.arange(number), np.ones(number, np.int32)).mean()
+            for index in range(number)
+        ]
+    )
+    assert shares.mean() == pytest.approx(0.6, abs=4 * 0.3 / math.sqrt(3 * number))
+    # Of an even distribution, and of the draws.
+    variance = 0.3**2 / 3 + (0.6 * 0.4 - 0.3**2 / 3) / number
+    assert shares.std() == pytest.approx(math.sqrt(variance), rel=0.1)
+    sure = drawn(acceptance=1.0, spread=1.0).num_right(
+        np.arange(number), np.arange(number), np.full(number, 3, np.int32)
+    )
+    assert set(sure.tolist()) == {0, 1, 2, 3}
+
+
 # ----------------------------------------------------------------------------------------------- facts, not chances
 
 

@@ -80,7 +80,7 @@ def histories(draw):
     return events
 
 
-@settings(max_examples=8)
+@settings(max_examples=40)
 @given(
     seed=st.integers(0, 10**6),
     events=histories(),
