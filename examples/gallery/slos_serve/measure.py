@@ -126,7 +126,7 @@ def scenario(name: str, *, seed: int = 0, num_requests: int | None = None) -> Wo
         parts += _with_objectives(requests, objective)
     if name == "reasoning":
         parts = [call for index, one in enumerate(parts) for call in _thought_and_answer(one, seed, index)]
-    parts.sort(key=lambda one: (one.arrival_s, one.request_id))
+    parts.sort(key=lambda one: (one.arrival_s, one.request_id.partition(" ")[0]))
     return at_rate(Workload(name=name, requests=tuple(parts), seed=seed), 1.0)
 
 
