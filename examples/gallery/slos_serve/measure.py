@@ -85,7 +85,7 @@ SCENARIOS: Mapping[str, Mapping[str, Objective]] = {
 NUM_BLOCKS = {"reasoning": 20_000}
 """KV cache of scenarios whose model is small in the paper; the others have that of the device."""
 
-ANSWERS = Distribution(kind="lognormal", mean=500, cv=0.7, min=20, max=2000)
+ANSWERS = Distribution(kind="lognormal", mean=200, cv=0.7, min=20, max=1000)
 """Of the scenario ``reasoning``, after thinking."""
 
 POLICIES: Mapping[str, Mapping[str, Any]] = {
