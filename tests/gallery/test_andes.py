@@ -12,6 +12,8 @@ from examples.gallery.andes.policies import Andes, RoundRobin, gain
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trencadis.records import Request, SamplingParams
+from trencadis_testing.engines import drain, make_engine
 from trencadis_testing.scheduling import SchedulingConformance
 from trencadis_tools.compare.statistics import run_interval
 from trencadis_tools.simulation.qoe import qoe_of
@@ -19,6 +21,7 @@ from trencadis_tools.workloads import Workload
 from trencadis_tools.workloads.workload_file import read_recipe
 
 ROOT = Path(__file__).parents[2]
+SMALL = {"num_blocks": 24}
 
 
 class TestAndes(SchedulingConformance):
@@ -68,14 +71,18 @@ def test_a_gain_is_what_a_reader_reads_of_tokens_that_come(
 
 
 def short(seed: int) -> Workload:
-    """Forty chats that come faster than a small cache takes them."""
-    changes = {"seed": seed, "limit": 40, "arrivals": {"rate": 4.0}}
+    """Short chats that come faster than a small cache takes them."""
+    lengths = {
+        "prompt": {"kind": "uniform", "min": 10, "max": 60},
+        "output": {"kind": "uniform", "min": 20, "max": 120},
+    }
+    changes = {"seed": seed, "limit": 24, "arrivals": {"rate": 60.0}, "lengths": lengths}
     return read_recipe(str(HERE / "chats.toml"), changes=changes).make()
 
 
 def test_quality_is_better_and_pauses_do_not_show_where_tokens_come_faster_than_they_are_read() -> None:
     found = {
-        policy: [serve(policy, short(seed), cache={"num_blocks": 250}) for seed in range(3)]
+        policy: [serve(policy, short(seed), cache=SMALL) for seed in range(3)]
         for policy in ("fcfs", "round_robin", "andes")
     }
     qoe = {
@@ -87,10 +94,15 @@ def test_quality_is_better_and_pauses_do_not_show_where_tokens_come_faster_than_
     assert all(run.num_preemptions for run in found["andes"])
 
 
-def test_the_cap_bounds_preemptions() -> None:
-    load = short(0)
-    free = serve("andes_v1", load, cache={"num_blocks": 250})
-    assert 0 < free.num_preemptions <= 2 * len(load.requests)
+@pytest.mark.parametrize(("cap", "least", "most"), [(0.5, 1, 4), (0.0, 33, 160)])
+def test_the_cap_bounds_preemptions(cap: float, least: int, most: int) -> None:
+    policy = Andes(max_preemptions=cap, running_bonus=0.0, refine=False)
+    engine = make_engine(policy=policy, num_blocks=200, max_num_seqs=2, max_num_batched_tokens=24)
+    for number in range(8):
+        params = SamplingParams(max_tokens=20, ignore_eos=True)
+        engine.add(Request(request_id=str(number), prompt_token_ids=(number,) * 9, params=params))
+    drain(engine)
+    assert least <= engine.totals.num_preempted <= most
 
 
 def test_a_capacity_lies_on_a_line_between_rates() -> None:

@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 from examples.gallery.slos_serve.measure import (
     ATTAINMENT,
+    PAPERS,
     POLICIES,
     SCENARIOS,
     Row,
     StageSlo,
+    mean_capacity,
     measure,
     ratio,
     scenario,
@@ -46,7 +48,9 @@ class TestSlosServe(SchedulingConformance):
 
 def room_of(**given: float) -> Room:
     """A step takes 10 ms, and 1 ms for each of its tokens."""
-    return attrs.evolve(Room(step_time=StepTime(base_s=0.01, token_s=0.001, context_token_s=0.0), max_tokens=90), **given)
+    return attrs.evolve(
+        Room(step_time=StepTime(base_s=0.01, token_s=0.001, context_token_s=0.0), max_tokens=90), **given
+    )
 
 
 def want(within_s: float, num_tokens: int, *, num_blocks: int = 1, tpot_s: float = 0.1) -> Candidate:
@@ -82,6 +86,14 @@ def test_no_more_are_admitted_than_can_decode_within_the_objective() -> None:
     assert len(admitted(tight, attrs.evolve(room, num_decodes=38))) == 2
 
 
+def test_steps_may_be_longer_while_decodes_are_ahead() -> None:
+    # Steps of 0.05 s have 40 tokens, those of 0.1 s have 90. Half of a step of 0.1 s is made up for by what they are ahead.
+    room = room_of(tpot_s=0.05, max_step_s=0.1, max_tokens=1000)
+    assert [admitted([want(0.4, tokens)], room) for tokens in (320, 321)] == [[0], []]
+    ahead = attrs.evolve(room, slack_s=0.1)  # for 0.2 s
+    assert [admitted([want(0.4, tokens)], ahead) for tokens in (340, 341)] == [[0], []]
+
+
 def feasible(chosen: Sequence[Candidate], room: Room, step_s: float) -> bool:
     """Serve candidates one after the other by deadline, as the documentation of the planner says."""
     left, at_s, blocks = 0.0, 0.0, 0
@@ -110,6 +122,8 @@ ROOMS = st.builds(
     num_decodes=st.integers(0, 200),
     num_context=st.integers(0, 200_000),
     tpot_s=st.sampled_from([0.05, 0.1, math.inf]),
+    slack_s=st.floats(0.0, 2.0),
+    max_step_s=st.sampled_from([0.0, 0.1, 0.3]),
     num_blocks=st.integers(0, 600),
     num_rows=st.integers(0, 6),
     row_context=st.integers(0, 4000),
@@ -162,9 +176,9 @@ def test_objectives_are_multiples_of_the_time_on_an_idle_device() -> None:
 
 def crowded(seed: int) -> Workload:
     """Conversations with short answers, of which more come than can have their first tokens in time."""
-    workload = scenario("chat", seed=seed, num_requests=60)
+    workload = scenario("chat", seed=seed, num_requests=40)
     requests = [
-        attrs.evolve(one, num_output_tokens=min(one.num_output_tokens, 40), arrival_s=one.arrival_s / 8)
+        attrs.evolve(one, num_output_tokens=min(one.num_output_tokens, 20), arrival_s=one.arrival_s / 8)
         for one in workload.requests
     ]
     return attrs.evolve(workload, requests=tuple(requests))
@@ -172,12 +186,9 @@ def crowded(seed: int) -> Workload:
 
 def test_more_requests_keep_their_objectives_than_by_deadlines_alone_or_in_order_of_arrival() -> None:
     slo = StageSlo(text="", limits=(), goodput=ATTAINMENT)
-    shares = np.array(
-        [
-            [slo.goodput_of(serve(policy, crowded(seed))) for policy in ("slos_serve", "deadline", "fcfs_512")]
-            for seed in range(4)
-        ]
-    )
+    policies = ("slos_serve", "deadline", "fcfs_512")
+    workloads = [crowded(seed) for seed in range(3)]
+    shares = np.array([[slo.goodput_of(serve(policy, load)) for policy in policies] for load in workloads])
     assert run_interval(shares[:, 0] - shares[:, 1]).low > 0
     assert run_interval(shares[:, 0] - shares[:, 2]).low > 0
 
@@ -188,17 +199,17 @@ def rows_of(name: str) -> list[Row]:
 
 def test_the_page_shows_the_results_that_are_kept() -> None:
     page = (ROOT / "docs" / "gallery" / "slos_serve.md").read_text(encoding="utf-8")
+    others = [policy for policy in POLICIES if policy != "slos_serve"]
     gains = []
     for name in SCENARIOS:
         rows = rows_of(name)
-        cells = [
-            f"{np.exp(np.mean([math.log(row.capacity) for row in rows if row.policy == policy])):.2f}"
-            for policy in POLICIES
-        ]
-        gain, best = ratio(rows)
-        gains.append(gain)
-        assert f"| {name} | {' | '.join(cells)} | {gain:.2f} (`{best}`) |" in page
-    assert f"geometric mean {np.exp(np.mean(np.log(gains))):.2f}" in page
+        cells = [f"{mean_capacity(rows, policy):.2f}" for policy in POLICIES]
+        found = [ratio(rows, names) for names in (PAPERS, others)]
+        gains.append([gain for gain, _ in found])
+        cells += [f"{gain:.2f} (`{best}`)" for gain, best in found]
+        assert f"| {name} | {' | '.join(cells)} |" in page
+    papers, best = np.exp(np.mean(np.log(gains), axis=0))
+    assert f"| geometric mean |{' |' * len(POLICIES)} {papers:.2f} | {best:.2f} |" in page
 
 
 @pytest.mark.release

@@ -49,7 +49,9 @@ class Room:
         max_tokens: Of a step.
         num_decodes: Sequences that decode.
         num_context: KV entries that they read in a step.
-        tpot_s: Most seconds of a step that they allow.
+        tpot_s: Most seconds of a step that they allow on average.
+        slack_s: Seconds that they are ahead of that.
+        max_step_s: Most seconds of a step while they are ahead; 0: as at other times.
         num_blocks: Of KV cache.
         num_rows: Further sequences that may run.
         row_context: KV entries that a further sequence reads in a step.
@@ -60,6 +62,8 @@ class Room:
     num_decodes: int = 0
     num_context: float = 0.0
     tpot_s: float = math.inf
+    slack_s: float = 0.0
+    max_step_s: float = 0.0
     num_blocks: int = 1 << 30
     num_rows: int = 1 << 30
     row_context: float = 0.0
@@ -72,11 +76,20 @@ class Room:
     def prompt_tokens(self, within_s: float, num_more: int, step_s: float) -> float:
         """Return how many prompt tokens can be computed in a time, in steps of ``step_s`` at most, the last one perhaps shorter. Pure.
 
+        While decodes are ahead steps may take ``max_step_s``; that is for ``slack_s / (1 - step_s / max_step_s)`` seconds.
+
         Args:
             within_s: The time, seconds.
             num_more: Sequences that decode beside those that do now.
             step_s: Seconds.
         """
+        ahead_s = 0.0
+        if self.max_step_s > step_s:
+            ahead_s = min(within_s, self.slack_s / (1 - step_s / self.max_step_s))
+        found = self._prompt_tokens(ahead_s, num_more, self.max_step_s) if ahead_s > 0 else 0.0
+        return found + self._prompt_tokens(within_s - ahead_s, num_more, step_s)
+
+    def _prompt_tokens(self, within_s: float, num_more: int, step_s: float) -> float:
         context = self.num_context + num_more * self.row_context
         step_s = min(step_s, self.step_time.step_s(float(self.max_tokens), context))
         num_steps, rest_s = divmod(within_s, step_s)

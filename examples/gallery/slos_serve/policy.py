@@ -34,9 +34,10 @@ _CATCH_UP = 0.5
 class SlosServe(SchedulingPolicy):
     """Plans again in every step: nothing is promised to a request but that it is in the largest set that meets its objectives now.
 
-    A request is best effort if it has no targets, if its first token is late whatever is done, or if the plan leaves it out. A step takes
-    as long as the tightest TPOT of standard requests, less where one is behind its pace. Its prompt tokens go to standard requests by
-    deadline, and what they leave to the others, who also lose their rows and blocks to them.
+    A request is best effort if it has no targets, if its first token is late whatever is done, or if the plan leaves it out; the others
+    are standard. A step takes as long as the tightest TPOT of standard requests, more where all that decode are ahead of their pace,
+    less where one is behind. Its prompt tokens go to standard requests by deadline, then to the others, who lose their rows and blocks to
+    standard ones.
 
     Meant for engines that plan a step when the one before has ended (``engine.async_scheduling = false``); else all is a step late.
 
@@ -46,6 +47,9 @@ class SlosServe(SchedulingPolicy):
         context_token_us: Of each KV entry that is read.
         output_tokens: Answers are expected to be so long as long as none has ended; then as long as those that have, on average.
         max_candidates: So many prefills are planned for, those with the earliest deadlines.
+        best_effort_share: Prefills that are best effort make a step no longer than this share of its pace, as who comes meanwhile waits for
+            its end.
+        max_step_ms: A step for admitted prefills may take so long where all that decode are ahead of their pace; 0: never longer than that.
     """
 
     preempts = True
@@ -57,11 +61,13 @@ class SlosServe(SchedulingPolicy):
         context_token_us: float = 0.135,
         output_tokens: int = 200,
         max_candidates: int = 32,
+        best_effort_share: float = 0.5,
+        max_step_ms: float = 100.0,
     ) -> None:
-        self._step_time = StepTime(
-            base_s=step_ms / 1e3, token_s=token_us / 1e6, context_token_s=context_token_us / 1e6
-        )
+        self._step_time = StepTime(base_s=step_ms / 1e3, token_s=token_us / 1e6, context_token_s=context_token_us / 1e6)
         self._max_candidates = max_candidates
+        self._best_effort_share = best_effort_share
+        self._max_step_s = max_step_ms / 1e3
         self._num_ended, self._num_output_tokens = 1, output_tokens
         self._token_budget = 1 << 30
         self._is_planned = False
@@ -131,13 +137,16 @@ class SlosServe(SchedulingPolicy):
         self._left = dict(zip(slots.tolist(), left.tolist(), strict=True))
         planned, late = self._in_time(view, slots, left)
         needed = -(-self._ends(view, kept) // view.block_size)
-        context = float(view.num_tokens[decodes].sum())
+        paced = kept[np.isfinite(view.tpot_target_s[kept])]
+        ahead_s = _due_s(view, paced) - view.now_s - view.tpot_target_s[paced]
         room = Room(
             step_time=self._step_time,
             max_tokens=self._token_budget,
             num_decodes=len(decodes),
-            num_context=context,
-            tpot_s=float(view.tpot_target_s[kept].min(initial=math.inf)),
+            num_context=float(view.num_tokens[decodes].sum()),
+            tpot_s=float(view.tpot_target_s[paced].min(initial=math.inf)),
+            slack_s=max(0.0, float(ahead_s.min(initial=_FAR_S))),
+            max_step_s=self._max_step_s,
             num_blocks=int(view.num_total_blocks * (1 - _WATERMARK)) - int(needed.sum()),
             num_rows=view.num_free_rows + len(running) - len(kept),
             row_context=float(view.num_tokens[planned].mean()) if planned else 0.0,
@@ -178,35 +187,44 @@ class SlosServe(SchedulingPolicy):
         """Give the prompt tokens of this step to prefills, in the order of the plan."""
         self._allotted = {}
         decodes = view.running[_is_decode(view)]
-        left_s = self._pace_s(view, decodes) - _LITTLE_S
-        left_s -= self._step_time.step_s(float(len(decodes)), float(view.num_tokens[decodes].sum()))
-        left = self._token_budget - len(decodes)
-        token_s = self._step_time.token_s + self._step_time.context_token_s
-        for slot in (*self._standard, *self._others):
-            left_s -= self._step_time.context_token_s * (int(view.num_tokens[slot]) - self._left[slot])
-            most = min(left, left_s / token_s if token_s else math.inf)
-            if most < 1:
-                break
-            chunk = self._allotted[slot] = min(self._left[slot], int(most))
-            left -= chunk
-            left_s -= token_s * chunk
+        pace_s = self._pace_s(view, decodes) - _LITTLE_S
+        alone_s = self._step_time.step_s(float(len(decodes)), float(view.num_tokens[decodes].sum()))
+        most = self._token_budget - len(decodes)
+        most, left_s = self._give(view, self._standard, most, pace_s - alone_s)
+        if math.isfinite(pace_s):
+            left_s -= (1 - self._best_effort_share) * pace_s
+        self._give(view, self._others, most, left_s)
         if not self._allotted and not len(decodes):  # no step keeps the pace
-            self._allotted = {slot: view.block_size for slot in (*self._standard, *self._others)[:1]}
+            self._allotted = dict.fromkeys((*self._standard, *self._others)[:1], view.block_size)
+
+    def _give(self, view: SchedulerView, slots: list[int], most: int, left_s: float) -> tuple[int, float]:
+        """Give tokens of this step to prefills, one after the other; return the tokens and seconds that are left."""
+        token_s = self._step_time.token_s + self._step_time.context_token_s
+        for slot in slots:
+            left_s -= self._step_time.context_token_s * (int(view.num_tokens[slot]) - self._left[slot])
+            chunk = int(min(self._left[slot], most, left_s / token_s if token_s else math.inf))
+            if chunk < 1:
+                break
+            self._allotted[slot] = chunk
+            most, left_s = most - chunk, left_s - token_s * chunk
+        return most, left_s
 
     def _pace_s(self, view: SchedulerView, decodes: Int32Array) -> float:
         """Return how long this step may take."""
         kept = decodes[~np.isin(decodes, self._spare)]
         tpot_s = view.tpot_target_s[kept]
-        pace_s = np.clip(_due_s(view, kept) - view.now_s, _CATCH_UP * tpot_s, tpot_s).min(initial=math.inf)
-        pace_s = float(view.tpot_target_s[self._standard].min(initial=pace_s))
+        until_s = _due_s(view, kept) - view.now_s
+        pace_s = float(np.clip(until_s, _CATCH_UP * tpot_s, tpot_s).min(initial=math.inf))
         if not self._standard:
             return pace_s
+        pace_s = float(view.tpot_target_s[self._standard].min(initial=pace_s))
+        pace_s = max(pace_s, min(self._max_step_s, float(until_s.min(initial=math.inf))))
         # A shorter step, if the first deadline comes before it ends and can be kept.
         first = np.array(self._standard[:1], np.int32)
-        until_s = float(_due_s(view, first)[0]) - view.now_s
+        first_s = float(_due_s(view, first)[0]) - view.now_s
         context = float(view.num_tokens[decodes].sum() + view.num_tokens[first].sum())
-        fits = self._step_time.step_s(float(self._left[self._standard[0]] + len(decodes)), context) <= until_s
-        return min(pace_s, until_s) if fits else pace_s
+        fits = self._step_time.step_s(float(self._left[self._standard[0]] + len(decodes)), context) <= first_s
+        return min(pace_s, first_s) if fits else pace_s
 
 
 # -------------------------------------------------------------------------------------------------------- parts of the view
