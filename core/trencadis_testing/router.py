@@ -91,6 +91,7 @@ def live_requests(
     num_prompt_tokens: Sequence[int] = (),
     num_output_tokens: Sequence[int] = (),
     num_moves: Sequence[int] = (),
+    target: Sequence[int] = (),
     priority: Sequence[int] = (),
     tenants: Sequence[str] = (),
     is_movable: Sequence[bool] = (),
@@ -102,6 +103,7 @@ def live_requests(
         num_prompt_tokens: Of each; 10 if empty.
         num_output_tokens: Of each; 0 if empty, as are moves and priorities.
         num_moves: Of each.
+        target: Of each; -1 if empty.
         priority: Of each.
         tenants: Of each; the unnamed one if empty.
         is_movable: Of each; all if empty.
@@ -112,6 +114,7 @@ def live_requests(
         num_prompt_tokens=np.array(num_prompt_tokens or [10] * count, np.int32),
         num_output_tokens=np.array(num_output_tokens or [0] * count, np.int32),
         num_moves=np.array(num_moves or [0] * count, np.int32),
+        target=np.array(target or [-1] * count, np.int32),
         priority=np.array(priority or [0] * count, np.int64),
         tenants=tuple(tenants) or ("",) * count,
         is_movable=np.array(is_movable or [True] * count, np.bool_),
@@ -307,7 +310,7 @@ class RouterConformance:
                 router.select(request, views)
 
 
-_COLUMNS = ("replica", "num_prompt_tokens", "num_output_tokens", "num_moves", "priority", "is_movable")
+_COLUMNS = ("replica", "num_prompt_tokens", "num_output_tokens", "num_moves", "target", "priority", "is_movable")
 _ARRAYS = ("num_live", "num_waiting", "num_running", "kv_usage", "hit_blocks", "is_healthy")
 
 
@@ -341,14 +344,16 @@ def _some_views(rng: random.Random, count: int, *, is_healthy: Sequence[bool] = 
 def _some_live(rng: random.Random, count: int, num_replicas: int) -> LiveRequests:
     """Return requests that crowd on some replicas."""
     crowd = rng.choice((1, 2, num_replicas))
+    target = [rng.choice((-1, -1, -1, rng.randrange(num_replicas))) for _ in range(count)]
     return live_requests(
         [rng.randrange(crowd) for _ in range(count)],
+        target=target,
         num_prompt_tokens=[rng.choice((1, 30, 3000)) for _ in range(count)],
         num_output_tokens=[rng.choice((0, 0, 1, 400)) for _ in range(count)],
         num_moves=[rng.randrange(3) for _ in range(count)],
         priority=[rng.choice((-1, 0, 0, 5)) for _ in range(count)],
         tenants=[rng.choice(("", "a")) for _ in range(count)],
-        is_movable=[rng.random() < 0.8 for _ in range(count)],
+        is_movable=[one < 0 and rng.random() < 0.8 for one in target],
     )
 
 

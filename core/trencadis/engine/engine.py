@@ -399,11 +399,11 @@ class Engine:
         hasher = self._state.hasher
         return (hasher.compatibility, hasher.block_size) if self._state.prefix_caching else None
 
-    def output_lens(self) -> dict[str, tuple[int, int]]:
-        """Return slot and known output tokens of every live request, by request id. O(requests)."""
+    def output_lens(self) -> dict[str, tuple[int, int, bool]]:
+        """Return slot, known output tokens and whether it runs of every live request, by request id. O(requests)."""
         table = self._state.table
-        lens = table.num_known_tokens - table.num_prompt_tokens
-        return {request_id: (slot, int(lens[slot])) for request_id, slot in self._state.slot_of.items()}
+        lens, rows = (table.num_known_tokens - table.num_prompt_tokens).tolist(), table.row.tolist()
+        return {name: (slot, lens[slot], rows[slot] >= 0) for name, slot in self._state.slot_of.items()}
 
     def load(self) -> EngineLoad:
         """Return how much there is to do, and how the prefix cache has changed since the last call; the first tells all of it."""

@@ -107,7 +107,7 @@ class Router(ABC):
 
 @attrs.frozen(kw_only=True)
 class LiveRequests:
-    """Requests that replicas have, without texts to embed. Read-only; arrays are parallel, in the order in which the requests came.
+    """Requests that replicas have, without texts to embed. Read-only; arrays are parallel, in the order in which requests were sent there.
 
     Attributes:
         replica: That has each, int32 ``[num_requests]``.
@@ -117,6 +117,7 @@ class LiveRequests:
         num_moves: Times that :meth:`SupportsMoves.moves` moved it, int32 ``[num_requests]``.
         priority: That it asked for; smaller is served first by policies that look at it. Int64 ``[num_requests]``.
         tenants: Who asked: the part before the first slash, as in ``[scheduling.tenants]``.
+        target: Replica that each is on its way to, int32 ``[num_requests]``; -1: it is not moving.
         is_movable: False: it is on its way already, is being ended, was moved ``[router] max_moves`` times, or has to stay, since
             its tokens do not determine how it goes on. Bool ``[num_requests]``.
     """
@@ -125,6 +126,7 @@ class LiveRequests:
     num_prompt_tokens: Int32Array
     num_output_tokens: Int32Array
     num_moves: Int32Array
+    target: Int32Array
     priority: Int64Array
     tenants: tuple[str, ...]
     is_movable: BoolArray

@@ -21,9 +21,9 @@ import numpy as np
 from trencadis.api import load_with_plugins
 from trencadis.console import print_table
 from trencadis.records import StepShape
-from trencadis_tools.compare.candidates import described
+from trencadis_tools.compare.candidates import Candidate, described
 from trencadis_tools.compare.experiment import at_rate
-from trencadis_tools.simulation import Run
+from trencadis_tools.simulation import Run, simulate
 from trencadis_tools.simulation.step_times import LinearStepTimes
 from trencadis_tools.tune.slo import Slo
 from trencadis_tools.tune.trials import Capacity, Trials, capacity_of
@@ -31,7 +31,22 @@ from trencadis_tools.workloads import Workload, WorkloadRequest, load_workload
 from trencadis_tools.workloads.distributions import Distribution
 from trencadis_tools.workloads.draws import Stream
 
-__all__ = ["POLICIES", "SCENARIOS", "Objective", "Row", "StageSlo", "capacity", "measure", "scenario"]
+__all__ = [
+    "ATTAINMENT",
+    "PAPERS",
+    "POLICIES",
+    "SCENARIOS",
+    "Objective",
+    "Row",
+    "StageSlo",
+    "candidate",
+    "capacity",
+    "mean_capacity",
+    "measure",
+    "ratio",
+    "scenario",
+    "serve",
+]
 
 HERE = Path(__file__).parent
 STEP_TIMES = LinearStepTimes()
@@ -70,7 +85,7 @@ SCENARIOS: Mapping[str, Mapping[str, Objective]] = {
 NUM_BLOCKS = {"reasoning": 20_000}
 """KV cache of scenarios whose model is small in the paper; the others have that of the device."""
 
-ANSWERS = Distribution(kind="lognormal", mean=500, cv=0.7, min=20, max=2000)
+ANSWERS = Distribution(kind="lognormal", mean=200, cv=0.7, min=20, max=1000)
 """Of the scenario ``reasoning``, after thinking."""
 
 POLICIES: Mapping[str, Mapping[str, Any]] = {
@@ -85,6 +100,8 @@ POLICIES: Mapping[str, Mapping[str, Any]] = {
     "deadline": {"scheduling.name": "deadline", "engine.max_num_batched_tokens": 2048},
     "shortest_first": {"scheduling.name": "shortest_first", "engine.max_num_batched_tokens": 512},
 }
+PAPERS = ("prefill_first", "fcfs_256", "fcfs_512", "fcfs_1024")
+"""What the paper compares with: the order of vLLM, and chunks as in Sarathi-Serve."""
 
 
 # ---------------------------------------------------------------------------------------------------------------- scenarios
@@ -109,7 +126,7 @@ def scenario(name: str, *, seed: int = 0, num_requests: int | None = None) -> Wo
         parts += _with_objectives(requests, objective)
     if name == "reasoning":
         parts = [call for index, one in enumerate(parts) for call in _thought_and_answer(one, seed, index)]
-    parts.sort(key=lambda one: (one.arrival_s, one.request_id))
+    parts.sort(key=lambda one: (one.arrival_s, one.request_id.partition(" ")[0]))
     return at_rate(Workload(name=name, requests=tuple(parts), seed=seed), 1.0)
 
 
@@ -190,22 +207,42 @@ class Row:
     preemptions: int
 
 
-def capacity(policy: str, workload: Workload, *, hint: float = 1.0, tolerance: float = 0.04, **changes: Any) -> Capacity:
-    """Return the largest rate at which a policy keeps the objectives of a workload.
+def candidate(policy: str, name: str, **changes: Any) -> Candidate:
+    """Return the configuration of a policy in a scenario.
 
     Args:
         policy: One of ``POLICIES``.
-        workload: With objectives.
+        name: One of ``SCENARIOS``.
+        changes: Of the configuration, by dotted path.
+    """
+    blocks = {"cache.num_blocks": NUM_BLOCKS[name]} if name in NUM_BLOCKS else {}
+    overrides = {**POLICIES[policy], **blocks, **changes}
+    return described(policy, *load_with_plugins(file=HERE / "config.toml", environ={}, overrides=overrides))
+
+
+def serve(policy: str, workload: Workload, **changes: Any) -> Run:
+    """Serve a scenario at the rate that it has.
+
+    Args:
+        policy: One of ``POLICIES``.
+        workload: Of a scenario.
+        changes: See :func:`candidate`.
+    """
+    chosen = candidate(policy, workload.name, **changes)
+    return simulate(chosen.config, chosen.registry, workload, step_times=STEP_TIMES)
+
+
+def capacity(policy: str, workload: Workload, *, hint: float = 1.0, tolerance: float = 0.04) -> Capacity:
+    """Return the largest rate at which a policy keeps the objectives of a scenario.
+
+    Args:
+        policy: One of ``POLICIES``.
+        workload: Of a scenario.
         hint: Rate to begin with.
         tolerance: Largest ratio minus 1 between the rate that it keeps them at and the one that it does not.
-        changes: Of the configuration, by path with two underscores for a dot.
     """
-    blocks = NUM_BLOCKS.get(workload.name)
-    overrides = {**POLICIES[policy], **({"cache.num_blocks": blocks} if blocks else {})}
-    overrides |= {path.replace("__", "."): value for path, value in changes.items()}
-    resolved, registry = load_with_plugins(file=HERE / "config.toml", environ={}, overrides=overrides)
     slo = StageSlo(text=f"goodput>={ATTAINMENT}", limits=(), goodput=ATTAINMENT)
-    trials = Trials(described(policy, resolved, registry), slo, STEP_TIMES, [workload])
+    trials = Trials(candidate(policy, workload.name), slo, STEP_TIMES, [workload])
     found = capacity_of(trials, {}, workload.name, hint=hint, tolerance=tolerance)
     assert found is not None, "the configuration is that of the trials"
     return found
@@ -240,15 +277,16 @@ def measure(name: str, policies: Sequence[str], *, seed: int = 0, num_requests: 
     return rows
 
 
-def ratio(rows: Sequence[Row]) -> tuple[float, str]:
-    """Return the capacity of the first policy by that of the best other, geometric means over seeds, and which other. Pure."""
-    means = {}
-    for row in rows:
-        means.setdefault(row.policy, []).append(max(row.capacity, 1e-9))
-    found = {policy: float(np.exp(np.mean(np.log(values)))) for policy, values in means.items()}
-    first = rows[0].policy
-    best = max((policy for policy in found if policy != first), key=found.__getitem__)
-    return found[first] / found[best], best
+def ratio(rows: Sequence[Row], others: Sequence[str]) -> tuple[float, str]:
+    """Return the capacity of the first policy by that of the best of others, geometric means over seeds, and which that is. Pure."""
+    found = {policy: mean_capacity(rows, policy) for policy in (rows[0].policy, *others)}
+    best = max(others, key=found.__getitem__)
+    return found[rows[0].policy] / found[best], best
+
+
+def mean_capacity(rows: Sequence[Row], policy: str) -> float:
+    """Return the geometric mean over seeds. Pure."""
+    return math.exp(np.mean([math.log(max(row.capacity, 1e-9)) for row in rows if row.policy == policy]))
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -257,11 +295,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--scenarios", default=",".join(SCENARIOS), metavar="A,B,...")
     parser.add_argument("--policies", default=",".join(POLICIES), metavar="A,B,...")
-    parser.add_argument("--seeds", type=int, default=3, metavar="N")
+    parser.add_argument("--seeds", type=int, default=2, metavar="N")
     parser.add_argument("--num-requests", type=int, metavar="N", help="of each workload file (default: as it says)")
     args = parser.parse_args(argv)
     policies = args.policies.split(",")
-    all_rows, table, ratios = [], [], []
+    groups = [[one for one in names if one in policies[1:]] for names in (PAPERS, list(POLICIES))]
+    all_rows: list[Row] = []
+    table, ratios = [], []
     for name in args.scenarios.split(","):
         rows = [
             row
@@ -269,15 +309,15 @@ def main(argv: Sequence[str] | None = None) -> None:
             for row in measure(name, policies, seed=seed, num_requests=args.num_requests)
         ]
         all_rows += rows
-        cells = []
-        for policy in policies:
-            own = [row.capacity for row in rows if row.policy == policy]
-            cells.append(f"{np.exp(np.mean(np.log(np.maximum(own, 1e-9)))):.3g}")
-        gain, best = ratio(rows) if len(policies) > 1 else (1.0, policies[0])
-        ratios.append(gain)
-        table.append([name, *cells, f"{gain:.2f}", best])
-    print_table(["scenario", *policies, "ratio", "best other"], table)
-    print(f"geometric mean of the ratios: {np.exp(np.mean(np.log(ratios))):.2f}")
+        found = [ratio(rows, names) for names in groups if names]
+        ratios.append([gain for gain, _ in found])
+        cells = [f"{mean_capacity(rows, policy):.2f}" for policy in policies]
+        table.append([name, *cells, *(f"{gain:.2f} ({best})" for gain, best in found)])
+    headings = [text for text, names in zip(("by vLLM's or Sarathi's", "by the best"), groups, strict=True) if names]
+    if headings:
+        means = np.exp(np.mean(np.log(ratios), axis=0))
+        table.append(["geometric mean", *("" for _ in policies), *(f"{mean:.2f}" for mean in means)])
+    print_table(["scenario", *policies, *headings], table)
     if args.json:
         args.json.write_text(json.dumps([attrs.asdict(row) for row in all_rows], indent=1) + "\n", encoding="utf-8")
 

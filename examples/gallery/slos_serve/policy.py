@@ -34,9 +34,10 @@ _CATCH_UP = 0.5
 class SlosServe(SchedulingPolicy):
     """Plans again in every step: nothing is promised to a request but that it is in the largest set that meets its objectives now.
 
-    A request is best effort if it has no targets, if its first token is late whatever is done, or if the plan leaves it out. A step takes
-    as long as the tightest TPOT of standard requests, less where one is behind its pace. Its prompt tokens go to standard requests by
-    deadline, and what they leave to the others, who also lose their rows and blocks to them.
+    A request is best effort if it has no targets, if its first token is late whatever is done, or if the plan leaves it out; the others
+    are standard. A step takes as long as the tightest TPOT of standard requests, more where all that decode are ahead of their pace,
+    less where one is behind. Its prompt tokens go to standard requests by deadline, then to the others, who lose their rows and blocks to
+    standard ones.
 
     Meant for engines that plan a step when the one before has ended (``engine.async_scheduling = false``); else all is a step late.
 
@@ -46,6 +47,10 @@ class SlosServe(SchedulingPolicy):
         context_token_us: Of each KV entry that is read.
         output_tokens: Answers are expected to be so long as long as none has ended; then as long as those that have, on average.
         max_candidates: So many prefills are planned for, those with the earliest deadlines.
+        best_effort_share: Prefills that are best effort make a step no longer than this share of its pace, as who comes meanwhile waits for
+            its end.
+        max_step_ms: A step without decodes takes so long at most.
+        lookahead_tokens: Those that decode are taken to go on for so many tokens at least, in which they can make up for a pause.
     """
 
     preempts = True
@@ -57,11 +62,20 @@ class SlosServe(SchedulingPolicy):
         context_token_us: float = 0.135,
         output_tokens: int = 200,
         max_candidates: int = 32,
+        best_effort_share: float = 0.5,
+        max_step_ms: float = 100.0,
+        lookahead_tokens: int = 10,
     ) -> None:
-        self._step_time = StepTime(
-            base_s=step_ms / 1e3, token_s=token_us / 1e6, context_token_s=context_token_us / 1e6
-        )
+        self._step_time = StepTime(base_s=step_ms / 1e3, token_s=token_us / 1e6, context_token_s=context_token_us / 1e6)
         self._max_candidates = max_candidates
+        self._best_effort_share = best_effort_share
+        self._max_step_s = max_step_ms / 1e3
+        self._lookahead_tokens = lookahead_tokens
+        self._pauses = False
+        self._paused: tuple[int, int] | None = (
+            None  # what ran before a step without decodes, of which nothing may have come
+        )
+        self._slack_s = 0.0
         self._num_ended, self._num_output_tokens = 1, output_tokens
         self._token_budget = 1 << 30
         self._is_planned = False
@@ -111,7 +125,7 @@ class SlosServe(SchedulingPolicy):
             self._plan(view)
         self._is_planned = False
         self._allot(view)
-        return TokenSplit(token_budget, sum(self._allotted.values()))
+        return TokenSplit(0 if self._pauses else token_budget, sum(self._allotted.values()))
 
     def chunk(self, view: SchedulerView, *, slot: int, num_remaining: int, token_budget: int) -> int:
         """Return what the plan gives it."""
@@ -131,22 +145,32 @@ class SlosServe(SchedulingPolicy):
         self._left = dict(zip(slots.tolist(), left.tolist(), strict=True))
         planned, late = self._in_time(view, slots, left)
         needed = -(-self._ends(view, kept) // view.block_size)
-        context = float(view.num_tokens[decodes].sum())
+        paced = kept[np.isfinite(view.tpot_target_s[kept])]
+        self._slack_s = self._slack(view, paced, decodes)
         room = Room(
             step_time=self._step_time,
             max_tokens=self._token_budget,
             num_decodes=len(decodes),
-            num_context=context,
-            tpot_s=float(view.tpot_target_s[kept].min(initial=math.inf)),
+            num_context=float(view.num_tokens[decodes].sum()),
+            tpot_s=float(view.tpot_target_s[paced].min(initial=math.inf)),
+            slack_s=self._slack_s,
+            max_step_s=self._max_step_s,
             num_blocks=int(view.num_total_blocks * (1 - _WATERMARK)) - int(needed.sum()),
             num_rows=view.num_free_rows + len(running) - len(kept),
             row_context=float(view.num_tokens[planned].mean()) if planned else 0.0,
         )
-        chosen = admitted([self._candidate(view, slot) for slot in planned], room)
+        chosen, self._pauses = admitted([self._candidate(view, slot) for slot in planned], room)
         self._standard = [planned[index] for index in chosen]
         standard = {*kept.tolist(), *self._standard}
         self._others = [slot for slot in (*planned, *late) if slot not in standard]
         self._spare = [slot for slot in running.tolist() if slot not in standard]
+
+    def _slack(self, view: SchedulerView, paced: Int32Array, decodes: Int32Array) -> float:
+        """Return how long those that decode can pause, so that the step after it is in time for all."""
+        alone_s = self._step_time.step_s(float(len(decodes)), float(view.num_tokens[decodes].sum()))
+        ahead_s = _due_s(view, paced) - view.now_s - alone_s
+        ahead_s += self._lookahead_tokens * np.maximum(view.tpot_target_s[paced] - alone_s, 0)
+        return max(0.0, float(ahead_s.min(initial=_FAR_S))) if len(decodes) else 0.0
 
     def _in_time(self, view: SchedulerView, slots: Int32Array, left: Int64Array) -> tuple[list[int], list[int]]:
         """Return the prefills to plan for, by deadline, and the others: those that run first, then by arrival."""
@@ -178,35 +202,54 @@ class SlosServe(SchedulingPolicy):
         """Give the prompt tokens of this step to prefills, in the order of the plan."""
         self._allotted = {}
         decodes = view.running[_is_decode(view)]
-        left_s = self._pace_s(view, decodes) - _LITTLE_S
-        left_s -= self._step_time.step_s(float(len(decodes)), float(view.num_tokens[decodes].sum()))
-        left = self._token_budget - len(decodes)
-        token_s = self._step_time.token_s + self._step_time.context_token_s
-        for slot in (*self._standard, *self._others):
-            left_s -= self._step_time.context_token_s * (int(view.num_tokens[slot]) - self._left[slot])
-            most = min(left, left_s / token_s if token_s else math.inf)
-            if most < 1:
-                break
-            chunk = self._allotted[slot] = min(self._left[slot], int(most))
-            left -= chunk
-            left_s -= token_s * chunk
+        state = (len(view.running), int(view.num_computed_tokens[view.running].sum()))
+        self._pauses, self._paused = self._pauses and state != self._paused, state if self._pauses else None
+        if self._pauses:
+            until_s = min(self._max_step_s, self._slack_s, self._first_s(view)) - _LITTLE_S
+            self._give(view, self._standard, self._token_budget, until_s - self._step_time.base_s)
+            self._pauses = bool(self._allotted)
+            if self._pauses:
+                return
+        pace_s = self._pace_s(view, decodes) - _LITTLE_S
+        alone_s = self._step_time.step_s(float(len(decodes)), float(view.num_tokens[decodes].sum()))
+        most = self._token_budget - len(decodes)
+        most, left_s = self._give(view, self._standard, most, pace_s - alone_s)
+        if math.isfinite(pace_s):
+            left_s -= (1 - self._best_effort_share) * pace_s
+        self._give(view, self._others, most, left_s)
         if not self._allotted and not len(decodes):  # no step keeps the pace
-            self._allotted = {slot: view.block_size for slot in (*self._standard, *self._others)[:1]}
+            self._allotted = dict.fromkeys((*self._standard, *self._others)[:1], view.block_size)
+
+    def _give(self, view: SchedulerView, slots: list[int], most: int, left_s: float) -> tuple[int, float]:
+        """Give tokens of this step to prefills, one after the other; return the tokens and seconds that are left."""
+        token_s = self._step_time.token_s + self._step_time.context_token_s
+        for slot in slots:
+            left_s -= self._step_time.context_token_s * (int(view.num_tokens[slot]) - self._left[slot])
+            chunk = int(min(self._left[slot], most, left_s / token_s if token_s else math.inf))
+            if chunk < 1:
+                break
+            self._allotted[slot] = chunk
+            most, left_s = most - chunk, left_s - token_s * chunk
+        return most, left_s
 
     def _pace_s(self, view: SchedulerView, decodes: Int32Array) -> float:
         """Return how long this step may take."""
         kept = decodes[~np.isin(decodes, self._spare)]
         tpot_s = view.tpot_target_s[kept]
-        pace_s = np.clip(_due_s(view, kept) - view.now_s, _CATCH_UP * tpot_s, tpot_s).min(initial=math.inf)
-        pace_s = float(view.tpot_target_s[self._standard].min(initial=pace_s))
+        until_s = _due_s(view, kept) - view.now_s
+        pace_s = float(np.clip(until_s, _CATCH_UP * tpot_s, tpot_s).min(initial=math.inf))
         if not self._standard:
             return pace_s
+        pace_s = float(view.tpot_target_s[self._standard].min(initial=pace_s))
         # A shorter step, if the first deadline comes before it ends and can be kept.
-        first = np.array(self._standard[:1], np.int32)
-        until_s = float(_due_s(view, first)[0]) - view.now_s
-        context = float(view.num_tokens[decodes].sum() + view.num_tokens[first].sum())
-        fits = self._step_time.step_s(float(self._left[self._standard[0]] + len(decodes)), context) <= until_s
-        return min(pace_s, until_s) if fits else pace_s
+        first, first_s = self._standard[0], self._first_s(view)
+        context = float(view.num_tokens[decodes].sum() + view.num_tokens[first])
+        fits = self._step_time.step_s(float(self._left[first] + len(decodes)), context) <= first_s
+        return min(pace_s, first_s) if fits else pace_s
+
+    def _first_s(self, view: SchedulerView) -> float:
+        """Return in how many seconds the first standard prefill is due."""
+        return float(_due_s(view, np.array(self._standard[:1], np.int32))[0]) - view.now_s
 
 
 # -------------------------------------------------------------------------------------------------------- parts of the view

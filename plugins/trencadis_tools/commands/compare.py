@@ -206,6 +206,9 @@ def _verify(args: argparse.Namespace) -> int:
     if comparison_bytes(again.record) == comparison_bytes(record):
         print(f"{args.verify}: the same bytes.")
         return 0
+    if comparison_bytes(again.record, plan_hashes=False) == comparison_bytes(record, plan_hashes=False):
+        print(f"{args.verify}: the same bytes but for the hashes of plans: code of plugins has changed, and no number.")
+        return 0
     print(f"{args.verify}: not the same.")
     for difference in differences_between(record["comparison"], again.record["comparison"]):
         print(difference)

@@ -185,11 +185,10 @@ class DrawnDrafter:
         chances = self._chances[:longest]
         if self._facts.spread:
             ease = uniforms(self._seed, Stream.EASE, indices)
-            chances = (
-                chances + self._facts.spread * (2 * ease - 1)[:, None]
-            )  # draws are never below 0, and always below 1
+            chances = chances + self._facts.spread * (2 * ease - 1)[:, None]  # cut by what draws can be
         right = (draws < chances) & (places < counts[:, None])
-        return np.logical_and.accumulate(right, axis=1).sum(1).astype(np.int32)
+        number: Int32Array = np.logical_and.accumulate(right, axis=1).sum(1).astype(np.int32)
+        return number
 
     def time_s(self, asked: Int32Array, num_tokens: Int64Array) -> float:
         """Return the sum of what a step, each draft and each place of drafts take."""
@@ -295,7 +294,7 @@ def simulated_speculation(config: Config, drafter: Drafter | None) -> NounConfig
 
 def _most_drafts(config: Config, name: str) -> int:
     """Return the most drafts of a sequence in a step, as the options of a speculator say."""
-    options = config.speculation.components.get(name)
+    options: Any = config.speculation.components.get(name)
     members = getattr(options, "members", ())
     if members:
         return max(_most_drafts(config, member) for member in members)

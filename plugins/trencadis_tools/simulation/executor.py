@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from operator import itemgetter
@@ -374,6 +374,10 @@ class Stretch:
     def end_s(self) -> float:
         """When the last one ends."""
         return self._ends[-1][0]
+
+    def num_ended(self, now_s: float) -> int:
+        """Return how many steps have ended. Pure."""
+        return bisect_right(self._ends, now_s, key=itemgetter(0))
 
     def close(self) -> None:
         """Compute one step only."""

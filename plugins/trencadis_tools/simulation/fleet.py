@@ -107,7 +107,7 @@ class _Live:
         first_token_s: When its first token came, from a replica that it has left since; NaN: none came there.
         num_cached_tokens: On the first replica; -1: none has begun it.
         num_preemptions: On replicas that it has left.
-        is_leaving: It is to be moved.
+        target: Replica that it is to be moved to; -1: it stays.
         num_moves: Times that the router moved it.
     """
 
@@ -119,7 +119,7 @@ class _Live:
     first_token_s: float = _NAN
     num_cached_tokens: int = -1
     num_preemptions: int = 0
-    is_leaving: bool = False
+    target: int = -1
     num_moves: int = 0
 
 
@@ -389,21 +389,19 @@ class Fleet:
         lens: dict[str, int] = {}
         for replica in self._replicas:
             if replica is not None:
-                if replica.is_open:
-                    self._close(replica)
-                replica.report(has_ended=True)
-                lens |= replica.output_lens()
+                lens |= replica.output_lens(self._clock.time_s)
         live = [one for one in self._live.values() if one.request.request_id in lens]  # others have no replica
         rows = [
-            LiveRow(one.request, one.replica, lens[one.request.request_id], one.num_moves, one.is_leaving)
-            for one in live
+            LiveRow(one.request, one.replica, lens[one.request.request_id], one.num_moves, one.target) for one in live
         ]
         for move in mover.choose(rows):
             one = live[move.request]
             old = self._replicas[one.replica]
             assert old is not None, "a replica that has ended has no requests"
-            one.is_leaving = True
+            one.target = move.replica
             old.leaving.append((one.request.request_id, move.replica))
+            if old.is_open:
+                self._close(old)
             if old.deltas is None:
                 self._let_go(old)
         self._check_router()
@@ -423,9 +421,9 @@ class Fleet:
 
     def _left(self, one: Unfinished) -> _Live:
         """Return a request that has left its replica, with what came of it there."""
-        live = self._live[one.request_id]
+        live = self._live[one.request_id] = self._live.pop(one.request_id)  # the newest
         self._leave(live)
-        live.is_leaving = False
+        live.target = -1
         if one.token_ids:
             live.request = evolve_unchecked(live.request, output_token_ids=one.token_ids)
         if one.end is not None:

@@ -13,7 +13,7 @@ from trencadis.api import Engine, EngineTotals
 from trencadis.clock import SimulatedClock
 from trencadis.errors import RequestError, StepFailedError
 from trencadis.records import EngineLoad, FinishedSequence, Request, TokenDeltas
-from trencadis_tools.simulation.executor import SimulatedExecutor, Timeline
+from trencadis_tools.simulation.executor import SimulatedExecutor, Stretch, Timeline
 
 __all__ = ["Replica", "Unfinished", "Watcher"]
 
@@ -245,13 +245,21 @@ class Replica:
             self.sizes = sizes
             self.reported(self.index, self.engine.load())
 
-    def output_lens(self) -> dict[str, int]:
-        """Return the output tokens that came of each request that it has, by id; no stretch of steps is open."""
+    def output_lens(self, now_s: float) -> dict[str, int]:
+        """Return the output tokens that came until now of each request that it has, by id."""
         assert isinstance(self.engine, Engine), "macro replicas move nothing"
-        hidden = () if self.deltas is None else self.deltas.slots.tolist()  # one step's: the newest has not ended
-        lens = {one: num - (slot in hidden) for one, (slot, num) in self.engine.output_lens().items()}
+        hidden = self._num_hidden(self.deltas)
+        num_ended = 0
+        if self.is_open:
+            assert isinstance(self.executor.stretch, Stretch), "macro replicas move nothing"
+            num_ended = self.executor.stretch.num_ended(now_s)
+        lens = {
+            name: num - hidden.get(slot, 0) + num_ended * runs
+            for name, (slot, num, runs) in self.engine.output_lens().items()
+        }
         if self.deltas is not None:
-            lens |= {end.request_id: len(end.token_ids) - (end.slot in hidden) for end in self.deltas.finished}
+            for end in self.deltas.finished:
+                lens[end.request_id] = len(end.token_ids) - hidden.get(end.slot, 0)
         return lens | {request.request_id: len(request.output_token_ids or ()) for request in self.inbox}
 
     def withdraw(self, request_id: str) -> Unfinished:
@@ -279,6 +287,14 @@ class Replica:
         self.engine.close()
         return left
 
+    def _num_hidden(self, deltas: TokenDeltas | None) -> dict[int, int]:
+        """Return by slot how many tokens the step that runs has given which have not come; of None none."""
+        if deltas is None:
+            return {}
+        # Of a stretch of steps the last one alone has not ended; another one may have accepted drafts.
+        counts = [1] * len(deltas.slots) if self.is_stretch else deltas.num_tokens.tolist()
+        return dict(zip(deltas.slots.tolist(), counts, strict=True))
+
     def _unfinished(self, hidden: TokenDeltas | None) -> list[Unfinished]:
         """End what the engine has begun; returns it, what ended in the step that runs first, then by order of arrival.
 
@@ -286,13 +302,8 @@ class Replica:
             hidden: What that step gives, or None: no step runs.
         """
         assert isinstance(self.engine, Engine), "what stands in for an engine overrides this"
-        num_hidden: dict[int, int] = {}
-        ended: list[FinishedSequence] = []
-        if hidden is not None:
-            # Of a stretch of steps the last one alone has not ended; another one may have accepted drafts.
-            counts = [1] * len(hidden.slots) if self.is_stretch else hidden.num_tokens.tolist()
-            num_hidden = dict(zip(hidden.slots.tolist(), counts, strict=True))
-            ended += hidden.finished
+        num_hidden = self._num_hidden(hidden)
+        ended = [] if hidden is None else list(hidden.finished)
         live = list(self.engine.inspect().sequences)
         ended += [end for one in live if (end := self.engine.abort(one)) is not None]
         return [

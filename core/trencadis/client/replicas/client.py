@@ -363,7 +363,8 @@ class ReplicatedEngineClient(PolledEngineClient):
                 work.replica,
                 len(work.tokens),
                 work.num_moves,
-                work.stays or work.target >= 0 or work.ending is not None,
+                work.target,
+                work.stays or work.ending is not None,
             )
             for work in live
         ]
@@ -423,7 +424,8 @@ class ReplicatedEngineClient(PolledEngineClient):
                 break
         work.replica, work.is_new = replica.index, False
         replica.num_placed += 1
-        self._work[request_id] = replica.work[request_id] = work
+        self._work.pop(request_id, None)
+        self._work[request_id] = replica.work[request_id] = work  # the newest
 
     def _send(self, replica: _Replica, work: _Work, request: Request | EmbeddingRequest) -> None:
         client = replica.client

@@ -25,14 +25,16 @@ class LiveRow(NamedTuple):
         replica: That has it.
         num_output_tokens: That the client has received.
         num_moves: Times that it was moved.
-        stays: It is on its way already, is being ended, or cannot go on elsewhere.
+        target: Replica that it is on its way to; -1: none.
+        stays: It is being ended, or cannot go on elsewhere.
     """
 
     request: Request
     replica: int
     num_output_tokens: int
     num_moves: int
-    stays: bool
+    target: int = -1
+    stays: bool = False
 
 
 class Mover:
@@ -76,7 +78,7 @@ class Mover:
         """Return the moves to make now. O(requests).
 
         Args:
-            live: In the order in which they came.
+            live: In the order in which they were sent to their replicas.
         """
         now_s = self._clock.now_s()
         self._allowed = min(self._most_at_once, self._allowed + self._rate * (now_s - self._asked_s))
@@ -96,16 +98,17 @@ class Mover:
         return chosen
 
     def _columns(self, live: Sequence[LiveRow]) -> LiveRequests:
-        requests, replica, num_output_tokens, num_moves, stays = zip(*live, strict=True)
-        moves = np.array(num_moves, np.int32)
+        requests, replica, num_output_tokens, num_moves, targets, stays = zip(*live, strict=True)
+        moves, target = np.array(num_moves, np.int32), np.array(targets, np.int32)
         return LiveRequests(
             replica=read_only(np.array(replica, np.int32)),
             num_prompt_tokens=read_only(np.array([len(one.prompt_token_ids) for one in requests], np.int32)),
             num_output_tokens=read_only(np.array(num_output_tokens, np.int32)),
             num_moves=read_only(moves),
+            target=read_only(target),
             priority=read_only(np.array([one.priority for one in requests], np.int64)),
             tenants=tuple([one.tenant.partition("/")[0] for one in requests]),
-            is_movable=read_only(~np.array(stays, np.bool_) & (moves < self._max_moves)),
+            is_movable=read_only(~np.array(stays, np.bool_) & (target < 0) & (moves < self._max_moves)),
         )
 
 

@@ -35,7 +35,7 @@ class Scripted(LeastLive, SupportsMoves):
         self.told: list[tuple[str, int]] = []
 
     def moves(self, live: LiveRequests, replicas: ReplicaViews) -> Sequence[Move]:
-        names = ("replica", "num_prompt_tokens", "num_output_tokens", "num_moves", "priority", "is_movable")
+        names = ("replica", "num_prompt_tokens", "num_output_tokens", "num_moves", "target", "priority", "is_movable")
         self.shown.append({name: getattr(live, name).tolist() for name in names} | {"tenants": live.tenants})
         asks, self.asks = self.asks, []
         if isinstance(asks, BaseException):
@@ -106,6 +106,7 @@ def test_a_router_is_told_of_leaving_and_arriving_and_sees_who_was_moved(fleet: 
         "num_prompt_tokens": [3],
         "num_output_tokens": router.shown[1]["num_output_tokens"],
         "num_moves": [0],
+        "target": [-1],
         "priority": [3],
         "is_movable": [True],
         "tenants": ("key",),
@@ -270,8 +271,8 @@ class Progressing:
     stalled = ""
 
 
-def live_row(replica: int, *, num_moves: int = 0, stays: bool = False) -> LiveRow:
-    return LiveRow(request("a"), replica, 0, num_moves, stays)
+def live_row(replica: int, *, num_moves: int = 0, target: int = -1, stays: bool = False) -> LiveRow:
+    return LiveRow(request("a"), replica, 0, num_moves, target, stays)
 
 
 def test_moves_that_cannot_be_made_are_refused_and_counted() -> None:
@@ -280,13 +281,14 @@ def test_moves_that_cannot_be_made_are_refused_and_counted() -> None:
     assert mover is not None
     for replica in range(2):
         routing.added(replica, Progressing())
-    live = [live_row(0), live_row(0, stays=True), live_row(1, num_moves=4), live_row(1)]
+    live = [live_row(0), live_row(0, stays=True), live_row(1, num_moves=4), live_row(1), live_row(1, target=2)]
     illegal = [
         Move(0, 0),  # it is there
         Move(0, 2),  # has not begun to serve
         Move(0, 3),  # is none
         Move(0, -1),
-        Move(4, 1),  # no such request
+        Move(4, 0),  # is on its way
+        Move(5, 1),  # no such request
         Move(-1, 1),
         Move(1, 1),  # stays
         Move(2, 0),  # was moved four times
@@ -294,7 +296,8 @@ def test_moves_that_cannot_be_made_are_refused_and_counted() -> None:
     router.asks = [*illegal, Move(np.int32(0), np.int64(1)), Move(0, 1), (3, 0)]  # type: ignore[arg-type]
     assert mover.choose(live) == [Move(0, 1), Move(3, 0)]
     assert mover.num_refused == len(illegal) + 1  # and the second of the same request
-    assert router.shown[0]["is_movable"] == [True, False, False, True]
+    assert router.shown[0]["is_movable"] == [True, False, False, True, False]
+    assert router.shown[0]["target"] == [-1, -1, -1, -1, 2]
     assert mover.choose([]) == []
 
 

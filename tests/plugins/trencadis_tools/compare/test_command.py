@@ -120,6 +120,10 @@ def test_a_comparison_from_the_table_to_the_record_that_gives_the_same_bytes(com
 
     Path("narrow.toml").write_text("[engine]\nmax_num_batched_tokens = 40\n")  # the record holds what was set
     assert compare("--verify", "r.json", workload=None)[:2] == (0, "r.json: the same bytes.\n")
+    point["outcomes"][0]["plan_hash"] = "0" * 32  # a line of a plugin was other then
+    Path("r.json").write_text(json.dumps(record))
+    code, out, _ = compare("--verify", "r.json", workload=None)
+    assert (code, out.split(":")[1]) == (0, " the same bytes but for the hashes of plans")
 
 
 def test_a_record_that_gives_other_bytes_is_said_where(compare, folder) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Sequence
 
 import attrs
@@ -233,3 +234,20 @@ def test_what_will_stay_open_is_known_before_the_runs(make_workload) -> None:
     assert "if the warm-up is longer than 200 of its 1200 requests, the 1000 are not left" in short
     assert len(found(2000, is_drawn=False)) == len(found(3000, is_drawn=False, max_requests=2000)) == 1
     assert len(found(3000, is_drawn=False, max_requests=1500)) == 2
+
+
+def test_axes_are_of_whole_pairs_of_milliseconds_below_a_second_and_of_few_plain_numbers(make_workload, queues) -> None:
+    run_all = queues(a=0.5, b=0.4)
+    (result,) = run_experiment(experiment(lambda seed: make_workload(seed=seed), num_pairs=3), run_all)
+    (effect,) = result.judgement.effects
+
+    def texts(picture: str) -> list[str]:
+        return re.findall(r"<text[^>]*>([^<]*)</text>", picture)
+
+    differences = texts(plots.differences_plot(effect, "a"))
+    assert "ttft_mean: b − a, ms" in differences
+    assert differences[: differences.index("pair")] == ["1", "2", "3"]
+    shares = texts(plots.cdf_plot(result))
+    ticks = [float(text) for text in shares[: shares.index("TTFT, s")]]
+    assert 2 <= len(ticks) <= 7
+    assert ticks == sorted(set(ticks))

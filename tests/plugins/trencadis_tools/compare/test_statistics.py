@@ -54,12 +54,12 @@ def test_block_intervals_hold_the_true_difference_as_often_as_they_should(phi: f
 
 @pytest.mark.release
 @pytest.mark.parametrize(
-    ("phi", "quantile", "least"), [(0.0, None, 0.92), (0.8, None, 0.89), (0.0, 0.9, 0.90), (0.8, 0.9, 0.88)]
+    ("phi", "quantile", "least"), [(0.0, None, 0.94), (0.8, None, 0.94), (0.0, 0.9, 0.93), (0.8, 0.9, 0.93)]
 )
 def test_coverage_of_block_intervals_in_many_repeats(phi: float, quantile: float | None, least: float) -> None:
-    # The standard error of a share of .93 is .008 in 1,000 repeats and .021 in 150.
-    repeats, error = (1000, 0.016) if quantile is None else (150, 0.042)
-    assert least - error <= coverage(phi, num=2000, repeats=repeats, quantile=quantile) <= 0.98
+    # The standard error of a share of .95 is .007 in 1,000 repeats and .018 in 150.
+    repeats, error = (1000, 0.014) if quantile is None else (150, 0.036)
+    assert least - error <= coverage(phi, num=2000, repeats=repeats, quantile=quantile) <= 0.97 + error
 
 
 def test_resampling_single_requests_of_a_queue_would_hold_it_half_as_often() -> None:
