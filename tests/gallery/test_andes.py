@@ -26,13 +26,13 @@ SMALL = {"num_blocks": 24}
 
 class TestAndes(SchedulingConformance):
     counts_tokens = True
-    num_histories = 4
+    num_histories = 3
     make = Andes
 
 
 class TestRoundRobin(SchedulingConformance):
     counts_tokens = True
-    num_histories = 4
+    num_histories = 1
     make = RoundRobin
 
 
