@@ -8,6 +8,7 @@ Differences to `own` are of the same requests, with intervals by the moving-bloc
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import logging
 from collections.abc import Mapping, Sequence
@@ -86,7 +87,7 @@ def row_of(name: str, rate: float, run: Run, own: Run | None) -> dict[str, Any]:
 def capacity(rows: Sequence[Mapping[str, Any]], name: str) -> float:
     """Return the rate at which the share within objectives falls to `WITHIN`, on the line between two measured ones; nan: beyond them. Pure."""
     points = [(row["rate"], row["within_targets"]) for row in rows if row["name"] == name]
-    for (low, above), (high, below) in zip(points, points[1:], strict=False):
+    for (low, above), (high, below) in itertools.pairwise(points):
         if above >= WITHIN > below:
             return float(low + (high - low) * (above - WITHIN) / (above - below))
     return float("nan")

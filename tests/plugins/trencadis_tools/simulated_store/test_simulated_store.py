@@ -22,6 +22,7 @@ from trencadis_tools.simulation.step_times import load_step_times
 from trencadis_tools.workloads import Workload
 
 HERE = "tests.plugins.trencadis_tools.simulated_store.test_simulated_store"
+MOVES = "tests.plugins.trencadis_tools.simulation.test_moves"
 TOKEN_BYTES = 131_072
 SAME = {"prompt": 21, "block_ids": (1, 2, 3, 4, 5)}
 ALONE_S = 0.02 + 20e-4 + 20e-6
@@ -196,6 +197,17 @@ def test_what_had_not_come_to_the_store_when_a_replica_failed_is_computed_again(
     )
 
 
+def test_a_request_that_is_moved_loads_what_was_computed_elsewhere():
+    """It leaves replica 0 in the third step with three tokens; the whole blocks of its 23 tokens are loaded, and 3 are computed."""
+    given_tables = {**tables(overlaps=False, link=2000.0), "router": {"name": f"{MOVES}:Once"}}
+    result = run([asked("a", output=9)], given_tables, replicas=2)
+    (record,) = result.records
+    left_s = ALONE_S + LAST_TOKEN_S + LAST_TOKEN_S + 1e-6
+    steps_s = 0.02 + 3e-4 + 23e-6 + sum(0.02 + 1e-4 + 1e-6 * (20 + i) for i in range(4, 9))
+    assert (record.replica, result.num_rebalanced) == (1, 1)
+    assert record.finished_s == pytest.approx(left_s + 20 / 2000 + steps_s, abs=1e-9)
+
+
 def test_runs_share_nothing_and_equal_runs_are_equal():
     requests = [asked("a", **SAME), asked("b", 10.0, **SAME)]
     one, two = (run(requests, tables(), replicas=2) for _ in range(2))
@@ -218,9 +230,23 @@ def test_runs_share_nothing_and_equal_runs_are_equal():
     timeout_s=st.sampled_from([0.05, 30.0]),
     rate=st.sampled_from([3, 20, 100]),
     fails=st.booleans(),
+    router=st.sampled_from([f"{HERE}:InTurn", f"{MOVES}:Shuffles"]),
 )
 def test_several_steps_at_once_give_what_single_steps_give(
-    seed, link, store, latency, shared, policy, overlaps, block_size, num_blocks, capacity, timeout_s, rate, fails
+    seed,
+    link,
+    store,
+    latency,
+    shared,
+    policy,
+    overlaps,
+    block_size,
+    num_blocks,
+    capacity,
+    timeout_s,
+    rate,
+    fails,
+    router,
 ):
     given_tables = tables(
         policy,
@@ -233,9 +259,10 @@ def test_several_steps_at_once_give_what_single_steps_give(
         staging_bytes=200 * TOKEN_BYTES,
         cache={"block_size": block_size, "num_blocks": num_blocks * 4 // block_size, "load_timeout_s": timeout_s},
     )
+    given_tables["router"] = {"name": router}
     events = [ReplicaEvent(time_s=0.4, replica=0, kind="fail"), ReplicaEvent(time_s=0.9, replica=0, kind="join")]
     one, several = (
-        fleet_of(mixed(30, seed, rate), given_tables, replicas=2, events=events * fails, max_steady_steps=most)
+        fleet_of(mixed(30, seed, rate), given_tables, replicas=3, events=events * fails, max_steady_steps=most)
         for most in (1, 64)
     )
     a, b = one.run(), several.run()
