@@ -4,7 +4,7 @@
 
 A random Llama serves requests in this process. Its step times are fitted on a workload whose rate grows (A). Of another one, with longer
 prompts and shorter answers (B), the simulator predicts what comes at 30, 60, 90 and 110 % of the capacity that it computes, and under
-which policies requests wait how long; the real engine serves the same requests, two loads twice: what two live runs differ by is what no
+which policies requests wait how long; the real engine serves the same requests several times: what live runs differ by is what no
 prediction can be better than. Both know the lengths of answers only when they end.
 
 The clock counts CPU seconds of this process: one thread computes, steps do not overlap, and idle time is skipped. So what neighbours on
@@ -17,6 +17,7 @@ The observer ``recorder`` is on in every live run. No run of B is used for its p
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -37,7 +38,6 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "micro"))
 
 from machine import describe
 from random_models import save_random_model
-from trencadis_tools.compare.lab import scipy_stats
 
 from trencadis.hookspecs import hookimpl
 from trencadis.interfaces import Component, Observer
@@ -46,9 +46,12 @@ from trencadis.records import StepStats
 from trencadis.registry import load_with_plugins
 from trencadis_tools.compare.candidates import Candidate
 from trencadis_tools.compare.live import LiveRuns
+from trencadis_tools.lab import scipy_stats
 from trencadis_tools.simulation import Run, simulate
 from trencadis_tools.simulation.step_times import (
+    Fit,
     LinearStepTimes,
+    StepRecord,
     fit_step_times,
     read_records,
     steady,
@@ -70,10 +73,12 @@ MODEL: dict[str, Any] = {
     "eos_token_id": 0,
 }
 LOADS = (0.3, 0.6, 0.9, 1.1)
-TWICE = (0.6, 0.9)
-"""Loads that are served twice."""
+NUM_FIT_ROUNDS = 4
+"""Live runs of the workload that is fitted and of each load."""
 POLICIES = ("fcfs", "shortest_first", "prefill_first", "fair_share", "multi_level", "priority", "deadline")
-POLICY_LOAD = 1.1
+POLICY_LOAD = 1.3
+NUM_ROUNDS = 6
+"""Live runs of each policy."""
 
 _NUM_RECENT = 25
 """Measurements of the machine's speed that count, the median of them."""
@@ -261,78 +266,131 @@ def measures(run: Run) -> dict[str, float]:
     }
 
 
-def beside(live: Run, simulated: Run) -> dict[str, Any]:
-    """Return the measures of both, and relative errors of the simulated one."""
-    measured, predicted = measures(live), measures(simulated)
+def beside(live: list[Run], simulated: Run) -> dict[str, Any]:
+    """Return the measures of both, relative errors of the simulated one, and by how much live runs differ, as a part of their mean."""
+    every, predicted = [measures(run) for run in live], measures(simulated)
+    measured = {name: statistics.fmean(one[name] for one in every) for name in predicted}
     errors = {name: predicted[name] / measured[name] - 1 for name in measured}
-    return {"live": measured, "simulated": predicted, "errors": errors}
+    spread = {name: statistics.stdev(one[name] for one in every) / measured[name] for name in measured}
+    return {"live": measured, "simulated": predicted, "errors": errors, "spread": spread}
 
 
-def fitted(lab: Laboratory, num_requests: int) -> tuple[LinearStepTimes, dict[str, Any]]:
-    """Return step times from workload A, whose rate grows from little to more than can be served."""
-    asked = workload("a", FIT_LENGTHS, num_requests, lambda index: 0.08 * (1 - 0.95 * index / num_requests), seed=1)
-    run, records = lab.live(asked)
-    steps = steady(read_records(records).steps, num_warm_up=20)
+def fit_workload(num_requests: int) -> Workload:
+    """Return workload A, whose rate grows from little to more than can be served."""
+    return workload("a", FIT_LENGTHS, num_requests, lambda index: 0.08 * (1 - 0.95 * index / num_requests), seed=1)
+
+
+def load_workload(load: float, capacity: float, num_requests: int) -> Workload:
+    """Return workload B at a load, a part of the capacity in requests a second."""
+    return workload("b", OTHER_LENGTHS, num_requests, lambda _: 1 / (load * capacity), seed=2)
+
+
+def fitted(paths: list[Path]) -> tuple[LinearStepTimes, Fit, list[StepRecord]]:
+    """Return step times fitted on records of workload A, and the steps."""
+    steps = [step for path in paths for step in steady(read_records(path).steps, num_warm_up=20)]
     fit = fit_step_times(steps, robust=False)
     assert isinstance(fit.times, LinearStepTimes)
-    told: dict[str, Any] = {
-        "coefficients": {name: attrs.asdict(one) for name, one in fit.coefficients.items()},
-        "num_steps": fit.num_steps,
-        "same_workload": beside(run, lab.simulated(asked, fit.times)),
-        "same_steps": {kind: attrs.asdict(one) for kind, one in step_time_errors(fit.times, steps).items()},
-    }
-    _say("same workload", told["same_workload"]["errors"])
-    return fit.times, told
+    return fit.times, fit, steps
 
 
-def loads(lab: Laboratory, times: LinearStepTimes, num_requests: int) -> tuple[float, dict[str, Any]]:
-    """Return the capacity, requests a second, and predictions of workload B beside measurements, at several loads."""
+def loads(lab: Laboratory, num_requests: int) -> tuple[LinearStepTimes, float, dict[str, Any]]:
+    """Return fitted step times, the capacity that they say, requests a second, and predictions of workload B beside measurements.
+
+    Workload A and all loads of B are served in turns, so that what slows the machine for minutes is in the fit as in what it predicts.
+    The capacity that loads are parts of is that of a fit on a first run of A.
+    """
+    asked = fit_workload(num_requests)
     full = workload("b", OTHER_LENGTHS, num_requests, lambda _: 0.0, seed=2)
-    capacity = num_requests / lab.simulated(full, times).duration_s
-    found = {}
-    for load in LOADS:
-        gap_s = 1 / (load * capacity)
-        asked = workload("b", OTHER_LENGTHS, num_requests, lambda _, gap_s=gap_s: gap_s, seed=2)  # type: ignore[misc]
-        live, records = lab.live(asked)
-        again = beside(live, lab.live(asked)[0])["errors"] if load in TWICE else {}
-        steps = steady(read_records(records).steps, num_warm_up=20)
+    capacity = num_requests / lab.simulated(full, fitted([lab.live(asked)[1]])[0]).duration_s
+    runs_of_a = []
+    runs_of_b: dict[float, list[tuple[Run, Path]]] = {load: [] for load in LOADS}
+    for _ in range(NUM_FIT_ROUNDS):
+        runs_of_a.append(lab.live(asked))
+        for load, runs in runs_of_b.items():
+            runs.append(lab.live(load_workload(load, capacity, num_requests)))
+    times, fit, steps = fitted([records for _, records in runs_of_a])
+    told: dict[str, Any] = {
+        "fit": {
+            "coefficients": {name: attrs.asdict(one) for name, one in fit.coefficients.items()},
+            "num_steps": fit.num_steps,
+            "same_workload": beside([run for run, _ in runs_of_a], lab.simulated(asked, times)),
+            "same_steps": {kind: attrs.asdict(one) for kind, one in step_time_errors(times, steps).items()},
+        },
+        "capacity_requests_per_s": capacity,
+        "loads": {},
+    }
+    _say("same workload", told["fit"]["same_workload"]["errors"])
+    for load, runs in runs_of_b.items():
+        steps = [step for _, path in runs for step in steady(read_records(path).steps, num_warm_up=20)]
         errors = {kind: attrs.asdict(one) for kind, one in step_time_errors(times, steps).items()}
-        predicted = beside(live, lab.simulated(asked, times))
-        found[str(load)] = {**predicted, "live_again": again, "steps": errors}
-        if again:
-            _say(f"load {load}, live again", again)
-        _say(f"load {load}", found[str(load)]["errors"] | {"steps": errors["all"]["step_sum"]})
-    return capacity, found
+        predicted = lab.simulated(load_workload(load, capacity, num_requests), times)
+        told["loads"][str(load)] = {**beside([run for run, _ in runs], predicted), "steps": errors}
+        _say(f"load {load}", told["loads"][str(load)]["errors"] | {"steps": errors["all"]["step_sum"]})
+        _say(f"load {load}, spread of live runs", told["loads"][str(load)]["spread"])
+    return times, capacity, told
 
 
 def orders(lab: Laboratory, times: LinearStepTimes, num_requests: int, capacity: float) -> dict[str, Any]:
     """Return mean times under several policies, simulated and live, and how far their orders agree (Kendall's tau).
 
-    Every policy is served twice: the agreement of live runs with each other is what the simulator's can be compared with.
+    Policies are served in turns, so that what slows the machine for a while slows all of them. Policies that do not look at lengths
+    have nearly the same means, for which of two waits makes no difference to the sum: of such a pair no number of runs tells an order.
+    Therefore tau is computed of all pairs, and of those that the live runs tell apart.
     """
     asked = workload("b", OTHER_LENGTHS, num_requests, lambda _: 1 / (POLICY_LOAD * capacity), seed=3)
-    live, again = ({policy: measures(lab.live(asked, policy)[0]) for policy in POLICIES} for _ in range(2))
-    simulated = {policy: measures(lab.simulated(asked, times, policy)) for policy in POLICIES}
-
-    def tau(some: dict[str, dict[str, float]], others: dict[str, dict[str, float]], name: str) -> float:
-        return float(
-            scipy_stats().kendalltau([one[name] for one in some.values()], [one[name] for one in others.values()])[0]
-        )
-
     names = ("ttft_mean_s", "tpot_mean_s", "e2e_mean_s")
+    rounds: list[dict[str, dict[str, float]]] = []
+    for number in range(NUM_ROUNDS):
+        turn = POLICIES[number:] + POLICIES[:number]
+        rounds.append({policy: measures(lab.live(asked, policy)[0]) for policy in turn})
+        _say(f"round {number}", {policy: rounds[-1][policy]["ttft_mean_s"] for policy in POLICIES})
+    simulated = {policy: measures(lab.simulated(asked, times, policy)) for policy in POLICIES}
+    live = {
+        policy: {name: statistics.fmean(one[policy][name] for one in rounds) for name in names} for policy in POLICIES
+    }
     found: dict[str, Any] = {
         "load": POLICY_LOAD,
-        "tau_of_simulated_and_live": {
-            name: (tau(simulated, live, name), tau(simulated, again, name)) for name in names
-        },
-        "tau_of_live_and_live_again": {name: tau(live, again, name) for name in names},
-        "policies": {
-            policy: {"live": live[policy], "live_again": again[policy], "simulated": simulated[policy]}
-            for policy in POLICIES
-        },
+        "num_rounds": NUM_ROUNDS,
+        "agreement": {name: agreement(rounds, simulated, name) for name in names},
+        "policies": {policy: {"live": live[policy], "simulated": simulated[policy]} for policy in POLICIES},
+        "rounds": rounds,
     }
-    _say("tau of live runs", found["tau_of_live_and_live_again"])
+    for name in names:
+        _say(f"order by {name}", found["agreement"][name])
     return found
+
+
+def agreement(
+    rounds: list[dict[str, dict[str, float]]], simulated: dict[str, dict[str, float]], name: str
+) -> dict[str, float]:
+    """Return Kendall's tau of the simulated order and that of live means, and the same of live halves.
+
+    ``told_apart`` are pairs of policies whose difference has one sign in a 95 % interval of Student's t over rounds; ``tau_told_apart``
+    is the share of these that the simulator orders alike, less the share that it does not.
+    """
+    stats = scipy_stats()
+    live = {policy: [one[policy][name] for one in rounds] for policy in POLICIES}
+
+    def tau(some: list[float], others: list[float]) -> float:
+        return float(stats.kendalltau(some, others)[0])
+
+    def means(part: slice) -> list[float]:
+        return [statistics.fmean(live[policy][part]) for policy in POLICIES]
+
+    alike = []
+    for first, second in itertools.combinations(POLICIES, 2):
+        differences = [a - b for a, b in zip(live[first], live[second], strict=True)]
+        error = statistics.stdev(differences) / len(differences) ** 0.5
+        if abs(statistics.fmean(differences)) > float(stats.t.ppf(0.975, len(differences) - 1)) * error:
+            predicted = simulated[first][name] - simulated[second][name]
+            alike.append(1 if predicted * statistics.fmean(differences) > 0 else -1)
+    return {
+        "tau": tau(means(slice(None)), [simulated[policy][name] for policy in POLICIES]),
+        "tau_of_live_halves": tau(means(slice(0, None, 2)), means(slice(1, None, 2))),
+        "told_apart": len(alike),
+        "pairs": len(POLICIES) * (len(POLICIES) - 1) // 2,
+        "tau_told_apart": statistics.fmean(alike) if alike else float("nan"),
+    }
 
 
 def _say(what: str, values: dict[str, float]) -> None:
@@ -359,15 +417,12 @@ def main() -> None:
     for _ in range(200):
         clock.measure()
     with laboratory(clock) as lab:
-        times, fit = fitted(lab, args.requests)
-        capacity, found = loads(lab, times, args.requests)
+        times, capacity, found = loads(lab, args.requests)
         result: dict[str, Any] = {
             "machine": describe(),
             "model": MODEL,
             "num_requests": args.requests,
-            "fit": fit,
-            "capacity_requests_per_s": capacity,
-            "loads": found,
+            **found,
         }
         if not args.no_policies:
             result["policies"] = orders(lab, times, args.requests, capacity)

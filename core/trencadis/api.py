@@ -14,7 +14,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trencadis.client.replicas.connect import make_router, make_routing
+    from trencadis.client.replicas.connect import make_mover, make_router, make_routing
+    from trencadis.client.replicas.mover import LiveRow, Mover
     from trencadis.client.replicas.routing import Routing
     from trencadis.config import Config, ConfigFile, ResolvedConfig, Settings, read_config_file
     from trencadis.config.attribution import reason
@@ -57,6 +58,8 @@ _HOMES = {
     "EngineTotals": "engine.inspect.accounting",
     "EngineSnapshot": "engine.inspect.snapshot",
     "GuardedEviction": "engine.guards",
+    "LiveRow": "client.replicas.mover",
+    "Mover": "client.replicas.mover",
     "NOTHING_CHOSEN": "registry.plan",
     "NounConfig": "config.schema",
     "PlanLock": "plan_lock",
@@ -83,6 +86,7 @@ _HOMES = {
     "load_tokenizer": "text",
     "load_with_plugins": "registry",
     "lock_of": "plan_lock",
+    "make_mover": "client.replicas.connect",
     "make_router": "client.replicas.connect",
     "make_routing": "client.replicas.connect",
     "read_config_file": "config",
@@ -109,6 +113,8 @@ __all__ = [
     "EngineSnapshot",
     "EngineTotals",
     "GuardedEviction",
+    "LiveRow",
+    "Mover",
     "NounConfig",
     "PlanLock",
     "PluginLoader",
@@ -134,6 +140,7 @@ __all__ = [
     "load_tokenizer",
     "load_with_plugins",
     "lock_of",
+    "make_mover",
     "make_router",
     "make_routing",
     "read_config_file",

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
-from trencadis.interfaces import ReplicaViews, Router, RoutingRequest
+from trencadis.interfaces import LiveRequests, ReplicaViews, Router, RoutingRequest, SupportsMoves
 from trencadis_testing.hash_seeds import same_under_other_hashes
 from trencadis_testing.resources import call_s, ends_its_threads, growth_bytes
 
-__all__ = ["RouterConformance", "replica_views", "routing_request"]
+__all__ = ["RouterConformance", "live_requests", "replica_views", "routing_request"]
 
 _MAX_CALL_S = 50 * 200e-6
 """With 1,000 replicas: fifty times what the contract says, as clocks of shared machines are noisy."""
+
+_MAX_MOVES_S = 20 * 10e-3
+"""With 1,000 replicas and 20,000 requests: twenty times what the contract says."""
 
 _MAX_GROWTH_BYTES = 16.0
 """For each request that ended: an entry of a list takes 8, one of a dictionary more than 60."""
@@ -82,8 +85,44 @@ def replica_views(
     )
 
 
+def live_requests(
+    replica: Sequence[int],
+    *,
+    num_prompt_tokens: Sequence[int] = (),
+    num_output_tokens: Sequence[int] = (),
+    num_moves: Sequence[int] = (),
+    target: Sequence[int] = (),
+    priority: Sequence[int] = (),
+    tenants: Sequence[str] = (),
+    is_movable: Sequence[bool] = (),
+) -> LiveRequests:
+    """Return requests of these replicas. Pure.
+
+    Args:
+        replica: Of each.
+        num_prompt_tokens: Of each; 10 if empty.
+        num_output_tokens: Of each; 0 if empty, as are moves and priorities.
+        num_moves: Of each.
+        target: Of each; -1 if empty.
+        priority: Of each.
+        tenants: Of each; the unnamed one if empty.
+        is_movable: Of each; all if empty.
+    """
+    count = len(replica)
+    return LiveRequests(
+        replica=np.array(replica, np.int32),
+        num_prompt_tokens=np.array(num_prompt_tokens or [10] * count, np.int32),
+        num_output_tokens=np.array(num_output_tokens or [0] * count, np.int32),
+        num_moves=np.array(num_moves or [0] * count, np.int32),
+        target=np.array(target or [-1] * count, np.int32),
+        priority=np.array(priority or [0] * count, np.int64),
+        tenants=tuple(tenants) or ("",) * count,
+        is_movable=np.array(is_movable or [True] * count, np.bool_),
+    )
+
+
 class RouterConformance:
-    """What every router must do; inherit from it, and set ``make``.
+    """What every router must do; inherit from it, and set ``make``. Tests of moves pass those that support none.
 
     How well it chooses is its own affair: text never depends on it. Example::
 
@@ -201,6 +240,68 @@ class RouterConformance:
         grown = growth_bytes(operate)
         assert grown < _MAX_GROWTH_BYTES, f"memory grows by {grown:.0f} bytes with each request"
 
+    def test_moves_are_legal_and_come_as_moves(self) -> None:
+        """Movable requests, each once, to healthy replicas that do not have them; the period is a positive time."""
+        for router, live, views in self._asked_for_moves(120, seed=29):
+            assert 0 < router.moves_period_s < np.inf, f"moves_period_s = {router.moves_period_s!r}"
+            moves = router.moves(live, views)
+            assert isinstance(moves, Sequence), f"moves() returned {moves!r}"
+            assert len({move[0] for move in moves}) == len(moves), f"a request moves twice: {moves}"
+            for request, replica in moves:
+                assert 0 <= request < len(live.replica), f"there is no request {request}"
+                assert live.is_movable[request], f"request {request} may not move"
+                assert 0 <= replica < len(views.is_healthy), f"there is no replica {replica}"
+                assert views.is_healthy[replica], f"replica {replica} is not healthy"
+                assert live.replica[request] != replica, f"request {request} is at {replica} already"
+
+    def test_to_ask_for_moves_changes_nothing(self) -> None:
+        """The same question has the same answer, choices do not depend on it, and views stay as they are."""
+        silent = self.make()
+        for router, live, views in self._asked_for_moves(60, seed=31):
+            columns = [getattr(live, name) for name in _COLUMNS] + [getattr(views, name) for name in _ARRAYS]
+            before = [array.copy() for array in columns]
+            first, second = list(router.moves(live, views)), list(router.moves(live, views))
+            assert first == second, f"{first}, and then {second}"
+            assert all((old == new).all() for old, new in zip(before, columns, strict=True)), "arrays were changed"
+            request = routing_request()
+            assert router.select(request, views) == silent.select(request, views), "the choice depends on moves()"
+
+    def test_a_move_is_followed_by_the_end_of_the_request_like_a_choice(self) -> None:
+        """A request may move any number of times before it ends, and nothing is kept of it."""
+        router, views = self.make(), replica_views([3, 1, 2])
+        if not isinstance(router, SupportsMoves):
+            return
+        prompts = [list(range(i, i + 20)) for i in range(16)]
+
+        def operate(number: int) -> None:
+            request = routing_request(prompts[number % 16], tenant=f"key/{number}")
+            replica = router.select(request, views)
+            for _ in range(2):
+                router.on_finished(request, replica)
+                replica = (replica + 1) % 3
+                router.on_moved(request, replica)
+            router.on_finished(request, replica)
+
+        grown = growth_bytes(operate)
+        assert grown < _MAX_GROWTH_BYTES, f"memory grows by {grown:.0f} bytes with each request"
+
+    def test_moves_of_thousands_of_requests_take_milliseconds(self) -> None:
+        """All streams of a server wait for it."""
+        router, rng = self.make(), random.Random(37)
+        if not isinstance(router, SupportsMoves):
+            return
+        live, views = _some_live(rng, 20_000, 1000), _some_views(rng, 1000)
+        router.moves(live, views)
+        took_s = call_s(lambda: router.moves(live, views), num_calls=1, num_tries=3)
+        assert took_s < _MAX_MOVES_S, f"moves() takes {took_s * 1e3:.0f} ms with 20,000 requests"
+
+    def _asked_for_moves(self, number: int, *, seed: int) -> Iterator[tuple[Any, LiveRequests, ReplicaViews]]:
+        """Yield a router that supports moves, and what it may be shown; nothing for others."""
+        router, rng = self.make(), random.Random(seed)
+        if isinstance(router, SupportsMoves):
+            for _ in range(number):
+                yield router, _some_live(rng, rng.choice((1, 2, 9, 40)), 7), _some_views(rng, 7)
+
     def test_no_thread_is_left(self) -> None:
         """A router has no ``close``, so it may not start what would have to be ended."""
         with ends_its_threads("the router"):
@@ -209,6 +310,7 @@ class RouterConformance:
                 router.select(request, views)
 
 
+_COLUMNS = ("replica", "num_prompt_tokens", "num_output_tokens", "num_moves", "target", "priority", "is_movable")
 _ARRAYS = ("num_live", "num_waiting", "num_running", "kv_usage", "hit_blocks", "is_healthy")
 
 
@@ -236,6 +338,22 @@ def _some_views(rng: random.Random, count: int, *, is_healthy: Sequence[bool] = 
         kv_usage=[rng.choice((0.0, rng.random(), 1.0)) for _ in range(count)],
         hit_blocks=[rng.choice((0, 0, rng.randrange(6))) for _ in range(count)],
         is_healthy=healthy,
+    )
+
+
+def _some_live(rng: random.Random, count: int, num_replicas: int) -> LiveRequests:
+    """Return requests that crowd on some replicas."""
+    crowd = rng.choice((1, 2, num_replicas))
+    target = [rng.choice((-1, -1, -1, rng.randrange(num_replicas))) for _ in range(count)]
+    return live_requests(
+        [rng.randrange(crowd) for _ in range(count)],
+        target=target,
+        num_prompt_tokens=[rng.choice((1, 30, 3000)) for _ in range(count)],
+        num_output_tokens=[rng.choice((0, 0, 1, 400)) for _ in range(count)],
+        num_moves=[rng.randrange(3) for _ in range(count)],
+        priority=[rng.choice((-1, 0, 0, 5)) for _ in range(count)],
+        tenants=[rng.choice(("", "a")) for _ in range(count)],
+        is_movable=[one < 0 and rng.random() < 0.8 for one in target],
     )
 
 

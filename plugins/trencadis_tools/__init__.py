@@ -5,11 +5,17 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterable
 from functools import partial
+from typing import TYPE_CHECKING
 
 from trencadis.hookspecs import hookimpl
-from trencadis.interfaces import Command
+from trencadis.interfaces import Command, Component, ComponentContext
+from trencadis.interfaces.kv_connector import INTERFACE_VERSION
+from trencadis_tools.simulated_store.config import SimulatedStoreConfig
 
-__all__ = ["trencadis_commands"]
+if TYPE_CHECKING:
+    from trencadis.interfaces import ConnectorPair
+
+__all__ = ["trencadis_commands", "trencadis_kv_connectors"]
 
 _SUMMARIES = {
     "bench": "Measure the throughput of this configuration, drafters, KV connectors, or policies on a trace.",
@@ -35,3 +41,22 @@ def trencadis_commands() -> Iterable[Command]:
     for name, summary in _SUMMARIES.items():
         module = f"trencadis_tools.commands.{name.replace('-', '_')}"
         yield Command(name=name, summary=summary, load=partial(importlib.import_module, module))
+
+
+@hookimpl
+def trencadis_kv_connectors() -> Iterable[Component]:
+    """Yield ``simulated_store``."""
+    yield Component(
+        name="simulated_store",
+        factory=_make_simulated_store,
+        config=SimulatedStoreConfig,
+        summary="A store beside simulated replicas, shared or one each: its size and its links, without bytes.",
+        interface_version=INTERFACE_VERSION,
+        stability="experimental",
+    )
+
+
+def _make_simulated_store(config: SimulatedStoreConfig, context: ComponentContext) -> ConnectorPair:
+    from trencadis_tools.simulated_store.connector import make_simulated_store
+
+    return make_simulated_store(config, context)

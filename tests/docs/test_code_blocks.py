@@ -65,8 +65,11 @@ def test_commands_of_a_shell_block_work(block: Block, page_folder, shell, ready_
 
 @pytest.mark.representatives(1000)
 @pytest.mark.parametrize("block", parameters("toml"))
-def test_toml_block_is_a_configuration_a_workload_events_or_a_part_of_pyproject(block: Block, tmp_path: Path) -> None:
+def test_toml_block_is_a_configuration_a_workload_events_drafts_or_a_part_of_pyproject(
+    block: Block, tmp_path: Path
+) -> None:
     from trencadis.registry.startup import load_with_plugins
+    from trencadis_tools.simulation import load_drafts
     from trencadis_tools.simulation.events import read_events
     from trencadis_tools.workloads.workload_file import read_recipe
 
@@ -77,8 +80,11 @@ def test_toml_block_is_a_configuration_a_workload_events_or_a_part_of_pyproject(
     if block.page == "docs/do/workloads.md":
         read_recipe(str(path))
         return
-    if block.page == "docs/do/simulate.md":
+    if "event" in tomllib.loads(block.text):
         assert read_events(path)
+        return
+    if block.text.startswith("# drafts.toml"):
+        assert load_drafts(str(path))
         return
     load_with_plugins(file=path, environ={})
 

@@ -9,8 +9,8 @@ import time
 import numpy as np
 import pytest
 
-from trencadis.interfaces import Router
-from trencadis_testing.router import RouterConformance, replica_views, routing_request
+from trencadis.interfaces import Move, Router, SupportsMoves
+from trencadis_testing.router import RouterConformance, live_requests, replica_views, routing_request
 
 
 class Fewest(Router):
@@ -22,6 +22,20 @@ class Fewest(Router):
 
 class TestFewest(RouterConformance):
     make = Fewest
+
+
+class Evens(Fewest, SupportsMoves):
+    """Correct: moves the last movable request of the fullest replica to the emptiest."""
+
+    def moves(self, live, replicas):
+        to = self.peek(None, replicas)
+        full = int(np.bincount(live.replica, minlength=len(replicas.num_live)).argmax())
+        here = np.flatnonzero(live.is_movable & (live.replica == full))
+        return [Move(int(here[-1]), to)] if here.size and full != to else []
+
+
+class TestEvens(RouterConformance):
+    make = Evens
 
 
 class Turns(Router):
@@ -134,6 +148,74 @@ class WatchesOnAThread(Fewest):
         threading.Thread(target=threading.Event().wait, name="watcher", daemon=True).start()
 
 
+class MovesWhatStays(Evens):
+    def moves(self, live, replicas):
+        to = self.peek(None, replicas)
+        return [Move(i, to) for i in np.flatnonzero(live.replica != to)]
+
+
+class MovesToAnyReplica(Evens):
+    def moves(self, live, replicas):
+        movable = np.flatnonzero(live.is_movable)
+        return [(int(i), int(live.replica[i] + 1) % len(replicas.num_live)) for i in movable]
+
+
+class MovesTwice(Evens):
+    def moves(self, live, replicas):
+        return list(super().moves(live, replicas)) * 2
+
+
+class NeverAsks(Evens):
+    moves_period_s = 0.0
+
+
+class MovesInTurn(Evens):
+    """Moves every other time that it is asked."""
+
+    def __init__(self):
+        self.turn = 0
+
+    def moves(self, live, replicas):
+        self.turn += 1
+        return super().moves(live, replicas) if self.turn % 2 else []
+
+
+class WritesIntoColumns(Evens):
+    def moves(self, live, replicas):
+        moves = super().moves(live, replicas)
+        live.num_moves[:] += 1
+        return moves
+
+
+class KeepsWhatMoved(Evens):
+    def __init__(self):
+        self.seen = []
+
+    def on_moved(self, request, replica):
+        self.seen.append(request)
+
+
+class MissesMoved(Evens):
+    """Counts requests of replicas, and is not told of those that moved."""
+
+    def __init__(self):
+        self.there = []
+
+    def select(self, request, replicas):
+        self.there.append(chosen := self.peek(request, replicas))
+        return chosen
+
+    def on_finished(self, request, replica):
+        self.there.remove(replica)
+
+
+class ComparesAllRequests(Evens):
+    def moves(self, live, replicas):
+        tokens = live.num_output_tokens.tolist()[:3500]
+        sum(one > other for one in tokens for other in tokens)
+        return super().moves(live, replicas)
+
+
 class Slow(Fewest):
     """Correct, and a little slow: that is what a benchmark is for; the suite lets it pass."""
 
@@ -157,6 +239,15 @@ MUTANTS = {
     AlwaysTheFirst: "test_no_healthy_replica_is_left_without_requests",
     ComparesAllPairs: "test_a_choice_among_a_thousand_replicas_takes_microseconds",
     KeepsRequests: "test_nothing_is_kept_of_requests_that_ended",
+    MovesWhatStays: "test_moves_are_legal_and_come_as_moves",
+    MovesToAnyReplica: "test_moves_are_legal_and_come_as_moves",
+    MovesTwice: "test_moves_are_legal_and_come_as_moves",
+    NeverAsks: "test_moves_are_legal_and_come_as_moves",
+    MovesInTurn: "test_to_ask_for_moves_changes_nothing",
+    WritesIntoColumns: "test_to_ask_for_moves_changes_nothing",
+    KeepsWhatMoved: "test_a_move_is_followed_by_the_end_of_the_request_like_a_choice",
+    MissesMoved: "test_a_move_is_followed_by_the_end_of_the_request_like_a_choice",
+    ComparesAllRequests: "test_moves_of_thousands_of_requests_take_milliseconds",
     WatchesOnAThread: "test_no_thread_is_left",
 }
 
@@ -186,6 +277,12 @@ def test_views_are_what_was_asked_for():
     views = replica_views([3, 1], num_waiting=[2, 0], kv_usage=[0.5, 0.1], is_healthy=[True, False])
     assert (views.num_running.tolist(), views.is_healthy.tolist()) == ([1, 1], [True, False])
     assert views.hit_blocks.tolist() == [0, 0]
+
+
+def test_live_requests_are_what_was_asked_for():
+    live = live_requests([1, 0], num_output_tokens=[3, 0], is_movable=[False, True])
+    assert (live.num_prompt_tokens.tolist(), live.num_output_tokens.tolist()) == ([10, 10], [3, 0])
+    assert (live.is_movable.tolist(), live.tenants) == ([False, True], ("", ""))
 
 
 def test_prompts_that_begin_alike_share_hashes():

@@ -113,7 +113,7 @@ def _captures_text() -> str:
 
 
 def _replicas_text() -> str:
-    counts = dict.fromkeys(("num_live", "num_placed", "num_moved", "num_restarts"), 0)
+    counts = dict.fromkeys(("num_live", "num_placed", "num_moved", "num_rebalanced", "num_restarts"), 0)
     return replicas_page([{"replica": 0, "state": "ready", **counts}], num_quarantined=0)
 
 

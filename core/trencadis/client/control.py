@@ -163,7 +163,7 @@ class EngineControl:
 
         Returns:
             ``router``, and ``replicas``: of each ``replica``, its index; ``state``: ``ready``, ``draining``, ``stalled`` or ``down``;
-            ``num_live``, ``num_placed``, ``num_moved``, ``num_restarts``, ``num_waiting``, ``num_running``, ``kv_usage`` and
+            ``num_live``, ``num_placed``, ``num_moved``, ``num_rebalanced``, ``num_restarts``, ``num_waiting``, ``num_running``, ``kv_usage`` and
             ``reason``, why it ended last.
 
         Raises:

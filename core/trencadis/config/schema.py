@@ -347,6 +347,20 @@ class SchedulingConfig(NounConfig):
 
 
 @attrs.frozen(kw_only=True)
+class RouterConfig(NounConfig):
+    """Table ``[router]``: which router, and how much of what it wants to move between replicas is moved."""
+
+    max_moves: int = setting(
+        4, "Times that one request is moved at most; after failures it moves in any case. 0: never.", validator=ge(0)
+    )
+    max_moves_per_s: float = setting(
+        10.0,
+        "Moves a second, for each replica on average; those of a second may come at once. 0: none.",
+        validator=ge(0),
+    )
+
+
+@attrs.frozen(kw_only=True)
 class ObserverConfig:
     """Table ``[observer]``: who watches."""
 
@@ -432,7 +446,7 @@ class Config:
     kv_connector: NounConfig = attrs.field(factory=lambda: NounConfig(name="none"))
     kv_codec: NounConfig = attrs.field(factory=lambda: NounConfig(name="none"))
     kv_policy: NounConfig = attrs.field(factory=lambda: NounConfig(name="cost_aware"))
-    router: NounConfig = attrs.field(factory=lambda: NounConfig(name="prefix_affinity", fallback="least_loaded"))
+    router: RouterConfig = attrs.field(factory=lambda: RouterConfig(name="prefix_affinity", fallback="least_loaded"))
     backend: NounConfig = attrs.field(factory=lambda: NounConfig(name="auto"))
     executor: NounConfig = attrs.field(factory=lambda: NounConfig(name="inline"))
     observer: ObserverConfig = attrs.field(factory=lambda: ObserverConfig(names=("log",)))

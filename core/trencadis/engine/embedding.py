@@ -286,6 +286,10 @@ class EmbeddingEngine:
         """Do nothing: there is no sequence to end."""
         return None
 
+    def withdraw(self, request_id: str) -> FinishedSequence | None:
+        """Do nothing: there is no sequence to move."""
+        return None
+
     @property
     def has_work(self) -> bool:
         """True while texts wait."""

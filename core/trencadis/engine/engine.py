@@ -236,6 +236,21 @@ class Engine:
         """End a request because its text is complete (a stop string); None if there is no such request."""
         return self._end(request_id, FinishReason.STOP)
 
+    def withdraw(self, request_id: str) -> FinishedSequence | None:
+        """End a request that another engine goes on with, with ``FinishReason.MOVED``.
+
+        Returns:
+            Its sequence; None if there is no such request, or if its tokens do not determine how it goes on.
+        """
+        slot = self._state.slot_of.get(request_id)
+        if slot is None:
+            return None
+        sequence = self._state.table.sequence(slot)
+        has_output = self._state.table.num_known_tokens[slot] > self._state.table.num_prompt_tokens[slot]
+        if has_output and not self._validator.is_portable(sequence.request.params):
+            return None
+        return self._end(request_id, FinishReason.MOVED)
+
     def wake_by(self, wake: Callable[[], None]) -> None:
         """Have ``wake`` called, from any thread, when a sequence can run or the KV connector brings work between two steps."""
         self._preparations.wake = wake
@@ -383,6 +398,12 @@ class Engine:
         """What block hashes depend on beside the configuration, and tokens per block; None without prefix caching."""
         hasher = self._state.hasher
         return (hasher.compatibility, hasher.block_size) if self._state.prefix_caching else None
+
+    def output_lens(self) -> dict[str, tuple[int, int, bool]]:
+        """Return slot, known output tokens and whether it runs of every live request, by request id. O(requests)."""
+        table = self._state.table
+        lens, rows = (table.num_known_tokens - table.num_prompt_tokens).tolist(), table.row.tolist()
+        return {name: (slot, lens[slot], rows[slot] >= 0) for name, slot in self._state.slot_of.items()}
 
     def load(self) -> EngineLoad:
         """Return how much there is to do, and how the prefix cache has changed since the last call; the first tells all of it."""
@@ -551,9 +572,10 @@ class Engine:
         self._open = None
 
     def _goes_on(self, step: SubmittedStep) -> bool:
-        """Return whether another plan would equal that of an open step: the same sequences run, and none was added."""
+        """Return whether another plan would equal that of an open step: the same sequences run, none was added, and there is nothing to save."""
         state = self._state
-        return step.plan.slots is state.running and step.num_appended == state.waiting.num_appended
+        is_same = step.plan.slots is state.running and step.num_appended == state.waiting.num_appended
+        return is_same and not (self._is_connected and state.transfers.has_message)
 
     def _plan(self) -> Plan | None:
         """Return the next plan; None if nothing can run, or the policy failed for good."""

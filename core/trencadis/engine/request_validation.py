@@ -63,7 +63,7 @@ class RequestValidator:
         self._check_params = check_params
         self._role = role
         self._preparations = preparations
-        self._is_portable = is_portable
+        self.is_portable = is_portable
         self._warned: set[str] = set()
 
     def admit(self, request: Request) -> tuple[Request, tuple[Future[Any], ...]]:
@@ -119,7 +119,7 @@ class RequestValidator:
             eos_token_ids=self._model.eos_token_ids,
         )
         self._check_params(request.params)
-        if request.output_token_ids and not self._is_portable(request.params):
+        if request.output_token_ids and not self.is_portable(request.params):
             raise ContinuationError(
                 f"request {request.request_id!r}: its engine has ended, and no other can go on with it: its sampling parameters depend "
                 "on more than its tokens, as mirostat_mode and some logits processors do.",

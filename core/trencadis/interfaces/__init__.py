@@ -67,7 +67,7 @@ from trencadis.interfaces.optional_calls import (
     SupportsSwapping,
 )
 from trencadis.interfaces.plain_state import has_plain_state, plain_state
-from trencadis.interfaces.router import ReplicaViews, Router, RoutingRequest
+from trencadis.interfaces.router import LiveRequests, Move, ReplicaViews, Router, RoutingRequest, SupportsMoves
 from trencadis.interfaces.sampling import (
     Distributions,
     LogitsProcessor,
@@ -119,9 +119,11 @@ __all__ = [
     "LayerGate",
     "Distributions",
     "LengthView",
+    "LiveRequests",
     "LoadView",
     "LogitsProcessor",
     "Lookup",
+    "Move",
     "NamedModel",
     "NoConfig",
     "Observer",
@@ -154,6 +156,7 @@ __all__ = [
     "SupportsRestart",
     "SupportsLayerwise",
     "SupportsMetrics",
+    "SupportsMoves",
     "SupportsPreparation",
     "SupportsRemoteKVConnector",
     "SupportsRemotePrefill",

@@ -1,4 +1,4 @@
-"""Contract of the noun ``router``: which replica takes a request.
+"""Contract of the noun ``router``: which replica takes a request, and which requests move to another one.
 
 Replicas are engines with the same model and configuration, each with a KV cache of its own. Text never depends on the answer: a wrong
 one costs time.
@@ -7,12 +7,23 @@ one costs time.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import attrs
 
-from trencadis.records import BoolArray, FloatArray, Int32Array
+from trencadis.records import BoolArray, FloatArray, Int32Array, Int64Array
 
-__all__ = ["INTERFACE_VERSION", "STABILITY", "ReplicaViews", "Router", "RoutingRequest"]
+__all__ = [
+    "INTERFACE_VERSION",
+    "STABILITY",
+    "LiveRequests",
+    "Move",
+    "ReplicaViews",
+    "Router",
+    "RoutingRequest",
+    "SupportsMoves",
+]
 
 INTERFACE_VERSION = 1
 STABILITY = "provisional"
@@ -92,3 +103,80 @@ class Router(ABC):
 
     def on_replica_removed(self, replica: int) -> None:  # noqa: B027 - optional
         """Called when a replica has ended; its index stays its own."""
+
+
+@attrs.frozen(kw_only=True)
+class LiveRequests:
+    """Requests that replicas have, without texts to embed. Read-only; arrays are parallel, in the order in which requests were sent there.
+
+    Attributes:
+        replica: That has each, int32 ``[num_requests]``.
+        num_prompt_tokens: Of each, int32 ``[num_requests]``.
+        num_output_tokens: Of these the client has received so many, int32 ``[num_requests]``; with 0 a request waits or its prompt is
+            being computed; with more it may have been preempted, which is not known here.
+        num_moves: Times that :meth:`SupportsMoves.moves` moved it, int32 ``[num_requests]``.
+        priority: That it asked for; smaller is served first by policies that look at it. Int64 ``[num_requests]``.
+        tenants: Who asked: the part before the first slash, as in ``[scheduling.tenants]``.
+        target: Replica that each is on its way to, int32 ``[num_requests]``; -1: it is not moving.
+        is_movable: False: it is on its way already, is being ended, was moved ``[router] max_moves`` times, or has to stay, since
+            its tokens do not determine how it goes on. Bool ``[num_requests]``.
+    """
+
+    replica: Int32Array
+    num_prompt_tokens: Int32Array
+    num_output_tokens: Int32Array
+    num_moves: Int32Array
+    target: Int32Array
+    priority: Int64Array
+    tenants: tuple[str, ...]
+    is_movable: BoolArray
+
+
+class Move(NamedTuple):
+    """A request that is to leave its replica.
+
+    Attributes:
+        request: Its index in :class:`LiveRequests`; it is movable.
+        replica: That takes it: a healthy one, and not the one that has it.
+    """
+
+    request: int
+    replica: int
+
+
+class SupportsMoves(ABC):
+    """Optional for a router: moves requests that wait or run to other replicas. The client looks for it once, when it is made.
+
+    A move ends the request at its replica after the step that runs there, and sends it on with the tokens that came, as after a failure:
+    the text is the same. Its KV is computed again, unless the prefix cache or the KV connector of the other replica has it.
+
+    What is no legal move is refused and counted, as are moves beyond ``[router] max_moves_per_s``; an exception, an answer that is no
+    sequence of moves, and calls over ``[budget] router_ms`` put the fallback in the router's place.
+
+    Attributes:
+        moves_period_s: Seconds between two calls of :meth:`moves`, positive. The client calls it with the first message of a replica after
+            that time; while no replica has anything to say, nothing moves.
+    """
+
+    moves_period_s: float = 0.1
+
+    @abstractmethod
+    def moves(self, live: LiveRequests, replicas: ReplicaViews) -> Sequence[Move]:
+        """Return which requests are to move now, each at most once; the first ones count where there are too many. Pure.
+
+        At most 10 ms with 1,000 replicas and 20,000 requests.
+
+        Args:
+            live: At least one request.
+            replicas: As for :meth:`Router.select`; ``hit_blocks`` is 0.
+        """
+
+    def on_moved(self, request: RoutingRequest, replica: int) -> None:  # noqa: B027 - optional
+        """Called when a request that was to move is sent to its new replica.
+
+        :meth:`Router.on_finished` was called for the replica that it left, and will be for this one.
+
+        Args:
+            request: With the tokens that came.
+            replica: That takes it.
+        """

@@ -35,6 +35,7 @@ MAX_TRANSFER_BYTES = 65536
 class FinishReason(enum.Enum):
     """Why a sequence ended; the values are OpenAI's where OpenAI has one.
 
+    ``MOVED``: the client has taken it from this engine, and another one goes on with it; to users it has not ended.
     ``ERROR``: the engine failed on it. ``INVALID``: while it ran it turned out to ask for what cannot be done, such as parameters that
     leave no token to choose; what it has until then stands. ``IGNORED``: one prompt of a list was refused, such as one that is too long, and never ran; the others did.
     """
@@ -42,6 +43,7 @@ class FinishReason(enum.Enum):
     STOP = "stop"
     LENGTH = "length"
     ABORT = "abort"
+    MOVED = "moved"
     ERROR = "error"
     INVALID = "invalid"
     IGNORED = "ignored"

@@ -18,8 +18,8 @@ import numpy as np
 
 from trencadis.api import load_with_plugins
 from trencadis.console import print_table
-from trencadis.records import FloatArray, Request, TokenDeltas
-from trencadis_tools.simulation.fleet import Fleet
+from trencadis_tools.simulation import simulate
+from trencadis_tools.simulation.run import token_gaps_s
 from trencadis_tools.simulation.step_times import load_step_times
 from trencadis_tools.workloads import Workload, load_workload
 
@@ -56,49 +56,17 @@ class Row:
     ttft_p99_s: float
 
 
-class TokenGaps:
-    """Watches a simulated engine, and notes the time from token to token of each request.
-
-    Attributes:
-        fleet: Whose clock it reads; set once it is built.
-        gaps_s: Of each step.
-    """
-
-    def __init__(self) -> None:
-        self.fleet: Fleet | None = None
-        self.gaps_s: list[FloatArray] = []
-        self._last_s: FloatArray = np.full(1024, np.nan)
-
-    def added(self, replica: int, slot: int, request: Request) -> None:
-        """Forget who had the slot."""
-        self._last_s[slot] = np.nan
-
-    def stepped(self, replica: int, deltas: TokenDeltas) -> None:
-        """Note how long ago the last token of each came."""
-        assert self.fleet is not None
-        now_s = self.fleet.built[replica].clock.now_s()
-        gaps_s = now_s - self._last_s[deltas.slots]
-        self.gaps_s.append(gaps_s[~np.isnan(gaps_s)])
-        self._last_s[deltas.slots] = now_s
-
-
 def measure(config: str, workload: Workload, rate: float) -> Row:
     """Serve a workload under a configuration.
 
     Args:
         config: One of ``CONFIGS``.
-        workload: At most 1,024 requests.
+        workload: The requests.
         rate: Its own.
     """
     resolved, registry = load_with_plugins(file=HERE / f"{config}.toml", environ={})
-    gaps = TokenGaps()
-    step_times = load_step_times(STEP_TIMES)
-    gaps.fleet = fleet = Fleet(resolved.config, registry, workload, step_times=step_times, watcher=gaps)
-    try:
-        run = fleet.run()
-    finally:
-        fleet.close()
-    gaps_s = np.concatenate(gaps.gaps_s)
+    run = simulate(resolved.config, registry, workload, step_times=load_step_times(STEP_TIMES), token_times=True)
+    gaps_s = token_gaps_s(run.records)
     ttft_s = [record.ttft_s for record in run.records]
     return Row(
         config=config,

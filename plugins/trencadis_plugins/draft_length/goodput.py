@@ -29,6 +29,8 @@ _NOTHING = np.zeros(0)
 _PROBE_SHARE = 0.01
 _RETRY_SHARE = 0.005
 _MAX_RETRIES = 4
+_SAVED_SHARE = 0.01
+"""Shorter drafts are tried where making them takes so much less of a step."""
 _OLD_SHARE = 0.25
 """Weight of a sequence's old verifications when it is tried again."""
 
@@ -180,16 +182,27 @@ def _best_drafts(
     times: npt.NDArray[np.float64],
     drafting_s: npt.NDArray[np.float64],
 ) -> tuple[Int32Array, float]:
-    """Return how many drafts of each sequence are among the best ones, and the tokens per second. Pure."""
+    """Return how many drafts of each sequence are among the best ones, and the tokens per second. Pure.
+
+    The time to draft is that of the longest: a deep draft that is likely may cost more than it brings, so that those up to each depth are
+    tried where leaving out the deeper ones saves anything.
+    """
     longest = survival.shape[1]
     if int(view.max_draft_tokens.min()) < longest:
         survival = np.where(np.arange(longest) < view.max_draft_tokens[:, None], survival, 0.0)
     flat = survival.ravel()
     # Stable: of two drafts that are equally likely the one in front comes first, so that no draft is chosen without those before it.
     order = np.argsort(-flat, kind="stable")[: len(times) - 1]
-    tokens = view.num_running + np.cumsum(flat[order])
-    depths = np.maximum.accumulate(order % longest) + 1
-    rates = tokens / (times[1:] + drafting_s[depths])
-    best = int(rates.argmax())
-    chosen = np.bincount(order[: best + 1] // longest, minlength=len(survival))
-    return chosen.astype(np.int32), float(rates[best])
+    depths = order % longest + 1
+    chosen, best_rate = order[:0], 0.0
+    for deepest in range(1, longest + 1):
+        if deepest < longest and drafting_s[longest] - drafting_s[deepest] <= _SAVED_SHARE * times[0]:
+            continue
+        drafts = order[depths <= deepest]
+        tokens = view.num_running + np.cumsum(flat[drafts])
+        asked = np.maximum.accumulate(depths[depths <= deepest])
+        rates = tokens / (times[1 : len(drafts) + 1] + drafting_s[asked])
+        best = int(rates.argmax())
+        if rates[best] > best_rate:
+            chosen, best_rate = drafts[: best + 1], float(rates[best])
+    return np.bincount(chosen // longest, minlength=len(survival)).astype(np.int32), best_rate

@@ -162,6 +162,7 @@ def measure_schedule(
         config,
         cache=attrs.evolve(config.cache, num_blocks=config.cache.num_blocks or num_blocks),
         scheduling=attrs.evolve(config.scheduling, name=policy),
+        speculation=attrs.evolve(config.speculation, name="none"),
     )
     notes = _Service(workload)
     run = simulate(config, registry, workload, step_times=Line(step_time or StepTime()), watcher=notes)

@@ -63,6 +63,8 @@ class SpeculationResult:
         speed_up: CPU seconds without speculation by those with it, all prompts together.
         speed_up_quartiles: Of the ratio by pair of runs: lower quartile, median, upper quartile.
         cpu_s_per_token: Of the engine with the drafter.
+        drafted_ratio: Share of the steps that decode a sequence in which it had drafts.
+        draft_s: Time that drafts took, and the choice of their number, by the engine's steps, mean, seconds.
     """
 
     drafter: str
@@ -77,6 +79,8 @@ class SpeculationResult:
     speed_up: float
     speed_up_quartiles: tuple[float, float, float]
     cpu_s_per_token: float
+    drafted_ratio: float
+    draft_s: float
 
 
 def read_prompts(path: Path, tokenizer: Tokenizer, *, limit: int = 0) -> tuple[tuple[int, ...], ...]:
@@ -214,6 +218,8 @@ def _compared(name: str, plain: Engine, engine: Engine, workload: SpeculationWor
         speed_up=sum(without.cpu_s) / sum(with_drafts.cpu_s),
         speed_up_quartiles=tuple(np.quantile(ratios, (0.25, 0.5, 0.75)).tolist()),
         cpu_s_per_token=sum(with_drafts.cpu_s) / num_tokens,
+        drafted_ratio=counts["num_drafted_sequences"] / max(1, with_drafts.num_decodes),
+        draft_s=counts["draft_s"] / counts["num_steps"],
     )
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from trencadis.api import Config, Registry
@@ -24,6 +25,7 @@ from trencadis_tools.compare.record import (
 from trencadis_tools.compare.report import write_report
 from trencadis_tools.compare.requests_file import check_requests_file, write_requests
 from trencadis_tools.compare.wording import HEADINGS, outcome_notes, rows_of, sentence
+from trencadis_tools.simulation.fleet import notes_on
 
 __all__ = ["CAN_BE_LOCKED", "add_arguments", "run"]
 
@@ -44,6 +46,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-requests", type=int, default=0, metavar="N", help="the first N of it (default: all)")
     parser.add_argument("--replicas", type=int, default=1, metavar="N", help="simulated engines behind [router]")
     parser.add_argument("--step-times", default="", metavar="S", help="fitted step times, or a device sheet")
+    parser.add_argument(
+        "--drafts",
+        default="",
+        metavar="D",
+        help="with a speculator: how often a draft is right, such as 0.7, or a TOML file",
+    )
     parser.add_argument(
         "--seeds",
         type=int,
@@ -81,7 +89,7 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
         check_plots()
     if args.requests is not None:
         check_requests_file(args.requests)
-    comparison = _compare(arguments)
+    comparison = _compare(arguments, warn=_warn)
     _print(comparison)
     command = _command(args)
     if args.json is not None:
@@ -93,9 +101,13 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
     return 0
 
 
-def _compare(arguments: Arguments) -> Comparison:
+def _compare(arguments: Arguments, warn: Callable[[str], None] | None = None) -> Comparison:
     with track("Comparing", unit="runs") as advance:
-        return compare(arguments, note=advance)
+        return compare(arguments, note=advance, warn=warn)
+
+
+def _warn(line: str) -> None:
+    print(f"note: {line}", file=sys.stderr, flush=True)
 
 
 def _arguments(args: argparse.Namespace) -> Arguments:
@@ -120,6 +132,7 @@ def _arguments(args: argparse.Namespace) -> Arguments:
         sweep=args.sweep,
         max_requests=args.max_requests,
         sensitivity=not args.no_sensitivity,
+        drafts=args.drafts,
     )
 
 
@@ -148,6 +161,10 @@ def _print(comparison: Comparison) -> None:
             print(sentence(effect, outcomes[0].name, growing))
         for note in outcome_notes(result):
             print(note)
+    if not comparison.arguments.live:
+        for candidate in comparison.candidates:
+            for note in notes_on(candidate.config):
+                print(f"{candidate.name}: {note}")
 
 
 def _command(args: argparse.Namespace) -> str:
@@ -188,6 +205,9 @@ def _verify(args: argparse.Namespace) -> int:
     again = _compare(arguments)
     if comparison_bytes(again.record) == comparison_bytes(record):
         print(f"{args.verify}: the same bytes.")
+        return 0
+    if comparison_bytes(again.record, plan_hashes=False) == comparison_bytes(record, plan_hashes=False):
+        print(f"{args.verify}: the same bytes but for the hashes of plans: code of plugins has changed, and no number.")
         return 0
     print(f"{args.verify}: not the same.")
     for difference in differences_between(record["comparison"], again.record["comparison"]):

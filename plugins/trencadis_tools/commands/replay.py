@@ -57,6 +57,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="with other settings: how long steps take, a file of bench fit --out or a device sheet (default: as recorded)",
     )
+    parser.add_argument(
+        "--drafts",
+        default="",
+        metavar="D",
+        help="with other settings and a speculator: how often a draft is right, such as 0.7, or a TOML file",
+    )
     parser.add_argument("--show", action="store_true", help="print what the record holds, and replay nothing")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -99,15 +105,12 @@ def run_alone(args: argparse.Namespace, flags: Sequence[str]) -> int:
 def _served(record: FlightRecord, replayed: ReplayedSteps, flags: list[str], args: argparse.Namespace) -> list[Served]:
     """Return what became of the requests as recorded, and on the simulated device with the recorded settings and with others."""
     from trencadis_tools.replay import recorded_config, recorded_latencies, recorded_step_times, replay_with
+    from trencadis_tools.simulation import load_drafts
     from trencadis_tools.simulation.step_times import load_step_times
 
     recorded, registry = recorded_config(record)
     other, other_registry = recorded_config(record, flags)
-    if recorded.speculation.name not in ("", "none"):
-        raise ConfigError(
-            f"{args.record}: how many drafts would have stood with other settings is not known.",
-            hint="Replay it without other settings.",
-        )
+    drafts = load_drafts(args.drafts)
     times = (
         load_step_times(args.step_times) if args.step_times else recorded_step_times(replayed.steps, name=args.record)
     )
@@ -120,6 +123,7 @@ def _served(record: FlightRecord, replayed: ReplayedSteps, flags: list[str], arg
             step_times=times,
             name=f"{recorded.scheduling.name}, simulated",
             recorded=recorded,
+            drafts=drafts,
         ),
         replay_with(
             record,
@@ -128,6 +132,7 @@ def _served(record: FlightRecord, replayed: ReplayedSteps, flags: list[str], arg
             step_times=times,
             name=other.scheduling.name if other.scheduling.name != recorded.scheduling.name else " ".join(flags),
             recorded=recorded,
+            drafts=drafts,
         ),
     ]
 

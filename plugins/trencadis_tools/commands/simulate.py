@@ -34,6 +34,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--step-times", default="", metavar="S", help="fitted step times, or a device sheet such as h100:llama_3_1_8b"
     )
     parser.add_argument(
+        "--drafts",
+        default="",
+        metavar="D",
+        help="with a speculator: how often a draft is right, such as 0.7, or a TOML file",
+    )
+    parser.add_argument(
         "--replica-model",
         choices=["engine", "macro"],
         default="engine",
@@ -41,6 +47,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--events", type=Path, metavar="FILE.toml", help="failures, drains and joins of replicas")
     parser.add_argument("--requests", type=Path, metavar="FILE", help="write a row for each request, .csv or .parquet")
+    parser.add_argument(
+        "--token-times",
+        action="store_true",
+        help="keep when each token came, for max_itl_s, qoe and token_times_s of --requests",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -52,8 +63,9 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
         TrencadisError: A component cannot be built, or broke its contract.
     """
     from trencadis_tools.compare.requests_file import check_requests_file, row_of, write_rows
-    from trencadis_tools.simulation import simulate
+    from trencadis_tools.simulation import load_drafts, simulate
     from trencadis_tools.simulation.events import read_events
+    from trencadis_tools.simulation.fleet import notes_on
     from trencadis_tools.simulation.macro import simulate_macro
     from trencadis_tools.simulation.step_times import LinearStepTimes, load_step_times
     from trencadis_tools.simulation.summary import summary_of
@@ -68,19 +80,43 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
     workload = load_workload(args.workload, seed=args.seed, rate=args.rate, limit=args.max_requests)
     step_times = load_step_times(args.step_times) if args.step_times else LinearStepTimes()
     events = () if args.events is None else read_events(args.events)
-    serve = simulate if args.replica_model == "engine" else simulate_macro
+    if args.token_times and args.replica_model == "macro":
+        raise ConfigError(
+            "flag --token-times: macro replicas compute no times of tokens.", hint="Leave it out, or take engines."
+        )
     began_s = time.process_time()
     with _quiet():
-        result = serve(config, registry, workload, step_times=step_times, replicas=args.replicas, events=events)
+        if args.replica_model == "macro":
+            result = simulate_macro(
+                config, registry, workload, step_times=step_times, replicas=args.replicas, events=events
+            )
+        else:
+            result = simulate(
+                config,
+                registry,
+                workload,
+                step_times=step_times,
+                replicas=args.replicas,
+                events=events,
+                drafts=load_drafts(args.drafts),
+                token_times=args.token_times,
+            )
     cpu_s = time.process_time() - began_s
     summary = summary_of(result)
     if args.requests is not None:
-        write_rows(args.requests, [row_of(record) for record in result.records])
+        write_rows(args.requests, [row_of(record, token_times=args.token_times) for record in result.records])
     if args.json:
-        facts = {"workload": workload.name, "seed": workload.seed, "step_times": repr(step_times)}
+        facts: dict[str, object] = {
+            "workload": workload.name,
+            "seed": workload.seed,
+            "step_times": repr(step_times),
+            "notes": notes_on(config),
+        }
         print(json.dumps(facts | attrs.asdict(summary)))
         return 0
     _print(summary, cpu_s)
+    for note in notes_on(config):
+        print(f"\n{note}")
     refused = [record for record in result.records if record.error]
     if refused:
         print(f"\n{len(refused)} requests have no answer; the first: {refused[0].error}")
@@ -114,6 +150,7 @@ def _print(summary: RunSummary, cpu_s: float) -> None:
         ("output tokens a second", f"{summary.output_rate:,.0f}"),
         ("prompt tokens a second", f"{summary.prompt_rate:,.0f}"),
         ("prompt tokens from caches", f"{summary.prefix_hit_ratio:.1%}"),
+        *_kv_rows(summary),
         (
             "replicas compute",
             f"{summary.busy_ratio:.1%} of the time; the busiest {summary.busy_imbalance:.2f} x the mean",
@@ -121,7 +158,9 @@ def _print(summary: RunSummary, cpu_s: float) -> None:
         ("requests of a replica", f"at most {summary.request_imbalance:.2f} x the mean"),
         ("saturated", saturated[summary.is_saturated]),
         ("preemptions", f"{summary.num_preemptions:,}; {summary.recompute_ratio:.1%} of tokens computed again"),
+        ("drafts", f"{summary.num_draft_tokens:,}, of which {summary.num_accepted_tokens:,} were accepted"),
         ("moved after failures", f"{summary.num_moved:,}"),
+        ("moved by the router", f"{summary.num_rebalanced:,}"),
         ("steps", f"{summary.num_steps:,}, of which {summary.num_skipped_steps:,} were skipped"),
         (
             "cost",
@@ -129,6 +168,25 @@ def _print(summary: RunSummary, cpu_s: float) -> None:
         ),
     ]
     print_table(("measure", "value"), rows)
+
+
+def _kv_rows(summary: RunSummary) -> list[tuple[str, str]]:
+    kv = summary.kv
+    if kv is None:
+        return []
+    mean_s = kv.load_s / max(1, kv.num_loads)
+    return [
+        (
+            "KV loaded",
+            f"{kv.num_tokens_loaded:,} tokens in {kv.num_loads:,} loads of {mean_s:.4g} s; {kv.num_late_loads:,} given up, "
+            f"{kv.num_declined_loads:,} declined",
+        ),
+        (
+            "KV saved",
+            f"{kv.num_tokens_saved:,} tokens; {kv.num_tokens_dropped:,} not saved, {kv.num_tokens_evicted:,} evicted",
+        ),
+        ("links to KV stores", f"busy {summary.kv_link_ratio:.1%} of the time"),
+    ]
 
 
 def _show(values: Percentiles) -> str:

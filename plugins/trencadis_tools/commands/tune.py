@@ -12,6 +12,8 @@ from trencadis.console import print_table, track
 from trencadis.errors import ConfigError
 from trencadis_tools.compare.candidates import described
 from trencadis_tools.compare.wording import show
+from trencadis_tools.simulation.drafts import speculates
+from trencadis_tools.simulation.fleet import notes_on
 from trencadis_tools.tune.search import SPANS, Effect, Found
 from trencadis_tools.tune.slo import FORM, parse_slo
 from trencadis_tools.tune.trials import Trial
@@ -25,10 +27,20 @@ _SHOWN = 12
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's own flags; config flags and ``--config`` say where the search starts."""
-    parser.add_argument("--slo", metavar="A,B,...", help=f"objectives: {FORM}; itl is a request's mean time per token")
+    parser.add_argument(
+        "--slo",
+        metavar="A,B,...",
+        help=f"objectives: {FORM}; itl is every time between tokens, tpot the mean of a request",
+    )
     parser.add_argument("--workload", metavar="W", help="a workload file, a trace, or the name of a built-in one")
     parser.add_argument(
         "--step-times", default="", metavar="S", help="fitted step times, or a device sheet (default: fitted here)"
+    )
+    parser.add_argument(
+        "--drafts",
+        default="",
+        metavar="D",
+        help="with a speculator: how often a draft is right, such as 0.7, or a TOML file",
     )
     parser.add_argument("--replicas", type=int, default=1, metavar="N", help="simulated engines behind [router]")
     parser.add_argument(
@@ -75,6 +87,7 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
         budget=args.budget,
         limit=args.limit,
         confirm=not args.no_confirm,
+        drafts=args.drafts,
         keep=[path.strip() for path in args.keep.split(",") if path.strip()],
     )
     with track("Tuning", unit="simulations") as advance:
@@ -97,8 +110,10 @@ def _print(tuned: Tuned) -> None:
     num_refused = len(tuned.trials.refused)
     refused = f"; candidates that no engine can be built with: {num_refused}" if num_refused else ""
     print(f"{tuned.trials.num_run} simulations{refused}.")
-    if tuned.start.config.speculation.name != "none":
-        print("Speculation is not simulated: every candidate computes one token of a sequence in a step.")
+    if speculates(tuned.start.config):
+        print(f"Drafts: {tuned.settings.drafts}.")
+    for note in notes_on(tuned.start.config):
+        print(note)
     print()
     _print_capacities(tuned)
     _print_changes(tuned)
@@ -114,6 +129,7 @@ def _print_capacities(tuned: Tuned) -> None:
     names = list(found.at_best[0].values)
     rate = found.best.nearest.rate
     headings = ["simulated", "capacity", f"at {rate:.3g}/s: attainment", *(f"{name}" for name in names)]
+    has_buckets = any(trial.num_buckets for trial in found.at_best)
     capacities = [found.start, found.best, *([found.second] if found.second else [])]
     rows = [
         [
@@ -121,10 +137,11 @@ def _print_capacities(tuned: Tuned) -> None:
             capacity_words(capacity),
             f"{trial.attainment:.1%}",
             *(_of_limit(trial, one, limits.get(one)) for one in names),
+            *([str(trial.num_buckets)] if has_buckets else []),
         ]
         for name, capacity, trial in zip(("start", "best", "second"), capacities, found.at_best, strict=False)
     ]
-    print_table(headings, rows)
+    print_table([*headings, *(["buckets to prepare"] if has_buckets else [])], rows)
     if not found.best.beyond:
         print("The requests are too few for a limit: all of them may come at once. Search with more (--limit).")
     elif found.best.nearest.spans < SPANS:
@@ -210,7 +227,7 @@ def _command(args: argparse.Namespace) -> str:
     words = ["trencadis", "tune", "--slo", args.slo, "--workload", args.workload]
     if args.config is not None:
         words += ["--config", str(args.config)]
-    for name in ("step_times", "replicas", "budget", "limit", "keep"):
+    for name in ("step_times", "drafts", "replicas", "budget", "limit", "keep"):
         words += [f"--{name.replace('_', '-')}", str(getattr(args, name))] if getattr(args, name) else []
     resolved = args.resolved
     for path, source in resolved.sources.items():

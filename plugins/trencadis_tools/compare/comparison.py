@@ -10,12 +10,12 @@ import attrs
 
 from trencadis.errors import ConfigError
 from trencadis_tools.compare.candidates import Candidate, restored, sweep_points
-from trencadis_tools.compare.experiment import Experiment, PointResult, RunAll, run_experiment
+from trencadis_tools.compare.experiment import Experiment, PointResult, RunAll, left_open, run_experiment
 from trencadis_tools.compare.live import LiveRuns, pieces_of
 from trencadis_tools.compare.metrics import metric_of
 from trencadis_tools.compare.record import record_of
 from trencadis_tools.lab import scipy_stats
-from trencadis_tools.simulation import Run, StepTimes, simulate
+from trencadis_tools.simulation import DraftFacts, Run, StepTimes, load_drafts, simulate
 from trencadis_tools.simulation.step_times import LinearStepTimes, load_step_times
 from trencadis_tools.workloads import Workload, load_workload
 
@@ -42,6 +42,7 @@ class Arguments:
         sweep: Each ``table.key=value,value``.
         max_requests: The first so many of the workload; 0: all.
         sensitivity: Try "better" with other step times.
+        drafts: How often drafts are right, or a file that says it; empty: unknown.
     """
 
     configs: Sequence[tuple[str, Mapping[str, Any]]]
@@ -56,6 +57,7 @@ class Arguments:
     sweep: Sequence[str] = ()
     max_requests: int = 0
     sensitivity: bool = True
+    drafts: str = ""
 
 
 @attrs.frozen(kw_only=True)
@@ -66,7 +68,7 @@ class Comparison:
         arguments: Of it.
         candidates: Before any setting is swept.
         results: Of every point.
-        step_times: The model in words; empty for a measurement.
+        step_times: The model in words, and what becomes of drafts; empty for a measurement.
         record: For a file.
     """
 
@@ -77,12 +79,15 @@ class Comparison:
     record: Mapping[str, Any] = attrs.field(repr=False)
 
 
-def compare(arguments: Arguments, *, note: Callable[[int], None] | None = None) -> Comparison:
+def compare(
+    arguments: Arguments, *, note: Callable[[int], None] | None = None, warn: Callable[[str], None] | None = None
+) -> Comparison:
     """Run a comparison.
 
     Args:
         arguments: What is compared.
         note: Called with the number of runs so far; or None.
+        warn: Called before the runs with each sentence of :func:`left_open`; or None.
 
     Raises:
         ConfigError: An argument, file or configuration cannot be used, or the workload is too short.
@@ -91,12 +96,16 @@ def compare(arguments: Arguments, *, note: Callable[[int], None] | None = None) 
     _check(arguments)
     candidates = [restored(name, given) for name, given in arguments.configs]
     experiment = _experiment(arguments, candidates)
+    if warn is not None:
+        for line in left_open(experiment):
+            warn(line)
     if arguments.live:
-        with LiveRuns() as live:
+        with LiveRuns(token_times=experiment.needs_token_times) as live:
             results = run_experiment(experiment, live, note=note)
         return _compared(arguments, candidates, results, "")
     step_times = _step_times(arguments.step_times)
-    with_step_times = functools.partial(_simulated, arguments.replicas)
+    drafts = load_drafts(arguments.drafts)
+    with_step_times = functools.partial(_simulated, arguments.replicas, drafts, experiment.needs_token_times)
     results = run_experiment(
         experiment,
         with_step_times(step_times),
@@ -104,13 +113,17 @@ def compare(arguments: Arguments, *, note: Callable[[int], None] | None = None) 
         with_step_times=with_step_times,
         note=note,
     )
-    return _compared(arguments, candidates, results, repr(step_times))
+    in_words = f"{step_times!r}{f', drafts {drafts!r}' if drafts else ''}"
+    return _compared(arguments, candidates, results, in_words)
 
 
 def _compared(
     arguments: Arguments, candidates: Sequence[Candidate], results: Sequence[PointResult], step_times: str
 ) -> Comparison:
-    record = record_of(attrs.asdict(arguments), step_times, results)
+    written = attrs.asdict(arguments)
+    if not arguments.drafts:
+        del written["drafts"]  # records from before there were any stay as they are
+    record = record_of(written, step_times, results)
     return Comparison(arguments=arguments, candidates=candidates, results=results, step_times=step_times, record=record)
 
 
@@ -128,17 +141,19 @@ def _check(arguments: Arguments) -> None:
         raise ConfigError("flag --live: one engine of each configuration is measured.", hint="Leave --replicas out.")
     if arguments.live and arguments.step_times:
         raise ConfigError("flag --live: steps take the time they take.", hint="Leave --step-times out.")
+    if arguments.live and arguments.drafts:
+        raise ConfigError("flag --live: drafts are right as often as they are.", hint="Leave --drafts out.")
 
 
 def _experiment(arguments: Arguments, candidates: Sequence[Candidate]) -> Experiment:
     metrics = [metric_of(name) for name in arguments.metrics]
     workload_of, is_drawn = _workloads(arguments)
     if not is_drawn and arguments.until_decided:
-        quantiles = [metric.name for metric in metrics if metric.quantile is not None or metric.is_of_run]
-        if quantiles:
+        of_runs = [metric.name for metric in metrics if metric.is_of_run]
+        if of_runs:
             raise ConfigError(
-                f"flag --until-decided: {', '.join(quantiles)} cannot be watched within one run, where the unit is a block of requests.",
-                hint="Name means with --metric, or take a workload that is drawn from a seed.",
+                f"flag --until-decided: {', '.join(of_runs)} cannot be watched within one run: it has one value.",
+                hint="Name metrics of requests with --metric, or take a workload that is drawn from a seed.",
             )
     return Experiment(
         candidates=candidates,
@@ -184,12 +199,21 @@ def _step_times(name: str) -> StepTimes:
     return load_step_times(name) if name else LinearStepTimes()
 
 
-def _simulated(replicas: int, step_times: StepTimes) -> RunAll:
+def _simulated(replicas: int, drafts: Mapping[str, DraftFacts], token_times: bool, step_times: StepTimes) -> RunAll:
     """Return what simulates a workload under each configuration."""
 
     def run_all(candidates: Sequence[Candidate], workload: Workload, pair: int) -> list[Run]:
         return [
-            simulate(one.config, one.registry, workload, step_times=step_times, replicas=replicas) for one in candidates
+            simulate(
+                one.config,
+                one.registry,
+                workload,
+                step_times=step_times,
+                replicas=replicas,
+                drafts=drafts,
+                token_times=token_times,
+            )
+            for one in candidates
         ]
 
     return run_all

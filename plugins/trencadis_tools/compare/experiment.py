@@ -7,6 +7,7 @@ The baseline is the first configuration.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
@@ -22,7 +23,7 @@ from trencadis_tools.compare.statistics import FIRST_LOOK, MIN_REQUESTS
 from trencadis_tools.simulation import Run, StepTimes
 from trencadis_tools.workloads import Workload
 
-__all__ = ["Experiment", "Point", "PointResult", "RunAll", "at_rate", "rate_of", "run_experiment"]
+__all__ = ["Experiment", "Point", "PointResult", "RunAll", "at_rate", "left_open", "rate_of", "run_experiment"]
 
 _FIRST_REQUESTS = 2 * MIN_REQUESTS
 """Of a trace with ``until_decided``; twice as many each time it is not."""
@@ -68,6 +69,11 @@ class Experiment:
     sweeps: Sequence[Mapping[str, str]] = ({},)
     max_requests: int = 0
 
+    @property
+    def needs_token_times(self) -> bool:
+        """Whether a metric needs the time of each token."""
+        return any(metric.needs_token_times for metric in self.metrics)
+
 
 @attrs.frozen(kw_only=True)
 class Point:
@@ -103,6 +109,27 @@ class PointResult:
     workloads: Sequence[Workload] = attrs.field(repr=False)
     runs: Sequence[Sequence[Run]] = attrs.field(repr=False)
     judgement: Judgement
+
+
+def left_open(experiment: Experiment) -> list[str]:
+    """Return in words for which metrics there will or may be no interval, as far as that is known before the runs."""
+    if experiment.is_drawn:
+        if experiment.num_pairs > 1:
+            return []
+        return ["one run of each configuration has no interval: every verdict stays open. Take more --seeds."]
+    found = [
+        f"{metric.name}: one run has no interval; its verdict stays open. Take a workload that is drawn from a seed."
+        for metric in experiment.metrics
+        if metric.is_of_run
+    ]
+    workload = _prepared(experiment.workload_of(0), Point(), experiment.max_requests)
+    num = len(workload.requests)
+    if MIN_REQUESTS <= num < 2 * MIN_REQUESTS and len(found) < len(experiment.metrics):
+        found.append(
+            f'workload "{workload.name}": if the warm-up is longer than {num - MIN_REQUESTS} of its {num} requests, the '
+            f"{MIN_REQUESTS} are not left that intervals need. With {2 * MIN_REQUESTS} they are: at most half is warm-up."
+        )
+    return found
 
 
 def run_experiment(
@@ -187,6 +214,8 @@ def _at_point(experiment: Experiment, point: Point, candidates: Sequence[Candida
     workloads: list[Workload] = []
     runs: list[list[Run]] = [[] for _ in candidates]
     names = [candidate.name for candidate in candidates]
+    num_looks = 1 if is_drawn else len(_lengths(experiment))
+    judged = functools.partial(judge, is_drawn=is_drawn, until_decided=until_decided, num_looks=num_looks)
     for pair, workload in enumerate(_workloads(experiment, point)):
         if not is_drawn:  # more of the same trace, from its beginning
             workloads.clear()
@@ -196,9 +225,9 @@ def _at_point(experiment: Experiment, point: Point, candidates: Sequence[Candida
             own.append(run)
         if not until_decided or (is_drawn and len(workloads) < FIRST_LOOK):
             continue
-        if judge(names, runs, experiment.metrics, is_drawn=is_drawn, until_decided=True).is_decided:
+        if judged(names, runs, experiment.metrics).is_decided:
             break
-    judgement = judge(names, runs, experiment.metrics, is_drawn=is_drawn, until_decided=until_decided)
+    judgement = judged(names, runs, experiment.metrics)
     return PointResult(point=point, candidates=candidates, workloads=workloads, runs=runs, judgement=judgement)
 
 
@@ -215,11 +244,20 @@ def _workloads(experiment: Experiment, point: Point) -> Iterator[Workload]:
             f'workload "{workload.name}": {num} requests, drawn without a seed. Within one run intervals need {MIN_REQUESTS}.',
             hint="Take a longer workload, or one that is generated, with --seeds.",
         )
+    for length in _lengths(experiment):
+        yield attrs.evolve(workload, requests=workload.requests[:length])
+
+
+def _lengths(experiment: Experiment) -> list[int]:
+    """Return of how many requests each run of a trace is, one after the other until it is decided."""
+    num = len(experiment.workload_of(0).requests)
+    num = min(num, experiment.max_requests or num)
+    lengths = []
     length = _FIRST_REQUESTS
     while experiment.until_decided and length < num:
-        yield attrs.evolve(workload, requests=workload.requests[:length])
+        lengths.append(length)
         length *= 2
-    yield workload
+    return [*lengths, num]
 
 
 def _prepared(workload: Workload, point: Point, max_requests: int) -> Workload:

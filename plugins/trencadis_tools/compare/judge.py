@@ -141,6 +141,7 @@ def judge(
     *,
     is_drawn: bool,
     until_decided: bool = False,
+    num_looks: int = 1,
 ) -> Judgement:
     """Compare every configuration with the first. Pure.
 
@@ -149,7 +150,8 @@ def judge(
         runs: By configuration, then by workload.
         metrics: By which.
         is_drawn: Workloads are independent, the unit is the run; False: there is one, the unit is the block of requests.
-        until_decided: Intervals hold however often they are looked at.
+        until_decided: Intervals hold however often they are looked at; of quantiles within one run, ``num_looks`` times.
+        num_looks: At one run, as it grows.
 
     Raises:
         ConfigError: scipy is missing.
@@ -159,7 +161,10 @@ def judge(
     outcomes = [_outcome(all_runs, place, metrics) for place in range(len(names))]
     effects = []
     for metric in metrics:
-        found = [_effect(all_runs, outcomes, metric, place, is_drawn, until_decided) for place in range(1, len(names))]
+        found = [
+            _effect(all_runs, outcomes, metric, place, is_drawn, until_decided, num_looks)
+            for place in range(1, len(names))
+        ]
         adjusted = holm([effect.interval.p_value for effect in found])
         for effect, other, p_value in zip(found, outcomes[1:], adjusted, strict=True):
             effects.append(_decided(attrs.evolve(effect, adjusted_p=p_value), metric, outcomes[0], other))
@@ -221,10 +226,10 @@ def _outcome(runs: _Runs, place: int, metrics: Sequence[Metric]) -> Outcome:
 
 def _of_runs(runs: _Runs, place: int, metric: Metric) -> FloatArray:
     """Return the metric of each run, ``[num_runs]``."""
-    if metric.is_of_run:
-        return np.array([metric.of_run(run) for run in runs.runs[place]])
     own = zip(runs.runs[place], runs.kept, strict=True)
-    return np.array([metric.summary(metric.values(run)[kept]) for run, kept in own])
+    if metric.is_of_run:
+        return np.array([metric.of_run(run, kept) for run, kept in own])
+    return np.array([metric.summary(metric.values(run, kept)) for run, kept in own])
 
 
 def _value(runs: _Runs, place: int, metric: Metric) -> float:
@@ -234,7 +239,13 @@ def _value(runs: _Runs, place: int, metric: Metric) -> float:
 
 
 def _effect(
-    runs: _Runs, outcomes: Sequence[Outcome], metric: Metric, place: int, is_drawn: bool, until_decided: bool
+    runs: _Runs,
+    outcomes: Sequence[Outcome],
+    metric: Metric,
+    place: int,
+    is_drawn: bool,
+    until_decided: bool,
+    num_looks: int,
 ) -> Effect:
     """Return values and interval of one configuration, without a verdict."""
     differences = np.zeros(0)
@@ -245,7 +256,7 @@ def _effect(
     elif metric.is_of_run:
         interval = _nothing("one run", outcomes[place].values[metric.name] - outcomes[0].values[metric.name])
     else:
-        interval, differences = _within_run(runs, metric, place)
+        interval, differences = _within_run(runs, metric, place, num_looks)
     sequence = tuple(confidence_sequence(differences)) if len(differences) else ()
     if until_decided and sequence:
         last, unit = sequence[-1], "runs" if is_drawn else interval.method
@@ -269,17 +280,17 @@ def _effect(
     )
 
 
-def _within_run(runs: _Runs, metric: Metric, place: int) -> tuple[Interval, FloatArray]:
+def _within_run(runs: _Runs, metric: Metric, place: int, num_looks: int) -> tuple[Interval, FloatArray]:
     """Return the interval by blocks of requests, and of a mean the differences of these blocks."""
-    baseline, other = (metric.values(runs.runs[one][0])[runs.kept[0]] for one in (0, place))
+    baseline, other = (metric.values(runs.runs[one][0], runs.kept[0]) for one in (0, place))
     both = ~np.isnan(baseline) & ~np.isnan(other)
     baseline, other = baseline[both], other[both]
     if len(baseline) < MIN_REQUESTS:
         difference = metric.summary(other) - metric.summary(baseline)
         return _nothing(f"{len(baseline)} requests after the warm-up", difference), np.zeros(0)
-    interval = block_interval(baseline, other, quantile=metric.quantile)
     if metric.quantile is not None:
-        return interval, np.zeros(0)
+        return block_interval(baseline, other, quantile=metric.quantile, num_looks=num_looks), np.zeros(0)
+    interval = block_interval(baseline, other)
     length, _ = block_length(other - baseline)
     num = len(baseline) // length
     return interval, (other - baseline)[: num * length].reshape(num, length).mean(axis=1)

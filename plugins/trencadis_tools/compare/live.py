@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Self
 
 import attrs
+import numpy as np
 
 from trencadis.api import Engine, build_engine
 from trencadis.clock import Clock, SystemClock
@@ -34,9 +35,17 @@ class LiveRuns:
     Args:
         clock: Of engines and measurement; the system's if none.
         wait: Lets time pass until the next request comes, seconds.
+        token_times: Whether records have the time of each token.
     """
 
-    def __init__(self, *, clock: Clock | None = None, wait: Callable[[float], None] = time.sleep) -> None:
+    def __init__(
+        self,
+        *,
+        clock: Clock | None = None,
+        wait: Callable[[float], None] = time.sleep,
+        token_times: bool = False,
+    ) -> None:
+        self._token_times = token_times
         self._clock = clock or SystemClock()
         self._wait = wait
         self._candidates: Sequence[Candidate] = ()
@@ -57,7 +66,9 @@ class LiveRuns:
             self._open(candidates, workload)
         places = list(range(len(candidates)))
         runs = {
-            place: _LiveRun(self._engines[place], workload, self._clock, self._wait).run()
+            place: _LiveRun(
+                self._engines[place], workload, self._clock, self._wait, token_times=self._token_times
+            ).run()
             for place in (reversed(places) if pair % 2 else places)
         }
         return [runs[place] for place in places]
@@ -112,6 +123,7 @@ class _Sent:
         sent_s: When it was to be sent.
         num_tokens: That came.
         first_token_s: When the first of them came.
+        token_times_s: When each came, if that was asked for.
     """
 
     index: int
@@ -119,13 +131,23 @@ class _Sent:
     sent_s: float
     num_tokens: int = 0
     first_token_s: float = math.nan
+    token_times_s: list[float] = attrs.field(factory=list)
 
 
 class _LiveRun:
     """One workload on one engine."""
 
-    def __init__(self, engine: Engine, workload: Workload, clock: Clock, wait: Callable[[float], None]) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        workload: Workload,
+        clock: Clock,
+        wait: Callable[[float], None],
+        *,
+        token_times: bool,
+    ) -> None:
         self._engine, self._clock, self._wait = engine, clock, wait
+        self._token_times = token_times
         self._requests = workload.requests
         self._prompts = Prompts(workload, vocab_size=engine.model.vocab_size)
         self._records: dict[int, RequestRecord] = {}
@@ -195,6 +217,8 @@ class _LiveRun:
             if not sent.num_tokens:
                 sent.first_token_s = now_s
             sent.num_tokens += num_tokens
+            if self._token_times:
+                sent.token_times_s += [now_s] * num_tokens
             request = self._requests[sent.index]
             if slot not in ended and sent.num_tokens >= request.num_output_tokens:
                 end = self._engine.stop(request.request_id)
@@ -217,6 +241,7 @@ class _LiveRun:
             num_cached_tokens=end.num_cached_tokens,
             num_output_tokens=num_tokens,
             num_preemptions=end.num_preemptions,
+            token_times_s=np.array(sent.token_times_s[:num_tokens]) if self._token_times else None,
         )
         tokens = (*sent.prompt, *end.token_ids[:num_tokens].tolist())
         self._follow(request, now_s, tokens)

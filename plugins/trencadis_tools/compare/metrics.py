@@ -1,22 +1,27 @@
-"""Metrics of a comparison: a mean or a quantile of a value that every request has, or a value of a whole run."""
+"""Metrics of a comparison: a mean or a quantile of a value that every request has, a ratio of two sums over requests, or a value of a whole run."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import attrs
 import numpy as np
 
 from trencadis.errors import ConfigError, did_you_mean
-from trencadis.records import FloatArray
+from trencadis.records import FloatArray, Int64Array
 from trencadis_tools.simulation import RequestRecord, Run
+from trencadis_tools.simulation.qoe import qoe_of, qoe_v1_of
+from trencadis_tools.simulation.run import token_gaps_s
 
 __all__ = ["DEFAULT_METRICS", "METRIC_FORMS", "Metric", "metric_of"]
 
 DEFAULT_METRICS = "ttft_mean,ttft_p99,tpot_mean,e2e_mean"
-METRIC_FORMS = "ttft, tpot or e2e with _mean, _p50, _p90, _p99 or another percentile; slo_attainment; prefix_hit_ratio (mean of requests); output_throughput; preemptions"
+METRIC_FORMS = (
+    "ttft, tpot, e2e, max_itl, qoe or qoe_v1 with _mean, _p50, _p90, _p99 or another percentile; itl, of all times between tokens, with the "
+    "same; qoe_above_0.9 or another share; slo_attainment; prefix_hit_ratio (share of prompt tokens); output_throughput; preemptions"
+)
 
 
 def _within_targets(record: RequestRecord) -> float:
@@ -29,16 +34,24 @@ _OF_REQUESTS: dict[str, Callable[[RequestRecord], float]] = {
     "ttft": lambda record: record.ttft_s,
     "tpot": lambda record: record.tpot_s,
     "e2e": lambda record: record.e2e_s,
+    "max_itl": lambda record: record.max_itl_s,
+    "qoe": qoe_of,
+    "qoe_v1": qoe_v1_of,
     "slo_attainment": _within_targets,
-    "prefix_hit_ratio": lambda record: record.num_cached_tokens / record.request.num_prompt_tokens,
+}
+_RATIOS: dict[str, tuple[Callable[[RequestRecord], float], Callable[[RequestRecord], float]]] = {
+    "prefix_hit_ratio": (lambda record: record.num_cached_tokens, lambda record: record.request.num_prompt_tokens),
 }
 _OF_RUNS: dict[str, Callable[[Run], float]] = {
     "output_throughput": lambda run: sum(record.num_output_tokens for record in run.records) / run.duration_s,
     "preemptions": lambda run: float(run.num_preemptions),
 }
-_LATENCIES = ("ttft", "tpot", "e2e")
-_UNITS = {"output_throughput": "tokens/s", "preemptions": "", "slo_attainment": "", "prefix_hit_ratio": ""}
-_LARGER_IS_BETTER = frozenset({"slo_attainment", "prefix_hit_ratio", "output_throughput"})
+_LATENCIES = ("ttft", "tpot", "e2e", "itl", "max_itl")
+_QOE = ("qoe", "qoe_v1")
+_SHARES = ("slo_attainment", "prefix_hit_ratio", *_QOE)
+_UNITS = {"output_throughput": "tokens/s", "preemptions": "", **dict.fromkeys(_SHARES, "")}
+_LARGER_IS_BETTER = frozenset({"output_throughput", *_SHARES})
+_STATISTIC = re.compile(r"mean|p(\d{1,2}(?:\.\d+)?)|above_(0?\.\d+)")
 
 
 @attrs.frozen(kw_only=True)
@@ -47,23 +60,30 @@ class Metric:
 
     Attributes:
         name: Such as ``ttft_p99``.
-        quantity: ``ttft``, ``tpot``, ``e2e``, or the name itself.
+        quantity: Such as ``ttft``, or the name itself.
         quantile: Of the requests' values, between 0 and 1; None: their mean, or a value of the run.
+        above: What counts is the share of requests with at least this value; None: the value itself.
     """
 
     name: str
     quantity: str
     quantile: float | None = None
+    above: float | None = None
 
     @property
     def is_of_run(self) -> bool:
         """Whether the run has it and no request does: there is no interval then within one run."""
-        return self.quantity in _OF_RUNS
+        return self.quantity in _OF_RUNS or self.quantity == "itl"
+
+    @property
+    def needs_token_times(self) -> bool:
+        """Whether records must have the time of each token."""
+        return self.quantity in ("itl", "max_itl", *_QOE)
 
     @property
     def is_latency(self) -> bool:
         """Whether it has no steady value in a run whose backlog grows."""
-        return self.quantity in _LATENCIES or self.quantity == "slo_attainment"
+        return self.quantity in (*_LATENCIES, "slo_attainment", *_QOE)
 
     @property
     def larger_is_better(self) -> bool:
@@ -75,10 +95,27 @@ class Metric:
         """Of its value; empty for a ratio or a count."""
         return _UNITS.get(self.quantity, "s")
 
-    def values(self, run: Run) -> FloatArray:
-        """Return the values of all requests, in order of arrival, ``[num_requests]``; NaN where there is none. Pure."""
+    def values(self, run: Run, kept: Int64Array | None = None) -> FloatArray:
+        """Return the values of requests, in order of arrival, ``[num_kept]``; NaN where there is none. Pure.
+
+        Of a ratio of two sums over requests, r = Σa / Σb, a request has r + (a - r b) / mean(b): the mean of these is r, and they spread
+        as r does.
+
+        Args:
+            run: Of the requests.
+            kept: Indices of those that count; None: all.
+
+        Source: linearisation of the ratio estimator; Cochran 1977, Sampling Techniques, chapter 6.
+        """
+        records = run.records if kept is None else [run.records[index] for index in kept.tolist()]
+        if self.quantity in _RATIOS:
+            above, below = (np.array([one(record) for record in records], np.float64) for one in _RATIOS[self.quantity])
+            ratio = above.sum() / below.sum()
+            linearised: FloatArray = ratio + (above - ratio * below) / below.mean()
+            return linearised
         value = _OF_REQUESTS[self.quantity]
-        return np.array([value(record) for record in run.records], np.float64)
+        found: FloatArray = np.array([value(record) for record in records], np.float64)
+        return found if self.above is None else np.where(np.isnan(found), math.nan, found >= self.above)
 
     def summary(self, values: FloatArray) -> float:
         """Return the mean or quantile of values of requests, leaving out NaN; NaN if none is left. Pure."""
@@ -87,9 +124,17 @@ class Metric:
             return math.nan
         return float(np.mean(values) if self.quantile is None else np.quantile(values, self.quantile))
 
-    def of_run(self, run: Run) -> float:
-        """Return the value of a whole run. Pure."""
-        return _OF_RUNS[self.quantity](run)
+    def of_run(self, run: Run, counting: Sequence[int] | Int64Array | None = None) -> float:
+        """Return the value of a whole run. Pure.
+
+        Args:
+            run: Which.
+            counting: Requests whose times between tokens count; None: all.
+        """
+        if self.quantity != "itl":
+            return _OF_RUNS[self.quantity](run)
+        places = range(len(run.records)) if counting is None else counting
+        return self.summary(token_gaps_s(run.records[place] for place in places))
 
 
 def metric_of(name: str) -> Metric:
@@ -98,14 +143,18 @@ def metric_of(name: str) -> Metric:
     Raises:
         ConfigError: There is none of that name.
     """
-    if name in _OF_RUNS or name in ("slo_attainment", "prefix_hit_ratio"):
+    if name in _OF_RUNS or name in _RATIOS or name == "slo_attainment":
         return Metric(name=name, quantity=name)
-    quantity, _, statistic = name.partition("_")
-    percentile = re.fullmatch(r"p(\d{1,2}(?:\.\d+)?)", statistic)
-    if quantity in _LATENCIES and (statistic == "mean" or (percentile and float(percentile[1]) > 0)):
-        return Metric(name=name, quantity=quantity, quantile=float(percentile[1]) / 100 if percentile else None)
-    known = [f"{quantity}_{statistic}" for quantity in _LATENCIES for statistic in ("mean", "p50", "p90", "p99")]
-    known += ["slo_attainment", "prefix_hit_ratio", *_OF_RUNS]
+    for quantity in (*_LATENCIES, *_QOE):
+        found = _STATISTIC.fullmatch(name.removeprefix(f"{quantity}_"))
+        if not name.startswith(f"{quantity}_") or not found or (found[1] and not float(found[1])):
+            continue
+        if not found[2]:
+            return Metric(name=name, quantity=quantity, quantile=float(found[1]) / 100 if found[1] else None)
+        if quantity in _QOE:
+            return Metric(name=name, quantity=quantity, above=float(found[2]))
+    known = [f"{quantity}_{word}" for quantity in (*_LATENCIES, *_QOE) for word in ("mean", "p50", "p90", "p99")]
+    known += ["qoe_above_0.9", "slo_attainment", *_RATIOS, *_OF_RUNS]
     raise ConfigError(
         f'flag --metric: no such metric: "{name}".{did_you_mean(name, known)}', hint=f"There are: {METRIC_FORMS}."
     )

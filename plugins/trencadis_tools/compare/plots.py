@@ -67,7 +67,7 @@ def cdf_plot(result: PointResult) -> str:
                 values = values[np.isfinite(values) & (values > 0)]
                 if len(values) and not outcome.backlog.is_growing:
                     place.plot(np.quantile(values, _SHARES), _SHARES, label=outcome.name, **_style(index))
-            place.set_xscale("log")
+            _log_ticks(place)
             place.set_xlabel(f"{name}, s")
             place.set_ylim(0, 1)
             place.grid(alpha=0.3)
@@ -78,18 +78,41 @@ def cdf_plot(result: PointResult) -> str:
     return _picture(draw, num_columns=len(_LATENCIES), width=10)
 
 
+def _log_ticks(axes: Any) -> None:
+    """Have a logarithmic axis of a few plain numbers: 0.01, 0.02, 0.05, 0.1; of many decades one each, of less than one equal distances."""
+    ticker = library("matplotlib.ticker", purpose="a report with plots")
+    axes.set_xscale("log")
+    low, high = axes.get_xlim()
+    powers = 10.0 ** np.arange(np.floor(np.log10(low)), np.ceil(np.log10(high)) + 1)
+    ticks = powers if high > 100 * low else (powers[:, None] * [1, 2, 5]).ravel()
+    ticks = ticks[(ticks >= low) & (ticks <= high)]
+    axes.xaxis.set_major_locator(ticker.FixedLocator(ticks) if len(ticks) > 2 else ticker.MaxNLocator(4))
+    axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_minor_formatter(ticker.NullFormatter())
+
+
+def _whole_ticks(axes: Any) -> None:
+    """Have ticks at whole numbers alone."""
+    ticker = library("matplotlib.ticker", purpose="a report with plots")
+    axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
+
+
 def differences_plot(effect: Effect, baseline: str) -> str:
     """Return the paired differences of the units in their order, with their mean and its interval."""
 
     def draw(axes: Any) -> None:
+        interval = effect.interval
+        factor, unit = _unit(metric_of(effect.metric), [*effect.differences, interval.low, interval.high])
         numbers = np.arange(1, len(effect.differences) + 1)
         axes.axhline(0, color="black", linewidth=0.8)
-        axes.plot(numbers, effect.differences, "o", markersize=3, color="C0", label="pair")
-        axes.axhline(effect.interval.difference, color="C1", label="difference")
-        if np.isfinite(effect.interval.low):
-            axes.axhspan(effect.interval.low, effect.interval.high, color="C1", alpha=0.2, label="95 % interval")
+        axes.plot(numbers, factor * np.array(effect.differences), "o", markersize=3, color="C0", label="pair")
+        axes.axhline(factor * interval.difference, color="C1", label="difference")
+        if np.isfinite(interval.low):
+            low, high = factor * interval.low, factor * interval.high
+            axes.axhspan(low, high, color="C1", alpha=0.2, label="95 % interval")
+        _whole_ticks(axes)
         axes.set_xlabel("pair")
-        axes.set_ylabel(_axis(metric_of(effect.metric), f"{effect.other} − {baseline}"))
+        axes.set_ylabel(f"{effect.metric}: {effect.other} − {baseline}{unit}")
         axes.legend()
 
     return _picture(draw)
@@ -100,16 +123,23 @@ def sequence_plot(effect: Effect, baseline: str) -> str:
 
     def draw(axes: Any) -> None:
         points = [point for point in effect.sequence if np.isfinite(point.low)]
-        numbers = [point.num_pairs for point in points]
+        factor, unit = _unit(metric_of(effect.metric), [end for point in points for end in (point.low, point.high)])
         axes.axhline(0, color="black", linewidth=0.8)
-        axes.plot(
-            [p.num_pairs for p in effect.sequence], [p.difference for p in effect.sequence], color="C0", label="mean"
-        )
+        means = [factor * point.difference for point in effect.sequence]
+        axes.plot([point.num_pairs for point in effect.sequence], means, color="C0", label="mean")
         axes.fill_between(
-            numbers, [p.low for p in points], [p.high for p in points], alpha=0.2, color="C0", label="95 % at all times"
+            [point.num_pairs for point in points],
+            [factor * point.low for point in points],
+            [factor * point.high for point in points],
+            alpha=0.2,
+            color="C0",
+            label="95 % at all times",
         )
+        for point in points:  # where there is one alone, the band has no width
+            axes.plot([point.num_pairs] * 2, [factor * point.low, factor * point.high], "_", color="C0")
+        _whole_ticks(axes)
         axes.set_xlabel("pairs")
-        axes.set_ylabel(_axis(metric_of(effect.metric), f"{effect.other} − {baseline}"))
+        axes.set_ylabel(f"{effect.metric}: {effect.other} − {baseline}{unit}")
         axes.legend()
 
     return _picture(draw)
@@ -124,6 +154,8 @@ def line_plot(results: Sequence[PointResult], metric: Metric, *, xs: Sequence[fl
         xs: Numbers, or texts that are drawn at equal distances.
         label: Of the horizontal axis.
     """
+    all_values = [outcome.values[metric.name] for result in results for outcome in result.judgement.outcomes]
+    factor, unit = _unit(metric, all_values)
 
     def draw(axes: Any) -> None:
         for index, candidate in enumerate(results[0].candidates):
@@ -132,7 +164,7 @@ def line_plot(results: Sequence[PointResult], metric: Metric, *, xs: Sequence[fl
             values: FloatArray = np.array([outcome.values[metric.name] for outcome in outcomes], np.float64)
             places = np.array(xs) if all(isinstance(x, int | float) for x in xs) else np.arange(len(xs))
             style = {**_style(index), "marker": _MARKERS[index % len(_MARKERS)]}
-            axes.plot(places, np.where(hidden, np.nan, values), label=candidate.name, **style)
+            axes.plot(places, np.where(hidden, np.nan, factor * values), label=candidate.name, **style)
             edge = [0.97 - 0.05 * index] * int(hidden.sum())
             note = f"{candidate.name}: unstable"
             if hidden.any():
@@ -141,14 +173,20 @@ def line_plot(results: Sequence[PointResult], metric: Metric, *, xs: Sequence[fl
                 )
             if places.dtype.kind == "i" and not isinstance(xs[0], int | float):
                 axes.set_xticks(places, xs)
-        axes.set_ylim(bottom=0)
+        shown = [factor * value for value in all_values if value > 0]
+        axes.set_ylim(0, 1.1 * max(shown) if shown else None)
         axes.set_xlabel(label)
-        axes.set_ylabel(_axis(metric, metric.name))
+        axes.set_ylabel(f"{metric.name}{unit}")
         axes.grid(alpha=0.3)
         axes.legend()
 
     return _picture(draw)
 
 
-def _axis(metric: Metric, text: str) -> str:
-    return f"{text}, {metric.unit}" if metric.unit else text
+def _unit(metric: Metric, values: Sequence[float]) -> tuple[float, str]:
+    """Return what values are multiplied by, and the end of the axis' label: seconds below one are milliseconds, as in tables."""
+    finite = np.array(values, np.float64)
+    finite = np.abs(finite[np.isfinite(finite)])
+    if metric.unit == "s" and len(finite) and finite.max() < 1:
+        return 1000.0, ", ms"
+    return 1.0, f", {metric.unit}" if metric.unit else ""

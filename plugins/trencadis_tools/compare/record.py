@@ -122,9 +122,24 @@ def plain(value: Any) -> Any:
     return value
 
 
-def comparison_bytes(record: Mapping[str, Any]) -> bytes:
-    """Return the compared part of a record as the file has it. Pure."""
-    return json.dumps(record["comparison"], indent=1, ensure_ascii=False).encode()
+def comparison_bytes(record: Mapping[str, Any], *, plan_hashes: bool = True) -> bytes:
+    """Return the compared part of a record as the file has it. Pure.
+
+    Args:
+        record: Read from a file, or made.
+        plan_hashes: False: without the hashes of plans, which change with any line of the plugins' packages.
+    """
+    comparison = record["comparison"]
+    if not plan_hashes:
+        points = [
+            {**point, "outcomes": [_unhashed(one) for one in point["outcomes"]]} for point in comparison["points"]
+        ]
+        comparison = {**comparison, "points": points}
+    return json.dumps(comparison, indent=1, ensure_ascii=False).encode()
+
+
+def _unhashed(outcome: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in outcome.items() if name != "plan_hash"}
 
 
 def locks_of(candidates: Sequence[Candidate]) -> dict[str, PlanLock]:

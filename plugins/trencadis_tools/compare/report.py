@@ -23,12 +23,16 @@ __all__ = ["page_of", "write_report"]
 
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 64rem; margin: 2rem auto; padding: 0 1rem; color: #111; background: #fff; }
-table { border-collapse: collapse; margin: 1rem 0; display: block; overflow-x: auto; }
+table { border-collapse: collapse; margin: 1rem 0; display: block; overflow-x: auto; font-size: .875rem; }
 caption { text-align: left; font-weight: bold; padding: .3rem 0; }
-th, td { border: 1px solid #999; padding: .25rem .6rem; text-align: left; }
+th, td { border: 1px solid #999; padding: .25rem .6rem; text-align: left; white-space: nowrap; }
+th:first-child, td:first-child { white-space: normal; }
 thead th { background: #eee; }
-figure { margin: 1.5rem 0; } figcaption { font-style: italic; } svg { max-width: 100%; height: auto; }
-pre { background: #f4f4f4; padding: .6rem; overflow-x: auto; }
+figure { margin: 1.5rem 0; overflow-x: auto; } figcaption { font-style: italic; } svg { max-width: 100%; min-width: 40rem; height: auto; }
+pre { background: #f4f4f4; padding: .6rem; white-space: pre-wrap; overflow-wrap: anywhere; }
+@media (prefers-color-scheme: dark) {
+  body { color: #ddd; background: #181818; } thead th { background: #333; } pre { background: #262626; } svg { background: #fff; }
+}
 """
 
 
@@ -176,7 +180,7 @@ def _provenance(comparison: Comparison, command: str) -> Iterator[str]:
     yield "<h2>How it was made</h2>"
     yield f"<p>Run it again:</p>\n<pre>{html.escape(command)}</pre>"
     arguments = comparison.arguments
-    how = "measured on real engines in turns" if arguments.live else f"simulated, {arguments.replicas} replicas"
+    how = "measured on real engines in turns" if arguments.live else _simulated(arguments.replicas)
     lines = [how, *(f"{name} {version}" for name, version in comparison.record["made_with"].items() if version)]
     if comparison.step_times:
         lines.append(f"step times: {comparison.step_times}")
@@ -193,6 +197,10 @@ def _provenance(comparison: Comparison, command: str) -> Iterator[str]:
         ("at", "seed", "requests", "requests/s", "mean prompt tokens", "mean output tokens", "digest"),
         list(_workloads(comparison.results)),
     )
+
+
+def _simulated(replicas: int) -> str:
+    return "simulated, one replica" if replicas == 1 else f"simulated, {replicas} replicas"
 
 
 def _settings(configs: Sequence[tuple[str, Mapping[str, Any]]]) -> Iterator[tuple[str, str, str]]:

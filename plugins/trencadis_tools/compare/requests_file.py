@@ -11,6 +11,7 @@ from trencadis.errors import ConfigError
 from trencadis_tools.compare.experiment import PointResult
 from trencadis_tools.lab import library
 from trencadis_tools.simulation import RequestRecord
+from trencadis_tools.simulation.qoe import qoe_of
 
 __all__ = ["check_requests_file", "row_of", "write_requests", "write_rows"]
 
@@ -79,9 +80,15 @@ def _rows(results: Sequence[PointResult]) -> Iterator[dict[str, Any]]:
                 yield from (where | row_of(record) for record in run.records)
 
 
-def row_of(record: RequestRecord) -> dict[str, Any]:
-    """Return what became of a request, by column. Pure."""
-    request = record.request
+def row_of(record: RequestRecord, *, token_times: bool = False) -> dict[str, Any]:
+    """Return what became of a request, by column. Pure.
+
+    Args:
+        record: Of the request.
+        token_times: Whether there is a column for the times of tokens: seconds since the start of the run, separated by spaces.
+    """
+    request, times_s = record.request, record.token_times_s
+    times = {"token_times_s": "" if times_s is None else " ".join(map(repr, times_s.tolist()))} if token_times else {}
     return {
         "request_id": request.request_id,
         "tenant": request.tenant,
@@ -96,7 +103,10 @@ def row_of(record: RequestRecord) -> dict[str, Any]:
         "ttft_s": record.ttft_s,
         "tpot_s": record.tpot_s,
         "e2e_s": record.e2e_s,
+        "max_itl_s": record.max_itl_s,
+        "qoe": qoe_of(record),
         "replica": record.replica,
         "num_preemptions": record.num_preemptions,
+        **times,
         "error": record.error,
     }

@@ -95,43 +95,53 @@ def block_length(differences: FloatArray) -> tuple[int, bool]:
 
 
 def block_interval(
-    baseline: FloatArray, other: FloatArray, *, quantile: float | None = None, seed: int = 0
+    baseline: FloatArray, other: FloatArray, *, quantile: float | None = None, num_looks: int = 1, seed: int = 0
 ) -> Interval:
-    """Return the interval of a difference of means, or of quantiles, by the moving-block bootstrap of pairs. Pure.
+    """Return the interval of a difference of means, or of quantiles, by the circular block bootstrap of pairs. Pure.
 
-    Blocks of pairs are drawn with replacement from all places, so that both values of a request stay together; the 95 % interval has
-    the percentiles of the resampled differences.
+    Blocks of pairs are drawn with replacement from all places, the first request after the last one, so that both values of a request
+    stay together and every request is drawn equally often. The 95 % interval has the percentiles of the resampled differences, moved
+    away from the difference by Student's quantile over the normal one and by k / (k - 1) under the root, for k blocks: few blocks spread
+    less than what they are drawn from.
 
     Args:
         baseline: Values of requests in order of arrival, ``[num_requests]``.
         other: Of the same requests.
         quantile: Between 0 and 1: of each side, not of the differences; None: the mean.
+        num_looks: Intervals that are looked at as requests come, at most: each is one of 1 - 0.05 / ``num_looks``, so that all of them
+            together hold with 95 % (Bonferroni).
         seed: Of the resampling.
 
     Raises:
         ValueError: Fewer than ``MIN_REQUESTS`` requests.
+        ConfigError: scipy is missing.
 
-    Source: Künsch 1989, The jackknife and the bootstrap for general stationary observations.
+    Source: Politis and Romano 1992, A circular block-resampling procedure for stationary data.
     """
+    from trencadis_tools.lab import scipy_stats
+
     length, is_reliable = block_length(other - baseline)
     rng = np.random.default_rng(seed)
     num = len(baseline)
-    starts: Int64Array = rng.integers(num - length + 1, size=(_NUM_RESAMPLES, math.ceil(num / length)))
+    starts: Int64Array = rng.integers(num, size=(_NUM_RESAMPLES, math.ceil(num / length)))
     if quantile is None:
         difference = float(np.mean(other) - np.mean(baseline))
         resampled = _resampled_means(other - baseline, starts, length)
     else:
         difference = float(np.quantile(other, quantile) - np.quantile(baseline, quantile))
         resampled = _resampled_quantiles(baseline, other, starts, length, quantile)
-    low, high = np.quantile(resampled, [ALPHA / 2, 1 - ALPHA / 2]).tolist()
+    num_blocks, stats, alpha = num / length, scipy_stats(), ALPHA / num_looks
+    wider = stats.t(num_blocks - 1).ppf(1 - alpha / 2) / stats.norm.ppf(1 - alpha / 2)
+    resampled = difference + wider * math.sqrt(num_blocks / (num_blocks - 1)) * (resampled - difference)
+    low, high = np.quantile(resampled, [alpha / 2, 1 - alpha / 2]).tolist()
     tail = min(int((resampled <= 0).sum()), int((resampled >= 0).sum()))
     return Interval(
         difference=difference,
         low=low,
         high=high,
-        p_value=min(1.0, 2 * (tail + 1) / (_NUM_RESAMPLES + 1)),
+        p_value=min(1.0, num_looks * 2 * (tail + 1) / (_NUM_RESAMPLES + 1)),
         num_units=num,
-        method=f"blocks of {length} requests",
+        method=f"blocks of {length} requests" + (f", {num_looks} looks" if num_looks > 1 else ""),
         is_reliable=is_reliable,
     )
 
@@ -139,7 +149,7 @@ def block_interval(
 def _resampled_means(differences: FloatArray, starts: Int64Array, length: int) -> FloatArray:
     """Return the mean of each row of blocks; the last block of a row is cut, so that a row has as many values as there are. Pure."""
     num = len(differences)
-    sums = np.concatenate([[0.0], np.cumsum(differences)])
+    sums = np.concatenate([[0.0], np.cumsum(np.concatenate([differences, differences[: length - 1]]))])
     last = num - (starts.shape[1] - 1) * length
     whole, cut = starts[:, :-1], starts[:, -1]
     total = (sums[whole + length] - sums[whole]).sum(axis=1) + sums[cut + last] - sums[cut]
@@ -154,9 +164,8 @@ def _resampled_quantiles(
     rows = max(1, _CHUNK // num)
     found = []
     for first in range(0, len(starts), rows):
-        places = (starts[first : first + rows, :, None] + np.arange(length)).reshape(-1, starts.shape[1] * length)[
-            :, :num
-        ]
+        places = (starts[first : first + rows, :, None] + np.arange(length)).reshape(-1, starts.shape[1] * length)
+        places = places[:, :num] % num
         found.append(np.quantile(other[places], quantile, axis=1) - np.quantile(baseline[places], quantile, axis=1))
     return np.concatenate(found)
 

@@ -34,12 +34,14 @@ class PlannedStep:
         numbers: Of the requests.
         known: Tokens of each that are known when it is done, before new ones; int32.
         yields: Whether it yields a token.
+        num_drafts: That each verifies; empty: of a step that was in flight when the record begins.
     """
 
     step: int
     numbers: tuple[int, ...]
     known: Int32Array
     yields: Int32Array
+    num_drafts: Int32Array = attrs.field(factory=lambda: np.empty(0, np.int32))
 
 
 class ReplayExecutor(Executor):
@@ -109,22 +111,25 @@ class ReplayExecutor(Executor):
         rows: Int32Array = np.full(batch.num_sequences, -1, np.int32)
         known: Int32Array = np.zeros(batch.num_sequences, np.int32)
         yields: Int32Array = np.zeros(batch.num_sequences, np.int32)
+        num_drafts = yields.copy() if batch.drafts is None else batch.drafts.num_drafts
         for one in batch.passes:
-            num_drafts = 0 if batch.drafts is None else batch.drafts.num_drafts[one.indices]
             rows[one.indices] = one.rows
-            known[one.indices] = one.starts + one.query_lens - num_drafts
+            known[one.indices] = one.starts + one.query_lens - num_drafts[one.indices]
             yields[one.indices] = one.num_logits > 0
         numbers = tuple(self.number_of_row[row] for row in rows.tolist())
-        return self.pending(PlannedStep(batch.step, numbers, known, yields), batch)
+        return self.pending(PlannedStep(batch.step, numbers, known, yields, num_drafts), batch)
 
-    def output(self, planned: PlannedStep, commit: RecordedCommit | None = None) -> StepOutput:
+    def output(
+        self, planned: PlannedStep, commit: RecordedCommit | None = None, *, num_accepted: Int32Array | int = 0
+    ) -> StepOutput:
         """Return the output of a step.
 
         Args:
             planned: The step.
             commit: What was recorded of it; None: nothing was, and each sequence that yields gets one token.
+            num_accepted: Drafts that stand beside this token.
         """
-        counts = planned.yields.copy()
+        counts = planned.yields + num_accepted
         errors: tuple[RowError, ...] = ()
         if commit is not None:
             if commit.num_emitted:

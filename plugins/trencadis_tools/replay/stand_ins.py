@@ -42,6 +42,7 @@ class StandIns:
             max_tokens=record.max_tokens,
             min_tokens=record.min_tokens,
             prompt_logprobs=0 if record.wants_prompt_logprobs else None,
+            seed=number,  # by which simulated drafts know whose they are
         )
         self._number_of[id(params)] = number
         self._params.append(params)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import attrs
 import msgspec
@@ -18,11 +18,13 @@ from trencadis.api import Config, Engine, Registry
 from trencadis.clock import SimulatedClock
 from trencadis.errors import ConfigError
 from trencadis.interfaces import PendingStep
-from trencadis.records import Batch, FinishedSequence, FinishReason, FloatArray, StepOutput, step_shape
+from trencadis.records import Batch, FinishedSequence, FinishReason, FloatArray, Int32Array, StepOutput, step_shape
 from trencadis.records.flight_record import FlightRecord, RecordedArrival, RecordedEnd, RecordedRequest
 from trencadis_tools.replay.replay_executor import PlannedStep, ReplayExecutor
 from trencadis_tools.replay.replayed_engine import replayed_engine, restore
 from trencadis_tools.replay.stand_ins import StandIns
+from trencadis_tools.simulation import DraftFacts
+from trencadis_tools.simulation.drafts import Drafter, drafter_of, simulated_speculation
 from trencadis_tools.simulation.step_shape import StepTimes
 from trencadis_tools.simulation.step_times import LinearStepTimes, StepRecord, fit_step_times
 
@@ -108,7 +110,14 @@ def recorded_latencies(record: FlightRecord) -> Served:
 
 
 def replay_with(
-    record: FlightRecord, config: Config, registry: Registry, *, step_times: StepTimes, name: str, recorded: Config
+    record: FlightRecord,
+    config: Config,
+    registry: Registry,
+    *,
+    step_times: StepTimes,
+    name: str,
+    recorded: Config,
+    drafts: Mapping[str, DraftFacts] | None = None,
 ) -> Served:
     """Serve the requests of a record under a configuration.
 
@@ -119,6 +128,7 @@ def replay_with(
         step_times: Of the simulated device.
         name: For the result.
         recorded: The recorded configuration: policies that are the same remember what they did.
+        drafts: What becomes of drafts, by name of the speculator.
 
     Raises:
         TrencadisError: The engine cannot be built, or a policy broke its contract.
@@ -127,8 +137,14 @@ def replay_with(
         one if one.finish_reason else _shorter(one) for one in record.requests
     ]  # what had not ended ends with the next token, so that it loads the engine no longer than it did
     stand_ins, clock = StandIns(requests, ends_by_token=True), SimulatedClock(_start_s(record))
-    device = _Device(record, stand_ins, clock, step_times)
-    engine = replayed_engine(record, config, registry, clock=clock, executor=device)
+    drafter = drafter_of(config, drafts or {}, seed=0, step_times=step_times)
+    device = _Device(record, stand_ins, clock, step_times, drafter)
+    simulated = attrs.evolve(
+        config,
+        speculation=simulated_speculation(config, drafter),
+        budget=attrs.evolve(config.budget, speculation_ms=0.0),  # drafting takes simulated time
+    )
+    engine = replayed_engine(record, simulated, registry, clock=clock, executor=device)
     finished: list[FinishedSequence] = []
     try:
         if record.frame is not None:
@@ -161,8 +177,17 @@ def replay_with(
 class _Device(ReplayExecutor):
     """Computes one batch after the other, each as long as its size says."""
 
-    def __init__(self, record: FlightRecord, stand_ins: StandIns, clock: SimulatedClock, step_times: StepTimes) -> None:
+    def __init__(
+        self,
+        record: FlightRecord,
+        stand_ins: StandIns,
+        clock: SimulatedClock,
+        step_times: StepTimes,
+        drafter: Drafter | None,
+    ) -> None:
         super().__init__(record, stand_ins)
+        self._drafter = drafter
+        self._num_prompt_tokens = np.array([one.num_prompt_tokens for one in stand_ins.recorded], np.int64)
         self._clock = clock
         self._step_times = step_times
         self._free_s = 0.0
@@ -177,7 +202,18 @@ class _Device(ReplayExecutor):
                 # Fitted times of the host are those that the device waited, however many steps are in flight.
                 took_s = self._step_times.host_s(shape) + self._step_times.device_s(shape)
                 self._free_s = max(self._free_s, self._clock.now_s()) + took_s
-        return _Step(self._clock, self._free_s, self.output(planned))
+        return _Step(self._clock, self._free_s, self.output(planned, num_accepted=self._num_accepted(planned)))
+
+    def _num_accepted(self, planned: PlannedStep) -> Int32Array | int:
+        """Return how many drafts of each sequence stand."""
+        drafted = np.flatnonzero(planned.num_drafts)
+        if self._drafter is None or not drafted.size:
+            return 0
+        numbers = np.array(planned.numbers, np.int64)[drafted]
+        positions = planned.known[drafted] - self._num_prompt_tokens[numbers]
+        accepted = np.zeros_like(planned.num_drafts)
+        accepted[drafted] = self._drafter.num_right(numbers, positions, planned.num_drafts[drafted])
+        return accepted
 
 
 @attrs.frozen

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from operator import itemgetter
 
+import attrs
 import numpy as np
 
 from trencadis.clock import SimulatedClock
@@ -16,6 +18,7 @@ from trencadis.interfaces import (
     BackendCapabilities,
     BlockCopies,
     Executor,
+    KVWorkerSide,
     PendingStep,
     Sampler,
 )
@@ -24,11 +27,15 @@ from trencadis.records import (
     Bucket,
     Int32Array,
     Int64Array,
+    KVLayout,
     MemoryReport,
     ModelFacts,
     ModelSource,
     StepOutput,
 )
+from trencadis_tools.simulated_store.pool import SimulatedPool
+from trencadis_tools.simulated_store.store import Stores
+from trencadis_tools.simulation.drafts import Drafter
 from trencadis_tools.simulation.step_shape import StepShape, StepTimes, step_shape
 from trencadis_tools.simulation.step_times.linear import LinearStepTimes
 
@@ -37,9 +44,10 @@ __all__ = ["EOS", "SimulatedExecutor", "Stretch", "Timeline"]
 EOS = 0
 """The token that ends a simulated text."""
 
-_KV_BYTES_PER_TOKEN = 131_072
+KV_BYTES_PER_TOKEN = 131_072
+"""Of Llama 3.1 8B, the model of the default step times."""
 _COPIED_BYTES_PER_S = 20e9
-"""Between device and pinned host memory. Source: PCIe 4.0 x16, about two thirds of its 31.5 GB/s; the KV is that of Llama 3.1 8B."""
+"""Between device and pinned host memory. Source: PCIe 4.0 x16, about two thirds of its 31.5 GB/s."""
 
 
 class Timeline:
@@ -52,11 +60,13 @@ class Timeline:
     Attributes:
         free_s: When the newest step ends.
         until_s: Of a stretch of steps, those are computed that have begun by then; the engine's caller sets it.
+        ended: When each of the steps ended that were waited for last, and how long it computed.
     """
 
     def __init__(self, clock: SimulatedClock, step_times: StepTimes) -> None:
         self.free_s = 0.0
         self.until_s = math.inf
+        self.ended: Sequence[tuple[float, float]] = ()
         self._clock = clock
         self._times = step_times
 
@@ -71,12 +81,10 @@ class Timeline:
         step_s, host_s = times.device_s(shape), times.host_s(shape)
         ends = [(free_s := free_s + host_s + step_s, step_s)]
         if num_steps > 1 and type(times) is LinearStepTimes and not times.overlap:
-            first_s, growth_s = step_s, times.context_s * shape.num_decodes
-            for step in range(1, num_steps):
-                step_s = first_s + step * growth_s
-                free_s += host_s + step_s
-                ends.append((free_s, step_s))
-            return ends
+            growth_s = times.context_s * shape.num_decodes
+            steps_s = [step_s + step * growth_s for step in range(num_steps)]
+            passed_s = accumulate([free_s, *(host_s + one for one in steps_s[1:])])
+            return list(zip(passed_s, steps_s, strict=True))
         for _ in range(1, num_steps):
             shape = StepShape(
                 num_decodes=shape.num_decodes,
@@ -100,9 +108,10 @@ class Timeline:
         """Keep the device busy with copies."""
         self.free_s = max(self.free_s, self._clock.now_s()) + copied_s
 
-    def pass_until(self, end_s: float) -> None:
-        """Move the clock."""
-        self._clock.advance(max(0.0, end_s - self._clock.now_s()))
+    def pass_until(self, ends: Sequence[tuple[float, float]]) -> None:
+        """Move the clock to the end of the last of some steps."""
+        self.ended = ends
+        self._clock.advance(max(0.0, ends[-1][0] - self._clock.now_s()))
 
 
 class SimulatedExecutor(Executor):
@@ -112,6 +121,7 @@ class SimulatedExecutor(Executor):
     token ``index + 2``, over and over, and :data:`EOS`.
 
     Where a batch may stand for several steps, it computes those that nothing changes between at once; :attr:`stretch` is the newest of them.
+    It ends before the step in which a KV load ends.
 
     Args:
         clock: Moves on when a step is waited for.
@@ -122,6 +132,10 @@ class SimulatedExecutor(Executor):
         vocab_size: Tokens that prompts are made of; 0: :data:`EOS` and one for each request beyond token 1.
         block_size: Tokens per block, if the config names no size.
         layout: Of batches; of all but ``ragged`` steps have buckets, and each is a batch of its own.
+        drafter: Says which drafts stand; None: there are none.
+        kv_bytes_per_token: Of the simulated model.
+        stores: Of the run, for KV connectors; None: of this engine alone.
+        load_timeout_s: After which the engine gives a KV load up.
     """
 
     def __init__(
@@ -135,6 +149,10 @@ class SimulatedExecutor(Executor):
         vocab_size: int = 0,
         block_size: int = 16,
         layout: str = "ragged",
+        drafter: Drafter | None = None,
+        kv_bytes_per_token: int = KV_BYTES_PER_TOKEN,
+        stores: Stores | None = None,
+        load_timeout_s: float = math.inf,
     ) -> None:
         self.timeline = Timeline(clock, step_times)
         self.stretch: Stretch | None = None
@@ -142,6 +160,7 @@ class SimulatedExecutor(Executor):
         self._output_lens = output_lens
         self._max_model_len = max_model_len
         self._vocab_size = vocab_size or len(output_lens) + 2
+        self._drafter = drafter
         self._has_buckets = layout != "ragged"
         self._capabilities = BackendCapabilities(
             layout=layout,
@@ -149,6 +168,13 @@ class SimulatedExecutor(Executor):
             swaps_blocks=True,
             max_steady_steps=1 if self._has_buckets else max_steady_steps,
         )
+        self._num_prompt_tokens: Int64Array = np.empty(0, np.int64)
+        self._token_bytes = kv_bytes_per_token
+        self._stores = stores or Stores()
+        self._load_timeout_s = load_timeout_s
+        self._pool: SimulatedPool | None = None
+        self._connector: KVWorkerSide | None = None
+        self._newest_is_empty = self._brought_nothing = False
         self._last_position: Int64Array = np.empty(0, np.int64)
         self._text: Int32Array = np.empty(0, np.int32)
 
@@ -168,7 +194,7 @@ class SimulatedExecutor(Executor):
             eos_token_ids=(EOS,),
             num_parameters=0,
             weights_bytes=0,
-            kv_bytes_per_token=_KV_BYTES_PER_TOKEN,
+            kv_bytes_per_token=self._token_bytes,
         )
 
     @property
@@ -178,14 +204,50 @@ class SimulatedExecutor(Executor):
 
     def memory(self, *, max_num_batched_tokens: int, max_num_seqs: int) -> MemoryReport:
         """Return what the longest sequence takes: workloads name the number of blocks."""
-        longest = self._max_model_len * _KV_BYTES_PER_TOKEN
+        longest = self._max_model_len * self._token_bytes
         return MemoryReport(total_bytes=longest, free_bytes=longest, activation_bytes=0)
 
     def allocate(self, plan: AllocationPlan) -> None:
         """Make places for what is known of each row."""
+        self._num_prompt_tokens = np.zeros(plan.num_rows, np.int64)
         self._last_position = np.zeros(plan.num_rows, np.int64)
         self._text = np.zeros(plan.num_rows, np.int32)
-        self._block_bytes = plan.block_size * _KV_BYTES_PER_TOKEN
+        self._block_bytes = plan.block_size * self._token_bytes
+        self._pool = SimulatedPool(
+            self._stores,
+            block_size=plan.block_size,
+            token_bytes=self._token_bytes,
+            load_timeout_s=self._load_timeout_s,
+        )
+        self._connector = plan.connector
+        if plan.connector is not None:
+            plan.connector.register(self._pool)
+
+    def kv_layout(self) -> KVLayout:
+        """Return the layout of blocks that have a size only."""
+        assert self._pool is not None, "it was allocated before"
+        return self._pool.layout
+
+    def close_connector(self) -> None:
+        """Close the worker side."""
+        if self._connector is not None:
+            self._connector.close()
+
+    def fail(self, now_s: float) -> None:
+        """Cut the way to the KV store: what had not come there by now does not."""
+        if self._pool is not None and self._pool.link is not None:
+            self._pool.link.fail(now_s)
+
+    @property
+    def idle_until_s(self) -> float:
+        """When the next KV transfer ends, if the newest step computes nothing and the last one brought nothing; else minus infinity."""
+        until_s = self._reports_s() if self._newest_is_empty and self._brought_nothing else math.inf
+        return until_s if until_s < math.inf else -math.inf
+
+    def _reports_s(self) -> float:
+        """Return when the worker side has something to report."""
+        link = None if self._pool is None else self._pool.link
+        return math.inf if link is None else link.next_report_s
 
     def prepare(self, bucket: Bucket) -> None:
         """There is nothing to compile."""
@@ -194,19 +256,26 @@ class SimulatedExecutor(Executor):
         """Queue the batch after those before it; the device waits for the host where that is slower."""
         for start in batch.row_starts:
             assert start.params.seed is not None, "a simulated request has its index for a seed"
+            self._num_prompt_tokens[start.row] = start.num_prompt_tokens
             self._last_position[start.row] = start.num_prompt_tokens + self._output_lens[start.params.seed] - 1
             self._text[start.row] = start.params.seed + 2
         self.num_submitted += 1
+        if self._connector is not None:
+            self._connector.begin_step(batch.connector_message)
+            self._connector.end_step()
+            self._newest_is_empty = not batch.num_sequences
         shape = step_shape(batch.passes, num_new=len(batch.row_starts), has_buckets=self._has_buckets)
         if batch.num_steps > 1:
             (one,) = batch.passes
             num_steps = min(batch.num_steps, int((self._last_position[one.rows] - one.starts).min()) - 1)
-            if num_steps > 1:
-                self.stretch = Stretch(self, batch, self.timeline.begin(shape, num_steps))
+            ends = self.timeline.begin(shape, num_steps)
+            del ends[bisect_left(ends, self._reports_s(), key=itemgetter(0)) :]
+            if len(ends) > 1:
+                self.stretch = Stretch(self, batch, ends)
                 return self.stretch
         ends = self.timeline.begin(shape, 1) if shape.num_tokens else self.timeline.nothing()
         self.timeline.end(ends)
-        return _Step(self.timeline, ends[0][0], self.output(batch, ends))
+        return _Step(self, batch, ends, self.output(batch, ends))
 
     def swap_blocks(self, *, outs: BlockCopies, ins: BlockCopies) -> None:
         """Keep the device busy for as long as the copies take."""
@@ -233,6 +302,8 @@ class SimulatedExecutor(Executor):
             token_ids[one.indices[last]] = EOS
             num_tokens += one.bucket.num_tokens if self._has_buckets else int(one.query_lens.sum())
         emitted = token_ids[num_emitted > 0]
+        if batch.drafts is not None:
+            num_emitted, emitted = self._verified(batch)
         return StepOutput(
             token_ids=emitted if num_steps == 1 else np.repeat(emitted, num_steps),
             num_emitted=num_emitted if num_steps == 1 else num_emitted * np.int32(num_steps),
@@ -241,6 +312,47 @@ class SimulatedExecutor(Executor):
             step=batch.step,
             num_steps=num_steps,
         )
+
+    def _verified(self, batch: Batch) -> tuple[Int32Array, Int32Array]:
+        """Return how many tokens each sequence of a batch with drafts gets, and the tokens; those after a text's end are for nothing."""
+        assert batch.drafts is not None, "only called with drafts"
+        assert self._drafter is not None, "drafts are made by a simulated speculator"
+        rows, ends = np.zeros(batch.num_sequences, np.int64), np.zeros(batch.num_sequences, np.int64)
+        num_emitted: Int32Array = np.zeros(batch.num_sequences, np.int32)
+        for one in batch.passes:
+            rows[one.indices], ends[one.indices] = one.rows, one.starts + one.query_lens
+            num_emitted[one.indices] = one.num_logits > 0
+        ends -= batch.drafts.num_drafts  # tokens that are known, before those that come
+        drafted = np.flatnonzero(batch.drafts.num_drafts)
+        of = rows[drafted]
+        num_emitted[drafted] += self._drafter.num_right(
+            self._text[of].astype(np.int64) - 2,
+            ends[drafted] - self._num_prompt_tokens[of],
+            batch.drafts.num_drafts[drafted],
+        )
+        each = np.repeat(np.arange(batch.num_sequences), num_emitted)
+        offsets = np.arange(len(each)) - np.repeat(np.cumsum(num_emitted) - num_emitted, num_emitted)
+        is_last = ends[each] + offsets == self._last_position[rows[each]]
+        return num_emitted, np.where(is_last, EOS, self._text[rows[each]]).astype(np.int32)
+
+    def reported(self, batch: Batch, output: StepOutput, ends: Sequence[tuple[float, float]]) -> StepOutput:
+        """Return what a batch gave, now that it has ended, with what the KV connector reports.
+
+        Args:
+            batch: Submitted.
+            output: Of it.
+            ends: Of the steps that were computed.
+        """
+        if self._connector is None or self._pool is None:
+            return output
+        if self._pool.cost is not None:  # a batch of several steps would tell the engine their sum alone
+            num_tokens = sum(int(one.query_lens.sum()) for one in batch.passes)
+            for _, step_s in ends:
+                self._pool.cost.computed(num_tokens=num_tokens, seconds=step_s)
+        report = self._connector.poll()
+        has_report = bool(report.loaded or report.failed or report.released)
+        self._brought_nothing = not (batch.num_sequences or has_report)
+        return attrs.evolve(output, connector_reports={0: report}) if has_report else output
 
 
 class Stretch:
@@ -263,6 +375,10 @@ class Stretch:
         """When the last one ends."""
         return self._ends[-1][0]
 
+    def num_ended(self, now_s: float) -> int:
+        """Return how many steps have ended. Pure."""
+        return bisect_right(self._ends, now_s, key=itemgetter(0))
+
     def close(self) -> None:
         """Compute one step only."""
         del self._ends[1:]
@@ -274,19 +390,23 @@ class Stretch:
         if not self._is_closed:
             del self._ends[bisect_left(self._ends, self._timeline.until_s, key=itemgetter(0)) + 1 :]
             self._timeline.end(self._ends)
-        self._timeline.pass_until(self.end_s)
-        return self._executor.output(self._batch, self._ends)
+        self._timeline.pass_until(self._ends)
+        output = self._executor.output(self._batch, self._ends)
+        return self._executor.reported(self._batch, output, self._ends)
 
 
 class _Step:
     """A step that ends at a known time."""
 
-    def __init__(self, timeline: Timeline, end_s: float, output: StepOutput) -> None:
-        self._timeline = timeline
-        self._end_s = end_s
+    def __init__(
+        self, executor: SimulatedExecutor, batch: Batch, ends: list[tuple[float, float]], output: StepOutput
+    ) -> None:
+        self._executor = executor
+        self._batch = batch
+        self._ends = ends
         self._output = output
 
     def wait(self) -> StepOutput:
         """Move the clock to the end of the step."""
-        self._timeline.pass_until(self._end_s)
-        return self._output
+        self._executor.timeline.pass_until(self._ends)
+        return self._executor.reported(self._batch, self._output, self._ends)

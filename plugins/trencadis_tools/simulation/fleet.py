@@ -1,8 +1,9 @@
 """A workload on simulated replicas: real engines and policies, the real router in front, one order of events.
 
     arrivals ▶ router ▶ replica (engine, clock) ▶ SimulatedExecutor (step times, true lengths)
-        ▲                  │
-        └── a session's next request: after the answer, and the time to think
+        ▲         ▲        │
+        │         └────────┤ a request that the router moves, after the step that runs
+        └──────────────────┘ a session's next request: after the answer, and the time to think
 
 Events are ordered by (time, kind, index). What a step gives is seen when the step has ended, never before. Equal inputs give equal
 records on every machine: no wall clock, no iteration over sets, no random numbers but those of policies, which have seeds.
@@ -14,25 +15,43 @@ import enum
 import heapq
 import math
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import attrs
+import numpy as np
 
-from trencadis.api import Config, Engine, EngineTotals, Registry, Routing, build_engine, make_router, make_routing
+from trencadis.api import (
+    Config,
+    Engine,
+    EngineTotals,
+    LiveRow,
+    Mover,
+    Registry,
+    Routing,
+    build_engine,
+    make_mover,
+    make_router,
+    make_routing,
+)
 from trencadis.clock import SimulatedClock
 from trencadis.errors import ConfigValueError, InternalError, RequestError, StepFailedError
 from trencadis.interfaces import RoutingRequest
 from trencadis.records import FinishedSequence, FinishReason, Request, evolve_unchecked
+from trencadis_tools.simulated_store.store import Stores
+from trencadis_tools.simulation.drafts import Drafter, DraftFacts, drafter_of, simulated_speculation
 from trencadis_tools.simulation.events import EventKind, ReplicaEvent, check_events
-from trencadis_tools.simulation.executor import SimulatedExecutor
+from trencadis_tools.simulation.executor import KV_BYTES_PER_TOKEN, SimulatedExecutor
 from trencadis_tools.simulation.prompts import Prompts, SimulatedPrompts
-from trencadis_tools.simulation.replica import Replica, Watcher
+from trencadis_tools.simulation.replica import Replica, Unfinished, Watcher
 from trencadis_tools.simulation.run import RequestRecord, Run
 from trencadis_tools.simulation.step_shape import StepTimes
 from trencadis_tools.simulation.step_times.buckets import BucketStepTimes
 from trencadis_tools.workloads.workload import Workload
 
-__all__ = ["NUM_BLOCKS", "Fleet", "simulate", "simulated_config"]
+__all__ = ["NUM_BLOCKS", "Fleet", "has_store", "notes_on", "simulate", "simulated_config"]
+
+SIMULATED_STORE = "simulated_store"
+"""The KV connector that simulated replicas have; any other moves bytes."""
 
 NUM_BLOCKS = 2588
 """KV blocks of a replica if the configuration names no number: an RTX 4090 with Llama 3.1 8B, as the default step times."""
@@ -66,11 +85,13 @@ class _Kind(enum.IntEnum):
     STEP_ENDS = 0
     REPLICA = 1
     SENT = 2
-    STEP_BEGINS = 3
+    MOVES = 3
+    WAKES = 4
+    STEP_BEGINS = 5
 
 
 # Members of an enum are slow to look up.
-_STEP_ENDS, _REPLICA, _SENT, _STEP_BEGINS = _Kind
+_STEP_ENDS, _REPLICA, _SENT, _MOVES, _WAKES, _STEP_BEGINS = _Kind
 
 
 @attrs.define(eq=False)
@@ -80,12 +101,14 @@ class _Live:
     Attributes:
         index: In the workload.
         sent_s: When.
-        request: As a replica gets it; with the tokens that came if it goes on after a failure.
+        request: As a replica gets it; with the tokens that came if it has left another replica.
         replica: That has it; -1: none.
         routed: What the router was shown.
-        first_token_s: When its first token came, from a replica that failed since; NaN: none came there.
+        first_token_s: When its first token came, from a replica that it has left since; NaN: none came there.
         num_cached_tokens: On the first replica; -1: none has begun it.
-        num_preemptions: On replicas that failed since.
+        num_preemptions: On replicas that it has left.
+        target: Replica that it is to be moved to; -1: it stays.
+        num_moves: Times that the router moved it.
     """
 
     index: int
@@ -96,13 +119,21 @@ class _Live:
     first_token_s: float = _NAN
     num_cached_tokens: int = -1
     num_preemptions: int = 0
+    target: int = -1
+    num_moves: int = 0
 
 
-def simulated_config(config: Config, workload: Workload, *, num_replicas: int = 1) -> Config:
+def simulated_config(
+    config: Config, workload: Workload, *, num_replicas: int = 1, drafter: Drafter | None = None
+) -> Config:
     """Return the configuration of engines that this workload, policies and sizes matter to. Pure.
 
-    A policy that fails has no fallback: what fails is to be seen. A KV cache without a size gets :data:`NUM_BLOCKS`, or twice what the
+    A policy that fails has no fallback: what fails is to be seen. A speculator is replaced by one that needs no model, or by none if nothing
+    says what becomes of drafts. A KV cache without a size gets :data:`NUM_BLOCKS`, or twice what the
     longest request takes if that is more.
+
+    Raises:
+        ConfigError: The speculator cannot be replaced.
     """
     longest = max(one.num_prompt_tokens + one.num_output_tokens for one in workload.requests)
     num_blocks = config.cache.num_blocks or max(NUM_BLOCKS, 2 * -(-longest // (config.cache.block_size or 16)))
@@ -112,10 +143,28 @@ def simulated_config(config: Config, workload: Workload, *, num_replicas: int = 
         parallel=attrs.evolve(config.parallel, data=num_replicas),
         cache=attrs.evolve(config.cache, num_blocks=num_blocks),
         scheduling=attrs.evolve(config.scheduling, fallback=""),
-        speculation=attrs.evolve(config.speculation, name="none"),
-        kv_connector=attrs.evolve(config.kv_connector, name="none"),
+        speculation=simulated_speculation(config, drafter),
+        draft_length=attrs.evolve(config.draft_length, fallback=""),
+        budget=attrs.evolve(config.budget, speculation_ms=0.0),  # drafting takes simulated time
+        kv_connector=attrs.evolve(config.kv_connector, name=SIMULATED_STORE if has_store(config) else "none"),
         observer=attrs.evolve(config.observer, names=()),
         flight_recorder=attrs.evolve(config.flight_recorder, num_steps=0),
+    )
+
+
+def has_store(config: Config) -> bool:
+    """Return whether simulated replicas have a KV connector. Pure."""
+    return config.kv_connector.name == SIMULATED_STORE
+
+
+def notes_on(config: Config) -> tuple[str, ...]:
+    """Return what a configuration names that simulated replicas go without, and what to do about it, in sentences. Pure."""
+    name = config.kv_connector.name
+    if name in ("", "none") or has_store(config):
+        return ()
+    return (
+        f'[kv_connector] name = "{name}" moves bytes, which simulated replicas do not have: they run without it. To have its loads and '
+        f'saves simulated, describe its store in [kv_connector.{SIMULATED_STORE}] and set name = "{SIMULATED_STORE}".',
     )
 
 
@@ -128,25 +177,40 @@ def simulate(
     replicas: int = 1,
     events: Sequence[ReplicaEvent] = (),
     watcher: Watcher | None = None,
+    drafts: Mapping[str, DraftFacts] | None = None,
+    token_times: bool = False,
 ) -> Run:
     """Serve a workload on simulated replicas, and return what became of each request.
 
     Args:
-        config: Router, scheduling, budget, rows and cache of each replica; the model is not loaded, and neither drafts nor KV
-            connectors are simulated.
+        config: Router, scheduling, speculation, budget, rows, cache and simulated KV store of each replica; the model is not loaded, and
+            other KV connectors are not simulated.
         registry: The plugins.
         workload: Which requests come when.
         step_times: How long steps take.
         replicas: How many, with equal configurations.
         events: What happens to replicas.
         watcher: Sees what engines do.
+        drafts: What becomes of drafts, by name of the speculator; see :func:`load_drafts`.
+        token_times: Whether records have the time of each token; 8 bytes for each of them.
 
     Raises:
         PluginError: A component does not exist or cannot be built.
-        ConfigValueError: A size contradicts another, or an event the replicas.
-        StepFailedError: A policy or router broke its contract.
+        ConfigError: A size contradicts another, an event the replicas, or there is a speculator and ``drafts`` does not say how often it is
+            right.
+        StepFailedError: A policy, draft length or router broke its contract.
     """
-    fleet = Fleet(config, registry, workload, step_times=step_times, replicas=replicas, events=events, watcher=watcher)
+    fleet = Fleet(
+        config,
+        registry,
+        workload,
+        step_times=step_times,
+        replicas=replicas,
+        events=events,
+        watcher=watcher,
+        drafter=drafter_of(config, drafts or {}, seed=workload.seed, step_times=step_times),
+        token_times=token_times,
+    )
     try:
         return fleet.run()
     finally:
@@ -157,17 +221,20 @@ class Fleet:
     """Serves one workload; see :func:`simulate`.
 
     Args:
-        config: See :func:`simulate`; so are all but the last.
+        config: See :func:`simulate`; so are all but the last two.
         registry: The plugins.
         workload: The requests.
         step_times: How long steps take.
         replicas: How many.
         events: What happens to them.
         watcher: Sees what engines do; then each step is a plan of its own.
-        max_steady_steps: Steps that an engine computes at once where nothing changes; 1: one by one.
+        max_steady_steps: Steps that an engine computes at once where nothing changes; 1: one by one, as always with drafts.
+        drafter: What becomes of drafts; None: there are none.
+        token_times: See :func:`simulate`.
 
     Attributes:
         built: Replicas in the order in which their engines were built.
+        mover: Moves requests between replicas; None: they stay.
     """
 
     def __init__(
@@ -181,15 +248,19 @@ class Fleet:
         events: Sequence[ReplicaEvent] = (),
         watcher: Watcher | None = None,
         max_steady_steps: int = MAX_STEADY_STEPS,
+        drafter: Drafter | None = None,
+        token_times: bool = False,
     ) -> None:
         if replicas < 1:
             raise ConfigValueError(f"replicas = {replicas}: there must be one at least.")
-        self._config = simulated_config(config, workload, num_replicas=replicas)
+        self._config = simulated_config(config, workload, num_replicas=replicas, drafter=drafter)
         self._registry = registry
         self._requests = workload.requests
         self._step_times = step_times
+        self._drafter = drafter
         self._watcher = watcher
         self._max_steady_steps = 1 if watcher is not None else max_steady_steps
+        self._token_times: dict[str, list[float]] | None = {} if token_times else None
         self._prompts = self._prompts_of(workload)
         longest = max(one.num_prompt_tokens + one.num_output_tokens for one in workload.requests)
         cache = self._config.cache
@@ -197,21 +268,25 @@ class Fleet:
         self._changes = check_events(events, replicas)
         self._clock = _Clock()
         self._events: list[tuple[float, _Kind, int]] = []
+        self._arrivals: list[tuple[float, _Kind, int]] = []  # known from the start: the last one is the next
         self._records: list[RequestRecord | None] = [None] * len(workload.requests)
         self._live: dict[str, _Live] = {}
         self._homeless: deque[_Live] = deque()
         self._texts: dict[str, Sequence[int]] = {}  # prompts and answers that requests to come begin with
         self._ended_totals: list[tuple[int, EngineTotals]] = []
+        self._stores = Stores()
         self._area = self._residence_s = 0.0
-        self._num_moved = 0
+        self._num_moved = self._num_rebalanced = self._num_buckets = 0
+        self.mover: Mover | None = None
+        self._are_moves_due = False
         self._followers: dict[str, list[int]] = {}
         self._continued = Counter(one.after for one in workload.requests if one.continues)
         for index, one in enumerate(workload.requests):
             if one.after:
                 self._followers.setdefault(one.after, []).append(index)
             else:
-                self._events.append((one.arrival_s, _SENT, index))
-        heapq.heapify(self._events)
+                self._arrivals.append((one.arrival_s, _SENT, index))
+        self._arrivals.reverse()
         self._replicas: list[Replica | None] = [None] * replicas
         self.built: list[Replica] = []
         self._routing: Routing | None = None
@@ -230,6 +305,7 @@ class Fleet:
             example = built[0] if built else self._build(0)
             router = make_router(self._config, self._registry, clock=self._clock)
             self._routing = make_routing(self._config, router, hashing=example.engine.hashing, clock=self._clock)
+            self.mover = make_mover(self._config, router, self._routing, clock=self._clock)
         for replica in built:
             self._join(replica)
 
@@ -247,11 +323,17 @@ class Fleet:
             max_model_len=self._max_model_len,
             vocab_size=self._prompts.vocab_size,
             layout=self._step_times.layout if isinstance(self._step_times, BucketStepTimes) else "ragged",
+            drafter=self._drafter,
+            kv_bytes_per_token=getattr(self._step_times, "kv_bytes_per_token", KV_BYTES_PER_TOKEN),
+            stores=self._stores,
+            load_timeout_s=self._config.cache.load_timeout_s,
         )
         engine = build_engine(self._config, registry=self._registry, clock=clock, executor=executor)
         if not isinstance(engine, Engine):
             raise InternalError("a simulated model generates")
+        self._num_buckets = len(engine.warm_up.buckets)
         replica = Replica(index, len(self.built), engine, clock, executor, refused=self._refused, watcher=self._watcher)
+        replica.token_times = self._token_times
         self.built.append(replica)
         return replica
 
@@ -290,21 +372,63 @@ class Fleet:
         now_s = self._clock.time_s
         if replica.is_open:
             replica.close(now_s)
-        for one in replica.fail():
-            live = self._live[one.request_id]
-            self._leave(live)
-            if one.token_ids:
-                live.request = evolve_unchecked(live.request, output_token_ids=one.token_ids)
-            if one.end is not None:
-                _note_residence(live, one.end, now_s)
+        for one in replica.fail(now_s):
             self._num_moved += 1
-            self._place(live)
+            self._place(self._left(one))
 
     def _remove(self, replica: Replica) -> None:
         self._ended_totals.append((replica.index, replica.engine.totals))
         self._replicas[replica.index] = None
         if self._routing is not None:
             self._routing.removed(replica.index)
+
+    # ----------------------------------------------------------------------------------------------------- moves
+
+    def _ask_for_moves(self, mover: Mover) -> None:
+        """Have the router move requests; each leaves its replica when the step that runs there has ended."""
+        lens: dict[str, int] = {}
+        for replica in self._replicas:
+            if replica is not None:
+                lens |= replica.output_lens(self._clock.time_s)
+        live = [one for one in self._live.values() if one.request.request_id in lens]  # others have no replica
+        rows = [
+            LiveRow(one.request, one.replica, lens[one.request.request_id], one.num_moves, one.target) for one in live
+        ]
+        for move in mover.choose(rows):
+            one = live[move.request]
+            old = self._replicas[one.replica]
+            assert old is not None, "a replica that has ended has no requests"
+            one.target = move.replica
+            old.leaving.append((one.request.request_id, move.replica))
+            if old.is_open:
+                self._close(old)
+            if old.deltas is None:
+                self._let_go(old)
+        self._check_router()
+        self._are_moves_due = bool(self._live)
+        if self._live:
+            self._push(self._clock.time_s + mover.period_s, _MOVES, 0)
+
+    def _let_go(self, replica: Replica) -> None:
+        """Move the requests that are to leave a replica, no step of which runs."""
+        leaving, replica.leaving = replica.leaving, []
+        for request_id, target in leaving:
+            if request_id in self._live:
+                live = self._left(replica.withdraw(request_id))
+                live.num_moves += 1
+                self._num_rebalanced += 1
+                self._place(live, target)
+
+    def _left(self, one: Unfinished) -> _Live:
+        """Return a request that has left its replica, with what came of it there."""
+        live = self._live[one.request_id] = self._live.pop(one.request_id)  # the newest
+        self._leave(live)
+        live.target = -1
+        if one.token_ids:
+            live.request = evolve_unchecked(live.request, output_token_ids=one.token_ids)
+        if one.end is not None:
+            _note_residence(live, one.end, self._clock.time_s)
+        return live
 
     # -------------------------------------------------------------------------------------------------- requests
 
@@ -317,10 +441,15 @@ class Fleet:
             before = self._texts[asked.after] if waiting else self._texts.pop(asked.after)
         request = self._prompts.request(index, before)
         live = self._live[asked.request_id] = _Live(index, now_s, request)
+        if self._token_times is not None:
+            self._token_times[asked.request_id] = []
         self._place(live)
+        if self.mover is not None and not self._are_moves_due:
+            self._are_moves_due = True
+            self._push(now_s + self.mover.period_s, _MOVES, 0)
 
-    def _place(self, live: _Live) -> None:
-        """Give a request to the replica that the router chooses."""
+    def _place(self, live: _Live, target: int = -1) -> None:
+        """Give a request to the replica that it is moved to, if that can take it, or that the router chooses."""
         chosen = 0
         if not any(self._replicas):
             self._homeless.append(live)
@@ -328,11 +457,9 @@ class Fleet:
         routing = self._routing
         if routing is not None:
             live.routed = routing.facts(live.request)
-            chosen = routing.select(live.routed)
-            if routing.generation:
-                raise StepFailedError(
-                    "the router failed; see the log.", hint="Mend it, or choose another in router.name."
-                )
+            moves = target >= 0 and routing.move(live.routed, target)
+            chosen = target if moves else routing.select(live.routed)
+            self._check_router()
         replica = self._replicas[chosen]
         assert replica is not None, "the router chooses among those that are there"
         live.replica = chosen
@@ -342,6 +469,10 @@ class Fleet:
         elif not replica.is_scheduled:
             replica.is_scheduled = True
             self._push(max(self._clock.time_s, replica.clock.now_s()), _STEP_BEGINS, replica.serial)
+
+    def _check_router(self) -> None:
+        if self._routing is not None and self._routing.generation:
+            raise StepFailedError("the router failed; see the log.", hint="Mend it, or choose another in router.name.")
 
     def _leave(self, live: _Live) -> None:
         if self._routing is not None and live.routed is not None:
@@ -377,6 +508,7 @@ class Fleet:
             num_output_tokens=0 if end is None else len(end.token_ids),
             num_preemptions=live.num_preemptions,
             error=error,
+            token_times_s=None if self._token_times is None else np.array(self._token_times.pop(asked.request_id)),
         )
         self._follow(asked.request_id, end_s, error)
 
@@ -413,9 +545,10 @@ class Fleet:
         Raises:
             StepFailedError: A policy or router broke its contract.
         """
-        events, clock = self._events, self._clock
-        while events:
-            time_s, kind, index = heapq.heappop(events)
+        events, arrivals, clock = self._events, self._arrivals, self._clock
+        while events or arrivals:
+            is_arrival = not events or (bool(arrivals) and arrivals[-1] < events[0])
+            time_s, kind, index = arrivals.pop() if is_arrival else heapq.heappop(events)
             if time_s > clock.time_s:
                 self._area += len(self._live) * (time_s - clock.time_s)
                 clock.time_s = time_s
@@ -423,8 +556,14 @@ class Fleet:
                 self._send(index)
             elif kind is _REPLICA:
                 self._change(self._changes[index])
+            elif kind is _MOVES:
+                assert self.mover is not None, "it has asked for this event"
+                self._ask_for_moves(self.mover)
             elif self._replicas[self.built[index].index] is self.built[index]:  # else it has failed
-                (self._step_ends if kind is _STEP_ENDS else self._step_begins)(self.built[index])
+                happens = (
+                    self._wakes if kind is _WAKES else self._step_ends if kind is _STEP_ENDS else self._step_begins
+                )
+                happens(self.built[index])
         while self._homeless:
             self._end(self._homeless.popleft(), clock.time_s, error="no replica serves")
         self._check()
@@ -462,8 +601,16 @@ class Fleet:
             self._push(replica.ends_s, _STEP_ENDS, replica.serial)
             return
         replica.is_scheduled = False
-        if replica.joins_when_empty:
+        if replica.wakes_s < math.inf:
+            self._push(replica.wakes_s, _WAKES, replica.serial)
+        elif replica.joins_when_empty:
             self._restart(replica.index)
+
+    def _wakes(self, replica: Replica) -> None:
+        """Begin a step because a KV transfer has ended, unless a request that came has begun one before."""
+        if not replica.is_scheduled and replica.wakes_s == self._clock.time_s:
+            replica.is_scheduled = True
+            self._step_begins(replica)
 
     def _close(self, replica: Replica) -> None:
         """Have a stretch of steps end with the one that runs now."""
@@ -479,10 +626,14 @@ class Fleet:
             replica.close(self._clock.time_s)
         deltas, replica.deltas, replica.ends_s = replica.deltas, None, math.inf
         assert deltas is not None, "a step ends once"
+        if self._token_times is not None:
+            replica.note_times(deltas)
         if self._watcher is not None:
             self._watcher.stepped(replica.index, deltas)
         for end in deltas.finished:
             self._finished(end)
+        if replica.leaving:
+            self._let_go(replica)
         replica.report(has_ended=bool(deltas.finished))
         self._push(self._clock.time_s, _STEP_BEGINS, replica.serial)
 
@@ -496,6 +647,11 @@ class Fleet:
         def total(name: str) -> int:
             return sum(getattr(totals, name) for _, totals in ended)
 
+        if total("num_drafters_quarantined"):
+            raise StepFailedError(
+                "speculation went off; see the log.",
+                hint="Mend the draft length, or choose another in draft_length.name.",
+            )
         return Run(
             records=records,
             duration_s=max((one.finished_s for one in records if not one.error), default=0.0),
@@ -509,6 +665,12 @@ class Fleet:
             num_prompt_tokens_cached=total("num_prompt_tokens_cached"),
             num_plans=self.num_plans,
             num_moved=self._num_moved,
+            num_buckets=self._num_buckets,
+            num_draft_tokens=total("num_draft_tokens"),
+            num_accepted_tokens=total("num_accepted_tokens"),
+            num_rebalanced=self._num_rebalanced,
+            num_refused_moves=0 if self.mover is None else self.mover.num_refused,
+            kv=self._stores.traffic if self._stores.is_used else None,
         )
 
 

@@ -10,7 +10,7 @@ import math
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 
 import attrs
 import numpy as np
@@ -29,10 +29,11 @@ from trencadis.records import (
     evolve_unchecked,
 )
 from trencadis_plugins.scheduling.config import FcfsConfig
+from trencadis_tools.simulation.drafts import speculates
 from trencadis_tools.simulation.events import ReplicaEvent
 from trencadis_tools.simulation.executor import Timeline
 from trencadis_tools.simulation.fleet import MAX_STEADY_STEPS, Fleet, simulated_config
-from trencadis_tools.simulation.replica import Replica
+from trencadis_tools.simulation.replica import Replica, Unfinished
 from trencadis_tools.simulation.run import RequestRecord, Run
 from trencadis_tools.simulation.step_shape import StepTimes
 from trencadis_tools.workloads.workload import Workload
@@ -58,13 +59,17 @@ def simulate_macro(
     """Serve a workload on macro replicas, after a check against the engine; arguments and result are those of :func:`simulate`.
 
     Raises:
-        CapabilityError: The configuration, or an event, is not covered; or the check found a difference.
+        CapabilityError: The configuration is not covered, or the check found a difference.
         TrencadisError: See :func:`simulate`.
     """
-    if events:
-        raise CapabilityError("macro replicas do not fail, drain or join.", hint="Use --replica-model engine.")
     check_macro(config, registry, workload, step_times=step_times, num_replicas=replicas)
-    return MacroFleet(config, registry, workload, step_times=step_times, replicas=replicas).run()
+    fleet = MacroFleet(config, registry, workload, step_times=step_times, replicas=replicas, events=events)
+    if fleet.mover is not None:
+        raise CapabilityError(
+            "macro replicas move no requests, and the router does.",
+            hint="Use --replica-model engine, or set router.max_moves = 0.",
+        )
+    return fleet.run()
 
 
 def check_macro(
@@ -82,7 +87,8 @@ def check_macro(
     Raises:
         CapabilityError: The configuration is not covered, or a request comes out otherwise.
     """
-    _check_covered(simulated_config(config, workload, num_replicas=num_replicas), registry)
+    simulated = simulated_config(config, workload, num_replicas=num_replicas)
+    _check_covered(attrs.evolve(simulated, speculation=config.speculation), registry)
     first = [attrs.evolve(one, arrival_s=one.arrival_s * num_replicas) for one in workload.requests[:_NUM_CHECKED]]
     part = attrs.evolve(workload, requests=tuple(first))
     fleet = Fleet(config, registry, part, step_times=step_times)
@@ -122,8 +128,10 @@ def _check_covered(config: Config, registry: Registry) -> None:
     wrong = {
         'scheduling.name = "fcfs", with its defaults': not is_plain,
         "cache.prefix_caching = false": config.cache.prefix_caching,
+        'speculation.name = "none"': speculates(config),
         "engine.async_scheduling = false": config.engine.async_scheduling,
         'engine.preemption = "recompute"': config.engine.preemption != "recompute",
+        'kv_connector.name = "none"': config.kv_connector.name not in ("", "none"),
         "scheduling.tenants without entries": bool(config.scheduling.tenants),
         f"engine.max_num_batched_tokens of at least engine.max_num_seqs = {num_seqs}": budget < num_seqs,
     }
@@ -181,9 +189,17 @@ class MacroFleet(Fleet):
     def _build(self, index: int) -> Replica:
         clock = SimulatedClock(self._clock.time_s)
         engine = MacroEngine(self._config, Timeline(clock, self._step_times), clock, self._outputs, self._max_model_len)
-        replica = Replica(index, len(self.built), engine, clock, engine, refused=self._refused)
+        replica = MacroReplica(index, len(self.built), engine, clock, engine, refused=self._refused)
         self.built.append(replica)
         return replica
+
+
+class MacroReplica(Replica):
+    """A replica whose engine is a :class:`MacroEngine`."""
+
+    def _unfinished(self, hidden: TokenDeltas | None) -> list[Unfinished]:
+        assert isinstance(self.engine, MacroEngine), "the fleet built it"
+        return self.engine.unfinished(hidden)
 
 
 class _Row:
@@ -195,6 +211,7 @@ class _Row:
         num_known: Prompt and output.
         num_computed: Tokens whose KV is computed.
         num_blocks: That it holds.
+        number: Of those that came to the engine before it.
         last: Known tokens with which it ends.
     """
 
@@ -208,13 +225,16 @@ class _Row:
         "num_known",
         "num_preemptions",
         "num_prompt",
+        "number",
         "request",
         "scheduled_s",
     )
 
-    def __init__(self, request: Request, last: int, came_s: float) -> None:
+    def __init__(self, request: Request, number: int, last: int, came_s: float) -> None:
         self.request = request
-        self.num_prompt = self.num_known = len(request.prompt_token_ids)
+        self.number = number
+        self.num_prompt = len(request.prompt_token_ids)
+        self.num_known = self.num_prompt + len(request.output_token_ids or ())
         self.num_computed = self.num_blocks = self.num_preemptions = self.high_water = 0
         self.last = last
         self.came_s = came_s
@@ -234,6 +254,7 @@ class MacroEngine:
     """
 
     hashing: tuple[str, int] | None = None
+    idle_until_s = -math.inf
 
     def __init__(
         self,
@@ -258,8 +279,11 @@ class MacroEngine:
         self._max_wait_s = config.engine.max_wait_s
         self._waiting: deque[_Row] = deque()
         self._num_front = 0
+        self._num_added = 0
         self._running: list[_Row] = []
+        self._newest: list[_Row] = []  # those that got a token in the newest step
         self._ends: list[tuple[float, float]] = []
+        self._tokens = np.broadcast_to(np.int32(0), max_model_len)
 
     # ------------------------------------------------------------------------------------------- as an engine
 
@@ -295,7 +319,7 @@ class MacroEngine:
 
     def load(self) -> EngineLoad:
         """Return how much there is to do."""
-        used = 1 - self._num_free / self._num_blocks
+        used = (self._num_blocks - self._num_free) / self._num_blocks  # to the bit as an engine: routers compare
         return EngineLoad(num_waiting=len(self._waiting), num_running=len(self._running), kv_usage=used)
 
     def close(self) -> None:
@@ -308,10 +332,12 @@ class MacroEngine:
             PromptTooLongError: It has no room for one output token.
         """
         length = len(request.prompt_token_ids)
-        if length >= self._max_model_len:
+        if length >= self._max_model_len and request.output_token_ids is None:
             raise PromptTooLongError(f"request {request.request_id!r}: the prompt has {length} tokens.")
         most = min(self._output_lens[request.request_id], request.params.max_tokens or self._max_model_len)
-        self._waiting.append(_Row(request, min(length + most, self._max_model_len), self._clock.now_s()))
+        last = min(length + most, self._max_model_len)
+        self._waiting.append(_Row(request, self._num_added, last, self._clock.now_s()))
+        self._num_added += 1
         return 0
 
     def step(self) -> TokenDeltas:
@@ -336,6 +362,20 @@ class MacroEngine:
         if not chunks and not num_preempted and self._begin_stretch(decodes):
             return _EMPTY
         return self._compute(decodes, chunks, num_new=len(admitted))
+
+    def unfinished(self, hidden: TokenDeltas | None) -> list[Unfinished]:
+        """Return what has not ended, in the order of :meth:`Replica.fail`.
+
+        Args:
+            hidden: What the step that runs gives, or None: none runs.
+        """
+        newest = self._newest if hidden is not None else ()
+        ended = () if hidden is None else hidden.finished
+        left = [Unfinished(end.request_id, (0,) * (len(end.token_ids) - 1), end) for end in ended]
+        for row in sorted([*self._running, *self._waiting], key=attrgetter("number")):
+            num_tokens = row.num_known - row.num_prompt - (row in newest)
+            left.append(Unfinished(row.request.request_id, (0,) * num_tokens, self._end(row, FinishReason.ABORT)))
+        return left
 
     # --------------------------------------------------------------------------------------------------- plans
 
@@ -423,6 +463,8 @@ class MacroEngine:
     def _lacks(self, num_steps: int) -> bool:
         """Return whether there are too few blocks for so many steps and one more."""
         size = self._size
+        if (num_steps // size + 2) * len(self._running) <= self._num_free:
+            return False
         needed = sum(max(-(-(row.num_computed + num_steps + 1) // size) - row.num_blocks, 0) for row in self._running)
         return needed > self._num_free
 
@@ -432,8 +474,9 @@ class MacroEngine:
         self._ends = []
         del ends[bisect_left(ends, self.timeline.until_s, key=itemgetter(0)) + 1 :]
         self.timeline.end(ends)
-        self.timeline.pass_until(ends[-1][0])
+        self.timeline.pass_until(ends)
         num_steps = len(ends)
+        self._newest = self._running
         for row in self._running:
             row.num_computed += num_steps
             row.num_known += num_steps
@@ -443,7 +486,7 @@ class MacroEngine:
                 row.num_blocks = num_blocks
         totals.num_steps += num_steps
         totals.num_scheduled_tokens += num_steps * len(self._running)
-        totals.device_s += sum(step_s for _, step_s in ends)
+        totals.device_s += sum(map(itemgetter(1), ends))
         return _EMPTY
 
     def _compute(self, decodes: list[_Row], chunks: list[tuple[_Row, int]], *, num_new: int) -> TokenDeltas:
@@ -454,44 +497,45 @@ class MacroEngine:
             return _EMPTY
         ends = self.timeline.begin(shape, 1)
         self.timeline.end(ends)
-        self.timeline.pass_until(ends[0][0])
+        self.timeline.pass_until(ends)
         totals.num_steps += 1
         totals.num_scheduled_tokens += shape.num_tokens
         totals.device_s += ends[0][1]
         now_s = self._clock.now_s()
-        finished = []
+        finished, self._newest = [], []
         for row, length in [*((row, 1) for row in decodes), *chunks]:
             totals.num_recomputed_tokens += max(0, min(row.high_water, row.num_computed + length) - row.num_computed)
             row.num_computed += length
             if row.num_computed < row.num_known:
                 continue
             row.num_known += 1
+            self._newest.append(row)
             if row.first_s is None:
                 row.first_s = now_s
             if row.num_known == row.last:
-                finished.append(self._finish(row, now_s))
+                finished.append(self._finish(row))
         return attrs.evolve(_EMPTY, finished=tuple(finished)) if finished else _EMPTY
 
-    def _finish(self, row: _Row, now_s: float) -> FinishedSequence:
+    def _finish(self, row: _Row) -> FinishedSequence:
         self._running.remove(row)
         self._num_free += row.num_blocks
         self.totals.num_finished += 1
+        return self._end(row, FinishReason.STOP)
+
+    def _end(self, row: _Row, reason: FinishReason) -> FinishedSequence:
         return FinishedSequence(
             request_id=row.request.request_id,
             slot=0,
-            token_ids=np.broadcast_to(_TOKEN, row.num_known - row.num_prompt),
-            finish_reason=FinishReason.STOP,
+            token_ids=self._tokens[: row.num_known - row.num_prompt],
+            finish_reason=reason,
             num_prompt_tokens=row.num_prompt,
             num_cached_tokens=0,
             num_preemptions=row.num_preemptions,
             arrival_s=row.came_s,
             first_scheduled_s=row.scheduled_s,
             first_token_s=row.first_s,
-            finish_s=now_s,
+            finish_s=self._clock.now_s(),
         )
-
-
-_TOKEN = np.zeros(1, np.int32)
 
 
 def _shape(decodes: list[_Row], chunks: list[tuple[_Row, int]], num_new: int) -> StepShape:

@@ -13,7 +13,7 @@ from trencadis.api import Engine, EngineTotals
 from trencadis.clock import SimulatedClock
 from trencadis.errors import RequestError, StepFailedError
 from trencadis.records import EngineLoad, FinishedSequence, Request, TokenDeltas
-from trencadis_tools.simulation.executor import Timeline
+from trencadis_tools.simulation.executor import SimulatedExecutor, Stretch, Timeline
 
 __all__ = ["Replica", "Unfinished", "Watcher"]
 
@@ -97,10 +97,15 @@ class Device(Protocol):
         """The newest."""
         ...
 
+    @property
+    def idle_until_s(self) -> float:
+        """Until when steps bring nothing unless a request comes; minus infinity: the next one may."""
+        ...
+
 
 @attrs.frozen
 class Unfinished:
-    """A request that was on a replica when it failed.
+    """A request that has left a replica before it ended: the replica failed, or the request is moved.
 
     Attributes:
         request_id: Which.
@@ -126,14 +131,19 @@ class Replica:
         watcher: Sees what the engine does, or None.
         inbox: Requests for the next step, in the order in which they came.
         executor: The engine's.
+        leaving: Requests that leave when the step that runs has ended, each with the replica that it is moved to.
         deltas: Of the step that runs, not to be seen before ``clock`` says so; None: no step runs.
         ends_s: When the step that runs ends; infinity: none runs.
         is_open: What runs are several steps, of which it is not decided how many there are: until ``ends_s``, or until a request comes.
+        wakes_s: When a KV transfer ends that all its sequences wait for; infinity: there is none.
         is_scheduled: Its next step, or the end of one, is an event that is to come.
         is_draining: It gets nothing new.
         joins_when_empty: It is started again as soon as it has nothing left.
         reported: Takes its load, for a router; None: there is none.
         sizes: Sequences that wait and run, as the router knows them.
+        is_stretch: What runs, or ran last, are several steps.
+        token_times: Of each request that was sent, by id, where its tokens' times are noted; None: nowhere.
+        times_of: The same by slot.
     """
 
     index: int
@@ -144,14 +154,19 @@ class Replica:
     refused: Callable[[Request, RequestError], None]
     watcher: Watcher | None = None
     inbox: deque[Request] = attrs.field(factory=deque)
+    leaving: list[tuple[str, int]] = attrs.field(factory=list)
     deltas: TokenDeltas | None = None
     ends_s: float = math.inf
+    wakes_s: float = math.inf
     is_open: bool = False
     is_scheduled: bool = False
     is_draining: bool = False
     joins_when_empty: bool = False
     reported: Callable[[int, EngineLoad], None] | None = None
     sizes: tuple[int, int] = (0, 0)
+    is_stretch: bool = False
+    token_times: dict[str, list[float]] | None = None
+    times_of: dict[int, list[float]] = attrs.field(factory=dict)
     stalled = ""  # for the router: nothing hangs here
 
     @property
@@ -162,12 +177,15 @@ class Replica:
     def step(self, now_s: float) -> None:
         """Add what has come, and begin a step that ends at ``ends_s``: ``deltas`` is what it will have given, unless it is open.
 
+        Where a KV transfer is all that there is to wait for, no step runs, and ``wakes_s`` says until when.
+
         Args:
             now_s: When.
 
         Raises:
             StepFailedError: The policy failed.
         """
+        self.wakes_s = math.inf
         while self.clock.now_s() < now_s:
             self.clock.advance(now_s - self.clock.now_s())
         while self.inbox:
@@ -179,6 +197,8 @@ class Replica:
                     raise error.__cause__ from None
                 self.refused(request, error)
                 continue
+            if self.token_times is not None:
+                self.times_of[slot] = self.token_times[request.request_id]
             if self.watcher is not None:
                 self.watcher.added(self.index, slot, request)
         self.report()
@@ -186,8 +206,11 @@ class Replica:
             return
         if not self.engine.is_steady:
             deltas = self.engine.step()
+            if self.executor.idle_until_s > self.clock.now_s():
+                self.wakes_s = self.executor.idle_until_s
+                return
             if deltas.slots.size or deltas.finished or not self.engine.is_steady:
-                self.deltas, self.ends_s = deltas, self.clock.now_s()
+                self.deltas, self.ends_s, self.is_stretch = deltas, self.clock.now_s(), False
                 return
         assert self.executor.stretch is not None, "it is what is open"
         self.is_open, self.ends_s = True, self.executor.stretch.end_s
@@ -196,6 +219,20 @@ class Replica:
         """Decide how many steps there are: those that have begun by now."""
         self.executor.timeline.until_s = now_s
         self.deltas, self.is_open, self.ends_s = self.engine.step(), False, self.clock.now_s()
+        self.is_stretch = True
+
+    def note_times(self, deltas: TokenDeltas, *, has_ended: bool = True) -> None:
+        """Note when tokens came.
+
+        Args:
+            deltas: Of the step, or of the steps, that were waited for last.
+            has_ended: Otherwise the last step gave nothing yet.
+        """
+        times = [end_s for end_s, _ in self.executor.timeline.ended[:-1]]
+        if has_ended:
+            times.append(self.clock.now_s())
+        for slot, num_tokens in zip(deltas.slots.tolist(), deltas.num_tokens.tolist(), strict=True):
+            self.times_of[slot] += times if self.is_stretch else times * num_tokens
 
     def report(self, *, has_ended: bool = False) -> None:
         """Tell the router what waits, runs and is cached, if that has changed: it changes when a sequence comes, begins to run or ends.
@@ -208,23 +245,68 @@ class Replica:
             self.sizes = sizes
             self.reported(self.index, self.engine.load())
 
-    def fail(self) -> list[Unfinished]:
-        """End the engine; returns its requests, those that it had begun first, without what the step that ran had not given yet."""
-        assert isinstance(self.engine, Engine), "macro replicas do not fail"
-        hidden = self.deltas
-        num_hidden: dict[int, int] = {}
-        ended: list[FinishedSequence] = []
-        if hidden is not None:
-            num_hidden = dict.fromkeys(
-                hidden.slots.tolist(), 1
-            )  # of a stretch of steps the last one alone has not ended
-            ended += hidden.finished
-        live = list(self.engine.inspect().sequences)
-        ended += [end for one in live if (end := self.engine.abort(one)) is not None]
-        left = [
-            Unfinished(end.request_id, tuple(end.token_ids[: len(end.token_ids) - num_hidden.get(end.slot, 0)]), end)
-            for end in ended
-        ]
+    def output_lens(self, now_s: float) -> dict[str, int]:
+        """Return the output tokens that came until now of each request that it has, by id."""
+        assert isinstance(self.engine, Engine), "macro replicas move nothing"
+        hidden = self._num_hidden(self.deltas)
+        num_ended = 0
+        if self.is_open:
+            assert isinstance(self.executor.stretch, Stretch), "macro replicas move nothing"
+            num_ended = self.executor.stretch.num_ended(now_s)
+        lens = {
+            name: num - hidden.get(slot, 0) + num_ended * runs
+            for name, (slot, num, runs) in self.engine.output_lens().items()
+        }
+        if self.deltas is not None:
+            for end in self.deltas.finished:
+                lens[end.request_id] = len(end.token_ids) - hidden.get(end.slot, 0)
+        return lens | {request.request_id: len(request.output_token_ids or ()) for request in self.inbox}
+
+    def withdraw(self, request_id: str) -> Unfinished:
+        """Take a request out that has not ended; no step runs."""
+        assert isinstance(self.engine, Engine), "macro replicas move nothing"
+        end = self.engine.withdraw(request_id)
+        if end is not None:
+            return Unfinished(request_id, tuple(end.token_ids), end)
+        (request,) = [one for one in self.inbox if one.request_id == request_id]
+        self.inbox.remove(request)
+        return Unfinished(request_id, request.output_token_ids or ())
+
+    def fail(self, now_s: float) -> list[Unfinished]:
+        """End the engine; returns its requests, those that it had begun first, without what the step that ran had not given yet.
+
+        Args:
+            now_s: When.
+        """
+        if isinstance(self.executor, SimulatedExecutor):
+            self.executor.fail(now_s)
+        if self.deltas is not None and self.token_times is not None:
+            self.note_times(self.deltas, has_ended=False)
+        left = self._unfinished(self.deltas)
         left += [Unfinished(request.request_id, request.output_token_ids or ()) for request in self.inbox]
         self.engine.close()
         return left
+
+    def _num_hidden(self, deltas: TokenDeltas | None) -> dict[int, int]:
+        """Return by slot how many tokens the step that runs has given which have not come; of None none."""
+        if deltas is None:
+            return {}
+        # Of a stretch of steps the last one alone has not ended; another one may have accepted drafts.
+        counts = [1] * len(deltas.slots) if self.is_stretch else deltas.num_tokens.tolist()
+        return dict(zip(deltas.slots.tolist(), counts, strict=True))
+
+    def _unfinished(self, hidden: TokenDeltas | None) -> list[Unfinished]:
+        """End what the engine has begun; returns it, what ended in the step that runs first, then by order of arrival.
+
+        Args:
+            hidden: What that step gives, or None: no step runs.
+        """
+        assert isinstance(self.engine, Engine), "what stands in for an engine overrides this"
+        num_hidden = self._num_hidden(hidden)
+        ended = [] if hidden is None else list(hidden.finished)
+        live = list(self.engine.inspect().sequences)
+        ended += [end for one in live if (end := self.engine.abort(one)) is not None]
+        return [
+            Unfinished(end.request_id, tuple(end.token_ids[: len(end.token_ids) - num_hidden.get(end.slot, 0)]), end)
+            for end in ended
+        ]

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-import attrs
+from collections.abc import Iterable
 
+import attrs
+import numpy as np
+
+from trencadis.records import FloatArray
+from trencadis_tools.simulated_store.store import KVTraffic
 from trencadis_tools.workloads.workload import WorkloadRequest
 
-__all__ = ["RequestRecord", "Run"]
+__all__ = ["RequestRecord", "Run", "token_gaps_s"]
 
 
 @attrs.frozen(kw_only=True)
@@ -23,6 +28,7 @@ class RequestRecord:
         num_output_tokens: That came.
         num_preemptions: How often it lost its place.
         error: Why it was refused or failed; empty if it was answered.
+        token_times_s: When each of its tokens came, float64 ``[num_output_tokens]``; None: that was not asked for.
     """
 
     request: WorkloadRequest
@@ -34,6 +40,9 @@ class RequestRecord:
     num_output_tokens: int = 0
     num_preemptions: int = 0
     error: str = ""
+    token_times_s: FloatArray | None = attrs.field(
+        default=None, eq=attrs.cmp_using(eq=np.array_equal), hash=False, repr=False
+    )
 
     @property
     def ttft_s(self) -> float:
@@ -51,6 +60,23 @@ class RequestRecord:
     def e2e_s(self) -> float:
         """From sent to the last token."""
         return self.finished_s - self.sent_s
+
+    @property
+    def max_itl_s(self) -> float:
+        """The longest time between two tokens that follow each other; NaN with one token, or if times of tokens were not asked for."""
+        if self.token_times_s is None or len(self.token_times_s) < 2:
+            return float("nan")
+        return float(np.diff(self.token_times_s).max())
+
+
+def token_gaps_s(records: Iterable[RequestRecord]) -> FloatArray:
+    """Return the times between two tokens that follow each other in an answer, of all answers, float64 ``[num_gaps]``. Pure.
+
+    Args:
+        records: With times of tokens; others count as if they had no token.
+    """
+    gaps = [np.diff(record.token_times_s) for record in records if record.token_times_s is not None]
+    return np.concatenate(gaps) if gaps else np.empty(0)
 
 
 @attrs.frozen(kw_only=True)
@@ -70,6 +96,12 @@ class Run:
         num_prompt_tokens_cached: Of these, taken from prefix caches.
         num_plans: Steps that engines planned; on simulated devices some stand for several.
         num_moved: Times that a request had to leave a replica that failed.
+        num_buckets: That an engine prepares at its start, on a device with static shapes.
+        num_draft_tokens: Drafts that were verified.
+        num_accepted_tokens: Of these, drafts that became part of an answer.
+        num_rebalanced: Times that the router moved a request from a replica that served.
+        num_refused_moves: Moves that the router asked for and that were not made.
+        kv: What went to KV stores and came from there; None: there were none.
     """
 
     records: tuple[RequestRecord, ...] = attrs.field(repr=lambda records: f"<{len(records)} requests>")
@@ -84,3 +116,9 @@ class Run:
     num_prompt_tokens_cached: int = 0
     num_plans: int = 0
     num_moved: int = 0
+    num_buckets: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_rebalanced: int = 0
+    num_refused_moves: int = 0
+    kv: KVTraffic | None = None

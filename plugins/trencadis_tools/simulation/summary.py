@@ -9,6 +9,7 @@ import numpy as np
 
 from trencadis.errors import ConfigError
 from trencadis_tools.compare.steady_state import backlog_of
+from trencadis_tools.simulated_store.store import KVTraffic
 from trencadis_tools.simulation.run import Run
 
 __all__ = ["Percentiles", "RunSummary", "summary_of"]
@@ -47,10 +48,15 @@ class RunSummary:
         num_preemptions: Of all engines.
         recompute_ratio: Tokens computed a second time by tokens computed.
         num_moved: Times that a request left a replica that failed.
+        num_draft_tokens: Drafts that were verified.
+        num_accepted_tokens: Of these, drafts that became part of an answer.
+        num_rebalanced: Times that the router moved one from a replica that served.
         is_saturated: Whether more requests came than were answered, so that latencies depend on the length of the run; None: scipy,
             which tells, is not installed.
         num_steps: Of all engines.
         num_skipped_steps: Of these, computed at once with the one before.
+        kv: What went to KV stores and came from there; None: there were none.
+        kv_link_ratio: Share of the time that links to stores passed bytes on, their mean.
     """
 
     num_replicas: int
@@ -71,9 +77,14 @@ class RunSummary:
     num_preemptions: int
     recompute_ratio: float
     num_moved: int
+    num_rebalanced: int
     is_saturated: bool | None
     num_steps: int
     num_skipped_steps: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    kv: KVTraffic | None
+    kv_link_ratio: float
 
 
 def summary_of(run: Run) -> RunSummary:
@@ -105,9 +116,14 @@ def summary_of(run: Run) -> RunSummary:
         num_preemptions=run.num_preemptions,
         recompute_ratio=run.num_recomputed_tokens / max(1, run.num_scheduled_tokens),
         num_moved=run.num_moved,
+        num_rebalanced=run.num_rebalanced,
         is_saturated=_is_saturated(run),
         num_steps=run.num_steps,
         num_skipped_steps=max(0, run.num_steps - run.num_plans),
+        num_draft_tokens=run.num_draft_tokens,
+        num_accepted_tokens=run.num_accepted_tokens,
+        kv=run.kv,
+        kv_link_ratio=0.0 if run.kv is None else run.kv.link_busy_s / (duration_s * len(busy_s)),
     )
 
 

@@ -64,7 +64,7 @@ def measure(candidates: Sequence[Candidate], workload: Workload, slo: Slo, *, ra
     """
     number = max(40, int(rate * _MOST_S))
     part = at_rate(attrs.evolve(workload, requests=workload.requests[:number]), rate)
-    with LiveRuns() as live:
+    with LiveRuns(token_times=slo.needs_token_times) as live:
         runs: list[list[Run]] = [live(candidates, part, turn) for turn in range(_NUM_TURNS)]
     found = []
     for candidate, own in zip(candidates, zip(*runs, strict=True), strict=True):

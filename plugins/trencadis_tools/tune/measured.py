@@ -15,6 +15,7 @@ from trencadis.api import Engine, build_engine
 from trencadis.errors import ConfigError
 from trencadis.records import Request, SamplingParams
 from trencadis_tools.compare.candidates import Candidate, restored
+from trencadis_tools.simulation.fleet import has_store
 from trencadis_tools.simulation.step_times import (
     BucketStepTimes,
     Fit,
@@ -93,7 +94,8 @@ def measure_steps(start: Candidate, workload: Workload) -> MeasuredSteps:
     """
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "steps.jsonl")
-        recording = {"observer.names": ["recorder"], "observer.recorder.file": str(file), "observer.budget_ms": 1000.0}
+        recording: dict[str, object] = {"kv_connector.name": "none"} if has_store(start.config) else {}
+        recording |= {"observer.names": ["recorder"], "observer.recorder.file": str(file), "observer.budget_ms": 1000.0}
         candidate = restored(start.name, {**start.given, **recording})
         engine = build_engine(candidate.config, registry=candidate.registry)
         try:

@@ -15,11 +15,12 @@ import numpy as np
 
 from trencadis.errors import ConfigError
 from trencadis_tools.simulation import RequestRecord, Run
+from trencadis_tools.simulation.run import token_gaps_s
 from trencadis_tools.workloads import Workload
 
 __all__ = ["FORM", "Limit", "Slo", "parse_slo"]
 
-FORM = "ttft, itl (or tpot) or e2e with _mean, _p50, _p90, _p95 or _p99, = and a time in ms or s; goodput>=SHARE"
+FORM = "ttft, itl, tpot or e2e with _mean, _p50, _p90, _p95 or _p99, = and a time in ms or s; goodput>=SHARE"
 
 _TERM = re.compile(r"(ttft|tpot|itl|e2e)(?:_(mean|p50|p90|p95|p99))?<?=([0-9.]+)(ms|s)")
 _GOODPUT = re.compile(r"goodput>?=([0-9.]+)")
@@ -30,7 +31,7 @@ class Limit:
     """One objective.
 
     Attributes:
-        quantity: ``ttft``, ``tpot`` or ``e2e``.
+        quantity: ``ttft``, ``tpot``, ``itl`` or ``e2e``.
         statistic: ``mean``, a percentile such as ``p99``; empty: of each request, for goodput.
         limit_s: Seconds.
     """
@@ -42,18 +43,29 @@ class Limit:
     @property
     def name(self) -> str:
         """As it is written, such as ``itl_p99``."""
-        quantity = "itl" if self.quantity == "tpot" else self.quantity
-        return f"{quantity}_{self.statistic}" if self.statistic else quantity
+        return f"{self.quantity}_{self.statistic}" if self.statistic else self.quantity
 
     def seconds(self, record: RequestRecord) -> float:
-        """Return the request's value: infinite if it has no answer, NaN if it has one token and no time between tokens. Pure."""
+        """Return the request's value: infinite if it has no answer, NaN if it has one token and no time between tokens. Pure.
+
+        Of ``itl`` it is the longest time between two of its tokens.
+        """
         if record.error:
             return math.inf
+        if self.quantity == "itl":
+            return record.max_itl_s
         return {"ttft": record.ttft_s, "tpot": record.tpot_s, "e2e": record.e2e_s}[self.quantity]
 
     def value_s(self, run: Run) -> float:
-        """Return the mean or percentile of a run; infinite where requests without an answer reach into it. Pure."""
-        values = np.array([self.seconds(record) for record in run.records], np.float64)
+        """Return the mean or percentile of a run; infinite where requests without an answer reach into it. Pure.
+
+        It is one of requests; of ``itl`` of all times between tokens, where a request without an answer counts as one.
+        """
+        if self.quantity == "itl":
+            failed = sum(bool(record.error) for record in run.records)
+            values = np.append(token_gaps_s(run.records), np.full(failed, math.inf))
+        else:
+            values = np.array([self.seconds(record) for record in run.records], np.float64)
         values = values[~np.isnan(values)]
         if not len(values):
             return 0.0
@@ -75,6 +87,11 @@ class Slo:
     text: str
     limits: Sequence[Limit]
     goodput: float = 0.0
+
+    @property
+    def needs_token_times(self) -> bool:
+        """Whether an objective needs the time of each token."""
+        return any(limit.quantity == "itl" for limit in self.limits)
 
     def values(self, run: Run) -> dict[str, float]:
         """Return the value of each objective of a run: seconds, and the share ``goodput``. Pure."""
@@ -137,7 +154,7 @@ def parse_slo(text: str) -> Slo:
             continue
         if not found or not (limit_s := _number(found[3], text) * (0.001 if found[4] == "ms" else 1.0)):
             raise ConfigError(f'flag --slo: "{term}" is no objective.', hint=f"There are: {FORM}.")
-        limit = Limit(quantity="tpot" if found[1] == "itl" else found[1], statistic=found[2] or "", limit_s=limit_s)
+        limit = Limit(quantity=found[1], statistic=found[2] or "", limit_s=limit_s)
         if limit.name in [one.name for one in limits]:
             raise ConfigError(f'flag --slo: "{text}" limits {limit.name} twice.', hint="Leave one out.")
         limits.append(limit)
@@ -160,7 +177,7 @@ def _check_whole(slo: Slo) -> None:
             f'flag --slo: "{slo.text}" limits {single[0]} of each request, and does not say of how many requests.',
             hint=f"Add goodput>=0.99, or name a percentile: {single[0]}_p99.",
         )
-    if not slo.goodput and all(limit.quantity == "tpot" for limit in slo.limits):
+    if not slo.goodput and all(limit.quantity in ("tpot", "itl") for limit in slo.limits):
         raise ConfigError(
             f'flag --slo: "{slo.text}" says nothing of how long requests wait, so that any rate keeps it.',
             hint="Add a limit of ttft or e2e: ttft_p99=1s.",

@@ -12,6 +12,7 @@ import attrs
 from trencadis.api import AUTO, BUCKETING_BY_LAYOUT, Config, Registry
 from trencadis.records import Bucket, Phase, StepShape
 from trencadis_tools.simulation import StepTimes
+from trencadis_tools.simulation.drafts import speculates
 from trencadis_tools.tune.slo import Slo
 from trencadis_tools.tune.trials import Changes
 
@@ -23,6 +24,8 @@ _SIZES = (4, 6, 8, 12, 16)
 _MODEL = ("step_ms", "token_us", "context_token_us")
 """Options that state the step-time model to a policy: they are measured, not searched."""
 _TARGETS = {"ttft_target_ms": "ttft", "tpot_target_ms": "tpot"}
+_DRAFTS = (1, 16)
+"""Drafts of a sequence in a step."""
 _FRACTIONS = (0.5, 0.7, 0.8, 0.9)
 """Of memory for the KV cache; the rest is for what a profile run does not see."""
 _OPEN = (0.25, 0.5, 2.0, 4.0)
@@ -146,6 +149,8 @@ class Space:
         found += self.options_of(self._config.scheduling.name)
         if self._layout != "ragged":
             found += self._bucketing_options()
+        if speculates(self._config):
+            found += self._draft_options()
         found += self._cache_options()
         if self._replicas > 1:
             found.append(self._names("router"))
@@ -164,6 +169,17 @@ class Space:
         names = self._names("bucketing")
         left = tuple(name for name in names.values if name in (chosen, AUTO) or name != BUCKETING_BY_LAYOUT["ragged"])
         return [attrs.evolve(names, values=left), *self._options_in("bucketing", table, {})]
+
+    def _draft_options(self) -> list[Option]:
+        """Return whether there are drafts, how many at most, and who chooses how many."""
+        name = self._config.speculation.name
+        found = [Option(path="speculation.name", start=name, values=(name, "none")), self._names("draft_length")]
+        most = getattr(self._config.speculation.components.get(name), "max_draft_tokens", 0)
+        if most:
+            values = ladder(*_DRAFTS, most)
+            path = f"speculation.{name}.max_draft_tokens"
+            found.append(Option(path=path, start=most, values=values, is_ordered=True))
+        return found
 
     def _cache_options(self) -> list[Option]:
         cache, engine = self._config.cache, self._config.engine
@@ -191,6 +207,7 @@ class Space:
     def in_force(self, changes: Changes) -> dict[str, Any]:
         """Return the changes without those that do nothing beside the others: options of policies that do not decide. Pure."""
         deciding = self.tables_in_force(changes.get("scheduling.name", self._config.scheduling.name))
+        drafts = changes.get("speculation.name", self._config.speculation.name) != "none"
         swaps = changes.get("engine.preemption", self._config.engine.preemption) == "swap"
         found = {}
         for path, value in sorted(changes.items()):
@@ -201,6 +218,8 @@ class Space:
             if noun == "bucketing" and dot and changes.get("bucketing.name", table) != table:
                 continue
             if path == "cache.swap_bytes" and not swaps:
+                continue
+            if not drafts and (noun == "draft_length" or (noun == "speculation" and dot)):
                 continue
             found[path] = value
         return found
@@ -307,10 +326,11 @@ class Space:
 
 
 def _targets(slo: Slo) -> dict[str, float]:
-    """Return the smallest limit of each quantity, seconds. Pure."""
+    """Return the smallest limit of each quantity, seconds; one of the time between tokens limits their mean as well. Pure."""
     found: dict[str, float] = {}
     for limit in slo.limits:
-        found[limit.quantity] = min(limit.limit_s, found.get(limit.quantity, math.inf))
+        quantity = "tpot" if limit.quantity == "itl" else limit.quantity
+        found[quantity] = min(limit.limit_s, found.get(quantity, math.inf))
     return found
 
 

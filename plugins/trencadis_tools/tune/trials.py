@@ -13,7 +13,7 @@ import attrs
 from trencadis.errors import ConfigError, PluginError, StepFailedError, TrencadisError
 from trencadis_tools.compare.candidates import Candidate, restored
 from trencadis_tools.compare.experiment import at_rate
-from trencadis_tools.simulation import Run, StepTimes, simulate
+from trencadis_tools.simulation import DraftFacts, Run, StepTimes, simulate
 from trencadis_tools.tune.slo import Slo
 from trencadis_tools.workloads import Workload
 
@@ -44,6 +44,7 @@ class Trial:
         output_throughput: Tokens a second.
         is_burst: All requests came within a twentieth of the run: at a larger rate hardly anything would change.
         came_s: When the last request came; of those that follow others the earliest moment.
+        num_buckets: That an engine prepares at its start, on a device with static shapes.
     """
 
     changes: Changes
@@ -58,6 +59,7 @@ class Trial:
     output_throughput: float
     is_burst: bool
     came_s: float
+    num_buckets: int = 0
 
     @property
     def keeps(self) -> bool:
@@ -97,6 +99,7 @@ def trial_of(run: Run, slo: Slo, *, changes: Changes, part: str, rate: float) ->
         output_throughput=sum(one.num_output_tokens for one in answered) / run.duration_s if run.duration_s else 0.0,
         is_burst=came_s <= run.duration_s / 20,
         came_s=came_s,
+        num_buckets=run.num_buckets,
     )
 
 
@@ -112,6 +115,7 @@ class Trials:
         assumed: Returns values that hold in the simulator where the configuration says nothing, such as the number of KV blocks,
             beside the changes that it is given.
         note: Called with the number of simulations so far.
+        drafts: What becomes of drafts, by name of the speculator.
     """
 
     def __init__(
@@ -124,11 +128,12 @@ class Trials:
         replicas: int = 1,
         assumed: Callable[[Changes], Changes] = lambda _: {},
         note: Callable[[int], None] = lambda _: None,
+        drafts: Mapping[str, DraftFacts] | None = None,
     ) -> None:
         self._start, self._slo, self._step_times, self._replicas = start, slo, step_times, replicas
         self._parts = {part.name: part for part in parts}
         self._assumed = assumed
-        self._note = note
+        self._note, self._drafts = note, drafts
         self._candidates: dict[tuple[Any, ...], Candidate | None] = {}
         self.trials: dict[tuple[Any, ...], Trial] = {}
         self.refused: list[tuple[dict[str, Any], str]] = []
@@ -165,6 +170,8 @@ class Trials:
                     workload,
                     step_times=self._step_times,
                     replicas=self._replicas,
+                    drafts=self._drafts,
+                    token_times=self._slo.needs_token_times,
                 )
         except (ConfigError, PluginError, StepFailedError) as error:
             self._refuse(changes, error)

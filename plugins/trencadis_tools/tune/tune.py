@@ -15,6 +15,9 @@ import attrs
 from trencadis.errors import ConfigError, TrencadisError
 from trencadis_tools.compare.candidates import Candidate
 from trencadis_tools.compare.experiment import rate_of
+from trencadis_tools.simulation import load_drafts
+from trencadis_tools.simulation.drafts import facts_of
+from trencadis_tools.simulation.fleet import has_store
 from trencadis_tools.simulation.step_times import BucketStepTimes, SheetStepTimes, load_step_times
 from trencadis_tools.tune.confirm import Measured, measure
 from trencadis_tools.tune.measured import MeasuredSteps, measure_steps
@@ -45,6 +48,7 @@ class Settings:
         limit: Requests to search with, and as many others to check with.
         confirm: Measure the best two and the start.
         keep: Dotted paths, or tables, that stay as they are.
+        drafts: How often drafts are right, or a file that says it; empty: unknown.
     """
 
     slo: str
@@ -55,6 +59,7 @@ class Settings:
     limit: int = 500
     confirm: bool = True
     keep: Sequence[str] = ()
+    drafts: str = ""
 
 
 @attrs.frozen(kw_only=True)
@@ -109,6 +114,8 @@ def tune(
     """
     slo = parse_slo(settings.slo)
     _check(settings)
+    drafts = load_drafts(settings.drafts)
+    facts_of(start.config, drafts)
     parts, rungs = parts_of(settings.workload, settings.limit)
     slo.check(parts[-1])
     steps: MeasuredSteps | None = None
@@ -143,7 +150,9 @@ def tune(
         layout=step_times.layout if isinstance(step_times, BucketStepTimes) else "ragged",
         keep=settings.keep,
     )
-    trials = Trials(start, slo, step_times, parts, replicas=settings.replicas, assumed=memory.assumed, note=note)
+    trials = Trials(
+        start, slo, step_times, parts, replicas=settings.replicas, assumed=memory.assumed, note=note, drafts=drafts
+    )
     found = search(space, trials, rungs, hint=rate_of(parts[0]), budget=settings.budget)
     is_sheet = isinstance(step_times, SheetStepTimes)
     measured, why = _measured(settings, slo, trials, found, parts, say) if not is_sheet else ((), _OF_SHEET)
@@ -254,6 +263,8 @@ def _measured(
         return (), "one engine is measured, and --replicas asks for more"
     if not found.best.rate:
         return (), "no rate keeps the objectives"
+    if has_store(trials.configured(found.best.changes).config):
+        return (), "the KV store is a simulated one"
     say("Measuring the start and the best two in turns.")
     chosen = [found.start, found.best, *([found.second] if found.second else [])]
     names = ("start", "best", "second")

@@ -76,6 +76,8 @@ def _head(tuned: Tuned, command: str) -> list[str]:
         f"KV cache: {tuned.memory}.",
         f"Simulated capacity: {capacity_words(found.best)}; of the start: {capacity_words(found.start)}.",
     ]
+    if tuned.settings.drafts:
+        lines.append(f"Drafts: {tuned.settings.drafts}.")
     if not found.best.rate:
         lines.append("NO RATE KEEPS THE OBJECTIVES: this comes nearest.")
     if not found.best.changes:

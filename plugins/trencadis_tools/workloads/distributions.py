@@ -21,9 +21,11 @@ class Distribution:
     """A distribution of lengths or times, which are at least 0; a number alone is a fixed one.
 
     Attributes:
-        kind: fixed: always the mean; uniform: from ``min`` to ``max``; exponential: of the mean; lognormal: of the mean and ``cv``.
+        kind: fixed: always the mean; uniform: from ``min`` to ``max``; exponential: of the mean; lognormal: of the mean and ``cv``;
+            zipf: ranks below twice the mean, drawn by Zipf's law with ``exponent`` and scaled to the mean: many short, few long.
         mean: Before what ``min`` and ``max`` cut off; of no effect on a uniform one.
         cv: Standard deviation by mean, of a lognormal one, before what is cut off.
+        exponent: Of a zipf one.
         min: Smaller numbers become this one.
         max: Larger numbers become this one.
 
@@ -31,9 +33,10 @@ class Distribution:
         ValueError: ``min`` is above ``max``, or a uniform one has no ``max``.
     """
 
-    kind: Literal["fixed", "uniform", "exponential", "lognormal"] = "fixed"
+    kind: Literal["fixed", "uniform", "exponential", "lognormal", "zipf"] = "fixed"
     mean: float = attrs.field(default=0.0, validator=ge(0))
     cv: float = attrs.field(default=1.0, validator=gt(0))
+    exponent: float = attrs.field(default=1.0, validator=gt(0))
     min: float = attrs.field(default=0.0, validator=ge(0))
     max: float = attrs.field(default=math.inf, validator=gt(0))
 
@@ -48,7 +51,7 @@ class Distribution:
         """Return a number for each tuple of keys. Pure.
 
         Source: a lognormal distribution of mean m and coefficient of variation c is ``exp(mu + sigma N)`` with ``sigma**2 = ln(1 + c**2)``
-        and ``mu = ln(m) - sigma**2 / 2``.
+        and ``mu = ln(m) - sigma**2 / 2``. Zipf lengths: Llumnix, benchmark/benchmark_serving.py, ``gen_random_response_lens``.
         """
         values: FloatArray
         if self.kind == "uniform":
@@ -58,6 +61,12 @@ class Distribution:
         elif self.kind == "lognormal" and self.mean:
             variance = math.log1p(self.cv**2)
             values = self.mean * np.exp(math.sqrt(variance) * normals(seed, stream, *keys) - variance / 2)
+        elif self.kind == "zipf" and self.mean > 1:
+            ranks = np.arange(1, math.ceil(2 * self.mean), dtype=np.float64)
+            shares = ranks**-self.exponent
+            shares /= shares.sum()
+            drawn = np.searchsorted(np.cumsum(shares), uniforms(seed, stream, *keys)).clip(max=len(ranks) - 1)
+            values = ranks[drawn] * (self.mean / float(ranks @ shares))
         else:
             values = self.mean * np.ones(np.broadcast_shapes(*[np.shape(key) for key in keys]))
         return np.clip(values, self.min, self.max)

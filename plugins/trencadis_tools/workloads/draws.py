@@ -51,6 +51,9 @@ class Stream(enum.IntEnum):
     STATES = 14
     CUTS = 15
     LEVELS = 16
+    DRAFTS = 17
+    FOUND_DRAFTS = 18
+    EASE = 19
 
 
 def keyed_hash(*keys: int | npt.ArrayLike) -> UInt64Array:

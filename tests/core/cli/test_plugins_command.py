@@ -32,6 +32,7 @@ def test_every_component_is_listed_with_its_role(capsys):
         ("sampling", "standard"): "active",
         ("draft_length", "fixed"): "",
         ("acceptance", "match"): "",
+        ("kv_connector", "simulated_store"): "",
         ("kv_codec", "none"): "",
         ("kv_policy", "cost_aware"): "",
         ("router", "prefix_affinity"): "",
@@ -54,7 +55,7 @@ def test_the_configuration_decides_what_is_active(capsys):
 
 def test_defaults_are_marked_whatever_is_configured(capsys):
     rows, _ = _components(capsys, "--scheduling.name", "other")
-    assert {name for (_, name), row in rows.items() if not row["default"]} == {"fcfs", "other"}
+    assert {name for (_, name), row in rows.items() if not row["default"]} == {"fcfs", "other", "simulated_store"}
 
 
 def test_capabilities_and_provenance_are_shown(capsys):
@@ -98,10 +99,10 @@ def test_the_table_has_one_line_for_each_component(capsys):
         "exact",
         "one.",
     ]
-    assert len(lines) == 18
+    assert len(lines) == 19
     assert lines[-3].startswith("stable contracts: bucketing 1, scheduling 1, eviction 2, ")
     assert lines[-2].startswith("provisional contracts: kv_connector 2, ")
-    assert lines[-1] == "no component installed: speculation, kv_connector"
+    assert lines[-1] == "no component installed: speculation"
 
 
 def test_a_wrong_name_ends_with_the_choices_and_exit_code_2(capsys):

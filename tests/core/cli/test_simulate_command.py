@@ -57,6 +57,20 @@ def test_what_the_macro_replica_does_not_cover_is_refused_in_words(capsys) -> No
     assert "it needs scheduling.name" in capsys.readouterr().err
 
 
+def test_drafts_count_and_a_speculator_that_nothing_is_known_of_is_refused_in_words(capsys, tmp_path: Path) -> None:
+    ngram = ("--max-requests", "8", "--speculation.name", "ngram")
+    assert main(["simulate", *SMALL, *ngram]) == 2
+    assert "nothing says how often its drafts are right" in capsys.readouterr().err
+    file = tmp_path / "drafts.toml"
+    file.write_text("[ngram]\nacceptance_by_position = [0.8, 0.6]\nfound = 0.9\nstep_s = 1e-4\n")
+    told = json.loads(simulated(capsys, *ngram, "--json", "--drafts", str(file)))
+    plain = json.loads(simulated(capsys, "--max-requests", "8", "--json"))
+    assert told["num_draft_tokens"] > told["num_accepted_tokens"] > 200
+    assert told["tpot_s"]["mean"] < 0.8 * plain["tpot_s"]["mean"]
+    assert main(["simulate", *SMALL, *ngram, "--drafts", "0.5", "--replica-model", "macro"]) == 2
+    assert 'speculation.name = "none"' in capsys.readouterr().err
+
+
 def test_requests_that_are_too_long_are_counted_and_the_first_says_why(capsys) -> None:
     out = simulated(capsys, "--cache.num_blocks", "40")
     assert "requests have no answer; the first: request" in out
@@ -66,3 +80,41 @@ def test_requests_that_are_too_long_are_counted_and_the_first_says_why(capsys) -
 def test_a_workload_or_model_that_is_none_is_refused(capsys, missing) -> None:
     assert main(["simulate", *SMALL, *missing]) == 2
     assert missing[1] in capsys.readouterr().err
+
+
+def test_times_of_tokens_are_a_column_if_they_are_asked_for(capsys, tmp_path) -> None:
+    file = tmp_path / "requests.csv"
+    simulated(capsys, "--requests", str(file))
+    without = list(csv.DictReader(file.read_text().splitlines()))
+    simulated(capsys, "--requests", str(file), "--token-times")
+    rows = list(csv.DictReader(file.read_text().splitlines()))
+    assert [{**row, "token_times_s": "", "max_itl_s": ""} for row in rows] == [
+        {**row, "token_times_s": ""} for row in without
+    ]
+    for row in rows:
+        times_s = [float(word) for word in row["token_times_s"].split()]
+        assert len(times_s) == int(row["num_output_tokens"])
+        assert (times_s[0], times_s[-1]) == (float(row["first_token_s"]), float(row["finished_s"]))
+
+
+def test_macro_replicas_refuse_times_of_tokens(capsys) -> None:
+    assert main(["simulate", *SMALL, "--replica-model", "macro", "--token-times"]) == 2
+    assert "macro replicas compute no times of tokens" in capsys.readouterr().err
+
+
+def test_a_kv_store_is_simulated_and_a_connector_that_moves_bytes_is_named_as_left_out(capsys) -> None:
+    store = ["--plugins.experimental", "--kv-connector.name", "simulated_store", "--kv-policy.name", "always"]
+    out = simulated(capsys, *store, "--replicas", "2")
+    assert "KV loaded" in out
+    assert "links to KV stores" in out
+    told = json.loads(simulated(capsys, *store, "--json"))
+    assert told["kv"]["num_tokens_saved"] > 0
+    assert told["notes"] == []
+    out = simulated(capsys, "--kv-connector.name", "host_offload")
+    assert 'name = "host_offload" moves bytes' in out
+    assert "KV loaded" not in out
+
+
+def test_an_experimental_store_has_to_be_asked_for(capsys) -> None:
+    assert main(["simulate", *SMALL, "--kv-connector.name", "simulated_store"]) == 2
+    assert "--plugins.experimental" in capsys.readouterr().err

@@ -90,14 +90,15 @@ class LineOpener:
         high_water_mark: int = 64,
         never_waits: bool = False,
         sends_load: bool = False,
+        engine: Any = None,
         **options: Any,
     ) -> Line:
-        """Return a line; ``options`` are of :func:`make_engine`."""
+        """Return a line; ``options`` are of :func:`make_engine`, unless an engine is given."""
         address = f"ipc://{self._folder}/line{len(self._opened)}"
         near = Channel(address, binds=True, high_water_mark=high_water_mark, never_waits=never_waits)
         far = Channel(address, binds=False, high_water_mark=high_water_mark)
         backend = FakeBackend(vocab_size=4096, eos=-1, max_model_len=1024, strict=False)
-        engine = make_engine(**{"backend": backend, "num_blocks": 512, **options})
+        engine = engine or make_engine(**{"backend": backend, "num_blocks": 512, **options})
         peer = FakePeer()
         transport = Transport(near, peer, clock=SystemClock())
         ready = ready_message(

@@ -22,7 +22,9 @@ from trencadis.client.process.messages import (
     MetricsMessage,
     ReadyMessage,
     RefusedMessage,
+    StayedMessage,
     StepMessage,
+    WithdrawMessage,
     WorkerMessage,
 )
 from trencadis.client.process.transport import Transport
@@ -95,6 +97,7 @@ class RemoteEngineClient(PolledEngineClient):
     Attributes:
         hashing: Of the engine, if it sends its load; see ``ReadyMessage``.
         on_load: Called with each load that the engine sends.
+        on_stayed: Called with the id of each request that was to be withdrawn and cannot go on elsewhere.
     """
 
     is_stalled = False  # waiting for a message costs nothing
@@ -105,6 +108,7 @@ class RemoteEngineClient(PolledEngineClient):
         self.plan_hash = ready.plan_hash
         self.hashing = ready.hashing
         self.on_load: Callable[[EngineLoad], None] = lambda _: None
+        self.on_stayed: Callable[[str], None] = lambda _: None
         self._transport = transport
         self._handles = RequestHandles()
         self._handle_of: dict[str, int] = {}
@@ -155,6 +159,12 @@ class RemoteEngineClient(PolledEngineClient):
         """End a request; the end comes with a later step."""
         self._end(request_id, is_complete=True)
         return None
+
+    def withdraw(self, request_id: str) -> None:
+        """Take a request back that is to go on elsewhere: its end comes with ``FinishReason.MOVED``, or :attr:`on_stayed` is called."""
+        handle = self._handle_of.get(request_id)
+        if handle is not None and handle not in self._ending and not self._transport.failure:
+            self._transport.send(WithdrawMessage(handle=handle))
 
     def embed(self, request: EmbeddingRequest) -> None:
         """Send a text; the engine may refuse it later."""
@@ -298,6 +308,8 @@ class RemoteEngineClient(PolledEngineClient):
                     self._steps.append(message)
                 case RefusedMessage(request_id=request_id, fault=fault):
                     self._refuse(request_id, error_of(fault))
+                case StayedMessage(request_id=request_id):
+                    self.on_stayed(request_id)
                 case MetricsMessage(text=text):
                     self._metrics_callbacks.popleft()(text)
                 case AnswerMessage(table=table, fault=fault):

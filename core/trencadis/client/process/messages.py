@@ -36,7 +36,9 @@ __all__ = [
     "ReadyMessage",
     "RefusedMessage",
     "StartMessage",
+    "StayedMessage",
     "StepMessage",
+    "WithdrawMessage",
     "decode_client_message",
     "decode_worker_message",
     "decode_start",
@@ -109,6 +111,12 @@ class EndMessage(Message):
     is_complete: bool
 
 
+class WithdrawMessage(Message):
+    """End a request, if it has not ended, that another engine goes on with; or answer by a ``StayedMessage``."""
+
+    handle: int
+
+
 class EmbedMessage(Message):
     """A text to embed."""
 
@@ -138,7 +146,14 @@ class CloseMessage(Message):
 
 
 ClientMessage: TypeAlias = (
-    AddMessage | EndMessage | EmbedMessage | DropMessage | GetMetricsMessage | ControlMessage | CloseMessage
+    AddMessage
+    | EndMessage
+    | WithdrawMessage
+    | EmbedMessage
+    | DropMessage
+    | GetMetricsMessage
+    | ControlMessage
+    | CloseMessage
 )
 
 # ------------------------------------------------------------------------------------------------- worker to client
@@ -164,6 +179,12 @@ class RefusedMessage(Message):
 
     request_id: str
     fault: Fault
+
+
+class StayedMessage(Message):
+    """A request that was to be withdrawn and cannot go on elsewhere, or has ended."""
+
+    request_id: str
 
 
 class FinishedPart(Part):
@@ -246,7 +267,14 @@ HASH_BYTES = 8
 """Of a block hash in a ``LoadMessage``: enough to route by, as two that are equal cost time at most."""
 
 WorkerMessage: TypeAlias = (
-    ReadyMessage | FailedMessage | RefusedMessage | StepMessage | MetricsMessage | AnswerMessage | LoadMessage
+    ReadyMessage
+    | FailedMessage
+    | RefusedMessage
+    | StayedMessage
+    | StepMessage
+    | MetricsMessage
+    | AnswerMessage
+    | LoadMessage
 )
 
 

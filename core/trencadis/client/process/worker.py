@@ -35,6 +35,8 @@ from trencadis.client.process.messages import (
     GetMetricsMessage,
     MetricsMessage,
     RefusedMessage,
+    StayedMessage,
+    WithdrawMessage,
     WorkerMessage,
     decode_client_message,
     encode,
@@ -138,6 +140,8 @@ class EngineWorker:
                 self._add(message)
             case EndMessage():
                 self._end(message)
+            case WithdrawMessage():
+                self._withdraw(message)
             case EmbedMessage():
                 self._embed(message)
             case DropMessage():
@@ -184,6 +188,16 @@ class EngineWorker:
             return  # it has ended; the client receives its end
         finished = self._engine.stop(request_id) if message.is_complete else self._engine.abort(request_id)
         if finished is not None:
+            self._ended.append(finished)
+
+    def _withdraw(self, message: WithdrawMessage) -> None:
+        request_id = self._id_of.get(message.handle)
+        if request_id is None:
+            return  # it has ended; the client receives its end
+        finished = self._engine.withdraw(request_id)
+        if finished is None:
+            self._send(StayedMessage(request_id=request_id))
+        else:
             self._ended.append(finished)
 
     def _embed(self, message: EmbedMessage) -> None:

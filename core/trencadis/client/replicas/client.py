@@ -28,6 +28,7 @@ from trencadis.client.engine_client import NO_OUTPUTS, StepOutputs
 from trencadis.client.process.channel import WakeUpFile
 from trencadis.client.process.client import PolledEngineClient, RemoteEngineClient, RequestHandles
 from trencadis.client.replicas.answers import Gathering, Pages, gather_answers
+from trencadis.client.replicas.mover import LiveRow, Mover
 from trencadis.client.replicas.pages import replicas_page
 from trencadis.client.replicas.restarts import RestartLimit
 from trencadis.client.replicas.routing import Routing
@@ -57,6 +58,9 @@ class _Work:
         handle: Of the replica, for its tokens.
         tokens: Output so far.
         ending: Why it was asked to end, or None.
+        target: Replica that it is being moved to; -1: it is not.
+        stays: It cannot go on elsewhere.
+        num_moves: Times that the router moved it.
         is_new: No replica has had it yet.
     """
 
@@ -68,6 +72,9 @@ class _Work:
     handle: int = -1
     tokens: list[int] = attrs.field(factory=list)
     ending: FinishReason | None = None
+    target: int = -1
+    stays: bool = False
+    num_moves: int = 0
     is_new: bool = True
 
 
@@ -86,6 +93,7 @@ class _Replica:
         num_restarts: Times that it was started again.
         num_placed: Requests and texts that it was given.
         num_moved: Of these, left to others when it ended.
+        num_rebalanced: Of these, moved to others by the router while it served.
     """
 
     index: int
@@ -98,6 +106,7 @@ class _Replica:
     num_restarts: int = 0
     num_placed: int = 0
     num_moved: int = 0
+    num_rebalanced: int = 0
 
     @property
     def state(self) -> str:
@@ -115,6 +124,7 @@ class ReplicatedEngineClient(PolledEngineClient):
         routing: Chooses replicas.
         starter: Starts replicas again; closed with this one.
         make_limit: Makes the restart limit of a replica.
+        mover: Moves requests between replicas that serve; None: they stay.
     """
 
     is_stalled = False  # waiting for a message costs nothing
@@ -126,10 +136,12 @@ class ReplicatedEngineClient(PolledEngineClient):
         routing: Routing,
         starter: Starter,
         make_limit: Callable[[], RestartLimit],
+        mover: Mover | None = None,
     ) -> None:
         first = clients[0]
         self.model, self.max_model_len, self.plan_hash = first.model, first.max_model_len, first.plan_hash
         self._routing = routing
+        self._mover = mover
         self._starter = starter
         self._replicas = [_Replica(index=index, restarts=make_limit()) for index in range(len(clients))]
         self._work: dict[str, _Work] = {}
@@ -244,6 +256,8 @@ class ReplicatedEngineClient(PolledEngineClient):
             if likely or replica.index in touched or client.has_rest:
                 self._use(replica.index, functools.partial(RemoteEngineClient.receive, is_likely=likely), touches=False)
         self._finish_drains()
+        if self._mover is not None and not self._failure and self._mover.is_due:
+            self._ask_for_moves(self._mover)
         if self._failure and not self._outputs:
             raise EngineEndedError(self._failure)
         return self.has_outputs
@@ -307,6 +321,7 @@ class ReplicatedEngineClient(PolledEngineClient):
             if replica.client is not None and replica.client.has_outputs:
                 self._next = (replica.index + 1) % count
                 self._outputs.append(self._translated(replica, replica.client.step()))
+                self._move()
                 return
 
     def _translated(self, replica: _Replica, outputs: StepOutputs) -> StepOutputs:
@@ -321,7 +336,11 @@ class ReplicatedEngineClient(PolledEngineClient):
         prompt_logprobs = tuple(
             [msgspec.structs.replace(entry, index=by_handle[entry.index].slot) for entry in outputs.prompt_logprobs]
         )
-        ended = [(one, self._work[one.request_id]) for one in outputs.finished]
+        ended = [
+            (self._final(one, work), work)
+            for one in outputs.finished
+            if not self._is_leaving(one, work := self._work[one.request_id])
+        ]
         gone = [*(one.request_id for one in outputs.embeddings), *(name for name, _ in outputs.refused)]
         for known in (*(work for _, work in ended), *map(self._work.get, gone)):
             if known is not None:
@@ -332,6 +351,50 @@ class ReplicatedEngineClient(PolledEngineClient):
             prompt_logprobs=prompt_logprobs,
             finished=tuple([attrs.evolve(one, slot=work.slot) for one, work in ended]),
         )
+
+    # -------------------------------------------------------------------------------------------------- moving
+
+    def _ask_for_moves(self, mover: Mover) -> None:
+        """Withdraw the requests that the router moves: the new replica gets each when the old one has said its last token."""
+        live = [work for work in self._work.values() if work.slot >= 0 and work.replica >= 0]
+        rows = [
+            LiveRow(
+                work.request,  # type: ignore[arg-type]  # those with a slot are no texts
+                work.replica,
+                len(work.tokens),
+                work.num_moves,
+                work.target,
+                work.stays or work.ending is not None,
+            )
+            for work in live
+        ]
+        for move in mover.choose(rows):
+            work = live[move.request]
+            work.target = move.replica
+            self._use(work.replica, lambda client, work=work: client.withdraw(work.request.request_id))  # type: ignore[misc]
+
+    def _is_leaving(self, end: FinishedSequence, work: _Work) -> bool:
+        """Return whether an end is that of a request at its old replica only; it is given to the new one then."""
+        if end.finish_reason is not FinishReason.MOVED or work.ending is not None:
+            return False
+        self._replicas[work.replica].num_rebalanced += 1
+        work.num_moves += 1
+        self._leave(work)
+        self._homeless.append(work)
+        return True
+
+    @staticmethod
+    def _final(end: FinishedSequence, work: _Work) -> FinishedSequence:
+        """Return the end of a request; one that was asked to end while it was being moved ends for that reason."""
+        if end.finish_reason is not FinishReason.MOVED or work.ending is None:
+            return end
+        return attrs.evolve(end, finish_reason=work.ending)
+
+    def _stayed(self, request_id: str) -> None:
+        """Note that a request cannot go on elsewhere."""
+        work = self._work.get(request_id)
+        if work is not None:
+            work.target, work.stays = -1, True
 
     # ------------------------------------------------------------------------------------------------- placing
 
@@ -346,7 +409,9 @@ class ReplicatedEngineClient(PolledEngineClient):
         work.routed = self._routing.facts(request)
         while True:
             self._check_open()
-            replica = self._replicas[self._routing.select(work.routed)]
+            target, work.target = work.target, -1
+            moves = target >= 0 and self._routing.move(work.routed, target)
+            replica = self._replicas[target if moves else self._routing.select(work.routed)]
             work.generation = self._routing.generation
             try:
                 self._send(replica, work, request)
@@ -359,7 +424,8 @@ class ReplicatedEngineClient(PolledEngineClient):
                 break
         work.replica, work.is_new = replica.index, False
         replica.num_placed += 1
-        self._work[request_id] = replica.work[request_id] = work
+        self._work.pop(request_id, None)
+        self._work[request_id] = replica.work[request_id] = work  # the newest
 
     def _send(self, replica: _Replica, work: _Work, request: Request | EmbeddingRequest) -> None:
         client = replica.client
@@ -426,6 +492,7 @@ class ReplicatedEngineClient(PolledEngineClient):
                 ended.append(self._ended_here(work, work.request, work.ending))
             elif not self._failure:
                 replica.num_moved += 1
+                work.target = -1
                 self._leave(work)
                 self._homeless.append(work)
         if ended:
@@ -462,7 +529,7 @@ class ReplicatedEngineClient(PolledEngineClient):
         )
 
     def _move(self) -> None:
-        """Give requests whose replica has ended to others, which may end meanwhile."""
+        """Give requests that have left their replica to others, which may end meanwhile."""
         if self._is_moving:
             return
         self._is_moving = True
@@ -483,6 +550,7 @@ class ReplicatedEngineClient(PolledEngineClient):
         """Let a replica that is ready take requests."""
         replica.client = client
         client.on_load = functools.partial(self._routing.loaded, replica.index)
+        client.on_stayed = self._stayed
         self._messages.watch(client.socket_file)
         self._ends.watch(client.end_file)
         self._touched.add(replica.index)
@@ -583,6 +651,7 @@ class ReplicatedEngineClient(PolledEngineClient):
                 "num_live": len(one.work),
                 "num_placed": one.num_placed,
                 "num_moved": one.num_moved,
+                "num_rebalanced": one.num_rebalanced,
                 "num_restarts": one.num_restarts,
                 "reason": one.reason,
                 **loads[one.index],
@@ -624,7 +693,12 @@ class ReplicatedEngineClient(PolledEngineClient):
         return self._routing.peek(self._routing.facts(request))
 
     def _own_page(self) -> str:
-        return replicas_page(self._replicas_table()["replicas"], num_quarantined=self._routing.generation)
+        num_refused = 0 if self._mover is None else self._mover.num_refused
+        return replicas_page(
+            self._replicas_table()["replicas"],
+            num_quarantined=self._routing.generation,
+            num_refused_moves=num_refused,
+        )
 
     # ------------------------------------------------------------------------------------------------- closing
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 
 import attrs
@@ -14,6 +15,7 @@ from trencadis.client.process.connect import open_transport, wait_until_ready
 from trencadis.client.process.transport import Transport
 from trencadis.client.replicas.client import ReplicatedEngineClient
 from trencadis.client.replicas.guarded_router import GuardedRouter
+from trencadis.client.replicas.mover import Mover
 from trencadis.client.replicas.restarts import RestartLimit
 from trencadis.client.replicas.routing import Routing
 from trencadis.client.replicas.starter import ReplicaStarter
@@ -23,13 +25,13 @@ from trencadis.console import on_terminal, track
 from trencadis.engine.build import Meters
 from trencadis.engine.cache.hashing import BlockHasher
 from trencadis.engine.guards import Fallback
-from trencadis.errors import EngineEndedError
+from trencadis.errors import ContractError, EngineEndedError
 from trencadis.interfaces import ComponentContext, Router
 from trencadis.registry import Choice, Registry, resolve_plan
 from trencadis.startup import rare_collections
 from trencadis.text import read_prefixes
 
-__all__ = ["connect_replicas", "make_router", "make_routing"]
+__all__ = ["connect_replicas", "make_mover", "make_router", "make_routing"]
 
 _LOOK_S = 0.2
 
@@ -119,6 +121,26 @@ def make_routing(
     return Routing(router, num_replicas=config.parallel.data, clock=clock or SystemClock(), hasher=hasher)
 
 
+def make_mover(config: Config, router: GuardedRouter, routing: Routing, *, clock: Clock | None = None) -> Mover | None:
+    """Return what moves requests between replicas; None if the router moves none, or the configuration lets it move none.
+
+    Args:
+        config: Of ``parallel.data`` replicas.
+        router: Of :func:`make_router`.
+        routing: Of :func:`make_routing`.
+        clock: Measures the router's period; the system's if none is given.
+
+    Raises:
+        ContractError: Its period is no positive number.
+    """
+    period_s, limits = router.moves_period_s, config.router
+    if period_s == math.inf or not limits.max_moves or not limits.max_moves_per_s:
+        return None
+    if not period_s > 0:
+        raise ContractError(f"{router.label}: moves_period_s = {period_s!r} is no positive number of seconds.")
+    return Mover(router, routing, limits, num_replicas=config.parallel.data, clock=clock or SystemClock())
+
+
 def _start(config: Config, registry: Registry, replica: int, *, never_waits: bool) -> Transport:
     own = attrs.evolve(config, parallel=attrs.evolve(config.parallel, replica=replica))
     return open_transport(own, registry, never_waits=never_waits, sends_load=True)
@@ -129,9 +151,11 @@ def _client(
 ) -> ReplicatedEngineClient:
     """Return the client of replicas that are ready."""
     clock, parallel = SystemClock(), config.parallel
+    routing = make_routing(config, router, hashing=clients[0].hashing, clock=clock)
     return ReplicatedEngineClient(
         clients,
-        routing=make_routing(config, router, hashing=clients[0].hashing, clock=clock),
+        routing=routing,
+        mover=make_mover(config, router, routing, clock=clock),
         starter=ReplicaStarter(functools.partial(_start_again, start)),
         make_limit=lambda: RestartLimit(
             max_restarts=parallel.max_restarts, window_s=parallel.restart_window_s, clock=clock

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from trencadis.engine.guards import Fallback, Guarded
 from trencadis.faults import CallMeter, shown
-from trencadis.interfaces import ReplicaViews, Router, RoutingRequest
+from trencadis.interfaces import LiveRequests, Move, ReplicaViews, Router, RoutingRequest, SupportsMoves
 
 __all__ = ["GuardedRouter", "LeastLive"]
 
@@ -50,6 +51,12 @@ class GuardedRouter(Guarded[Router]):
         """Whether the router in force is to be given hashes and hits."""
         return bool(self.strategy.needs_prefixes)
 
+    @property
+    def moves_period_s(self) -> float:
+        """Seconds between two calls of :meth:`moves`; infinity if the router in force moves nothing."""
+        router = self.strategy
+        return router.moves_period_s if isinstance(router, SupportsMoves) else math.inf
+
     def quarantine(self, cause: BaseException) -> None:
         """Put the fallback in place and tell it of the replicas."""
         super().quarantine(cause)
@@ -65,6 +72,23 @@ class GuardedRouter(Guarded[Router]):
     def select(self, request: RoutingRequest, replicas: ReplicaViews) -> int:
         """Return a healthy replica, which takes the request."""
         return int(self.guarded("select", lambda router: router.select(request, replicas), _check("select", replicas)))
+
+    def moves(self, live: LiveRequests, replicas: ReplicaViews) -> Sequence[Move]:
+        """Return the moves that the router asks for, legal or not; none if the router in force moves nothing."""
+
+        def moves(router: Router) -> Sequence[Move]:
+            return router.moves(live, replicas) if isinstance(router, SupportsMoves) else ()
+
+        return self.guarded("moves", moves, _check_moves)
+
+    def on_moved(self, request: RoutingRequest, replica: int) -> None:
+        """Tell a router that supports moves that a request is sent to its new replica."""
+
+        def tell(router: Router) -> None:
+            if isinstance(router, SupportsMoves):
+                router.on_moved(request, replica)
+
+        self._tell(tell, "on_moved")
 
     def on_finished(self, request: RoutingRequest, replica: int, *, generation: int) -> None:
         """Tell the router that a request has ended.
@@ -86,6 +110,17 @@ class GuardedRouter(Guarded[Router]):
         """Tell the router of a replica that has ended."""
         self._present.discard(replica)
         self._tell(lambda router: router.on_replica_removed(replica), "on_replica_removed")
+
+
+def _check_moves(answer: Sequence[Move]) -> str:
+    """Return what is wrong with the form of moves; which of them can be made is another matter."""
+    if not isinstance(answer, Sequence) or isinstance(answer, str | bytes):
+        return f"moves() returned {shown(answer)}, which is no sequence of moves"
+    for one in answer:
+        is_pair = isinstance(one, tuple) and len(one) == 2
+        if not is_pair or not all(isinstance(i, int | np.integer) and not isinstance(i, bool) for i in one):
+            return f"moves() returned {shown(one)}, which is no move: a request and a replica by their indices"
+    return ""
 
 
 def _check(method: str, replicas: ReplicaViews) -> Callable[[int], str]:

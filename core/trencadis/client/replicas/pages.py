@@ -48,16 +48,23 @@ _FAMILIES: tuple[tuple[str, str, str, Callable[[Mapping[str, Any]], float]], ...
         "Of these, moved to others as it ended.",
         lambda row: row["num_moved"],
     ),
+    (
+        "trencadis_replica_rebalanced_total",
+        "counter",
+        "Of these, moved to others by the router while it served.",
+        lambda row: row["num_rebalanced"],
+    ),
     ("trencadis_replica_restarts_total", "counter", "Times it was started again.", lambda row: row["num_restarts"]),
 )
 
 
-def replicas_page(rows: Iterable[Mapping[str, Any]], *, num_quarantined: int) -> str:
+def replicas_page(rows: Iterable[Mapping[str, Any]], *, num_quarantined: int, num_refused_moves: int = 0) -> str:
     """Return what the client of replicas counts itself, in Prometheus' text format. Pure.
 
     Args:
         rows: State of each replica, as the control request ``replicas`` shows it.
         num_quarantined: Routers that were replaced.
+        num_refused_moves: Moves that a router asked for and that were not made.
     """
     lines, listed = [], list(rows)
     for name, kind, text, value in _FAMILIES:
@@ -65,4 +72,7 @@ def replicas_page(rows: Iterable[Mapping[str, Any]], *, num_quarantined: int) ->
         lines += [f'{name}{{replica="{row["replica"]}"}} {float(value(row))}' for row in listed]
     name = "trencadis_quarantined_routers"
     lines += [f"# HELP {name} Routers that failed since the start and were replaced.", f"# TYPE {name} gauge"]
-    return "\n".join([*lines, f"{name} {float(num_quarantined)}"]) + "\n"
+    lines.append(f"{name} {float(num_quarantined)}")
+    name = "trencadis_refused_moves_total"
+    lines += [f"# HELP {name} Moves that the router asked for and that were not made.", f"# TYPE {name} counter"]
+    return "\n".join([*lines, f"{name} {float(num_refused_moves)}"]) + "\n"

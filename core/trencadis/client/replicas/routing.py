@@ -18,6 +18,7 @@ from trencadis.records import EmbeddingRequest, EngineLoad, Request, read_only
 __all__ = ["RoutedEngine", "Routing"]
 
 _HEALTH_S = 0.1
+_NONE = RoutingRequest(token_ids=())
 _cut = itemgetter(slice(HASH_BYTES))
 
 
@@ -128,10 +129,21 @@ class Routing:
     def select(self, request: RoutingRequest) -> int:
         """Return the replica that takes a request, which counts as its own from now on; at least one is there."""
         chosen = self._router.select(request, self._seen(request))
-        self._num_live[chosen] += 1
-        if request.block_hashes:
-            self._index.expect(chosen, request.block_hashes)
+        self._taken(request, chosen)
         return chosen
+
+    def _taken(self, request: RoutingRequest, replica: int) -> None:
+        self._num_live[replica] += 1
+        if request.block_hashes:
+            self._index.expect(replica, request.block_hashes)
+
+    def move(self, request: RoutingRequest, replica: int) -> bool:
+        """Return whether the replica takes a request that was to move there, which counts as its own then; else select another."""
+        if self._router.moves_period_s == np.inf or not self.views().is_healthy[replica]:
+            return False
+        self._taken(request, replica)
+        self._router.on_moved(request, replica)
+        return True
 
     def withdrawn(self, request: RoutingRequest, replica: int, *, generation: int) -> None:
         """Note that a request has ended, or leaves its replica.
@@ -156,6 +168,10 @@ class Routing:
             "num_live": views.num_live.tolist(),
             "is_healthy": views.is_healthy.tolist(),
         }
+
+    def views(self) -> ReplicaViews:
+        """Return the views for no request."""
+        return self._seen(_NONE)
 
     def _seen(self, request: RoutingRequest) -> ReplicaViews:
         """Return the views for a request."""

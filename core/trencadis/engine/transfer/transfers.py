@@ -19,6 +19,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from trencadis.clock import SimulatedClock
 from trencadis.engine.inspect.snapshot import LoadSnapshot, TransferSnapshot
 from trencadis.engine.sequences import Sequence
 from trencadis.engine.transfer.first_tokens import FirstTokens
@@ -423,7 +424,9 @@ class Transfers:
         if again:
             state.drop_loaded(sequence)  # what arrived is in the prefix cache, where the next look-up finds it
             sequence.looked_up = False
-        logger.warning(
+        # A simulated store counts its late loads; a line for each would be thousands.
+        logger.log(
+            logging.DEBUG if isinstance(state.clock.source, SimulatedClock) else logging.WARNING,
             "KV load %d failed: %s; %s.",
             failed.transfer_id,
             failed.cause,

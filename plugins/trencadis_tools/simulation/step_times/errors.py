@@ -64,9 +64,9 @@ def _errors(times: StepTimes, steps: Sequence[StepRecord]) -> KindErrors:
 
 
 def _wall_s(times: StepTimes, step: StepRecord) -> float:
-    """Return the predicted time of a step on device and host together, seconds. Pure."""
+    """Return the predicted time of a step on device and host together, with the measured one of drafting, seconds. Pure."""
     device_s, host_s = times.device_s(step.shape), times.host_s(step.shape)
-    return max(device_s, host_s) if step.overlaps else device_s + host_s
+    return max(device_s, host_s) if step.overlaps else device_s + host_s + step.draft_s
 
 
 def _sum_error(pairs: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> float:

@@ -57,8 +57,12 @@ class StepRecord:
 
     @property
     def host_s(self) -> float:
-        """How long the host took beside it: what the device waited; of steps that overlap planning and commit, which the device hides."""
-        return self.plan_s + self.commit_s if self.overlaps else self.wall_s - self.device_s
+        """How long the host took beside it: what the device waited; of steps that overlap planning and commit, which the device hides.
+
+        Drafting is left out: how long it takes belongs to the speculator.
+        """
+        took_s = self.plan_s + self.commit_s if self.overlaps else self.wall_s - self.device_s
+        return took_s - self.draft_s
 
 
 @attrs.frozen(kw_only=True)

@@ -202,20 +202,27 @@ class SheetStepTimes:
         """Return 0: the factors hold what the host takes."""
         return 0.0
 
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """KV of a token, of all ranks together."""
+        model = self.model
+        return int(2 * model.num_layers * model.num_kv_heads * model.head_size * model.activation_bytes)
+
     def parts(self, shape: StepShape) -> StepParts:
         """Return the parts of a step, without factors. Pure.
 
         A token is multiplied once with every weight of its rank, two operations each; attention multiplies and adds for query and key,
         and for weight and value: four operations for each number of a head. A sum over t ranks sends 2 (t - 1) / t of its bytes, twice
-        a layer.
+        a layer. Drafts of a sequence read its KV entries once for all, and are multiplied with them one by one; here each sequence has the
+        mean number.
         """
         model, device = self.model, self.device
         peak = device.peak_flops(model.dtype)
-        kv_bytes = 2 * model.num_layers * model.num_kv_heads * model.head_size * model.activation_bytes / self.tensor
+        kv_bytes = self.kv_bytes_per_token / self.tensor
         pair_ops = 4 * model.num_layers * model.num_heads * model.head_size / self.tensor
         token_ops = 2 * self._weights_of_token()
         sent = 2 * (self.tensor - 1) / self.tensor * 2 * model.num_layers * model.hidden_size * model.activation_bytes
-        pairs = shape.num_decode_context
+        pairs = shape.num_decode_context * shape.num_decode_tokens / max(1, shape.num_decodes)
         return StepParts(
             prefill_compute_s=(token_ops * shape.num_prefill_tokens + pair_ops * shape.prefill_products) / peak,
             prefill_kv_s=kv_bytes * shape.num_prefill_tokens / device.bandwidth_bytes_per_s,

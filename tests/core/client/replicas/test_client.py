@@ -4,63 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import select
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-from support.core.lines import Line, LineOpener
 from support.core.remote_parts import StepCounter
+from support.core.replicas import PROMPT, TEXT, Fleet
+from support.core.replicas import request_of as request
 from trencadis.client.frontend import Frontend
-from trencadis.client.process.channel import WakeUpFile
-from trencadis.client.process.client import RemoteEngineClient
-from trencadis.client.replicas.client import ReplicatedEngineClient
-from trencadis.client.replicas.guarded_router import GuardedRouter, LeastLive
-from trencadis.client.replicas.restarts import RestartLimit
-from trencadis.client.replicas.routing import Routing
-from trencadis.clock import SimulatedClock
-from trencadis.engine.cache.hashing import BlockHasher
-from trencadis.errors import ContinuationError, EngineEndedError, InvalidRequestError, TrencadisError
-from trencadis.interfaces import ReplicaViews, Router, RoutingRequest
+from trencadis.client.replicas.guarded_router import LeastLive
+from trencadis.errors import ContinuationError, EngineEndedError, InvalidRequestError
+from trencadis.interfaces import ReplicaViews, RoutingRequest
 from trencadis.records import EmbeddingRequest, FinishReason, Request, RequestTerms, SamplingParams
 from trencadis.text import Tokenizer
 from trencadis_testing.doubles import ScriptedSpeculator
-from trencadis_testing.fakes import FakeBackend, fake_text
-
-PROMPT = (5, 6, 7)
-TEXT = fake_text(PROMPT, 40, vocab_size=4096, eos=-1)
-
-
-class FakeStarter:
-    """Starts nothing until the test does."""
-
-    def __init__(self) -> None:
-        self._file = WakeUpFile()
-        self.begun: list[tuple[int, float | None]] = []
-        self._ready: list[tuple[int, RemoteEngineClient]] = []
-        self.is_closed = False
-
-    def fileno(self) -> int:
-        return self._file.fileno()
-
-    def start(self, replica: int, ended: RemoteEngineClient, *, delays_s: Callable[[], float | None]) -> None:
-        ended.close()
-        self.begun.append((replica, delays_s()))
-
-    def ready(self, replica: int, client: RemoteEngineClient) -> None:
-        self._ready.append((replica, client))
-        self._file.wake()
-
-    def take(self) -> list[tuple[int, RemoteEngineClient]]:
-        self._file.clear()
-        ready, self._ready = self._ready, []
-        return ready
-
-    def close(self) -> None:
-        self.is_closed = True
-        self._file.close()
 
 
 class Deepest(LeastLive):
@@ -84,109 +43,6 @@ class Deepest(LeastLive):
 
     def on_replica_removed(self, replica: int) -> None:
         self.told.append(("removed", replica))
-
-
-def a_backend() -> FakeBackend:
-    return FakeBackend(vocab_size=4096, eos=-1, max_model_len=1024)
-
-
-class Fleet:
-    """Replicas, their client, and what it has put out."""
-
-    def __init__(
-        self, open_line: LineOpener, count: int, router: Router, parts: Callable[[], dict[str, Any]], **options: Any
-    ) -> None:
-        self.open = lambda: open_line(sends_load=True, backend=a_backend(), **parts(), **options)
-        self.lines: list[Line | None] = [self.open() for _ in range(count)]
-        self.starter, self.clock = FakeStarter(), SimulatedClock()
-        first = self.lines[0]
-        assert first is not None
-        hasher = BlockHasher(key="", compatibility=first.engine.hashing[0], block_size=first.engine.hashing[1])
-        self.client = ReplicatedEngineClient(
-            [line.client for line in self.lines if line is not None],
-            routing=Routing(GuardedRouter("router", router), num_replicas=count, clock=self.clock, hasher=hasher),
-            starter=self.starter,
-            make_limit=lambda: RestartLimit(max_restarts=1, window_s=60.0, clock=self.clock),
-        )
-        self.tokens: dict[int, list[int]] = {}
-        self.finished: dict[str, Any] = {}
-        self.refused: dict[str, TrencadisError] = {}
-        self.embedded: list[str] = []
-
-    def turn(self) -> None:
-        """Let each engine take a step, and the client all that comes of it."""
-        for line in self.lines:
-            if line is not None:
-                line.worker.turn()
-                if not line.engine.has_work and line.worker._has_new_load:
-                    line.worker._send_load()
-        self.take()
-
-    def take(self) -> None:
-        self.client.rest(0.001)
-        while self.client.has_outputs:
-            outputs = self.client.step(timeout_s=0.0)
-            end = 0
-            for slot, count in zip(outputs.slots, outputs.num_tokens, strict=True):
-                self.tokens.setdefault(slot, []).extend(outputs.token_ids[end : end + count])
-                end += count
-            self.finished |= {one.request_id: one for one in outputs.finished}
-            self.refused |= dict(outputs.refused)
-            self.embedded += [one.request_id for one in outputs.embeddings]
-
-    def until(self, is_reached: Callable[[], bool]) -> None:
-        for _ in range(3000):
-            if is_reached():
-                return
-            self.turn()
-        raise AssertionError(f"it is never reached: {self.client._work}, {self.finished}, {self.refused}")
-
-    def kill(self, replica: int) -> None:
-        """End a replica; what it has sent is still to be received."""
-        line = self.lines[replica]
-        assert line is not None
-        self.lines[replica] = None
-        line.peer.end()
-
-    def revive(self, replica: int) -> None:
-        line = self.lines[replica] = self.open()
-        self.starter.ready(replica, line.client)
-        self.take()
-
-    def ask(self, name: str, **arguments: Any) -> Any:
-        answers: list[Any] = []
-        self.client.control(name, arguments, answers.append)
-        self.until(lambda: bool(answers))
-        if isinstance(answers[0], TrencadisError):
-            raise answers[0]
-        return answers[0]
-
-    def where(self, request_id: str) -> int:
-        return self.client._work[request_id].replica
-
-
-@pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[Callable[..., Fleet]]:
-    opener, made = LineOpener(tmp_path), []
-
-    def make(
-        count: int = 2, router: Router | None = None, parts: Callable[[], dict[str, Any]] = dict, **options: Any
-    ) -> Fleet:
-        made.append(Fleet(opener, count, router or LeastLive(), parts, **options))
-        return made[-1]
-
-    yield make
-    for one in made:
-        for line in one.lines:
-            if line is not None:
-                line.peer.end()
-        one.client.close()
-        one.client.close()
-    opener.close()
-
-
-def request(name: str, *, prompt: tuple[int, ...] = PROMPT, num_tokens: int = 40, **params: Any) -> Request:
-    return Request(request_id=name, prompt_token_ids=prompt, params=SamplingParams(max_tokens=num_tokens, **params))
 
 
 def test_requests_are_spread_and_come_back_under_their_own_slots(fleet: Callable[..., Fleet]) -> None:

@@ -106,7 +106,7 @@ def test_a_file_that_is_not_there_is_named(capsys):
     assert "/no/such.flight: No such file or directory" in capsys.readouterr().err
 
 
-def test_other_settings_need_a_record_without_speculation(tmp_path, capsys):
+def test_other_settings_of_an_engine_that_drafts_need_to_know_how_often_drafts_are_right(tmp_path, capsys):
     engine = recording_engine(config={"engine.async_scheduling": False})
     serve_at_random(engine, 4, num_rounds=20)
     record = record_of(engine)
@@ -114,5 +114,15 @@ def test_other_settings_need_a_record_without_speculation(tmp_path, capsys):
     path = tmp_path / "x.flight"
     path.write_bytes(encode_flight_record(record))
     assert main(["replay", str(path)]) == 0, "nobody drafted"
-    assert main(["replay", str(path), "--scheduling.name", "priority"]) == 2
-    assert "how many drafts would have stood" in capsys.readouterr().err
+    other = ["replay", str(path), "--step-times", "h100:llama_3_1_8b", "--json", "--scheduling.name", "priority"]
+    assert main(other) == 2
+    assert "nothing says how often its drafts are right" in capsys.readouterr().err
+
+    def mean_tpot_s(share):
+        assert main([*other, "--drafts", share]) == 0
+        _, *served = json.loads(capsys.readouterr().out)["served"]
+        assert len({one["num_requests"] for one in served}) == 1
+        return [one["tpot_mean_s"] for one in served]
+
+    for never, always in zip(mean_tpot_s("0"), mean_tpot_s("1"), strict=True):
+        assert always < 0.6 * never

@@ -21,6 +21,7 @@ def poisson(*, num: int = 100, rate: float = 1.0, seed: int = 0) -> Workload:
             num_prompt_tokens=10,
             num_output_tokens=2 if index % 2 else 11,
             ttft_target_s=1.0,
+            tpot_target_s=0.5,
         )
         for index, time_s in enumerate(times_s)
     )
@@ -52,6 +53,7 @@ def served(
                 finished_s=free_s + offset_s + tokens_s,
                 num_output_tokens=request.num_output_tokens,
                 num_cached_tokens=5,
+                token_times_s=np.linspace(free_s + offset_s, free_s + offset_s + tokens_s, request.num_output_tokens),
             )
         records.append(record)
     return Run(

@@ -65,6 +65,23 @@ class Page(HTMLParser):
             self.loads.append(address)
 
 
+def test_draft_lengths_are_compared_on_the_same_drafts_which_the_record_names(compare, folder) -> None:
+    for name, most in (("one", 1), ("four", 4)):
+        Path(f"{name}.toml").write_text(
+            f'[speculation]\nname = "ngram"\n[speculation.ngram]\nmax_draft_tokens = {most}\n'
+        )
+    words = ["one.toml", "four.toml", "--seeds", "3", "--metric", "tpot_mean", "--no-sensitivity", "--json", "r.json"]
+    code, _, err = compare(*words)
+    assert (code, "--drafts 0.7" in err) == (2, True)
+    code, out, _ = compare(*words, "--drafts", "0.8")
+    assert code == 0
+    assert "four is better" in out
+    compared = json.loads(Path("r.json").read_text())["comparison"]
+    assert compared["arguments"]["drafts"] == "0.8"
+    assert "acceptance=0.8" in compared["step_times"]
+    assert compare("--verify", "r.json", workload=None)[:2] == (0, "r.json: the same bytes.\n")
+
+
 def test_a_comparison_from_the_table_to_the_record_that_gives_the_same_bytes(compare, folder) -> None:
     words = ["narrow.toml", "wide.toml", "--seeds", "3", "--metric", "ttft_mean,preemptions", "--json", "r.json"]
     code, out, _ = compare(*words, "--out", "r.html", "--requests", "r.csv")
@@ -103,6 +120,10 @@ def test_a_comparison_from_the_table_to_the_record_that_gives_the_same_bytes(com
 
     Path("narrow.toml").write_text("[engine]\nmax_num_batched_tokens = 40\n")  # the record holds what was set
     assert compare("--verify", "r.json", workload=None)[:2] == (0, "r.json: the same bytes.\n")
+    point["outcomes"][0]["plan_hash"] = "0" * 32  # a line of a plugin was other then
+    Path("r.json").write_text(json.dumps(record))
+    code, out, _ = compare("--verify", "r.json", workload=None)
+    assert (code, out.split(":")[1]) == (0, " the same bytes but for the hashes of plans")
 
 
 def test_a_record_that_gives_other_bytes_is_said_where(compare, folder) -> None:
@@ -197,12 +218,13 @@ def test_one_trace_is_compared_by_blocks_of_its_requests(compare, folder) -> Non
         (["narrow.toml", "wide.toml", "--live", "--replicas", "2"], "one engine of each configuration"),
         (["narrow.toml", "wide.toml", "--live", "--step-times", "x.json"], "steps take the time they take"),
         (["narrow.toml", "wide.toml", "--config", "narrow.toml"], "is the base of scheduling policies"),
+        (["narrow.toml", "wide.toml", "--live", "--drafts", "0.5"], "--live: drafts are right as often as they are"),
         (["--verify", "load.toml"], "load.toml: cannot be read"),
         (["narrow.toml", "--verify", "r.json"], "the record names what is compared"),
     ],
 )
-@pytest.mark.representatives(18)
-@pytest.mark.kept_in_ci(18)
+@pytest.mark.representatives(19)
+@pytest.mark.kept_in_ci(19)
 def test_what_makes_no_sense_is_said_before_anything_runs(compare, words: list[str], said: str) -> None:
     Path("same.toml").write_text(Path("narrow.toml").read_text())
     code, out, err = compare(*words)
@@ -216,13 +238,13 @@ def test_a_workload_must_be_named(compare) -> None:
     assert "--workload is missing" in err
 
 
-def test_a_trace_has_no_seeds_and_no_tails_to_watch(compare, folder) -> None:
+def test_a_trace_has_no_seeds_and_no_values_of_runs_to_watch(compare, folder) -> None:
     Path("trace.csv").write_text(
         "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:00.0,5,5\n2023-11-16 18:15:01.0,5,5\n"
     )
     for words, said in (
         (["--seeds", "3"], "are not drawn"),
-        (["--until-decided"], "ttft_p99 cannot be watched"),
+        (["--until-decided", "--metric", "output_throughput"], "output_throughput cannot be watched"),
         ([], "need 1000"),
     ):
         code, _, err = compare("narrow.toml", "wide.toml", *words, workload="trace.csv")

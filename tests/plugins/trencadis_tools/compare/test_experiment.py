@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Sequence
 
 import attrs
@@ -9,7 +10,7 @@ import pytest
 from trencadis.errors import ConfigError
 from trencadis_tools.compare import plots
 from trencadis_tools.compare.candidates import Candidate
-from trencadis_tools.compare.experiment import Experiment, at_rate, rate_of, run_experiment
+from trencadis_tools.compare.experiment import Experiment, at_rate, left_open, rate_of, run_experiment
 from trencadis_tools.compare.metrics import metric_of
 from trencadis_tools.compare.sensitivity import scaled_step_times
 from trencadis_tools.compare.wording import outcome_notes
@@ -62,6 +63,17 @@ def test_it_stops_when_it_is_decided_and_not_before_twenty_pairs(make_workload, 
     (effect,) = result.judgement.effects
     assert (effect.verdict, effect.winner, effect.interval.method) == ("better", "b", "sequence of runs")
     assert effect.interval.num_units == len(result.workloads)
+
+
+def test_of_a_trace_tails_are_looked_at_as_it_grows(make_workload, queues) -> None:
+    run_all = queues(a=0.5, b=0.25)
+    terms = {"until_decided": True, "is_drawn": False, "metrics": [metric_of("ttft_p90"), metric_of("ttft_mean")]}
+    (result,) = run_experiment(experiment(lambda seed: make_workload(num=9000, seed=seed), **terms), run_all)
+    lengths = [len(workload.requests) for _, workload in run_all.seen]
+    assert lengths == [2000, 4000, 8000, 9000][: len(lengths)]
+    assert len(lengths) < 4
+    assert [effect.verdict for effect in result.judgement.effects] == ["better", "better"]
+    assert result.judgement.effects[0].interval.method.endswith(", 4 looks")
 
 
 def test_what_is_never_decided_ends_with_the_most_pairs(make_workload, make_run) -> None:
@@ -205,3 +217,37 @@ def test_times_of_buckets_are_one_coefficient_and_unknown_models_are_scaled_as_w
     models = dict(scaled_step_times(Constant()))
     assert list(models) == ["device × 0.8", "host × 0.8", "device × 1.25", "host × 1.25"]
     assert (models["host × 0.8"].device_s(StepShape()), models["host × 0.8"].host_s(StepShape())) == (1.0, 0.4)
+
+
+def test_what_will_stay_open_is_known_before_the_runs(make_workload) -> None:
+    metrics = [metric_of("ttft_mean"), metric_of("output_throughput")]
+
+    def found(num: int, **terms) -> list[str]:
+        return left_open(experiment(lambda seed: make_workload(num=num, seed=seed), metrics=metrics, **terms))
+
+    assert found(50) == found(50, num_pairs=2) == []
+    assert found(50, num_pairs=1) == [
+        "one run of each configuration has no interval: every verdict stays open. Take more --seeds."
+    ]
+    throughput, short = found(1200, is_drawn=False)
+    assert throughput.startswith("output_throughput: one run has no interval")
+    assert "if the warm-up is longer than 200 of its 1200 requests, the 1000 are not left" in short
+    assert len(found(2000, is_drawn=False)) == len(found(3000, is_drawn=False, max_requests=2000)) == 1
+    assert len(found(3000, is_drawn=False, max_requests=1500)) == 2
+
+
+def test_axes_are_of_whole_pairs_of_milliseconds_below_a_second_and_of_few_plain_numbers(make_workload, queues) -> None:
+    run_all = queues(a=0.5, b=0.4)
+    (result,) = run_experiment(experiment(lambda seed: make_workload(seed=seed), num_pairs=3), run_all)
+    (effect,) = result.judgement.effects
+
+    def texts(picture: str) -> list[str]:
+        return re.findall(r"<text[^>]*>([^<]*)</text>", picture)
+
+    differences = texts(plots.differences_plot(effect, "a"))
+    assert "ttft_mean: b − a, ms" in differences
+    assert differences[: differences.index("pair")] == ["1", "2", "3"]
+    shares = texts(plots.cdf_plot(result))
+    ticks = [float(text) for text in shares[: shares.index("TTFT, s")]]
+    assert 2 <= len(ticks) <= 7
+    assert ticks == sorted(set(ticks))

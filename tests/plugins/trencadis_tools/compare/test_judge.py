@@ -2,13 +2,18 @@ from __future__ import annotations
 
 import math
 
+import attrs
 import numpy as np
 import pytest
 
+from support.simulation import mixed
+from support.simulation import run as simulated
 from trencadis.errors import ConfigError
 from trencadis_tools.compare.judge import Effect, Judgement, difference_of, judge
 from trencadis_tools.compare.metrics import metric_of
 from trencadis_tools.compare.sensitivity import Flip
+from trencadis_tools.simulation.qoe import qoe_of, qoe_v1_of
+from trencadis_tools.simulation.summary import summary_of
 
 TTFT = [metric_of("ttft_mean")]
 
@@ -25,15 +30,65 @@ def test_metrics_are_what_they_are_called(make_workload, make_run) -> None:
         "ttft_p99.5": np.quantile([record.ttft_s for record in run.records], 0.995),
         "tpot_p50": 1.1,  # half of them 2 s for one token, the others for ten
         "prefix_hit_ratio": 0.5,
-        "slo_attainment": np.mean([record.ttft_s <= 1.0 for record in run.records]),
+        "slo_attainment": np.mean([record.ttft_s <= 1.0 and record.tpot_s <= 0.5 for record in run.records]),
+        "max_itl_p90": 2.0,
+        "qoe_above_0.9": np.mean([qoe_of(record) >= 0.9 for record in run.records]),
+        "qoe_mean": np.mean([qoe_of(record) for record in run.records]),
+        "qoe_v1_p10": np.quantile([qoe_v1_of(record) for record in run.records], 0.1),
     }.items():
         metric = metric_of(name)
         assert metric.summary(metric.values(run)) == pytest.approx(expected), name
     assert metric_of("output_throughput").of_run(run) == pytest.approx(20 * (2 + 11) / run.duration_s)
     assert metric_of("preemptions").of_run(run) == 3
+    gaps_s = [0.2] * 10 * 20 + [2.0] * 20  # of all answers, whatever their lengths
+    assert metric_of("itl_mean").of_run(run) == pytest.approx(np.mean(gaps_s))
+    assert metric_of("itl_p95").of_run(run) == pytest.approx(np.quantile(gaps_s, 0.95))
+    assert metric_of("itl_p50").of_run(run, [1, 3]) == pytest.approx(2.0)
 
 
-@pytest.mark.parametrize("name", ["ttft", "ttft_p0", "ttft_p100", "goodput", "ttft_median"])
+def test_the_prefix_hit_ratio_is_that_of_tokens_as_in_a_summary_of_the_run() -> None:
+    run = simulated(mixed(), replicas=2)
+    metric = metric_of("prefix_hit_ratio")
+    share = sum(one.num_cached_tokens for one in run.records) / sum(
+        one.request.num_prompt_tokens for one in run.records
+    )
+    assert 0.1 < share < 0.9
+    assert metric.summary(metric.values(run)) == pytest.approx(share, rel=1e-12)
+    assert summary_of(run).prefix_hit_ratio == pytest.approx(share, rel=1e-12)
+    first = np.arange(20)
+    kept = [run.records[index] for index in first]
+    share = sum(one.num_cached_tokens for one in kept) / sum(one.request.num_prompt_tokens for one in kept)
+    assert metric.summary(metric.values(run, first)) == pytest.approx(share, rel=1e-12)
+
+
+def test_a_ratio_spreads_as_resampled_ratios_of_sums_do(make_workload, make_run) -> None:
+    """Prompts differ a hundredfold, and what is cached grows with them: the ratio of sums hardly varies, each request's part neither."""
+    rng = np.random.default_rng(0)
+    prompts = np.maximum(1, rng.lognormal(5, 1.5, 400)).astype(int)
+    cached = (prompts * rng.uniform(0.4, 0.6, 400)).astype(int)
+    run = make_run(make_workload(num=400))
+    records = [
+        attrs.evolve(
+            one, request=attrs.evolve(one.request, num_prompt_tokens=int(prompt)), num_cached_tokens=int(found)
+        )
+        for one, prompt, found in zip(run.records, prompts, cached, strict=True)
+    ]
+    values = metric_of("prefix_hit_ratio").values(attrs.evolve(run, records=tuple(records)))
+    picks = rng.integers(400, size=(4000, 400))
+    resampled = cached[picks].sum(axis=1) / prompts[picks].sum(axis=1)
+    assert values.std() / np.sqrt(400) == pytest.approx(resampled.std(), rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("name", "needs"), [("itl_p99", True), ("qoe_mean", True), ("max_itl_p50", True), ("tpot_p99", False)]
+)
+def test_times_of_tokens_are_kept_for_those_metrics_alone_that_need_them(name: str, needs: bool) -> None:
+    assert metric_of(name).needs_token_times == needs
+
+
+@pytest.mark.parametrize(
+    "name", ["ttft", "ttft_p0", "ttft_p100", "goodput", "ttft_median", "ttft_above_0.9", "qoe_above_2"]
+)
 def test_an_unknown_metric_is_refused_with_those_there_are(name: str) -> None:
     with pytest.raises(ConfigError, match="no such metric"):
         metric_of(name)

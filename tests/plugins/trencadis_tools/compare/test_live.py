@@ -65,6 +65,18 @@ def test_each_request_is_sent_at_its_time_and_ends_at_its_length(candidate, cloc
         assert 0 < record.tpot_s < record.ttft_s + 1
     assert run.num_steps >= 12
     assert 0 < run.busy_s[0] < run.duration_s
+    assert all(record.token_times_s is None for record in run.records)
+
+
+def test_each_token_has_its_time_if_that_is_asked_for(candidate, clock) -> None:
+    with LiveRuns(clock=clock, wait=clock.wait, token_times=True) as live_runs:
+        (run,) = live_runs([candidate()], workload_of({"num_output_tokens": 3}, {"arrival_s": 5.0}), 0)
+    for record in run.records:
+        times_s = record.token_times_s
+        assert times_s is not None
+        assert len(times_s) == record.num_output_tokens
+        assert (times_s[0], times_s[-1]) == (record.first_token_s, record.finished_s)
+        assert 0 < record.max_itl_s <= record.finished_s - record.first_token_s
 
 
 def test_no_policy_sees_the_true_lengths(candidate, clock, monkeypatch) -> None:

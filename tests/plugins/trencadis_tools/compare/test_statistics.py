@@ -54,12 +54,12 @@ def test_block_intervals_hold_the_true_difference_as_often_as_they_should(phi: f
 
 @pytest.mark.release
 @pytest.mark.parametrize(
-    ("phi", "quantile", "least"), [(0.0, None, 0.92), (0.8, None, 0.89), (0.0, 0.9, 0.90), (0.8, 0.9, 0.88)]
+    ("phi", "quantile", "least"), [(0.0, None, 0.94), (0.8, None, 0.94), (0.0, 0.9, 0.93), (0.8, 0.9, 0.93)]
 )
 def test_coverage_of_block_intervals_in_many_repeats(phi: float, quantile: float | None, least: float) -> None:
-    # The standard error of a share of .93 is .008 in 1,000 repeats and .021 in 150.
-    repeats, error = (1000, 0.016) if quantile is None else (150, 0.042)
-    assert least - error <= coverage(phi, num=2000, repeats=repeats, quantile=quantile) <= 0.98
+    # The standard error of a share of .95 is .007 in 1,000 repeats and .018 in 150.
+    repeats, error = (1000, 0.014) if quantile is None else (150, 0.036)
+    assert least - error <= coverage(phi, num=2000, repeats=repeats, quantile=quantile) <= 0.97 + error
 
 
 def test_resampling_single_requests_of_a_queue_would_hold_it_half_as_often() -> None:
@@ -196,12 +196,29 @@ def test_the_quantile_is_that_of_each_side_not_of_the_differences() -> None:
     assert np.quantile(shuffled - values, 0.9) > 1.5
 
 
+def test_of_several_looks_each_interval_is_wider_so_that_all_hold_together() -> None:
+    rng = np.random.default_rng(3)
+    baseline = rng.exponential(size=1500)
+    other = baseline + rng.normal(0.02, 0.3, 1500)
+    once, often = (block_interval(baseline, other, quantile=0.9, num_looks=looks) for looks in (1, 4))
+    assert often.low < once.low < once.difference < once.high < often.high
+    assert often.p_value == pytest.approx(min(1, 4 * once.p_value))
+    assert often.method == f"{once.method}, 4 looks"
+
+
 def test_the_cut_last_block_is_counted_as_it_is() -> None:
     values = np.random.default_rng(9).normal(size=1033)  # 20 blocks of 50 and one of 33
     interval = block_interval(np.zeros(1033), values)
-    starts = np.random.default_rng(0).integers(1033 - 50 + 1, size=(2000, 21))
-    slow = [np.concatenate([values[start : start + 50] for start in row])[:1033].mean() for row in starts]
-    assert (interval.low, interval.high) == tuple(pytest.approx(x) for x in np.quantile(slow, [0.025, 0.975]))
+    starts = np.random.default_rng(0).integers(1033, size=(2000, 21))
+    round_again = np.concatenate([values, values])
+    slow = np.array(
+        [np.concatenate([round_again[start : start + 50] for start in row])[:1033].mean() for row in starts]
+    )
+    num_blocks = 1033 / 50
+    student, normal = stats.t(num_blocks - 1).ppf(0.975), stats.norm.ppf(0.975)
+    wider = student / normal * math.sqrt(num_blocks / (num_blocks - 1))
+    ends = values.mean() + wider * (np.quantile(slow, [0.025, 0.975]) - values.mean())
+    assert (interval.low, interval.high) == tuple(pytest.approx(x) for x in ends)
 
 
 def test_holm_multiplies_the_smallest_by_how_many_there_are() -> None:

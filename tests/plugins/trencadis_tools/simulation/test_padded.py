@@ -32,3 +32,5 @@ def test_a_run_on_a_device_with_static_shapes_is_the_same_each_time() -> None:
     first, again = (run(requests, step_times=TIMES) for _ in range(2))
     assert first == again
     assert all(not record.error for record in first.records)
+    fewer = run(requests, {"engine": {"max_num_seqs": 1}}, step_times=TIMES)
+    assert first.num_buckets > fewer.num_buckets > 0

@@ -102,7 +102,14 @@ def assert_same(one: Run, several: Run) -> None:
             assert getattr(a, name) == pytest.approx(getattr(b, name), abs=1e-9, rel=0, nan_ok=True), (
                 a.request.request_id
             )
-        moment = dict.fromkeys(("sent_s", "first_token_s", "finished_s"), 0.0)
+        for record in (a, b):
+            if record.token_times_s is not None and not record.error:
+                assert len(record.token_times_s) == record.num_output_tokens
+                assert (record.token_times_s[0], record.token_times_s[-1]) == (record.first_token_s, record.finished_s)
+        assert (a.token_times_s is None) == (b.token_times_s is None)
+        if a.token_times_s is not None:
+            assert a.token_times_s == pytest.approx(b.token_times_s, abs=1e-9, rel=0)
+        moment = {**dict.fromkeys(("sent_s", "first_token_s", "finished_s"), 0.0), "token_times_s": None}
         assert attrs.evolve(a, **moment) == attrs.evolve(b, **moment)
     totals = {"records": (), "num_plans": 0, "duration_s": 0.0, "busy_s": (), "end_s": 0.0}
     assert attrs.evolve(one, **totals) == attrs.evolve(several, **totals)
@@ -135,7 +142,8 @@ def test_times_and_totals_are_those_of_single_steps(
     seed, policy, router, overlaps, num_blocks, prefix_caching, rate, replicas, step_times
 ):
     tables = serves(policy, router, async_scheduling=overlaps, num_blocks=num_blocks, prefix_caching=prefix_caching)
-    one, several = both(mixed(40, seed, rate), tables, replicas=replicas, step_times=step_times)
+    options = {"replicas": replicas, "step_times": step_times, "token_times": True}
+    one, several = both(mixed(40, seed, rate), tables, **options)
     assert_same(one.run(), several.run())
 
 
@@ -149,7 +157,7 @@ def test_every_step_is_that_of_single_steps(overlaps):
 def test_a_failure_in_the_middle_of_many_steps_loses_the_token_of_one(overlaps):
     requests = [asked("a", output=60), asked("b", output=50)]
     events = [ReplicaEvent(time_s=0.5, replica=0, kind="fail"), ReplicaEvent(time_s=0.9, replica=0, kind="join")]
-    one, several = both(requests, serves(async_scheduling=overlaps), replicas=2, events=events)
+    one, several = both(requests, serves(async_scheduling=overlaps), replicas=2, events=events, token_times=True)
     assert_same(one.run(), several.run())
 
 

@@ -12,6 +12,7 @@ from support.simulation import asked
 from trencadis.errors import ConfigError, StepFailedError
 from trencadis.interfaces import SchedulingPolicy
 from trencadis_tools.compare.candidates import restored
+from trencadis_tools.simulation import DraftFacts
 from trencadis_tools.tune.search import Found, Parts, search
 from trencadis_tools.tune.slo import parse_slo
 from trencadis_tools.tune.space import Space
@@ -39,6 +40,16 @@ class Knee:
 
     def device_s(self, shape):
         return 0.05 + 0.002 * max(0, shape.num_tokens - 512) if shape.num_tokens else 0.0
+
+    def host_s(self, shape):
+        return 0.0
+
+
+class FourTokens:
+    """A step takes 20 ms, and 100 ms more if a decoding sequence has more than four tokens in it."""
+
+    def device_s(self, shape):
+        return 0.02 + 0.1 * (shape.num_decode_tokens > 4 * shape.num_decodes) if shape.num_tokens else 0.0
 
     def host_s(self, shape):
         return 0.0
@@ -149,3 +160,31 @@ def test_a_start_that_fails_is_an_error() -> None:
     trials = Trials(start, parse_slo("ttft_p99=1s"), Knee(), [workload("short")])
     with pytest.raises(StepFailedError, match="no order today"):
         trials.run({}, "short", 1.0)
+
+
+def drafting() -> tuple[Space, Trials]:
+    """An engine that runs one request after the other with one draft, each of which is right."""
+    start = {**START, "speculation.name": "ngram", "speculation.ngram.max_draft_tokens": 1, "engine.max_num_seqs": 1}
+    candidate, slo = restored("start", start), parse_slo("e2e_p99=1s")
+    parts = [workload("short", 20, 16, 13), workload("other", 20, 17, 13)]
+    times = FourTokens()
+    trials = Trials(candidate, slo, times, parts, drafts={"ngram": DraftFacts(acceptance=1.0)})
+    kept = ("scheduling", "engine", "cache", "draft_length")
+    return Space(candidate.config, candidate.registry, slo=slo, step_times=times, shares=False, keep=kept), trials
+
+
+def test_trials_of_draft_lengths_take_the_steps_that_are_left() -> None:
+    _, trials = drafting()
+    steps = {1: 7 * 0.02, 3: 4 * 0.02, 4: 4 * 0.02 + 2 * 0.1}
+    for most, seconds in steps.items():
+        trial = trials.run({"speculation.ngram.max_draft_tokens": most}, "short", 0.1)
+        assert trial is not None
+        assert trial.e2e_mean_s == pytest.approx(seconds)
+
+
+@pytest.mark.release
+def test_as_many_drafts_as_cost_nothing_are_found() -> None:
+    space, trials = drafting()
+    found = search(space, trials, Parts(rungs=("short",), held_out="other"), hint=1.0, budget=30)
+    assert found.best.changes == {"speculation.ngram.max_draft_tokens": 3}
+    assert found.best.rate > 1.5 * found.start.rate > 0

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import math
 
+import attrs
+import numpy as np
 import pytest
 
 from support.simulation import asked
@@ -26,7 +28,12 @@ def run(*records: RequestRecord) -> Run:
 def answered(ttft_s: float, tpot_s: float = 0.01, tokens: int = 11, **targets: float) -> RequestRecord:
     finished_s = ttft_s + tpot_s * (tokens - 1)
     return RequestRecord(
-        request=asked("a", **targets), sent_s=0.0, first_token_s=ttft_s, finished_s=finished_s, num_output_tokens=tokens
+        request=asked("a", **targets),
+        sent_s=0.0,
+        first_token_s=ttft_s,
+        finished_s=finished_s,
+        num_output_tokens=tokens,
+        token_times_s=ttft_s + tpot_s * np.arange(tokens),
     )
 
 
@@ -39,7 +46,7 @@ def test_every_form_is_read() -> None:
     assert [(limit.name, limit.limit_s) for limit in slo.limits] == [
         ("ttft_p99", 1.0),
         ("itl_mean", 0.1),
-        ("itl_p50", 0.02),
+        ("tpot_p50", 0.02),
         ("e2e_p95", 2.5),
         ("ttft", 0.5),
     ]
@@ -57,7 +64,7 @@ def test_every_form_is_read() -> None:
         ("latency_p99=1s", '"latency_p99=1s" is no objective'),
         ("goodput>=1.5,ttft=1s", "no share between 0 and 1"),
         ("ttft_p99=1s,ttft_p99=2s", "limits ttft_p99 twice"),
-        ("ttft_p99=1s,itl_p99=1s,tpot_p99=2s", "limits itl_p99 twice"),
+        ("ttft_p99=1s,itl_p99=1s,itl_p99=2s", "limits itl_p99 twice"),
         ("ttft=1s", "does not say of how many requests"),
         ("itl_p99=50ms", "says nothing of how long requests wait"),
     ],
@@ -94,8 +101,24 @@ def test_requests_without_an_answer_are_infinitely_late() -> None:
     assert parse_slo("ttft_mean=1s").strain(run(answered(0.5), failed())) == math.inf
 
 
+def test_itl_is_every_time_between_tokens_and_tpot_the_mean_of_a_request() -> None:
+    times_s = np.array([0.1, 0.2, 0.3, 1.3])
+    stalled = attrs.evolve(answered(0.1, 0.4, tokens=4), token_times_s=times_s)
+    found = run(stalled, answered(0.1, 0.1, tokens=7))
+    slo = parse_slo("ttft_p99=1s,itl_p50=1s,itl_p90=1s,itl_mean=1s,tpot_p99=1s")
+    assert slo.needs_token_times
+    assert not parse_slo("ttft_p99=1s,tpot_p99=1s").needs_token_times
+    expected = {"itl_p50": 0.1, "itl_p90": 1.0, "itl_mean": 0.2, "tpot_p99": 0.4}
+    assert {name: slo.values(found)[name] for name in expected} == pytest.approx(expected)
+    assert parse_slo("ttft=1s,itl=500ms,goodput>=0.9").goodput_of(found) == 0.5
+    assert parse_slo("ttft=1s,tpot=500ms,goodput>=0.9").goodput_of(found) == 1.0
+    assert parse_slo("ttft_p99=1s,itl_p99=1s").strain(run(stalled, failed())) == math.inf
+
+
 def test_one_token_has_no_time_between_tokens() -> None:
-    assert parse_slo("ttft_p99=1s,itl_p99=20ms").strain(run(answered(0.5, tokens=1), answered(0.5, 0.01))) == 0.5
+    assert parse_slo("ttft_p99=1s,itl_p99=20ms").strain(
+        run(answered(0.5, tokens=1), answered(0.5, 0.01))
+    ) == pytest.approx(0.5)
 
 
 def test_goodput_counts_limits_of_the_objective_and_of_the_request() -> None:

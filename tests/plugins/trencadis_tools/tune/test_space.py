@@ -127,3 +127,14 @@ def test_options_follow_workload_memory_replicas_and_layout() -> None:
         "bucketing.name",
     }
     assert not {"eviction.name", "cache.memory_fraction", "router.name", "bucketing.name"} & paths
+
+
+def test_draft_lengths_are_options_where_there_is_a_speculator() -> None:
+    drafting = space({"speculation.name": "ngram", "speculation.ngram.max_draft_tokens": 5})
+    assert option(drafting, "speculation.ngram.max_draft_tokens").values == (1, 2, 3, 4, 5, 6, 8, 12, 16)
+    assert option(drafting, "speculation.name").values == ("ngram", "none")
+    assert set(option(drafting, "draft_length.name").values) >= {"fixed", "goodput", "table"}
+    changes = {"speculation.ngram.max_draft_tokens": 2, "draft_length.name": "goodput"}
+    assert drafting.in_force(changes) == changes
+    assert drafting.in_force({**changes, "speculation.name": "none"}) == {"speculation.name": "none"}
+    assert not [one for one in space().options() if one.path.startswith(("speculation", "draft_length"))]

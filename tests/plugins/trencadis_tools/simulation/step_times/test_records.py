@@ -98,3 +98,11 @@ def test_of_steps_that_overlap_the_device_has_the_wall_time_and_the_host_hides()
     lines = LinearStepTimes(base_s=2.5, token_s=0.0, context_s=0.0, host_base_s=0.375)
     assert step_time_errors(lines, [overlapped])["all"].step_sum == 0.0
     assert step_time_errors(lines, [step])["all"].step_sum == pytest.approx(2.875 / 2.5 - 1)
+
+
+def test_drafting_is_no_time_of_the_host_and_part_of_the_whole_step():
+    step = attrs.evolve(steps_of(TRUE, shapes(1))[0], device_s=2.0, wall_s=3.0, plan_s=0.75, draft_s=0.5)
+    assert step.host_s == 0.5
+    errors = step_time_errors(TRUE, [step])["all"]
+    expected_s = TRUE.device_s(step.shape) + TRUE.host_s(step.shape) + 0.5
+    assert errors.step_sum == pytest.approx(expected_s / 3.0 - 1)

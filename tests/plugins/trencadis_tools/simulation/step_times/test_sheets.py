@@ -174,3 +174,11 @@ def test_a_sheet_that_does_not_exist_is_refused_with_those_that_do():
     with pytest.raises(ConfigError, match="no device sheet 'h900'") as caught:
         read_sheet("h900")
     assert "h100" in str(caught.value.hint)
+
+
+def test_drafts_are_multiplied_with_the_entries_of_their_sequence_and_read_them_once():
+    sheet = SheetStepTimes(model=SMALL, device=ROUND)
+    plain = sheet.parts(StepShape(num_decodes=3, num_decode_tokens=3, num_decode_context=60))
+    drafted = sheet.parts(StepShape(num_decodes=3, num_decode_tokens=12, num_decode_context=60))
+    assert drafted.decode_kv_s == plain.decode_kv_s
+    assert drafted.decode_compute_s == pytest.approx(4 * plain.decode_compute_s)
