@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import attrs
 import numpy as np
@@ -47,7 +48,7 @@ class TestSlosServe(SchedulingConformance):
 # ----------------------------------------------------------------------------------------------------------------- the plan
 
 
-def room_of(**given: float) -> Room:
+def room_of(**given: Any) -> Room:
     """A step takes 10 ms, and 1 ms for each of its tokens."""
     return attrs.evolve(
         Room(step_time=StepTime(base_s=0.01, token_s=0.001, context_token_s=0.0), max_tokens=90), **given

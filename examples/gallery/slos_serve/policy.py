@@ -104,13 +104,13 @@ class SlosServe(SchedulingPolicy):
         if slot not in self._standard:
             return -1
         spare = [one for one in candidates.tolist() if one in self._spare]
-        return spare[-1] if spare else -1
+        return int(spare[-1]) if spare else -1
 
     def victim(self, view: SchedulerView, *, candidates: Int32Array) -> int:
         """Return the youngest best-effort one; if there is none, who has the most time for the next token."""
         spare = [one for one in candidates.tolist() if one in self._spare]
         if spare:
-            return spare[-1]
+            return int(spare[-1])
         due_s = _due_s(view, candidates)
         return int(candidates[len(due_s) - 1 - int(np.argmax(due_s[::-1]))])
 

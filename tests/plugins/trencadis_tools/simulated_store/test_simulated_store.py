@@ -8,6 +8,7 @@ from unittest.mock import MagicMock
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.plugins.trencadis_tools.simulation import test_moves as routers
 from tests.plugins.trencadis_tools.simulation.test_steady_steps import assert_same
 
 from support.simulation import BLOCK_TOKENS, STEP_TIMES, asked, config_of, mixed, run
@@ -22,7 +23,7 @@ from trencadis_tools.simulation.step_times import load_step_times
 from trencadis_tools.workloads import Workload
 
 HERE = "tests.plugins.trencadis_tools.simulated_store.test_simulated_store"
-MOVES = "tests.plugins.trencadis_tools.simulation.test_moves"
+MOVES = routers.__name__
 TOKEN_BYTES = 131_072
 SAME = {"prompt": 21, "block_ids": (1, 2, 3, 4, 5)}
 ALONE_S = 0.02 + 20e-4 + 20e-6
@@ -273,6 +274,23 @@ def test_several_steps_at_once_give_what_single_steps_give(
     for kv in (a.kv, b.kv):
         kv.load_s = kv.link_busy_s = 0.0
     assert_same(a, b)
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_steps_at_once_end_where_a_load_ends_and_where_a_block_is_to_be_saved(overlaps):
+    """b loads for 0.64 s, about 32 steps of c, whose answer fills a block every 64 steps; d finds the first two of them on replica 0."""
+    prompt = {"prompt": 129, "block_ids": tuple(range(32))}
+    requests = [asked("a", **prompt, output=1), asked("c", 0.05, 20, 200), asked("-", 1.0, output=1)]
+    requests += [asked("b", 2.0, **prompt, output=1), asked("d", 2.0, 260, 2, after="c", think_s=0.01)]
+    wide = {"max_num_batched_tokens": 256}
+    given_tables = tables(overlaps=overlaps, link=200.0, engine=wide, cache={"block_size": 64, "num_blocks": 32})
+    one, several = (fleet_of(requests, given_tables, replicas=2, max_steady_steps=most) for most in (1, 64))
+    single, at_once = one.run(), several.run()
+    assert [record.num_cached_tokens for record in single.records] == [0, 0, 0, 128, 192]
+    for a, b in zip(single.records, at_once.records, strict=True):
+        assert a.first_token_s == pytest.approx(b.first_token_s, abs=1e-9)
+        assert a.num_cached_tokens == b.num_cached_tokens
+    assert several.num_plans < one.num_plans / 3
 
 
 def test_steps_are_skipped_where_no_block_is_filled():
