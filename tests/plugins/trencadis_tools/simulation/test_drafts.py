@@ -176,10 +176,11 @@ def test_answers_have_their_true_lengths_whatever_is_preempted_or_fails(length):
     requests = mixed(40, seed=2)
     tables = {**drafting(4, length), "cache": {"num_blocks": 60}, "router": {"name": "least_loaded"}}
     events = [ReplicaEvent(time_s=time_s, replica=1, kind=kind) for time_s, kind in ((0.35, "fail"), (0.8, "join"))]
-    found = run(requests, tables, drafts=every(0.6, step_s=0.001), replicas=2, events=events)
+    found = run(requests, tables, drafts=every(0.6, step_s=0.001), replicas=2, events=events, token_times=True)
     assert found.num_moved
     assert found.num_accepted_tokens
     assert [one.num_output_tokens for one in found.records] == [one.num_output_tokens for one in requests]
+    assert [len(one.token_times_s) for one in found.records] == [one.num_output_tokens for one in requests]
 
 
 def test_a_chosen_length_learns_what_drafting_takes():

@@ -112,6 +112,7 @@ def fleet_of(max_steady_steps, requests, *, events=(), **tables):
         replicas=3,
         events=events,
         max_steady_steps=max_steady_steps,
+        token_times=True,
     )
     try:
         return fleet, fleet.run()
@@ -137,6 +138,7 @@ def test_steps_at_once_are_steps_one_by_one_with_moves(tables):
         assert (a.num_output_tokens, a.replica) == (b.num_output_tokens, b.replica)
         assert abs(a.finished_s - b.finished_s) < 1e-9
         assert abs(a.first_token_s - b.first_token_s) < 1e-9
+        assert a.token_times_s == pytest.approx(b.token_times_s, abs=1e-9, rel=0)
 
 
 @given(st.integers(0, 10**6), st.integers(0, 2), st.floats(0.1, 2.0))
@@ -152,6 +154,11 @@ def test_every_request_is_answered_whole_whatever_moves_and_fails(seed, replica,
     assert [record.num_output_tokens for record in one.records] == [asked.num_output_tokens for asked in requests]
     assert not any(record.error or math.isnan(record.first_token_s) for record in one.records)
     assert one.num_rebalanced > 0
+    for record in one.records:
+        times_s = record.token_times_s
+        assert len(times_s) == record.num_output_tokens
+        assert (times_s[0], times_s[-1]) == (record.first_token_s, record.finished_s)
+        assert (times_s[1:] >= times_s[:-1]).all()
 
 
 def test_a_replica_that_is_drained_can_be_emptied_at_once():
