@@ -7,10 +7,12 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import attrs
 import numpy as np
 import pytest
+from examples.gallery.slos_serve import planner
 from examples.gallery.slos_serve.measure import (
     ATTAINMENT,
     PAPERS,
@@ -24,7 +26,7 @@ from examples.gallery.slos_serve.measure import (
     scenario,
     serve,
 )
-from examples.gallery.slos_serve.planner import Candidate, Room, admitted
+from examples.gallery.slos_serve.planner import Candidate, Room
 from examples.gallery.slos_serve.policy import SlosServe
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -46,7 +48,7 @@ class TestSlosServe(SchedulingConformance):
 # ----------------------------------------------------------------------------------------------------------------- the plan
 
 
-def room_of(**given: float) -> Room:
+def room_of(**given: Any) -> Room:
     """A step takes 10 ms, and 1 ms for each of its tokens."""
     return attrs.evolve(
         Room(step_time=StepTime(base_s=0.01, token_s=0.001, context_token_s=0.0), max_tokens=90), **given
@@ -55,6 +57,10 @@ def room_of(**given: float) -> Room:
 
 def want(within_s: float, num_tokens: int, *, num_blocks: int = 1, tpot_s: float = 0.1) -> Candidate:
     return Candidate(within_s, num_tokens, num_blocks, tpot_s)
+
+
+def admitted(candidates: Sequence[Candidate], room: Room) -> list[int]:
+    return planner.admitted(candidates, room)[0]
 
 
 def test_all_are_admitted_whose_prompts_fit_before_their_deadlines() -> None:
@@ -86,20 +92,25 @@ def test_no_more_are_admitted_than_can_decode_within_the_objective() -> None:
     assert len(admitted(tight, attrs.evolve(room, num_decodes=38))) == 2
 
 
-def test_steps_may_be_longer_while_decodes_are_ahead() -> None:
-    # Steps of 0.05 s have 40 tokens, those of 0.1 s have 90. Half of a step of 0.1 s is made up for by what they are ahead.
-    room = room_of(tpot_s=0.05, max_step_s=0.1, max_tokens=1000)
-    assert [admitted([want(0.4, tokens)], room) for tokens in (320, 321)] == [[0], []]
-    ahead = attrs.evolve(room, slack_s=0.1)  # for 0.2 s
-    assert [admitted([want(0.4, tokens)], ahead) for tokens in (340, 341)] == [[0], []]
+def test_decodes_pause_if_more_can_be_admitted_then_and_only_then() -> None:
+    # Steps of 0.05 s have 40 tokens, 10 of them of decodes; a step without them takes 0.09 s for 80.
+    room = room_of(tpot_s=0.05, num_decodes=10, slack_s=0.09, max_step_s=0.1, max_tokens=1000)
+    assert planner.admitted([want(0.09, 50)], room) == ([0], False)
+    assert planner.admitted([want(0.09, 51)], room) == ([0], True)
+    assert planner.admitted([want(0.09, 80)], room) == ([0], True)
+    assert planner.admitted([want(0.09, 81)], room) == ([], False)
+    # Then they go on: 60 more in 0.1 s.
+    assert planner.admitted([want(0.19, 140)], room) == ([0], True)
+    assert planner.admitted([want(0.19, 141)], room) == ([], False)
 
 
-def feasible(chosen: Sequence[Candidate], room: Room, step_s: float) -> bool:
+def feasible(chosen: Sequence[Candidate], room: Room, step_s: float, pause_s: float) -> bool:
     """Serve candidates one after the other by deadline, as the documentation of the planner says."""
-    left, at_s, blocks = 0.0, 0.0, 0
+    left, before, blocks = 0.0, 0.0, 0
     for number, one in enumerate(sorted(chosen)):
-        left += room.prompt_tokens(one.within_s, number, step_s) - room.prompt_tokens(at_s, number, step_s)
-        left, at_s, blocks = left - one.num_tokens, one.within_s, blocks + one.num_blocks
+        until = room.prompt_tokens(one.within_s, number, step_s, pause_s=pause_s)
+        left += until - (room.prompt_tokens(before, number, step_s, pause_s=pause_s) if number else 0.0)
+        left, before, blocks = left - one.num_tokens, one.within_s, blocks + one.num_blocks
         if left < -1e-6 or blocks > room.num_blocks or number >= room.num_rows or not room.holds(number + 1, step_s):
             return False
     return all(one.tpot_s >= step_s for one in chosen)
@@ -123,7 +134,7 @@ ROOMS = st.builds(
     num_context=st.integers(0, 200_000),
     tpot_s=st.sampled_from([0.05, 0.1, math.inf]),
     slack_s=st.floats(0.0, 2.0),
-    max_step_s=st.sampled_from([0.0, 0.1, 0.3]),
+    max_step_s=st.sampled_from([0.1, 0.3]),
     num_blocks=st.integers(0, 600),
     num_rows=st.integers(0, 6),
     row_context=st.integers(0, 4000),
@@ -135,14 +146,16 @@ ROOMS = st.builds(
 def test_no_set_that_meets_all_objectives_is_larger_than_the_plan(candidates: list[Candidate], room: Room) -> None:
     steps_s = {min(room.tpot_s, one.tpot_s) for one in candidates}
 
-    def meets(chosen: Sequence[Candidate]) -> bool:
-        return not chosen or any(feasible(chosen, room, step_s) for step_s in steps_s)
+    def meets(chosen: Sequence[Candidate], pauses_s: Sequence[float]) -> bool:
+        return not chosen or any(feasible(chosen, room, *one) for one in itertools.product(steps_s, pauses_s))
 
-    found = admitted(candidates, room)
+    found, pauses = planner.admitted(candidates, room)
     assert len(set(found)) == len(found)
-    assert meets([candidates[index] for index in found])
+    assert meets([candidates[index] for index in found], [room.slack_s if pauses else 0.0])
     more = itertools.combinations(candidates, len(found) + 1)
-    assert not any(meets(chosen) for chosen in more)
+    assert not any(meets(chosen, [0.0, room.slack_s]) for chosen in more)
+    if pauses:
+        assert not any(meets(chosen, [0.0]) for chosen in itertools.combinations(candidates, len(found)))
 
 
 # ------------------------------------------------------------------------------------------------------------ the scenarios

@@ -85,7 +85,7 @@ SCENARIOS: Mapping[str, Mapping[str, Objective]] = {
 NUM_BLOCKS = {"reasoning": 20_000}
 """KV cache of scenarios whose model is small in the paper; the others have that of the device."""
 
-ANSWERS = Distribution(kind="lognormal", mean=500, cv=0.7, min=20, max=2000)
+ANSWERS = Distribution(kind="lognormal", mean=200, cv=0.7, min=20, max=1000)
 """Of the scenario ``reasoning``, after thinking."""
 
 POLICIES: Mapping[str, Mapping[str, Any]] = {
@@ -126,7 +126,7 @@ def scenario(name: str, *, seed: int = 0, num_requests: int | None = None) -> Wo
         parts += _with_objectives(requests, objective)
     if name == "reasoning":
         parts = [call for index, one in enumerate(parts) for call in _thought_and_answer(one, seed, index)]
-    parts.sort(key=lambda one: (one.arrival_s, one.request_id))
+    parts.sort(key=lambda one: (one.arrival_s, one.request_id.partition(" ")[0]))
     return at_rate(Workload(name=name, requests=tuple(parts), seed=seed), 1.0)
 
 

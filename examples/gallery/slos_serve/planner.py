@@ -49,9 +49,9 @@ class Room:
         max_tokens: Of a step.
         num_decodes: Sequences that decode.
         num_context: KV entries that they read in a step.
-        tpot_s: Most seconds of a step that they allow on average.
-        slack_s: Seconds that they are ahead of that.
-        max_step_s: Most seconds of a step while they are ahead; 0: as at other times.
+        tpot_s: Most seconds of a step that they allow.
+        slack_s: Seconds that they can pause.
+        max_step_s: Most seconds of a step meanwhile.
         num_blocks: Of KV cache.
         num_rows: Further sequences that may run.
         row_context: KV entries that a further sequence reads in a step.
@@ -73,47 +73,46 @@ class Room:
         context = self.num_context + num_more * self.row_context
         return self.step_time.step_s(float(self.num_decodes + num_more), context) <= step_s
 
-    def prompt_tokens(self, within_s: float, num_more: int, step_s: float) -> float:
+    def prompt_tokens(self, within_s: float, num_more: int, step_s: float, *, pause_s: float = 0.0) -> float:
         """Return how many prompt tokens can be computed in a time, in steps of ``step_s`` at most, the last one perhaps shorter. Pure.
-
-        While decodes are ahead steps may take ``max_step_s``; that is for ``slack_s / (1 - step_s / max_step_s)`` seconds.
 
         Args:
             within_s: The time, seconds.
             num_more: Sequences that decode beside those that do now.
             step_s: Seconds.
+            pause_s: So long nobody decodes, seconds.
         """
-        ahead_s = 0.0
-        if self.max_step_s > step_s:
-            ahead_s = min(within_s, self.slack_s / (1 - step_s / self.max_step_s))
-        found = self._prompt_tokens(ahead_s, num_more, self.max_step_s) if ahead_s > 0 else 0.0
-        return found + self._prompt_tokens(within_s - ahead_s, num_more, step_s)
-
-    def _prompt_tokens(self, within_s: float, num_more: int, step_s: float) -> float:
+        pause_s = min(within_s, pause_s)
+        found = self._prompt_tokens(pause_s, 0, 0.0, self.max_step_s) if pause_s else 0.0
         context = self.num_context + num_more * self.row_context
+        return found + self._prompt_tokens(within_s - pause_s, self.num_decodes + num_more, context, step_s)
+
+    def _prompt_tokens(self, within_s: float, num_decodes: int, context: float, step_s: float) -> float:
         step_s = min(step_s, self.step_time.step_s(float(self.max_tokens), context))
         num_steps, rest_s = divmod(within_s, step_s)
-        num_decodes = self.num_decodes + num_more
         of_step = max(0.0, self.step_time.max_tokens(step_s, context) - num_decodes)
         of_rest = max(0.0, self.step_time.max_tokens(rest_s, context) - num_decodes)
         return num_steps * of_step + of_rest
 
 
-def admitted(candidates: Sequence[Candidate], room: Room) -> list[int]:
-    """Return the indices of as many candidates as possible that all meet their objectives, by deadline. Pure.
+def admitted(candidates: Sequence[Candidate], room: Room) -> tuple[list[int], bool]:
+    """Return the indices of as many candidates as possible that all meet their objectives, by deadline, and whether decodes pause. Pure.
 
-    Of sets of one size it is the one that leaves the most room after its last deadline; of lengths of steps it is the longest.
+    Of sets of one size it is the one that leaves the most room after its last deadline; of lengths of steps it is the longest, without
+    a pause if that is no better.
 
     Args:
         candidates: O(n²) operations for n of them and a length; there are as many lengths as different ``tpot_s``.
         room: Of the device.
     """
-    best: list[int] = []
-    for step_s in sorted({min(room.tpot_s, one.tpot_s) for one in candidates}, reverse=True):
-        eligible = [index for index, one in enumerate(candidates) if one.tpot_s >= step_s]
-        if len(eligible) > len(best):
-            found = _most([(candidates[index], index) for index in eligible], room, step_s)
-            best = max(best, found, key=len)
+    best: tuple[list[int], bool] = [], False
+    steps_s = sorted({min(room.tpot_s, one.tpot_s) for one in candidates}, reverse=True)
+    for pause_s in (0.0, room.slack_s) if room.slack_s else (0.0,):
+        for step_s in steps_s:
+            eligible = [index for index, one in enumerate(candidates) if one.tpot_s >= step_s]
+            if len(eligible) > len(best[0]):
+                found = _most([(candidates[index], index) for index in eligible], room, step_s, pause_s)
+                best = max(best, (found, pause_s > 0), key=lambda one: len(one[0]))
     return best
 
 
@@ -121,13 +120,14 @@ def admitted(candidates: Sequence[Candidate], room: Room) -> list[int]:
 _State = tuple[float, int, Any]
 
 
-def _most(candidates: list[tuple[Candidate, int]], room: Room, step_s: float) -> list[int]:
+def _most(candidates: list[tuple[Candidate, int]], room: Room, step_s: float, pause_s: float) -> list[int]:
     """Return the largest set of candidates with steps of one length; states by the number admitted, none of which another one is better than."""
     states: list[list[_State]] = [[(0.0, 0, None)]]
     at_s = 0.0
     for one, index in sorted(candidates):
         for number, some in enumerate(states):
-            grown = room.prompt_tokens(one.within_s, number, step_s) - room.prompt_tokens(at_s, number, step_s)
+            grown = room.prompt_tokens(one.within_s, number, step_s, pause_s=pause_s)
+            grown -= room.prompt_tokens(at_s, number, step_s, pause_s=pause_s)
             states[number] = [(left + grown, blocks, chosen) for left, blocks, chosen in some]
         at_s = one.within_s
         for number in range(len(states) - 1, -1, -1):

@@ -49,7 +49,8 @@ class SlosServe(SchedulingPolicy):
         max_candidates: So many prefills are planned for, those with the earliest deadlines.
         best_effort_share: Prefills that are best effort make a step no longer than this share of its pace, as who comes meanwhile waits for
             its end.
-        max_step_ms: A step for admitted prefills may take so long where all that decode are ahead of their pace; 0: never longer than that.
+        max_step_ms: A step without decodes takes so long at most.
+        lookahead_tokens: Those that decode are taken to go on for so many tokens at least, in which they can make up for a pause.
     """
 
     preempts = True
@@ -63,11 +64,18 @@ class SlosServe(SchedulingPolicy):
         max_candidates: int = 32,
         best_effort_share: float = 0.5,
         max_step_ms: float = 100.0,
+        lookahead_tokens: int = 10,
     ) -> None:
         self._step_time = StepTime(base_s=step_ms / 1e3, token_s=token_us / 1e6, context_token_s=context_token_us / 1e6)
         self._max_candidates = max_candidates
         self._best_effort_share = best_effort_share
         self._max_step_s = max_step_ms / 1e3
+        self._lookahead_tokens = lookahead_tokens
+        self._pauses = False
+        self._paused: tuple[int, int] | None = (
+            None  # what ran before a step without decodes, of which nothing may have come
+        )
+        self._slack_s = 0.0
         self._num_ended, self._num_output_tokens = 1, output_tokens
         self._token_budget = 1 << 30
         self._is_planned = False
@@ -96,13 +104,13 @@ class SlosServe(SchedulingPolicy):
         if slot not in self._standard:
             return -1
         spare = [one for one in candidates.tolist() if one in self._spare]
-        return spare[-1] if spare else -1
+        return int(spare[-1]) if spare else -1
 
     def victim(self, view: SchedulerView, *, candidates: Int32Array) -> int:
         """Return the youngest best-effort one; if there is none, who has the most time for the next token."""
         spare = [one for one in candidates.tolist() if one in self._spare]
         if spare:
-            return spare[-1]
+            return int(spare[-1])
         due_s = _due_s(view, candidates)
         return int(candidates[len(due_s) - 1 - int(np.argmax(due_s[::-1]))])
 
@@ -117,7 +125,7 @@ class SlosServe(SchedulingPolicy):
             self._plan(view)
         self._is_planned = False
         self._allot(view)
-        return TokenSplit(token_budget, sum(self._allotted.values()))
+        return TokenSplit(0 if self._pauses else token_budget, sum(self._allotted.values()))
 
     def chunk(self, view: SchedulerView, *, slot: int, num_remaining: int, token_budget: int) -> int:
         """Return what the plan gives it."""
@@ -138,24 +146,31 @@ class SlosServe(SchedulingPolicy):
         planned, late = self._in_time(view, slots, left)
         needed = -(-self._ends(view, kept) // view.block_size)
         paced = kept[np.isfinite(view.tpot_target_s[kept])]
-        ahead_s = _due_s(view, paced) - view.now_s - view.tpot_target_s[paced]
+        self._slack_s = self._slack(view, paced, decodes)
         room = Room(
             step_time=self._step_time,
             max_tokens=self._token_budget,
             num_decodes=len(decodes),
             num_context=float(view.num_tokens[decodes].sum()),
             tpot_s=float(view.tpot_target_s[paced].min(initial=math.inf)),
-            slack_s=max(0.0, float(ahead_s.min(initial=_FAR_S))),
+            slack_s=self._slack_s,
             max_step_s=self._max_step_s,
             num_blocks=int(view.num_total_blocks * (1 - _WATERMARK)) - int(needed.sum()),
             num_rows=view.num_free_rows + len(running) - len(kept),
             row_context=float(view.num_tokens[planned].mean()) if planned else 0.0,
         )
-        chosen = admitted([self._candidate(view, slot) for slot in planned], room)
+        chosen, self._pauses = admitted([self._candidate(view, slot) for slot in planned], room)
         self._standard = [planned[index] for index in chosen]
         standard = {*kept.tolist(), *self._standard}
         self._others = [slot for slot in (*planned, *late) if slot not in standard]
         self._spare = [slot for slot in running.tolist() if slot not in standard]
+
+    def _slack(self, view: SchedulerView, paced: Int32Array, decodes: Int32Array) -> float:
+        """Return how long those that decode can pause, so that the step after it is in time for all."""
+        alone_s = self._step_time.step_s(float(len(decodes)), float(view.num_tokens[decodes].sum()))
+        ahead_s = _due_s(view, paced) - view.now_s - alone_s
+        ahead_s += self._lookahead_tokens * np.maximum(view.tpot_target_s[paced] - alone_s, 0)
+        return max(0.0, float(ahead_s.min(initial=_FAR_S))) if len(decodes) else 0.0
 
     def _in_time(self, view: SchedulerView, slots: Int32Array, left: Int64Array) -> tuple[list[int], list[int]]:
         """Return the prefills to plan for, by deadline, and the others: those that run first, then by arrival."""
@@ -187,6 +202,14 @@ class SlosServe(SchedulingPolicy):
         """Give the prompt tokens of this step to prefills, in the order of the plan."""
         self._allotted = {}
         decodes = view.running[_is_decode(view)]
+        state = (len(view.running), int(view.num_computed_tokens[view.running].sum()))
+        self._pauses, self._paused = self._pauses and state != self._paused, state if self._pauses else None
+        if self._pauses:
+            until_s = min(self._max_step_s, self._slack_s, self._first_s(view)) - _LITTLE_S
+            self._give(view, self._standard, self._token_budget, until_s - self._step_time.base_s)
+            self._pauses = bool(self._allotted)
+            if self._pauses:
+                return
         pace_s = self._pace_s(view, decodes) - _LITTLE_S
         alone_s = self._step_time.step_s(float(len(decodes)), float(view.num_tokens[decodes].sum()))
         most = self._token_budget - len(decodes)
@@ -218,13 +241,15 @@ class SlosServe(SchedulingPolicy):
         if not self._standard:
             return pace_s
         pace_s = float(view.tpot_target_s[self._standard].min(initial=pace_s))
-        pace_s = max(pace_s, min(self._max_step_s, float(until_s.min(initial=math.inf))))
         # A shorter step, if the first deadline comes before it ends and can be kept.
-        first = np.array(self._standard[:1], np.int32)
-        first_s = float(_due_s(view, first)[0]) - view.now_s
-        context = float(view.num_tokens[decodes].sum() + view.num_tokens[first].sum())
-        fits = self._step_time.step_s(float(self._left[self._standard[0]] + len(decodes)), context) <= first_s
+        first, first_s = self._standard[0], self._first_s(view)
+        context = float(view.num_tokens[decodes].sum() + view.num_tokens[first])
+        fits = self._step_time.step_s(float(self._left[first] + len(decodes)), context) <= first_s
         return min(pace_s, first_s) if fits else pace_s
+
+    def _first_s(self, view: SchedulerView) -> float:
+        """Return in how many seconds the first standard prefill is due."""
+        return float(_due_s(view, np.array(self._standard[:1], np.int32))[0]) - view.now_s
 
 
 # -------------------------------------------------------------------------------------------------------- parts of the view

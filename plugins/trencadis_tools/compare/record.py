@@ -131,7 +131,9 @@ def comparison_bytes(record: Mapping[str, Any], *, plan_hashes: bool = True) -> 
     """
     comparison = record["comparison"]
     if not plan_hashes:
-        points = [{**point, "outcomes": [_unhashed(one) for one in point["outcomes"]]} for point in comparison["points"]]
+        points = [
+            {**point, "outcomes": [_unhashed(one) for one in point["outcomes"]]} for point in comparison["points"]
+        ]
         comparison = {**comparison, "points": points}
     return json.dumps(comparison, indent=1, ensure_ascii=False).encode()
 

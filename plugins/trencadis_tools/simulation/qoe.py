@@ -73,5 +73,5 @@ def _curves(record: RequestRecord) -> tuple[FloatArray, FloatArray]:
     ttft_s, tpot_s = request.ttft_target_s, request.tpot_target_s
     if record.error or times_s is None or not _has_targets(record):
         return np.empty(0), np.empty(0)
-    expected_s = ttft_s + np.arange(len(times_s)) * tpot_s
+    expected_s: FloatArray = ttft_s + np.arange(len(times_s)) * tpot_s
     return expected_s, shown_times(times_s - record.sent_s, ttft_target_s=ttft_s, tpot_target_s=tpot_s)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import attrs
+
 from trencadis.errors import ConfigError
 from trencadis_tools.simulation.step_shape import StepTimes
 from trencadis_tools.simulation.step_times.files import read_step_times
-from trencadis_tools.simulation.step_times.model_sizes import read_model_sizes
-from trencadis_tools.simulation.step_times.sheets import FORMS, SheetStepTimes, read_sheet, sheet_names
+from trencadis_tools.simulation.step_times.model_sizes import ModelSizes, read_model_sizes
+from trencadis_tools.simulation.step_times.sheets import FORMS, DeviceSheet, SheetStepTimes, read_sheet, sheet_names
 
 __all__ = ["load_step_times"]
 
@@ -46,4 +48,12 @@ def load_step_times(name_or_path: str | Path) -> StepTimes:
             tensor = int(option[2:])
         else:
             raise ConfigError(f"step times {text!r}: {option!r} is neither tpN nor one of {', '.join(FORMS)}.")
-    return SheetStepTimes(model=read_model_sizes(model), device=read_sheet(sheet), tensor=tensor, form=form)
+    device = read_sheet(sheet)
+    return SheetStepTimes(model=_held(read_model_sizes(model), device), device=device, tensor=tensor, form=form)
+
+
+def _held(model: ModelSizes, device: DeviceSheet) -> ModelSizes:
+    """Return a model as a device holds it: as float32 where it computes in nothing narrower, as backends do there. Pure."""
+    if model.dtype in ("bfloat16", "float16") and list(device.flops) == ["float32"]:
+        return attrs.evolve(model, dtype="float32", weight_bytes=4.0, activation_bytes=4.0)
+    return model

@@ -88,7 +88,7 @@ def test_drafts_that_are_always_right_take_one_step_for_each_of_them_and_one_mor
 @pytest.mark.parametrize(("chance", "most"), [(0.7, 3), (0.3, 5)])
 def test_the_mean_tokens_of_a_step_are_the_geometric_sum_within_four_standard_errors(chance, most):
     found = run(
-        [asked("a", output=1500)],
+        [asked("a", output=700)],
         {"cache": {"num_blocks": 400}, **drafting(most)},
         drafts=every(chance),
     )
@@ -97,8 +97,8 @@ def test_the_mean_tokens_of_a_step_are_the_geometric_sum_within_four_standard_er
     mean = sum((1 + count) * share for count, share in enumerate(by_length))
     assert mean == pytest.approx((1 - chance ** (most + 1)) / (1 - chance))
     variance = sum((1 + count) ** 2 * share for count, share in enumerate(by_length)) - mean**2
-    assert 1499 / num_steps == pytest.approx(mean, abs=4 * math.sqrt(variance / num_steps))
-    assert found.num_accepted_tokens == pytest.approx(1499 - num_steps, abs=1)
+    assert 699 / num_steps == pytest.approx(mean, abs=4 * math.sqrt(variance / num_steps))
+    assert found.num_accepted_tokens == pytest.approx(699 - num_steps, abs=1)
 
 
 def test_drafting_takes_its_time_on_the_clock():

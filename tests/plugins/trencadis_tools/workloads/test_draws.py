@@ -98,6 +98,7 @@ def test_categories_come_in_proportion_to_their_shares() -> None:
         (Distribution(kind="uniform", min=2.0, max=8.0), 5.0, np.sqrt(3) / 5),
         (Distribution(kind="exponential", mean=30.0), 30.0, 1.0),
         (Distribution(kind="lognormal", mean=1000.0, cv=0.7), 1000.0, 0.7),
+        (Distribution(kind="zipf", mean=2.0, exponent=1.0), 2.0, np.sqrt((36 / 11) / (18 / 11) ** 2 - 1)),
     ],
 )
 def test_distributions_have_their_mean_and_variation(distribution, mean, cv) -> None:

@@ -13,6 +13,7 @@ from trencadis_tools.simulation.step_times import (
     LinearStepTimes,
     SheetStepTimes,
     load_step_times,
+    read_model_sizes,
     step_times_json,
 )
 
@@ -59,6 +60,13 @@ def test_names_are_of_a_sheet_and_a_model_with_ranks_and_bounds():
 def test_names_of_nothing_are_refused(name, message):
     with pytest.raises(ConfigError, match=message):
         load_step_times(name)
+
+
+def test_a_16_bit_model_is_held_as_float32_where_the_device_computes_in_nothing_else():
+    assert read_model_sizes("demo").dtype == "bfloat16"
+    held = load_step_times("cpu:demo").model
+    assert (held.dtype, held.weight_bytes, held.activation_bytes) == ("float32", 4, 4)
+    assert load_step_times("h100:demo").model == read_model_sizes("demo")
 
 
 @pytest.mark.parametrize(
