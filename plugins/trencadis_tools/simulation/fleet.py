@@ -418,6 +418,9 @@ class Fleet:
                 live.num_moves += 1
                 self._num_rebalanced += 1
                 self._place(live, target)
+        if replica.wakes_s < math.inf and not replica.is_scheduled:  # loads that nobody waits for any more hold blocks
+            replica.is_scheduled = True
+            self._push(self._clock.time_s, _STEP_BEGINS, replica.serial)
 
     def _left(self, one: Unfinished) -> _Live:
         """Return a request that has left its replica, with what came of it there."""
@@ -549,6 +552,8 @@ class Fleet:
         while events or arrivals:
             is_arrival = not events or (bool(arrivals) and arrivals[-1] < events[0])
             time_s, kind, index = arrivals.pop() if is_arrival else heapq.heappop(events)
+            if kind is _WAKES and self.built[index].wakes_s != time_s:
+                continue  # a request came before, and a step has begun
             if time_s > clock.time_s:
                 self._area += len(self._live) * (time_s - clock.time_s)
                 clock.time_s = time_s
@@ -607,8 +612,8 @@ class Fleet:
             self._restart(replica.index)
 
     def _wakes(self, replica: Replica) -> None:
-        """Begin a step because a KV transfer has ended, unless a request that came has begun one before."""
-        if not replica.is_scheduled and replica.wakes_s == self._clock.time_s:
+        """Begin a step because a KV transfer has ended, unless one begins now anyway."""
+        if not replica.is_scheduled:
             replica.is_scheduled = True
             self._step_begins(replica)
 

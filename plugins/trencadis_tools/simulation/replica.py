@@ -280,6 +280,7 @@ class Replica:
         """
         if isinstance(self.executor, SimulatedExecutor):
             self.executor.fail(now_s)
+        self.wakes_s = math.inf
         if self.deltas is not None and self.token_times is not None:
             self.note_times(self.deltas, has_ended=False)
         left = self._unfinished(self.deltas)

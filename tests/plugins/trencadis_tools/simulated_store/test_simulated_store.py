@@ -14,7 +14,7 @@ from tests.plugins.trencadis_tools.simulation.test_steady_steps import assert_sa
 from support.simulation import BLOCK_TOKENS, STEP_TIMES, asked, config_of, mixed, run
 from trencadis.clock import SystemClock
 from trencadis.errors import ConfigValueError
-from trencadis.interfaces import ComponentContext, KVPolicy, KVPool, Router
+from trencadis.interfaces import ComponentContext, KVPolicy, KVPool, Move, Router, SupportsMoves
 from trencadis_tools.simulated_store.config import SimulatedStoreConfig
 from trencadis_tools.simulated_store.connector import make_simulated_store
 from trencadis_tools.simulation import ReplicaEvent
@@ -45,6 +45,15 @@ class InTurn(Router):
         chosen = self.peek(request, replicas)
         self._next += 1
         return chosen
+
+
+class MovesBack(InTurn, SupportsMoves):
+    """And once what is on replica 1 to replica 0."""
+
+    moves_period_s = 1.0
+
+    def moves(self, live, replicas):
+        return [Move(i, 0) for i, at in enumerate(live.replica.tolist()) if at == 1 and not live.num_moves[i]]
 
 
 class Watches(KVPolicy):
@@ -207,6 +216,20 @@ def test_a_request_that_is_moved_loads_what_was_computed_elsewhere():
     steps_s = 0.02 + 3e-4 + 23e-6 + sum(0.02 + 1e-4 + 1e-6 * (20 + i) for i in range(4, 9))
     assert (record.replica, result.num_rebalanced) == (1, 1)
     assert record.finished_s == pytest.approx(left_s + 20 / 2000 + steps_s, abs=1e-9)
+
+
+def test_a_load_whose_request_is_moved_away_is_given_up_at_once():
+    """It would take until 50 s; replica 0 has the prompt in its own cache."""
+    requests = [asked("a", **SAME, output=1), asked("b", 30.0, **SAME, output=1)]
+    given_tables = {**tables(link=1.0), "router": {"name": f"{HERE}:MovesBack"}}
+    fleet = fleet_of(requests, given_tables, replicas=2)
+    result = fleet.run()
+    (snapshot,) = [one.engine.inspect() for one in fleet.built if one.index == 1]
+    assert (result.records[1].replica, result.num_rebalanced) == (0, 1)
+    assert result.records[1].finished_s == pytest.approx(31.0 + LAST_TOKEN_S, abs=1e-9)
+    assert result.end_s == 32.0, "when the router is asked for moves for the last time"
+    assert not snapshot.transfers.loads
+    assert not snapshot.transfers.pinned
 
 
 def test_runs_share_nothing_and_equal_runs_are_equal():
