@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -85,22 +82,21 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
             "flag --token-times: macro replicas compute no times of tokens.", hint="Leave it out, or take engines."
         )
     began_s = time.process_time()
-    with _quiet():
-        if args.replica_model == "macro":
-            result = simulate_macro(
-                config, registry, workload, step_times=step_times, replicas=args.replicas, events=events
-            )
-        else:
-            result = simulate(
-                config,
-                registry,
-                workload,
-                step_times=step_times,
-                replicas=args.replicas,
-                events=events,
-                drafts=load_drafts(args.drafts),
-                token_times=args.token_times,
-            )
+    if args.replica_model == "macro":
+        result = simulate_macro(
+            config, registry, workload, step_times=step_times, replicas=args.replicas, events=events
+        )
+    else:
+        result = simulate(
+            config,
+            registry,
+            workload,
+            step_times=step_times,
+            replicas=args.replicas,
+            events=events,
+            drafts=load_drafts(args.drafts),
+            token_times=args.token_times,
+        )
     cpu_s = time.process_time() - began_s
     summary = summary_of(result)
     if args.requests is not None:
@@ -121,18 +117,6 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
     if refused:
         print(f"\n{len(refused)} requests have no answer; the first: {refused[0].error}")
     return 0
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Leave out what each of thousands of engines has to say of its start."""
-    logger = logging.getLogger("trencadis.engine")
-    level = logger.level
-    logger.setLevel(logging.WARNING)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 def _print(summary: RunSummary, cpu_s: float) -> None:

@@ -42,6 +42,7 @@ from trencadis_tools.simulation.drafts import Drafter, DraftFacts, drafter_of, s
 from trencadis_tools.simulation.events import EventKind, ReplicaEvent, check_events
 from trencadis_tools.simulation.executor import KV_BYTES_PER_TOKEN, SimulatedExecutor
 from trencadis_tools.simulation.prompts import Prompts, SimulatedPrompts
+from trencadis_tools.simulation.quiet import quiet_engines
 from trencadis_tools.simulation.replica import Replica, Unfinished, Watcher
 from trencadis_tools.simulation.run import RequestRecord, Run
 from trencadis_tools.simulation.step_shape import StepTimes
@@ -168,6 +169,7 @@ def notes_on(config: Config) -> tuple[str, ...]:
     )
 
 
+@quiet_engines()
 def simulate(
     config: Config,
     registry: Registry,

@@ -33,6 +33,7 @@ from trencadis_tools.simulation.drafts import speculates
 from trencadis_tools.simulation.events import ReplicaEvent
 from trencadis_tools.simulation.executor import Timeline
 from trencadis_tools.simulation.fleet import MAX_STEADY_STEPS, Fleet, simulated_config
+from trencadis_tools.simulation.quiet import quiet_engines
 from trencadis_tools.simulation.replica import Replica, Unfinished
 from trencadis_tools.simulation.run import RequestRecord, Run
 from trencadis_tools.simulation.step_shape import StepTimes
@@ -47,6 +48,7 @@ _NONE = np.empty(0, np.int32)
 _EMPTY = TokenDeltas(slots=_NONE, num_tokens=_NONE, token_ids=_NONE)
 
 
+@quiet_engines()
 def simulate_macro(
     config: Config,
     registry: Registry,

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -163,16 +161,15 @@ class Trials:
             return None
         workload = at_rate(self._parts[part], rate)
         try:
-            with _quietly():
-                found = simulate(
-                    candidate.config,
-                    candidate.registry,
-                    workload,
-                    step_times=self._step_times,
-                    replicas=self._replicas,
-                    drafts=self._drafts,
-                    token_times=self._slo.needs_token_times,
-                )
+            found = simulate(
+                candidate.config,
+                candidate.registry,
+                workload,
+                step_times=self._step_times,
+                replicas=self._replicas,
+                drafts=self._drafts,
+                token_times=self._slo.needs_token_times,
+            )
         except (ConfigError, PluginError, StepFailedError) as error:
             self._refuse(changes, error)
             return None
@@ -204,18 +201,6 @@ class Trials:
             raise error
         self._candidates[_key(changes)] = None
         self.refused.append((dict(changes), str(error)))
-
-
-@contextlib.contextmanager
-def _quietly() -> Iterator[None]:
-    """Keep the engine from a line of the log for each of hundreds of simulated engines."""
-    logger = logging.getLogger("trencadis.engine")
-    level = logger.level
-    logger.setLevel(max(logging.WARNING, logger.getEffectiveLevel()))
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 def _key(changes: Changes) -> tuple[Any, ...]:

@@ -19,7 +19,6 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from trencadis.clock import SimulatedClock
 from trencadis.engine.inspect.snapshot import LoadSnapshot, TransferSnapshot
 from trencadis.engine.sequences import Sequence
 from trencadis.engine.transfer.first_tokens import FirstTokens
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["Transfers"]
 
 logger = logging.getLogger("trencadis.engine")
+failures = logging.getLogger("trencadis.engine.transfer")
 
 _MAX_RETRIES = 3
 """Of one sequence: a store that fails it more often is slower than computing."""
@@ -424,9 +424,7 @@ class Transfers:
         if again:
             state.drop_loaded(sequence)  # what arrived is in the prefix cache, where the next look-up finds it
             sequence.looked_up = False
-        # A simulated store counts its late loads; a line for each would be thousands.
-        logger.log(
-            logging.DEBUG if isinstance(state.clock.source, SimulatedClock) else logging.WARNING,
+        failures.warning(
             "KV load %d failed: %s; %s.",
             failed.transfer_id,
             failed.cause,
