@@ -242,7 +242,7 @@ def test_a_model_that_samples_gives_the_same_tokens_with_moves_and_without(fleet
         one = fleet(count, Scripted(), parts=lambda: {"engine": build_engine(resolved.config, registry=registry)})
         prompts = [tuple(range(40 + 9 * i, 60 + 11 * i)) for i in range(len(PARAMS))]
         slots = [
-            one.client.add(request(f"r{i}", prompt=prompts[i], num_tokens=24, ignore_eos=True, **more))
+            one.client.add(request(f"r{i}", prompt=prompts[i], num_tokens=12, ignore_eos=True, **more))
             for i, more in enumerate(PARAMS)
         ]
         while len(one.finished) < len(slots):
