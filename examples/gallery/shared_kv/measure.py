@@ -30,6 +30,7 @@ __all__ = ["CONFIGURATIONS", "FOLDER", "capacity", "row_of", "served"]
 FOLDER = Path(__file__).parent
 NUM_REPLICAS = 4
 RATES = "1.25,1.5,1.75,2,2.25"
+RATE_OF_INTERVALS = 1.75
 WITHIN = 0.9
 """Share of requests that keep their objectives at a rate that counts as carried."""
 
@@ -77,7 +78,7 @@ def row_of(name: str, rate: float, run: Run, own: Run | None) -> dict[str, Any]:
         "dropped_tokens": 0 if kv is None else kv.num_tokens_dropped,
         "link_busy": 0.0 if kv is None else kv.link_busy_s / run.duration_s / NUM_REPLICAS,
     }
-    if own is not None and run is not own and len(ttft) >= MIN_REQUESTS:
+    if own is not None and run is not own and rate == RATE_OF_INTERVALS and len(ttft) >= MIN_REQUESTS:
         for metric, values in (("ttft_mean", ttft), ("slo_attainment", slo)):
             interval = block_interval(metric_of(metric).values(own), values)
             row |= {f"{metric}_low": interval.low, f"{metric}_high": interval.high}
