@@ -51,6 +51,8 @@ __all__ = [
 HERE = Path(__file__).parent
 STEP_TIMES = LinearStepTimes()
 ATTAINMENT = 0.9
+_LOWER = (1.15, 1.3, 1.5)
+"""The objectives are also kept at rates so many times lower."""
 
 
 class Objective(NamedTuple):
@@ -232,20 +234,33 @@ def serve(policy: str, workload: Workload, **changes: Any) -> Run:
     return simulate(chosen.config, chosen.registry, workload, step_times=STEP_TIMES)
 
 
-def capacity(policy: str, workload: Workload, *, hint: float = 1.0, tolerance: float = 0.04) -> Capacity:
-    """Return the largest rate at which a policy keeps the objectives of a scenario.
+def capacity(policy: str, workload: Workload, *, tolerance: float = 0.04) -> Capacity:
+    """Return the largest rate at which a policy keeps the objectives of a scenario, as it does at those of ``_LOWER``.
 
     Args:
         policy: One of ``POLICIES``.
         workload: Of a scenario.
-        hint: Rate to begin with.
         tolerance: Largest ratio minus 1 between the rate that it keeps them at and the one that it does not.
     """
     slo = StageSlo(text=f"goodput>={ATTAINMENT}", limits=(), goodput=ATTAINMENT)
     trials = Trials(candidate(policy, workload.name), slo, STEP_TIMES, [workload])
-    found = capacity_of(trials, {}, workload.name, hint=hint, tolerance=tolerance)
+    found = capacity_of(trials, {}, workload.name, hint=1.0, tolerance=tolerance)
     assert found is not None, "the configuration is that of the trials"
+    while found.rate:
+        # Under bursts a rate may keep the objectives though a lower one does not.
+        lower = [float(f"{found.rate / factor:.4g}") for factor in _LOWER]
+        missing = [rate for rate in lower if not _keeps(trials, workload.name, rate)]
+        if not missing:
+            break
+        again = capacity_of(trials, {}, workload.name, hint=min(missing) / 1.1, factor=1.1, tolerance=tolerance)
+        assert again is not None, "it ran at another rate"
+        found = again
     return found
+
+
+def _keeps(trials: Trials, name: str, rate: float) -> bool:
+    trial = trials.run({}, name, rate)
+    return trial is not None and trial.keeps
 
 
 def measure(name: str, policies: Sequence[str], *, seed: int = 0, num_requests: int | None = None) -> list[Row]:
@@ -259,11 +274,9 @@ def measure(name: str, policies: Sequence[str], *, seed: int = 0, num_requests: 
     """
     workload = scenario(name, seed=seed, num_requests=num_requests)
     rows: list[Row] = []
-    hint = 1.0
     for policy in policies:
-        found = capacity(policy, workload, hint=hint)
+        found = capacity(policy, workload)
         at = found.within
-        hint = found.rate or hint
         rows.append(
             Row(
                 scenario=name,
