@@ -258,6 +258,7 @@ def measures(run: Run) -> dict[str, float]:
     return {
         "output_tokens_per_s": sum(one.num_output_tokens for one in run.records) / run.duration_s,
         "ttft_mean_s": statistics.fmean(ttfts),
+        "ttft_p50_s": statistics.median(ttfts),
         "ttft_p99_s": float(np.percentile(ttfts, 99)),
         "tpot_mean_s": statistics.fmean(tpots),
         "tpot_p99_s": float(np.percentile(tpots, 99)),
@@ -267,12 +268,26 @@ def measures(run: Run) -> dict[str, float]:
 
 
 def beside(live: list[Run], simulated: Run) -> dict[str, Any]:
-    """Return the measures of both, relative errors of the simulated one, and by how much live runs differ, as a part of their mean."""
+    """Return the measures of both, relative errors of the simulated one, and by how much live runs differ, as a part of their mean.
+
+    ``ttft_difference`` has quantiles of what requests had live beyond what was simulated, seconds: a mean may be that of a few steps which
+    something else on the machine delayed.
+    """
     every, predicted = [measures(run) for run in live], measures(simulated)
     measured = {name: statistics.fmean(one[name] for one in every) for name in predicted}
     errors = {name: predicted[name] / measured[name] - 1 for name in measured}
     spread = {name: statistics.stdev(one[name] for one in every) / measured[name] for name in measured}
-    return {"live": measured, "simulated": predicted, "errors": errors, "spread": spread}
+    beyond = [
+        ours.ttft_s - theirs.ttft_s for run in live for ours, theirs in zip(run.records, simulated.records, strict=True)
+    ]
+    quantiles = {str(part): float(np.percentile(beyond, part)) for part in (5, 25, 50, 75, 95, 99)}
+    return {
+        "live": measured,
+        "simulated": predicted,
+        "errors": errors,
+        "spread": spread,
+        "ttft_difference": quantiles,
+    }
 
 
 def fit_workload(num_requests: int) -> Workload:
