@@ -1,4 +1,4 @@
-"""The results of docs/gallery/andes.md: who has tokens in stock gives way to who waits, and more is expected of nobody than was served."""
+"""The results of docs/gallery/andes.md, and its policies: streams with unread tokens are preempted for requests that wait."""
 
 from __future__ import annotations
 

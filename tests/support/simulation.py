@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
 from typing import Any
 
 from trencadis.api import load_with_plugins
@@ -11,7 +14,7 @@ from trencadis_tools.bench.schedule import Line
 from trencadis_tools.simulation import Run, simulate
 from trencadis_tools.workloads import Workload, WorkloadRequest
 
-__all__ = ["BLOCK_TOKENS", "STEP_TIMES", "asked", "config_of", "mixed", "run"]
+__all__ = ["BLOCK_TOKENS", "STEP_TIMES", "asked", "config_of", "mixed", "printed_under_hash_seeds", "run"]
 
 STEP_TIMES = Line(StepTime(base_s=0.02, token_s=1e-4, context_token_s=1e-6))
 BLOCK_TOKENS = 4
@@ -61,3 +64,13 @@ def mixed(num_requests: int = 60, seed: int = 0, rate: float = 30.0) -> list[Wor
         last[session] = asked(f"r{i}", time_s, length, draws.randint(1, 20), session=session, **more)
         requests.append(last[session])
     return requests
+
+
+def printed_under_hash_seeds(program: str) -> set[bytes]:
+    """Return what a program prints in processes with three different hash seeds: one text if it does not depend on them."""
+    return {
+        subprocess.run(
+            [sys.executable, "-c", program], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=True
+        ).stdout
+        for seed in ("0", "1", "77")
+    }

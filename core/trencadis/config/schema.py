@@ -348,7 +348,7 @@ class SchedulingConfig(NounConfig):
 
 @attrs.frozen(kw_only=True)
 class RouterConfig(NounConfig):
-    """Table ``[router]``: which router, and how much of what it wants to move between replicas is moved."""
+    """Table ``[router]``: which router, and how many requests it may move between replicas."""
 
     max_moves: int = setting(
         4, "Times that one request is moved at most; after failures it moves in any case. 0: never.", validator=ge(0)

@@ -56,7 +56,7 @@ _LOWER = (1.15, 1.3, 1.5)
 
 
 class Objective(NamedTuple):
-    """What a request wants.
+    """Latency objectives of a request.
 
     Attributes:
         slow_down: Its first token comes within so many times the time that it takes on an idle device.

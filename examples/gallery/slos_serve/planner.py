@@ -80,7 +80,7 @@ class Room:
             within_s: The time, seconds.
             num_more: Sequences that decode beside those that do now.
             step_s: Seconds.
-            pause_s: So long nobody decodes, seconds.
+            pause_s: Steps of the first so many seconds hold prompt tokens only, no decodes.
         """
         pause_s = min(within_s, pause_s)
         found = self._prompt_tokens(pause_s, 0, 0.0, self.max_step_s) if pause_s else 0.0

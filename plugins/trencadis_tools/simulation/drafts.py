@@ -2,8 +2,8 @@
 
     draft length ─ how many ─▶ SimulatedSpeculator: waits as long as drafting takes ─▶ one pass ─▶ executor: those that are right stand
 
-Whether a draft is right is a fact of its request and its place in the answer, whatever was drafted before and whoever asks: all policies
-see the same text, and two draft lengths differ by nothing but what they ask for.
+Whether a draft is right depends on its request and its place in the answer, and not on earlier drafts or on the policy. So policies are
+compared on the same text, and two draft lengths differ only in how many drafts they ask for.
 """
 
 from __future__ import annotations

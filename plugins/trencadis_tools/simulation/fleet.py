@@ -420,7 +420,9 @@ class Fleet:
                 live.num_moves += 1
                 self._num_rebalanced += 1
                 self._place(live, target)
-        if replica.wakes_s < math.inf and not replica.is_scheduled:  # loads that nobody waits for any more hold blocks
+        if (
+            replica.wakes_s < math.inf and not replica.is_scheduled
+        ):  # loads that were given up hold blocks until they are reported
             replica.is_scheduled = True
             self._push(self._clock.time_s, _STEP_BEGINS, replica.serial)
 

@@ -289,6 +289,9 @@ class MacroEngine:
 
     # ------------------------------------------------------------------------------------------- as an engine
 
+    def fail(self, now_s: float) -> None:
+        """There are no transfers."""
+
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""

@@ -13,7 +13,7 @@ from trencadis.api import Engine, EngineTotals
 from trencadis.clock import SimulatedClock
 from trencadis.errors import RequestError, StepFailedError
 from trencadis.records import EngineLoad, FinishedSequence, Request, TokenDeltas
-from trencadis_tools.simulation.executor import SimulatedExecutor, Stretch, Timeline
+from trencadis_tools.simulation.executor import Stretch, Timeline
 
 __all__ = ["Replica", "Unfinished", "Watcher"]
 
@@ -100,6 +100,10 @@ class Device(Protocol):
     @property
     def idle_until_s(self) -> float:
         """Until when steps bring nothing unless a request comes; minus infinity: the next one may."""
+        ...
+
+    def fail(self, now_s: float) -> None:
+        """End transfers that are under way."""
         ...
 
 
@@ -278,8 +282,7 @@ class Replica:
         Args:
             now_s: When.
         """
-        if isinstance(self.executor, SimulatedExecutor):
-            self.executor.fail(now_s)
+        self.executor.fail(now_s)
         self.wakes_s = math.inf
         if self.deltas is not None and self.token_times is not None:
             self.note_times(self.deltas, has_ended=False)

@@ -1,14 +1,11 @@
 from __future__ import annotations
 
 import math
-import os
-import subprocess
-import sys
 from typing import ClassVar
 
 import pytest
 
-from support.simulation import asked, mixed, run
+from support.simulation import asked, mixed, printed_under_hash_seeds, run
 from trencadis.errors import ConfigValueError, StepFailedError
 from trencadis.interfaces import Router, SchedulingPolicy
 from trencadis_tools.simulation import ReplicaEvent
@@ -226,11 +223,6 @@ print(repr(run(mixed(), {"router": {"name": "prefix_affinity"}, "scheduling": {"
 
 @pytest.mark.release
 def test_equal_inputs_give_equal_bytes_whatever_the_hash_seed():
-    printed = {
-        subprocess.run(
-            [sys.executable, "-c", PRINTED], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=True
-        ).stdout
-        for seed in ("0", "1", "77")
-    }
+    printed = printed_under_hash_seeds(PRINTED)
     assert len(printed) == 1
     assert len(printed.pop()) > 1000
