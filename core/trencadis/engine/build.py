@@ -866,7 +866,9 @@ def _depth(config: Config, *, has_drafter: bool) -> int:
 
 def _max_steady_steps(config: Config, parts: Parts) -> int:
     """Return how many steps a plan may stand for: 1 where observers or the flight recorder need each step, or several are in flight. Pure."""
-    watched = config.flight_recorder.num_steps or parts.observers or parts.speculation or parts.shadow
+    watched = (
+        config.flight_recorder.num_steps or parts.observers or parts.connector or parts.speculation or parts.shadow
+    )
     is_spread = config.parallel.pipeline > 1 or _layout(config).num_partitions > 1
     return 1 if watched or is_spread else parts.executor.capabilities.max_steady_steps
 

@@ -572,10 +572,9 @@ class Engine:
         self._open = None
 
     def _goes_on(self, step: SubmittedStep) -> bool:
-        """Return whether another plan would equal that of an open step: the same sequences run, none was added, and there is nothing to save."""
+        """Return whether another plan would equal that of an open step: the same sequences run, and none was added."""
         state = self._state
-        is_same = step.plan.slots is state.running and step.num_appended == state.waiting.num_appended
-        return is_same and not (self._is_connected and state.transfers.has_message)
+        return step.plan.slots is state.running and step.num_appended == state.waiting.num_appended
 
     def _plan(self) -> Plan | None:
         """Return the next plan; None if nothing can run, or the policy failed for good."""

@@ -58,8 +58,7 @@ class BackendCapabilities:
         collectives: With which it computes among other ranks, best first: ``shared_memory``, ``gloo``, ``nccl``, ``hccl``. Empty: it
             is alone.
         max_steady_steps: Steps that one batch may stand for, see ``Batch.num_steps``; above 1 for simulated devices only, whose
-            ``submit`` then returns an :class:`OpenStep` for such a batch. It must end before a step after which a KV connector's worker
-            side has something to report.
+            ``submit`` then returns an :class:`OpenStep` for such a batch.
     """
 
     layout: str

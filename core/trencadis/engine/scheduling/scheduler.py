@@ -215,18 +215,13 @@ class Scheduler:
         return plan
 
     def _steady_steps(self, view: SchedulerView, places: Int64Array, ends: Int64Array) -> int:
-        """Return how many steps nothing is to be decided in: as the policy promises, none reaches its limit, and blocks are enough.
-
-        Nor does any fill a block that a KV connector is to save.
-        """
+        """Return how many steps nothing is to be decided in: as the policy promises, none reaches its limit, and blocks are enough."""
         state, table = self._state, self._state.table
         most = min(self._max_steady_steps, int((table.max_total_tokens[places] - ends).min()) - 1)
         if most < 2 or 1 in (ends <= table.num_prompt_tokens[places]).tobytes():
             return 1  # the last prompt token alone looks like a decode, and the token after it has a time of its own
         most = min(most, self._policy.steady_steps(view))
         held, size = table.num_blocks[places], state.block_size
-        if self._is_connected:
-            most = max(1, min(most, int((-ends % size).min())))
 
         def lacks(
             num_steps: int,

@@ -299,30 +299,6 @@ def test_several_steps_at_once_give_what_single_steps_give(
     assert_same(a, b)
 
 
-@pytest.mark.parametrize("overlaps", [False, True])
-def test_steps_at_once_end_where_a_load_ends_and_where_a_block_is_to_be_saved(overlaps):
-    """b loads for 0.64 s, about 32 steps of c, whose answer fills a block every 64 steps; d finds the first two of them on replica 0."""
-    prompt = {"prompt": 129, "block_ids": tuple(range(32))}
-    requests = [asked("a", **prompt, output=1), asked("c", 0.05, 20, 200), asked("-", 1.0, output=1)]
-    requests += [asked("b", 2.0, **prompt, output=1), asked("d", 2.0, 260, 2, after="c", think_s=0.01)]
-    wide = {"max_num_batched_tokens": 256}
-    given_tables = tables(overlaps=overlaps, link=200.0, engine=wide, cache={"block_size": 64, "num_blocks": 32})
-    one, several = (fleet_of(requests, given_tables, replicas=2, max_steady_steps=most) for most in (1, 64))
-    single, at_once = one.run(), several.run()
-    assert [record.num_cached_tokens for record in single.records] == [0, 0, 0, 128, 192]
-    for a, b in zip(single.records, at_once.records, strict=True):
-        assert a.first_token_s == pytest.approx(b.first_token_s, abs=1e-9)
-        assert a.num_cached_tokens == b.num_cached_tokens
-    assert several.num_plans < one.num_plans / 3
-
-
-def test_steps_are_skipped_where_no_block_is_filled():
-    fleet = fleet_of([asked("a", prompt=20, output=200)], tables(cache={"block_size": 64, "num_blocks": 64}))
-    result = fleet.run()
-    assert result.num_steps == 200
-    assert fleet.num_plans < 20
-
-
 def test_the_cache_of_a_device_that_is_not_simulated_is_refused():
     context = ComponentContext(clock=SystemClock(), seed=0)
     with pytest.raises(ConfigValueError, match="trencadis simulate") as refused:
