@@ -106,6 +106,8 @@ def _print(tuned: Tuned) -> None:
     print(
         f"Workload {tuned.settings.workload}: the {searched.name} requests to search with, {held_out.name} for the figures."
     )
+    if tuned.left_out:
+        print(f"{tuned.left_out}.")
     print(f"Step times: {tuned.step_times}.\nKV cache: {tuned.memory}.")
     num_refused = len(tuned.trials.refused)
     refused = f"; candidates that no engine can be built with: {num_refused}" if num_refused else ""

@@ -46,10 +46,12 @@ class Parts:
     Attributes:
         rungs: To search with, each longer than the one before.
         held_out: For the last figures.
+        left_out: In words: which requests of the workload are in none of them, for the model cannot take them; empty: none.
     """
 
     rungs: Sequence[str]
     held_out: str
+    left_out: str = ""
 
 
 @attrs.frozen(kw_only=True)

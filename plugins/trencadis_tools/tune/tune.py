@@ -26,12 +26,13 @@ from trencadis_tools.tune.search import Found, Parts, search
 from trencadis_tools.tune.slo import Slo, parse_slo
 from trencadis_tools.tune.space import Space
 from trencadis_tools.tune.trials import Trials
-from trencadis_tools.workloads import Workload, load_workload
+from trencadis_tools.workloads import Workload, WorkloadRequest, load_workload
 
 __all__ = ["Settings", "Tuned", "tune"]
 
 _FEWEST = 20
 """Requests of the shortest part."""
+_OTHER_MODEL = "Take another workload or model, or name --step-times of a model that takes longer requests."
 _OF_SHEET = "step times of a device sheet say nothing of this machine; without --step-times they are fitted here"
 
 
@@ -71,6 +72,7 @@ class Tuned:
         start: The starting configuration.
         slo: Objectives.
         parts: Of the workload, the longest to search with before the one held out.
+        left_out: In words: which requests the model cannot take; empty: it takes all.
         step_times: In words: where they come from.
         step_times_facts: Their coefficients.
         memory: In words: how many KV blocks there are.
@@ -84,6 +86,7 @@ class Tuned:
     start: Candidate
     slo: Slo
     parts: Sequence[Workload]
+    left_out: str
     step_times: str
     step_times_facts: Any
     memory: str
@@ -126,7 +129,10 @@ def tune(
         say("Running the configured engine for its step times.")
         steps = measure_steps(start, parts[0])
         step_times, words, facts = steps.times, steps.words, steps.facts
-        _check_lengths(steps, parts)
+        parts, rungs = parts_of(settings.workload, settings.limit, max_model_len=steps.max_model_len)
+        slo.check(parts[-1])
+        if rungs.left_out:
+            say(f"{rungs.left_out}.")
         if steps.is_doubtful:
             say(
                 "The step times do not predict steps of the same run within 20 %: is the machine busy with something else?"
@@ -161,6 +167,7 @@ def tune(
         start=start,
         slo=slo,
         parts=parts,
+        left_out=rungs.left_out,
         step_times=words,
         step_times_facts=facts,
         memory=memory.words,
@@ -178,7 +185,7 @@ def _check(settings: Settings) -> None:
             raise ConfigError(f"flag --{name}: {getattr(settings, name)} is less than {value}.")
 
 
-def parts_of(name: str, limit: int) -> tuple[list[Workload], Parts]:
+def parts_of(name: str, limit: int, *, max_model_len: int | None = None) -> tuple[list[Workload], Parts]:
     """Return the parts of a workload: those to search with, the shortest first, and one of other requests at the end.
 
     Of a workload that is drawn the last part has the next seed; of a trace it follows the others.
@@ -186,27 +193,30 @@ def parts_of(name: str, limit: int) -> tuple[list[Workload], Parts]:
     Args:
         name: A workload file, a trace or a name.
         limit: Requests of the longest part to search with, and of the other one.
+        max_model_len: Tokens of the longest request; longer ones are left out.
 
     Raises:
         ConfigError: There is no such workload, it is too short, or all requests come at once.
     """
-    first = load_workload(name)
-    other = load_workload(name, seed=first.seed + 1)
-    longest_output = max(one.num_output_tokens for one in first.requests)
-    if other.requests != first.requests:
+    every = load_workload(name)
+    first, other = (fitting(one.requests, max_model_len) for one in (every, load_workload(name, seed=every.seed + 1)))
+    left_out = _left_out(every.requests, first, max_model_len)
+    if other != first:
         searched, held_out = _cut(first, 0, limit), _cut(other, 0, limit)
     else:
-        limit = min(limit, len(first.requests) // 2)
+        limit = min(limit, len(first) // 2)
         searched, held_out = _cut(first, 0, limit), _cut(first, limit, 2 * limit)
     if len(searched) < _FEWEST or len(held_out) < _FEWEST:
         raise ConfigError(
-            f'workload "{name}": {len(first.requests)} requests are too few: {_FEWEST} are needed to search with, and as many to check.',
-            hint="Take a longer workload.",
+            f'workload "{name}": {len(first)} requests are too few: {_FEWEST} are needed to search with, and as many to check.'
+            + (f" {left_out}." if left_out else ""),
+            hint=_OTHER_MODEL if left_out else "Take a longer workload.",
         )
+    longest_output = max(one.num_output_tokens for one in first)
     rungs = [searched[: len(searched) // parts] for parts in (4, 2, 1) if len(searched) // parts >= _FEWEST]
     names = [f"first {len(rung)}" for rung in rungs] + [f"{len(held_out)} others"]
     parts = [
-        attrs.evolve(first, name=own, requests=_started(requests, longest_output))
+        attrs.evolve(every, name=own, requests=_started(requests, longest_output))
         for own, requests in zip(names, [*rungs, held_out], strict=True)
     ]
     if not all(rate_of(part) for part in parts):
@@ -214,20 +224,20 @@ def parts_of(name: str, limit: int) -> tuple[list[Workload], Parts]:
             f'workload "{name}": all requests come at once, which no other rate changes.',
             hint="Take a workload with arrivals.",
         )
-    return parts, Parts(rungs=names[:-1], held_out=names[-1])
+    return parts, Parts(rungs=names[:-1], held_out=names[-1], left_out=left_out)
 
 
-def _cut(workload: Workload, first: int, end: int) -> list[Any]:
-    """Return requests of a workload, without those that follow one before them."""
+def _cut(requests: Sequence[WorkloadRequest], first: int, end: int) -> list[WorkloadRequest]:
+    """Return a part of some requests, without those that follow one before it."""
     left, known = [], set()
-    for one in workload.requests[first:end]:
+    for one in requests[first:end]:
         if not one.after or one.after in known:
             known.add(one.request_id)
             left.append(one)
     return left
 
 
-def _started(requests: Sequence[Any], longest_output: int) -> tuple[Any, ...]:
+def _started(requests: Sequence[WorkloadRequest], longest_output: int) -> tuple[WorkloadRequest, ...]:
     """Return requests of which the first comes at time 0; how long answers may be does not depend on the part. Pure."""
     start_s = requests[0].arrival_s
     return tuple(
@@ -236,16 +246,28 @@ def _started(requests: Sequence[Any], longest_output: int) -> tuple[Any, ...]:
     )
 
 
-def _check_lengths(steps: MeasuredSteps, parts: Sequence[Workload]) -> None:
-    requests = parts[-1].requests
-    lengths = [one.num_prompt_tokens + one.num_output_tokens for one in requests]
-    num_long = sum(length > steps.max_model_len for length in lengths)
-    if num_long > 0.01 * len(lengths):
-        raise ConfigError(
-            f"trencadis tune: {num_long} of {len(lengths)} requests are longer than the {steps.max_model_len} tokens that this model takes; "
-            f"the longest has {max(lengths)}.",
-            hint="Take another workload or model, or name --step-times of a model that takes them.",
-        )
+def fitting(requests: Sequence[WorkloadRequest], max_model_len: int | None) -> Sequence[WorkloadRequest]:
+    """Return requests without those that are longer, prompt and answer, and those that follow one of them. Pure."""
+    if max_model_len is None:
+        return requests
+    left, gone = [], set()
+    for one in requests:
+        if one.num_prompt_tokens + one.num_output_tokens > max_model_len or one.after in gone:
+            gone.add(one.request_id)
+        else:
+            left.append(one)
+    return left
+
+
+def _left_out(every: Sequence[WorkloadRequest], left: Sequence[WorkloadRequest], max_model_len: int | None) -> str:
+    """Return in words which requests a model cannot take that takes so many tokens; empty: it takes all. Pure."""
+    if len(left) == len(every):
+        return ""
+    longest = max(one.num_prompt_tokens + one.num_output_tokens for one in every)
+    return (
+        f"{len(every) - len(left)} of {len(every)} requests are left out: they, or one that they follow, have more than the "
+        f"{max_model_len} tokens that this model takes; the longest has {longest}"
+    )
 
 
 def _measured(

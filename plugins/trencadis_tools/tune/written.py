@@ -72,6 +72,7 @@ def _head(tuned: Tuned, command: str) -> list[str]:
     lines = [
         f"Found by: {command}",
         f"Objectives: {tuned.slo.text}. Workload: {tuned.settings.workload}; figures are of {held_out.name} than those searched with.",
+        *([f"{tuned.left_out}."] if tuned.left_out else []),
         f"Step times: {tuned.step_times}.",
         f"KV cache: {tuned.memory}.",
         f"Simulated capacity: {capacity_words(found.best)}; of the start: {capacity_words(found.start)}.",
@@ -150,6 +151,7 @@ def evidence_of(tuned: Tuned) -> dict[str, Any]:
             }
             for part in tuned.parts
         ],
+        "left_out": tuned.left_out,
         "stages": [{"stage": stage, "num_simulations": number} for stage, number in found.stages],
         "capacities": {
             "start": _capacity(found.start),

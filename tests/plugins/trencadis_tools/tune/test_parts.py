@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from trencadis.errors import ConfigError
-from trencadis_tools.tune.tune import parts_of
-from trencadis_tools.workloads import load_workload
+from trencadis_tools.tune.tune import fitting, parts_of
+from trencadis_tools.workloads import WorkloadRequest, load_workload
 
 DRAWN = """
 num_requests = 100
@@ -67,3 +67,31 @@ def test_requests_that_follow_one_of_another_part_are_left_out(tmp_path: Path) -
 def test_a_short_workload_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="39 requests are too few: 20 are needed to search with"):
         parts_of(trace(tmp_path, 39), 500)
+
+
+def test_requests_that_a_model_cannot_take_are_left_out_and_counted(tmp_path: Path) -> None:
+    """Request i has 21 + 2 i tokens: the first 45 of 50 have at most 110."""
+    parts, names = parts_of(trace(tmp_path, 50), 500, max_model_len=110)
+    assert [len(part.requests) for part in parts] == [22, 22]
+    assert max(one.num_prompt_tokens + one.num_output_tokens for part in parts for one in part.requests) <= 110
+    assert names.left_out.startswith("5 of 50 requests are left out")
+    assert "the 110 tokens that this model takes; the longest has 119" in names.left_out
+    assert parts_of(trace(tmp_path, 50), 500, max_model_len=119)[1].left_out == ""
+
+
+def test_what_follows_a_request_that_is_left_out_is_left_out_too() -> None:
+    lengths = {"a": (10, ""), "b": (50, "a"), "c": (10, "b"), "d": (10, "c"), "e": (10, "a"), "f": (49, "")}
+    requests = tuple(
+        WorkloadRequest(request_id=key, arrival_s=0.0, num_prompt_tokens=num, num_output_tokens=1, after=after)
+        for key, (num, after) in lengths.items()
+    )
+    assert [one.request_id for one in fitting(requests, 50)] == ["a", "e", "f"]
+    assert fitting(requests, None) == requests
+
+
+def test_too_few_requests_that_a_model_can_take_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"10 requests are too few: .* 40 of 50 requests are left out") as refused:
+        parts_of(trace(tmp_path, 50), 500, max_model_len=39)
+    assert "--step-times" in str(refused.value.hint)
+    with pytest.raises(ConfigError, match="50 of 50 requests are left out"):
+        parts_of(trace(tmp_path, 50), 500, max_model_len=20)
