@@ -121,7 +121,6 @@ class SimulatedExecutor(Executor):
     token ``index + 2``, over and over, and :data:`EOS`.
 
     Where a batch may stand for several steps, it computes those that nothing changes between at once; :attr:`stretch` is the newest of them.
-    It ends before the step in which a KV load ends.
 
     Args:
         clock: Moves on when a step is waited for.
@@ -241,13 +240,10 @@ class SimulatedExecutor(Executor):
     @property
     def idle_until_s(self) -> float:
         """When the next KV transfer ends, if the newest step computes nothing and the last one brought nothing; else minus infinity."""
-        until_s = self._reports_s() if self._newest_is_empty and self._brought_nothing else math.inf
-        return until_s if until_s < math.inf else -math.inf
-
-    def _reports_s(self) -> float:
-        """Return when the worker side has something to report."""
         link = None if self._pool is None else self._pool.link
-        return math.inf if link is None else link.next_report_s
+        if link is None or not (self._newest_is_empty and self._brought_nothing):
+            return -math.inf
+        return link.next_report_s if link.next_report_s < math.inf else -math.inf
 
     def prepare(self, bucket: Bucket) -> None:
         """There is nothing to compile."""
@@ -269,7 +265,6 @@ class SimulatedExecutor(Executor):
             (one,) = batch.passes
             num_steps = min(batch.num_steps, int((self._last_position[one.rows] - one.starts).min()) - 1)
             ends = self.timeline.begin(shape, num_steps)
-            del ends[bisect_left(ends, self._reports_s(), key=itemgetter(0)) :]
             if len(ends) > 1:
                 self.stretch = Stretch(self, batch, ends)
                 return self.stretch
@@ -345,7 +340,7 @@ class SimulatedExecutor(Executor):
         """
         if self._connector is None or self._pool is None:
             return output
-        if self._pool.cost is not None:  # a batch of several steps would tell the engine their sum alone
+        if self._pool.cost is not None:
             num_tokens = sum(int(one.query_lens.sum()) for one in batch.passes)
             for _, step_s in ends:
                 self._pool.cost.computed(num_tokens=num_tokens, seconds=step_s)
