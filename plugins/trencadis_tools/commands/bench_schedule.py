@@ -20,6 +20,10 @@ __all__ = ["HELP", "add_arguments", "run"]
 
 HELP = "latencies under scheduling policies on --trace, on a simulated device"
 
+_NO_DRAFTS = (
+    "The policies run without drafts here: trencadis simulate --drafts and trencadis compare --drafts have them."
+)
+
 _WORKLOAD = {
     "rate": ("R", "requests a second; 0: as the workload has them"),
     "limit": ("N", "the first so many requests"),
@@ -80,6 +84,8 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
     """
     from trencadis.records import StepTime
     from trencadis_tools.bench import ScheduleWorkload, measure_schedule
+    from trencadis_tools.simulation.drafts import speculates
+    from trencadis_tools.simulation.fleet import notes_on
 
     if not args.trace:
         raise ConfigError(
@@ -98,11 +104,14 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
         measure_schedule(config, registry, workload, policy=name, num_blocks=taken.num_blocks, step_time=step_time)
         for name in names
     ]
+    notes = (*notes_on(config), *([_NO_DRAFTS] if speculates(config) else []))
     if args.json:
         facts = {"trace": args.trace, "workload": attrs.asdict(taken), "step_time": attrs.asdict(step_time)}
-        print(json.dumps(facts | {"results": [attrs.asdict(result) for result in results]}))
+        print(json.dumps(facts | {"notes": notes, "results": [attrs.asdict(result) for result in results]}))
     else:
         _print(results)
+        for note in notes:
+            print(note)
     return 0
 
 

@@ -42,7 +42,7 @@ def test_json_has_workload_model_and_every_measure(bench, trace) -> None:
     assert told["step_time"] == attrs.asdict(StepTime())
     (result,) = told["results"]
     assert set(result) == {field.name for field in attrs.fields(ScheduleResult)}
-    assert (result["policy"], result["num_requests"]) == (POLICY, 8)
+    assert (result["policy"], result["num_requests"], told["notes"]) == (POLICY, 8, [])
 
 
 def test_without_json_a_table_has_a_row_for_each_policy(bench, trace) -> None:
@@ -53,6 +53,22 @@ def test_without_json_a_table_has_a_row_for_each_policy(bench, trace) -> None:
 
 def test_without_names_every_policy_is_measured(bench, trace) -> None:
     assert [line.split()[0] for line in bench("--trace", trace).splitlines()[1:]] == ["fake"]
+
+
+def test_what_policies_run_without_is_said(fake_house, trace, capsys) -> None:
+    config, registry = fake_house()
+    speculation, connector = (
+        attrs.evolve(table, name=name)
+        for table, name in ((config.speculation, "ngram"), (config.kv_connector, "host_offload"))
+    )
+    config = attrs.evolve(config, speculation=speculation, kv_connector=connector)
+    parser = argparse.ArgumentParser()
+    bench_command.add_arguments(parser)
+    for flags in ([], ["--json"]):
+        assert bench_command.run(parser.parse_args(["schedule", "--trace", trace, *flags]), config, registry) == 0
+        told = capsys.readouterr().out
+        assert "The policies run without drafts here" in told
+        assert "moves bytes, which simulated replicas do not have" in told
 
 
 def test_step_times_can_be_said(bench, trace) -> None:
