@@ -370,6 +370,8 @@ class TorchBackend(Backend):
             device=self._device,
             kernel=self._kernel,
         )
+        if self._config.prefault_cache:
+            self._cache.prefault()
         if self._replacement is not None:
             self._cache.kernels = f"{self._cache.kernels}+{self._replacement.kernels}"
         if self._share is None:

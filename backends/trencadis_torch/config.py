@@ -65,6 +65,8 @@ class TorchConfig:
         kv_dtype: How keys and values are held in the cache; ``auto`` is the model's dtype.
         max_prefill_batch_size: Most sequences in one padded prefill pass.
         num_threads: Threads of one operation on the CPU; 0: one for a small model, else PyTorch's choice, divided among ranks and replicas.
+        prefault_cache: Write to all memory of the KV cache at the start, on the CPU. Else the system gives pages of it when a step writes
+            there for the first time, which such a step waits for.
         check_model: Compare the paged forward with the model's own after loading, and refuse the model if they differ; of an
             encoder, compare padded texts with bare ones.
         pack: ``auto`` or ``off``.
@@ -104,6 +106,10 @@ class TorchConfig:
         "Threads of one operation on the CPU; 0: one for a small model, else PyTorch's choice, divided among ranks and replicas.",
         unit="threads",
         validator=ge(0),
+    )
+    prefault_cache: bool = setting(
+        False,
+        "Write to all memory of the KV cache at the start, on the CPU, so that no step waits for the system to give pages of it.",
     )
     check_model: bool = setting(True, "Compare the paged forward with the model's own after loading.")
     pack: str = setting(

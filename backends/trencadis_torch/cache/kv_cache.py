@@ -223,6 +223,12 @@ class PagedKVCache(KVPool):
         # torch.zeros would touch gigabytes now.
         return torch.from_numpy(self._host.rows[part].reshape(-1)).view(layer.dtype).view(shape)
 
+    def prefault(self) -> None:
+        """Have the system give all memory now, on the CPU; else it gives pages when they are first written."""
+        if self._host is not None:
+            for part in self.parts:
+                part.zero_()
+
     def layer(self, layer_index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return keys and values of a layer, each ``[num_blocks + 1, block_size, num_kv_heads, head_dim]``."""
         at = self._at[layer_index]

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import resource
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import attrs
 import numpy as np
@@ -32,6 +34,24 @@ def test_layers_have_their_own_shapes_and_one_block_more(cache):
     assert [tuple(values.shape) for values in cache.values] == [(4, 2, 2, 3), (4, 2, 1, 3)]
     assert cache.padding_block == 3
     assert layer(0).bytes_per_token == 2 * (4 + 3) * 4
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+@pytest.mark.skipif(
+    not Path("/proc/self/statm").exists(), reason="this system does not say how much memory is resident"
+)
+def test_memory_is_given_when_it_is_written_or_all_of_it_at_once():
+    before = resident_bytes()
+    cache = PagedKVCache((layer(0, heads=64, key_dim=64, value_dim=64),), num_blocks=1023, block_size=2, device=CPU)
+    size = sum(part.nbytes for part in cache.parts)
+    assert size == 64 << 20
+    assert resident_bytes() - before < size / 4
+    cache.prefault()
+    assert resident_bytes() - before > size * 3 / 4
+    assert not any(part.any() for part in cache.parts)
 
 
 def test_new_keys_land_in_their_slots_and_nowhere_else(cache):
