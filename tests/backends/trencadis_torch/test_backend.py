@@ -8,6 +8,7 @@ import torch
 
 from support.backends import tiny_encoders, tiny_models
 from support.devices import DEVICE, ON_CUDA, cpu_only, cuda_only
+from support.memory import needs_statm, resident_bytes
 from trencadis.clock import SystemClock
 from trencadis.errors import BackendError, ModelLoadError, OutOfMemoryError
 from trencadis.interfaces import AllocationPlan
@@ -272,6 +273,21 @@ def test_cache_that_does_not_fit_is_refused(model_path):
         backend.allocate(
             AllocationPlan(num_blocks=1 << 45, block_size=16, num_rows=1, max_model_len=16, max_num_batched_tokens=16)
         )
+
+
+@cpu_only
+@needs_statm
+@pytest.mark.parametrize("prefaults", [False, True])
+def test_memory_of_the_cache_is_taken_at_the_start_if_that_is_asked_for(model_path, prefaults):
+    backend = make(check_model=False, prefault_cache=prefaults)
+    facts = backend.load(ModelSource(path=str(model_path("llama"))), sampler=ArgmaxSampler())
+    num_blocks = (64 << 20) // (16 * facts.kv_bytes_per_token)
+    before = resident_bytes()
+    backend.allocate(
+        AllocationPlan(num_blocks=num_blocks, block_size=16, num_rows=1, max_model_len=16, max_num_batched_tokens=16)
+    )
+    assert (resident_bytes() - before > 48 << 20) == prefaults
+    backend.close()
 
 
 def test_no_batch_runs_after_close(model_path):

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import resource
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import attrs
 import numpy as np
@@ -10,6 +8,7 @@ import pytest
 import torch
 
 from support.devices import DEVICE, cpu_only
+from support.memory import needs_statm, resident_bytes
 from trencadis.errors import OutOfMemoryError
 from trencadis_kv.store.identity import compat_id
 from trencadis_torch.cache.kv_cache import AttentionLayer, PagedKVCache, stored_layers
@@ -36,13 +35,7 @@ def test_layers_have_their_own_shapes_and_one_block_more(cache):
     assert layer(0).bytes_per_token == 2 * (4 + 3) * 4
 
 
-def resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-
-
-@pytest.mark.skipif(
-    not Path("/proc/self/statm").exists(), reason="this system does not say how much memory is resident"
-)
+@needs_statm
 def test_memory_is_given_when_it_is_written_or_all_of_it_at_once():
     before = resident_bytes()
     cache = PagedKVCache((layer(0, heads=64, key_dim=64, value_dim=64),), num_blocks=1023, block_size=2, device=CPU)
