@@ -160,8 +160,11 @@ def tune(
         start, slo, step_times, parts, replicas=settings.replicas, assumed=memory.assumed, note=note, drafts=drafts
     )
     found = search(space, trials, rungs, hint=rate_of(parts[0]), budget=settings.budget)
-    is_sheet = isinstance(step_times, SheetStepTimes)
-    measured, why = _measured(settings, slo, trials, found, parts, say) if not is_sheet else ((), _OF_SHEET)
+    measured, why = (
+        ((), _OF_SHEET)
+        if isinstance(step_times, SheetStepTimes)
+        else _measured(settings, slo, trials, found, parts, say)
+    )
     return Tuned(
         settings=settings,
         start=start,
