@@ -15,7 +15,7 @@ import attrs
 from trencadis.errors import ConfigError, TrencadisError
 from trencadis_tools.compare.candidates import Candidate
 from trencadis_tools.compare.experiment import rate_of
-from trencadis_tools.simulation import load_drafts
+from trencadis_tools.simulation import StepTimes, load_drafts
 from trencadis_tools.simulation.drafts import facts_of
 from trencadis_tools.simulation.fleet import has_store
 from trencadis_tools.simulation.step_times import BucketStepTimes, SheetStepTimes, load_step_times
@@ -33,6 +33,7 @@ __all__ = ["Settings", "Tuned", "tune"]
 _FEWEST = 20
 """Requests of the shortest part."""
 _OTHER_MODEL = "Take another workload or model, or name --step-times of a model that takes longer requests."
+_DOUBTFUL = "The step times do not predict steps of the same run within 20 %: is the machine busy with something else?"
 _OF_SHEET = "step times of a device sheet say nothing of this machine; without --step-times they are fitted here"
 
 
@@ -134,9 +135,7 @@ def tune(
         if rungs.left_out:
             say(f"{rungs.left_out}.")
         if steps.is_doubtful:
-            say(
-                "The step times do not predict steps of the same run within 20 %: is the machine busy with something else?"
-            )
+            say(_DOUBTFUL)
     memory = memory_of(
         start.config,
         step_times,
@@ -160,11 +159,7 @@ def tune(
         start, slo, step_times, parts, replicas=settings.replicas, assumed=memory.assumed, note=note, drafts=drafts
     )
     found = search(space, trials, rungs, hint=rate_of(parts[0]), budget=settings.budget)
-    measured, why = (
-        ((), _OF_SHEET)
-        if isinstance(step_times, SheetStepTimes)
-        else _measured(settings, slo, trials, found, parts, say)
-    )
+    measured, why = _measured(settings, slo, trials, found, parts, say, step_times)
     return Tuned(
         settings=settings,
         start=start,
@@ -280,8 +275,11 @@ def _measured(
     found: Found,
     parts: Sequence[Workload],
     say: Callable[[str], None],
+    step_times: StepTimes,
 ) -> tuple[Sequence[Measured], str]:
     """Measure the start and the best two at the rate that the best carries, or say why not."""
+    if isinstance(step_times, SheetStepTimes):
+        return (), _OF_SHEET
     if not settings.confirm:
         return (), "--no-confirm"
     if settings.replicas > 1:
