@@ -68,8 +68,7 @@ class ResolvedPlan:
         fallbacks: What to go on with if the chosen one raises in a step, by noun; absent: the step fails.
         observers: Active observers, in the order of the config.
         shadow: Scheduling policy that is asked beside the chosen one and decides nothing, or None.
-        by_layout: Candidates for a bucketing left to ``auto``, by batch layout, as far as plugins offer them; empty once
-            it is chosen.
+        by_layout: Candidates for a bucketing left to ``auto``, by batch layout, as far as plugins offer them; empty if the config named one.
         inner: Components that others name in their config, in a field with the metadata ``component``, one or several; by dotted path.
         sources: Who named each component, by dotted path; for messages.
     """
@@ -108,7 +107,7 @@ class ResolvedPlan:
                 f'{where}: a {layout} backend takes "{name}", which no plugin offers.',
                 hint="Name a bucketing, or install or unblock the package that offers it.",
             )
-        resolved = attrs.evolve(self, choices={**self.choices, "bucketing": self.by_layout[layout]}, by_layout={})
+        resolved = attrs.evolve(self, choices={**self.choices, "bucketing": self.by_layout[layout]})
         resolved.check()
         _check_shapes(resolved, layout)
         return resolved
@@ -154,9 +153,16 @@ class ResolvedPlan:
 
     @functools.cached_property
     def plan_hash(self) -> str:
-        """BLAKE2b-128 of nouns, components, distributions, versions, code and options, 32 hexadecimal digits."""
+        """BLAKE2b-128 of nouns, components, distributions, versions, code and options, 32 hexadecimal digits.
+
+        A bucketing left to ``auto`` counts by its candidates, so that the hash is the same before a backend has said its layout and after.
+        """
         facts = {
-            "choices": {noun: _facts(choice) for noun, choice in self.choices.items()},
+            "choices": {
+                noun: _facts(choice)
+                for noun, choice in self.choices.items()
+                if not (noun == "bucketing" and self.by_layout)
+            },
             "fallbacks": {noun: _facts(choice) for noun, choice in self.fallbacks.items()},
             "observers": [_facts(choice) for choice in self.observers],
             "by_layout": {layout: _facts(choice) for layout, choice in self.by_layout.items()},

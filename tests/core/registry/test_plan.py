@@ -351,9 +351,14 @@ def test_the_hash_changes_with_a_version_and_with_a_distribution(house, install,
     assert len(hashes) == 6
 
 
-def test_the_hash_changes_when_the_bucketing_is_chosen(registry):
+def test_the_hash_is_the_same_before_a_backend_has_said_its_layout_and_after(registry):
+    """What ``trencadis plugins`` and the lock show is what an engine shows, and clients see."""
     plan = _resolve(registry)
-    assert len({plan.plan_hash, *(plan.resolve_bucketing(layout).plan_hash for layout in ("ragged", "padded"))}) == 3
+    assert "bucketing" not in plan.choices
+    resolved = {layout: plan.resolve_bucketing(layout) for layout in ("ragged", "padded")}
+    assert {one.plan_hash for one in resolved.values()} == {plan.plan_hash}
+    named = _resolve(registry, bucketing__name=resolved["padded"].choices["bucketing"].component.name)
+    assert named.plan_hash != plan.plan_hash
 
 
 def test_the_hash_of_an_option_without_a_text_of_its_own_is_stable(registry):
