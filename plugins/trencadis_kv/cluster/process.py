@@ -100,7 +100,7 @@ class MemberProcess:
         while line := await process.stdout.readline():
             text = line.decode(errors="replace").rstrip()
             self._announce(f"[{self.member.name}] {text}")
-            if text.startswith("Ready: "):
+            if "Ready: " in text:  # after a line of another process, such as Ray's, that has no end yet
                 self._ready.set()
 
 

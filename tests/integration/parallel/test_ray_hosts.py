@@ -105,7 +105,7 @@ class Served:
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         self._ready.wait(START_S)
-        if "\nReady: " not in self.log:
+        if "Ready: " not in self.log:
             self.close()
             pytest.fail(self.log)
 
@@ -119,7 +119,7 @@ class Served:
             self.lines.append(line)
             if found := re.match(r"Listening at http://[^ ]*:(\d+)/", line):
                 self._port = int(found[1])
-            if line.startswith("Ready: "):
+            if "Ready: " in line:  # Ray's lines go to the same pipe, and may have no end yet
                 self._ready.set()
         self._ready.set()
 
