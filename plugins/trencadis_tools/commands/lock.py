@@ -28,10 +28,15 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
     """Write the lock, or print what differs from it; returns 0, or 1 if something differs.
 
     Raises:
-        ConfigError: The file cannot be written, or with ``--check`` not read.
+        ConfigError: The model is a path where nothing is; the file cannot be written, or with ``--check`` not read.
         PluginError: The configuration names a component that does not exist or does not fit the others.
     """
     lock = lock_of(config, registry)
+    if lock.model.get("hub", "").startswith(("/", ".", "~")):
+        raise ConfigError(
+            f'[model] path = "{config.model.path}": there is no file of a model, so that nothing of it can be locked.',
+            hint="Write the lock where the model lies, or give a hub id such as Qwen/Qwen3-0.6B.",
+        )
     if args.check:
         found = differences(read_lock(args.out), lock, registry.sources)
         print("\n".join(found) if found else f"{args.out}: nothing has changed")

@@ -44,7 +44,7 @@ COMMANDS = {
     "workload": (0, ["poisson"]),
     "replay": (2, ["/no/such/record"]),
     "tune": (2, ["--workload", "/no/such/workload"]),
-    "lock": (0, NO_MODEL),
+    "lock": (2, NO_MODEL),
     "gaudi-check": (2, ["--timeout", "0"]),
 }
 """Of each command the exit code, and arguments with which it goes as far as is cheap."""

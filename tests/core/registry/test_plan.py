@@ -352,7 +352,7 @@ def test_the_hash_changes_with_a_version_and_with_a_distribution(house, install,
 
 
 def test_the_hash_is_the_same_before_a_backend_has_said_its_layout_and_after(registry):
-    """What ``trencadis plugins`` and the lock show is what an engine shows, and clients see."""
+    """What ``trencadis plugins`` and the lock show is what an engine shows."""
     plan = _resolve(registry)
     assert "bucketing" not in plan.choices
     resolved = {layout: plan.resolve_bucketing(layout) for layout in ("ragged", "padded")}
