@@ -366,7 +366,10 @@ class ObserverConfig:
 
     names: tuple[str, ...] = setting(None, "Active observers.", factory=tuple)
     budget_ms: float = setting(
-        5.0, "An observer slower than this on average over 100 calls is switched off for a while.", unit="ms", validator=gt(0)
+        5.0,
+        "An observer slower than this on average over 100 calls is switched off for a while.",
+        unit="ms",
+        validator=gt(0),
     )
     components: Mapping[str, Any] = attrs.field(
         factory=dict, metadata={"help": "Config objects by component name.", "unit": ""}

@@ -109,9 +109,10 @@ class Guarded(Generic[S]):
                 hint="Mend or replace the component, or name a fallback in its config table.",
             ) from cause
         make_fallback, self._make_fallback = self._make_fallback, None
-        traced, how_long = cause, "for good"
+        traced: BaseException | None = cause
+        how_long = "for good"
         if isinstance(cause, TooSlowError):
-            traced, self._resting = None, None
+            traced = self._resting = None
             if isinstance(make_fallback, Fallback) and make_fallback.remake is not None:
                 self._resting = self.label, make_fallback
             how_long = self._meter.switch_off(fault, for_good=self._resting is None)
