@@ -50,11 +50,11 @@ async def encode_messages(
     *,
     tokenizer: Tokenizer,
     encoder: Encoder,
+    caller: str = "",
     add_generation_prompt: bool | None = None,
     continue_final_message: bool | None = None,
     template_arguments: Mapping[str, Any] | None = None,
     max_model_len: int | None = None,
-    tenant: str = "",
 ) -> tuple[int, ...]:
     """Return the token ids of a conversation. The event loop does not wait for the template, whatever that does.
 
@@ -62,11 +62,11 @@ async def encode_messages(
         messages: At least one.
         tokenizer: Of the model.
         encoder: Where it runs.
+        caller: Name of the API key: at the template, conversations of one key leave a process to those of others.
         add_generation_prompt: End with the opening of the assistant's turn; None: unless the last message is continued.
         continue_final_message: Leave the last message open.
         template_arguments: More names for the template.
         max_model_len: Longest sequence, tokens: what is surely longer is refused before it is rendered; None: it may be cut.
-        tenant: Who asks: conversations of one tenant wait for each other at the template.
 
     Raises:
         ApiError: A part that is no text, arguments that contradict each other, or a conversation that is surely too long.
@@ -96,7 +96,7 @@ async def encode_messages(
             add_generation_prompt=opens_turn,
             continue_final_message=bool(continue_final_message),
             template_arguments=arguments,
-            tenant=tenant,
+            tenant=caller,
         )
     )
     return await encoder.run(lambda: tokenizer.encode_rendered(rendered), num_characters=len(rendered))

@@ -43,7 +43,7 @@ def run(fake_house: House) -> Callable[[Callable[[AsyncLLM], Awaitable[Any]]], A
 
 
 def reference(prompt: tuple[int, ...], num_tokens: int) -> tuple[int, ...]:
-    return tuple(fake_text(prompt, num_tokens, vocab_size=VOCAB_SIZE, eos=-1))
+    return tuple(fake_text(prompt, num_tokens, vocab_size=VOCAB_SIZE))
 
 
 async def all_of(outputs: AsyncIterator[RequestOutput]) -> list[RequestOutput]:
