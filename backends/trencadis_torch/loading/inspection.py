@@ -149,8 +149,16 @@ def _ends(generation: Any, config: Any) -> tuple[int, ...]:
     """
     ends = _ids(getattr(generation, "eos_token_id", None))
     own = _ids(getattr(config, "eos_token_id", None))
-    is_named = not ends or "eos_token_id" in config.to_diff_dict()
+    is_named = not ends or own != _ids(_default_of(config, "eos_token_id"))
     return tuple(dict.fromkeys(ends + own if is_named else ends))
+
+
+def _default_of(config: Any, name: str) -> Any:
+    """Return what a config's class says where a checkpoint says nothing; None if the class cannot be made of nothing."""
+    try:
+        return getattr(type(config)(), name, None)
+    except Exception:  # some classes demand values
+        return None
 
 
 def _ids(eos: Any) -> tuple[int, ...]:

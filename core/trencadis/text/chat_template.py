@@ -248,15 +248,14 @@ def _texts_of(messages: Sequence[Mapping[str, Any]]) -> list[tuple[int, str]]:
 
     Of an assistant's message its last word: templates drop the reasoning before it, and some all that is said beside a call.
     """
-    found = []
+    found: list[tuple[int, str]] = []
     for index, message in enumerate(messages):
         content = message.get("content")
-        texts = [part["text"] for part in content] if isinstance(content, list) else [content]
-        texts = [text for text in texts if isinstance(text, str) and text.strip()]
+        given = [part["text"] for part in content] if isinstance(content, list) else [content]
+        texts = [text for text in given if isinstance(text, str) and text.strip()]
         if message["role"] == "assistant":
-            texts = (
-                [] if message.get("tool_calls") else re.findall(r"\w+$", "".join(texts[-1:])[-_TAIL:].rstrip(_STOPS))
-            )
+            last = "".join(texts[-1:])[-_TAIL:].rstrip(_STOPS)
+            texts = [] if message.get("tool_calls") else re.findall(r"\w+$", last)
         found += [(index, text) for text in texts]
     return found
 

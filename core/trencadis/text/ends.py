@@ -36,9 +36,9 @@ def ends_of_turn(
     writes_known = _writes(source, tokenizer, found)
     if source and (always_tries or not writes_known):
         token = chat_template_of(source, tokenizer.special_tokens).end_of_turn(tokenizer.control_tokens)
-        token_id = None if token is None else tokenizer.control_tokens[token]
-        if token_id is not None and (token_id in found or not writes_known):
-            found.setdefault(token_id, []).append("chat template")
+        end = None if token is None else tokenizer.control_tokens[token]
+        if end is not None and (end in found or not writes_known):
+            found.setdefault(end, []).append("chat template")
     return {token_id: tuple(sources) for token_id, sources in found.items()}
 
 

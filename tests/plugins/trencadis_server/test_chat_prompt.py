@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from support.template_zoo import HOSTILE
 from trencadis.errors import InvalidRequestError
 from trencadis.text import Tokenizer, encode_chat
 from trencadis_server.context import Encoder
@@ -112,6 +113,20 @@ def test_what_no_template_can_write_is_refused(tokenizer: Tokenizer, message: An
     with pytest.raises(ApiError) as caught:
         encode(tokenizer, {"role": "user", **message}, **options)
     assert (caught.value.status, caught.value.param) == (400, param)
+
+
+def test_the_event_loop_does_not_wait_for_a_template(tokenizer: Tokenizer) -> None:
+    async def use() -> None:
+        shows = Shows(tokenizer, HOSTILE["loops"] + "{# here, where nothing has tried it #}")
+        message = ChatMessage(role="user", content="x")
+        encoding = asyncio.ensure_future(encode_messages([message], tokenizer=shows, encoder=Encoder()))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not encoding.done()
+        with pytest.raises(InvalidRequestError, match="ran longer than 2 s and was stopped"):
+            await encoding
+
+    asyncio.run(use())
 
 
 def test_the_templates_own_refusal_is_passed_on(tokenizer: Tokenizer) -> None:
