@@ -134,16 +134,36 @@ def window_of(mask_function: Any, hint: int) -> int:
 def model_facts(model: Any, layers: tuple[AttentionLayer, ...]) -> ModelFacts:
     """Return the facts the engine needs about a model. Pure."""
     config = model.config.get_text_config(decoder=True)
-    eos = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    eos = getattr(config, "eos_token_id", None) if eos is None else eos
-    ids = eos if isinstance(eos, list | tuple) else () if eos is None else (eos,)
     return ModelFacts(
         **_common_facts(model),
         vocab_size=vocab_size(model),
         max_model_len=max_positions(config),
-        eos_token_ids=tuple(map(int, ids)),
+        eos_token_ids=_ends(getattr(model, "generation_config", None), config),
         kv_bytes_per_token=sum(layer.bytes_per_token for layer in layers),
     )
+
+
+def _ends(generation: Any, config: Any) -> tuple[int, ...]:
+    """Return the tokens that end a text by either of a checkpoint's files. Pure.
+
+    An end that is only the default of the config's class counts where there is no other: the checkpoint does not name it.
+    """
+    ends = _ids(getattr(generation, "eos_token_id", None))
+    own = _ids(getattr(config, "eos_token_id", None))
+    is_named = not ends or own != _ids(_default_of(config, "eos_token_id"))
+    return tuple(dict.fromkeys(ends + own if is_named else ends))
+
+
+def _default_of(config: Any, name: str) -> Any:
+    """Return what a config's class says where a checkpoint says nothing; None if the class cannot be made of nothing."""
+    try:
+        return getattr(type(config)(), name, None)
+    except Exception:  # some classes demand values
+        return None
+
+
+def _ids(eos: Any) -> tuple[int, ...]:
+    return tuple(map(int, eos)) if isinstance(eos, list | tuple) else () if eos is None else (int(eos),)
 
 
 def vocab_size(model: Any) -> int:
