@@ -6,11 +6,12 @@ fault. One thread that waits for the processor while the sibling gets it is told
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
 from collections import deque
-from typing import Any, Final
+from typing import Final
 
 __all__ = ["PAUSES", "Pauses", "thread_wait_s"]
 
@@ -74,9 +75,21 @@ def thread_wait_s() -> float:
 _OWN: Final = threading.local()
 
 
+class _File:
+    """The kernel's counts of the thread that opened it; closed with the thread."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.number = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+
+    def __del__(self) -> None:
+        with contextlib.suppress(AttributeError, OSError):  # it could not be opened
+            os.close(self.number)
+
+
 def _file_of_thread() -> int:
     """Return the open file of the calling thread; another after a fork."""
-    found: tuple[int, Any] | None = getattr(_OWN, "file", None)
-    if found is None or found[0] != os.getpid():
-        found = _OWN.file = os.getpid(), open("/proc/thread-self/schedstat", "rb")  # noqa: SIM115 - closed with the thread
-    return int(found[1].fileno())
+    found: _File | None = getattr(_OWN, "file", None)
+    if found is None or found.pid != os.getpid():
+        found = _OWN.file = _File()
+    return found.number
