@@ -78,7 +78,7 @@ def test_token_ids_beyond_the_vocabulary_are_unknown_and_have_no_text(tokenizer:
 
 
 def test_a_byte_level_tokenizer_has_no_byte_fallback(tokenizer: Tokenizer) -> None:
-    assert tokenizer.byte_token_ids == frozenset()
+    assert tokenizer.byte_fallback is None
 
 
 def test_the_short_way_for_plain_tokenizer_files_gives_what_auto_tokenizer_gives(tokenizer: Tokenizer) -> None:
@@ -123,7 +123,8 @@ def test_a_tokenizer_in_a_gguf_file_is_read(tmp_path: Path) -> None:
         write()
     tokenizer = load_tokenizer(str(file))
     assert tokenizer.decode(tokenizer.encode("hi"), skip_special_tokens=True) == "hi"
-    assert tokenizer.byte_token_ids == frozenset(range(3, 259))
+    assert tokenizer.byte_fallback is not None
+    assert tokenizer.byte_fallback.byte_of == {3 + byte: byte for byte in range(256)}
 
 
 @pytest.mark.parametrize(
