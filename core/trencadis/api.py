@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from trencadis.registry.manager import PluginLoader
     from trencadis.registry.plan import AUTO, NOTHING_CHOSEN
     from trencadis.registry.switching import SchedulingChange, SchedulingInForce, resolve_change
-    from trencadis.text import Tokenizer, encode_chat, load_tokenizer, resolve_model_path
+    from trencadis.text import Detokenizer, Tokenizer, encode_chat, load_tokenizer, resolve_model_path
 
 _HOMES = {
     "AUTO": "registry.plan",
@@ -53,6 +53,7 @@ _HOMES = {
     "Choice": "registry",
     "Config": "config",
     "ConfigFile": "config",
+    "Detokenizer": "text",
     "EmbeddingEngine": "engine.embedding",
     "Engine": "engine.engine",
     "EngineTotals": "engine.inspect.accounting",
@@ -108,6 +109,7 @@ __all__ = [
     "Choice",
     "Config",
     "ConfigFile",
+    "Detokenizer",
     "EmbeddingEngine",
     "Engine",
     "EngineSnapshot",

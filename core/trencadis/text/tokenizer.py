@@ -113,6 +113,7 @@ class Tokenizer:
         next_token: A token after which the end of a text shows whether it stays: one written in Python may change it, as that of CTRL,
             whose ``o@@`` is ``o`` before another token. Empty for one in Rust.
         eos_token_id: The tokenizer's own end-of-sequence token; None without one.
+        bos_token_id: The tokenizer's own beginning-of-sequence token; None without one.
         has_text: Whether token ids have texts.
     """
 
@@ -131,22 +132,34 @@ class Tokenizer:
             [] if self._fast is not None else self._hf.encode("a", add_special_tokens=False)[:1]
         )
         self.eos_token_id: int | None = hf.eos_token_id
+        self.bos_token_id: int | None = hf.bos_token_id
 
     @_in_words
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+    def encode(self, text: str, *, add_special_tokens: bool = True, may_be_empty: bool = False) -> tuple[int, ...]:
         """Return the token ids of a prompt. Pure.
 
         Args:
             text: The prompt.
             add_special_tokens: With those that this tokenizer adds by default, such as a beginning-of-sequence token.
+            may_be_empty: No token is an answer, too.
 
         Raises:
             InvalidRequestError: ``text`` has no token.
         """
         ids = tuple(self._hf(text, add_special_tokens=add_special_tokens, verbose=False)["input_ids"])
-        if not ids:
+        if not ids and not may_be_empty:
             raise InvalidRequestError(f"the prompt {text!r} has no tokens.", hint="Give at least one character.")
         return ids
+
+    @cached_property
+    def opening(self) -> tuple[int, ...]:
+        """The special tokens with which a prompt begins: those that this tokenizer adds, or else its beginning-of-sequence token."""
+        ids = self.encode("a")
+        plain = self.encode("a", add_special_tokens=False)
+        starts = [start for start in range(len(ids)) if ids[start : start + len(plain)] == plain]
+        if starts and starts[0]:
+            return ids[: starts[0]]
+        return () if self.bos_token_id is None else (self.bos_token_id,)
 
     @_in_words
     def encode_literally(self, text: str) -> tuple[int, ...]:
@@ -264,11 +277,12 @@ class NoTokenizer(Tokenizer):
         self._hf = self._fast = None
         self.vocab_size = 0
         self.special_token_ids = frozenset()
-        self.byte_fallback = self.eos_token_id = None
+        self.byte_fallback = self.eos_token_id = self.bos_token_id = None
         self.next_token = []
+        self.opening = ()
         self.byte_table = None
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+    def encode(self, text: str, *, add_special_tokens: bool = True, may_be_empty: bool = False) -> tuple[int, ...]:
         """Refuse a text.
 
         Raises:
