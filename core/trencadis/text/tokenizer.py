@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, TypeVar, cast
 
 from trencadis.errors import InvalidRequestError, ModelLoadError, TrencadisError
 from trencadis.faults import as_words, reraise_interrupt
@@ -75,15 +75,14 @@ def load_tokenizer(path: str, *, revision: str = "", trust_remote_code: bool = F
         ) from error
 
 
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
+_MethodT = TypeVar("_MethodT", bound=Callable[..., Any])
 
 
-def _in_words(method: Callable[Concatenate[Tokenizer, _P], _T]) -> Callable[Concatenate[Tokenizer, _P], _T]:
+def _in_words(method: _MethodT) -> _MethodT:
     """Make what foreign code raises the error of a request: the one door to the tokenizer, whose Rust may panic."""
 
     @functools.wraps(method)
-    def guarded(self: Tokenizer, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+    def guarded(self: Tokenizer, *args: Any, **kwargs: Any) -> Any:
         try:
             return method(self, *args, **kwargs)
         except TrencadisError:
@@ -95,7 +94,7 @@ def _in_words(method: Callable[Concatenate[Tokenizer, _P], _T]) -> Callable[Conc
                 hint="Give another text, or token ids; the fault is the tokenizer's.",
             ) from error
 
-    return guarded
+    return cast("_MethodT", guarded)
 
 
 class Tokenizer:
