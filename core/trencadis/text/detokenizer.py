@@ -84,7 +84,7 @@ class Detokenizer:
             return self._decoder.decode(b"", final=True)
         if self._runs is not None:
             self._window += self._runs.flush()
-        text = self._tokenizer.decode(self._window) if self._window else ""
+        text = self._tokenizer.decode_certain(self._window) if self._window else ""
         delta = text[self._emitted :]
         self._emitted = max(self._emitted, len(text))
         return delta
@@ -100,9 +100,9 @@ class Detokenizer:
     def _certain(self) -> str:
         """Return the text of the window that no later token changes."""
         tokenizer, window = self._tokenizer, self._window
-        text = tokenizer.decode(window) if window else ""
+        text = tokenizer.decode_certain(window) if window else ""
         if tokenizer.next_token and window:
-            text = _shared_beginning(text, tokenizer.decode(window + tokenizer.next_token))
+            text = _shared_beginning(text, tokenizer.decode_certain(window + tokenizer.next_token))
         return _settled(text) if self._runs is None else text
 
     def _shorten(self) -> None:

@@ -90,7 +90,7 @@ def _in_words(method: _MethodT) -> _MethodT:
         except BaseException as error:  # a panic is no Exception
             reraise_interrupt(error)
             raise InvalidRequestError(
-                f"the tokenizer failed in {method.__name__}(): {as_words(error).rstrip('.')}.",
+                f"the tokenizer failed: {as_words(error).rstrip('.')}.",
                 hint="Give another text, or token ids; the fault is the tokenizer's.",
             ) from error
 
@@ -166,18 +166,24 @@ class Tokenizer:
         ids = self._hf(text, add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"]
         return tuple(ids)
 
-    @_in_words
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """Return the text of token ids, nothing tidied up; unknown ids have no text. Pure.
 
         With byte fallback, bytes that are no character are one U+FFFD for each maximal subpart, and destroy nothing beside them.
         """
         hidden = self.special_token_ids if skip_special_tokens else frozenset()
-        ids = [token_id for token_id in token_ids if token_id not in hidden] if hidden else list(token_ids)
-        fallback = self.byte_fallback
-        if fallback is not None and not fallback.byte_of.keys().isdisjoint(ids):
-            return self._decode(fallback.rewritten(filter(self.knows, ids)))
-        return self._decode(ids if self._fast is not None else list(filter(self.knows, ids)))
+        ids = [token_id for token_id in token_ids if token_id not in hidden and self.knows(token_id)]
+        return self.decode_certain(ids if self.byte_fallback is None else self.byte_fallback.rewritten(ids))
+
+    @_in_words
+    def decode_certain(self, token_ids: list[int]) -> str:
+        """Return the text of ids that the tokenizer knows, whose byte tokens are valid UTF-8, as the library has it. Pure."""
+        return self._decode(token_ids)
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        if self._fast is not None:
+            return str(self._fast.decode(ids, skip_special_tokens=False))
+        return str(self._hf.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def _find_byte_fallback(self) -> ByteFallback | None:
         if self.byte_table is not None:
@@ -298,6 +304,10 @@ class NoTokenizer(Tokenizer):
         raise needs_tokenizer("a text")
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """Return an empty text. Pure."""
+        return ""
+
+    def decode_certain(self, token_ids: list[int]) -> str:
         """Return an empty text. Pure."""
         return ""
 

@@ -206,4 +206,4 @@ def test_tokens_at_which_the_tokenizer_fails_fail_the_completion_in_words(
     completion.finish(end([*good, *bad, *good], FinishReason.ABORT))
     output = completion.output()
     assert (output.finish_reason, output.stop_reason) == (FinishReason.ERROR, None)
-    assert "the tokenizer failed in decode(): PanicException" in completion.error
+    assert "the tokenizer failed: PanicException" in completion.error

@@ -167,23 +167,22 @@ def test_directory_without_tokenizer_files_is_named(tmp_path) -> None:
 
 def test_a_panic_of_the_tokenizer_is_an_error_of_the_request_in_words(tmp_path: Path) -> None:
     tokenizer = load_tokenizer(panics_at_texts(tmp_path))
-    calls = {
-        "encode": lambda: tokenizer.encode("Hello"),
-        "encode_literally": lambda: tokenizer.encode_literally("Hello"),
-        "apply_chat_template": lambda: tokenizer.apply_chat_template([{"role": "user", "content": "Hello"}]),
-        "opening": lambda: tokenizer.opening,
-    }
-    for name, call in calls.items():
-        with pytest.raises(InvalidRequestError, match="PanicException: chunk size") as caught:
+    calls = (
+        lambda: tokenizer.encode("Hello"),
+        lambda: tokenizer.encode_literally("Hello"),
+        lambda: tokenizer.apply_chat_template([{"role": "user", "content": "Hello"}]),
+        lambda: tokenizer.opening,
+    )
+    for call in calls:
+        with pytest.raises(InvalidRequestError, match="the tokenizer failed: PanicException: chunk size"):
             call()
-        assert name in str(caught.value) or name == "opening"
 
 
 def test_a_panic_while_tokens_are_decoded_is_an_error_in_words(tmp_path: Path, tokenizer: Tokenizer) -> None:
     (token,) = tokenizer.encode("x")
     broken = load_tokenizer(panics_at_a_token(tmp_path, "x"))
     assert broken.decode(tokenizer.encode("Hello")) == "Hello"
-    with pytest.raises(InvalidRequestError, match="the tokenizer failed in decode"):
+    with pytest.raises(InvalidRequestError, match="the tokenizer failed"):
         broken.decode([token])
 
 
