@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from trencadis.registry.plan import AUTO, NOTHING_CHOSEN
     from trencadis.registry.switching import SchedulingChange, SchedulingInForce, resolve_change
     from trencadis.text import (
+        Detokenizer,
         Tokenizer,
         chat_template_of,
         encode_chat,
@@ -61,6 +62,7 @@ _HOMES = {
     "Choice": "registry",
     "Config": "config",
     "ConfigFile": "config",
+    "Detokenizer": "text",
     "EmbeddingEngine": "engine.embedding",
     "Engine": "engine.engine",
     "EngineTotals": "engine.inspect.accounting",
@@ -119,6 +121,7 @@ __all__ = [
     "Choice",
     "Config",
     "ConfigFile",
+    "Detokenizer",
     "EmbeddingEngine",
     "Engine",
     "EngineSnapshot",

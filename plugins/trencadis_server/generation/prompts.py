@@ -61,12 +61,15 @@ async def encode_inputs(
     return await encoder.run(encode_all, num_characters=sum(map(len, texts)))
 
 
-def truncated(prompt: TokenIds, limit: int | None, *, max_model_len: int, max_tokens: int | None) -> TokenIds:
-    """Return the last tokens of a prompt. Pure.
+def truncated(
+    prompt: TokenIds, limit: int | None, *, tokenizer: Tokenizer, max_model_len: int, max_tokens: int | None
+) -> TokenIds:
+    """Return the last tokens of a prompt, after the special tokens with which each prompt begins, which models need there. Pure.
 
     Args:
         prompt: Token ids.
         limit: How many to keep; -1: as many as leave room for the output; None: all.
+        tokenizer: Knows these special tokens; they are kept if the prompt has them and ``limit`` leaves room for more than them.
         max_model_len: Longest sequence, tokens.
         max_tokens: The most output tokens; None: one is enough.
     """
@@ -74,7 +77,9 @@ def truncated(prompt: TokenIds, limit: int | None, *, max_model_len: int, max_to
         return prompt
     if limit < 0:
         limit = max(1, max_model_len - max(1, max_tokens or 1))
-    return prompt[-limit:] if limit else ()
+    opening = tokenizer.opening
+    kept = opening if prompt[: len(opening)] == opening and len(opening) < limit < len(prompt) else ()
+    return kept + prompt[-(limit - len(kept)) :] if limit else ()
 
 
 def check_room(

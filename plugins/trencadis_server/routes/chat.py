@@ -82,7 +82,11 @@ async def _prompt(body: ChatRequest, llm: AsyncLLM, context: ServerContext, *, c
         max_model_len=llm.max_model_len if body.truncate_prompt_tokens is None else None,
     )
     prompt = truncated(
-        encoded, body.truncate_prompt_tokens, max_model_len=llm.max_model_len, max_tokens=body.most_tokens
+        encoded,
+        body.truncate_prompt_tokens,
+        tokenizer=llm.tokenizer,
+        max_model_len=llm.max_model_len,
+        max_tokens=body.most_tokens,
     )
     check_room(
         [prompt],

@@ -102,7 +102,13 @@ async def _prompts(body: CompletionRequest, llm: AsyncLLM, context: ServerContex
         param=_PARAM,
     )
     prompts = [
-        truncated(one, body.truncate_prompt_tokens, max_model_len=llm.max_model_len, max_tokens=_max_tokens(body))
+        truncated(
+            one,
+            body.truncate_prompt_tokens,
+            tokenizer=llm.tokenizer,
+            max_model_len=llm.max_model_len,
+            max_tokens=_max_tokens(body),
+        )
         for one in encoded
     ]
     check_room(prompts, max_model_len=llm.max_model_len, num_output=max(1, body.max_tokens or 1), param=_PARAM)

@@ -8,7 +8,6 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from trencadis.errors import InvalidRequestError
 from trencadis_server.context import context_of
 from trencadis_server.errors import ApiError
 from trencadis_server.generation.chat_prompt import encode_messages
@@ -89,9 +88,7 @@ async def _encode(
     text = body.prompt or ""
     check_length(text, max_model_len, "prompt")
     adds_special = body.add_special_tokens is None or body.add_special_tokens
-    try:
-        return await encoder.run(
-            lambda: tokenizer.encode(text, add_special_tokens=adds_special), num_characters=len(text)
-        )
-    except InvalidRequestError:  # no tokens: no prompt for the engine, but an answer here
-        return ()
+    # A text without tokens is no prompt for the engine, but has an answer here.
+    return await encoder.run(
+        lambda: tokenizer.encode(text, add_special_tokens=adds_special, may_be_empty=True), num_characters=len(text)
+    )

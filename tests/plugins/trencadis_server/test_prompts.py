@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from support.tokenizer_zoo import zoo_tokenizer
 from trencadis.text import Tokenizer
 from trencadis_server.context import Encoder
 from trencadis_server.errors import ApiError
@@ -49,10 +50,27 @@ def test_a_text_that_is_surely_too_long_is_not_even_encoded(tokenizer: Tokenizer
     ("limit", "max_tokens", "kept"),
     [(None, 4, 12), (3, 4, 3), (99, 4, 12), (-1, 4, 6), (-1, None, 9), (-1, 99, 1), (0, 4, 0)],
 )
-def test_truncation_keeps_the_end(limit: int | None, max_tokens: int | None, kept: int) -> None:
+def test_truncation_keeps_the_end(tokenizer: Tokenizer, limit: int | None, max_tokens: int | None, kept: int) -> None:
     prompt = tuple(range(12))
-    result = truncated(prompt, limit, max_model_len=10, max_tokens=max_tokens)
+    result = truncated(prompt, limit, tokenizer=tokenizer, max_model_len=10, max_tokens=max_tokens)
     assert result == prompt[12 - kept :]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "limit", "kept"),
+    [
+        ((1, 5, 6, 7, 8, 9), 4, (1, 7, 8, 9)),
+        ((1, 5, 6, 7, 8, 9), -1, (1, 7, 8, 9)),
+        ((1, 5, 6, 7, 8, 9), 1, (9,)),  # no room for more than it
+        ((1, 5, 6, 7, 8, 9), 6, (1, 5, 6, 7, 8, 9)),
+        ((5, 6, 7, 8, 9), 3, (7, 8, 9)),  # it does not begin with it
+        ((1,), 1, (1,)),
+    ],
+)
+def test_truncation_keeps_the_beginning_of_sequence(prompt: tuple[int, ...], limit: int, kept: tuple[int, ...]) -> None:
+    tokenizer = zoo_tokenizer("llama2")
+    assert tokenizer.opening == (1,)
+    assert truncated(prompt, limit, tokenizer=tokenizer, max_model_len=6, max_tokens=2) == kept
 
 
 def test_a_prompt_may_fill_all_but_the_room_for_the_output() -> None:

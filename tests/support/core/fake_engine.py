@@ -43,6 +43,7 @@ def fake_house() -> Callable[..., tuple[Config, Registry]]:
         speculator: Callable[[], Any] | None = None,
         connector: Callable[[], Any] | None = None,
         sampling: str = "fake",
+        tokenizer: str = "",
         **backend: Any,
     ) -> Any:
         options = {"vocab_size": VOCAB_SIZE, "eos": -1, "max_model_len": 256, **backend}
@@ -67,7 +68,7 @@ def fake_house() -> Callable[..., tuple[Config, Registry]]:
             hook = hookimpl(specname=NOUNS[noun])(lambda noun=noun, factory=factory: [_component(factory)])
             setattr(plugin, NOUNS[noun], hook)
         config = Config(
-            model=ModelConfig(path="demo"),
+            model=ModelConfig(path="demo", tokenizer=tokenizer),
             engine=EngineConfig(warmup=False),
             cache=CacheConfig(num_blocks=512, block_size=4),
             observer=ObserverConfig(names=()),
