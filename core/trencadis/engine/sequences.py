@@ -60,7 +60,8 @@ class Sequence:
         load_deadline_s: When that load is given up.
         lookup_deadline_s: When a look-up that is pending is given up; infinity: none is.
         late_token_epoch: Residency whose token is still in flight after a preemption, or -1.
-        num_cached_tokens: Prompt tokens taken from cache or connector when it first ran.
+        num_cached_tokens: Prompt tokens that were cached, here or where its KV was loaded from, when it first ran; -1: it has not run.
+        max_cached_tokens: The most that count as such, if another engine computed its prompt for it; else -1.
         first_scheduled_s: When it first ran, or was given a first token that another engine chose; or None.
         first_token_s: When its first token was committed, or None.
         num_failed_loads: KV loads of its prompt that were reported as failed.
@@ -79,6 +80,7 @@ class Sequence:
         "loaded_blocks",
         "looked_up",
         "lookup_deadline_s",
+        "max_cached_tokens",
         "num_approximate_tokens",
         "num_cached_tokens",
         "num_failed_loads",
@@ -125,7 +127,7 @@ class Sequence:
         self.transfer_id = -1
         self.load_deadline_s = 0.0
         self.late_token_epoch = -1
-        self.num_cached_tokens = -1
+        self.num_cached_tokens = self.max_cached_tokens = -1
         self.first_scheduled_s: float | None = None
         self.first_token_s: float | None = None
         self.num_failures = 0

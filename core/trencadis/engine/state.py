@@ -162,6 +162,8 @@ class EngineState:
                 self.transfers.cancel(sequence, self.blocks, now_s=now_s)
                 is_complete = False
             hands_over = is_complete and not sequence.is_approximate and self.transfers.has_connector
+            if hands_over:
+                self.transfers.cache_hit(sequence.request, num_tokens=sequence.num_cached_tokens)
             self._leave_row(sequence, finished=hands_over)
             transfer_params = self.transfers.finished_params(sequence.request) if hands_over else None
         elif sequence.state is SequenceState.WAITING_FOR_REMOTE_KV:
@@ -183,9 +185,7 @@ class EngineState:
             token_ids=read_only(tokens[num_prompt:].copy()),
             finish_reason=reason,
             num_prompt_tokens=num_prompt,
-            num_cached_tokens=min(
-                max(sequence.num_cached_tokens, 0), num_prompt
-            ),  # with output of another engine, more
+            num_cached_tokens=_num_cached(sequence),
             num_preemptions=int(table.num_preemptions[slot]),
             arrival_s=float(table.arrival_s[slot]),
             first_scheduled_s=sequence.first_scheduled_s,
@@ -252,8 +252,6 @@ class EngineState:
         if sequence.request.adapter:
             self.adapters.enter(slot)
         sequence.state = SequenceState.RUNNING
-        if sequence.num_cached_tokens < 0:
-            sequence.num_cached_tokens = num_cached
         if sequence.first_scheduled_s is None:
             sequence.first_scheduled_s = self.clock.now_s()
         self.running = np.append(self.running, np.int32(slot))
@@ -417,3 +415,10 @@ class EngineState:
         seed = request.params.seed
         text = f"request {seed}" if seed is not None else f"engine {self._seed} {request.request_id}"
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def _num_cached(sequence: Sequence) -> int:
+    """Return how many prompt tokens were cached before a sequence came. Pure."""
+    is_without_run = sequence.num_cached_tokens < 0 and sequence.first_scheduled_s is not None
+    # Its first token, chosen where the prompt was computed, was its last.
+    return max(sequence.max_cached_tokens if is_without_run else sequence.num_cached_tokens, 0)

@@ -254,15 +254,26 @@ class Admission:
             if not state.transfers.run_beside(sequence, found, blocks=blocks[first:last], first=first, state=state):
                 state.blocks.release(blocks, now_s=state.clock.now_s())
                 return False
-        if sequence.num_cached_tokens < 0:
-            self.num_prompt_tokens += len(sequence.request.prompt_token_ids)
-            self.num_cached_tokens += num_computed
         if sequence.host_blocks is not None:
             state.swapping.swap_in(sequence, blocks, num_found=len(hit))
         num_cached = num_computed if has_all else len(hit) * state.block_size
+        if sequence.num_cached_tokens < 0:
+            self._count_hit(sequence, num_cached)
         state.admit(sequence, blocks=blocks, num_computed=num_computed, num_cached=num_cached)
         self.admitted.append(sequence.slot)
         return True
+
+    def _count_hit(self, sequence: Sequence, num_tokens: int) -> None:
+        """Count the prompt of a sequence that runs for the first time, and how much of that was cached before it came.
+
+        What another engine has just computed for it is no hit, wherever it is found: clients pay less for hits.
+        """
+        most = num_prompt = len(sequence.request.prompt_token_ids)  # with output of another engine, more is found
+        if sequence.max_cached_tokens >= 0:
+            most = min(most, sequence.max_cached_tokens)
+        sequence.num_cached_tokens = min(num_tokens, most)
+        self.num_prompt_tokens += num_prompt
+        self.num_cached_tokens += sequence.num_cached_tokens
 
     def _look_up(self, sequence: Sequence, num_hit: int) -> Lookup | None:
         """Return what the connector has beyond the local hit, or that it is still looking; None if that is nothing."""
@@ -275,6 +286,9 @@ class Admission:
             self.notes.skip(sequence.slot, "the KV connector is still looking for its prefix")
             return found
         if self._num_found(sequence, found) > num_hit:
+            if found.num_cached_tokens is not None:
+                num_before = num_hit * state.block_size if sequence.max_cached_tokens < 0 else sequence.max_cached_tokens
+                sequence.max_cached_tokens = max(num_before, found.num_cached_tokens)
             return found
         self._state.transfers.unused(found)
         return None
