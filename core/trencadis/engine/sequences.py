@@ -154,7 +154,15 @@ _INT_COLUMNS = (
     "adapter",
     "num_adapter_skips",
 )
-_FLOAT_COLUMNS = ("arrival_s", "first_token_s", "weight", "ttft_target_s", "tpot_target_s")
+_FLOAT_COLUMNS = (
+    "arrival_s",
+    "first_token_s",
+    "waiting_since_s",
+    "waited_s",
+    "weight",
+    "ttft_target_s",
+    "tpot_target_s",
+)
 _BOOL_COLUMNS = ("checks_eos", "checks_own_stops")
 
 
@@ -164,7 +172,8 @@ class SequenceTable(Restorable):
     ``num_tokens`` counts tokens in flight, ``num_known_tokens`` only those whose ids the host has.
     ``num_computed_tokens`` counts tokens whose KV is computed or in flight, ``num_cached_tokens`` those it was admitted with.
     ``num_swapped_tokens`` counts tokens of a waiting sequence whose KV is in host memory.
-    ``high_water`` is what had been computed before a preemption. ``first_token_s`` is infinite before the first token. ``was_preempted`` is false as long as that is 0 everywhere.
+    ``high_water`` is what had been computed before a preemption. ``first_token_s`` is infinite before the first token.
+    ``waiting_since_s`` is when a sequence joined the queue, ``waited_s`` how long it waited until it ran, all times together. ``was_preempted`` is false as long as that is 0 everywhere.
     ``num_prompt_logprobs`` counts live sequences that asked for prompt logprobs. ``epoch`` changes with every residency and is unique over the life of the engine. ``adapter`` is the number of a LoRA adapter, 0 for none; ``num_adapter_skips`` counts plans that passed a waiting sequence over for it.
     """
 
@@ -188,6 +197,8 @@ class SequenceTable(Restorable):
     num_adapter_skips: Int64Array
     arrival_s: FloatArray
     first_token_s: FloatArray
+    waiting_since_s: FloatArray
+    waited_s: FloatArray
     weight: FloatArray
     ttft_target_s: FloatArray
     tpot_target_s: FloatArray

@@ -118,7 +118,7 @@ class EngineState:
         table.sequences[slot] = sequence
         length = len(request.prompt_token_ids)
         most = self.max_model_len if params.max_tokens is None else min(self.max_model_len, length + params.max_tokens)
-        table.arrival_s[slot] = self.clock.now_s()
+        table.arrival_s[slot] = table.waiting_since_s[slot] = self.clock.now_s()
         table.priority[slot] = request.priority
         table.adapter[slot] = adapter
         table.ttft_target_s[slot] = request.ttft_target_s
@@ -245,6 +245,7 @@ class EngineState:
         columns = np.arange(len(blocks), dtype=np.int32)
         self.rows.write_blocks(np.full(len(blocks), row, np.int32), columns, blocks)
         table.row[slot] = row
+        table.waited_s[slot] += self.clock.now_s() - table.waiting_since_s[slot]
         table.num_blocks[slot] = len(blocks)
         table.num_computed_tokens[slot], table.num_cached_tokens[slot] = num_computed, num_cached
         table.num_hashed_blocks[slot] = num_cached // self.block_size
@@ -296,12 +297,14 @@ class EngineState:
         self._leave_row(sequence, finished=False)
         table.new_epoch(slot)
         table.num_preemptions[slot] += 1
+        table.waiting_since_s[slot] = self.clock.now_s()
         table.num_computed_tokens[slot] = table.num_blocks[slot] = table.num_hashed_blocks[slot] = 0
         self._wait(sequence, front=True)
 
     def prepared(self, sequence: Sequence) -> None:
         """Put a compiling sequence, which counted as waiting already, at the end of the queue."""
         self.compiling.remove(sequence.slot)
+        self.table.waiting_since_s[sequence.slot] = self.clock.now_s()
         sequence.state = SequenceState.WAITING
         self.waiting.append(sequence.slot)
 

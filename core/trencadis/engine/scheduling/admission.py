@@ -38,7 +38,7 @@ class Admission:
     Args:
         state: The engine's state.
         policy: The guarded scheduling policy.
-        max_wait_s: Sequences that waited longer come first, oldest first.
+        max_wait_s: Sequences that waited longer, since they ran last, come first, those that wait longest first of all.
         watermark_ratio: Share of all blocks kept free for decodes while others run. Source: vLLM's first scheduler.
 
     Attributes:
@@ -81,7 +81,19 @@ class Admission:
 
     def order(self, view: SchedulerView) -> Int32Array:
         """Return the waiting slots in the order in which to admit; a copy, since admissions shift the queue."""
-        order = self._aged(view, self.cached_order.order(view)).copy()
+        return self.ranked_by_age(view, self.cached_order.order(view))
+
+    def ranked_by_age(self, view: SchedulerView, order: Int32Array, *, first: tuple[int, ...] = ()) -> Int32Array:
+        """Return the order in which to admit, from the policy's.
+
+        Args:
+            view: The state.
+            order: All waiting slots.
+            first: Some of them, for which room was made: they come before those that waited too long.
+        """
+        order = self._aged(view, order).copy()
+        if first:
+            order = np.concatenate([np.array(first, np.int32), order[~np.isin(order, first)]])
         self.notes.rank(order)
         return order
 
@@ -180,8 +192,8 @@ class Admission:
             adapters.passed_over(self.notes.without_adapter)
 
     def _aged(self, view: SchedulerView, order: Int32Array) -> Int32Array:
-        """Move sequences that waited too long to the front, oldest first."""
-        old = came_before(self._state.waiting, view.arrival_s, view.now_s - self._max_wait_s)
+        """Move sequences that have waited too long to the front, those that wait longest first."""
+        old = came_before(self._state.waiting, view.waiting_since_s, view.now_s - self._max_wait_s)
         if not old.size or len(old) == len(order):
             return old if old.size else order
         is_old = np.zeros(len(view.arrival_s), np.bool_)
@@ -413,22 +425,22 @@ class CachedOrder(Restorable):
         self._order = self._order[stays]
 
 
-def came_before(waiting: SlotQueue, arrival_s: FloatArray, before_s: float) -> Int32Array:
-    """Return the waiting slots that arrived before a time, oldest first. Pure.
+def came_before(waiting: SlotQueue, since_s: FloatArray, before_s: float) -> Int32Array:
+    """Return the slots that have waited since before a time, those that wait longest first. Pure.
 
-    O(log n) for each that was put back to the front of the queue, and a copy: the others are in order of arrival already.
+    O(log n) for each that was put back to the front of the queue, and a copy: the others are in that order already.
 
     Args:
         waiting: The queue.
-        arrival_s: By slot.
+        since_s: When each slot began to wait.
         before_s: Engine clock.
     """
     slots, num_front = waiting.slots, waiting.num_front
     front, tail = slots[:num_front], slots[num_front:]
-    old = front[arrival_s[front] < before_s]
-    num_old = bisect_left(tail, before_s, key=arrival_s.__getitem__)
+    old = front[since_s[front] < before_s]
+    num_old = bisect_left(tail, before_s, key=since_s.__getitem__)
     if not old.size:
         return tail[:num_old]
-    old = old[np.argsort(arrival_s[old], kind="stable")]
-    places = [bisect_left(tail, time_s, key=arrival_s.__getitem__) for time_s in arrival_s[old].tolist()]
+    old = old[np.argsort(since_s[old], kind="stable")]
+    places = [bisect_left(tail, time_s, key=since_s.__getitem__) for time_s in since_s[old].tolist()]
     return np.insert(tail[:num_old], places, old)
