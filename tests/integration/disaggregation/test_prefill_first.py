@@ -136,7 +136,10 @@ def test_fault_on_the_way_costs_tokens_computed_again(
 ) -> None:
     """A block is 80 KiB here; those that came whole before the fault are used."""
     decode, prompt = engines[1], prompt_of(20 + len(cause))
-    before, loaded = decode.metric(f'trencadis_kv_transfer_failures_total{{cause="{cause}",connector="p2p"'), loaded_by(decode)
+    before, loaded = (
+        decode.metric(f'trencadis_kv_transfer_failures_total{{cause="{cause}",connector="p2p"'),
+        loaded_by(decode),
+    )
     params = prefilled(prompt)
     with FaultProxy(params["remote_port"]) as proxy:
         proxy.to_client.set(**fault)

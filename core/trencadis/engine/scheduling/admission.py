@@ -299,7 +299,9 @@ class Admission:
             return found
         if self._num_found(sequence, found) > num_hit:
             if found.num_cached_tokens is not None:
-                num_before = num_hit * state.block_size if sequence.max_cached_tokens < 0 else sequence.max_cached_tokens
+                num_before = (
+                    num_hit * state.block_size if sequence.max_cached_tokens < 0 else sequence.max_cached_tokens
+                )
                 sequence.max_cached_tokens = max(num_before, found.num_cached_tokens)
             return found
         self._state.transfers.unused(found)

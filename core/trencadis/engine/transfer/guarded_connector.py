@@ -239,7 +239,9 @@ class GuardedConnector:
                 )
             num_cached = found.num_cached_tokens
             if num_cached is not None and (not _are_whole(num_cached) or num_cached < 0):
-                raise ContractError(f"lookup gave num_cached_tokens = {shown(num_cached)}, which is no number of tokens.")
+                raise ContractError(
+                    f"lookup gave num_cached_tokens = {shown(num_cached)}, which is no number of tokens."
+                )
             if not isinstance(found.timeout_s, int | float) or math.isnan(found.timeout_s):
                 raise ContractError(f"lookup gave timeout_s = {shown(found.timeout_s)}, which is no time.")
             if not found.pending and found.num_tokens and is_used(found.transfer_id):

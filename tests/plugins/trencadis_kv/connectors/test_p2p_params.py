@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from trencadis_kv.connectors.p2p.params import KeyCheck, RemotePrefix, handover_params, wants_hold
 
-PREFIX = RemotePrefix(engine="e", hold_id="t", host="127.0.0.1", port=5, num_tokens=32, lease_s=7.5, num_cached_tokens=16)
+PREFIX = RemotePrefix(
+    engine="e", hold_id="t", host="127.0.0.1", port=5, num_tokens=32, lease_s=7.5, num_cached_tokens=16
+)
 GIVEN = handover_params(PREFIX, blocks=[3, 4])
 
 

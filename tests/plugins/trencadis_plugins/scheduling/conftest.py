@@ -37,7 +37,12 @@ def view_of() -> Callable[..., SchedulerView]:
         columns.setdefault("waiting_since_s", columns.get("arrival_s", {}))
         filled = {}
         for field in attrs.fields(SchedulerView):
-            is_float = field.name in {"arrival_s", "waiting_since_s", "waited_s", *starts} and not field.name.startswith(("num_", "max_"))
+            is_float = field.name in {
+                "arrival_s",
+                "waiting_since_s",
+                "waited_s",
+                *starts,
+            } and not field.name.startswith(("num_", "max_"))
             column = np.full(NUM_SLOTS, starts.get(field.name, 0), np.float64 if is_float else np.int64)
             for slot, value in columns.get(field.name, {}).items():
                 column[slot] = value

@@ -59,7 +59,12 @@ def test_least_urgent_gives_way_only_to_a_smaller_number(view_of):
 
 def test_who_waited_long_enough_does_not_give_way_any_more(view_of):
     view = view_of(
-        waiting=[2], running=[0, 1], priority={0: 3, 1: 3, 2: 0}, arrival_s={2: 100}, waited_s={0: 100, 1: 100}, now_s=100
+        waiting=[2],
+        running=[0, 1],
+        priority={0: 3, 1: 3, 2: 0},
+        arrival_s={2: 100},
+        waited_s={0: 100, 1: 100},
+        now_s=100,
     )
     assert Priority(PriorityConfig(preempt=True, age_s=30)).give_way(view, slot=2, candidates=CANDIDATES) == -1
     assert Priority(PriorityConfig(preempt=True, age_s=40)).give_way(view, slot=2, candidates=CANDIDATES) == 1
