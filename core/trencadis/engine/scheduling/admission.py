@@ -45,6 +45,7 @@ class Admission:
         cached_order: The policy's order.
         notes: Of the plan in the making; gets reasons.
         has_outcome: There was something to admit since :meth:`begin`.
+        max_wait_s: As given.
         lacks_blocks: Who was to be admitted alone last was not, for want of blocks and nothing else.
     """
 
@@ -58,7 +59,7 @@ class Admission:
         self._policy = policy
         self.cached_order = CachedOrder(state.waiting, policy, is_waiting=state.is_waiting)
         self._is_connected = state.transfers.has_connector
-        self._max_wait_s = max_wait_s
+        self.max_wait_s = max_wait_s
         self._partition, self._blocks = 0, state.blocks  # from which rows and blocks are taken
         self._watermark = int(state.blocks.num_blocks * watermark_ratio)
         self._watermark_used = 0
@@ -193,7 +194,7 @@ class Admission:
 
     def _aged(self, view: SchedulerView, order: Int32Array) -> Int32Array:
         """Move sequences that have waited too long to the front, those that wait longest first."""
-        old = came_before(self._state.waiting, view.waiting_since_s, view.now_s - self._max_wait_s)
+        old = came_before(self._state.waiting, view.waiting_since_s, view.now_s - self.max_wait_s)
         if not old.size or len(old) == len(order):
             return old if old.size else order
         is_old = np.zeros(len(view.arrival_s), np.bool_)

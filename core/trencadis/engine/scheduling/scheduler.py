@@ -480,7 +480,8 @@ class Preemptor(Restorable):
         state: The engine's state; changed by :meth:`make_way`.
         policy: The guarded scheduling policy.
         admission: Tells what a waiting sequence lacks.
-        max_preemptions: Sequences preempted as often are not preempted again.
+        max_preemptions: Sequences preempted as often are not preempted again, and neither are those that were preempted and have waited too
+            long in all: they would start anew each time.
     """
 
     restored = ("_made_for",)
@@ -530,7 +531,11 @@ class Preemptor(Restorable):
         state, table = self._state, self._state.table
         rows, blocks = self._admission.lacks(slot)
         running = self._candidates()
-        candidates = running[table.num_preemptions[running] < self._max_preemptions]
+        times = table.num_preemptions[running]
+        is_spared = (times >= self._max_preemptions) | (
+            (times > 0) & (table.waited_s[running] > self._admission.max_wait_s)
+        )
+        candidates = running[~is_spared]
         chosen: list[int] = []
         while rows > 0 or blocks > 0:
             if not candidates.size:

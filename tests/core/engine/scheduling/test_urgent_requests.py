@@ -40,6 +40,7 @@ class Load:
             clock=self.clock,
             **{"max_num_seqs": 2, "num_blocks": 1000, "max_num_batched_tokens": 64, "max_wait_s": 1.0, **options},
         )
+        self.max_wait_s: float = options.get("max_wait_s", 1.0)
         self.ends: dict[str, FinishedSequence] = {}
 
     def step(self, times: int = 1) -> None:
@@ -111,6 +112,17 @@ def test_running_gets_nobody_older() -> None:
     assert load.steps_to_end("urgent") <= 3
 
 
+def test_one_that_was_preempted_and_has_waited_too_long_runs_to_its_end() -> None:
+    load = Load(max_num_seqs=1, max_wait_s=0.5, max_preemptions=1000)
+    load.engine.add(request("long", max_tokens=100))
+    for number in range(60):
+        load.engine.add(request(f"urgent {number}", priority=0, max_tokens=8))
+        load.step(9)
+        if "long" in load.ends:
+            break
+    assert load.ends["long"].num_preemptions <= 4, "0.5 s of waits"
+
+
 def test_waiting_still_protects_who_waited_long_enough() -> None:
     load = Load(age_s=0.2, max_num_seqs=1, max_wait_s=1e9)
     load.engine.add(request("first", priority=0, max_tokens=120))
@@ -165,7 +177,9 @@ def test_urgent_ones_never_wait_for_less_urgent_ones_and_nobody_starves(seed: in
         if head < 0 or table.epoch[head] != epoch or not state.is_waiting(head):
             continue
         is_less_urgent = table.priority[state.running] > table.priority[head]
-        may_give_way = (is_less_urgent & (table.num_preemptions[state.running] < 3)).any()
+        times, waited_s = table.num_preemptions[state.running], table.waited_s[state.running]
+        is_spared = (times >= 3) | ((times > 0) & (waited_s > load.max_wait_s))
+        may_give_way = (is_less_urgent & ~is_spared).any()
         if may_give_way and not state.rows.num_free and head not in load.engine._scheduler.preemptor.has_room:
             assert passed_over != (epoch, step - 1), f"step {step}: slot {head} waits while less urgent ones run"
             passed_over = (epoch, step)
