@@ -177,12 +177,12 @@ class CacheConfig:
     )
     memory_fraction: float = setting(
         0.5,
-        "Share of the memory left after loading and a profile run that the KV cache may take.",
+        "Share of the memory left after loading and a profile run that the KV cache may take; on a CPU see also max_bytes.",
         validator=[gt(0), le(1)],
     )
     max_bytes: int = setting(
         0,
-        "The KV cache takes no more than this, unless num_blocks says so; 0: no cap.",
+        "The KV cache takes no more than this, unless num_blocks says so; 0: no cap, but for 4 GiB on a CPU where sequences need no more.",
         unit="bytes",
         validator=ge(0),
     )

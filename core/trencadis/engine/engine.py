@@ -78,6 +78,7 @@ _MAX_IDLE_STEPS = 2
 """A policy that schedules nothing so often in a row, although something could run, is at fault."""
 
 _EMPTY = np.empty(0, np.int32)
+_NO_COUNTERS = '# The engine counts nothing here: no observer shows metrics. Set observer.names to ["prometheus"].\n'
 _NOTHING = TokenDeltas(slots=_EMPTY, num_tokens=_EMPTY, token_ids=_EMPTY)
 # Members of an enum are slow to look up.
 _SCHEDULING, _FORWARD = EnginePhase.SCHEDULING, EnginePhase.FORWARD
@@ -419,9 +420,10 @@ class Engine:
         )
 
     def metrics(self) -> str:
-        """Return what observers and backend measured, in Prometheus' text format; empty if none shows any."""
+        """Return what observers and backend measured, in Prometheus' text format; a comment says so if no observer counts."""
         page, connector = MetricsPage(self._faults), self._state.transfers.connector
         self._observers.add_metrics(page, self._accounting.gauges())
+        comment = "" if page.text else _NO_COUNTERS
         page.add("the engine", off_metrics())
         if connector is not None:
             page.add("the engine", self._state.transfers.metrics())
@@ -432,7 +434,7 @@ class Engine:
             reraise_interrupt(error)
             said = f"{self._device_label} raised {as_words(error)} in metrics(); they are left out."
             self._faults.say(f"{self._device_label}.metrics", said, error=error)
-        return page.text
+        return comment + page.text
 
     def close(self) -> None:
         """End every request, close observers and the executor; may be called twice."""
