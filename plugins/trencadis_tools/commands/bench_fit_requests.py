@@ -161,8 +161,8 @@ def _notes(config: Config, files: list[MeasuredRun], fit: RequestFit) -> list[st
     untold = [name for name, term in fit.terms.items() if term.told < _TOLD]
     if untold:
         notes.append(
-            f"The requests do not tell {' and '.join(untold)}: in steps like these its time is found in the others, and it stayed near where "
-            "the fit began (--sheet). Do not simulate other numbers of sequences or other lengths with it."
+            f"The requests do not tell {' and '.join(untold)} from the other coefficients: it stayed near where the fit began (--sheet). "
+            "What is simulated with other lengths or numbers of sequences depends on it."
         )
     if not config.cache.num_blocks:
         notes.append(
@@ -175,6 +175,6 @@ def _notes(config: Config, files: list[MeasuredRun], fit: RequestFit) -> list[st
             )
         if file.num_cached:
             notes.append(
-                f"{file.name}: {file.num_cached} requests had prompt tokens from a cache, which the simulation computes: token times are too short."
+                f"{file.name}: {file.num_cached} requests had prompt tokens from a cache, which the simulation computes: the fit makes prompt tokens too cheap."
             )
     return notes

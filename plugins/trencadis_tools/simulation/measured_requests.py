@@ -84,7 +84,8 @@ def read_measured(file: Path) -> MeasuredRun:
     Raises:
         ConfigError: It cannot be read, a row is no answered request, or rows are of several runs; names the line.
     """
-    found, runs = [], set()
+    found: list[tuple[float, MeasuredRequest]] = []
+    runs: set[tuple[str, ...]] = set()
     num_failed = num_cached = 0
     for where, row in _rows(read_text(file), str(file)):
         runs.add(tuple(str(row.get(name) or "") for name in _ONE_RUN))

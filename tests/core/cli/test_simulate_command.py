@@ -122,7 +122,7 @@ def test_a_kv_store_is_simulated_and_a_connector_that_moves_bytes_is_named_as_le
     assert "links to KV stores" in out
     told = json.loads(simulated(capsys, *store, "--json"))
     assert told["kv"]["num_tokens_saved"] > 0
-    assert told["notes"] == []
+    assert not [note for note in told["notes"] if "moves bytes" in note]
     out = simulated(capsys, "--kv-connector.name", "host_offload")
     assert 'name = "host_offload" moves bytes' in out
     assert "KV loaded" not in out

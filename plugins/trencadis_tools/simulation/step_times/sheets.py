@@ -184,7 +184,8 @@ def parse_sheet(content: bytes, source: str) -> DeviceSheet:
             f"device sheet {source}: is no TOML: {error}.", hint="Write key = value in each line."
         ) from error
     factors = _made(Factors, _mapping(table.get("factors", {}), "factors", source), "factors", source)
-    return _made(DeviceSheet, {**table, "factors": factors}, "", source)
+    sheet: DeviceSheet = _made(DeviceSheet, {**table, "factors": factors}, "", source)
+    return sheet
 
 
 def _made(kind: type[Any], table: Mapping[str, Any], where: str, source: str) -> Any:
