@@ -16,6 +16,7 @@ from trencadis_tools.compare.metrics import metric_of
 from trencadis_tools.compare.record import record_of
 from trencadis_tools.lab import scipy_stats
 from trencadis_tools.simulation import DraftFacts, Run, StepTimes, load_drafts, simulate
+from trencadis_tools.simulation.drafts import one_seed, speculates
 from trencadis_tools.simulation.step_times import LinearStepTimes, load_step_times
 from trencadis_tools.workloads import Workload, load_workload
 
@@ -97,7 +98,7 @@ def compare(
     candidates = [restored(name, given) for name, given in arguments.configs]
     experiment = _experiment(arguments, candidates)
     if warn is not None:
-        for line in left_open(experiment):
+        for line in [*left_open(experiment), *_one_seed(arguments, experiment)]:
             warn(line)
     if arguments.live:
         with LiveRuns(token_times=experiment.needs_token_times) as live:
@@ -125,6 +126,16 @@ def _compared(
         del written["drafts"]  # records from before there were any stay as they are
     record = record_of(written, step_times, results)
     return Comparison(arguments=arguments, candidates=candidates, results=results, step_times=step_times, record=record)
+
+
+def _one_seed(arguments: Arguments, experiment: Experiment) -> list[str]:
+    """Return in words what is drawn from one seed alone; nothing of a measurement, whose requests are pieces of a trace or seeds. Pure."""
+    if arguments.live or (experiment.is_drawn and experiment.num_pairs > 1):
+        return []
+    drafts = any(speculates(one.config) for one in experiment.candidates)
+    more = "Take more with --seeds." if experiment.is_drawn else "Take a workload that is drawn, and --seeds."
+    words = one_seed("seed 0", requests=experiment.is_drawn, drafts=drafts, more=more)
+    return [words] if words else []
 
 
 def _check(arguments: Arguments) -> None:

@@ -36,6 +36,7 @@ __all__ = [
     "drafter_of",
     "facts_of",
     "load_drafts",
+    "one_seed",
     "simulated_speculation",
     "speculates",
 ]
@@ -92,6 +93,21 @@ class DraftFacts:
         shares = (1.0, *self.acceptance_by_position)
         found = [after / before if before else 0.0 for before, after in itertools.pairwise(shares)]
         return np.array((found + found[-1:] * number)[:number])
+
+
+def one_seed(drawn_from: str, *, requests: bool, drafts: bool, more: str) -> str:
+    """Return in words that numbers come from one seed, and how to get more; empty if nothing is drawn. Pure.
+
+    Args:
+        drawn_from: The seed in words, such as ``seed 0``.
+        requests: Whether it draws requests.
+        drafts: Whether it draws which drafts are right.
+        more: A sentence that says how to run others.
+    """
+    drawn = " and ".join(
+        word for word, is_drawn in (("requests", requests), ("which drafts are right", drafts)) if is_drawn
+    )
+    return f"One seed: {drawn} were drawn from {drawn_from} alone; others give other numbers. {more}" if drawn else ""
 
 
 def load_drafts(text: str) -> dict[str, DraftFacts]:
