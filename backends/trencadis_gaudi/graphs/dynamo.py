@@ -14,7 +14,7 @@ from typing import Any
 
 from trencadis.faults import cut
 
-__all__ = ["DynamoCounts", "most_compiled"]
+__all__ = ["DynamoCounts", "in_one_line", "most_compiled"]
 
 _LIMIT = "Dynamo recompile limit exceeded"
 _MAX_REASON = 400
@@ -40,9 +40,9 @@ class DynamoCounts:
 
     def breaks(self) -> dict[str, int]:
         """Return how often code ran in no graph, for whatever reason, by place and reason in one line. About 1 µs if there is none."""
-        found = Counter(f"{_place(one.user_stack)}{_in_one_line(one.reason)}" for one in self._new_broken())
+        found = Counter(f"{_place(one.user_stack)}{in_one_line(one.reason)}" for one in self._new_broken())
         for reason, number in self._new_uncompiled().items():
-            found[_in_one_line(reason)] += number
+            found[in_one_line(reason)] += number
         return dict(found)
 
     def _new_broken(self) -> Sequence[Any]:
@@ -75,8 +75,14 @@ def _place(stack: Sequence[Any]) -> str:
     return f"{stack[-1].filename}:{stack[-1].lineno} ({stack[-1].name}): " if stack else ""
 
 
-def _in_one_line(reason: str) -> str:
-    """Return a reason without the advice and the links that torch.compile puts below it."""
-    lines = [line.strip() for line in reason.splitlines()]
-    context = [line.partition(": ")[2] for line in lines if line.startswith("Developer debug context:")]
-    return cut(": ".join([*lines[:1], *context]) or "no reason given", _MAX_REASON)
+def in_one_line(reason: str) -> str:
+    """Return a reason, and of an error its place, without the advice and the links that torch.compile puts below it. Pure."""
+    lines = [line.strip() for line in reason.splitlines() if line.strip()]
+    details = [line.partition(": ")[2] for line in lines if line.startswith("Developer debug context: ")]
+    details = details or [line.partition(": ")[2] for line in lines if line.startswith("Explanation: ")] or lines[1:2]
+    # Where an operation raised, its arguments come first, and can be long.
+    said = [*lines[:1], *(detail.rpartition(": got ")[2] for detail in details)]
+    places = [line for line in lines if line.startswith('File "')]
+    return cut(": ".join(part.rstrip(":") for part in said) or "no reason given", _MAX_REASON) + "".join(
+        f" ({place})" for place in places[-1:]
+    )

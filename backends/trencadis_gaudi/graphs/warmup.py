@@ -28,7 +28,7 @@ from trencadis.records import Bucket, Phase, UnifiedBucket, WarmUpReport
 from trencadis_gaudi.config import GaudiConfig
 from trencadis_gaudi.graphs.capture import Capture, log_bucket
 from trencadis_gaudi.graphs.counts import Watch
-from trencadis_gaudi.graphs.dynamo import DynamoCounts, most_compiled
+from trencadis_gaudi.graphs.dynamo import DynamoCounts, in_one_line, most_compiled
 from trencadis_gaudi.graphs.model import dynamo_limits
 from trencadis_gaudi.habana import Habana
 from trencadis_gaudi.memory import format_bytes
@@ -263,7 +263,7 @@ def every_graph() -> Iterator[Callable[[], None]]:
     Yields what raises the error as soon as a graph is broken; at the end it is called again.
 
     Raises:
-        BackendError: It did, or broke a graph.
+        BackendError: It did, broke a graph, or failed.
     """
     import torch._dynamo.config as dynamo
     from torch._dynamo import exc
@@ -290,6 +290,11 @@ def every_graph() -> Iterator[Callable[[], None]]:
                 f"torch.compile gave up during the warm-up: {str(error).splitlines()[0]}",
                 hint="Something of the model differs from call to call; TORCH_LOGS=recompiles names it. "
                 'backend.gaudi.mode = "eager" runs without torch.compile.',
+            ) from error
+        except exc.TorchDynamoException as error:
+            raise BackendError(
+                f"torch.compile failed during the warm-up: {type(error).__name__}: {in_one_line(str(error))}",
+                hint='backend.gaudi.mode = "eager" runs without torch.compile, and shows whether the model itself fails.',
             ) from error
         check()
 

@@ -71,8 +71,8 @@ class Provenance:
             return "Correct it, or do not pass it."
         if self.distribution == OUR_DISTRIBUTION:
             return (
-                "It is a part of Trencadís: if nothing above says what to set, report it with the traceback (--log-level debug) and the "
-                "output of trencadis doctor, or choose another component."
+                "It comes with Trencadís. If the error does not say what to set, report it with what --traceback shows and trencadis doctor "
+                "prints, or choose another component."
             )
         return f'Upgrade or uninstall {self.distribution}, or block it: [plugins] blocked = ["{self.plugin}"].'
 

@@ -179,6 +179,20 @@ def test_graph_break_ends_the_warm_up_with_its_place_and_reason(run, monkeypatch
     torch._dynamo.reset()
 
 
+def wrong_shapes(query):
+    if torch.compiler.is_compiling():
+        query @ torch.zeros(7, 9, device=query.device)
+
+
+def test_error_within_torch_compile_keeps_its_own_text_and_place(run, monkeypatch):
+    torch._dynamo.reset()
+    within_attention(monkeypatch, wrong_shapes)
+    said = r"failed during the warm-up: TorchRuntimeError: .*a and b must have same reduction dim.*test_notices.py.*wrong_shapes"
+    with pytest.raises(BackendError, match=said):
+        run(mode="compile")
+    torch._dynamo.reset()
+
+
 def test_graph_break_ends_the_warm_up_after_the_first_bucket(run, monkeypatch, caplog):
     torch._dynamo.reset()
     within_attention(monkeypatch, host_read)
