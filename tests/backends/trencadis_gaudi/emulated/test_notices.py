@@ -168,6 +168,7 @@ BROKEN = [
 """Faults, and the place and the reason that are said of them; of code that has no graph at all torch.compile keeps no place."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("fault", "said"), BROKEN, ids=["host read", "file", "error while it compiles"])
 @pytest.mark.parametrize("regional", [True, False])
 def test_graph_break_ends_the_warm_up_with_its_place_and_reason(run, monkeypatch, fault, said, regional):
@@ -184,6 +185,7 @@ def wrong_shapes(query):
         query @ torch.zeros(7, 9, device=query.device)
 
 
+@pytest.mark.slow
 def test_error_within_torch_compile_keeps_its_own_text_and_place(run, monkeypatch):
     torch._dynamo.reset()
     within_attention(monkeypatch, wrong_shapes)
@@ -203,6 +205,7 @@ def test_graph_break_ends_the_warm_up_after_the_first_bucket(run, monkeypatch, c
     torch._dynamo.reset()
 
 
+@pytest.mark.slow
 def test_graph_break_while_serving_is_counted_and_said_once_for_each_place(run, expected, monkeypatch, caplog):
     torch._dynamo.reset()
     monkeypatch.setattr(warmup, "every_graph", lambda: contextlib.nullcontext(lambda: None))
