@@ -275,7 +275,7 @@ def every_graph() -> Iterator[Callable[[], None]]:
             first, number = next(iter(found)), len(found)
             more = f" (and {number - 1} more)" if number > 1 else ""
             raise BackendError(
-                f"torch.compile broke a graph during the warm-up: {first}{more}",
+                f"torch.compile broke a graph during the warm-up: {first}{more}.",
                 hint="What breaks it would run one operation at a time, with a value read from the device in between. Keep it out of "
                 'the model\'s forward, or set backend.gaudi.mode to "lazy" (HPU graphs) or "eager".',
             )
