@@ -102,7 +102,7 @@ from trencadis.records import (
     parameters_in,
 )
 from trencadis.registry import Choice, RegisteredComponent, Registry, ResolvedPlan, load_with_plugins, resolve_plan
-from trencadis.registry.collect import OUR_DISTRIBUTION
+from trencadis.registry.provenance import OUR_DISTRIBUTION
 from trencadis.registry.switching import SchedulingInForce
 from trencadis.startup import rare_collections
 from trencadis.text import model_finder, read_prefixes, resolve_model_path, vocabulary_reader
