@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trencadis.api import encode_chat
@@ -12,7 +12,7 @@ from trencadis_server.generation.prompts import check_chat_length
 
 if TYPE_CHECKING:
     from trencadis.api import Tokenizer
-    from trencadis_server.context import Encoder
+    from trencadis_server.fair_threads import FairThreads
     from trencadis_server.protocol.chat import ChatMessage
 
 __all__ = ["encode_messages"]
@@ -48,11 +48,13 @@ async def encode_messages(
     messages: Sequence[ChatMessage],
     *,
     tokenizer: Tokenizer,
-    encoder: Encoder,
+    encoder: FairThreads,
+    caller: str = "",
     add_generation_prompt: bool | None = None,
     continue_final_message: bool | None = None,
     template_arguments: Mapping[str, Any] | None = None,
     max_model_len: int | None = None,
+    finish: Callable[[tuple[int, ...]], tuple[int, ...]] = tuple,
 ) -> tuple[int, ...]:
     """Return the token ids of a conversation.
 
@@ -60,10 +62,12 @@ async def encode_messages(
         messages: At least one.
         tokenizer: Of the model.
         encoder: Where it runs.
+        caller: Name of the API key.
         add_generation_prompt: End with the opening of the assistant's turn; None: unless the last message is continued.
         continue_final_message: Leave the last message open.
         template_arguments: More names for the template.
         max_model_len: Longest sequence, tokens: what is surely longer is refused before it is rendered; None: it may be cut.
+        finish: Cuts or checks the token ids where they are made, so that the time of a refusal counts against the caller.
 
     Raises:
         ApiError: A part that is no text, arguments that contradict each other, or a conversation that is surely too long.
@@ -86,9 +90,9 @@ async def encode_messages(
 
     def encode() -> tuple[int, ...]:
         plain = [_plain(message, index, knows_developer) for index, message in enumerate(messages)]
-        return encode_chat(tokenizer, plain, add_generation_prompt=opens_turn, template_arguments=arguments)
+        return finish(encode_chat(tokenizer, plain, add_generation_prompt=opens_turn, template_arguments=arguments))
 
-    return await encoder.run(encode, num_characters=num_characters + _EACH * num_items)
+    return await encoder.run(encode, num_characters=num_characters + _EACH * num_items, caller=caller)
 
 
 def _size(message: ChatMessage) -> tuple[int, int]:

@@ -7,8 +7,8 @@ import pytest
 
 from trencadis.errors import InvalidRequestError
 from trencadis.text import Tokenizer, encode_chat
-from trencadis_server.context import Encoder
 from trencadis_server.errors import ApiError
+from trencadis_server.fair_threads import FairThreads
 from trencadis_server.generation.chat_prompt import encode_messages
 from trencadis_server.protocol.chat import ChatMessage
 
@@ -36,7 +36,7 @@ class SeesMessages(Tokenizer):
 
 def encode(tokenizer: Tokenizer, *messages: Any, **options: Any) -> tuple[int, ...]:
     parsed = [ChatMessage(**message) for message in messages]
-    return asyncio.run(encode_messages(parsed, tokenizer=tokenizer, encoder=Encoder(), **options))
+    return asyncio.run(encode_messages(parsed, tokenizer=tokenizer, encoder=FairThreads(), **options))
 
 
 def seen(tokenizer: Tokenizer, *messages: Any, template: str = "", **options: Any) -> SeesMessages:
