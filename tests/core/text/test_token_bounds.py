@@ -91,7 +91,10 @@ def test_a_real_tokenizer_has_the_length_of_its_longest_token() -> None:
         (added(byte_level(), AddedToken("<mask>", lstrip=True)), " " * 1000 + "<mask>"),
         (Tokenizer(models.WordPiece(vocab={"[UNK]": 0}, unk_token="[UNK]")), "x" * 1000),
         (Tokenizer(models.BPE(vocab={"a": 0, "<unk>": 1}, merges=[], unk_token="<unk>", fuse_unk=True)), "x" * 1000),
-        (changed(Tokenizer(models.BPE(vocab={"a": 0}, merges=[])), pre_tokenizer=pre_tokenizers.ByteLevel()), "x" * 1000),
+        (
+            changed(Tokenizer(models.BPE(vocab={"a": 0}, merges=[])), pre_tokenizer=pre_tokenizers.ByteLevel()),
+            "x" * 1000,
+        ),
     ],
 )
 def test_there_is_no_bound_where_text_is_lost_or_joined(tokenizer: Tokenizer, text: str) -> None:
