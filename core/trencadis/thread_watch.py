@@ -7,10 +7,16 @@ import threading
 from collections import Counter
 from typing import Final
 
-__all__ = ["MOST_MORE", "ThreadWatch"]
+__all__ = ["ENGINE_THREADS", "MOST_MORE", "ThreadWatch"]
 
 MOST_MORE: Final = 64
 """More threads than at the start, above which there is a warning. The pools of a server are smaller."""
+
+ENGINE_THREADS: Final = (
+    "# HELP trencadis_engine_threads Threads that Python has started in the engine's process and that still run.\n"
+    "# TYPE trencadis_engine_threads gauge\ntrencadis_engine_threads {}\n"
+)
+"""An engine's gauge in Prometheus' text format, without its number."""
 
 
 class ThreadWatch:

@@ -70,15 +70,11 @@ from trencadis.records import (
     SamplingParams,
     TokenDeltas,
 )
-from trencadis.thread_watch import ThreadWatch
+from trencadis.thread_watch import ENGINE_THREADS, ThreadWatch
 
 __all__ = ["Engine"]
 
 _MAX_IDLE_STEPS = 2
-_THREADS = (
-    "# HELP trencadis_engine_threads Threads of the engine's process.\n"
-    "# TYPE trencadis_engine_threads gauge\ntrencadis_engine_threads {}\n"
-)
 """A policy that schedules nothing so often in a row, although something could run, is at fault."""
 
 _EMPTY = np.empty(0, np.int32)
@@ -427,7 +423,7 @@ class Engine:
         """Return what observers and backend measured, in Prometheus' text format; empty if none shows any."""
         page, connector = MetricsPage(self._faults), self._state.transfers.connector
         self._observers.add_metrics(page, self._accounting.gauges())
-        page.add("the engine", _THREADS.format(self._threads.look()))
+        page.add("the engine", ENGINE_THREADS.format(self._threads.look()))
         if connector is not None:
             page.add("the engine", self._state.transfers.metrics())
             page.add(connector.label, connector.metrics())
