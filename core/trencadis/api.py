@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from trencadis.engine.inspect.accounting import EngineTotals
     from trencadis.engine.inspect.snapshot import EngineSnapshot
     from trencadis.engine.layout_support import RANKS, unserved_layout
+    from trencadis.engine.scheduling.tenants import FailureCosts
     from trencadis.plan_lock import PlanLock, differences, lock_of, read_lock
     from trencadis.registry import (
         Choice,
@@ -67,6 +68,7 @@ _HOMES = {
     "Engine": "engine.engine",
     "EngineTotals": "engine.inspect.accounting",
     "EngineSnapshot": "engine.inspect.snapshot",
+    "FailureCosts": "engine.scheduling.tenants",
     "GuardedEviction": "engine.guards",
     "LiveRow": "client.replicas.mover",
     "Mover": "client.replicas.mover",
@@ -126,6 +128,7 @@ __all__ = [
     "Engine",
     "EngineSnapshot",
     "EngineTotals",
+    "FailureCosts",
     "GuardedEviction",
     "LiveRow",
     "Mover",

@@ -40,7 +40,8 @@ class ServerConfig:
     model_name: str = setting("", "Name that clients ask for; empty: model.path. A comma separates further names.")
     api_keys: tuple[str, ...] = setting(
         None,
-        'Keys that clients may use, each "key" or "name:key"; none: no key is needed.',
+        'Keys that clients may use, each "key" or "name:key"; none: no key is needed. In a flag a comma divides them; one that has a '
+        'comma is written in brackets: ["name:a,b"].',
         factory=tuple,
         secret=True,
     )

@@ -274,7 +274,10 @@ class FlightRecorderConfig:
         "", "Where files are written; empty: ~/.local/state/trencadis/flight-records, or below $XDG_STATE_HOME."
     )
     max_files: int = setting(
-        8, "Most files of flight records in the folder: the oldest go first.", unit="files", validator=ge(1)
+        8,
+        "Most files of flight records of one reason in the folder, such as fault or request: the oldest go first.",
+        unit="files",
+        validator=ge(1),
     )
     pause_s: float = setting(
         60.0, "After a fault or a stall was written, others are not for so long.", unit="s", validator=ge(0)

@@ -450,11 +450,18 @@ class _Builder:
         """Return the parameters that a sampler honours; None if it is of a version that did not state them.
 
         Raises:
-            ContractError: It states what is no parameter.
+            ContractError: It states what is no parameter, or nothing at all.
         """
         component = self._plan.choices["sampling"].component
         if component.component.interface_version < 2:
             return None
+        if sampler.honours is Sampler.honours:
+            raise ContractError(
+                f"{component} does not state which parameters of requests it honours, as samplers do since version 2 of their "
+                "interface: every request that sets one, such as temperature, would be refused.",
+                hint=f"Set `honours` in {type(sampler).__qualname__}, to frozenset() for none; or, if it was written for version 1, "
+                "interface_version=1.",
+            )
         try:
             return parameters_in(sampler.honours)
         except ValueError as error:

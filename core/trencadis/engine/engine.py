@@ -71,6 +71,7 @@ from trencadis.records import (
     SamplingParams,
     TokenDeltas,
 )
+from trencadis.thread_watch import ENGINE_THREADS, ThreadWatch
 
 __all__ = ["Engine"]
 
@@ -179,6 +180,7 @@ class Engine:
         self.is_paused = False
         self._on_close = on_close
         self._faults = FaultLog(logging.getLogger("trencadis.engine"))
+        self._threads = ThreadWatch(logging.getLogger("trencadis.engine"), "The engine's process")
         self._device_label = device_label
 
     # ------------------------------------------------------------------------------------------------ requests
@@ -354,7 +356,7 @@ class Engine:
         if question == "totals":
             return {**attrs.asdict(self.totals), "drafter": self._drafting.drafter}
         if question == "flight_record":
-            return self._flight_record(str(arguments.get("reason", "request")))
+            return self._flight_record()
         if question == "reject_transfer":
             self._state.transfers.not_served(arguments["transfer_params"])
             return {}
@@ -375,12 +377,12 @@ class Engine:
             for slot in self._state.slot_of.values():
                 self._recorder.adopted(self._state.table.sequence(slot))
 
-    def _flight_record(self, reason: str) -> dict[str, Any]:
+    def _flight_record(self) -> dict[str, Any]:
         if self._recorder is None:
             raise InvalidRequestError(
                 "this engine keeps no flight record.", hint="Set flight_recorder.num_steps above 0 and start it again."
             )
-        path = self._recorder.dump(reason)
+        path = self._recorder.dump("request")
         if path is None:
             raise BackendError(
                 "the flight record could not be written.", hint="See the log, and flight_recorder.folder."
@@ -424,7 +426,7 @@ class Engine:
         page, connector = MetricsPage(self._faults), self._state.transfers.connector
         self._observers.add_metrics(page, self._accounting.gauges())
         comment = "" if page.text else _NO_COUNTERS
-        page.add("the engine", off_metrics())
+        page.add("the engine", off_metrics() + ENGINE_THREADS.format(self._threads.look()))
         if connector is not None:
             page.add("the engine", self._state.transfers.metrics())
             page.add(connector.label, connector.metrics())

@@ -13,6 +13,7 @@ from typing import Any, TypeVar, cast
 from trencadis.errors import InvalidRequestError, ModelLoadError, TrencadisError
 from trencadis.faults import as_words, reraise_interrupt
 from trencadis.text.byte_fallback import ByteFallback
+from trencadis.text.token_bounds import max_bytes_per_token
 from trencadis.text.token_bytes import ByteTable, TokenBytes, is_byte_level
 
 __all__ = ["NO_TOKENIZER", "NoTokenizer", "Tokenizer", "load_tokenizer", "needs_tokenizer", "resolve_model_path"]
@@ -210,6 +211,11 @@ class Tokenizer:
         The bytes of a text's tokens, joined, are its UTF-8 bytes, unless the tokenizer normalises or adds a space in front.
         """
         return self._token_bytes(token_id)
+
+    @cached_property
+    def max_bytes_per_token(self) -> int | None:
+        """The most UTF-8 bytes of a text that become one token; None: there is no bound, or it is not known."""
+        return max_bytes_per_token(self._fast)
 
     @cached_property
     def byte_table(self) -> Mapping[int, bytes] | None:

@@ -184,6 +184,7 @@ def make_context(config: Config, supervisor: Supervisor) -> ServerContext:
         admission=admission,
         clock=clock,
         created=int(time.time()),
+        has_tenants=has_others,
     )
 
 

@@ -13,6 +13,7 @@ from trencadis.config.schema import CacheConfig, EngineConfig, ModelConfig, Obse
 from trencadis.hookspecs import NOUNS, hookimpl
 from trencadis.interfaces import Component, KVPolicy
 from trencadis.registry import Registry
+from trencadis.registry.contracts import interface_version
 from trencadis.text import Tokenizer, load_tokenizer
 from trencadis_kv.store.defaults import IdentityCodec
 from trencadis_testing.backend import ArgmaxSampler
@@ -65,7 +66,7 @@ def fake_house() -> Callable[..., tuple[Config, Registry]]:
             factories["kv_connector"] = connector
         plugin = types.ModuleType("fake_house")
         for noun, factory in factories.items():
-            hook = hookimpl(specname=NOUNS[noun])(lambda noun=noun, factory=factory: [_component(factory)])
+            hook = hookimpl(specname=NOUNS[noun])(lambda noun=noun, factory=factory: [_component(noun, factory)])
             setattr(plugin, NOUNS[noun], hook)
         config = Config(
             model=ModelConfig(path="demo", tokenizer=tokenizer),
@@ -82,5 +83,7 @@ def fake_house() -> Callable[..., tuple[Config, Registry]]:
     return make
 
 
-def _component(factory: Callable[[], Any]) -> Component:
-    return Component(name="fake", factory=lambda config, context: factory(), summary="Fake.", interface_version=1)
+def _component(noun: str, factory: Callable[[], Any]) -> Component:
+    # A sampler of version 1 gets every parameter, also those that this one does not honour.
+    version = 1 if noun == "sampling" else interface_version(noun)
+    return Component(name="fake", factory=lambda config, context: factory(), summary="Fake.", interface_version=version)

@@ -171,6 +171,15 @@ def test_the_oldest_files_go_first_and_others_stay(tmp_path):
     assert files_in(tmp_path) == sorted([*paths[2:], "notes.txt"])
 
 
+def test_records_on_request_push_out_none_of_a_fault_or_a_stall(tmp_path):
+    files = FlightFiles(FlightRecorderConfig(folder=str(tmp_path), max_files=2))
+    record, kept = record_of(recording_engine()), []
+    for moment, reason in enumerate(["fault", "stall", "signal", *["request"] * 5, "fault"]):
+        record.written_at, record.reason = 1e9 + moment, reason
+        kept.append(files.write(record).name)
+    assert files_in(tmp_path) == sorted([*kept[:3], *kept[-3:]])
+
+
 def test_faults_within_the_pause_are_one_record():
     files = FlightFiles(FlightRecorderConfig(pause_s=1e6))
     assert [files.may_write() for _ in range(3)] == [True, False, False]
