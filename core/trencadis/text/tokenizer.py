@@ -181,11 +181,6 @@ class Tokenizer:
         """Return the text of ids that the tokenizer knows, whose byte tokens are valid UTF-8, as the library has it. Pure."""
         return self._decode(token_ids)
 
-    def _decode(self, ids: Sequence[int]) -> str:
-        if self._fast is not None:
-            return str(self._fast.decode(ids, skip_special_tokens=False))
-        return str(self._hf.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
-
     def _find_byte_fallback(self) -> ByteFallback | None:
         if self.byte_table is not None:
             return None
