@@ -19,10 +19,10 @@ import attrs
 
 import trencadis
 from trencadis.config import Config
-from trencadis.config.builder import is_import_path
 from trencadis.config.dump import dump_config, dump_options
+from trencadis.config.import_paths import is_import_path
 from trencadis.config.messages import origin, show
-from trencadis.config.settings import CORE_TABLES, NOUN_TABLES, Setting
+from trencadis.config.settings import CORE_TABLES, NAMES_OF_COMPONENTS, NOUN_TABLES, Setting
 from trencadis.errors import ConfigError, PlanLockError
 from trencadis.registry import Choice, Provenance, Registry, ResolvedPlan, resolve_plan
 from trencadis.text import resolve_model_path
@@ -36,9 +36,6 @@ _PACKAGES = ("numpy", "tokenizers", "torch", "transformers")
 _FREE_TABLES = frozenset({"log", "plugins"})
 _FREE_SETTINGS = frozenset({"model.path", "model.tokenizer", "parallel.replica"})
 """What may differ between two machines that compute the same: files of the model are compared, not where they lie."""
-
-_NAMES = frozenset({"name", "fallback", "shadow", "names"})
-"""Keys of a noun's table that name components, which are compared themselves."""
 
 _TEXT_SUFFIXES = frozenset({".jinja", ".json", ".model", ".py", ".tiktoken", ".txt"})
 _WEIGHT_SUFFIXES = frozenset({".bin", ".gguf", ".pt", ".safetensors"})
@@ -141,7 +138,7 @@ def _is_locked(setting: Setting) -> bool:
     """Return whether a setting of the core's tables is part of a lock. Pure."""
     if setting.table not in CORE_TABLES or setting.table in _FREE_TABLES or setting.path in _FREE_SETTINGS:
         return False
-    return not (setting.table in NOUN_TABLES and setting.key in _NAMES)
+    return not (setting.table in NOUN_TABLES and setting.key in NAMES_OF_COMPONENTS)  # components are compared themselves
 
 
 def _model(path: str, revision: str) -> dict[str, str]:

@@ -51,12 +51,14 @@ class RawValue:
         raw: As given: text from flags and the environment, else what the file or Python held.
         source: Such as ``serve.toml``, ``environment TRENCADIS_LOG__LEVEL`` or ``flag --log.level``.
         is_text: Still to be read as the setting's type says.
+        may_import: The operator gave it, so that an import path in it is followed; else one is refused.
     """
 
     path: str
     raw: Any
     source: str
     is_text: bool = False
+    may_import: bool = False
 
 
 def read_file(file: Path) -> dict[str, Any]:
@@ -100,15 +102,24 @@ def _read_yaml(file: Path, text: str) -> dict[str, Any]:
     return tree
 
 
-def from_tree(tree: Mapping[str, Any], settings: Settings, source: str) -> list[RawValue]:
+def from_tree(
+    tree: Mapping[str, Any], settings: Settings, source: str, *, may_import: bool = False
+) -> list[RawValue]:
     """Return the values of nested tables. Pure but for warnings.
+
+    Args:
+        tree: The tables.
+        settings: The catalogue.
+        source: Where they come from.
+        may_import: From the operator: see :class:`RawValue`.
 
     Raises:
         UnknownKeyError: A table or key that does not exist.
         ConfigValueError: A value where a table is expected.
         ConfigError: A setting under both its present and its former name.
     """
-    return _renamed(list(_walk(tree, "", settings, source)), settings)
+    given = [attrs.evolve(item, may_import=may_import) for item in _walk(tree, "", settings, source)]
+    return _renamed(given, settings)
 
 
 def _renamed(given: list[RawValue], settings: Settings) -> list[RawValue]:
@@ -212,7 +223,7 @@ def from_environment(environ: Mapping[str, str], settings: Settings) -> list[Raw
             )
         else:
             continue
-        given.append(RawValue(path=path, raw=text, source=f"environment {name}", is_text=True))
+        given.append(RawValue(path=path, raw=text, source=f"environment {name}", is_text=True, may_import=True))
     return _renamed(given, settings)
 
 
@@ -295,7 +306,7 @@ def from_flags(flags: Mapping[str, str] | Sequence[str], settings: Settings) -> 
         path = _path_of(name, settings)
         setting = settings.get(path)
         shown = setting.flag if setting is not None and setting.path == path else name
-        given.append(RawValue(path=path, raw=text, source=f"flag {shown}", is_text=True))
+        given.append(RawValue(path=path, raw=text, source=f"flag {shown}", is_text=True, may_import=True))
     return _renamed(given, settings)
 
 

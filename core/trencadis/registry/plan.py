@@ -231,7 +231,8 @@ class _Resolver:
 
     def choice(self, noun: str, name: str, key: str, source: str = "") -> Choice:
         source = source or self._sources.get(f"{noun}.{key}", "")
-        component = self._registry.select(noun, name, source=source, key=key)
+        # What may not name code to import was refused when the configuration was put together.
+        component = self._registry.select(noun, name, source=source, key=key, may_import=True)
         if component.component.stability == "experimental" and not self._config.plugins.experimental:
             raise ConfigValueError(
                 f"{spot(f'{noun}.{key}', name, source)}: {component} is experimental: its options and results may change, and it may "

@@ -97,7 +97,7 @@ def _candidate(argument: str, base: Path | None, overrides: Mapping[str, Any]) -
 def _loaded(name: str, file: Path | None, overrides: Mapping[str, Any], policy: str = "") -> Candidate:
     resolved, registry = load_with_plugins(file=file, overrides=overrides)
     if policy:  # here, where who asked is known
-        registry.select("scheduling", policy, source=f"argument {policy}, which is no file")
+        registry.select("scheduling", policy, source=f"argument {policy}, which is no file", may_import=True)
     return described(name, resolved, registry)
 
 

@@ -67,7 +67,8 @@ class Administration:
 
         Args:
             question: ``scheduling``, ``set_scheduling``, ``role``, ``set_role`` or ``explain``.
-            arguments: None; ``table``, the change, and ``source``, who asks; none; ``role``; or ``request_id``.
+            arguments: None; ``table``, the change, ``source``, who asks, and ``may_import``, whether import paths in it are followed; none;
+                ``role``; or ``request_id``.
 
         Raises:
             ConfigError: The change cannot be; nothing has changed.
@@ -113,7 +114,11 @@ class Administration:
         return report
 
     def _set_scheduling(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        change = SchedulingChange.of(arguments["table"], source=str(arguments["source"]))
+        change = SchedulingChange.of(
+            arguments["table"],
+            source=str(arguments["source"]),
+            may_import=arguments.get("may_import", False) is True,
+        )
         if self._switch is None:
             raise ConfigError("this engine was composed without plugins: its scheduling cannot be changed.")
         before = self._scheduling()
