@@ -138,6 +138,19 @@ class ResolvedPlan:
         for noun, choice in self.fallbacks.items():
             yield f"{noun}.fallback", choice
 
+    def code_of(self, *nouns: str) -> dict[str, tuple[str, str, str, str]]:
+        """Return name, distribution, version and digest of the code of chosen components, by path of the setting that names each. Pure.
+
+        Args:
+            nouns: Of paths that begin so; none: all.
+        """
+        return {
+            path: (one.name, one.provenance.distribution, one.provenance.version, one.provenance.code_digest)
+            for path, choice in self.named_choices()
+            for one in [choice.component]
+            if not nouns or path.partition(".")[0] in nouns
+        }
+
     def check(self, registry: Registry | None = None) -> None:
         """Negotiate capabilities. Pure.
 

@@ -13,7 +13,7 @@ import attrs
 
 from trencadis.config import Config
 from trencadis.config.builder import ConfigBuilder
-from trencadis.config.dump import dump_config
+from trencadis.config.dump import dump_config, dump_options
 from trencadis.config.import_paths import is_import_path, refuse_import_path
 from trencadis.config.messages import origin, show
 from trencadis.config.sources import from_tree
@@ -122,6 +122,16 @@ class SchedulingInForce:
         shadow = "" if self.plan.shadow is None else self.plan.shadow.component.name
         named = (written.name, written.fallback, written.shadow, self.name, shadow)
         return frozenset(name for name in named if is_import_path(name))
+
+    def as_change(self) -> dict[str, Any]:
+        """Return the table of the change that puts this in force from the configuration: every option, but for secrets. Pure."""
+        options = self.plan.choices["scheduling"].options
+        secrets = set()
+        if attrs.has(type(options)):
+            secrets = {field.name for field in attrs.fields(type(options)) if field.metadata.get("secret")}
+        plain = {key: value for key, value in dump_options(options).items() if key not in secrets}
+        shadow = None if self.plan.shadow is None else self.plan.shadow.component.name
+        return {"name": self.name, "options": plain, "shadow": shadow}
 
     @classmethod
     def at_start(cls, config: Config, plan: ResolvedPlan) -> SchedulingInForce:
