@@ -231,7 +231,8 @@ def test_a_change_of_scheduling_is_an_event_with_the_code_that_is_in_force_since
 
 def test_options_that_no_record_can_hold_are_an_obstacle():
     engine = recording_engine()
-    change_scheduling(engine, name="trencadis_testing.engines:ServeInOrder", options={"a": object()})
+    engine.flight_recorder.changed({"name": "mine", "options": {"a": object()}}, {}, {})
+    engine.flight_recorder.changed({"name": "mine", "options": {"a": "x" * 2**17}}, {}, {})
     assert record_of(engine).obstacles == ["scheduling was changed by options that no record can hold"]
 
 
