@@ -108,6 +108,7 @@ def load_config(
     environ: Mapping[str, str] | None = None,
     flags: Mapping[str, str] | Sequence[str] = (),
     overrides: Mapping[str, Any] | None = None,
+    may_import: bool = True,
 ) -> ResolvedConfig:
     """Return the configuration that all sources make together. Reads the file; else pure but for warnings.
 
@@ -118,15 +119,17 @@ def load_config(
         environ: The environment; none: this process's own.
         flags: Tokens ``["--engine.seed", "3"]``, or a mapping of flag to text.
         overrides: Dotted path to value, from Python; wins over everything.
+        may_import: Flags and overrides are the operator's own; False: they were read from a file that somebody sent.
 
     Raises:
+        ImportPathRefusedError: An import path, in a value that is not the operator's.
         UnknownKeyError: A table, key, variable or flag that does not exist.
         ConfigValueError: A value of the wrong type or out of range, or a required one that is missing.
         ConfigError: The file is missing or not well formed.
     """
     settings = settings or settings_of(components)
     environment = os.environ if environ is None else environ
-    given = {item.path: item for item in _gather(settings, file, environment, flags, overrides or {})}
+    given = {item.path: item for item in _gather(settings, file, environment, flags, overrides or {}, may_import)}
     _add_blocked(given, environment)
     builder = ConfigBuilder(settings, given)
     config = builder.config()
@@ -186,14 +189,15 @@ def _gather(
     environ: Mapping[str, str],
     flags: Mapping[str, str] | Sequence[str],
     overrides: Mapping[str, Any],
+    may_import: bool,
 ) -> Iterable[RawValue]:
     """Yield every given value, the weakest source first."""
     content = _content(file, environ)
     yield from from_tree(content.tree, settings, content.name, may_import=content.may_import)
     yield from from_aliases(environ, settings)
     yield from from_environment(environ, settings)
-    yield from from_flags(flags, settings)
-    yield from from_tree(nest(overrides), settings, "argument", may_import=True)
+    yield from (attrs.evolve(item, may_import=may_import) for item in from_flags(flags, settings))
+    yield from from_tree(nest(overrides), settings, "argument", may_import=may_import)
 
 
 def _content(file: Path | ConfigFile | None, environ: Mapping[str, str]) -> ConfigFile:

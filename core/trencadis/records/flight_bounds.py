@@ -112,5 +112,3 @@ def _check_event(record: FlightRecord, event: Any, where: str) -> None:
         counts = np.frombuffer(emitted, "<i4")
         if counts.min() < 0 or counts.max() > record.max_draft_tokens + 1:
             raise ValueError(f"{where} emits more tokens than there are drafts and one more")
-
-

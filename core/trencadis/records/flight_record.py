@@ -57,9 +57,7 @@ _ARRAY = 1
 """Extension type of msgpack: a numpy array, as its type, a space, and its bytes."""
 
 
-_ARRAY_NAMES = frozenset(
-    np.dtype(kind).newbyteorder(order).str.encode() for kind in "?bBhHiIlLqQefd" for order in "<>"
-)
+_ARRAY_NAMES = frozenset(np.dtype(kind).newbyteorder(order).str.encode() for kind in "?bBhHiIlLqQefd" for order in "<>")
 """Types that an array of a record may have: numbers."""
 
 ComponentCode = tuple[Text, Text, Text, Text]

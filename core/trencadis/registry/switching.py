@@ -69,7 +69,9 @@ class SchedulingChange:
         _expect(table, "options", Mapping, "a table", source)
         _expect(table, "shadow", str | None, "text, or none", source)
         shadow = (table["shadow"] or "") if "shadow" in table else None
-        return cls(name=table.get("name"), options=table.get("options"), shadow=shadow, source=source, may_import=may_import)
+        return cls(
+            name=table.get("name"), options=table.get("options"), shadow=shadow, source=source, may_import=may_import
+        )
 
     @property
     def replaces_policy(self) -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from trencadis.errors import ConfigValueError
+from trencadis.files import read_text
 
 __all__ = ["TAKES_CONFIG", "add_arguments", "read_page", "run_alone"]
 
@@ -66,8 +67,8 @@ def run_alone(args: argparse.Namespace, flags: Sequence[str]) -> int:
         ConfigValueError: The page cannot be read, or has no such tokens.
     """
     try:
-        text = sys.stdin.read() if args.page is None else Path(args.page).read_text()
-    except OSError as error:
+        text = sys.stdin.read() if args.page is None else read_text(args.page)
+    except (OSError, ValueError) as error:
         raise ConfigValueError(f"{args.page}: it cannot be read: {error}.") from error
     lines = ",\n".join(f"  {json.dumps(layer)}: {json.dumps(loads)}" for layer, loads in read_page(text).items())
     page = f"{{\n{lines}\n}}\n"

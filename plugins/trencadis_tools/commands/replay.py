@@ -13,6 +13,7 @@ import attrs
 
 from trencadis.console import print_table
 from trencadis.errors import ConfigError
+from trencadis.files import read_bytes
 from trencadis.records.flight_record import (
     FlightRecord,
     RecordedAttempt,
@@ -31,6 +32,7 @@ DIFFERS = 1
 """Exit code where a replay is not the recorded schedule."""
 
 _MAX_SHOWN = 12
+MAX_FILE_BYTES = 2**27
 _COLUMNS = {
     "name": "policy",
     "num_requests": "requests",
@@ -83,16 +85,18 @@ def run_alone(args: argparse.Namespace, flags: Sequence[str]) -> int:
     """
     path = Path(args.record)
     try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}.", hint="Name a flight record: *.flight.") from error
+        data = read_bytes(path, max_bytes=MAX_FILE_BYTES)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{path}: {getattr(error, 'strerror', None) or error}.", hint="Name a flight record: *.flight."
+        ) from error
     record = decode_flight_record(data, name=str(path))
     facts = _facts(record)
     if args.show:
         print(json.dumps(facts) if args.json else "\n".join(f"{name}: {value}" for name, value in facts.items()))
         return 0
 
-    from trencadis_tools.replay import check_code, check_replayable, recorded_config, replay_exactly
+    from trencadis_tools.replay import check_code, check_replayable, replay_exactly
 
     check_replayable(record, name=str(path))
     config, registry = _recorded(record, args)
@@ -147,7 +151,9 @@ def _served(record: FlightRecord, replayed: ReplayedSteps, flags: list[str], arg
     ]
 
 
-def _recorded(record: FlightRecord, args: argparse.Namespace, flags: list[str] | None = None) -> tuple[Config, Registry]:
+def _recorded(
+    record: FlightRecord, args: argparse.Namespace, flags: list[str] | None = None
+) -> tuple[Config, Registry]:
     """Return the recorded configuration with flags of this command line, and the plugins that the operator has not blocked."""
     from trencadis_tools.replay import recorded_config
 

@@ -121,7 +121,9 @@ def recorded_config(
     return resolved.config, registry
 
 
-def check_code(record: FlightRecord, config: Config, registry: Registry, *, name: str, may_import: bool = False) -> None:
+def check_code(
+    record: FlightRecord, config: Config, registry: Registry, *, name: str, may_import: bool = False
+) -> None:
     """Refuse a record whose components are others here, or have other code.
 
     Args:
@@ -196,7 +198,9 @@ def _words(code: ComponentCode | None) -> str:
     if code is None:
         return "not there"
     component, distribution, version, digest = code
-    return f"{component} of {f'{distribution} {version}'.strip() or 'no distribution'} (code {digest[:12] or 'unknown'})"
+    return (
+        f"{component} of {f'{distribution} {version}'.strip() or 'no distribution'} (code {digest[:12] or 'unknown'})"
+    )
 
 
 @contextlib.contextmanager

@@ -143,9 +143,7 @@ def replay_with(
         TrencadisError: The engine cannot be built, or a policy broke its contract.
     """
     with as_of_a_record():
-        return _replay(
-            record, config, registry, step_times, name, recorded, drafts=drafts or {}, may_import=may_import
-        )
+        return _replay(record, config, registry, step_times, name, recorded, drafts=drafts or {}, may_import=may_import)
 
 
 def _replay(

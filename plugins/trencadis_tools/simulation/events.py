@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import attrs
 from attrs.validators import ge
 
 from trencadis.errors import ConfigError, ConfigValueError
+from trencadis.files import read_toml
 
 __all__ = ["EventKind", "ReplicaEvent", "check_events", "read_events"]
 
@@ -49,8 +49,8 @@ def read_events(file: Path) -> tuple[ReplicaEvent, ...]:
         ConfigError: It cannot be read, or an event makes no sense.
     """
     try:
-        tables = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        tables = read_toml(file)
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{file}: no events that can be read: {error}.") from error
     events = tables.pop("event", [])
     if tables or not isinstance(events, list):

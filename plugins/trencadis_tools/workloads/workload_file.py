@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import tomllib
 import types
 import typing
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from typing import Any, Literal
 import attrs
 
 from trencadis.errors import ConfigError, ConfigValueError, UnknownKeyError, did_you_mean
+from trencadis.files import read_toml
 from trencadis_tools.workloads.arrivals import stretch
 from trencadis_tools.workloads.distributions import Distribution
 from trencadis_tools.workloads.recipe import Recipe
@@ -121,8 +121,8 @@ def _read(file: Path, seen: tuple[Path, ...]) -> Table:
     if file.resolve() in seen:
         raise ConfigError(f"{file}: is its own base.", hint="Remove base.")
     try:
-        table = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        table = read_toml(file)
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{file}: cannot be read: {error}.", hint="Write TOML.") from error
     trace = table.get("trace")
     if isinstance(trace, dict) and isinstance(trace.get("file"), str):

@@ -261,7 +261,10 @@ def test_what_cannot_be_is_answered_400_in_the_words_of_the_configuration(placem
                 'nmae (from POST /admin/scheduling): no such key. There are: name, options, shadow. Did you mean "name"?',
             ),
             ({"name": ["fcfs"]}, "must be text"),
-            ({"name": "support.strategies.hostile_policies:DeafEars"}, "(from POST /admin/scheduling): it would import"),
+            (
+                {"name": "support.strategies.hostile_policies:DeafEars"},
+                "(from POST /admin/scheduling): it would import",
+            ),
             ({"name": "os:mkdir", "options": {"path": made}}, "it would import os and call mkdir"),
             ({"name": "fcfs", "shadow": "os:mkdir"}, "it would import os and call mkdir"),
             ({"name": "shortest_first", "options": {"predictor": "os:mkdir"}}, "it would import os and call mkdir"),

@@ -17,6 +17,7 @@ from typing import Any
 import attrs
 
 from trencadis.errors import ConfigError, ConfigValueError, did_you_mean
+from trencadis.files import parse_json
 
 __all__ = ["FORMATS", "TraceFormat", "TraceRow", "read_rows"]
 
@@ -126,7 +127,7 @@ def read_rows(
                 checked = row.keys()
             kept = {key: value for key, value in row.items() if key not in ignore} if ignore else row
             yield from chosen.read(kept, line)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
             what = f"no {error}" if isinstance(error, KeyError) else str(error)
             raise ConfigError(
                 f"{name}: line {line} is no request: {what}.", hint="Correct or remove the line."
@@ -145,7 +146,7 @@ def _lines(text: str, name: str) -> Iterator[tuple[int, Row]]:
     for number, line in enumerate(text.splitlines(), start=1):
         if line.strip():
             try:
-                row = json.loads(line)
+                row = parse_json(line)
             except ValueError as error:
                 raise ConfigError(
                     f"{name}: line {number} is no request: {error}.", hint="Correct or remove the line."

@@ -76,7 +76,6 @@ def test_equal_work_stays_in_order(view_of):
 SLOTS = np.array([3, 1], np.int32)
 
 
-
 def test_none_expects_nothing(view_of):
     assert make_predictor("none").expected(view_of(), SLOTS).tolist() == [0, 0]
 

@@ -236,7 +236,9 @@ def with_event(record, **change):
 
 NAN = math.nan
 HOSTILE = {
-    "a circle of beginnings": lambda r: copy_of(with_request(with_request(r, 0, like=1, num_like=1), 1, like=0, num_like=1)),
+    "a circle of beginnings": lambda r: copy_of(
+        with_request(with_request(r, 0, like=1, num_like=1), 1, like=0, num_like=1)
+    ),
     "a beginning like itself": lambda r: with_request(r, 1, like=1, num_like=1),
     "a beginning like nothing": lambda r: with_request(r, 1, like=10**6, num_like=1),
     "a beginning of 2^40 tokens": lambda r: with_request(r, 1, like=0, num_like=2**40),
@@ -257,7 +259,9 @@ HOSTILE = {
     "2^30 blocks": lambda r: copy_of(r, num_blocks=2**30),
     "no tokens in a block": lambda r: copy_of(r, block_size=0),
     "sequences without end": lambda r: copy_of(r, max_model_len=2**31, block_size=1),
-    "2^40 sequences": lambda r: copy_of(r, config={**r.config, "engine": {**r.config["engine"], "max_num_seqs": 2**40}}),
+    "2^40 sequences": lambda r: copy_of(
+        r, config={**r.config, "engine": {**r.config["engine"], "max_num_seqs": 2**40}}
+    ),
     "2^40 tokens in a step": lambda r: copy_of(
         r, config={**r.config, "engine": {**r.config["engine"], "max_num_batched_tokens": 2**40}}
     ),
