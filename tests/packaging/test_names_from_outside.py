@@ -68,7 +68,7 @@ NEVER = {
     "exec",
     "__import__",
     "run_path",
-    "run_module",
+
     "spec_from_file_location",
     "import_from_string",
     "resolve_name",
@@ -96,7 +96,7 @@ def found_in(source: str) -> Iterator[tuple[str, int]]:
             yield name, node.lineno
         elif owner == "yaml" and name in ("load", "load_all", "unsafe_load", "full_load"):
             yield "yaml", node.lineno
-        elif owner == "torch" and name == "load" or any(word.arg == "allow_pickle" for word in node.keywords):
+        elif (owner == "torch" and name == "load") or any(word.arg == "allow_pickle" for word in node.keywords):
             yield "pickle", node.lineno
         elif any(word.arg == "shell" and not _is_false(word.value) for word in node.keywords) or (owner, name) == (
             "os",
