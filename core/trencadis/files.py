@@ -21,6 +21,7 @@ __all__ = [
     "MAX_BYTES",
     "MAX_DEPTH",
     "check_plain",
+    "is_file",
     "parse_json",
     "parse_toml",
     "read_bytes",
@@ -38,6 +39,11 @@ MAX_DEPTH: Final = 64
 _MAX_INT: Final = 2**64
 _SUSPECT: Final = re.compile(r"\d{19}|[eE]\+?\d{3}|\\u[dD][89a-fA-F]|NaN|Infinity")
 """What a document has that holds a number which is none, or text that is none."""
+
+
+def is_file(path: str | Path) -> bool:
+    """Return whether there is a regular file; also False for what can be no name of one."""
+    return os.path.isfile(path)  # unlike Path.is_file it raises for no name
 
 
 def read_bytes(path: str | Path, *, max_bytes: int = MAX_BYTES) -> bytes:

@@ -215,6 +215,8 @@ def _verify(args: argparse.Namespace) -> int:
             f"{args.verify}: {str(error).removesuffix(error.hint).strip()}",
             hint="If you trust the file as you trust your own code, add --trust: what it names is imported and run.",
         ) from None
+    except ConfigError as error:
+        raise ConfigError(f"{args.verify}: {str(error).removesuffix(error.hint).strip()}", hint=error.hint) from error
     if comparison_bytes(again.record) == comparison_bytes(record):
         print(f"{args.verify}: the same bytes.")
         return 0

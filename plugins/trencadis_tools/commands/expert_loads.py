@@ -45,8 +45,11 @@ def read_page(text: str) -> dict[str, list[int]]:
             f"that is no page of metrics: {error}.", hint="Give what GET /metrics answers."
         ) from error
     for sample in (sample for family in families for sample in family.samples if sample.name == f"{FAMILY}_total"):
-        layer = found.setdefault(int(sample.labels["layer"]), {})
-        layer[int(sample.labels["expert"])] = int(sample.value)
+        try:
+            layer = found.setdefault(int(sample.labels["layer"]), {})
+            layer[int(sample.labels["expert"])] = int(sample.value)
+        except (KeyError, OverflowError, ValueError) as error:
+            raise ConfigValueError(f"a sample of {FAMILY} is no number of tokens: {error}.") from error
     if not found:
         raise ConfigValueError(
             f"the page has no {FAMILY}_total.",
@@ -70,7 +73,13 @@ def run_alone(args: argparse.Namespace, flags: Sequence[str]) -> int:
         text = sys.stdin.read() if args.page is None else read_text(args.page)
     except (OSError, ValueError) as error:
         raise ConfigValueError(f"{args.page}: it cannot be read: {error}.") from error
-    lines = ",\n".join(f"  {json.dumps(layer)}: {json.dumps(loads)}" for layer, loads in read_page(text).items())
+    try:
+        found = read_page(text)
+    except ConfigValueError as error:
+        raise ConfigValueError(
+            f"{args.page or 'standard input'}: {str(error).removesuffix(error.hint).strip()}", hint=error.hint
+        ) from error
+    lines = ",\n".join(f"  {json.dumps(layer)}: {json.dumps(loads)}" for layer, loads in found.items())
     page = f"{{\n{lines}\n}}\n"
     if args.output is None:
         sys.stdout.write(page)

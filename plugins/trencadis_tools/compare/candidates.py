@@ -13,6 +13,7 @@ import attrs
 
 from trencadis.api import Config, Registry, ResolvedConfig, load_with_plugins, resolve_plan
 from trencadis.errors import ConfigError
+from trencadis.files import is_file
 
 __all__ = ["Candidate", "candidates_of", "check_different", "described", "restored", "sweep_points"]
 
@@ -57,7 +58,7 @@ def candidates_of(
             f"trencadis compare: {len(arguments)} configurations to compare.",
             hint="Name two or more: TOML files, or scheduling policies such as fcfs.",
         )
-    if base is not None and all(Path(argument).is_file() for argument in arguments):
+    if base is not None and all(map(is_file, arguments)):
         raise ConfigError(
             f"flag --config: {base} is the base of scheduling policies that are compared by name, and there are none.",
             hint="Name it as the first configuration, or leave it out.",
@@ -87,7 +88,7 @@ def check_different(candidates: Sequence[Candidate]) -> None:
 
 def _candidate(argument: str, base: Path | None, overrides: Mapping[str, Any]) -> Candidate:
     path = Path(argument)
-    if path.is_file():
+    if is_file(path):
         return _loaded(path.stem, path, {**overrides})
     if path.suffix == ".toml" or len(path.parts) > 1:
         raise ConfigError(

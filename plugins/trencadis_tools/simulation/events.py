@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
 import attrs
-from attrs.validators import ge
+from attrs.validators import ge, instance_of, lt
 
 from trencadis.errors import ConfigError, ConfigValueError
 from trencadis.files import read_toml
@@ -37,8 +38,8 @@ class ReplicaEvent:
         kind: What happens.
     """
 
-    time_s: float = attrs.field(validator=ge(0))
-    replica: int = attrs.field(validator=ge(0))
+    time_s: float = attrs.field(validator=[ge(0), lt(math.inf)])
+    replica: int = attrs.field(validator=[instance_of(int), ge(0)])
     kind: EventKind = attrs.field(converter=EventKind)
 
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import attrs
 
 from trencadis.errors import ConfigError, ConfigValueError, UnknownKeyError, did_you_mean
-from trencadis.files import read_toml
+from trencadis.files import is_file, read_toml
 from trencadis_tools.workloads.arrivals import stretch
 from trencadis_tools.workloads.distributions import Distribution
 from trencadis_tools.workloads.recipe import Recipe
@@ -93,7 +93,7 @@ def _builtin(name: str) -> Path | None:
 
 
 def _check_exists(file: Path) -> None:
-    if not file.is_file():
+    if not is_file(file):
         names = builtin_names()
         raise ConfigError(
             f"{file}: no such workload.",

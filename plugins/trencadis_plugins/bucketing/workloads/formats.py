@@ -138,7 +138,7 @@ def _lines(text: str, name: str) -> Iterator[tuple[int, Row]]:
     """Yield line numbers and rows of JSON lines or of a CSV file."""
     if not text.lstrip().startswith("{"):
         reader = csv.DictReader(text.splitlines())
-        for row in reader:
+        for row in csv_rows(reader, name):
             yield reader.line_num, row
         if not reader.fieldnames or reader.line_num == 1:
             _format_of(dict.fromkeys(reader.fieldnames or ()), name, 1, "")
@@ -154,6 +154,20 @@ def _lines(text: str, name: str) -> Iterator[tuple[int, Row]]:
             if not isinstance(row, dict):
                 raise ConfigError(f"{name}: line {number} is no request: {line[:40]}.", hint="Write JSON objects.")
             yield number, _flat(row)
+
+
+def csv_rows(reader: csv.DictReader[str], name: str) -> Iterator[Row]:
+    """Yield the rows of a CSV file.
+
+    Raises:
+        ConfigError: A line is none, such as one with a field of 2^17 characters.
+    """
+    try:
+        yield from reader
+    except csv.Error as error:
+        raise ConfigError(
+            f"{name}: line {reader.line_num} is no line of CSV: {error}.", hint="Correct or remove the line."
+        ) from error
 
 
 def _flat(row: Row, prefix: str = "") -> Row:

@@ -118,7 +118,7 @@ def _shapes(text: str, name: str) -> Iterator[Passes]:
     """
     found: dict[Shape, tuple[int, int]] = {}
     reader = csv.DictReader(text.splitlines())
-    for row in reader:
+    for row in csv_rows(reader, name):
         try:
             batch_size, query_len, num_blocks, count = (int(row[column]) for column in _COLUMNS[1:5])
             shape = Shape(batch_size, query_len, num_blocks, Phase(row["phase"]))

@@ -7,6 +7,7 @@ from pathlib import Path
 import attrs
 
 from trencadis.errors import ConfigError
+from trencadis.files import is_file
 from trencadis_tools.simulation.step_shape import StepTimes
 from trencadis_tools.simulation.step_times.files import read_step_times
 from trencadis_tools.simulation.step_times.model_sizes import ModelSizes, read_model_sizes
@@ -28,7 +29,7 @@ def load_step_times(name_or_path: str | Path) -> StepTimes:
     text = str(name_or_path)
     sheet, _, rest = text.partition(":")
     if sheet not in sheet_names():
-        if text.endswith(".json") or Path(text).is_file():
+        if text.endswith(".json") or is_file(text):
             return read_step_times(text)
         raise ConfigError(
             f"step times {text!r}: that is no file, and no device sheet.",
