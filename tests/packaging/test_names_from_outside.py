@@ -68,7 +68,6 @@ NEVER = {
     "exec",
     "__import__",
     "run_path",
-
     "spec_from_file_location",
     "import_from_string",
     "resolve_name",

@@ -23,7 +23,7 @@ import numpy as np
 from torch import nn
 
 from trencadis.errors import ModelLoadError
-from trencadis.files import read_json
+from trencadis.files import is_file, read_json
 
 __all__ = ["Measurements", "read_measurements"]
 
@@ -141,7 +141,7 @@ def read_measurements(name: str) -> Measurements:
 
 def _find(name: str) -> Path:
     tried = [Path(f"{name}{ending}{suffix}") for ending in _ENDINGS for suffix in ("", ".json", ".npz")]
-    found = next((path for path in tried if path.suffix in {".json", ".npz"} and path.is_file()), None)
+    found = next((path for path in tried if path.suffix in {".json", ".npz"} and is_file(path)), None)
     if found is None:
         raise ModelLoadError(
             f"[backend.gaudi] fp8_measurements: there is no {name}, and no {name}_hooks_maxabs.json.",

@@ -11,6 +11,7 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from trencadis.errors import ConfigValueError
+from trencadis.faults import cut
 from trencadis.files import read_text
 
 __all__ = ["TAKES_CONFIG", "add_arguments", "read_page", "run_alone"]
@@ -18,6 +19,7 @@ __all__ = ["TAKES_CONFIG", "add_arguments", "read_page", "run_alone"]
 TAKES_CONFIG = False
 """Nothing is configured: a page is read and a file is written."""
 
+_MAX_SHOWN = 200
 FAMILY = "trencadis_torch_expert_tokens"
 
 
@@ -42,7 +44,7 @@ def read_page(text: str) -> dict[str, list[int]]:
         families = [one for one in text_string_to_metric_families(text) if one.name == FAMILY]
     except ValueError as error:
         raise ConfigValueError(
-            f"that is no page of metrics: {error}.", hint="Give what GET /metrics answers."
+            f"that is no page of metrics: {cut(str(error), _MAX_SHOWN)}.", hint="Give what GET /metrics answers."
         ) from error
     for sample in (sample for family in families for sample in family.samples if sample.name == f"{FAMILY}_total"):
         try:

@@ -19,7 +19,7 @@ import attrs
 from trencadis.errors import ConfigError, ConfigValueError, did_you_mean
 from trencadis.files import parse_json
 
-__all__ = ["FORMATS", "TraceFormat", "TraceRow", "read_rows"]
+__all__ = ["FORMATS", "TraceFormat", "TraceRow", "csv_rows", "read_rows"]
 
 Row = Mapping[str, Any]
 
