@@ -57,7 +57,12 @@ _ARRAY = 1
 """Extension type of msgpack: a numpy array, as its type, a space, and its bytes."""
 
 
-_ARRAY_NAMES = frozenset(np.dtype(kind).newbyteorder(order).str.encode() for kind in "?bBhHiIlLqQefd" for order in "<>")
+_ARRAY_NAMES = frozenset(
+    f"{order}{kind}{size}".encode()
+    for kind, sizes in (("b", (1,)), ("i", (1, 2, 4, 8)), ("u", (1, 2, 4, 8)), ("f", (2, 4, 8)))
+    for size in sizes
+    for order in ("|" if size == 1 else "<>")
+)
 """Types that an array of a record may have: numbers."""
 
 ComponentCode = tuple[Text, Text, Text, Text]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import attrs
-from attrs.validators import ge, instance_of, lt
+from attrs.validators import and_, ge, instance_of, lt
 
 from trencadis.errors import ConfigError, ConfigValueError
 from trencadis.files import read_toml
@@ -39,7 +39,7 @@ class ReplicaEvent:
     """
 
     time_s: float = attrs.field(validator=[ge(0), lt(math.inf)])
-    replica: int = attrs.field(validator=[instance_of(int), ge(0)])
+    replica: int = attrs.field(validator=and_(instance_of(int), ge(0)))
     kind: EventKind = attrs.field(converter=EventKind)
 
 

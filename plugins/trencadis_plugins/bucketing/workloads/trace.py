@@ -11,7 +11,7 @@ import lzma
 import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import attrs
 
@@ -21,7 +21,7 @@ from trencadis_plugins.bucketing.workloads.formats import read_rows
 
 __all__ = ["Arrival", "parse_trace", "read_text"]
 
-_COMPRESSED: Mapping[bytes, Callable[[IO[bytes]], IO[bytes]]] = {b"\x1f\x8b": gzip.open, b"\xfd7": lzma.open}
+_COMPRESSED: Mapping[bytes, Callable[[IO[bytes]], Any]] = {b"\x1f\x8b": gzip.open, b"\xfd7": lzma.open}
 """By the first two bytes of the file."""
 
 
