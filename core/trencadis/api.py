@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from trencadis.engine.inspect.snapshot import EngineSnapshot
     from trencadis.engine.layout_support import RANKS, unserved_layout
     from trencadis.engine.scheduling.tenants import FailureCosts
-    from trencadis.plan_lock import PlanLock, differences, lock_of, read_lock
+    from trencadis.plan_lock import PlanLock, differences, lock_from, lock_of, read_lock
     from trencadis.registry import (
         Choice,
         Provenance,
@@ -99,6 +99,7 @@ _HOMES = {
     "explain": "config.explain",
     "load_tokenizer": "text",
     "load_with_plugins": "registry",
+    "lock_from": "plan_lock",
     "lock_of": "plan_lock",
     "make_mover": "client.replicas.connect",
     "make_router": "client.replicas.connect",
@@ -158,6 +159,7 @@ __all__ = [
     "explain",
     "load_tokenizer",
     "load_with_plugins",
+    "lock_from",
     "lock_of",
     "make_mover",
     "make_router",

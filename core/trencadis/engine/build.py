@@ -377,14 +377,7 @@ class _Builder:
             can_start_with=lambda start, token_id: self._reference_sampler().can_start_with(start, token_id),
             is_portable=lambda params: self._reference_sampler().is_portable(params),
             sampling_fingerprint=self._sampling_fingerprint(model),
-            components={
-                noun: (
-                    choice.component.name,
-                    choice.component.provenance.distribution,
-                    choice.component.provenance.version,
-                )
-                for noun, choice in choices.items()
-            },
+            components=self._plan.code_of(),
             device_label=self.device_label,
         )
 
@@ -676,7 +669,7 @@ class Parts(EmbeddingParts):
         prepare: Begins what the sampler has to do before a request can run.
         can_start_with: Whether the sampler could have chosen a token for a sequence at the end of its prompt.
         is_portable: Whether a sequence with these parameters may go on here after tokens that another engine chose.
-        components: By noun: name, distribution and version of what is in place.
+        components: What is in place, by dotted path of the setting that names it.
         device_label: Names executor and backend in messages.
         sampling_fingerprint: What the connector carries to another engine that is to choose a first token; None: none does.
     """
@@ -697,7 +690,7 @@ class Parts(EmbeddingParts):
     can_start_with: Callable[[RowStart, int], bool] = lambda _, __: True
     is_portable: Callable[[SamplingParams], bool] = lambda _: True
     sampling_fingerprint: SamplingFingerprint | None = None
-    components: Mapping[str, tuple[str, str, str]] = attrs.Factory(dict)
+    components: Mapping[str, tuple[str, str, str, str]] = attrs.Factory(dict)
     device_label: str = "the executor"
 
 

@@ -362,7 +362,7 @@ class Engine:
             return {}
         answer = self._administration.answer(question, arguments)
         if question == "set_scheduling" and self._recorder is not None:
-            self._recorder.obstacle("scheduling was changed while the engine served", lasts=True)
+            self._recorder.changed(*self._administration.scheduling_in_force(arguments["table"]))
         return answer
 
     @property

@@ -9,9 +9,7 @@ compared on the same text, and two draft lengths differ only in how many drafts 
 from __future__ import annotations
 
 import itertools
-import tomllib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Protocol
 
 import attrs
@@ -22,6 +20,7 @@ from attrs.validators import and_, deep_iterable, ge, le
 from trencadis.api import Config, NounConfig
 from trencadis.clock import SimulatedClock
 from trencadis.errors import ConfigError, ConfigValueError
+from trencadis.files import is_file, read_toml
 from trencadis.interfaces import ComponentContext, DraftView, Speculator
 from trencadis.records import Drafts, Int32Array, Int64Array, StepShape
 from trencadis_tools.simulation.step_shape import StepTimes
@@ -124,15 +123,17 @@ def load_drafts(text: str) -> dict[str, DraftFacts]:
     try:
         return {ANY: DraftFacts(acceptance=float(text))}
     except ValueError as error:
-        if not Path(text).is_file():
+        if not is_file(text):
             raise ConfigError(
                 f'flag --drafts: "{text}" is neither a share from 0 to 1 nor a file.',
                 hint="Write how often a draft is right, such as 0.7, or name a TOML file.",
             ) from error
     try:
-        tables = tomllib.loads(Path(text).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        tables = read_toml(text)
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{text}: cannot be read: {error}.", hint="Write TOML.") from error
+    if not tables:
+        raise ConfigError(f"{text}: names no speculator.", hint="Write a table for each, such as [ngram].")
     return {name: _facts(table, f"[{name}] (from {text})") for name, table in tables.items()}
 
 

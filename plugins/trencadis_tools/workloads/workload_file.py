@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import tomllib
 import types
 import typing
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from typing import Any, Literal
 import attrs
 
 from trencadis.errors import ConfigError, ConfigValueError, UnknownKeyError, did_you_mean
+from trencadis.files import is_file, read_toml
 from trencadis_tools.workloads.arrivals import stretch
 from trencadis_tools.workloads.distributions import Distribution
 from trencadis_tools.workloads.recipe import Recipe
@@ -111,7 +111,7 @@ def _builtin(name: str) -> Path | None:
 
 
 def _check_exists(file: Path) -> None:
-    if not file.is_file():
+    if not is_file(file):
         names = builtin_names()
         raise ConfigError(
             f"{file}: no such workload.",
@@ -139,8 +139,8 @@ def _read(file: Path, seen: tuple[Path, ...]) -> Table:
     if file.resolve() in seen:
         raise ConfigError(f"{file}: is its own base.", hint="Remove base.")
     try:
-        table = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        table = read_toml(file)
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{file}: cannot be read: {error}.", hint="Write TOML.") from error
     trace = table.get("trace")
     if isinstance(trace, dict) and isinstance(trace.get("file"), str):

@@ -8,6 +8,7 @@ from typing import Final
 import attrs
 
 from trencadis.errors import ConfigError, did_you_mean
+from trencadis.files import is_file
 from trencadis_tools.simulation.step_shape import StepTimes
 from trencadis_tools.simulation.step_times.files import read_step_times
 from trencadis_tools.simulation.step_times.model_sizes import ModelSizes, read_model_sizes
@@ -39,7 +40,7 @@ def load_step_times(name_or_path: str | Path) -> StepTimes:
     text = str(name_or_path)
     sheet, rest = _split(text)
     if sheet not in sheet_names() and not sheet.endswith(_SHEET_FILE):
-        if text.endswith(".json") or Path(text).is_file():
+        if text.endswith(".json") or is_file(text):
             return read_step_times(text)
         raise ConfigError(
             f"step times {text!r}: that is no file, and no device sheet.{did_you_mean(sheet, sheet_names())}",
