@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ import attrs
 import numpy as np
 
 from trencadis.errors import ConfigError, did_you_mean
+from trencadis.files import parse_json
 from trencadis.records import FloatArray
 from trencadis_plugins.bucketing.workloads.trace import read_text
 from trencadis_tools.workloads.workload import Workload, WorkloadRequest
@@ -127,8 +127,8 @@ def _rows(text: str, name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
             continue
         where = f"{name}, line {number}"
         try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
+            row = parse_json(line)
+        except ValueError as error:
             raise ConfigError(f"{where}: is no JSON: {error}.", hint="Correct or remove the line.") from error
         if not isinstance(row, dict):
             raise ConfigError(f"{where}: is no JSON object: {line[:40]}.", hint="Correct or remove the line.")
@@ -138,8 +138,8 @@ def _rows(text: str, name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
 def _served(text: str) -> Mapping[str, Any] | None:
     """Return the object of a file that is one JSON object with lists of requests; None: it is another file. Pure."""
     try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
+        found = parse_json(text)
+    except ValueError:
         return None
     return found if isinstance(found, dict) and ("ttfts" in found or "input_lens" in found) else None
 

@@ -17,7 +17,6 @@ Waterman and Patterson, Roofline: an insightful visual performance model, 2009.
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
@@ -27,6 +26,7 @@ import attrs
 from attrs.validators import and_, ge, gt, in_, le
 
 from trencadis.errors import ConfigError, ConfigValueError, UnknownKeyError, did_you_mean
+from trencadis.files import parse_toml, read_text
 from trencadis.records import StepShape
 from trencadis_tools.simulation.step_times.model_sizes import ModelSizes
 
@@ -146,7 +146,9 @@ def read_sheet(name: str) -> DeviceSheet:
     """
     if name not in sheet_names():
         raise ConfigError(f"there is no device sheet {name!r}.", hint=f"There are {', '.join(sheet_names())}.")
-    return parse_sheet(resources.files(__package__).joinpath("sheets", f"{name}.toml").read_bytes(), name)
+    return parse_sheet(
+        resources.files(__package__).joinpath("sheets", f"{name}.toml").read_text(encoding="utf-8"), name
+    )
 
 
 def read_sheet_file(file: Path) -> DeviceSheet:
@@ -156,30 +158,27 @@ def read_sheet_file(file: Path) -> DeviceSheet:
         ConfigError: It cannot be read, or is none; names the key.
     """
     try:
-        with file.open("rb") as stream:
-            content = stream.read(_MAX_BYTES + 1)
-    except OSError as error:
+        text = read_text(file, max_bytes=_MAX_BYTES)
+    except (OSError, ValueError) as error:
         raise ConfigError(f"device sheet {file}: cannot be read: {error}.", hint="Correct the path.") from error
-    return parse_sheet(content, str(file))
+    return parse_sheet(text, str(file))
 
 
-def parse_sheet(content: bytes, source: str) -> DeviceSheet:
+def parse_sheet(text: str, source: str) -> DeviceSheet:
     """Return the sheet that a TOML text says. Pure.
 
     Args:
-        content: UTF-8, keys as the attributes of :class:`DeviceSheet`.
+        text: Keys as the attributes of :class:`DeviceSheet`.
         source: Named in errors.
 
     Raises:
-        ConfigError: It is no TOML, or larger than a MiB.
+        ConfigError: It is no TOML.
         UnknownKeyError: A key has no meaning.
         ConfigValueError: A value is missing, of another type, or out of its range.
     """
-    if len(content) > _MAX_BYTES:
-        raise ConfigError(f"device sheet {source}: more than {_MAX_BYTES:,} bytes.", hint="A sheet has some ten lines.")
     try:
-        table = tomllib.loads(content.decode("utf-8"))
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+        table = parse_toml(text)
+    except ValueError as error:
         raise ConfigError(
             f"device sheet {source}: is no TOML: {error}.", hint="Write key = value in each line."
         ) from error
