@@ -38,7 +38,7 @@ class ReplicaEvent:
         kind: What happens.
     """
 
-    time_s: float = attrs.field(validator=and_(instance_of((int, float)), ge(0), lt(math.inf)))
+    time_s: float = attrs.field(converter=float, validator=and_(ge(0.0), lt(math.inf)))
     replica: int = attrs.field(validator=and_(instance_of(int), ge(0)))
     kind: EventKind = attrs.field(converter=EventKind)
 

@@ -197,7 +197,7 @@ factors_from = ""
 
 
 def test_a_sheet_of_ones_own_is_the_same_as_one_of_the_package(tmp_path):
-    assert parse_sheet(OWN.encode(), "own.toml") == ROUND
+    assert parse_sheet(OWN, "own.toml") == ROUND
     file = tmp_path / "a:b" / "own.toml"
     file.parent.mkdir()
     file.write_text(OWN)
@@ -233,7 +233,7 @@ def test_a_sheet_of_ones_own_is_the_same_as_one_of_the_package(tmp_path):
 )
 def test_what_is_no_sheet_is_refused_by_key(text, words):
     with pytest.raises(ConfigError, match=words):
-        parse_sheet(text.encode(), "own.toml")
+        parse_sheet(text, "own.toml")
 
 
 def test_a_sum_over_ranks_waits_for_the_latency_of_its_link_whatever_its_bytes():
