@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from trencadis.registry.plan import AUTO, NOTHING_CHOSEN
     from trencadis.registry.switching import SchedulingChange, SchedulingInForce, resolve_change
     from trencadis.text import Tokenizer, encode_chat, load_tokenizer, resolve_model_path
+    from trencadis.thread_watch import ThreadWatch
 
 _HOMES = {
     "AUTO": "registry.plan",
@@ -78,6 +79,7 @@ _HOMES = {
     "SchedulingInForce": "registry.switching",
     "Settings": "config",
     "SourceCheck": "config.check_sources",
+    "ThreadWatch": "thread_watch",
     "Tokenizer": "text",
     "build_engine": "engine.build",
     "check_sources": "config.check_sources",
@@ -133,6 +135,7 @@ __all__ = [
     "SchedulingInForce",
     "Settings",
     "SourceCheck",
+    "ThreadWatch",
     "Tokenizer",
     "build_engine",
     "check_sources",
