@@ -56,6 +56,7 @@ if TYPE_CHECKING:
         render_chat,
         resolve_model_path,
     )
+    from trencadis.thread_watch import ThreadWatch
 
 _HOMES = {
     "AUTO": "registry.plan",
@@ -88,6 +89,7 @@ _HOMES = {
     "SchedulingInForce": "registry.switching",
     "Settings": "config",
     "SourceCheck": "config.check_sources",
+    "ThreadWatch": "thread_watch",
     "Tokenizer": "text",
     "build_engine": "engine.build",
     "chat_template_of": "text",
@@ -148,6 +150,7 @@ __all__ = [
     "SchedulingInForce",
     "Settings",
     "SourceCheck",
+    "ThreadWatch",
     "Tokenizer",
     "build_engine",
     "chat_template_of",

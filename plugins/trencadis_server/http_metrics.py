@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
-from trencadis.thread_watch import ThreadWatch
+from trencadis.api import ThreadWatch
 
 __all__ = ["HttpMetrics", "LoopWatch"]
 
