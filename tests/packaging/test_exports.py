@@ -15,6 +15,7 @@ PUBLIC = [
     "trencadis",
     "trencadis.clock",
     "trencadis.errors",
+    "trencadis.files",
     "trencadis.hookspecs",
     "trencadis.interfaces",
     "trencadis.records",

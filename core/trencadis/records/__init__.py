@@ -13,9 +13,11 @@ from trencadis.records.explanation import Explanation, Range, Span
 from trencadis.records.first_token import FirstToken
 from trencadis.records.flight_record import (
     FLIGHT_RECORD_VERSION,
+    ComponentCode,
     FlightRecord,
     RecordedArrival,
     RecordedAttempt,
+    RecordedChange,
     RecordedCommit,
     RecordedEnd,
     RecordedEvent,
@@ -75,6 +77,8 @@ __all__ = [
     "FlightRecord",
     "RecordedArrival",
     "RecordedAttempt",
+    "RecordedChange",
+    "ComponentCode",
     "RecordedCommit",
     "RecordedEnd",
     "RecordedEvent",

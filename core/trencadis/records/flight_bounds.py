@@ -14,20 +14,7 @@ from msgspec import Meta
 if TYPE_CHECKING:
     from trencadis.records.flight_record import FlightRecord, RecordedRequest
 
-__all__ = [
-    "MAX_BYTES",
-    "MAX_CHANGE_BYTES",
-    "Bytes",
-    "Count",
-    "Number",
-    "Numbers",
-    "Ratio",
-    "Seconds",
-    "Size",
-    "Target",
-    "Text",
-    "check_flight_record",
-]
+__all__: list[str] = []  # for flight_record.py alone
 
 MAX_BYTES = 128 * 2**20
 """Of a record that is no longer compressed."""

@@ -155,10 +155,37 @@ def test_a_policy_that_was_changed_since_is_named(compare, folder, monkeypatch) 
     record["comparison"]["points"][0]["rate"] = 1.0
     record["locks"]["mine"]["files"]["own_policy.py"] = "0" * 64
     Path("r.json").write_text(json.dumps(record))
-    code, out, _ = compare("--verify", "r.json", workload=None)
+    code, _, err = compare("--verify", "r.json", workload=None)
+    assert code == 2
+    assert err.startswith(
+        'error: r.json: [scheduling] name = "own_policy:Mine" (from argument): it would import own_policy'
+    )
+    assert "add --trust" in err
+    code, out, _ = compare("--verify", "r.json", "--trust", workload=None)
     assert code == 1
     assert "points[0].rate: 1.0 in the record, 0.0 now" in out
     assert "mine: the file own_policy.py is sha256" in out
+
+
+@pytest.mark.parametrize(
+    ("given", "sweep"),
+    [
+        ({"scheduling.name": "os:system"}, []),
+        ({"scheduling.fair_share.inner": "os:system"}, []),
+        ({"scheduling.shortest_first.predictor": "os:system"}, []),
+        ({"scheduling": {"name": "os:system", "options": {"command": "true"}}}, []),
+        ({}, ["scheduling.name=fcfs,os:system"]),
+    ],
+    ids=str,
+)
+def test_code_that_a_record_names_is_not_imported(compare, folder, given, sweep) -> None:
+    configs = [["one", given], ["two", {"engine.seed": 3}]]
+    arguments = {"configs": configs, "workload": "poisson", "sweep": sweep, "max_requests": 3, "metrics": ["e2e_mean"]}
+    record = {"format": "trencadis comparison 1", "comparison": {"arguments": arguments, "points": []}}
+    Path("r.json").write_text(json.dumps(record))
+    code, _, err = compare("--verify", "r.json", workload=None)
+    assert code == 2
+    assert "it would import os and call system" in err
 
 
 def test_rates_and_swept_settings_are_points_with_lines_over_them(compare) -> None:
@@ -285,11 +312,11 @@ def test_a_configuration_is_restored_from_what_was_set(folder, monkeypatch) -> N
     base, mine = candidates_of(["shortest_first", "mine.toml"], overrides={"engine.seed": 5})
     monkeypatch.delenv("TRENCADIS_CACHE__BLOCK_SIZE")
     for one in (base, mine):
-        again = restored(one.name, json.loads(json.dumps(one.given)))
+        again = restored(one.name, json.loads(json.dumps(one.given)), may_import=True)
         assert again.config == one.config
         assert again.plan_hash == one.plan_hash
     assert mine.given["cache.block_size"] == 8
-    swept = restored("mine", mine.given, {"engine.max_num_seqs": "9"})
+    swept = restored("mine", mine.given, {"engine.max_num_seqs": "9"}, may_import=True)
     assert (swept.config.engine.max_num_seqs, swept.config.engine.seed) == (9, 5)
 
 
