@@ -58,12 +58,19 @@ def test_what_fits_is_sound_and_says_for_how_many_sequences(found, told):
     ]
 
 
-def test_cache_is_no_larger_than_every_sequence_at_full_length_can_use(found, told):
-    config = Config(engine=EngineConfig(max_num_seqs=3), model=ModelConfig(max_model_len=17))
+@pytest.mark.parametrize(("prefix_caching", "mib", "num_sequences"), [(False, 96, 3), (True, 300, 9)])
+def test_cache_is_larger_than_every_sequence_at_full_length_can_use_only_to_keep_prefixes(
+    found, told, prefix_caching, mib, num_sequences
+):
+    config = Config(
+        engine=EngineConfig(max_num_seqs=3),
+        model=ModelConfig(max_model_len=17),
+        cache=CacheConfig(prefix_caching=prefix_caching),
+    )
     check_memory(found, config, attrs.evolve(MODEL, kv_bytes_per_token=MIB))
     # Two blocks of 16 tokens for each of the three.
-    assert "and 96 MiB of KV cache in" in told()[0][1]
-    assert told()[0][1].endswith(": 3 sequences of 17 tokens")
+    assert f"and {mib} MiB of KV cache in" in told()[0][1]
+    assert told()[0][1].endswith(f": {num_sequences} sequences of 17 tokens")
 
 
 def test_on_a_cpu_what_is_stored_narrow_is_assumed_to_be_held_as_float32(found, told, on_cpu):
