@@ -12,6 +12,7 @@ import torch
 from trencadis.interfaces import LogitsProcessor, SamplingContext
 from trencadis.records import Int32Array, RowStart
 from trencadis_plugins.sampling.arithmetic import tensor_on
+from trencadis_plugins.sampling.guard import RowsFailedError
 
 __all__ = ["RowMask", "RowProcessor", "histories", "largest", "on_device", "select", "whose"]
 
@@ -86,15 +87,26 @@ class RowProcessor(LogitsProcessor):
             self._take(start)
 
     def apply(self, logits: torch.Tensor, context: SamplingContext) -> torch.Tensor:
-        """Change the rows that use the processor, in place; no work if there are none."""
+        """Change the rows that use the processor, in place; no work if there are none.
+
+        Raises:
+            RowsFailedError: Some rows cannot be given what they ask for; the logits of the others are changed.
+        """
         index = np.flatnonzero(self._asked[np.asarray(context.rows, dtype=np.intp)])
         if not len(index):
             return logits
         part, part_context = select(logits, context, index)
-        changed = self._change(part, part_context)
+        failed: dict[int, str] = {}
+        try:
+            changed = self._change(part, part_context)
+        except RowsFailedError as error:
+            changed, failed = error.logits, error.messages
         if len(index) == len(context.rows):
-            return changed
-        logits[tensor_on(index, logits.device)] = changed
+            logits = changed
+        else:
+            logits[tensor_on(index, logits.device)] = changed
+        if failed:
+            raise RowsFailedError(logits, {int(index[i]): message for i, message in failed.items()})
         return logits
 
     def apply_all(self, logits: torch.Tensor, context: SamplingContext, *, width: int) -> torch.Tensor:
@@ -122,7 +134,11 @@ class RowProcessor(LogitsProcessor):
 
     @abstractmethod
     def _change(self, logits: torch.Tensor, context: SamplingContext) -> torch.Tensor:
-        """Return changed logits of rows that all use the processor, float32 ``[R, V]``; may work in place."""
+        """Return changed logits of rows that all use the processor, float32 ``[R, V]``; may work in place.
+
+        Raises:
+            RowsFailedError: Some of them cannot be given what they ask for; by index into ``logits``.
+        """
 
     def _column(self, values: np.ndarray, context: SamplingContext) -> torch.Tensor:
         """Return the rows' values as a column ``[R, 1]`` on the device."""

@@ -9,7 +9,8 @@ Shapes: L logits rows of a call, R of them with structured output, V vocabulary,
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
 
 import attrs
 import numpy as np
@@ -19,12 +20,11 @@ from trencadis.interfaces import SamplingContext, SupportsPreparation, Vocabular
 from trencadis.records import Int32Array, RowStart, SamplingParams
 from trencadis_plugins.sampling.arithmetic import on_host, tensor_on
 from trencadis_plugins.sampling.grammar import CompiledGrammar, grammars_of
-from trencadis_plugins.sampling.grammar_state import GrammarState
+from trencadis_plugins.sampling.grammar_state import GrammarState, LeftGrammarError
+from trencadis_plugins.sampling.guard import RowsFailedError, RowStates
 from trencadis_plugins.sampling.row_processor import RowProcessor, on_device
 
 __all__ = ["Structured"]
-
-_Mask = Int32Array | None
 
 
 @attrs.define(eq=False)
@@ -41,7 +41,7 @@ class _Row:
 
     state: GrammarState
     num_prompt_tokens: int
-    ahead: Future[_Mask]
+    ahead: Future[Int32Array]
     position: int
     outputs: list[list[int]] = attrs.field(factory=list)
 
@@ -50,7 +50,8 @@ class Structured(RowProcessor, SupportsPreparation):
     """Masks every token that cannot continue a text of the requested grammar.
 
     The text ends where it may, with end-of-sequence tokens: they are masked anywhere else, and all that is left after a text that is
-    complete. Logits after a draft that is forbidden stay as they are: they never count.
+    complete. A logits row after a draft that is forbidden is an error: it does not count where the draft is rejected, and ends the request
+    where one was accepted all the same.
 
     Args:
         vocabulary: Reads the tokenizer; called when the first request asks for structured output.
@@ -67,7 +68,7 @@ class Structured(RowProcessor, SupportsPreparation):
 
     def __init__(self, vocabulary: Callable[[], Vocabulary]) -> None:
         self._vocabulary = vocabulary
-        self._rows: dict[int, _Row] = {}
+        self._rows = RowStates[_Row](self.label)
         self._thread: ThreadPoolExecutor | None = None
         self.num_masks = 0
         self.num_ready = 0
@@ -82,7 +83,7 @@ class Structured(RowProcessor, SupportsPreparation):
         """Return whether a text of the grammar may begin with a token."""
         mask = self._state(start).mask([])
         word, bit = divmod(token_id, 32)
-        return mask is not None and word < len(mask) and bool(mask[word] >> bit & 1)
+        return word < len(mask) and bool(mask[word] >> bit & 1)
 
     def applies_to(self, start: RowStart) -> bool:
         """Return whether the request has a structured-output constraint. Pure."""
@@ -113,7 +114,7 @@ class Structured(RowProcessor, SupportsPreparation):
         vocabulary, eos_token_id = grammars.vocabulary, grammars.eos_token_id
         return GrammarState(
             matcher,
-            num_tokens=len(vocabulary.tokens),
+            vocabulary=vocabulary,
             eos_token_id=eos_token_id,
             end_token_ids=_ends(start, eos_token_id, vocabulary.special_token_ids),
             on_failure=lambda: grammars.spend(wanted),
@@ -122,37 +123,35 @@ class Structured(RowProcessor, SupportsPreparation):
     # ------------------------------------------------------------------------------------------------- masks
 
     def _change(self, logits: torch.Tensor, context: SamplingContext) -> torch.Tensor:
-        masks = self._masks(context)
-        kept = [index for index, mask in enumerate(masks) if mask is not None]
-        if not kept:
-            return logits
-        banned = _banned(np.stack([mask for mask in masks if mask is not None]), logits)
-        if len(kept) == len(masks):
-            return logits.masked_fill_(banned, -torch.inf)
-        where = on_device(np.array(kept), logits)
-        logits[where] = logits[where].masked_fill_(banned, -torch.inf)
-        return logits
+        masks, failed = self._masks(context)
+        if len(masks) == len(logits):
+            return logits.masked_fill_(_banned(np.stack([masks[i] for i in range(len(masks))]), logits), -torch.inf)
+        if masks:
+            where = on_device(np.array(list(masks)), logits)
+            logits[where] = logits[where].masked_fill_(_banned(np.stack(list(masks.values())), logits), -torch.inf)
+        raise RowsFailedError(logits, failed)
 
-    def _masks(self, context: SamplingContext) -> list[_Mask]:
-        masks: list[_Mask] = [None] * len(context.rows)
+    def _masks(self, context: SamplingContext) -> tuple[dict[int, Int32Array], dict[int, str]]:
+        """Return a mask for each logits row, or why there is none."""
+        masks: dict[int, Int32Array] = {}
+        failed: dict[int, str] = {}
         unknown: list[int] = []
         for number, indices in _by_row(context).items():
             row = self._rows[number]
             row.outputs = []
             if len(indices) == 1 and row.position == context.positions[indices[0]]:
                 self.num_ready += row.ahead.done()
-                masks[indices[0]] = row.ahead.result()
+                _note(indices[0], row.ahead.result, masks, failed)
             else:
                 unknown += indices
-        self.num_masks += len(masks)
         for index, output in zip(unknown, self._outputs(context, unknown), strict=True):
             row = self._rows[context.rows[index]]
-            is_done = row.ahead.done()
-            row.ahead.result()
-            self.num_ready += is_done and row.state.has_mask(output)
+            self.num_ready += row.ahead.done() and row.state.has_mask(output)
+            wait([row.ahead])  # the state is its thread's while it runs; what it found is for another output
             row.outputs.append(output)
-            masks[index] = row.state.mask(output)
-        return masks
+            _note(index, partial(row.state.mask, output), masks, failed)
+        self.num_masks += len(context.rows)
+        return masks, failed
 
     def _outputs(self, context: SamplingContext, index: Sequence[int]) -> list[list[int]]:
         """Return the outputs up to some logits rows; waits for the device if there are any."""
@@ -182,27 +181,34 @@ class Structured(RowProcessor, SupportsPreparation):
                 row.position = -1
                 row.ahead = self._submit(_most_likely(row.state, tokens, indices, row.outputs))
 
-    def _submit(self, work: Callable[[], _Mask]) -> Future[_Mask]:
+    def _submit(self, work: Callable[[], Int32Array]) -> Future[Int32Array]:
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="trencadis-structured")
         return self._thread.submit(work)
 
 
-def _one_more(state: GrammarState, tokens: Callable[[], list[int]], index: int) -> Callable[[], _Mask]:
+def _note(index: int, mask: Callable[[], Int32Array], masks: dict[int, Int32Array], failed: dict[int, str]) -> None:
+    """Keep a row's mask; or why it has none, if its text has left the grammar."""
+    try:
+        masks[index] = mask()
+    except LeftGrammarError as error:
+        failed[index] = str(error)
+
+
+def _one_more(state: GrammarState, tokens: Callable[[], list[int]], index: int) -> Callable[[], Int32Array]:
     return lambda: state.advance(tokens()[index])
 
 
 def _most_likely(
     state: GrammarState, tokens: Callable[[], list[int]], indices: list[int], outputs: list[list[int]]
-) -> Callable[[], _Mask]:
+) -> Callable[[], Int32Array]:
     """Return the computation of the mask after the drafts as drawn; the acceptance rule may accept others."""
 
-    def work() -> _Mask:
+    def work() -> Int32Array:
         chosen = tokens()
-        for output, place, following in zip(outputs, indices, [*outputs[1:], []], strict=True):
-            if following[-1:] != [chosen[place]]:
-                return state.mask([*output, chosen[place]])
-        return None
+        # The last row's token follows whatever was accepted.
+        end = next(i for i, after in enumerate([*outputs[1:], []]) if after[-1:] != [chosen[indices[i]]])
+        return state.mask([*outputs[end], chosen[indices[end]]])
 
     return work
 

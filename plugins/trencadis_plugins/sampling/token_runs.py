@@ -7,6 +7,7 @@ import torch
 
 from trencadis.interfaces import SamplingContext
 from trencadis.records import Int32Array, RowStart
+from trencadis_plugins.sampling.guard import RowStates
 from trencadis_plugins.sampling.row_processor import RowProcessor, histories, on_device
 
 __all__ = ["BadWords", "NoRepeatNgram"]
@@ -72,8 +73,8 @@ class BadWords(RowProcessor):
     def allocate(self, *, num_rows: int, vocab_size: int, device: torch.device) -> None:
         """Make room for ``num_rows`` sequences."""
         super().allocate(num_rows=num_rows, vocab_size=vocab_size, device=device)
-        self._always: dict[int, list[int]] = {}
-        self._words: dict[int, dict[int, list[_Word]]] = {}
+        self._always = RowStates[list[int]](self.label)
+        self._words = RowStates[dict[int, list[_Word]]](self.label)
 
     def applies_to(self, start: RowStart) -> bool:
         """Return whether there are bad words. Pure."""

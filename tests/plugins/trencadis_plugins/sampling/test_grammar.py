@@ -226,7 +226,7 @@ def test_a_grammar_whose_shared_states_are_used_up_is_compiled_anew_for_the_next
     def read(matcher):
         state = GrammarState(
             matcher,
-            num_tokens=len(vocabulary.tokens),
+            vocabulary=vocabulary,
             eos_token_id=grammars.eos_token_id,
             end_token_ids={grammars.eos_token_id},
             on_failure=lambda: grammars.spend(wanted),

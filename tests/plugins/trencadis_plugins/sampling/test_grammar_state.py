@@ -36,7 +36,7 @@ def walk_of(vocabulary):
     def make(wanted, ends=(0,)):
         return GrammarState(
             grammars.matcher(wanted),
-            num_tokens=len(vocabulary.tokens),
+            vocabulary=vocabulary,
             eos_token_id=grammars.eos_token_id,
             end_token_ids=ends,
         )
