@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from trencadis.registry.manager import PluginLoader
     from trencadis.registry.plan import AUTO, NOTHING_CHOSEN
     from trencadis.registry.switching import SchedulingChange, SchedulingInForce, resolve_change
-    from trencadis.text import Tokenizer, encode_chat, load_tokenizer, resolve_model_path
+    from trencadis.text import Tokenizer, encode_chat, load_tokenizer, resolve_model_path, vocabulary_of
 
 _HOMES = {
     "AUTO": "registry.plan",
@@ -99,6 +99,7 @@ _HOMES = {
     "rules_or_defaults": "config.check_sources",
     "unserved_layout": "engine.layout_support",
     "value_error": "config.messages",
+    "vocabulary_of": "text",
 }
 
 __all__ = [
@@ -153,6 +154,7 @@ __all__ = [
     "rules_or_defaults",
     "unserved_layout",
     "value_error",
+    "vocabulary_of",
 ]
 
 

@@ -135,14 +135,11 @@ class Tokenizer:
 
     def _last(self, ids: Sequence[int], wanted: bytes) -> tuple[int, ...] | None:
         """Return the last tokens, whose bytes are the wanted ones; None: no tokens end there."""
-        size = 0
-        for number, token in enumerate(reversed(ids)):
-            if size >= len(wanted):
-                break
-            size += len(self.token_bytes(token))
-        else:
-            number = len(ids)
-        last = tuple(ids[len(ids) - number :])
+        begin, size = len(ids), 0
+        while begin and size < len(wanted):
+            begin -= 1
+            size += len(self.token_bytes(ids[begin]))
+        last = tuple(ids[begin:])
         return last if b"".join(map(self.token_bytes, last)) == wanted else None
 
     @cached_property

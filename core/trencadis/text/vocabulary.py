@@ -63,7 +63,9 @@ def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
     if not tokenizer.has_text:
         raise needs_tokenizer("the vocabulary")
     tokens = tokenizer.all_token_bytes()
-    if tokenizer.byte_table is None:  # then such a text may be part of a character, of which the decoder alone knows the bytes
+    if (
+        tokenizer.byte_table is None
+    ):  # then such a text may be part of a character, of which the decoder alone knows the bytes
         tokens = tuple(b"" if _REPLACEMENT in data else data for data in tokens)
     return Vocabulary(
         tokens=tokens,

@@ -91,7 +91,12 @@ class RowFailures:
         return logits
 
     def check_choices(
-        self, logits: torch.Tensor, peaks: torch.Tensor, context: SamplingContext, asked: Callable[[int], str]
+        self,
+        logits: torch.Tensor,
+        peaks: torch.Tensor,
+        context: SamplingContext,
+        asked: Callable[[int], str],
+        failure: Callable[[int, int], str] = lambda *_: "",
     ) -> None:
         """Record rows in which masks and bias leave no token, and allow all their tokens. Waits for the device once, if not on CUDA.
 
@@ -100,9 +105,14 @@ class RowFailures:
             peaks: Largest of each row, ``[L]``; overwritten as well.
             context: Whose they are.
             asked: Names what a device row asks for that can rule tokens out.
+            failure: Why a processor has ruled all of them out for a device row at a position, if that is no fault of the request's.
         """
 
         def note(index: int, value: float) -> None:
+            message = failure(context.rows[index], context.positions[index])
+            if message:
+                self.add(context, index, message)
+                return
             where = _where(context, index)
             message = _NO_CHOICE.format(asked=asked(context.rows[index]), where=where, value=value)
             self.add(context, index, message, is_invalid=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import attrs
@@ -12,7 +14,6 @@ import torch
 from trencadis.interfaces import LogitsProcessor, SamplingContext
 from trencadis.records import Int32Array, RowStart
 from trencadis_plugins.sampling.arithmetic import tensor_on
-from trencadis_plugins.sampling.guard import RowsFailedError
 
 __all__ = ["RowMask", "RowProcessor", "histories", "largest", "on_device", "select", "whose"]
 
@@ -64,9 +65,11 @@ class RowProcessor(LogitsProcessor):
     Attributes:
         label: The request's fields with which it may mask every token, for messages; empty: it always leaves a token.
         example: A parameter and a value that ask for it, for the warm-up; only of processors without a static form.
+        failures: Why every token of a logits row was masked, by row and position, where the request is not to blame.
     """
 
     label: str = ""
+    failures: Mapping[tuple[int, int], str] = MappingProxyType({})
     example: tuple[str, Any] | None = None
     _vocab_size = 1 << 62
     """Tokens; before ``allocate`` more than any parameter says, so that :meth:`applies_to` can be asked."""
@@ -87,26 +90,15 @@ class RowProcessor(LogitsProcessor):
             self._take(start)
 
     def apply(self, logits: torch.Tensor, context: SamplingContext) -> torch.Tensor:
-        """Change the rows that use the processor, in place; no work if there are none.
-
-        Raises:
-            RowsFailedError: Some rows cannot be given what they ask for; the logits of the others are changed.
-        """
+        """Change the rows that use the processor, in place; no work if there are none."""
         index = np.flatnonzero(self._asked[np.asarray(context.rows, dtype=np.intp)])
         if not len(index):
             return logits
         part, part_context = select(logits, context, index)
-        failed: dict[int, str] = {}
-        try:
-            changed = self._change(part, part_context)
-        except RowsFailedError as error:
-            changed, failed = error.logits, error.messages
+        changed = self._change(part, part_context)
         if len(index) == len(context.rows):
-            logits = changed
-        else:
-            logits[tensor_on(index, logits.device)] = changed
-        if failed:
-            raise RowsFailedError(logits, {int(index[i]): message for i, message in failed.items()})
+            return changed
+        logits[tensor_on(index, logits.device)] = changed
         return logits
 
     def apply_all(self, logits: torch.Tensor, context: SamplingContext, *, width: int) -> torch.Tensor:
@@ -134,11 +126,7 @@ class RowProcessor(LogitsProcessor):
 
     @abstractmethod
     def _change(self, logits: torch.Tensor, context: SamplingContext) -> torch.Tensor:
-        """Return changed logits of rows that all use the processor, float32 ``[R, V]``; may work in place.
-
-        Raises:
-            RowsFailedError: Some of them cannot be given what they ask for; by index into ``logits``.
-        """
+        """Return changed logits of rows that all use the processor, float32 ``[R, V]``; may work in place."""
 
     def _column(self, values: np.ndarray, context: SamplingContext) -> torch.Tensor:
         """Return the rows' values as a column ``[R, 1]`` on the device."""

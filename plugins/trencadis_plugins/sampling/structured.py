@@ -21,10 +21,13 @@ from trencadis.records import Int32Array, RowStart, SamplingParams
 from trencadis_plugins.sampling.arithmetic import on_host, tensor_on
 from trencadis_plugins.sampling.grammar import CompiledGrammar, grammars_of
 from trencadis_plugins.sampling.grammar_state import GrammarState, LeftGrammarError
-from trencadis_plugins.sampling.guard import RowsFailedError, RowStates
+from trencadis_plugins.sampling.guard import RowStates
 from trencadis_plugins.sampling.row_processor import RowProcessor, on_device
 
 __all__ = ["Structured"]
+
+_MAX_FAILURES = 4096
+"""Kept reasons: most are of drafts that are rejected."""
 
 
 @attrs.define(eq=False)
@@ -50,8 +53,8 @@ class Structured(RowProcessor, SupportsPreparation):
     """Masks every token that cannot continue a text of the requested grammar.
 
     The text ends where it may, with end-of-sequence tokens: they are masked anywhere else, and all that is left after a text that is
-    complete. A logits row after a draft that is forbidden is an error: it does not count where the draft is rejected, and ends the request
-    where one was accepted all the same.
+    complete. After a draft that is forbidden no token is allowed: the row does not count where the draft is rejected, and ends the request
+    where it stands all the same.
 
     Args:
         vocabulary: Reads the tokenizer; called when the first request asks for structured output.
@@ -70,6 +73,7 @@ class Structured(RowProcessor, SupportsPreparation):
         self._vocabulary = vocabulary
         self._rows = RowStates[_Row](self.label)
         self._thread: ThreadPoolExecutor | None = None
+        self.failures: dict[tuple[int, int], str] = {}
         self.num_masks = 0
         self.num_ready = 0
 
@@ -123,25 +127,18 @@ class Structured(RowProcessor, SupportsPreparation):
     # ------------------------------------------------------------------------------------------------- masks
 
     def _change(self, logits: torch.Tensor, context: SamplingContext) -> torch.Tensor:
-        masks, failed = self._masks(context)
-        if len(masks) == len(logits):
-            return logits.masked_fill_(_banned(np.stack([masks[i] for i in range(len(masks))]), logits), -torch.inf)
-        if masks:
-            where = on_device(np.array(list(masks)), logits)
-            logits[where] = logits[where].masked_fill_(_banned(np.stack(list(masks.values())), logits), -torch.inf)
-        raise RowsFailedError(logits, failed)
+        return logits.masked_fill_(_banned(np.stack(self._masks(context)), logits), -torch.inf)
 
-    def _masks(self, context: SamplingContext) -> tuple[dict[int, Int32Array], dict[int, str]]:
-        """Return a mask for each logits row, or why there is none."""
+    def _masks(self, context: SamplingContext) -> list[Int32Array]:
+        """Return the mask of each logits row: of no token where the text has left the grammar."""
         masks: dict[int, Int32Array] = {}
-        failed: dict[int, str] = {}
         unknown: list[int] = []
         for number, indices in _by_row(context).items():
             row = self._rows[number]
             row.outputs = []
             if len(indices) == 1 and row.position == context.positions[indices[0]]:
                 self.num_ready += row.ahead.done()
-                _note(indices[0], row.ahead.result, masks, failed)
+                masks[indices[0]] = self._mask(row.ahead.result, context, indices[0])
             else:
                 unknown += indices
         for index, output in zip(unknown, self._outputs(context, unknown), strict=True):
@@ -149,9 +146,25 @@ class Structured(RowProcessor, SupportsPreparation):
             self.num_ready += row.ahead.done() and row.state.has_mask(output)
             wait([row.ahead])  # the state is its thread's while it runs; what it found is for another output
             row.outputs.append(output)
-            _note(index, partial(row.state.mask, output), masks, failed)
+            masks[index] = self._mask(partial(row.state.mask, output), context, index)
         self.num_masks += len(context.rows)
-        return masks, failed
+        return [masks[index] for index in range(len(context.rows))]
+
+    def _mask(self, mask: Callable[[], Int32Array], context: SamplingContext, index: int) -> Int32Array:
+        """Return the mask of a logits row, of no token where its text has left the grammar: then keeps why."""
+        place = context.rows[index], context.positions[index]
+        self.failures.pop(place, None)
+        try:
+            return mask()
+        except LeftGrammarError as error:
+            if len(self.failures) >= _MAX_FAILURES:
+                self.failures.clear()
+            self.failures[place] = str(error)
+            return self._nothing()
+
+    def _nothing(self) -> Int32Array:
+        """Return a mask that allows no token."""
+        return np.zeros(-(-len(grammars_of(self._vocabulary).vocabulary.tokens) // 32), np.int32)
 
     def _outputs(self, context: SamplingContext, index: Sequence[int]) -> list[list[int]]:
         """Return the outputs up to some logits rows; waits for the device if there are any."""
@@ -185,14 +198,6 @@ class Structured(RowProcessor, SupportsPreparation):
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="trencadis-structured")
         return self._thread.submit(work)
-
-
-def _note(index: int, mask: Callable[[], Int32Array], masks: dict[int, Int32Array], failed: dict[int, str]) -> None:
-    """Keep a row's mask; or why it has none, if its text has left the grammar."""
-    try:
-        masks[index] = mask()
-    except LeftGrammarError as error:
-        failed[index] = str(error)
 
 
 def _one_more(state: GrammarState, tokens: Callable[[], list[int]], index: int) -> Callable[[], Int32Array]:

@@ -37,6 +37,10 @@ class NoRepeatNgram(RowProcessor):
         """Return whether n-grams must not repeat. Pure."""
         return start.params.no_repeat_ngram_size > 0
 
+    def can_start_with(self, start: RowStart, token_id: int) -> bool:
+        """Return whether a token repeats no n-gram of the prompt. Pure."""
+        return token_id not in _followers(start.token_ids, start.params.no_repeat_ngram_size)
+
     def _take(self, start: RowStart) -> None:
         self._size[start.row] = start.params.no_repeat_ngram_size
 
@@ -79,6 +83,15 @@ class BadWords(RowProcessor):
     def applies_to(self, start: RowStart) -> bool:
         """Return whether there are bad words. Pure."""
         return bool(start.params.bad_words_ids)
+
+    def can_start_with(self, start: RowStart, token_id: int) -> bool:
+        """Return whether a token completes no bad word that the prompt has begun. Pure."""
+        history = start.token_ids.tolist()
+        return not any(
+            last == token_id and history[len(history) - len(before) :] == before
+            for *before, last in start.params.bad_words_ids
+            if len(before) <= len(history)
+        )
 
     def _take(self, start: RowStart) -> None:
         # By the token before the last: so a step looks at the few words that could end now.

@@ -155,7 +155,7 @@ def test_text_with_drafts_is_the_text_without(seed, quality, make_scene):
         assert drafted.num_steps < plain.num_steps / 2
 
 
-def test_logits_behind_a_forbidden_draft_stay_as_they_are(vocabulary, start):
+def test_nothing_is_allowed_behind_a_forbidden_draft(vocabulary, start):
     processor = Structured(lambda: vocabulary)
     processor.allocate(num_rows=1, vocab_size=VOCAB_SIZE, device=torch.device("cpu"))
     processor.start_row(start(0, PROMPT, structured=StructuredOutput.regex("abc"), eos=(0,)))
@@ -168,7 +168,8 @@ def test_logits_behind_a_forbidden_draft_stay_as_they_are(vocabulary, start):
     allowed = torch.isfinite(changed).sum(1).tolist()
     assert 0 < allowed[0] < 5
     assert 0 < allowed[1] < 5
-    assert torch.equal(changed[2:], logits[2:])
+    assert allowed[2:] == [0, 0]
+    assert set(processor.failures) == {(0, 4), (0, 5)}
 
 
 # ------------------------------------------------------------------------------------------------- rows that come and go

@@ -22,7 +22,7 @@ SCHEMA = {
     "type": "object",
     "properties": {
         "name": {"enum": ["Ann", "ﬁ É", "ab c"]},
-        "age": {"type": "integer"},
+        "age": {"type": "integer", "minimum": 0, "maximum": 99},
         "note": {"type": "string", "maxLength": 5},
     },
     "required": ["name", "age", "note"],
