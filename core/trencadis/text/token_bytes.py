@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 __all__ = ["ByteTable", "TokenBytes", "is_byte_level"]
@@ -57,7 +57,7 @@ class TokenBytes:
         if self._fast is None or self._is_byte_level:
             return tuple(map(self, range(num_ids)))
         texts = self._fast.decode_batch(runs, skip_special_tokens=False)
-        return tuple(self._found(token_id, lambda text=text: text) for token_id, text in enumerate(texts))
+        return tuple(self._found(token_id, partial(str, text)) for token_id, text in enumerate(texts))
 
     def added_by(self, token_ids: Sequence[int]) -> str:
         """Return the text that tokens add to one before them, as the tokenizer decodes them. Pure."""

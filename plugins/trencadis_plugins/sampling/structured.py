@@ -186,7 +186,9 @@ class Structured(RowProcessor, SupportsPreparation):
             return
         tokens = on_host(token_ids)
         for number, indices in _by_row(context, asked).items():
-            row = self._rows[number]
+            row = self._rows.get(number)
+            if row is None:
+                continue  # its request ends with an error, and this one call is about others, too
             if len(indices) == 1:
                 row.position = context.positions[indices[0]] + 1
                 row.ahead = self._submit(_one_more(row.state, tokens, indices[0]))
