@@ -36,6 +36,7 @@ from trencadis_torch.loading.fingerprint import fingerprint, quantised_fingerpri
 from trencadis_torch.loading.inspection import attention_layers, model_facts
 from trencadis_torch.loading.loader import ModelFiles, find_model, load_decoder
 from trencadis_torch.loading.pooling_config import PoolingConfig, read_pooling_config
+from trencadis_torch.loading.positions import fix_dynamic_frequencies
 from trencadis_torch.loading.self_check import check_model
 
 if TYPE_CHECKING:
@@ -155,6 +156,7 @@ def _checked(
 ) -> tuple[Any, tuple[AttentionLayer, ...]]:
     """Return a model on the CPU and its layers; sets the threads of one operation there."""
     model = load_decoder(files, _CPU) if share is None else share.load(files, _CPU)
+    fix_dynamic_frequencies(model)
     layers = attention_layers(model)
     if (model.num_parameters() if share is None else share.num_parameters) < _SMALL_MODEL:
         torch.set_num_threads(1)

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from trencadis.clock import Clock, Phases, SystemClock
-from trencadis.errors import BackendError, OutOfMemoryError
+from trencadis.errors import BackendError, ModelLoadError, OutOfMemoryError
 from trencadis.interfaces import (
     AcceptanceRule,
     AllocationPlan,
@@ -64,6 +64,7 @@ from trencadis_torch.loading.fingerprint import fingerprint, quantised_fingerpri
 from trencadis_torch.loading.inspection import attention_layers, model_facts
 from trencadis_torch.loading.loader import ModelFiles, find_model, load_decoder
 from trencadis_torch.loading.pooling_config import read_pooling_config
+from trencadis_torch.loading.positions import fix_dynamic_frequencies
 from trencadis_torch.loading.profile_run import measure_memory
 from trencadis_torch.loading.self_check import ModelCheck, check_graph
 from trencadis_torch.native_build import Source, begin
@@ -113,6 +114,7 @@ class TorchBackend(Backend):
         self._layers: tuple[AttentionLayer, ...] = ()
         self._kernel: PagedKernel | None = None
         self._replacement: Replacement | None = None
+        self._may_replace = True
         self._runner: PassRunner | None = None
         self._embedder: Embedder | None = None
         self._share: Share | None = None
@@ -183,13 +185,23 @@ class TorchBackend(Backend):
         return self._facts
 
     def _load_decoder(self, files: ModelFiles, phases: Phases) -> None:
+        """Load a decoder, packed if that is proven to compute the same; else once more, as transformers made it."""
         adapter.register()
+        obstacle = self._load_checked(files, phases)
+        if obstacle:
+            logger.warning("%s It is loaded again without packed layers.", obstacle)
+            self._model, self._embedder, self._replacement, self._may_replace = None, None, None, False
+            self._load_checked(files, phases)
+
+    def _load_checked(self, files: ModelFiles, phases: Phases) -> str:
+        """Load a decoder and check it; returns why it cannot be used with its layers packed, which nobody asked for, or nothing."""
         pooling_config = read_pooling_config(files, default_pooling="last", device=self._device)
         phases.begin("weights")
         share = self._share
         model = self._model = load_decoder(files, self._device) if share is None else share.load(files, self._device)
         if self._quantises:
             model.float()
+        fix_dynamic_frequencies(model)
         phases.begin("inspection")
         layers = attention_layers(model, own=None if share is None else share.layers)
         self._layers = stored_layers(layers, self._config.kv_dtype)
@@ -221,16 +233,22 @@ class TorchBackend(Backend):
             )
             if self._quantises:
                 check.compare(model)  # afterwards, errors of rounding would hide others
-        phases.begin("packing")
-        self._replace_modules(model, layers)
-        phases.begin("check")
-        if check is not None:
-            check.compare(model, quantised=self._quantises, replaced=self._replacement is not None)
+        try:
+            phases.begin("packing")
+            self._replace_modules(model, layers)
+            phases.begin("check")
+            if check is not None:
+                check.compare(model, quantised=self._quantises, replaced=self._replacement is not None)
+        except ModelLoadError as error:
+            if self._quantises or not (self._packs or self._fuses):
+                raise
+            return str(error)
         adapter.switch(model, adapter.PAGED)
         embedder = DecoderEmbedder(model.base_model, pooling_config, layers)
         if model.base_model is not model:
             self._embedder = embedder
             self._facts = attrs.evolve(self._facts, embedding_size=embedder.embed([np.zeros(1, np.int32)]).shape[1])
+        return ""
 
     def _begin_compiling(self, layers: tuple[AttentionLayer, ...]) -> None:
         """Have the kernels that the model needs compiled side by side, if they are not there; each is waited for where it is used."""
@@ -252,12 +270,18 @@ class TorchBackend(Backend):
 
     @property
     def _packs(self) -> bool:
-        packs = self._config.pack == "auto" and self._model.dtype == torch.float32 and self._device.type == "cpu"
+        packs = (
+            self._may_replace
+            and self._config.pack == "auto"
+            and self._model.dtype == torch.float32
+            and self._device.type == "cpu"
+        )
         return packs and self._mode.packs
 
     @property
     def _fuses(self) -> bool:
-        return self._config.pack == "auto" and self._device.type == "cuda" and triton_kernels.is_installed()
+        fuses = self._may_replace and self._config.pack == "auto" and self._device.type == "cuda"
+        return fuses and triton_kernels.is_installed()
 
     @property
     def _quantises(self) -> bool:

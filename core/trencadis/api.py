@@ -45,7 +45,16 @@ if TYPE_CHECKING:
     from trencadis.registry.manager import PluginLoader
     from trencadis.registry.plan import AUTO, NOTHING_CHOSEN
     from trencadis.registry.switching import SchedulingChange, SchedulingInForce, resolve_change
-    from trencadis.text import Tokenizer, encode_chat, load_tokenizer, resolve_model_path, vocabulary_of
+    from trencadis.text import (
+        Tokenizer,
+        chat_template_of,
+        encode_chat,
+        ends_of_turn,
+        load_tokenizer,
+        render_chat,
+        resolve_model_path,
+        vocabulary_of,
+    )
 
 _HOMES = {
     "AUTO": "registry.plan",
@@ -78,10 +87,12 @@ _HOMES = {
     "SourceCheck": "config.check_sources",
     "Tokenizer": "text",
     "build_engine": "engine.build",
+    "chat_template_of": "text",
     "check_sources": "config.check_sources",
     "completing_buckets": "engine.batching.warmup",
     "differences": "plan_lock",
     "encode_chat": "text",
+    "ends_of_turn": "text",
     "explain": "config.explain",
     "load_tokenizer": "text",
     "load_with_plugins": "registry",
@@ -92,6 +103,7 @@ _HOMES = {
     "read_config_file": "config",
     "read_lock": "plan_lock",
     "reason": "config.attribution",
+    "render_chat": "text",
     "resolve_change": "registry.switching",
     "resolve_model_path": "text",
     "resolve_plan": "registry",
@@ -133,10 +145,12 @@ __all__ = [
     "SourceCheck",
     "Tokenizer",
     "build_engine",
+    "chat_template_of",
     "check_sources",
     "completing_buckets",
     "differences",
     "encode_chat",
+    "ends_of_turn",
     "explain",
     "load_tokenizer",
     "load_with_plugins",
@@ -147,6 +161,7 @@ __all__ = [
     "read_config_file",
     "read_lock",
     "reason",
+    "render_chat",
     "resolve_change",
     "resolve_model_path",
     "resolve_plan",

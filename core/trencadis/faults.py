@@ -17,14 +17,29 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final
+from weakref import WeakSet
 
 import attrs
 import numpy as np
 
 from trencadis.activity import ACTIVITY, MonitoredThread
-from trencadis.clock import Clock
+from trencadis.clock import Clock, SystemClock
+from trencadis.pauses import PAUSES, thread_wait_s
 
-__all__ = ["MAX_OVERRUNS", "WINDOW_S", "CallMeter", "FaultLog", "as_words", "cut", "reraise_interrupt", "shown"]
+__all__ = [
+    "MAX_OVERRUNS",
+    "REST_S",
+    "WINDOW_S",
+    "CallMeter",
+    "FaultLog",
+    "SwitchedOff",
+    "as_words",
+    "cut",
+    "num_switched_off",
+    "reraise_interrupt",
+    "shown",
+    "switched_off",
+]
 
 _MAX_ARGUMENTS: Final = 8
 _MAX_SAID: Final = 600
@@ -34,13 +49,21 @@ _MAX_KEYS: Final = 256
 _LOG_EVERY_S: Final = 60.0
 
 MAX_OVERRUNS: Final = 3
-"""So many calls over their budget within :data:`WINDOW_S` have a component replaced."""
+"""So many calls over their budget within :data:`WINDOW_S` have a component switched off."""
 
 WINDOW_S: Final = 60.0
 """Engine clock, seconds."""
 
 _AT_ONCE: Final = 10
-"""A single call that takes so many budgets has its component replaced, too."""
+"""A single call that takes so many budgets has its component switched off, too."""
+
+REST_S: Final = 60.0
+"""How long a component is off the first time, seconds of the engine's clock; each time twice as long as before, up to an hour."""
+
+_MAX_REST_S: Final = 3600.0
+
+_BASE_S: Final = 0.01
+"""How old the readings of a thread's time on a processor, and of its wait for one, may be when a call begins, seconds."""
 
 
 # ------------------------------------------------------------------------------------------------------ containment
@@ -158,12 +181,44 @@ def _traceback(error: BaseException) -> str:
 # ---------------------------------------------------------------------------------------------------------- budgets
 
 
-class CallMeter:
-    """Measures the calls of one component, and publishes which one is being called, so that a stall can be attributed. One thread.
+@attrs.frozen(kw_only=True)
+class SwitchedOff:
+    """A component that is not called at the moment.
 
-    A call over the budget is warned about, with the time that it took. Three such calls within a minute, or one that takes ten
-    budgets, are too many: the component is to be replaced. Time is the engine's clock: real time where clients are served; a
-    simulated clock stands still during a call, so that budgets change no simulation and no replay.
+    Attributes:
+        component: With its distribution.
+        cause: In words.
+        for_s: Until it is called again, seconds; infinity: it is not.
+    """
+
+    component: str
+    cause: str
+    for_s: float
+
+
+_METERS: Final[WeakSet[CallMeter]] = WeakSet()
+_COUNTED = [0]
+
+
+def switched_off() -> tuple[SwitchedOff, ...]:
+    """Return the components of this process that are off at the moment, by name."""
+    found = (meter.off for meter in tuple(_METERS))
+    return tuple(sorted((one for one in found if one is not None), key=lambda one: one.component))
+
+
+def num_switched_off() -> int:
+    """Return how often a component of this process was switched off."""
+    return _COUNTED[0]
+
+
+class CallMeter:
+    """Measures the calls of one component, publishes which one is being called, so that a stall can be attributed, and says when it is off. One thread.
+
+    A call over the budget is warned about, with the time that it took. Three such calls within a minute, or one that takes ten budgets,
+    are too many: the component is off for a while, and then tried again. What counts is the time that the component itself
+    took: processor time of its thread, and waiting that it chose; not that in which the whole process stood still, or the thread had no
+    processor. Time is the engine's clock: real time where clients are served; a simulated clock stands still during a call, so that
+    budgets change no simulation and no replay.
 
     Args:
         label: Names the component and its distribution.
@@ -173,10 +228,13 @@ class CallMeter:
         log: For warnings.
         thread: Of the thread that calls; None: the engine's.
         num_forgiven: Calls over the budget that are only warned about: the first of a component that compiles when it is first used.
+        max_overruns: So many calls over the budget within :data:`WINDOW_S` are too many.
+        at_once: A call of more than so many budgets is too many.
 
     Attributes:
         label: As given.
         budget_s: As given: callers compare, so that a call within it costs no more than reading the clock.
+        is_off: Whether the component is off; :meth:`is_due` says whether it is time to try it again.
     """
 
     def __init__(
@@ -189,15 +247,25 @@ class CallMeter:
         log: FaultLog | None = None,
         thread: MonitoredThread | None = None,
         num_forgiven: int = 0,
+        max_overruns: int = MAX_OVERRUNS,
+        at_once: float = _AT_ONCE,
     ) -> None:
         self.budget_s = budget_s
         self._now_s = clock.now_s if clock is not None else float
         self._setting = setting
         self._log = log or FaultLog(logging.getLogger("trencadis.engine"))
-        self._overruns_s: deque[float] = deque(maxlen=MAX_OVERRUNS)
+        self._overruns_s: deque[float] = deque(maxlen=max_overruns)
+        self._at_once = at_once
         self._num_forgiven = num_forgiven
         self._thread = thread or ACTIVITY.engine
         self._before = 0
+        self.is_off = False
+        self._cause, self._off_label, self._back_s, self._num_rests = "", "", math.inf, 0
+        self._is_real = isinstance(clock, SystemClock)
+        self._base_s = self._used_s = self._waited_s = -math.inf
+        if self._is_real:
+            PAUSES.watch()
+        _METERS.add(self)
         self.rename(label)
 
     def rename(self, label: str) -> None:
@@ -207,13 +275,16 @@ class CallMeter:
         self._overruns_s.clear()
 
     def begin(self) -> float:
-        """Note that the component is called; returns when, for :meth:`end`. Together 0.5 µs."""
+        """Note that the component is called; returns when, for :meth:`end`. Together 0.6 µs."""
         # Written out, as MonitoredThread.enter and leave: this is done for every call of a component.
         thread = self._thread
         words, place = thread.words, thread.place
         self._before = words[place]
         words[place] = self._number
-        return self._now_s()
+        now_s = self._now_s()
+        if self._is_real and now_s - self._base_s > _BASE_S:
+            self._base_s, self._used_s, self._waited_s = now_s, time.thread_time(), thread_wait_s()
+        return now_s
 
     def end(self, began_s: float) -> float:
         """Note that it has returned; returns the seconds that it took. A second call changes nothing."""
@@ -221,8 +292,19 @@ class CallMeter:
         thread.words[thread.place] = self._before
         return self._now_s() - began_s
 
+    def charged_s(self, took_s: float) -> float:
+        """Return how many seconds of a call that has just ended are the component's own.
+
+        Args:
+            took_s: From :meth:`end`.
+        """
+        if not self._is_real:
+            return took_s
+        used_s, waited_s = time.thread_time() - self._used_s, thread_wait_s() - self._waited_s
+        return min(took_s, max(used_s, took_s - waited_s - PAUSES.within(took_s)))
+
     def overran(self, method: str, took_s: float, *, num_budgets: float = 1) -> str:
-        """Warn of a call that took longer than its budget; returns why the component is to be replaced, or an empty string.
+        """Warn of a call that took longer than its budget; returns why the component is to be switched off, or an empty string.
 
         Args:
             method: That was called.
@@ -230,19 +312,52 @@ class CallMeter:
             num_budgets: What this call may take.
         """
         budget_s = self.budget_s * num_budgets
-        if took_s <= budget_s:
+        if took_s <= budget_s or (took_s := self.charged_s(took_s)) <= budget_s:
             return ""
         now_s = self._now_s()
         said = f"took {took_s:.3g} s in {method}(), over its budget of {budget_s:.3g} s ({self._setting})"
         is_forgiven, self._num_forgiven = self._num_forgiven > 0, self._num_forgiven - 1
         if not is_forgiven:
             self._overruns_s.append(now_s)
-        is_full = len(self._overruns_s) == MAX_OVERRUNS and now_s - self._overruns_s[0] <= WINDOW_S
-        if is_forgiven or (took_s <= _AT_ONCE * budget_s and not is_full):
+        is_full = len(self._overruns_s) == self._overruns_s.maxlen and now_s - self._overruns_s[0] <= WINDOW_S
+        if is_forgiven or (took_s <= self._at_once * budget_s and not is_full):
             self._log.say(f"{self.label}.{method} is slow", f"{self.label} {said}; steps wait for it.")
             return ""
         self._overruns_s.clear()
-        return said if took_s > _AT_ONCE * budget_s else f"{said}, the {MAX_OVERRUNS}rd time within {WINDOW_S:g} s"
+        often = f"{said}, {self._overruns_s.maxlen} times within {WINDOW_S:g} s"
+        return said if took_s > self._at_once * budget_s else often
+
+    # ---------------------------------------------------------------------------------------------------- off
+
+    def switch_off(self, cause: str, *, for_good: bool = False) -> str:
+        """Note that the component is not called for a while; returns for how long, in words.
+
+        Args:
+            cause: In words.
+            for_good: It is not tried again.
+        """
+        rest_s = math.inf if for_good else min(REST_S * 2**self._num_rests, _MAX_REST_S)
+        self._num_rests += 1
+        self.is_off, self._cause, self._off_label, self._back_s = True, cause, self.label, self._now_s() + rest_s
+        _COUNTED[0] += 1
+        return "for good" if for_good else f"for {rest_s:g} s"
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the component is off and it is time to try it again."""
+        return self.is_off and self._now_s() >= self._back_s
+
+    def switch_on(self) -> None:
+        """Note that the component is called again."""
+        self.is_off, self._back_s = False, math.inf
+        self._overruns_s.clear()
+
+    @property
+    def off(self) -> SwitchedOff | None:
+        """The component that is off, or None."""
+        if not self.is_off:
+            return None
+        return SwitchedOff(component=self._off_label, cause=self._cause, for_s=self._back_s - self._now_s())
 
 
 # ------------------------------------------------------------------------------------------------------ values in messages

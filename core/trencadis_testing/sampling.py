@@ -39,6 +39,16 @@ ALPHA = 1e-4
 _NUM_ROWS = 256
 _MAX_MODEL_LEN = 2048
 _EOS = 3
+_WITH_HISTORY: dict[str, Any] = {
+    "mirostat_mode": 2,
+    "repetition_penalty": 1.7,
+    "frequency_penalty": 1.1,
+    "presence_penalty": 1.2,
+    "dry_multiplier": 1.5,
+    "no_repeat_ngram_size": 2,
+}
+"""Parameters whose effect depends on earlier tokens."""
+
 _LOGITS = np.array([2.0, 1.0, 0.5, 0.0, -1.0, -2.0], dtype=np.float32)
 
 
@@ -99,11 +109,26 @@ class _Harness:
     def write(self, row: int, position: int, token: int) -> None:
         self._tokens[row, position] = token
 
-    def sampled(self, logits: np.ndarray, rows: Sequence[int], positions: Sequence[int]) -> Sampled:
+    def sampled(
+        self,
+        logits: np.ndarray,
+        rows: Sequence[int],
+        positions: Sequence[int],
+        *,
+        histories: np.ndarray | None = None,
+        branches: Sequence[int] | None = None,
+    ) -> Sampled:
+        """Return the sampler's answer; ``histories`` and ``branches`` as where drafts branch."""
         context = SamplingContext(
-            rows=tuple(rows), positions=tuple(positions), tokens=self._tensor(self._tokens.copy())
+            rows=tuple(rows),
+            positions=tuple(positions),
+            tokens=self._tensor((self._tokens if histories is None else histories).copy()),
+            branches=None if branches is None else tuple(branches),
         )
         return self._sampler.sample(self._tensor(np.array(logits, dtype=np.float32)), context)
+
+    def supports_drafts(self, *, branching: bool, **params: Any) -> bool:
+        return self._sampler.supports_drafts(SamplingParams(**params), branching=branching)
 
     def tokens(self, logits: np.ndarray, rows: Sequence[int], positions: Sequence[int]) -> list[int]:
         return [int(token) for token in self.sampled(logits, rows, positions).token_ids.tolist()]
@@ -333,6 +358,35 @@ class SamplingConformance:
         harness = self._mixed_desk(rows)
         apart = [harness.one(logits[row, i], row, position) for row in rows for i, position in enumerate(positions)]
         assert together == apart
+
+    def test_a_sequence_is_the_same_beside_drafts_that_branch(self) -> None:
+        """Its own drafts follow each other; the histories of a call in which others branch lie elsewhere, and are fewer."""
+        honoured = parameters_in(self.honours or self.make().honours)
+        asked = [{}, *({name: value} for name, value in _WITH_HISTORY.items() if parameters_in([name]) <= honoured)]
+        for params in asked:
+            harness, alone = _Harness(self, vocab_size=40), _Harness(self, vocab_size=40)
+            takes = harness.supports_drafts(branching=False, **params)
+            if not (takes and harness.supports_drafts(branching=True)):
+                continue
+            rng = np.random.default_rng(6)
+            prompt, drafts = rng.integers(0, 9, 8).tolist(), rng.integers(0, 9, 3).tolist()
+            logits = rng.normal(0, 2, (8, 40)).astype(np.float32)
+            row, places = 200, [7, 8, 9, 10]
+            for one in (harness, alone):
+                one.start(row, prompt, seed=5, **params)
+                one.start(3, [1, 2, 3], seed=6)
+                for offset, token in enumerate(drafts):
+                    one.write(row, 8 + offset, token)
+            # Of row 3 the drafts 4 and 5 both follow its last token; histories are as wide as they must be.
+            histories = np.full((3, 12), 39, np.int32)
+            histories[0, :4], histories[1, :4] = (1, 2, 3, 4), (1, 2, 3, 5)
+            histories[2, :11] = (*prompt, *drafts)
+            found = harness.sampled(
+                logits[:7], [3, 3, 3, *[row] * 4], [2, 3, 3, *places], histories=histories, branches=[0, 0, 1, *[2] * 4]
+            )
+            assert found.token_ids.tolist()[3:] == alone.tokens(logits[3:7], [row] * 4, places), params
+            # And what was kept of it is the same.
+            assert harness.one(logits[7], row, 11) == alone.one(logits[7], row, 11), params
 
     def test_a_preempted_sequence_goes_on_as_if_nothing_had_happened(self) -> None:
         """It comes back in another row with its prompt, its output so far and its seed."""

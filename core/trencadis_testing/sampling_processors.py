@@ -254,6 +254,30 @@ class LogitsProcessorConformance:
             rest = self._step_by_step(bench, logits[3:], likely[3:], first=_FIRST + 3)
             assert np.array_equal(rest, expected[3:])
 
+    def test_drafts_that_branch_are_read_by_their_histories(self) -> None:
+        """Of a processor that supports branches: two drafts after one token, each as if it were the only one."""
+        logits = _logits(3, seed=7)
+        for params in self.asking:
+            bench = _Bench(self)
+            bench.start(1, params)
+            processor = bench.processor
+            if processor.has_state or not (processor.needs_history and processor.supports_branches):
+                pytest.skip("this processor reads no histories of drafts that branch")
+            histories = np.stack([bench.tokens[1]] * 2)
+            histories[:, _FIRST + 1] = 1, 4
+            expected = []
+            for draft, place, number in ((1, _FIRST, 0), (1, _FIRST + 1, 1), (4, _FIRST + 1, 2)):
+                bench.tokens[1, _FIRST + 1] = draft
+                expected.append(bench.apply(logits[number : number + 1], [1], [place])[0])
+            context = SamplingContext(
+                rows=(1, 1, 1),
+                positions=(_FIRST, _FIRST + 1, _FIRST + 1),
+                tokens=self.tensor(histories),
+                branches=(0, 0, 1),
+            )
+            found = np.array(processor.apply(self.tensor(logits.copy()), context).tolist(), np.float32)
+            assert np.array_equal(found, np.array(expected)), params
+
     def test_a_state_goes_on_in_another_row_from_a_snapshot(self) -> None:
         """And the snapshot is a copy: what the row did later, and whom it was given to, is not in it."""
         logits = _logits(8) * np.float32(0.3)  # flat: where a tail is cut depends on little

@@ -5,14 +5,17 @@ from __future__ import annotations
 import logging
 import signal
 import threading
+import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-from trencadis.clock import SimulatedClock
-from trencadis.faults import CallMeter, FaultLog, as_words, reraise_interrupt
+from trencadis.clock import SimulatedClock, SystemClock
+from trencadis.faults import CallMeter, FaultLog, as_words, num_switched_off, reraise_interrupt, switched_off
 from trencadis.interfaces import SchedulerView, SchedulingPolicy, TokenSplit
+from trencadis.pauses import PAUSES
 from trencadis.records import Request, SamplingParams
 from trencadis_testing.engines import make_engine
 
@@ -159,7 +162,7 @@ def test_a_slow_call_is_warned_about_with_its_time_and_the_third_in_a_minute_is_
     assert meter.call(0.25) == ""
     assert "x of p 1.0 took 0.25 s in order(), over its budget of 0.1 s ([budget] x_ms)" in caplog.text
     assert meter.call(0.25) == ""
-    assert "the 3rd time within 60 s" in meter.call(0.25)
+    assert "3 times within 60 s" in meter.call(0.25)
 
 
 def test_three_slow_calls_that_lie_far_apart_are_forgiven() -> None:
@@ -178,3 +181,65 @@ def test_nothing_is_measured_without_a_clock() -> None:
     meter = CallMeter("x")
     assert meter.end(meter.begin()) == 0.0
     assert meter.budget_s == float("inf")
+
+
+class Spending:
+    """A clock of the machine, and a call that keeps the processor, sleeps, or is held up with all others."""
+
+    def __init__(self) -> None:
+        self.meter = CallMeter("x of p 1.0", clock=SystemClock(), budget_s=0.05, setting="[budget] x_ms", at_once=2)
+
+    def call(self, do: Callable[[], object]) -> str:
+        began = self.meter.begin()
+        do()
+        return self.meter.overran("order", self.meter.end(began))
+
+
+def keep_the_processor(seconds: float) -> None:
+    end_s = time.thread_time() + seconds
+    while time.thread_time() < end_s:
+        pass
+
+
+def test_a_call_that_keeps_the_processor_or_sleeps_is_charged_with_it() -> None:
+    assert "in order()" in Spending().call(lambda: keep_the_processor(0.6))
+    assert "in order()" in Spending().call(lambda: threading.Event().wait(0.7))
+
+
+def test_a_call_during_which_the_whole_process_stood_still_is_not_slow(caplog: pytest.LogCaptureFixture) -> None:
+    def stand_still() -> None:
+        began_s = time.perf_counter()
+        threading.Event().wait(0.7)
+        PAUSES.note(time.perf_counter() - began_s)
+
+    assert Spending().call(stand_still) == ""
+    assert not caplog.records
+
+
+def test_a_call_that_keeps_the_processor_is_slow_although_its_sibling_had_none_of_it() -> None:
+    """As one that never lets go of Python's lock."""
+
+    def compute() -> None:
+        keep_the_processor(0.6)
+        PAUSES.note(0.6)
+
+    assert "in order()" in Spending().call(compute)
+
+
+def test_a_component_that_is_off_is_due_after_a_minute_and_each_time_later() -> None:
+    clock = SimulatedClock()
+    meter = CallMeter("slow of p 1.0", clock=clock)
+    before = num_switched_off()
+    for seconds in (60, 120, 240, 480, 960, 1920, 3600, 3600):
+        assert meter.switch_off("it was slow") == f"for {seconds} s"
+        clock.advance(seconds - 1)
+        assert not meter.is_due
+        assert [one.cause for one in switched_off() if one.component == "slow of p 1.0"] == ["it was slow"]
+        clock.advance(1)
+        assert meter.is_due
+        meter.switch_on()
+    assert num_switched_off() - before == 8
+    assert "slow of p 1.0" not in {one.component for one in switched_off()}
+    assert meter.switch_off("it raised", for_good=True) == "for good"
+    clock.advance(1e9)
+    assert not meter.is_due

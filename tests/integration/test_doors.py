@@ -157,7 +157,7 @@ def test_the_same_requests_give_the_same_tokens_through_every_door() -> None:
 def test_streams_metrics_and_embeddings_come_from_the_other_process(run_shared: Callable[..., Any]) -> None:
     async def use(llm: AsyncLLM) -> None:
         outputs = [output async for output in llm.generate((5, 6), SamplingParams(max_tokens=30))]
-        assert outputs[-1].outputs[0].token_ids == tuple(fake_text((5, 6), 30, vocab_size=4096, eos=-1))
+        assert outputs[-1].outputs[0].token_ids == tuple(fake_text((5, 6), 30, vocab_size=4096))
         assert outputs[-1].finished
         assert (await llm.metrics()).startswith("num_steps ")
         vectors = await llm.embed([(5, 6), "Hello", (7,)])
@@ -214,7 +214,7 @@ def test_closing_gives_readers_what_there_is() -> None:
     tokens = output.outputs[0].token_ids
     assert output.outputs[0].finish_reason is FinishReason.ABORT
     assert 0 < len(tokens) < 15_000
-    assert tokens == tuple(fake_text((5, 6), len(tokens), vocab_size=4096, eos=-1))
+    assert tokens == tuple(fake_text((5, 6), len(tokens), vocab_size=4096))
 
 
 def test_admission_refuses_one_and_the_others_go_on() -> None:

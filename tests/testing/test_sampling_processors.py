@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
+import attrs
 import numpy as np
 import pytest
 import torch
@@ -90,7 +91,7 @@ def test_every_built_in_processor_passes(name):
         except pytest.skip.Exception:
             continue
         num_passed += 1
-    assert num_passed >= len(TESTS) - 4
+    assert num_passed >= len(TESTS) - 5
 
 
 class _ReadsTheNeighbour(MinP):
@@ -157,6 +158,13 @@ class _LastHistoryForAll(Dry):
         return super()._change(logits, type(context)(rows=context.rows, positions=positions, tokens=context.tokens))
 
 
+class _ReadsDraftsByRow(Dry):
+    """Drafts that branch are read as if they followed each other."""
+
+    def _change(self, logits, context):
+        return super()._change(logits, attrs.evolve(context, branches=None))
+
+
 class _OneMuForAll(Mirostat):
     """The state is not kept by position: a refused draft stays in it."""
 
@@ -198,6 +206,7 @@ _TESTS_THAT_NOTICE = {
     _Stream: ("xtc", "the_same_call_gives_the_same_logits"),
     _ReadsAhead: ("no_repeat_ngram", "tokens_behind_a_rows_position_do_not_matter"),
     _LastHistoryForAll: ("dry", "the_rows_of_drafts_equal_one_token_at_a_time"),
+    _ReadsDraftsByRow: ("dry", "drafts_that_branch_are_read_by_their_histories"),
     _OneMuForAll: ("mirostat", "the_rows_of_drafts_equal_one_token_at_a_time"),
     _IgnoresWhatWasChosen: ("mirostat", "the_rows_of_drafts_equal_one_token_at_a_time"),
     _SharesItsSnapshot: ("mirostat", "a_state_goes_on_in_another_row_from_a_snapshot"),

@@ -11,8 +11,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from docs_pages.markdown import heading_note, table
 from trencadis.client.replicas.pages import replicas_page
 from trencadis.clock import SimulatedClock
+from trencadis.engine.inspect.off import off_metrics
 from trencadis.engine.transfer.guarded_connector import GuardedConnector
 from trencadis.engine.transfer.transfers import Transfers
+from trencadis.faults import CallMeter
 from trencadis.records import Bucket, FinishReason, Phase
 from trencadis_gaudi.config import GaudiConfig
 from trencadis_gaudi.graphs.counts import Watch
@@ -85,7 +87,9 @@ def _engine_text() -> str:
     observer = PrometheusObserver()
     observer.on_step(step_stats(num_scheduled_tokens=1, num_padded_tokens=1, policy="fcfs"))
     observer.on_request(finished_sequence(num_output_tokens=1, reason=FinishReason.STOP))
-    return observer.metrics()
+    slow = CallMeter("a component", clock=SimulatedClock())
+    slow.switch_off("slow")
+    return observer.metrics() + off_metrics()
 
 
 def _transfers_text() -> str:

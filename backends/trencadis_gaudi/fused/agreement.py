@@ -43,7 +43,7 @@ def why_wrong(
     for trial in trials:
         try:
             found = kernel(*(_moved(argument, device) for argument in trial)).cpu()
-        except (RuntimeError, TypeError, ValueError) as error:
+        except Exception as error:  # whatever it ends with, plain operations serve instead
             return f"a trial of it ends with {type(error).__name__}: {error}"
         if not agrees(found, meaning(*trial)):
             return "it does not compute its published meaning"

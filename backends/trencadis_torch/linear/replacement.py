@@ -4,7 +4,8 @@
     a replacement, on the original weights, gets the same: it must give the same, else the module stays
     then its weights are packed, module by module, and the original's are let go
 
-A linear layer alone is replaced wherever it is. Anything else that is unknown is left as it is.
+A linear layer alone is replaced wherever it is. Anything else that is unknown is left as it is, and so is a module of which other code
+reads what its replacement does not have.
 
 Of a plain decoder whose modules have all been replaced, passes run in one call, after such a call has given what they give.
 """
@@ -20,6 +21,8 @@ import attrs
 import torch
 from torch import nn
 
+from trencadis.errors import ModelLoadError
+from trencadis.faults import as_words
 from trencadis_torch.attention.adapter import PAGED, switch
 from trencadis_torch.attention.kernel import PagedKernel
 from trencadis_torch.attention.native import NativeAttention
@@ -29,16 +32,13 @@ from trencadis_torch.linear.fused import FusedKernels, FusedNorm, GatedMLP, Rota
 from trencadis_torch.linear.native import ACTIVATIONS, Native
 from trencadis_torch.linear.native_decoder import native_decoder
 from trencadis_torch.linear.packed import BlockedLinear, FusedLinear, Int8Linear, PackedLinear, RowsEmbedding
+from trencadis_torch.linear.watch import HANDED, Reads, Watched, watch
 from trencadis_torch.loading.self_check import paged_logits
 from trencadis_torch.parallel.modules import RowLinear, VocabEmbedding
 
 __all__ = ["Replacement", "fuse_decoder", "fuse_modules", "replace_modules"]
 
 logger = logging.getLogger("trencadis.torch")
-
-SEEN: Final = "trencadis_seen"
-POSITIONS: Final = (0, 3, 4, 9, 17)
-"""Of the tokens that go through the model once: unlike their indices."""
 
 TOLERANCE: Final = 1e-4
 """Largest difference between a module and its replacement, over the largest value; float32 sums in another order give 1e-6."""
@@ -50,6 +50,9 @@ _FAMILIES: Final = r"(Llama|Mistral|Mixtral|Ministral|Qwen2|Qwen2Moe|Qwen3|Qwen3
 _NORM: Final = re.compile(f"({_FAMILIES}|Phi3)RMSNorm")
 _MLP: Final = re.compile(_FAMILIES + "MLP")
 _ATTENTION: Final = re.compile(_FAMILIES + "Attention")
+_SHAPE: Final = frozenset({"in_features", "out_features"})
+"""Attributes of a linear layer that a packed one has as well."""
+
 _QKV: Final = ("q_proj", "k_proj", "v_proj")
 _TENSORS: Final = ("query", "key", "value")
 
@@ -76,16 +79,6 @@ class Replacement:
     num_fused: int
 
 
-@attrs.define
-class _Seen:
-    """Inputs and outputs of a module; of an attention also the arguments of its attention function."""
-
-    args: tuple[Any, ...]
-    options: dict[str, Any]
-    output: Any
-    handed: dict[str, Any] = attrs.field(factory=dict)
-
-
 @torch.no_grad()
 def replace_modules(
     model: Any, *, quantised: bool, native: Native | None, together: Together | None = None
@@ -102,18 +95,27 @@ def replace_modules(
     pack = _packer(quantised, native)
     num_linears = sum(type(part) is nn.Linear for part in model.modules())
     num_fused = 0
+    seen, reads = _watch(model)
     if native is not None:
-        seen = _watch(model)
         for name in [name for name, _ in _candidates(model)]:
-            num_fused += _replace(model, name, seen.pop(name, None), pack, native, together)
-    _replace_linears(model, pack)
+            num_fused += _replace(model, name, seen.pop(name, None), reads, pack, native, together)
+    kept = _replace_linears(model, reads, pack)
     replacement = Replacement(
         kernels="onednn" if native is None else f"{'int8' if quantised else 'packed'}{native.panel}",
         weights_bytes=_weights_bytes(model),
-        num_linears=num_linears,
+        num_linears=num_linears - len(kept),
         num_fused=num_fused,
     )
-    logger.info("%s: %d linear layers packed, %d modules fused.", replacement.kernels, num_linears, num_fused)
+    logger.info(
+        "%s: %d linear layers packed, %d modules fused.", replacement.kernels, num_linears - len(kept), num_fused
+    )
+    if kept:
+        logger.info(
+            "%d linear layers stay as they are: the model's code reads what a packed layer does not have (%s: %s).",
+            len(kept),
+            kept[0],
+            ", ".join(sorted(reads[kept[0]])),
+        )
     return replacement
 
 
@@ -126,9 +128,9 @@ def fuse_modules(model: Any, *, kernels: FusedKernels, together: Together | None
         kernels: Of the model's device.
         together: As in :func:`replace_modules`.
     """
-    seen, num_fused = _watch(model), 0
+    (seen, reads), num_fused = _watch(model), 0
     for name in [name for name, _ in _candidates(model)]:
-        num_fused += _replace(model, name, seen.pop(name, None), _merged, kernels, together or bool)
+        num_fused += _replace(model, name, seen.pop(name, None), reads, _merged, kernels, together or bool)
     logger.info("%d modules fused.", num_fused)
     return Replacement(kernels="fused", weights_bytes=_weights_bytes(model), num_linears=0, num_fused=num_fused)
 
@@ -170,9 +172,15 @@ def fuse_decoder(
     tokens = [torch.arange(n) * 7 % 131 % decoder.vocab_size for n in (12, 6)]
     expected = paged_logits(model, layers, tokens, "ragged", kernel)
     attach(model, decoder)
-    found = paged_logits(model, layers, tokens, "ragged", kernel)
-    if not all(_agree(one, other) for one, other in zip(found, expected, strict=True)):
-        logger.warning("%s runs layer by layer: in one call it computes something else.", type(model).__name__)
+    try:
+        found = paged_logits(model, layers, tokens, "ragged", kernel)
+        fault = "it computes something else"
+        if all(_agree(one, other) for one, other in zip(found, expected, strict=True)):
+            fault = ""
+    except Exception as error:
+        fault = f"it fails: {as_words(error)}"
+    if fault:
+        logger.warning("%s runs layer by layer: in one call %s.", type(model).__name__, fault)
         attach(model, None)
         return False
     logger.info("%s runs in one call.", type(model).__name__)
@@ -192,53 +200,38 @@ def _candidates(model: Any) -> Iterator[tuple[str, nn.Module]]:
         yield from ((name, part) for name, kind, part in found if pattern.fullmatch(kind))
 
 
-def _watch(model: Any) -> dict[str, _Seen]:
-    """Run a few tokens through the model and return inputs and outputs of its known modules."""
-    from transformers import AttentionInterface, AttentionMaskInterface
-
-    AttentionInterface.register(SEEN, _attention)
-    AttentionMaskInterface.register(SEEN, lambda **_: None)
-    seen: dict[str, _Seen] = {}
-    handles = []
-    for name, module in _candidates(model):
-
-        def note(_: nn.Module, args: tuple[Any, ...], options: dict[str, Any], output: Any, name: str = name) -> None:
-            # A module that is called twice is known by its last call alone, which proves as much.
-            seen[name] = _Seen(args, dict(options), output, dict(options.get("trencadis_seen") or {}))
-
-        handles.append(module.register_forward_hook(note, with_kwargs=True))
-    positions = torch.tensor([POSITIONS], device=model.device)
+def _watch(model: Any) -> tuple[dict[str, Watched], Reads]:
+    """Run a few tokens through the model; the calls of its known modules, and what its code reads of all that may be replaced."""
+    called = dict(_candidates(model))
+    embedding = model.get_input_embeddings()
+    linears = {name: part for name, part in model.named_modules() if type(part) is nn.Linear or part is embedding}
     try:
-        if switch(model, SEEN):
-            model(input_ids=positions % 7 + 1, position_ids=positions, use_cache=False, trencadis_seen={})
-    finally:
-        for handle in handles:
-            handle.remove()
-    return seen
+        return watch(model, called, called | linears)
+    except Exception as error:
+        name = type(model).__name__
+        raise ModelLoadError(
+            f"{name}: which of its layers can be packed is not known, for a forward of five tokens failed: {as_words(error)}.",
+            hint='[backend.torch] quantization = "none" serves it as transformers made it.',
+        ) from error
 
 
-def _attention(
-    module: Any,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    *,
-    trencadis_seen: dict[str, Any],
-    **options: Any,
-) -> tuple[torch.Tensor, None]:
-    """Note the arguments of an attention function; returns values of the right size for later layers."""
-    trencadis_seen.clear()
-    trencadis_seen.update(options, query=query.clone(), key=key.clone(), value=value.clone())
-    return value.repeat_interleave(query.shape[1] // value.shape[1], 1).transpose(1, 2).contiguous(), None
-
-
-def _replace(model: Any, name: str, seen: _Seen | None, pack: Pack, native: FusedKernels, together: Together) -> bool:
+def _replace(
+    model: Any,
+    name: str,
+    seen: Watched | None,
+    reads: Reads,
+    pack: Pack,
+    native: FusedKernels,
+    together: Together,
+) -> bool:
     """Replace a module if something may stand for it; nothing holds the old one afterwards."""
     parent, _, child = name.rpartition(".")
     old = getattr(model.get_submodule(parent), child, None) if _has(model, parent) else None
     if seen is None or old is None:
         return False  # a part of what was replaced before
+    if name in reads:
+        logger.info("%s is left as it is: the model's code reads %s of it.", name, ", ".join(sorted(reads[name])))
+        return False
     new = _replacement(old, seen, pack, native, together)
     if new is not None:
         _put(model, name, new)
@@ -253,7 +246,7 @@ def _has(model: Any, name: str) -> bool:
     return True
 
 
-def _replacement(module: Any, seen: _Seen, pack: Pack, native: FusedKernels, together: Together) -> nn.Module | None:
+def _replacement(module: Any, seen: Watched, pack: Pack, native: FusedKernels, together: Together) -> nn.Module | None:
     """Return the replacement of a module, its weights packed; None: there is none."""
     kind = type(module).__name__
     try:
@@ -268,7 +261,7 @@ def _replacement(module: Any, seen: _Seen, pack: Pack, native: FusedKernels, tog
         return None
 
 
-def _norm(module: Any, seen: _Seen, native: FusedKernels) -> FusedNorm | None:
+def _norm(module: Any, seen: Watched, native: FusedKernels) -> FusedNorm | None:
     """Return a norm by the module's weight or, as Gemma has it, by one more than that; None: it is neither."""
     eps = module.variance_epsilon if hasattr(module, "variance_epsilon") else module.eps
     for weight in (module.weight, 1.0 + module.weight):
@@ -278,7 +271,7 @@ def _norm(module: Any, seen: _Seen, native: FusedKernels) -> FusedNorm | None:
     return None
 
 
-def _mlp(module: Any, seen: _Seen, pack: Pack, native: FusedKernels, together: Together) -> GatedMLP | None:
+def _mlp(module: Any, seen: Watched, pack: Pack, native: FusedKernels, together: Together) -> GatedMLP | None:
     layers, down = [module.gate_proj, module.up_proj], module.down_proj
     names = {name for name, part in module.named_children() if list(part.parameters())}
     activation = ACTIVATIONS.get(_activation_name(module))
@@ -295,18 +288,18 @@ def _activation_name(module: Any) -> str:
 
 
 def _rotary_attention(
-    module: Any, seen: _Seen, pack: Pack, native: FusedKernels, together: Together
+    module: Any, seen: Watched, pack: Pack, native: FusedKernels, together: Together
 ) -> RotaryAttention | None:
     layers = [getattr(module, name) for name in _QKV]
     names = {name for name, part in module.named_children() if list(part.parameters())}
     if names - {"q_norm", "k_norm"} != {*_QKV, "o_proj"} or not _are_linear(*layers, module.o_proj):
         return None
     handed = {name: value for name, value in seen.handed.items() if name not in _TENSORS}
-    passed = set(seen.options) | {"trencadis_seen"}
+    passed = set(seen.options) | {HANDED}
     common: dict[str, Any] = {
         "original": module,
         "options": {name: value for name, value in handed.items() if name not in passed},
-        "unused": frozenset(seen.options.keys() - seen.handed.keys() - {"trencadis_seen"}),
+        "unused": frozenset(seen.options.keys() - seen.handed.keys() - {HANDED}),
         "eps": float(_eps_of(getattr(module, "q_norm", None))),
         "native": native,
     }
@@ -334,9 +327,9 @@ def _norms_of(module: Any) -> list[tuple[torch.Tensor | None, torch.Tensor | Non
     return [(first.clone(), second.clone()), (1.0 + first, 1.0 + second)]
 
 
-def _attends_alike(candidate: RotaryAttention, seen: _Seen, handed: dict[str, Any]) -> bool:
+def _attends_alike(candidate: RotaryAttention, seen: Watched, handed: dict[str, Any]) -> bool:
     again: dict[str, Any] = {}
-    output = candidate(*seen.args, **{**seen.options, "trencadis_seen": again})
+    output = candidate(*seen.args, **{**seen.options, HANDED: again})
     return (
         all(_agree(again[name], seen.handed[name]) for name in _TENSORS)
         and again.keys() - set(_TENSORS) == handed.keys()
@@ -373,21 +366,31 @@ def _agree(found: Any, expected: Any) -> bool:
     return bool(torch.isfinite(found).all()) and float((found - expected).abs().max()) <= allowed * largest
 
 
-def _replace_linears(model: Any, pack: Pack) -> None:
-    """Pack the remaining linear layers, the output projection among them, with which embeddings may share their weights."""
+def _replace_linears(model: Any, reads: Reads, pack: Pack) -> list[str]:
+    """Pack the remaining linear layers, the output projection among them, with which embeddings may share their weights.
+
+    Returns:
+        Names of those that stay, since others read what a packed one has not.
+    """
+    kept = []
     embedding = model.get_input_embeddings()
     embedding = embedding.local if isinstance(embedding, VocabEmbedding) else embedding
     names = {id(part): name for name, part in model.named_modules()}
     tied = getattr(embedding, "weight", None)
     scale = _scale_of(embedding)
     for name in [name for name, part in model.named_modules() if type(part) is nn.Linear]:
+        if reads.get(name, frozenset()) - _SHAPE:
+            kept.append(name)
+            continue
         layer = model.get_submodule(name)
         shares = tied is not None and layer.weight.data_ptr() == tied.data_ptr()
         new = pack([layer])
         _put(model, name, new)
-        if shares and scale is not None and isinstance(new, PackedLinear | Int8Linear):
+        is_read = names[id(embedding)] in reads
+        if shares and scale is not None and not is_read and isinstance(new, PackedLinear | Int8Linear):
             _put(model, names[id(embedding)], RowsEmbedding(new, scale))
             del embedding.weight
+    return kept
 
 
 def _scale_of(embedding: Any) -> float | None:

@@ -15,13 +15,14 @@ from trencadis.errors import ModelLoadError
 from trencadis.records import ModelFacts
 from trencadis_torch.attention.adapter import switch
 from trencadis_torch.cache.kv_cache import AttentionLayer
+from trencadis_torch.loading.loader import attends_in_every_layer
+from trencadis_torch.loading.positions import max_positions
 
 __all__ = ["attention_layers", "encoder_facts", "model_facts", "vocab_size", "window_of"]
 
 PROBE = "trencadis_probe"
 FULL, REFUSED = 0, -1
 FAR = 1 << 20
-DEFAULT_MAX_MODEL_LEN = 2048
 
 
 def attention_layers(model: Any, *, own: range | None = None) -> tuple[AttentionLayer, ...]:
@@ -37,7 +38,7 @@ def attention_layers(model: Any, *, own: range | None = None) -> tuple[Attention
     from transformers import AttentionInterface, AttentionMaskInterface
 
     name = type(model).__name__
-    if getattr(model, "_is_stateful", False):
+    if getattr(model, "_is_stateful", False) and not attends_in_every_layer(model.config):
         raise ModelLoadError(f"{name} keeps recurrent state, which cannot be paged.")
     if "position_ids" not in inspect.signature(model.forward).parameters:
         raise ModelLoadError(f"{name} takes no positions (position_ids); its position encoding cannot be paged.")
@@ -133,16 +134,36 @@ def window_of(mask_function: Any, hint: int) -> int:
 def model_facts(model: Any, layers: tuple[AttentionLayer, ...]) -> ModelFacts:
     """Return the facts the engine needs about a model. Pure."""
     config = model.config.get_text_config(decoder=True)
-    eos = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    eos = getattr(config, "eos_token_id", None) if eos is None else eos
-    ids = eos if isinstance(eos, list | tuple) else () if eos is None else (eos,)
     return ModelFacts(
         **_common_facts(model),
         vocab_size=vocab_size(model),
-        max_model_len=_max_model_len(config),
-        eos_token_ids=tuple(map(int, ids)),
+        max_model_len=max_positions(config),
+        eos_token_ids=_ends(getattr(model, "generation_config", None), config),
         kv_bytes_per_token=sum(layer.bytes_per_token for layer in layers),
     )
+
+
+def _ends(generation: Any, config: Any) -> tuple[int, ...]:
+    """Return the tokens that end a text by either of a checkpoint's files. Pure.
+
+    An end that is only the default of the config's class counts where there is no other: the checkpoint does not name it.
+    """
+    ends = _ids(getattr(generation, "eos_token_id", None))
+    own = _ids(getattr(config, "eos_token_id", None))
+    is_named = not ends or own != _ids(_default_of(config, "eos_token_id"))
+    return tuple(dict.fromkeys(ends + own if is_named else ends))
+
+
+def _default_of(config: Any, name: str) -> Any:
+    """Return what a config's class says where a checkpoint says nothing; None if the class cannot be made of nothing."""
+    try:
+        return getattr(type(config)(), name, None)
+    except Exception:  # some classes demand values
+        return None
+
+
+def _ids(eos: Any) -> tuple[int, ...]:
+    return tuple(map(int, eos)) if isinstance(eos, list | tuple) else () if eos is None else (int(eos),)
 
 
 def vocab_size(model: Any) -> int:
@@ -158,7 +179,7 @@ def encoder_facts(model: Any, max_seq_length: int) -> ModelFacts:
         model: Of transformers.
         max_seq_length: Longest text its files allow, tokens; 0: they name none.
     """
-    longest = min(_max_model_len(model.config.get_text_config()), _num_positions(model))
+    longest = min(max_positions(model.config.get_text_config()), _num_positions(model))
     return ModelFacts(
         **_common_facts(model),
         vocab_size=model.get_input_embeddings().weight.shape[0],
@@ -185,14 +206,3 @@ def _num_positions(model: Any) -> int:
         if name.endswith("position_embeddings") and isinstance(part, torch.nn.Embedding):
             return part.num_embeddings - (0 if part.padding_idx is None else part.padding_idx + 1)
     return FAR
-
-
-def _max_model_len(config: Any) -> int:
-    longest = int(getattr(config, "max_position_embeddings", None) or DEFAULT_MAX_MODEL_LEN)
-    rope = getattr(config, "rope_parameters", None) or {}
-    for entry in (rope, *(value for value in rope.values() if isinstance(value, dict))):
-        if entry.get("rope_type") == "longrope":
-            # Beyond this length every position is encoded differently, also those already in the cache.
-            name = "original_max_position_embeddings"
-            longest = min(longest, int(entry.get(name) or getattr(config, name, None) or longest))
-    return longest

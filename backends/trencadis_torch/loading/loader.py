@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,18 @@ from trencadis.errors import ModelLoadError, OutOfMemoryError
 from trencadis.records import ModelSource
 from trencadis_torch.device import choose_dtype
 
-__all__ = ["ModelFiles", "check_architecture", "find_model", "load_decoder", "load_weights", "load_whole"]
+__all__ = [
+    "ModelFiles",
+    "attends_in_every_layer",
+    "check_architecture",
+    "find_model",
+    "load_decoder",
+    "load_weights",
+    "load_whole",
+]
 
 _RECURRENT = ("linear_attention", "mamba", "conv", "recurrent", "moe_linear", "hybrid")
+_ATTENTION = frozenset({"full_attention", "sliding_attention", "attention"})
 
 
 @attrs.frozen(kw_only=True)
@@ -170,12 +179,45 @@ def check_architecture(config: Any) -> None:
         raise ModelLoadError(f"{kind} is an encoder-decoder model; only decoders and encoders are served.")
     if getattr(text, "add_cross_attention", False):
         raise ModelLoadError(f"{kind} has cross attention; only self-attention is served.")
-    known = {"full_attention", "sliding_attention", "attention"}
     for layer, layer_type in enumerate(getattr(text, "layer_types", None) or ()):
         if any(word in layer_type for word in _RECURRENT):
             raise ModelLoadError(f"{kind}: layer {layer} is {layer_type}; recurrent state cannot be paged.")
-        if layer_type not in known:
+        if layer_type not in _ATTENTION:
             raise ModelLoadError(f"{kind}: layer {layer} is {layer_type}, which is not supported.")
+    _check_generates(config)
+
+
+def attends_in_every_layer(config: Any) -> bool:
+    """Return whether a configuration names the kind of each layer, and each is attention alone. Pure."""
+    layer_types = getattr(config.get_text_config(decoder=True), "layer_types", None) or ()
+    return bool(layer_types) and _ATTENTION.issuperset(layer_types)
+
+
+def _check_generates(config: Any) -> None:
+    """Refuse a model that transformers cannot load as a causal language model.
+
+    Raises:
+        ModelLoadError: With what it is instead.
+    """
+    from transformers.models.auto import modeling_auto
+
+    kind = config.model_type
+    if kind in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or "AutoModelForCausalLM" in _own_code(config):
+        return
+    if kind in modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES:
+        raise ModelLoadError(
+            f"{kind} is a model of images and text, of which transformers has no part for text alone.",
+            hint="Only decoders of text are served; of some families there is a checkpoint for text alone.",
+        )
+    raise ModelLoadError(
+        f"transformers has no causal language model of model_type {kind!r}.",
+        hint="Only decoders of text and encoders are served; trust_remote_code = true admits code that comes with a model.",
+    )
+
+
+def _own_code(config: Any) -> Collection[str]:
+    """Return for which automatic classes a model brings code of its own. Pure."""
+    return getattr(config, "auto_map", None) or ()
 
 
 def _load_weights(files: ModelFiles, auto_class: Any, unused: str, options: dict[str, Any]) -> Any:
@@ -209,13 +251,16 @@ def _load_weights(files: ModelFiles, auto_class: Any, unused: str, options: dict
 
 @contextlib.contextmanager
 def _no_progress_bars() -> Iterator[None]:
+    from transformers import modeling_gguf_pytorch_utils as gguf
     from transformers.utils import logging
 
-    was_enabled = logging.is_progress_bar_enabled()
+    was_enabled, bar = logging.is_progress_bar_enabled(), gguf.tqdm
     logging.disable_progress_bar()
+    gguf.tqdm = lambda tensors, **_: tensors  # a bar of tqdm itself, which knows nothing of transformers' switch
     try:
         yield
     finally:
+        gguf.tqdm = bar
         if was_enabled:
             logging.enable_progress_bar()
 

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from trencadis.errors import BackendError, ModelLoadError
+from trencadis.faults import as_words
 from trencadis.interfaces import AllocationPlan
 from trencadis.records import Bucket, Pass, Phase
 from trencadis_torch.attention.adapter import PAGED, switch
@@ -88,22 +89,20 @@ class ModelCheck:
             raise ModelLoadError(f"{name} does not take another attention implementation.")
         try:
             found = paged_logits(model, self._layers, self._sequences, self._layout, self._kernel)
-        except (AttributeError, RuntimeError, TypeError) as error:
+        except Exception as error:  # of the model's code, which may be anybody's
             if not replaced:
                 raise
+            fault = f"a forward with packed layers failed: {as_words(error)}"
+        else:
+            packed = " and packed layers" if replaced else ""
+            difference = _disagreement(
+                torch.cat(self._expected), torch.cat(found), is_exact=model.dtype == torch.float32, quantised=quantised
+            )
+            fault = difference and f"logits with the paged KV cache{packed} differ from the model's own {difference}"
+        # All ranks are asked before any of them gives up, also if its forward failed.
+        if not (not fault if self._agree is None else self._agree(not fault)):
             raise ModelLoadError(
-                f"{name}: a forward with packed layers failed: {type(error).__name__}: {error}.",
-                hint=f"[backend.torch] {remedy}.",
-            ) from error
-        difference = _disagreement(
-            torch.cat(self._expected), torch.cat(found), is_exact=model.dtype == torch.float32, quantised=quantised
-        )
-        is_same = not difference if self._agree is None else self._agree(not difference)
-        if not is_same:
-            difference = difference or "on another rank"
-            raise ModelLoadError(
-                f"{name}: logits with the paged KV cache{' and packed layers' if replaced else ''} differ from the model's own "
-                f"{difference}.",
+                f"{name}: {fault or 'another rank computes other logits than the model'}.",
                 hint=f"This architecture cannot be served here; [backend.torch] {remedy}.",
             )
 

@@ -32,7 +32,7 @@ READ_IN_PARTS: Final = frozenset(
         "deepseek_v2", "deepseek_v3", "dots1", "ernie4_5", "exaone4", "flex_olmo", "gemma", "gemma2",
         "gemma3_text", "gemma3n_text", "gemma4_text", "gemma4_unified_text", "glm", "glm4", "glm4_moe",
         "glm4_moe_lite", "gpt2", "gpt_bigcode", "gpt_oss", "gptj", "granite", "helium", "hunyuan_v1_dense",
-        "hyperclovax", "internlm3", "iquestcoder", "jais2", "lfm2", "lfm2_moe", "llama", "mellum", "minicpm3",
+        "hyperclovax", "internlm3", "iquestcoder", "jais2", "llama", "mellum", "minicpm3",
         "minimax_m2", "minimax_m3_vl_text", "ministral", "ministral3", "mistral", "mixtral", "nanochat", "olmo",
         "olmo2", "olmo3", "olmoe", "opt", "phi", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "sarvam_mla",
         "seed_oss", "smollm3", "solar_open", "starcoder2", "vaultgemma", "youtu",

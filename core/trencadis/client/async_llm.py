@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, Unpack
@@ -30,7 +31,7 @@ from trencadis.records import (
     TermKeywords,
 )
 from trencadis.registry import Registry
-from trencadis.text import Message, Tokenizer, encode_chat
+from trencadis.text import Message, Tokenizer, render_chat
 
 __all__ = ["AsyncLLM"]
 
@@ -120,7 +121,7 @@ class AsyncLLM(EngineControl):
         terms: RequestTerms | None = None,
         streams: bool = True,
         **named: Unpack[TermKeywords],
-    ) -> AsyncIterator[RequestOutput]:
+    ) -> AsyncGenerator[RequestOutput, None]:
         """Continue a prompt and yield its output when it has grown; the last one is ``finished``.
 
         Outputs are cumulative; a slow reader is given the newest. Leaving the loop, closing the generator or cancelling the
@@ -167,7 +168,7 @@ class AsyncLLM(EngineControl):
             if not is_finished:
                 self._runner.abort(request_id, only=stream)
 
-    def chat(
+    async def chat(
         self,
         messages: Sequence[Message],
         sampling_params: SamplingParams | None = None,
@@ -176,7 +177,7 @@ class AsyncLLM(EngineControl):
         request_id: str | None = None,
         streams: bool = True,
         **named: Unpack[TermKeywords],
-    ) -> AsyncIterator[RequestOutput]:
+    ) -> AsyncGenerator[RequestOutput, None]:
         """Answer a conversation; yields as :meth:`generate` does.
 
         Args:
@@ -190,14 +191,12 @@ class AsyncLLM(EngineControl):
         Raises:
             InvalidRequestError: The model has no chat template, or it refuses the messages.
         """
-        prompt = encode_chat(self.tokenizer, messages, template_arguments=template_arguments)
-        return self.generate(
-            prompt,
-            sampling_params,
-            request_id=request_id,
-            streams=streams,
-            **named,
-        )
+        rendered = render_chat(self.tokenizer, messages, template_arguments=template_arguments)
+        prompt = self.tokenizer.encode_rendered(await asyncio.wrap_future(rendered))
+        outputs = self.generate(prompt, sampling_params, request_id=request_id, streams=streams, **named)
+        async with contextlib.aclosing(outputs):
+            async for output in outputs:
+                yield output
 
     async def beam_search(
         self,

@@ -105,7 +105,7 @@ class BeamRequest:
             params,
             request_id=request_id,
             tokenizer=frontend.tokenizer,
-            model=engine.model,
+            model=attrs.evolve(engine.model, eos_token_ids=frontend.end_token_ids),
             max_model_len=engine.max_model_len,
         )
 
@@ -175,7 +175,7 @@ class BeamRequest:
             text=text.add(token_ids[:-1] if is_hidden else token_ids) + text.flush(),
             token_ids=token_ids,
             finish_reason=FinishReason.LENGTH if stop is None else FinishReason.STOP,
-            stop_reason=stop,
+            stop_reason=stop if stop in self._params.stop_token_ids else None,
             logprobs=None
             if self._params.logprobs is None
             else tuple(self._logprobs(index, path, self._params.logprobs)),

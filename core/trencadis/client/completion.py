@@ -112,7 +112,9 @@ class Completion:
         elif self._stops.matched is None:
             self._add_text(self._detokenizer.flush())
             self._text += self._stops.flush()
-        self.finish_reason, self._stop_reason = finished.finish_reason, stop_token
+        # An end of the model's own is no news to a client; a token that it has named is.
+        self.finish_reason = finished.finish_reason
+        self._stop_reason = stop_token if stop_token in self._params.stop_token_ids else None
         self.error, self.num_cached_tokens = finished.error, finished.num_cached_tokens
         self.transfer_params, self.num_approximate_tokens = finished.transfer_params, finished.num_approximate_tokens
         if self._stops is not None and self._stops.matched is not None:

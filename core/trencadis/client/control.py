@@ -116,6 +116,18 @@ class EngineControl:
         """
         return await self._control("scheduling")
 
+    async def switched_off(self) -> dict[str, Any]:
+        """Return which components are not called at the moment, as they were too slow or kept failing.
+
+        Returns:
+            ``components``: of each ``component``, ``cause`` and ``for_s``, seconds until it is tried again; None: it is not.
+
+        Raises:
+            EngineEndedError: The engine was closed, died or hung.
+            BackendError: It did not answer within half a second.
+        """
+        return await self._control("switched_off", timeout_s=0.5)
+
     async def explain(self, request_id: str) -> dict[str, Any]:
         """Return why a request was or was not scheduled in each of the last ``engine.explain_steps`` steps.
 

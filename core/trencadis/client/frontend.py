@@ -13,9 +13,17 @@ from trencadis.client.output_processor import OutputProcessor
 from trencadis.client.prompts import Prompt, as_token_ids
 from trencadis.clock import Clock, SystemClock
 from trencadis.errors import BackendError, EngineEndedError, InvalidRequestError, RequestError, TrencadisError
-from trencadis.records import DEFAULT_TERMS, Embedding, EmbeddingRequest, Request, RequestTerms, SamplingParams
+from trencadis.records import (
+    DEFAULT_TERMS,
+    Embedding,
+    EmbeddingRequest,
+    ModelFacts,
+    Request,
+    RequestTerms,
+    SamplingParams,
+)
 from trencadis.records.plain import check_plain, is_text
-from trencadis.text import Tokenizer, needs_tokenizer
+from trencadis.text import Tokenizer, ends_of_turn, needs_tokenizer
 
 __all__ = ["ClientEmbedding", "Frontend"]
 
@@ -34,11 +42,14 @@ class Frontend:
     Attributes:
         engine: The engine.
         tokenizer: The tokenizer.
+        end_token_ids: Tokens that end a text: the model's, then those that only the tokenizer or the chat template names.
     """
 
     def __init__(self, engine: EngineClient, tokenizer: Tokenizer, *, clock: Clock | None = None) -> None:
         self.engine = engine
         self.tokenizer = tokenizer
+        self._own_ends = _own_ends(engine.model, tokenizer)
+        self.end_token_ids = engine.model.eos_token_ids + self._own_ends
         self._clock = clock or SystemClock()
         self._processor = OutputProcessor(engine.stop)
         self._live: dict[str, ClientRequest] = {}
@@ -93,7 +104,9 @@ class Frontend:
         except RequestError:
             self._reject_transfer(terms)
             raise
-        request = Request.on_terms(terms, request_id=request_id, prompt_token_ids=tokens, params=params)
+        request = Request.on_terms(
+            terms, request_id=request_id, prompt_token_ids=tokens, params=params, end_token_ids=self._own_ends
+        )
         text = prompt if isinstance(prompt, str) else None
         client = ClientRequest(request, prompt=text, tokenizer=self.tokenizer, streams=streams)
         self._live[request_id] = client
@@ -246,6 +259,14 @@ class Frontend:
     def _forget(self, client: ClientRequest) -> None:
         if self._live.get(client.request_id) is client:
             del self._live[client.request_id]
+
+
+def _own_ends(model: ModelFacts, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Return the ends of a text that the model's files do not name; every request carries them to its engine."""
+    if not (model.generates and tokenizer.has_text):
+        return ()
+    ends = ends_of_turn(tokenizer, {"model": model.eos_token_ids})
+    return tuple(end for end in ends if end not in model.eos_token_ids and end < model.vocab_size)
 
 
 class ClientEmbedding:

@@ -366,7 +366,10 @@ class ObserverConfig:
 
     names: tuple[str, ...] = setting(None, "Active observers.", factory=tuple)
     budget_ms: float = setting(
-        5.0, "An observer slower than this on average over 100 calls is switched off.", unit="ms", validator=gt(0)
+        5.0,
+        "An observer slower than this on average over 100 calls is switched off for a while.",
+        unit="ms",
+        validator=gt(0),
     )
     components: Mapping[str, Any] = attrs.field(
         factory=dict, metadata={"help": "Config objects by component name.", "unit": ""}
@@ -381,7 +384,9 @@ def _budget(default_ms: float, calls: str) -> Any:
 class BudgetConfig:
     """Table ``[budget]``: how long a step waits for a call of a component before it is warned about, and then replaced.
 
-    Three calls over the budget within a minute, or one of ten budgets, put the fallback in the component's place.
+    Three calls over the budget within a minute, or one of ten budgets, put the fallback in the component's place, for a minute the first
+    time and twice as long each further time, up to an hour. Time in which the whole process stood still, or the calling thread waited
+    for a processor, does not count.
     """
 
     scheduling_ms: float = _budget(
@@ -394,7 +399,7 @@ class BudgetConfig:
     )
     draft_length_ms: float = _budget(200.0, "a draft length; without a fallback speculation goes off")
     kv_connector_ms: float = _budget(
-        200.0, "the scheduler side of a KV connector; in place of a fallback it is switched off"
+        200.0, "the scheduler side of a KV connector; in place of a fallback it is switched off for a while"
     )
     kv_policy_ms: float = _budget(200.0, "a KV policy; in place of a fallback the defaults of its contract stand in")
     router_ms: float = _budget(200.0, "a router; without a fallback the least loaded replica is chosen")

@@ -339,6 +339,7 @@ class _Builder:
             executor=executor,
             model=model,
             observers=self._observers(),
+            kept_observers=self._built_in_observers(),
             plan_hash=self._plan.plan_hash,
             on_close=self._registry.closing,
         )
@@ -362,6 +363,7 @@ class _Builder:
             eviction=self._guarded("eviction"),
             make_eviction=lambda: self._guarded("eviction"),
             observers=self._observers(),
+            kept_observers=self._built_in_observers(),
             speculation=self._speculation(),
             connector=self.make(choices["kv_connector"]) if "kv_connector" in choices else None,
             connector_label=self._label("kv_connector"),
@@ -507,6 +509,10 @@ class _Builder:
     def _observers(self) -> tuple[tuple[str, Observer], ...]:
         return tuple((str(choice.component), self.make(choice)) for choice in self._plan.observers)
 
+    def _built_in_observers(self) -> frozenset[str]:
+        observers = (choice.component for choice in self._plan.observers)
+        return frozenset(str(one) for one in observers if one.provenance.distribution == OUR_DISTRIBUTION)
+
     def _guarded(self, noun: str) -> tuple[str, Any, Callable[[], Any] | None]:
         """Return label, strategy, and maker of the fallback: none if the fallback is the strategy itself."""
         chosen, fallback = self._plan.choices[noun], self._plan.fallbacks.get(noun)
@@ -515,7 +521,9 @@ class _Builder:
         return (
             str(chosen.component),
             self.make(chosen),
-            None if fallback is None else Fallback(str(fallback.component), lambda: self.make(fallback)),
+            None
+            if fallback is None
+            else Fallback(str(fallback.component), lambda: self.make(fallback), lambda: self.make(chosen)),
         )
 
     def _label(self, noun: str) -> str:
@@ -628,6 +636,7 @@ class EmbeddingParts:
         executor: Started: the model is loaded.
         model: What was loaded.
         observers: Names and observers.
+        kept_observers: Names of those that are never switched off.
         plan_hash: Of the resolved plugins.
         on_close: Called once when the engine closes, before the executor does.
     """
@@ -635,6 +644,7 @@ class EmbeddingParts:
     executor: Executor
     model: ModelFacts
     observers: tuple[tuple[str, Observer], ...] = ()
+    kept_observers: frozenset[str] = frozenset()
     plan_hash: str = ""
     on_close: Callable[[], None] = lambda: None
 
@@ -708,6 +718,10 @@ class Meters:
         )
 
 
+def _watched(config: Config, parts: EmbeddingParts, clock: Clock) -> Observers:
+    return Observers(parts.observers, clock=clock, budget_ms=config.observer.budget_ms, kept=parts.kept_observers)
+
+
 def budget_of(config: Config, noun: str) -> float:
     """Return how long a call of a component may take, seconds; infinity if that is not limited. Pure."""
     budget_ms: float = getattr(config.budget, f"{noun}_ms", 0.0)
@@ -767,7 +781,7 @@ def compose_engine(
         scheduler=_scheduler(config, state, policy, decisions, max_steady_steps=max_steady_steps),
         builder=BatchBuilder(state, passes, brings_tokens=config.parallel.pipeline > 1),
         executor=executor,
-        observers=Observers(parts.observers, clock=clock, budget_ms=config.observer.budget_ms),
+        observers=_watched(config, parts, clock),
         drafting=drafting,
         stages=_stages(config, capabilities, state, executor, decisions),
         embeddings=EmbeddingQueue(
@@ -999,7 +1013,7 @@ def compose_embedding_engine(config: Config, parts: EmbeddingParts, *, clock: Cl
     """
     return EmbeddingEngine(
         executor=parts.executor,
-        observers=Observers(parts.observers, clock=clock or SystemClock(), budget_ms=config.observer.budget_ms),
+        observers=_watched(config, parts, clock or SystemClock()),
         model=parts.model,
         max_model_len=longest_sequence(config, parts.model),
         max_num_batched_tokens=config.engine.max_num_batched_tokens,

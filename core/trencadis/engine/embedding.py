@@ -21,6 +21,7 @@ from trencadis.activity import ACTIVITY, EnginePhase
 from trencadis.engine.commit.recovery import MOST_LOSSES, SUSPECT_LOSSES, restart_ranks
 from trencadis.engine.inspect.accounting import EngineTotals
 from trencadis.engine.inspect.observers import Observers
+from trencadis.engine.inspect.off import off_metrics, off_table
 from trencadis.errors import ContractError, InvalidRequestError, PromptTooLongError, RanksLostError
 from trencadis.faults import FaultLog, as_words
 from trencadis.interfaces import Executor, SupportsEmbedding
@@ -308,18 +309,20 @@ class EmbeddingEngine:
         """There is nothing to do ahead."""
 
     def answer(self, question: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Refuse: there is no scheduling to ask about.
+        """Return what is switched off; there is no scheduling to ask about.
 
         Raises:
-            InvalidRequestError: Always.
+            InvalidRequestError: Another question.
         """
+        if question == "switched_off":
+            return off_table()
         raise InvalidRequestError(
             f"{self.model.architecture} is an encoder: there are no steps, and nothing is scheduled."
         )
 
     def metrics(self) -> str:
         """Return what the observers measured, in Prometheus' text format; between steps."""
-        return self._observers.metrics()
+        return self._observers.metrics() + off_metrics()
 
     def step(self) -> TokenDeltas:
         """Embed one micro-batch."""

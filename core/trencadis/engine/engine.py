@@ -37,6 +37,7 @@ from trencadis.engine.inspect.flight_recorder import COMMIT, FAILURE, FlightReco
 from trencadis.engine.inspect.key_frame import FramedParts
 from trencadis.engine.inspect.metrics_page import MetricsPage
 from trencadis.engine.inspect.observers import Observers
+from trencadis.engine.inspect.off import off_metrics
 from trencadis.engine.inspect.snapshot import EngineSnapshot, take_snapshot
 from trencadis.engine.preparations import Preparations
 from trencadis.engine.request_validation import RequestValidator
@@ -421,6 +422,7 @@ class Engine:
         """Return what observers and backend measured, in Prometheus' text format; empty if none shows any."""
         page, connector = MetricsPage(self._faults), self._state.transfers.connector
         self._observers.add_metrics(page, self._accounting.gauges())
+        page.add("the engine", off_metrics())
         if connector is not None:
             page.add("the engine", self._state.transfers.metrics())
             page.add(connector.label, connector.metrics())

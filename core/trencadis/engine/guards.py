@@ -2,7 +2,7 @@
 
 A strategy that raises or breaks its contract in a step is quarantined: the configured fallback takes its place, loudly and for
 good. Without a fallback the step fails, and the error names the component. One that is too slow is quarantined as well, once its
-answer is used; without a fallback it is only warned about.
+answer is used, but only for a while: then it is made anew and tried again. Without a fallback it is only warned about.
 """
 
 from __future__ import annotations
@@ -48,10 +48,12 @@ class Fallback(Generic[S]):
     Attributes:
         label: Names the component and its distribution in messages.
         make: Its factory.
+        remake: Makes the strategy anew that it takes over from; None: that is not tried again.
     """
 
     label: str
     make: Callable[[], S]
+    remake: Callable[[], S] | None = None
 
     def __call__(self) -> S:
         """Return a new one."""
@@ -67,6 +69,12 @@ class Guarded(Generic[S]):
         make_fallback: Makes the fallback; None if the config names none.
         meter: Measures its calls; None: nothing is measured.
         ends_if_slow: Fail when it is too slow and there is no fallback.
+
+    Attributes:
+        label: As given, or that of the fallback.
+        strategy: The one in place.
+        num_quarantined: Strategies that failed or were too slow.
+        is_replaced: A fallback is in place.
     """
 
     def __init__(
@@ -85,6 +93,8 @@ class Guarded(Generic[S]):
         self._meter = meter or CallMeter(label)
         self._ends_if_slow = ends_if_slow
         self._faults = FaultLog(logger)
+        self._resting: tuple[str, Fallback[S]] | None = None
+        self.is_replaced = False
 
     def quarantine(self, cause: BaseException) -> None:
         """Put the fallback in the strategy's place.
@@ -98,18 +108,46 @@ class Guarded(Generic[S]):
                 f"{self.label} {fault}.",
                 hint="Mend or replace the component, or name a fallback in its config table.",
             ) from cause
-        traced = None if isinstance(cause, TooSlowError) else cause
-        self._faults.say(
-            self.label, f"{self.label} {fault}; its fallback takes over.", error=traced, level=logging.ERROR
-        )
         make_fallback, self._make_fallback = self._make_fallback, None
+        traced: BaseException | None = cause
+        how_long = "for good"
+        if isinstance(cause, TooSlowError):
+            traced = self._resting = None
+            if isinstance(make_fallback, Fallback) and make_fallback.remake is not None:
+                self._resting = self.label, make_fallback
+            how_long = self._meter.switch_off(fault, for_good=self._resting is None)
+        self._faults.say(
+            self.label, f"{self.label} {fault}; its fallback takes over {how_long}.", error=traced, level=logging.ERROR
+        )
         self.num_quarantined += 1
+        self.is_replaced = True
         try:
             self.strategy = make_fallback()
         except Exception as error:
             raise StepFailedError(f"the fallback of {self.label} could not be built: {as_words(error)}.") from error
         own = make_fallback.label if isinstance(make_fallback, Fallback) else ""
         self._put(f"{own} (fallback of {self.label})" if own else f"fallback of {self.label}")
+
+    def try_again(self) -> None:
+        """Put a strategy that was too slow back in place, made anew, once it has rested; 0.1 µs if there is none."""
+        if self._resting is None or not self._meter.is_due:
+            return
+        label, fallback = self._resting
+        self._resting = None
+        self._meter.switch_on()
+        try:
+            assert fallback.remake is not None
+            self._put_back(label, fallback.remake(), fallback)
+        except BaseException as error:
+            reraise_interrupt(error)
+            logger.error("%s could not be made anew: its fallback stays. %s", label, as_words(error))
+        else:
+            logger.warning("%s is tried again.", label)
+
+    def _put_back(self, label: str, strategy: S, fallback: Fallback[S]) -> None:
+        """Put the chosen strategy in place again."""
+        self._put(label)
+        self.strategy, self._make_fallback, self.is_replaced = strategy, fallback, False
 
     def guarded(
         self, method: str, call: Callable[[S], T], check: Callable[[T], str] | None = None, *, num_budgets: float = 1
@@ -221,9 +259,15 @@ class GuardedScheduling(Guarded[SchedulingPolicy], Restorable):
                 f"{label} raised {as_words(error)} when it was told of the live requests.",
                 hint="The policy that was in force still is.",
             ) from error
+        if self._resting is not None:
+            self._resting = None
+            self._meter.switch_on()
         self._put(label)
         self.name = name
-        self.strategy, self._make_fallback = strategy, make_fallback
+        self.strategy, self._make_fallback, self.is_replaced = strategy, make_fallback, False
+
+    def _put_back(self, label: str, strategy: SchedulingPolicy, fallback: Callable[[], SchedulingPolicy]) -> None:
+        self.replace(label, strategy, fallback, name=self.name.removeprefix("fallback of "))
 
     def quarantine(self, cause: BaseException) -> None:
         """Put the fallback in place and tell it of the live requests."""
@@ -348,6 +392,7 @@ class GuardedScheduling(Guarded[SchedulingPolicy], Restorable):
 
     def split(self, view: SchedulerView, *, token_budget: int) -> TokenSplit:
         """Return budgets of 0 or more."""
+        self.try_again()  # between two steps
         if self.shadow is None and self._is_default("split"):
             return TokenSplit(decode=token_budget, prefill=token_budget)
         # Once per step on the hot path: written out, without the closures of guarded().
@@ -502,6 +547,7 @@ class GuardedEviction(Guarded[EvictionPolicy]):
 
     def victims(self, num_blocks: int, *, candidates: set[int]) -> list[int]:
         """Return ``num_blocks`` different candidates."""
+        self.try_again()
 
         def check(victims: list[int]) -> str:
             if len(victims) == num_blocks == len(set(victims)) and candidates.issuperset(self._blocks(victims)):
@@ -518,6 +564,14 @@ class GuardedEviction(Guarded[EvictionPolicy]):
     def quarantine(self, cause: BaseException) -> None:
         """Put the fallback in place; it is told of the candidates when it is next asked."""
         super().quarantine(cause)
+        self._show_candidates()
+
+    def _put_back(self, label: str, strategy: EvictionPolicy, fallback: Fallback[EvictionPolicy]) -> None:
+        super()._put_back(label, strategy, fallback)
+        self._show_candidates()
+
+    def _show_candidates(self) -> None:
+        """Show the policy in place all candidates when it is next asked."""
         self.wants_uses = type(self.strategy).on_use is not EvictionPolicy.on_use
         self._stale = True
 
@@ -546,6 +600,7 @@ class GuardedBucketing(Guarded[BucketingStrategy]):
 
     def bucket_for(self, shape: Shape) -> Bucket:
         """Return a bucket that covers ``shape``."""
+        self.try_again()
         # Once per pass on the hot path: written out, without the closures of guarded().
         meter = self._meter
         began = meter.begin()

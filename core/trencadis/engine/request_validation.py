@@ -189,7 +189,7 @@ def check_request(request: Request, *, vocab_size: int, max_model_len: int, eos_
             hint="Use the model's own tokenizer.",
             field=field,
         )
-    _check_choice(request.params, vocab_size, eos_token_ids)
+    _check_choice(request.params, vocab_size, (*eos_token_ids, *request.end_token_ids))
 
 
 def _check_choice(params: SamplingParams, vocab_size: int, eos_token_ids: Iterable[int]) -> None:

@@ -107,13 +107,14 @@ class EngineState:
         adapter = self.adapters.number(request.adapter) if request.adapter else 0
         slot = table.take_slot()
         params = request.params
+        own_ends = () if params.ignore_eos else request.end_token_ids
         eos = () if params.ignore_eos else self.eos_token_ids
         sequence = Sequence(
             request,
             original_request=original_request,
             slot=slot,
             seed=self.row_seed(request),
-            stop_token_ids=tuple({*eos, *params.stop_token_ids}),
+            stop_token_ids=tuple({*eos, *own_ends, *params.stop_token_ids}),
         )
         table.sequences[slot] = sequence
         length = len(request.prompt_token_ids)
@@ -128,7 +129,7 @@ class EngineState:
         table.max_total_tokens[slot] = most
         table.min_total_tokens[slot] = length + params.min_tokens
         table.checks_eos[slot] = not params.ignore_eos
-        table.checks_own_stops[slot] = bool(params.stop_token_ids)
+        table.checks_own_stops[slot] = bool(params.stop_token_ids or own_ends)
         table.num_prompt_logprobs += params.prompt_logprobs is not None
         self.slot_of[request.request_id] = slot
         self.tenants.enter(slot, request, has_own_weight=(original_request or request).weight is not None)

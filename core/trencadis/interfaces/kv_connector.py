@@ -104,7 +104,7 @@ class Lookup:
 class KVSchedulerSide(ABC):
     """Decides what is loaded and saved. Engine thread; every call returns within 1 ms and never waits for I/O.
 
-    One that takes longer than ``[budget] kv_connector_ms`` three times within a minute, or once ten times as long, is switched off as
+    One that takes longer than ``[budget] kv_connector_ms`` three times within a minute, or once ten times as long, is switched off for a while as
     one that raises is. ``on_ready`` may take its time.
     """
 

@@ -15,8 +15,8 @@ STABILITY = "stable"
 class Observer(ABC):  # noqa: B024 - every method has a default
     """Watches. Engine thread, after a commit; what it raises is contained, counted, and warned about once.
 
-    An observer is switched off, with its name and the time in the log, once it has taken what 100 calls may take:
-    ``[observer] budget_ms`` on average. One call of several seconds is enough.
+    An observer is switched off for a while, with its name and the time in the log, once it has twice within a minute taken what 100
+    calls may take: ``[observer] budget_ms`` on average. One call of several seconds is enough. Built-in ones are only warned about.
     """
 
     def on_step(self, stats: StepStats) -> None:  # noqa: B027 - optional

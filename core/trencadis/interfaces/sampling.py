@@ -61,6 +61,21 @@ class SamplingContext:
         """Row of ``tokens`` that holds each logits row's history in its first ``positions + 1`` entries, ``[L]``."""
         return self.rows if self.branches is None else self.branches
 
+    def by_row(self, num_rows: int) -> SamplingContext:
+        """Return the same with every row's tokens at its row, as where no drafts branch. Pure.
+
+        Histories of logits rows whose drafts branch are one of several then; those of others are right.
+
+        Args:
+            num_rows: Device rows.
+        """
+        if self.branches is None:
+            return self
+        places = [0] * num_rows
+        for row, branch in zip(self.rows, self.branches, strict=True):
+            places[row] = branch
+        return attrs.evolve(self, tokens=self.tokens[places], branches=None)
+
 
 @attrs.frozen(kw_only=True)
 class SampledLogprobs:
@@ -146,6 +161,7 @@ class LogitsProcessor(
         argmax_invariant: The most likely token stays the most likely one; skipped for greedy rows.
         needs_history: Reads ``context.tokens``.
         supports_branches: Reads them by ``context.histories``, so that several drafts may follow one token; matters with ``needs_history``.
+            Without it the context has no branches, whatever the drafts of sequences that it does not apply to.
         speculation_safe: Correct for several logits rows of one sequence in one call: those of drafts, of which only the
             first few may come to count.
         has_state: Depends on state from ``commit``, beside parameters, history and position. The state is kept by position, so that it is

@@ -200,6 +200,7 @@ class Request(RequestTerms):
         cache_salt: See :class:`RequestTerms`; the tenant if none is given.
         output_token_ids: Of a request that an engine accepted and did not end: its output so far, after which the sequence goes on,
             and which counts as output; maybe empty. None: it is new.
+        end_token_ids: Tokens that end a text beside the model's own ends, such as the tokenizer's end of sequence.
     """
 
     request_id: str = attrs.field(validator=_text)
@@ -209,6 +210,7 @@ class Request(RequestTerms):
     output_token_ids: tuple[int, ...] | None = attrs.field(
         default=None, converter=attrs.converters.optional(_token_ids), repr=False
     )
+    end_token_ids: tuple[int, ...] = attrs.field(default=(), converter=_token_ids)
 
     @property
     def known_token_ids(self) -> tuple[int, ...]:
@@ -217,7 +219,12 @@ class Request(RequestTerms):
 
     @staticmethod
     def on_terms(
-        terms: RequestTerms, *, request_id: str, prompt_token_ids: Iterable[int], params: SamplingParams
+        terms: RequestTerms,
+        *,
+        request_id: str,
+        prompt_token_ids: Iterable[int],
+        params: SamplingParams,
+        end_token_ids: tuple[int, ...] = (),
     ) -> Request:
         """Return a request for one prompt under the given terms, which were checked when they were made. Pure."""
         if not is_text(request_id):
@@ -226,7 +233,13 @@ class Request(RequestTerms):
         if terms.cache_salt is None:
             given["cache_salt"] = terms.tenant
         token_ids = tuple(prompt_token_ids)
-        return evolve_unchecked(_BLANK, request_id=request_id, prompt_token_ids=token_ids, params=params, **given)
+        own = {
+            "request_id": request_id,
+            "prompt_token_ids": token_ids,
+            "params": params,
+            "end_token_ids": end_token_ids,
+        }
+        return evolve_unchecked(_BLANK, **own, **given)
 
 
 _TERMS = tuple(attrs.fields_dict(RequestTerms))

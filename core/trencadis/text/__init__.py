@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from trencadis.text.chat import Message, encode_chat
+from trencadis.text.chat import encode_chat, render_chat
+from trencadis.text.chat_template import ChatTemplate, Message, chat_template_of
 from trencadis.text.detokenizer import Detokenizer
+from trencadis.text.ends import ends_of_turn
 from trencadis.text.prefixes import read_prefixes
 from trencadis.text.stop import StopChecker
 from trencadis.text.tokenizer import Tokenizer, load_tokenizer, needs_tokenizer, resolve_model_path
 from trencadis.text.vocabulary import model_finder, vocabulary_of, vocabulary_reader
 
 __all__ = [
+    "ChatTemplate",
     "Detokenizer",
     "Message",
     "StopChecker",
     "Tokenizer",
+    "chat_template_of",
     "encode_chat",
+    "ends_of_turn",
     "load_tokenizer",
     "model_finder",
     "needs_tokenizer",
     "read_prefixes",
+    "render_chat",
     "resolve_model_path",
     "vocabulary_of",
     "vocabulary_reader",

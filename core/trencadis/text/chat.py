@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from concurrent.futures import Future
+from typing import Any
 
 from trencadis.errors import InvalidRequestError
-from trencadis.text.tokenizer import Tokenizer
+from trencadis.text.chat_template import Message, chat_template_of
+from trencadis.text.template_pool import template_pool
+from trencadis.text.tokenizer import Tokenizer, needs_tokenizer
 
-__all__ = ["Message", "encode_chat"]
-
-Message: TypeAlias = Mapping[str, Any]
-"""``role`` (a string), ``content``, and whatever else the model's template reads."""
+__all__ = ["encode_chat", "render_chat"]
 
 
 def encode_chat(
@@ -21,18 +21,77 @@ def encode_chat(
     add_generation_prompt: bool = True,
     template_arguments: Mapping[str, Any] | None = None,
 ) -> tuple[int, ...]:
-    """Return the token ids of a conversation as the model's chat template writes it. Pure.
+    """Return the token ids of a conversation as the model's chat template writes it; waits for a worker process.
 
     Args:
-        tokenizer: Of the model.
+        tokenizer: The model's.
         messages: At least one; each with a ``role``.
         add_generation_prompt: End with the opening of the assistant's turn.
-        template_arguments: More names for the template, such as ``enable_thinking``.
+        template_arguments: More names for the template, such as ``enable_thinking``; ``chat_template`` is another template.
 
     Raises:
-        InvalidRequestError: No messages, a message without a role, a model without a template, or a template that refuses
-            the messages.
+        InvalidRequestError: No messages, a message without a role, a model without a template, or a template that refuses the
+            messages, leaves out the text of one, or takes too much time or memory.
     """
+    rendered = render_chat(
+        tokenizer, messages, add_generation_prompt=add_generation_prompt, template_arguments=template_arguments
+    )
+    return tokenizer.encode_rendered(rendered.result())
+
+
+def render_chat(
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    *,
+    add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
+    template_arguments: Mapping[str, Any] | None = None,
+    tenant: str = "",
+) -> Future[str | tuple[int, ...]]:
+    """Return a future of a conversation as the model's chat template writes it, for ``Tokenizer.encode_rendered``. Does not wait.
+
+    Args:
+        tokenizer: See :func:`encode_chat`.
+        messages: See :func:`encode_chat`.
+        add_generation_prompt: See :func:`encode_chat`.
+        continue_final_message: Leave the last message open.
+        template_arguments: See :func:`encode_chat`.
+        tenant: Who asks: conversations of one tenant wait for each other.
+
+    Returns:
+        Text; or token ids, from a tokenizer whose own code writes conversations. Fails as :func:`encode_chat` raises.
+
+    Raises:
+        InvalidRequestError: No messages, a message without a role, or a model without a template.
+        RequestRefusedError: Too many conversations wait.
+    """
+    _check(messages)
+    if not tokenizer.has_text:
+        raise needs_tokenizer("chat")
+    arguments = dict(template_arguments or {})
+    given = str(arguments.pop("chat_template", ""))
+    if tokenizer.writes_chats and not given:
+        own_arguments = {**arguments, "add_generation_prompt": add_generation_prompt}
+        if continue_final_message:
+            own_arguments["continue_final_message"] = True
+        plain = [dict(message) for message in messages]
+        return template_pool().submit(lambda _: tokenizer.write_chat(plain, own_arguments), tenant=tenant)
+    source = tokenizer.find_template(given, has_tools=bool(arguments.get("tools")))
+    if not source:
+        raise InvalidRequestError(
+            "this model has no chat template, so it cannot chat.",
+            hint="Give a plain prompt, or a model.tokenizer that has a template.",
+        )
+    return chat_template_of(source, tokenizer.special_tokens).submit(  # type: ignore[return-value]  # a str is one of both
+        messages,
+        add_generation_prompt=add_generation_prompt,
+        continue_final_message=continue_final_message,
+        arguments=arguments,
+        tenant=tenant,
+    )
+
+
+def _check(messages: Sequence[Message]) -> None:
     if isinstance(messages, str | Mapping) or not messages:
         raise InvalidRequestError(
             f"messages = {messages!r}: a chat needs a list of at least one message.",
@@ -43,8 +102,3 @@ def encode_chat(
             raise InvalidRequestError(
                 f"messages[{index}] = {message!r} has no role.", hint='Give {"role": "user", "content": "..."}.'
             )
-    return tokenizer.apply_chat_template(
-        [dict(message) for message in messages],
-        add_generation_prompt=add_generation_prompt,
-        template_arguments=dict(template_arguments or {}),
-    )

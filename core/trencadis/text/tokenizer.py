@@ -195,36 +195,57 @@ class Tokenizer:
         template = getattr(self._hf, "chat_template", None) or ""
         return template if isinstance(template, str) else str(template.get("default", ""))
 
-    def apply_chat_template(
-        self,
-        messages: list[dict[str, Any]],
-        *,
-        add_generation_prompt: bool = True,
-        template_arguments: Mapping[str, Any] | None = None,
-    ) -> tuple[int, ...]:
-        """Return the token ids of a conversation. Pure.
+    def find_template(self, name: str = "", *, has_tools: bool = False) -> str:
+        """Return the source of a chat template; empty if there is none. Pure.
+
+        Args:
+            name: Of one of several that come with the model, or a source itself; empty for the model's own.
+            has_tools: The conversation comes with tools, for which some models have a template of their own.
+        """
+        several = getattr(self._hf, "chat_template", None)
+        if not isinstance(several, dict):
+            return name or self.chat_template
+        if name:
+            return str(several.get(name, name))
+        return str(several.get("tool_use", self.chat_template)) if has_tools else self.chat_template
+
+    @cached_property
+    def special_tokens(self) -> Mapping[str, Any]:
+        """Special tokens by the name that chat templates know them by, such as ``bos_token``."""
+        return dict(self._hf.special_tokens_map)
+
+    @cached_property
+    def control_tokens(self) -> Mapping[str, int]:
+        """Tokens that were added to the vocabulary, or are special, by their text."""
+        return dict(self._hf.get_added_vocab()) | {
+            self._hf.convert_ids_to_tokens(token_id): token_id for token_id in self.special_token_ids
+        }
+
+    @cached_property
+    def writes_chats(self) -> bool:
+        """Whether code that comes with the model writes conversations, and no template."""
+        from transformers import PreTrainedTokenizerBase
+
+        return type(self._hf).apply_chat_template is not PreTrainedTokenizerBase.apply_chat_template
+
+    def write_chat(self, messages: list[dict[str, Any]], arguments: Mapping[str, Any]) -> tuple[int, ...]:
+        """Return the token ids of a conversation as that code writes it. Pure.
 
         Raises:
-            InvalidRequestError: The model has no chat template, or its template refuses the messages.
+            InvalidRequestError: It refuses the messages.
         """
-        if not self.has_chat_template:
-            raise InvalidRequestError(
-                "this model has no chat template, so it cannot chat.",
-                hint="Give a plain prompt, or a model.tokenizer that has a template.",
-            )
         try:
-            ids = self._hf.apply_chat_template(
-                messages,
-                add_generation_prompt=add_generation_prompt,
-                tokenize=True,
-                return_dict=False,
-                # What is too long is refused in words of our own; transformers would warn of an error that never comes.
-                tokenizer_kwargs={"verbose": False},
-                **(template_arguments or {}),
-            )
-        except Exception as error:  # a template is a program: whatever it raises, the messages do not suit it
+            return tuple(self._hf.apply_chat_template(messages, tokenize=True, return_dict=False, **arguments))
+        except Exception as error:  # whatever it raises, the messages do not suit it
             raise InvalidRequestError(f"the model's chat template refused the messages: {error}.") from error
-        return tuple(ids)
+
+    def encode_rendered(self, chat: str | tuple[int, ...]) -> tuple[int, ...]:
+        """Return the token ids of what :func:`trencadis.text.chat.render_chat` gives: the template writes all special tokens. Pure.
+
+        Raises:
+            InvalidRequestError: ``chat`` has no token.
+        """
+        return self.encode(chat, add_special_tokens=False) if isinstance(chat, str) else chat
 
     def _find_byte_tokens(self) -> frozenset[int]:
         if self._fast is not None and "ByteFallback" not in repr(self._fast.decoder):
@@ -253,6 +274,7 @@ class NoTokenizer(Tokenizer):
         self.special_token_ids = self.byte_token_ids = frozenset()
         self.eos_token_id = None
         self.byte_table = None
+        self.control_tokens = {}
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         """Refuse a text.
@@ -286,20 +308,6 @@ class NoTokenizer(Tokenizer):
     def chat_template(self) -> str:
         """Empty."""
         return ""
-
-    def apply_chat_template(
-        self,
-        messages: list[dict[str, Any]],
-        *,
-        add_generation_prompt: bool = True,
-        template_arguments: Mapping[str, Any] | None = None,
-    ) -> tuple[int, ...]:
-        """Refuse messages.
-
-        Raises:
-            InvalidRequestError: Always.
-        """
-        raise needs_tokenizer("chat")
 
 
 def _load(place: Path, path: str, *, revision: str, trust_remote_code: bool) -> Any:

@@ -37,7 +37,6 @@ class GuardedPolicy(KVPolicy):
         self._label = label or f"the KV policy {type(policy).__name__}"
         self._meter = meter or CallMeter(self._label)
         self._faults = FaultLog(logger)
-        self._is_off = False
 
     def admits_save(self, view: SaveView) -> int:
         """Return how many leading blocks are saved, 0 .. ``num_blocks``."""
@@ -75,8 +74,10 @@ class GuardedPolicy(KVPolicy):
 
     def _asked(self, name: str, ask: Callable[[KVPolicy], T], is_legal: Callable[[T], bool]) -> T:
         """Return the policy's answer if it is valid, else the contract's default."""
-        if self._is_off:
-            return ask(_DEFAULTS)
+        if self._meter.is_off:
+            if not self._meter.is_due:
+                return ask(_DEFAULTS)
+            self._meter.switch_on()
         began_s = self._meter.begin()
         try:
             answer = ask(self.policy)
@@ -101,9 +102,8 @@ class GuardedPolicy(KVPolicy):
         return ask(_DEFAULTS)
 
     def _switch_off(self, fault: str) -> None:
-        self._is_off = True
         self.num_errors += 1
-        logger.error("%s %s: the contract's defaults stand in from now on.", self._label, fault)
+        logger.error("%s %s: the contract's defaults stand in %s.", self._label, fault, self._meter.switch_off(fault))
 
 
 def _is_whole(answer: object, most: int) -> bool:

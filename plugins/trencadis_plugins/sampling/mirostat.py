@@ -32,6 +32,9 @@ class Mirostat(RowProcessor):
 
     honours = frozenset({"mirostat"})
     argmax_invariant = True
+    needs_history = True
+    """Tokens after the first position of a call are drafts, and mu moves with them."""
+
     has_state = True
     example = ("mirostat_mode", 2)
 

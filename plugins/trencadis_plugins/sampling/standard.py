@@ -315,7 +315,7 @@ class StandardSampler(Sampler, SupportsPreparation):
         """Return logits after the given processors; a failure for one sequence is recorded, and affects no other."""
         for processor in processors:
             try:
-                logits = processor.apply(logits, context)
+                logits = processor.apply(logits, self._handed(processor, context))
             except RowsFailedError as failed:
                 logits = failed.logits
                 for index, message in failed.messages.items():
@@ -348,11 +348,17 @@ class StandardSampler(Sampler, SupportsPreparation):
             if not processor.has_state:
                 continue
             try:
-                processor.commit(token_ids, context)
+                processor.commit(token_ids, self._handed(processor, context))
             except Exception as error:
                 asks = self._asks[:, self._chain.index(processor)]
                 self._refused |= {row: error.with_traceback(None) for row in context.rows if asks[row]}
         return token_ids
+
+    def _handed(self, processor: LogitsProcessor, context: SamplingContext) -> SamplingContext:
+        """Return the context for a processor: without branches, if it does not support them."""
+        if processor.supports_branches or not processor.needs_history:
+            return context
+        return context.by_row(len(self._asks))
 
     def _active(self, context: SamplingContext, among: np.ndarray | bool = True) -> list[LogitsProcessor]:
         """Return the processors that at least one row uses."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from trencadis.api import encode_chat
+from trencadis.api import render_chat
 from trencadis_server.errors import ApiError
 from trencadis_server.generation.prompts import check_chat_length
 
@@ -41,7 +42,7 @@ _RESERVED = frozenset(
         "truncation",
     }
 )
-"""Names that transformers takes for itself when it renders a template: no client may reach them."""
+"""Names that transformers takes for itself when it renders a template: no client may set them."""
 
 
 async def encode_messages(
@@ -49,17 +50,19 @@ async def encode_messages(
     *,
     tokenizer: Tokenizer,
     encoder: Encoder,
+    caller: str = "",
     add_generation_prompt: bool | None = None,
     continue_final_message: bool | None = None,
     template_arguments: Mapping[str, Any] | None = None,
     max_model_len: int | None = None,
 ) -> tuple[int, ...]:
-    """Return the token ids of a conversation.
+    """Return the token ids of a conversation. The event loop does not wait for the template, whatever that does.
 
     Args:
         messages: At least one.
         tokenizer: Of the model.
         encoder: Where it runs.
+        caller: Name of the API key: at the template, conversations of one key leave a process to those of others.
         add_generation_prompt: End with the opening of the assistant's turn; None: unless the last message is continued.
         continue_final_message: Leave the last message open.
         template_arguments: More names for the template.
@@ -67,28 +70,36 @@ async def encode_messages(
 
     Raises:
         ApiError: A part that is no text, arguments that contradict each other, or a conversation that is surely too long.
-        InvalidRequestError: The model has no template, or it refuses the messages.
+        InvalidRequestError: The model has no template, or it refuses the messages, leaves out the text of one, or takes too long.
     """
     arguments = _arguments(template_arguments or {})
     num_characters, num_items = map(sum, zip(*map(_size, messages), strict=True))
     if max_model_len is not None:
         check_chat_length(len(messages), num_characters, max_model_len)
-    if continue_final_message:
-        if add_generation_prompt:
-            raise ApiError(
-                400,
-                "continue_final_message and add_generation_prompt cannot both be true: a message is open or a new one begins.",
-                param="continue_final_message",
-            )
-        arguments["continue_final_message"] = True
+    if continue_final_message and add_generation_prompt:
+        raise ApiError(
+            400,
+            "continue_final_message and add_generation_prompt cannot both be true: a message is open or a new one begins.",
+            param="continue_final_message",
+        )
     knows_developer = "developer" in tokenizer.chat_template
     opens_turn = not continue_final_message if add_generation_prompt is None else add_generation_prompt
 
-    def encode() -> tuple[int, ...]:
-        plain = [_plain(message, index, knows_developer) for index, message in enumerate(messages)]
-        return encode_chat(tokenizer, plain, add_generation_prompt=opens_turn, template_arguments=arguments)
-
-    return await encoder.run(encode, num_characters=num_characters + _EACH * num_items)
+    plain = await encoder.run(
+        lambda: [_plain(message, index, knows_developer) for index, message in enumerate(messages)],
+        num_characters=num_characters + _EACH * num_items,
+    )
+    rendered = await asyncio.wrap_future(
+        render_chat(
+            tokenizer,
+            plain,
+            add_generation_prompt=opens_turn,
+            continue_final_message=bool(continue_final_message),
+            template_arguments=arguments,
+            tenant=caller,
+        )
+    )
+    return await encoder.run(lambda: tokenizer.encode_rendered(rendered), num_characters=len(rendered))
 
 
 def _size(message: ChatMessage) -> tuple[int, int]:
@@ -97,7 +108,7 @@ def _size(message: ChatMessage) -> tuple[int, int]:
     if not isinstance(content, str):
         num_items += len(content)
         content = "".join(text for part in content if isinstance(text := part.get("text"), str))
-    return len(content) + len(message.reasoning_content or ""), num_items
+    return len(content) + len(message.reasoning_content or message.reasoning or ""), num_items
 
 
 def _arguments(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -119,8 +130,8 @@ def _plain(message: ChatMessage, index: int, knows_developer: bool) -> dict[str,
     """
     # "developer" is the newer name of "system"; most templates know the older one only.
     role = "system" if message.role == "developer" and not knows_developer else message.role
-    plain: dict[str, Any] = {"role": role, "content": _text(message, index)}
-    for name in ("name", "tool_call_id", "reasoning_content", "function_call"):
+    plain: dict[str, Any] = {"role": role, "content": _content(message, index)}
+    for name in ("name", "tool_call_id", "reasoning", "reasoning_content", "function_call"):
         value = getattr(message, name)
         if value is not None:
             plain[name] = value
@@ -131,12 +142,15 @@ def _plain(message: ChatMessage, index: int, knows_developer: bool) -> dict[str,
     return plain
 
 
-def _text(message: ChatMessage, index: int) -> str:
+def _content(message: ChatMessage, index: int) -> str | list[dict[str, str]]:
     if message.content is None:
         return message.refusal or ""
     if isinstance(message.content, str):
         return message.content
-    return "\n".join(_part(part, f"messages[{index}].content[{i}]") for i, part in enumerate(message.content))
+    return [
+        {"type": "text", "text": _part(part, f"messages[{index}].content[{i}]")}
+        for i, part in enumerate(message.content)
+    ]
 
 
 def _part(part: Mapping[str, Any], path: str) -> str:

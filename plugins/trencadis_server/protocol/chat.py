@@ -54,7 +54,8 @@ class ChatMessage(RequestModel):
         None, description="What an earlier answer called."
     )
     tool_call_id: str | None = Field(None, description="Which call a tool answers.")
-    reasoning_content: str | None = Field(None, description="For templates that write it.")
+    reasoning: str | None = Field(None, description="For templates that write it, which get it under both names.")
+    reasoning_content: str | None = Field(None, description="The older name of reasoning, which wins.")
     refusal: str | None = Field(None, description="Taken as the content if there is none.")
     function_call: dict[str, Any] | None = Field(None, description="For templates that write it.")
     audio: None = None

@@ -45,7 +45,7 @@ async def create_chat_completion(request: Request, body: ChatRequest) -> Respons
     call = open_call(request, body, param=_PARAM)
     params = await call.params(lambda: _params(body, call.llm))
     beams = beam_params(body, max_tokens=params.max_tokens, logprobs=params.logprobs)
-    prompt = await _prompt(body, call.llm, call.context)
+    prompt = await _prompt(body, call.llm, call.context, caller=request.state.caller)
     generation = call.generation("chatcmpl", prompts=[prompt], params=params, beams=beams)
     writer = ChatWriter(
         answer_id=generation.answer_id,
@@ -70,11 +70,12 @@ def _params(body: ChatRequest, llm: AsyncLLM) -> SamplingParams:
     )
 
 
-async def _prompt(body: ChatRequest, llm: AsyncLLM, context: ServerContext) -> tuple[int, ...]:
+async def _prompt(body: ChatRequest, llm: AsyncLLM, context: ServerContext, *, caller: str) -> tuple[int, ...]:
     encoded = await encode_messages(
         body.messages,
         tokenizer=llm.tokenizer,
         encoder=context.encoder,
+        caller=caller,
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
         template_arguments=body.chat_template_kwargs,

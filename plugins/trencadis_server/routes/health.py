@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
-from trencadis.errors import EngineEndedError
+from trencadis.errors import EngineEndedError, TrencadisError
 from trencadis_server.context import ServerContext, context_of
 from trencadis_server.errors import EngineUnavailableError, as_api_error
 from trencadis_server.middleware.drain_guard import DrainGuard, draining_error
@@ -28,8 +30,13 @@ def make_router(gate: DrainGuard) -> APIRouter:
 
     @router.get("/ready", summary="May traffic come?")
     async def ready(request: Request) -> JSONResponse:
-        """200 while the engine is warm and makes progress, and the server is not shutting down; else 503, the state and the reason."""
-        return _answer(obstacle(context_of(request), gate))
+        """200 while the engine is warm and makes progress, and the server is not shutting down; else 503, the state and the reason.
+
+        ``off`` lists components that are not called at the moment, such as a policy that was too slow; the engine serves without them.
+        """
+        context = context_of(request)
+        error = obstacle(context, gate)
+        return _answer(error, off=[] if error is not None else await _switched_off(context))
 
     return router
 
@@ -45,9 +52,18 @@ def obstacle(context: ServerContext, gate: DrainGuard) -> EngineEndedError | Non
     return None if llm.is_alive else EngineEndedError(llm.failure)
 
 
-def _answer(error: EngineEndedError | None) -> JSONResponse:
+async def _switched_off(context: ServerContext) -> list[dict[str, Any]]:
+    """Return components that are off; none if the engine is in a long step and does not say."""
+    try:
+        rows: list[dict[str, Any]] = (await context.ready_llm.switched_off())["components"]
+    except TrencadisError:
+        return []
+    return rows
+
+
+def _answer(error: EngineEndedError | None, *, off: list[dict[str, Any]] | None = None) -> JSONResponse:
     if error is None:
-        return JSONResponse({"status": "ok"})
+        return JSONResponse({"status": "ok", **({"off": off} if off else {})})
     state = error.state if isinstance(error, EngineUnavailableError) else "ended"
     api_error = as_api_error(error)
     return JSONResponse(

@@ -43,7 +43,9 @@ async def tokenize(request: Request, body: TokenizeRequest) -> Response:
     check_model(context, body.model)
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "give either prompt or messages.", param="prompt")
-    token_ids = await _encode(body, llm.tokenizer, context.encoder, max_model_len=llm.max_model_len)
+    token_ids = await _encode(
+        body, llm.tokenizer, context.encoder, caller=request.state.caller, max_model_len=llm.max_model_len
+    )
     texts = await context.encoder.run(
         lambda: (
             [token_text(llm.tokenizer.token_bytes(token)) for token in token_ids] if body.return_token_strs else None
@@ -67,7 +69,7 @@ async def detokenize(request: Request, body: DetokenizeRequest) -> Response:
 
 
 async def _encode(
-    body: TokenizeRequest, tokenizer: Tokenizer, encoder: Encoder, *, max_model_len: int
+    body: TokenizeRequest, tokenizer: Tokenizer, encoder: Encoder, *, caller: str, max_model_len: int
 ) -> tuple[int, ...]:
     if body.messages is not None:
         if body.add_special_tokens:
@@ -78,6 +80,7 @@ async def _encode(
             body.messages,
             tokenizer=tokenizer,
             encoder=encoder,
+            caller=caller,
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
             template_arguments=body.chat_template_kwargs,

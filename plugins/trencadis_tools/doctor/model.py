@@ -12,6 +12,7 @@ from typing import Any
 
 from trencadis.api import Config, Tokenizer, load_tokenizer, resolve_model_path, vocabulary_of
 from trencadis.records import ModelFacts
+from trencadis_tools.doctor.chat import check_ends, check_template
 from trencadis_tools.doctor.findings import Findings
 from trencadis_tools.doctor.memory import check_memory
 from trencadis_tools.doctor.weights import check_weights
@@ -55,9 +56,19 @@ def check_model(found: Findings, config: Config) -> ModelFacts | None:
             f"the tokenizer knows {tokenizer.vocab_size} tokens, the model {facts.vocab_size}",
             "Check that model.tokenizer belongs to this model.",
         )
+    if tokenizer is not None and tokenizer.has_text:
+        found.run("model", check_template, tokenizer)
+        found.run("model", check_ends, tokenizer, _files_of(place, path, config.model.revision))
     if facts is not None:
         found.run("memory", check_memory, config, facts)
     return facts
+
+
+def _files_of(place: Path, path: str, revision: str) -> Path | None:
+    """Return the directory with a model's JSON files; None: a .gguf file, whose tokenizer says it all."""
+    if place.is_file():
+        return None
+    return place if place.is_dir() else _cached(path, revision)
 
 
 def _check_directory(found: Findings, place: Path, path: str) -> ModelFacts | None:

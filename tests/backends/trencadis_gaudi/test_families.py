@@ -7,7 +7,7 @@ import pytest
 from support.backends import families, gaudi_engines
 from trencadis.errors import ModelLoadError
 
-SERVED = [kind for kind in families.SERVED if kind not in families.REFUSED_ON_GAUDI]
+SERVED = [kind for kind in (*families.SERVED, *families.PUBLISHED) if kind not in families.REFUSED_ON_GAUDI]
 FEW_SIZES = {"strategy_options": {"limit": 1}, "check_model": True}
 
 

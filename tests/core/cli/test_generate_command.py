@@ -49,7 +49,7 @@ def text_of(fake_house: House) -> Callable[..., str]:
 def test_json_has_text_tokens_prompt_and_reason(generate: Callable[..., str], tokenizer: Tokenizer) -> None:
     record = json.loads(generate("--max-tokens", "16", "--json", "Hello there"))
     prompt = tokenizer.encode("Hello there")
-    tokens = fake_text(prompt, 16, vocab_size=4096, eos=-1)
+    tokens = fake_text(prompt, 16, vocab_size=4096)
     assert set(record) == {"text", "token_ids", "prompt_token_ids", "finish_reason"}
     assert record["token_ids"] == tokens
     assert record["prompt_token_ids"] == list(prompt)

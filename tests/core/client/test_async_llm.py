@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from support.template_zoo import HOSTILE
 from trencadis.client.async_llm import AsyncLLM
 from trencadis.client.llm import LLM
 from trencadis.config import Config
@@ -43,7 +44,7 @@ def run(fake_house: House) -> Callable[[Callable[[AsyncLLM], Awaitable[Any]]], A
 
 
 def reference(prompt: tuple[int, ...], num_tokens: int) -> tuple[int, ...]:
-    return tuple(fake_text(prompt, num_tokens, vocab_size=VOCAB_SIZE, eos=-1))
+    return tuple(fake_text(prompt, num_tokens, vocab_size=VOCAB_SIZE))
 
 
 async def all_of(outputs: AsyncIterator[RequestOutput]) -> list[RequestOutput]:
@@ -150,6 +151,21 @@ def test_a_live_request_id_is_refused(run: Any) -> None:
 def test_a_chat_is_its_template_generated(run: Any) -> None:
     outputs = run(lambda llm: all_of(llm.chat([{"role": "user", "content": "Hello"}], FOUR)))
     assert outputs[-1].outputs[0].token_ids == reference(outputs[-1].prompt_token_ids, 4)
+
+
+def test_no_template_holds_up_the_other_requests_of_a_loop(run: Any) -> None:
+    async def use(llm: AsyncLLM) -> None:
+        loops = {"chat_template": HOSTILE["loops"] + "{# there, where nothing has tried it #}"}
+        chat = llm.chat([{"role": "user", "content": "Hello"}], FOUR, template_arguments=loops)
+        waiting = asyncio.ensure_future(anext(chat))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not waiting.done()
+        assert (await all_of(llm.generate((5, 6), FOUR)))[-1].outputs[0].token_ids == reference((5, 6), 4)
+        with pytest.raises(InvalidRequestError, match="ran longer than 2 s and was stopped"):
+            await waiting
+
+    run(use)
 
 
 def test_texts_are_embedded_in_their_order(run: Any) -> None:

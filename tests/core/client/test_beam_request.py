@@ -73,7 +73,7 @@ def test_the_output_has_texts_scores_reasons_and_what_came_from_the_cache(tokeni
     assert first.text == tokenizer.decode([HELLO, THERE])
     assert (first.finish_reason, first.stop_reason) == (FinishReason.LENGTH, None)
     assert (second.index, second.token_ids, second.score, second.text) == (1, (0,), -1.0, "")
-    assert (second.finish_reason, second.stop_reason) == (FinishReason.STOP, 0)
+    assert (second.finish_reason, second.stop_reason) == (FinishReason.STOP, None)
     assert (output.finished, output.prompt, output.prompt_token_ids, output.num_cached_tokens) == (
         True,
         None,

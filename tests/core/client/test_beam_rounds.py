@@ -15,7 +15,7 @@ from trencadis.text import Tokenizer
 from trencadis_testing.engines import make_engine
 from trencadis_testing.fakes import FakeBackend
 
-THREE = BeamSearchParams(beam_width=3, max_tokens=3)
+THREE = BeamSearchParams(beam_width=3, max_tokens=3, ignore_eos=True)
 # The fake backend offers tokens 0, 1, 2 ... each with log-probability -1: among equals the first beams and tokens win.
 THE_FIRST = [(0, 0, 0), (0, 0, 1), (0, 0, 2)]
 

@@ -68,7 +68,7 @@ def test_outputs_reach_the_coroutine(open_thread: Callable[..., EngineThread]) -
         thread.send(one)
         return (await last_of(one.stream)).outputs[0].token_ids
 
-    assert asyncio.run(read(open_thread())) == tuple(fake_text(PROMPT, 5, vocab_size=VOCAB_SIZE, eos=-1))
+    assert asyncio.run(read(open_thread())) == tuple(fake_text(PROMPT, 5, vocab_size=VOCAB_SIZE))
 
 
 class Watched(Frontend):

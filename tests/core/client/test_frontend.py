@@ -28,7 +28,7 @@ def frontend(tokenizer: Tokenizer) -> Iterator[Frontend]:
 
 
 def reference(prompt: tuple[int, ...], num_tokens: int) -> list[int]:
-    return fake_text(prompt, num_tokens, vocab_size=VOCAB_SIZE, eos=-1)
+    return fake_text(prompt, num_tokens, vocab_size=VOCAB_SIZE)
 
 
 def drain(frontend: Frontend) -> dict[str, list[RequestOutput]]:

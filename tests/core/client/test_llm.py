@@ -33,7 +33,7 @@ def llm(fake_house: House) -> Iterator[LLM]:
 
 
 def reference(prompt: tuple[int, ...] | list[int], num_tokens: int) -> tuple[int, ...]:
-    return tuple(fake_text(prompt, num_tokens, vocab_size=VOCAB_SIZE, eos=-1))
+    return tuple(fake_text(prompt, num_tokens, vocab_size=VOCAB_SIZE))
 
 
 def test_outputs_come_in_the_order_of_the_prompts_whichever_is_done_first(llm: LLM) -> None:
@@ -300,8 +300,9 @@ def test_facts_about_the_model_are_there(llm: LLM) -> None:
 
 
 def test_beam_search_gives_the_best_of_each_prompt_in_order(llm: LLM) -> None:
-    two = BeamSearchParams(beam_width=2, max_tokens=2)
-    first, second = llm.beam_search(["Hello there", [7]], [two, BeamSearchParams(beam_width=3, n=1, max_tokens=4)])
+    two = BeamSearchParams(beam_width=2, max_tokens=2, ignore_eos=True)
+    three = BeamSearchParams(beam_width=3, n=1, max_tokens=4, ignore_eos=True)
+    first, second = llm.beam_search(["Hello there", [7]], [two, three])
     # The fake backend offers tokens 0, 1, 2 ... each with log-probability -1.
     assert first.prompt == "Hello there"
     assert [one.token_ids for one in first.outputs] == [(0, 0), (0, 1)]

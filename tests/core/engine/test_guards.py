@@ -147,8 +147,8 @@ def test_observer_that_raises_is_contained_and_counted() -> None:
     assert all(s.num_free_blocks + s.num_cached_blocks + s.num_used_blocks == 64 for s in seen)
 
 
-@pytest.mark.parametrize(("took_s", "num_calls"), [(3.0, 1), (0.05, 11), (0.006, 84)])
-def test_observer_is_switched_off_when_it_has_taken_what_100_calls_may_take(
+@pytest.mark.parametrize(("took_s", "num_calls"), [(3.0, 1), (0.05, 22), (0.006, 168)])
+def test_observer_is_switched_off_when_it_has_twice_taken_what_100_calls_may_take(
     took_s: float, num_calls: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = SimulatedClock()
@@ -164,7 +164,7 @@ def test_observer_is_switched_off_when_it_has_taken_what_100_calls_may_take(
     drain(engine)
     assert len(calls) == num_calls
     assert "slow took" in caplog.text
-    assert "it is switched off" in caplog.text
+    assert "it is switched off for 60 s" in caplog.text
 
 
 def test_observer_that_stumbles_once_goes_on() -> None:
@@ -174,7 +174,7 @@ def test_observer_that_stumbles_once_goes_on() -> None:
     class Stumbles(Observer):
         def on_step(self, stats: StepStats) -> None:
             calls.append(stats.step)
-            clock.advance(0.4 if len(calls) == 7 else 0.0001)
+            clock.advance(0.6 if len(calls) == 7 else 0.0001)
 
     engine = make_engine(observers=[("o", Stumbles())], clock=clock, backend=FakeBackend(eos=-1, max_model_len=512))
     engine.add(request("a", max_tokens=200))

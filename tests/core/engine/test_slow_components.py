@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import attrs
 import pytest
@@ -12,7 +12,9 @@ from support.kv.wild_connector import WildConnector, WildScheduler
 from trencadis.clock import SimulatedClock
 from trencadis.config.schema import Config
 from trencadis.engine.build import Meters
+from trencadis.engine.guards import Fallback
 from trencadis.engine.speculation.drafting import Drafting, Speculation
+from trencadis.faults import switched_off
 from trencadis.interfaces import Lookup, SchedulerView, SchedulingPolicy, SupportsHandover, TokenSplit
 from trencadis.records import Bucket, FinishReason, Request, SamplingParams, Shape
 from trencadis_testing.doubles import AsManyAsMay, Matching, ScriptedSpeculator
@@ -90,7 +92,7 @@ def test_what_is_slow_three_times_in_a_minute_is_replaced(method: str, caplog: p
     engine = make_engine(clock=clock, fallback=True, **slow(clock, 1.0)[method])
     assert texts_of(engine) == [fake_text(PROMPT, 8)] * 6
     assert num_quarantined(engine) == 1
-    assert "the 3rd time within 60 s; its fallback takes over" in caplog.text
+    assert "3 times within 60 s; its fallback takes over" in caplog.text
     assert clock.now_s() == pytest.approx(3.0)
 
 
@@ -193,7 +195,8 @@ def test_a_slow_connector_is_switched_off_and_named(caplog: pytest.LogCaptureFix
         "the KV connector took 1 s in on_computed(), over its budget of 0.2 s ([budget] kv_connector_ms)" in caplog.text
     )
     assert (
-        "is switched off; serving goes on without it. Mend it, or choose another in kv_connector.name." in caplog.text
+        "is switched off for 60 s; serving goes on without it. Mend it, or choose another in kv_connector.name."
+        in caplog.text
     )
 
 
@@ -233,3 +236,90 @@ def test_a_look_up_that_answers_in_time_has_its_time_again_when_it_is_asked_agai
         engine.step()
     assert drain(engine)["r"].token_ids.tolist() == fake_text(PROMPT, 8)
     assert engine._state.transfers.num_late_lookups == 0
+
+
+# --------------------------------------------------------------------------------------------- tried again after a while
+
+
+class SlowAtFirst(SchedulingPolicy):
+    """Takes 3 s for each split until it is made anew."""
+
+    made: ClassVar[list[SlowAtFirst]] = []
+
+    def __init__(self, clock: SimulatedClock) -> None:
+        self.clock, self.known = clock, set[int]()
+        self.made.append(self)
+
+    def split(self, view: SchedulerView, *, token_budget: int) -> TokenSplit:
+        if self.made[0] is self:
+            self.clock.advance(3.0)
+        return TokenSplit(decode=token_budget, prefill=token_budget)
+
+    def on_added(self, *, slot: int, request: Request) -> None:
+        self.known.add(slot)
+
+
+def test_a_slow_policy_is_made_anew_after_a_while_and_told_of_the_live_requests(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock = SimulatedClock()
+    SlowAtFirst.made.clear()
+    engine = make_engine(clock=clock, policy=SlowAtFirst(clock), backend=FakeBackend(eos=-1, max_model_len=512))
+    guarded = engine._policy
+    guarded._make_fallback = Fallback("plain", SchedulingPolicy, lambda: SlowAtFirst(clock))
+    engine.add(request("a", 200))
+    for _ in range(5):
+        engine.step()
+    assert type(guarded.strategy) is SchedulingPolicy
+    assert [one.cause for one in switched_off() if one.component == guarded._resting[0]]
+    assert "its fallback takes over for 60 s" in caplog.text
+    clock.advance(61.0)
+    engine.step()
+    assert guarded.strategy is SlowAtFirst.made[1]
+    assert SlowAtFirst.made[1].known == {0}
+    assert guarded.num_quarantined == 1
+    assert not guarded.is_replaced
+    assert drain(engine)["a"].token_ids.tolist() == fake_text(PROMPT, 200, eos=-1)
+
+
+def test_another_policy_that_is_put_in_force_meanwhile_stays() -> None:
+    clock = SimulatedClock()
+    SlowAtFirst.made.clear()
+    engine = make_engine(clock=clock, policy=SlowAtFirst(clock))
+    guarded = engine._policy
+    guarded._make_fallback = Fallback("plain", SchedulingPolicy, lambda: SlowAtFirst(clock))
+    engine.add(request("a", 4))
+    drain(engine)
+    chosen = SchedulingPolicy()
+    guarded.replace("chosen", chosen, None, name="chosen")
+    clock.advance(1000.0)
+    engine.add(request("b", 4))
+    drain(engine)
+    assert guarded.strategy is chosen
+
+
+def test_a_slow_drafter_drafts_again_after_a_while() -> None:
+    clock, asked = SimulatedClock(), []
+
+    def drafts(tokens: Any) -> list[int]:
+        asked.append(len(tokens))
+        clock.advance(20.0 if len(asked) <= 5 else 0.0)
+        return fake_text(tokens.tolist(), 3, eos=-1)
+
+    engine = make_engine(
+        clock=clock, backend=FakeBackend(eos=-1, max_model_len=512), speculator=ScriptedSpeculator(drafts)
+    )
+    parts = Speculation(speculator=ScriptedSpeculator(drafts), length=AsManyAsMay(), acceptance=Matching())
+    engine._drafting = Drafting(engine._state, parts, meter_of=Meters(Config(), clock))
+    engine.add(request("r", 200))
+    while len(asked) < 5 or not engine._drafting.fault:
+        engine.step()
+    for _ in range(5):
+        engine.step()
+    assert len(asked) == 5
+    clock.advance(61.0)
+    engine.step()
+    assert len(asked) == 6
+    assert not engine._drafting.fault
+    assert engine._drafting.num_quarantined == 1
+    assert drain(engine)["r"].token_ids.tolist() == fake_text(PROMPT, 200, eos=-1)

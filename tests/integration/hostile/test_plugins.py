@@ -19,7 +19,7 @@ VOCAB_SIZE = 4096
 PROMPTS = [[7 + number, *range(20, 20 + 5 * number), 9] for number in range(8)]
 PARAMS = [SamplingParams(max_tokens=6 + number, ignore_eos=True) for number in range(8)]
 TEXTS = [
-    tuple(fake_text(prompt, params.max_tokens or 0, vocab_size=VOCAB_SIZE, eos=-1))
+    tuple(fake_text(prompt, params.max_tokens or 0, vocab_size=VOCAB_SIZE))
     for prompt, params in zip(PROMPTS, PARAMS, strict=True)
 ]
 ANSWERS = {

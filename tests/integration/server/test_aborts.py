@@ -102,7 +102,7 @@ def make_machine(server: LiveServer) -> type[RuleBasedStateMachine]:
             assert status_of(answer) == 200, answer
             choices = (_streamed if streams else _whole)(body_of(answer), n)
             if prompt is not None:
-                expected = fake_text(prompt, num_tokens, vocab_size=VOCAB_SIZE, eos=-1)
+                expected = fake_text(prompt, num_tokens, vocab_size=VOCAB_SIZE)
                 assert choices == [expected] * n
 
         def teardown(self) -> None:
@@ -162,4 +162,4 @@ def test_a_server_that_was_left_so_often_still_serves(server: LiveServer) -> Non
         client.post(COMPLETIONS, {"model": "demo", "prompt": [5, 6], "max_tokens": 4, "return_token_ids": True})
         answer = client.read_all()
     assert status_of(answer) == 200
-    assert _whole(body_of(answer), 1) == [fake_text([5, 6], 4, vocab_size=VOCAB_SIZE, eos=-1)]
+    assert _whole(body_of(answer), 1) == [fake_text([5, 6], 4, vocab_size=VOCAB_SIZE)]

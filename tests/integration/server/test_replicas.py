@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="ki
 PATH = "/v1/completions"
 PARALLEL = {"data": 2, "max_restarts": 3}
 NUM_TOKENS = 160
-TEXTS = {number: fake_text([5, number], NUM_TOKENS, vocab_size=VOCAB_SIZE, eos=-1) for number in range(8)}
+TEXTS = {number: fake_text([5, number], NUM_TOKENS, vocab_size=VOCAB_SIZE) for number in range(8)}
 
 
 def body(number: int, **more: Any) -> dict[str, Any]:

@@ -41,7 +41,7 @@ def assert_serves(server: LiveServer) -> None:
     """A well-behaved client gets the right tokens."""
     answer = httpx.post(f"{server.url}/v1/completions", json=BODY, timeout=TIMEOUT_S)
     assert answer.status_code == 200, answer.text
-    assert answer.json()["choices"][0]["token_ids"] == fake_text([5, 6, 7], 5, vocab_size=4096, eos=-1)
+    assert answer.json()["choices"][0]["token_ids"] == fake_text([5, 6, 7], 5, vocab_size=4096)
 
 
 def chat(**changes):
@@ -229,7 +229,7 @@ def test_a_reader_that_takes_nothing_loses_its_request_and_its_blocks():
 
 
 def test_a_flood_beyond_the_caps_is_429_and_the_others_are_right():
-    expected = fake_text([5, 6, 7], 20, vocab_size=4096, eos=-1)
+    expected = fake_text([5, 6, 7], 20, vocab_size=4096)
 
     async def flood(url):
         limits = httpx.Limits(max_connections=None)

@@ -17,7 +17,7 @@ HELLO = [{"role": "user", "content": "Hello there"}]
 
 
 def reference(tokenizer: Tokenizer, num_tokens: int, messages: Any = HELLO) -> tuple[int, ...]:
-    return tuple(fake_text(encode_chat(tokenizer, messages), num_tokens, vocab_size=4096, eos=-1))
+    return tuple(fake_text(encode_chat(tokenizer, messages), num_tokens, vocab_size=4096))
 
 
 def joined(events: list[Any], index: int = 0) -> str:

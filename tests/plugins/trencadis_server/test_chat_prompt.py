@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
 
+from support.template_zoo import HOSTILE
 from trencadis.errors import InvalidRequestError
 from trencadis.text import Tokenizer, encode_chat
 from trencadis_server.context import Encoder
@@ -13,25 +15,16 @@ from trencadis_server.generation.chat_prompt import encode_messages
 from trencadis_server.protocol.chat import ChatMessage
 
 
-class SeesMessages(Tokenizer):
-    """The real tokenizer with a template that says what it was given."""
+class Shows(Tokenizer):
+    """The real tokenizer with another template."""
 
-    def __init__(self, tokenizer: Tokenizer, template: str = "") -> None:
+    def __init__(self, tokenizer: Tokenizer, template: str) -> None:
         super().__init__(tokenizer._hf)
         self._template = template
-        self.seen: list[dict[str, Any]] = []
-        self.arguments: dict[str, Any] = {}
 
     @property
     def chat_template(self) -> str:
         return self._template
-
-    def apply_chat_template(
-        self, messages: Any, *, add_generation_prompt: bool = True, template_arguments: Any = None
-    ) -> tuple[int, ...]:
-        self.seen = messages
-        self.arguments = {**template_arguments, "add_generation_prompt": add_generation_prompt}
-        return (1,)
 
 
 def encode(tokenizer: Tokenizer, *messages: Any, **options: Any) -> tuple[int, ...]:
@@ -39,10 +32,11 @@ def encode(tokenizer: Tokenizer, *messages: Any, **options: Any) -> tuple[int, .
     return asyncio.run(encode_messages(parsed, tokenizer=tokenizer, encoder=Encoder(), **options))
 
 
-def seen(tokenizer: Tokenizer, *messages: Any, template: str = "", **options: Any) -> SeesMessages:
-    seeing = SeesMessages(tokenizer, template)
-    encode(seeing, *messages, **options)
-    return seeing
+def seen(tokenizer: Tokenizer, *messages: Any, comment: str = "", **options: Any) -> dict[str, Any]:
+    """Return what reached a template."""
+    template = "{{ {'messages': messages, 'think': think | default(none), 'opens': add_generation_prompt} | tojson }}"
+    shows = Shows(tokenizer, template + comment)
+    return json.loads(tokenizer.decode(encode(shows, *messages, **options)))
 
 
 def test_text_and_parts_of_text_are_the_same_message(tokenizer: Tokenizer) -> None:
@@ -54,7 +48,8 @@ def test_text_and_parts_of_text_are_the_same_message(tokenizer: Tokenizer) -> No
 def test_the_developer_is_the_system_where_the_template_knows_no_other(tokenizer: Tokenizer) -> None:
     message = {"role": "developer", "content": "Be brief."}
     assert encode(tokenizer, message) == encode_chat(tokenizer, [{**message, "role": "system"}])
-    assert seen(tokenizer, message, template="... developer ...").seen[0]["role"] == "developer"
+    assert seen(tokenizer, message)["messages"][0]["role"] == "system"
+    assert seen(tokenizer, message, comment="{# developer #}")["messages"][0]["role"] == "developer"
 
 
 def test_tool_calls_reach_the_template_with_their_arguments_parsed(tokenizer: Tokenizer) -> None:
@@ -63,23 +58,30 @@ def test_tool_calls_reach_the_template_with_their_arguments_parsed(tokenizer: To
         tokenizer,
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "content": "2", "tool_call_id": "c1", "name": "f"},
-    ).seen
+    )["messages"]
     assert first["tool_calls"] == [{**call, "function": {"name": "f", "arguments": {"x": 1}}}]
     assert first["content"] == ""
     assert second == {"role": "tool", "content": "2", "tool_call_id": "c1", "name": "f"}
 
 
 @pytest.mark.parametrize(
-    ("options", "expected"),
+    ("options", "opens", "think"),
     [
-        ({}, {"add_generation_prompt": True}),
-        ({"add_generation_prompt": False}, {"add_generation_prompt": False}),
-        ({"continue_final_message": True}, {"add_generation_prompt": False, "continue_final_message": True}),
-        ({"template_arguments": {"think": True}}, {"add_generation_prompt": True, "think": True}),
+        ({}, True, None),
+        ({"add_generation_prompt": False}, False, None),
+        ({"template_arguments": {"think": True}}, True, True),
     ],
 )
-def test_options_reach_the_template(tokenizer: Tokenizer, options: Any, expected: Any) -> None:
-    assert seen(tokenizer, {"role": "user", "content": "x"}, **options).arguments == expected
+def test_options_reach_the_template(tokenizer: Tokenizer, options: Any, opens: bool, think: bool | None) -> None:
+    told = seen(tokenizer, {"role": "user", "content": "x"}, **options)
+    assert (told["opens"], told["think"]) == (opens, think)
+
+
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
+def test_reasoning_reaches_the_template_under_each_of_its_names(tokenizer: Tokenizer, name: str) -> None:
+    turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y", name: "because"}]
+    (_, told) = seen(tokenizer, *turns)["messages"]
+    assert {told["reasoning"], told["reasoning_content"], told["thinking"]} == {"because"}
 
 
 def test_the_final_message_is_continued_where_it_ends(tokenizer: Tokenizer) -> None:
@@ -111,6 +113,20 @@ def test_what_no_template_can_write_is_refused(tokenizer: Tokenizer, message: An
     with pytest.raises(ApiError) as caught:
         encode(tokenizer, {"role": "user", **message}, **options)
     assert (caught.value.status, caught.value.param) == (400, param)
+
+
+def test_the_event_loop_does_not_wait_for_a_template(tokenizer: Tokenizer) -> None:
+    async def use() -> None:
+        shows = Shows(tokenizer, HOSTILE["loops"] + "{# here, where nothing has tried it #}")
+        message = ChatMessage(role="user", content="x")
+        encoding = asyncio.ensure_future(encode_messages([message], tokenizer=shows, encoder=Encoder()))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not encoding.done()
+        with pytest.raises(InvalidRequestError, match="ran longer than 2 s and was stopped"):
+            await encoding
+
+    asyncio.run(use())
 
 
 def test_the_templates_own_refusal_is_passed_on(tokenizer: Tokenizer) -> None:

@@ -14,7 +14,7 @@ PATH = "/v1/completions"
 
 
 def reference(prompt: tuple[int, ...], num_tokens: int) -> list[int]:
-    return fake_text(prompt, num_tokens, vocab_size=4096, eos=-1)
+    return fake_text(prompt, num_tokens, vocab_size=4096)
 
 
 def text_of(tokenizer: Tokenizer, prompt: tuple[int, ...], num_tokens: int) -> str:

@@ -34,7 +34,7 @@ def test_outputs_of_several_prompts_are_told_apart(serve: Any) -> None:
         return await finished_outputs(generation(api, prompts, max_tokens=4))
 
     for prompt, output in zip(prompts, serve(use), strict=True):
-        assert output.outputs[0].token_ids == tuple(fake_text(prompt, 4, vocab_size=4096, eos=-1))
+        assert output.outputs[0].token_ids == tuple(fake_text(prompt, 4, vocab_size=4096))
 
 
 def test_the_hold_lasts_as_long_as_the_outputs_and_waits_until_each_prompt_has_a_token(serve: Any) -> None:

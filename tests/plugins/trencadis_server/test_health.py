@@ -5,17 +5,33 @@ import types
 import pytest
 
 from support.server.server_doubles import OneEngine, app_with, ask, assert_error
+from trencadis.errors import BackendError, TrencadisError
 from trencadis_server.app import endpoint_routers
 from trencadis_server.middleware.drain_guard import DrainGuard
 
 
-def engine(*, is_alive: bool, failure: str = "", stalled: str = ""):
-    return OneEngine(types.SimpleNamespace(is_alive=is_alive, failure=failure, stalled=stalled))
+def engine(*, is_alive: bool, failure: str = "", stalled: str = "", off=()):
+    async def switched_off():
+        if isinstance(off, TrencadisError):
+            raise off
+        return {"components": list(off)}
+
+    return OneEngine(
+        types.SimpleNamespace(is_alive=is_alive, failure=failure, stalled=stalled, switched_off=switched_off)
+    )
 
 
 @pytest.mark.parametrize("path", ["/health", "/ready"])
 def test_a_server_with_an_engine_is_well(path):
     (answer,) = ask(app_with(engines=engine(is_alive=True)), ("GET", path))
+    assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
+
+
+def test_a_ready_server_says_which_components_are_switched_off():
+    row = {"component": "scheduling policy mine of package p 1.0", "cause": "took 3 s in split()", "for_s": 57.1}
+    (answer,) = ask(app_with(engines=engine(is_alive=True, off=[row])), ("GET", "/ready"))
+    assert (answer.status_code, answer.json()) == (200, {"status": "ok", "off": [row]})
+    (answer,) = ask(app_with(engines=engine(is_alive=True, off=BackendError("in a long step"))), ("GET", "/ready"))
     assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
 
 

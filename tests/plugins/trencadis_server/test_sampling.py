@@ -213,7 +213,7 @@ def test_what_cannot_be_is_refused_in_words(serve: Any, body: Any, param: str | 
 
 def test_choices_are_the_beams_of_each_prompt_best_first(serve: Any) -> None:
     body = {"prompt": [[5, 6], [7]], "use_beam_search": True, "n": 2, "best_of": 3, "max_tokens": 3, "logprobs": 1}
-    answer = serve(lambda api: api.ok(PATH, **body, return_token_ids=True))
+    answer = serve(lambda api: api.ok(PATH, **body, return_token_ids=True, ignore_eos=True))
     # The fake backend offers tokens 0, 1, 2 ... each with log-probability -1.
     assert [(one["index"], one["token_ids"]) for one in answer["choices"]] == [
         (0, [0, 0, 0]),
@@ -228,7 +228,11 @@ def test_choices_are_the_beams_of_each_prompt_best_first(serve: Any) -> None:
 
 
 def test_a_chat_is_searched_too(serve: Any) -> None:
-    answer = serve(lambda api: api.ok(CHAT, messages=MESSAGES, use_beam_search=True, n=2, max_tokens=2, logprobs=True))
+    answer = serve(
+        lambda api: api.ok(
+            CHAT, messages=MESSAGES, use_beam_search=True, n=2, max_tokens=2, logprobs=True, ignore_eos=True
+        )
+    )
     assert [one["index"] for one in answer["choices"]] == [0, 1]
     assert [len(one["logprobs"]["content"]) for one in answer["choices"]] == [2, 2]
 

@@ -9,7 +9,7 @@ import torch
 
 from support.backends import tiny_models
 
-__all__ = ["MIXTURES", "REFUSED", "REFUSED_ON_GAUDI", "SERVED", "save_family", "save_with_biases"]
+__all__ = ["MIXTURES", "PUBLISHED", "REFUSED", "REFUSED_ON_GAUDI", "SERVED", "save_family", "save_with_biases"]
 
 SERVED = (
     "afmoe", "apertus", "apertus1p5_text", "arcee", "aria_text", "axk1", "biogpt", "bitnet", "codegen", "cohere", "cohere2",
@@ -17,12 +17,15 @@ SERVED = (
     "exaone_moe", "flex_olmo", "flint", "gemma", "gemma2", "gemma3", "gemma3_text", "gemma3n_text", "gemma4_text",
     "gemma4_unified_text", "glm", "glm4", "glm4_moe", "glm4_moe_lite", "gpt-sw3", "gpt2", "gpt_bigcode", "gpt_neox", "gpt_oss",
     "gptj", "granite", "granitemoe", "granitemoeshared", "helium", "hunyuan_v1_dense", "hy_v3", "hyperclovax", "internlm3",
-    "iquestcoder", "jais2", "jetmoe", "kolibri1", "laguna", "lfm2", "lfm2_moe", "llama", "mellum", "mimo_v2_flash", "minicpm3",
+    "iquestcoder", "jais2", "jetmoe", "kolibri1", "laguna", "llama", "mellum", "mimo_v2_flash", "minicpm3",
     "minimax_m2", "minimax_m3_vl_text", "ministral", "ministral3", "mistral", "mixtral", "modernbert-decoder", "nanochat",
     "olmo", "olmo2", "olmo3", "olmoe", "opt", "persimmon", "phi", "phi3", "phimoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe",
     "sarvam_mla", "sarvam_moe", "seed_oss", "smollm3", "solar_open", "starcoder2", "vaultgemma", "youtu",
 )  # fmt: skip
 """Served by the backend ``torch``."""
+
+PUBLISHED = ("gemma4", "granitemoehybrid-dense", "hunyuan_v1_moe")
+"""Served too, in the structure of published checkpoints: Gemma 4 with its vision tower, Granite 4.0 without Mamba layers."""
 
 MIXTURES = (
     "afmoe", "aria_text", "axk1", "cohere2_moe", "deepseek_v2", "deepseek_v3", "dots1", "ernie4_5_moe", "exaone_moe", "flex_olmo",
@@ -42,7 +45,7 @@ REFUSED_ON_GAUDI = {
 REFUSED = (
     "axk2", "bailing_hybrid", "bamba", "bloom", "cpmant", "deepseek_v32", "deepseek_v4", "diffllama", "doge", "dory",
     "dots3_note_text", "falcon", "falcon_h1", "falcon_mamba", "glm_moe_dsa", "gpt_neo", "gpt_neox_japanese", "granite_swa",
-    "granitemoe_swa", "granitemoehybrid", "hrm_text", "hy_v4", "inkling_text", "jamba", "kimi_linear", "lara_mini", "lfm3",
+    "granitemoe_swa", "granitemoehybrid", "hrm_text", "hy_v4", "inkling_text", "jamba", "kimi_linear", "lara_mini", "lfm2", "lfm2_moe", "lfm3",
     "llama4_text", "mamba", "mamba2", "minimax", "mpt", "nemotron", "nemotron_h", "olmo_hybrid", "qwen3_5_moe_text",
     "qwen3_5_text", "qwen3_next", "qwen4_exp_text", "recurrent_gemma", "rwkv", "stablelm", "xglm", "xlstm", "zaya",
 )  # fmt: skip
@@ -72,7 +75,23 @@ _LATENT = {
     "first_k_dense_replace": 1,
 }
 _GPTJ = {"rotary_dim": 8, "n_embd": 48, "n_head": 4, "n_layer": 2, "n_positions": 256}
-_FULL = {"layer_types": ["full_attention"] * 2}
+_CONV = {"layer_types": ["conv", "full_attention"]}
+_VISION = {
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "intermediate_size": 16,
+}
+_GEMMA_4 = {
+    **tiny_models._COMMON,
+    "num_hidden_layers": 2,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "vocab_size_per_layer_input": tiny_models.VOCAB_SIZE,
+    "hidden_size_per_layer_input": 8,
+    "initializer_range": 0.1,
+}
 _OWN: dict[str, dict[str, Any]] = {
     **dict.fromkeys(
         ("axk1", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "sarvam_mla", "youtu"), _LATENT
@@ -89,9 +108,25 @@ _OWN: dict[str, dict[str, Any]] = {
     "gemma4_text": {"vocab_size_per_layer_input": tiny_models.VOCAB_SIZE},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "num_layers": 2, "window_size": 8},
     "gptj": _GPTJ,
-    "granitemoehybrid": {"layer_types": ["attention"] * 2, "mamba_n_heads": 8, "mamba_d_head": 12},
-    "lfm2": _FULL,
-    "lfm2_moe": _FULL,
+    "gemma4": {
+        "text_config": _GEMMA_4,
+        "vision_config": _VISION,
+        "audio_config": None,
+        **{f"{name}_token_id": 120 + place for place, name in enumerate(("image", "boi", "eoi", "audio", "video"))},
+    },
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"], "mamba_n_heads": 8, "mamba_d_head": 12},
+    "granitemoehybrid-dense": {
+        "layer_types": ["attention"] * 2,
+        "num_local_experts": 0,
+        "num_experts_per_tok": 0,
+        "shared_intermediate_size": 64,
+        "position_embedding_type": "rope",
+        "mamba_n_heads": 8,
+        "mamba_d_head": 12,
+    },
+    "hunyuan_v1_moe": {"num_experts": 4, "moe_topk": 2},
+    "lfm2": _CONV,
+    "lfm2_moe": _CONV,
     "mamba2": {"num_heads": 8, "head_dim": 12, "n_groups": 1},
     "stablelm": {"partial_rotary_factor": 0.5},
     "zaya": {"num_experts_per_tok": 1},
@@ -107,12 +142,14 @@ def save_family(kind: str, directory: Path) -> Path:
     if kind in tiny_models.ARCHITECTURES:
         return tiny_models.save_model(kind, directory)
     logging.disable_progress_bar()
-    sizes = {**_SIZES, **_EXPERTS, **_OWN.get(kind, {})}
+    own = _OWN.get(kind, {})
+    sizes = own if "text_config" in own else {**_SIZES, **_EXPERTS, **own}
     for name in _UNSETTABLE.get(kind, ()):
         del sizes[name]
     with torch.random.fork_rng():
         torch.manual_seed(1)
-        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **sizes), attn_implementation="eager")
+        config = AutoConfig.for_model(kind.removesuffix("-dense"), **sizes)
+        model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     model.generation_config.eos_token_id = 2
     model.save_pretrained(directory / kind)
     return directory / kind

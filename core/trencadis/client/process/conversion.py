@@ -92,6 +92,7 @@ def add_message(request: Request, handle: int, prompt: bytes | None = None) -> A
         params=_changed(request.params, _DEFAULTS),
         terms=terms,
         output_token_ids=None if request.output_token_ids is None else int32_bytes(request.output_token_ids),
+        end_token_ids=request.end_token_ids,
     )
 
 
@@ -113,6 +114,7 @@ def request_of(message: AddMessage) -> Request:
         prompt_token_ids=int32_ids(message.prompt_token_ids),
         params=SamplingParams(**message.params),
         output_token_ids=None if message.output_token_ids is None else int32_ids(message.output_token_ids),
+        end_token_ids=message.end_token_ids,
         **terms,
     )
 

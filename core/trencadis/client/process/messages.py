@@ -102,6 +102,7 @@ class AddMessage(Message):
     params: dict[str, Any]
     terms: dict[str, Any]
     output_token_ids: bytes | None = None
+    end_token_ids: tuple[int, ...] = ()
 
 
 class EndMessage(Message):

@@ -84,6 +84,8 @@ def gather_answers(
         return _sum(tables)
     if name in ("role", "set_role"):
         return {**tables[0], "num_live": sum(table["num_live"] for table in tables)}
+    if name == "switched_off":
+        return {"components": [row for table in tables for row in table["components"]]}
     if name == "flight_record":
         return {"paths": [path for table in tables for path in table["paths"]]}
     return tables[0]

@@ -696,7 +696,7 @@ class ReplicatedEngineClient(PolledEngineClient):
         num_refused = 0 if self._mover is None else self._mover.num_refused
         return replicas_page(
             self._replicas_table()["replicas"],
-            num_quarantined=self._routing.generation,
+            num_quarantined=self._routing.num_quarantined,
             num_refused_moves=num_refused,
         )
 

@@ -94,7 +94,7 @@ def make_router(config: Config, registry: Registry, *, clock: Clock | None = Non
     label = str(chosen.component)
     make_fallback = None
     if fallback is not None and fallback.component != chosen.component:
-        make_fallback = Fallback(str(fallback.component), lambda: make(fallback))
+        make_fallback = Fallback(str(fallback.component), lambda: make(fallback), lambda: make(chosen))
     return GuardedRouter(label, make(chosen), make_fallback, meter=Meters(config, clock)("router", label))
 
 

@@ -31,6 +31,9 @@ class GuardedRouter(Guarded[Router]):
         strategy: The chosen one.
         make_fallback: See :class:`~trencadis.engine.guards.Guarded`; None: the least loaded replica is chosen.
         meter: See :class:`~trencadis.engine.guards.Guarded`.
+
+    Attributes:
+        generation: Changes every time that another router takes over.
     """
 
     def __init__(
@@ -41,9 +44,10 @@ class GuardedRouter(Guarded[Router]):
         *,
         meter: CallMeter | None = None,
     ) -> None:
-        last: Fallback[Router] = Fallback("the least loaded replica", LeastLive)
-        super().__init__(label, strategy, make_fallback or last, meter=meter)
-        self._last = None if make_fallback is None else last
+        self._least_live: Fallback[Router] = Fallback("the least loaded replica", LeastLive)
+        super().__init__(label, strategy, make_fallback or self._least_live, meter=meter)
+        self._last = None if make_fallback is None else self._least_live
+        self.generation = 0
         self._present: set[int] = set()
 
     @property
@@ -61,6 +65,16 @@ class GuardedRouter(Guarded[Router]):
         """Put the fallback in place and tell it of the replicas."""
         super().quarantine(cause)
         self._make_fallback, self._last = self._last, None
+        self._introduce()
+
+    def _put_back(self, label: str, strategy: Router, fallback: Fallback[Router]) -> None:
+        super()._put_back(label, strategy, fallback)
+        self._last = self._least_live
+        self._introduce()
+
+    def _introduce(self) -> None:
+        """Tell the router in place of the replicas; requests before it are not its own."""
+        self.generation += 1
         present, self._present = self._present, set()
         for replica in sorted(present):
             self.on_replica_added(replica)
@@ -71,6 +85,7 @@ class GuardedRouter(Guarded[Router]):
 
     def select(self, request: RoutingRequest, replicas: ReplicaViews) -> int:
         """Return a healthy replica, which takes the request."""
+        self.try_again()
         return int(self.guarded("select", lambda router: router.select(request, replicas), _check("select", replicas)))
 
     def moves(self, live: LiveRequests, replicas: ReplicaViews) -> Sequence[Move]:
@@ -96,9 +111,9 @@ class GuardedRouter(Guarded[Router]):
         Args:
             request: Which.
             replica: That had it.
-            generation: ``num_quarantined`` when it was selected: a fallback knows nothing of the requests before it.
+            generation: That of the router that selected it: another one knows nothing of the requests before it.
         """
-        if generation == self.num_quarantined:
+        if generation == self.generation:
             self._tell(lambda router: router.on_finished(request, replica), "on_finished")
 
     def on_replica_added(self, replica: int) -> None:

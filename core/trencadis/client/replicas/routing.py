@@ -73,6 +73,11 @@ class Routing:
 
     @property
     def generation(self) -> int:
+        """Changes every time that another router takes over."""
+        return self._router.generation
+
+    @property
+    def num_quarantined(self) -> int:
         """Routers that were replaced so far."""
         return self._router.num_quarantined
 

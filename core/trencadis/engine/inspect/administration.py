@@ -12,6 +12,7 @@ from typing import Any
 from trencadis.engine.guards import GuardedScheduling
 from trencadis.engine.inspect.decisions import Decisions
 from trencadis.engine.inspect.explain import explain_request
+from trencadis.engine.inspect.off import off_table
 from trencadis.engine.scheduling.shadow import Shadow
 from trencadis.engine.scheduling.switch import PreparedScheduling, SchedulingSwitch
 from trencadis.engine.state import EngineState
@@ -66,8 +67,8 @@ class Administration:
         """Return the answer to a question.
 
         Args:
-            question: ``scheduling``, ``set_scheduling``, ``role``, ``set_role`` or ``explain``.
-            arguments: None; ``table``, the change, and ``source``, who asks; none; ``role``; or ``request_id``.
+            question: ``scheduling``, ``switched_off``, ``set_scheduling``, ``role``, ``set_role`` or ``explain``.
+            arguments: None; none; ``table``, the change, and ``source``, who asks; none; ``role``; or ``request_id``.
 
         Raises:
             ConfigError: The change cannot be; nothing has changed.
@@ -81,6 +82,8 @@ class Administration:
                     return self._scheduling()
                 case "set_scheduling":
                     return self._set_scheduling(arguments)
+                case "switched_off":
+                    return off_table()
                 case "role":
                     return self._role()
                 case "set_role":

@@ -1,9 +1,9 @@
-"""Observers, contained: what they raise is counted, what takes too long is switched off; no step fails for it."""
+"""Observers, contained: what they raise is counted, what takes too long is switched off for a while; no step fails for it."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 
 from trencadis.clock import Clock
@@ -21,10 +21,20 @@ _WINDOW = 100
 
 
 class _Watched:
-    def __init__(self, name: str, observer: Observer, clock: Clock) -> None:
+    """An observer, with the time that its calls in steps and its pages took: the ones take microseconds, the others milliseconds."""
+
+    def __init__(self, name: str, observer: Observer, clock: Clock, *, budget_s: float, is_kept: bool) -> None:
         self.name = name
         self.observer = observer
-        self.meter = CallMeter(name, clock=clock)
+        self.is_kept = is_kept
+        self.meter = CallMeter(
+            name,
+            clock=clock,
+            budget_s=budget_s * _WINDOW,
+            setting=f"{_WINDOW} times [observer] budget_ms",
+            max_overruns=2,
+            at_once=5,
+        )
         self.num_calls = 0
         self.spent_s = 0.0
 
@@ -32,18 +42,26 @@ class _Watched:
 class Observers:
     """Tells every observer, none of which can break the run.
 
+    An observer is switched off for a while once it has been too slow twice within a minute: calls in steps, if up to 100 of them take
+    more than 100 budgets together; a page, if it alone does. Five times as much is enough once.
+
     Args:
         observers: Names and observers.
         clock: For the time budget.
-        budget_ms: Most milliseconds per call, on average over 100 calls; what 100 calls may take, fewer may not exceed.
+        budget_ms: Most milliseconds per call in a step.
+        kept: Names of those that are never switched off, only warned about.
 
     Attributes:
-        watched: Those that are told; one that was dropped is gone from it.
+        watched: All of them.
     """
 
-    def __init__(self, observers: Iterable[tuple[str, Observer]], *, clock: Clock, budget_ms: float) -> None:
-        self.watched = [_Watched(name, observer, clock) for name, observer in observers]
-        self._budget_s = budget_ms / 1000
+    def __init__(
+        self, observers: Iterable[tuple[str, Observer]], *, clock: Clock, budget_ms: float, kept: Collection[str] = ()
+    ) -> None:
+        self.watched = [
+            _Watched(name, observer, clock, budget_s=budget_ms / 1000, is_kept=name in kept)
+            for name, observer in observers
+        ]
         self._faults = FaultLog(logger)
         self.num_failures = 0
 
@@ -87,7 +105,13 @@ class Observers:
             self._call(watched, "close", lambda observer: observer.close())
 
     def _call(self, watched: _Watched, method: str, call: Callable[[Observer], None]) -> None:
-        began = watched.meter.begin()
+        meter = watched.meter
+        if meter.is_off and method != "close":
+            if not meter.is_due:
+                return
+            meter.switch_on()
+            logger.warning("%s is told again.", watched.name)
+        began = meter.begin()
         try:
             call(watched.observer)
         except BaseException as error:
@@ -98,27 +122,31 @@ class Observers:
             )
             self._faults.say(f"{watched.name}.{method}", said, error=error)
         finally:
-            took_s = watched.meter.end(began)
-        watched.num_calls += 1
-        watched.spent_s += took_s
-        if watched.spent_s > self._budget_s * _WINDOW:
-            self._drop(watched, method, took_s)
-        elif watched.num_calls == _WINDOW:
-            watched.num_calls, watched.spent_s = 0, 0.0
+            took_s = meter.end(began)
+        if method in _IN_STEPS:
+            took_s = self._spent_s(watched, took_s)
+        if took_s > meter.budget_s and (slow := meter.overran(method, took_s)):
+            self._switch_off(watched, slow)
 
-    def _drop(self, watched: _Watched, method: str, took_s: float) -> None:
-        if watched in self.watched:
-            self.watched.remove(watched)
-        logger.error(
-            "%s took %.3g s in its last %d calls, the last %.3g s in %s(), over its budget of %g ms a call ([observer] budget_ms): it "
-            "is switched off.",
-            watched.name,
-            watched.spent_s,
-            watched.num_calls,
-            took_s,
-            method,
-            1000 * self._budget_s,
-        )
+    def _spent_s(self, watched: _Watched, took_s: float) -> float:
+        """Return what the last calls in steps took together, at most a window of them; a long one counts with its own time."""
+        watched.num_calls += 1
+        watched.spent_s += watched.meter.charged_s(took_s) if took_s > _LONG_S else took_s
+        spent_s = watched.spent_s
+        if watched.num_calls == _WINDOW or spent_s > watched.meter.budget_s:
+            watched.num_calls, watched.spent_s = 0, 0.0
+        return spent_s
+
+    def _switch_off(self, watched: _Watched, fault: str) -> None:
+        if watched.is_kept:
+            self._faults.say(f"{watched.name} is too slow", f"{watched.name} {fault}; steps go on waiting for it.")
+            return
+        logger.error("%s %s: it is switched off %s.", watched.name, fault, watched.meter.switch_off(fault))
+
+
+_IN_STEPS = frozenset({"on_step", "on_request"})
+_LONG_S = 0.005
+"""A call of which it is looked at whose time it was."""
 
 
 def _show(texts: list[str], observer: Observer) -> None:

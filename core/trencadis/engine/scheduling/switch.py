@@ -76,7 +76,9 @@ class SchedulingSwitch:
         chosen, fallback = plan.choices["scheduling"], plan.fallbacks.get("scheduling")
         make_fallback = None
         if fallback is not None and fallback.component != chosen.component:
-            make_fallback = Fallback(str(fallback.component), lambda: self._make(plan, fallback))
+            make_fallback = Fallback(
+                str(fallback.component), lambda: self._make(plan, fallback), lambda: self._make(plan, chosen)
+            )
         return str(chosen.component), self._make(plan, chosen), make_fallback
 
     def report(self) -> Mapping[str, Any]:

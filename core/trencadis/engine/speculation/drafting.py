@@ -15,7 +15,7 @@ import attrs
 import numpy as np
 
 from trencadis.engine.guarded_sampling import GuardedAcceptance
-from trencadis.engine.guards import Guarded, TooSlowError
+from trencadis.engine.guards import Fallback, Guarded, TooSlowError
 from trencadis.engine.state import EngineState
 from trencadis.errors import ContractError, StepFailedError
 from trencadis.faults import CallMeter, FaultLog, reraise_interrupt, shown
@@ -65,8 +65,8 @@ class Drafting:
 
     Attributes:
         draft_s: Time that the drafts of the newest plan took, and the choice of their number, seconds.
-        fault: Why speculation went off, in words; empty: it did not.
-        is_on: Whether there are drafts; without, :meth:`propose` and :meth:`verified` need not be called.
+        fault: Why speculation is off, in words; empty: it is not.
+        is_on: Whether there are drafts, if not now, later; without, :meth:`propose` and :meth:`verified` need not be called.
         is_configured: Whether there were any.
     """
 
@@ -82,6 +82,7 @@ class Drafting:
     ) -> None:
         self.draft_s = 0.0
         self.fault = ""
+        self._num_offs = 0
         self._faults = FaultLog(logging.getLogger("trencadis.engine"))
         self._start_s = 0.0
         self._state = state
@@ -97,6 +98,7 @@ class Drafting:
         self._supports_drafts = speculation.supports_drafts
         self._rule = speculation.acceptance if isinstance(speculation.acceptance, GuardedAcceptance) else None
         meters = [meter_of(noun, label) for noun, label in zip(("speculation", "draft_length"), labels, strict=True)]
+        self._meter = meters[0]
         self._speculator = GuardedSpeculator(
             labels[0], drafter, speculation.make_fallbacks[0], vocab_size=vocab_size, meter=meters[0]
         )
@@ -107,14 +109,14 @@ class Drafting:
     @property
     def drafter(self) -> str:
         """Name of the speculator that drafts now; empty: none does."""
-        return self._names[self._speculator.num_quarantined > 0] if self.is_on else ""
+        return self._names[self._speculator.is_replaced] if self.is_on and not self.fault else ""
 
     @property
     def num_quarantined(self) -> int:
         """Speculators and draft lengths that failed since the start."""
-        if not self.is_on and not self.fault:
+        if not self.is_configured:
             return 0
-        return self._speculator.num_quarantined + self._length.num_quarantined + bool(self.fault)
+        return self._speculator.num_quarantined + self._length.num_quarantined + self._num_offs
 
     def allocate(self, limits: BucketLimits) -> None:
         """Tell the speculator the engine's sizes; what it raises ends the start."""
@@ -124,13 +126,15 @@ class Drafting:
     def propose(self) -> tuple[Drafts | None, Int32Array]:
         """Return drafts for running decodes, and their slots."""
         self.draft_s = 0.0
-        if not self.is_on:
+        if not self.is_on or (self.fault and not self._is_rested()):
             return None, _EMPTY
         self._start_s = self._state.clock.source.now_s()
         if self._rule is not None and self._rule.fault:
             self._switch_off(StepFailedError(self._rule.fault))
             return None, _EMPTY
         try:
+            self._speculator.try_again()
+            self._length.try_again()
             slots, most = self._asked()
             if not slots.size:
                 return None, _EMPTY
@@ -187,19 +191,32 @@ class Drafting:
 
     # ------------------------------------------------------------------------------------------------- innards
 
+    def _is_rested(self) -> bool:
+        """Return whether speculation, which was too slow, goes on again."""
+        if not self._meter.is_due:
+            return False
+        self._meter.switch_on()
+        self.fault = ""
+        logging.getLogger("trencadis.engine").warning("%s is tried again.", self._speculator.label)
+        return True
+
     def _switch_off(self, error: StepFailedError) -> None:
-        """Go on without drafts for good."""
-        self.is_on = False
+        """Go on without drafts: for a while if they took too long, else for good."""
+        is_slow = isinstance(error.__cause__, TooSlowError)
+        how_long = self._meter.switch_off(str(error), for_good=not is_slow)
         self.draft_s = 0.0
         self.fault = str(error)
-        self._shapes.clear()
-        cause = None if isinstance(error.__cause__, TooSlowError) else error.__cause__
+        self._num_offs += 1
         self._faults.say(
             self._speculator.label,
-            f"{error} Speculation goes off; requests go on without drafts.",
-            error=cause,
+            f"{error} Speculation goes off {how_long}; requests go on without drafts.",
+            error=None if is_slow else error.__cause__,
             level=logging.ERROR,
         )
+        if is_slow:
+            return
+        self.is_on = False
+        self._shapes.clear()
         with contextlib.suppress(Exception, SystemExit):  # one failure is enough to report
             self._speculator.strategy.close()
 
@@ -374,6 +391,12 @@ class GuardedSpeculator(Guarded[Speculator]):
         except BaseException as error:
             reraise_interrupt(error)
             self.quarantine(error)
+
+    def _put_back(self, label: str, strategy: Speculator, fallback: Fallback[Speculator]) -> None:
+        with contextlib.suppress(Exception, SystemExit):  # its successor needs the room, and nothing else of it
+            self.strategy.close()
+        super()._put_back(label, strategy, fallback)
+        self._introduce(strategy)
 
     def _introduce(self, fallback: Speculator) -> None:
         check_numbers(self.label, fallback)

@@ -1,4 +1,4 @@
-"""Both sides of a KV connector, guarded: an exception is a miss, and a scheduler side that keeps raising is switched off.
+"""Both sides of a KV connector, guarded: an exception is a miss, and a scheduler side that keeps raising is switched off for a while.
 
 The capabilities of a scheduler side are found once, here: an attribute that is None stands for one that it lacks, and is not called.
 """
@@ -51,7 +51,6 @@ class _Guard:
         meter: Measures its calls; one that is too slow is switched off.
 
     Attributes:
-        is_off: It was switched off: only calls that are made in any case are made.
         label: As given.
         num_errors: Calls that raised or broke the contract.
     """
@@ -61,8 +60,20 @@ class _Guard:
         self._meter = meter
         self._faults = FaultLog(logger)
         self._num_in_a_row = 0
-        self.is_off = False
+        self._is_closed = False
         self.num_errors = 0
+
+    @property
+    def is_off(self) -> bool:
+        """Whether the side is switched off for a while, or closed: only calls that are made in any case are made."""
+        if self._meter.is_due:
+            self._meter.switch_on()
+            logger.warning("%s is asked again.", self.label)
+        return self._meter.is_off or self._is_closed
+
+    def close(self) -> None:
+        """Make only calls that are made in any case from now on."""
+        self._is_closed = True
 
     def call(self, name: str, call: Callable[[], T], otherwise: T, *, always: bool = False) -> T:
         """Return what a call returns; ``otherwise`` if it raises, or if the side is off and the call is not ``always`` made."""
@@ -104,12 +115,13 @@ class _Guard:
             self._switch_off(f"raised {_MAX_ERRORS} times in a row")
 
     def _switch_off(self, fault: str) -> None:
-        if not self.is_off:
-            self.is_off = True
+        if not self._meter.is_off:
+            self._num_in_a_row = 0
             logger.error(
-                "%s %s and is switched off; serving goes on without it. Mend it, or choose another in kv_connector.name.",
+                "%s %s and is switched off %s; serving goes on without it. Mend it, or choose another in kv_connector.name.",
                 self.label,
                 fault,
+                self._meter.switch_off(fault),
             )
 
 
@@ -129,8 +141,8 @@ class GuardedHandover:
         self._call("on_rejected", lambda: self._side.on_rejected(transfer_params), None)
 
     def on_abandoned(self, request: Request) -> None:
-        """Forward that a request will not be looked up again."""
-        self._call("on_abandoned", lambda: self._side.on_abandoned(request), None)
+        """Forward that a request will not be looked up again; also to a side that is off."""
+        self._call("on_abandoned", lambda: self._side.on_abandoned(request), None, always=True)
 
     def on_role(self, role: str) -> None:
         """Forward the engine's role."""
@@ -264,8 +276,8 @@ class GuardedConnector:
         return self._call("on_layerwise", tell, False)
 
     def on_unused(self, transfer_id: int) -> None:
-        """Forward that a hit is not loaded."""
-        self._call("on_unused", lambda: self._side.on_unused(transfer_id), None)
+        """Forward that a hit is not loaded; also to a side that is off, which may be asked again."""
+        self._call("on_unused", lambda: self._side.on_unused(transfer_id), None, always=True)
 
     def on_computed(self, *, blocks: Sequence[int], block_hashes: Sequence[bytes]) -> None:
         """Forward full blocks that may be saved."""
@@ -324,7 +336,7 @@ class GuardedConnector:
 
     def close(self) -> None:
         """Close it; may be called twice."""
-        self._guard.is_off = True
+        self._guard.close()
         self._guard.contained("close", self._side.close, None)
 
 

@@ -126,14 +126,35 @@ def test_replacement_that_goes_wrong_is_refused():
     assert 'pack = "off"' in caught.value.hint
 
 
-def test_a_model_that_reads_its_layers_weights_is_refused_in_words():
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_layer_whose_weight_the_models_code_reads_stays_and_the_others_are_packed(library, caplog):
     model = tiny_models.make_model("llama")
     check = ModelCheck(model, attention_layers(model), layout="ragged")
-    mlp = model.model.layers[0].mlp
-    plain = mlp.forward
-    mlp.forward = lambda x: plain(x) + 0 * mlp.up_proj.weight.sum()
+    layer = model.model.layers[0]
+    plain = layer.forward
+    layer.forward = lambda *args, **options: plain(*args, **options) + 0 * layer.mlp.up_proj.weight.sum()
+    with caplog.at_level("INFO"):
+        replace_modules(model, quantised=False, native=native() if library else None)
+    assert type(layer.mlp.up_proj) is nn.Linear
+    assert type(model.model.layers[1].mlp) is (GatedMLP if library else type(layer.mlp))
+    assert isinstance(layer.mlp.down_proj, FusedLinear)
+    assert "1 linear layers stay as they are" in caplog.text
+    assert "(model.layers.0.mlp.up_proj: weight)" in caplog.text
+    check.compare(model, replaced=True)
+
+
+def test_a_forward_that_fails_with_packed_layers_is_said_in_words():
+    model = tiny_models.make_model("llama")
+    check = ModelCheck(model, attention_layers(model), layout="ragged")
     replace_modules(model, quantised=False, native=None)
-    with pytest.raises(ModelLoadError, match="a forward with packed layers failed: AttributeError"):
+    head = model.lm_head.forward
+
+    def fail(x):
+        raise IndexError(7) if x.shape[1] > 5 else AssertionError
+
+    model.lm_head.forward = fail
+    assert head is not fail
+    with pytest.raises(ModelLoadError, match="a forward with packed layers failed: "):
         check.compare(model, replaced=True)
 
 

@@ -129,7 +129,9 @@ def test_several_end_tokens_are_kept_and_none_is_none():
     model = tiny_models.make_model("llama")
     layers = attention_layers(model)
     model.generation_config.eos_token_id = [5, 9]
-    assert model_facts(model, layers).eos_token_ids == (5, 9)
+    assert model_facts(model, layers).eos_token_ids == (5, 9), "2 is the default of the class"
+    model.config.eos_token_id = [9, 7]
+    assert model_facts(model, layers).eos_token_ids == (5, 9, 7)
     model.generation_config.eos_token_id = model.config.eos_token_id = None
     assert model_facts(model, layers).eos_token_ids == ()
 

@@ -277,7 +277,7 @@ def test_a_model_whose_plan_has_experts_and_which_has_none_is_refused_too(tmp_pa
 # --------------------------------------------------------------------------------------------------- stages
 
 WITHOUT_STAGES = WITHOUT_PLAN | {
-    *("granitemoe", "granitemoeshared", "hunyuan_v1_dense", "lfm2", "lfm2_moe", "nanochat", "olmoe", "phimoe"),
+    *("granitemoe", "granitemoeshared", "hunyuan_v1_dense", "nanochat", "olmoe", "phimoe"),
 }
 READS_EMBEDDINGS = {"gemma3n_text", "gemma4_text"}
 """Every layer gets something computed of the embeddings."""

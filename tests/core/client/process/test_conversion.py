@@ -66,6 +66,7 @@ REQUESTS = st.builds(
     ),
     ttft_target_s=st.just(float("inf")) | st.floats(0.001, 60),
     tpot_target_s=st.just(float("inf")) | st.floats(0.001, 60),
+    end_token_ids=st.lists(IDS, max_size=3),
 )
 
 

@@ -84,7 +84,7 @@ async def last_of(runner: EngineLoop, name: str, params: SamplingParams = LONG, 
 
 
 def expected(num_tokens: int, prompt: tuple[int, ...] = (5, 6)) -> tuple[int, ...]:
-    return tuple(fake_text(prompt, num_tokens, vocab_size=4096, eos=-1))
+    return tuple(fake_text(prompt, num_tokens, vocab_size=4096))
 
 
 def test_many_requests_of_one_loop_do_not_mix(serve: Callable[..., Served]) -> None:

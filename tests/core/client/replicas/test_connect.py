@@ -78,7 +78,7 @@ def test_a_caller_that_steps_itself_loses_nothing_and_leaves_no_process(close: C
     while not all(client.is_finished for client in clients):
         frontend.step()
     assert [list(client.output().outputs[0].token_ids) for client in clients] == [
-        fake_text((5, i), 3000, vocab_size=4096, eos=-1) for i in range(4)
+        fake_text((5, i), 3000, vocab_size=4096) for i in range(4)
     ]
     while len(processes(frontend)) < 2:
         frontend.engine.rest(0.05)

@@ -6,8 +6,10 @@ import logging
 
 import pytest
 
+from trencadis.clock import SimulatedClock
 from trencadis.engine.transfer.guarded_connector import GuardedConnector, GuardedWorker
 from trencadis.errors import PluginLoadError
+from trencadis.faults import CallMeter
 from trencadis.interfaces import (
     KVSchedulerSide,
     KVWorkerSide,
@@ -92,7 +94,7 @@ CALLS = {
     "on_report": (lambda guard: guard.on_report(ConnectorReport()), None, None),
     "on_step": (lambda guard: guard.on_step(num_tokens=1, device_s=0.1), None, None),
 }
-TOLD_WHEN_OFF = {"on_cancelled", "take_message", "on_report"}
+TOLD_WHEN_OFF = {"on_cancelled", "take_message", "on_report", "on_unused"}
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -126,12 +128,31 @@ def test_third_error_in_a_row_switches_it_off(name, caplog) -> None:
     with caplog.at_level(logging.ERROR):
         call(guard)
     assert guard.is_off
-    assert "switched off; serving goes on without it" in caplog.text
+    assert "switched off for 60 s; serving goes on without it" in caplog.text
     side.raising.clear()
     side.calls.clear()
     for other, (call, answer, otherwise) in CALLS.items():
         assert call(guard) == (answer if other in TOLD_WHEN_OFF else otherwise)
     assert set(side.calls) == TOLD_WHEN_OFF
+
+
+def test_a_side_that_was_switched_off_is_asked_again_after_a_while_and_not_once_it_is_closed(caplog) -> None:
+    clock, side = SimulatedClock(), Scripted("lookup")
+    guard = GuardedConnector(side, meter=CallMeter("c", clock=clock))
+    call, answer, otherwise = CALLS["lookup"]
+    for _ in range(3):
+        call(guard)
+    assert guard.is_off
+    side.raising.clear()
+    clock.advance(59.0)
+    assert call(guard) == otherwise
+    clock.advance(2.0)
+    assert call(guard) == answer
+    assert not guard.is_off
+    assert "is asked again" in caplog.text
+    guard.close()
+    assert guard.is_off
+    assert call(guard) == otherwise
 
 
 def test_call_that_works_in_between_forgives() -> None:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from support.tokenizer_zoo import ZOO
+from support.template_zoo import HOSTILE, ZOO
+from support.tokenizer_zoo import ZOO as TOKENIZERS
 from trencadis.config import Config
 from trencadis.config.schema import ModelConfig
 from trencadis.text import resolve_model_path
@@ -43,11 +44,56 @@ def test_demo_is_sound_and_its_facts_are_read(found, told):
     ("name", "words"), [("llama2", "it decodes its 400 tokens to their bytes"), ("gpt1", "will be refused")]
 )
 def test_whether_structured_output_can_be_kept_with_the_tokenizer_is_told(found, told, copy, tmp_path, name, words):
-    whole = Config(model=ModelConfig(path=str(copy), tokenizer=ZOO[name].make(tmp_path / "tokenizer")))
+    whole = Config(model=ModelConfig(path=str(copy), tokenizer=TOKENIZERS[name].make(tmp_path / "tokenizer")))
     check_model(found, whole)
     (message,) = (message for _, message in told() if "structured output" in message)
     assert words in message
     assert ("have the bytes" in message) == (name == "gpt1")
+
+
+def test_ends_of_a_turn_are_listed_with_their_sources(found, told, copy):
+    for name, end in (("config.json", 9), ("generation_config.json", [7, 9])):
+        values = json.loads((copy / name).read_text())
+        (copy / name).write_text(json.dumps({**values, "eos_token_id": end}))
+    check_model(found, config(copy))
+    assert any(
+        message.startswith("ends of a turn: 7 $ (generation_config.json); 9 & (generation_config.json, config.json); ")
+        and message.endswith("0 <|end|> (tokenizer, chat template)")
+        for _, message in told()
+    )
+
+
+def test_form_of_content_that_the_template_wants_is_shown(found, told, copy):
+    check_model(found, config(copy))
+    (copy / "chat_template.jinja").write_text(ZOO["mixed"].source)
+    check_model(found, config(copy))
+    forms = [message for _, message in told() if message.startswith("chat template: ")]
+    assert forms == [
+        "chat template: content as text",
+        "chat template: content of user, assistant, tool as parts; content of system as text",
+    ]
+
+
+def test_template_that_loops_is_wrong_and_nothing_else_is(found, copy):
+    (copy / "chat_template.jinja").write_text(HOSTILE["loops"])
+    check_model(found, config(copy))
+    ((message, remedy),) = wrong(found)
+    assert "ran longer than 2 s and was stopped" in message
+    assert "template" in remedy
+
+
+def test_model_whose_texts_never_end_is_doubtful(found, told, copy):
+    for name, key in (
+        ("config.json", "eos_token_id"),
+        ("generation_config.json", "eos_token_id"),
+        ("tokenizer_config.json", "eos_token"),
+    ):
+        values = json.loads((copy / name).read_text())
+        del values[key]
+        (copy / name).write_text(json.dumps(values))
+    (copy / "chat_template.jinja").write_text(ZOO["plain"].source)
+    check_model(found, config(copy))
+    assert ("warn", "ends of a turn: none; every text runs on to max_tokens") in told()
 
 
 def test_path_that_leads_nowhere_is_wrong(found, tmp_path):
