@@ -205,7 +205,11 @@ class GaudiBackend(Backend):
         logger.info("%s", shares)
         shares.num_blocks(self._block_bytes(DEFAULT_BLOCK_SIZE))
         return MemoryReport(
-            total_bytes=total, free_bytes=free, activation_bytes=activations, cache_bytes=shares.cache_bytes
+            total_bytes=total,
+            free_bytes=free,
+            activation_bytes=activations,
+            cache_bytes=shares.cache_bytes,
+            shared_cache_bytes=None if self.habana.emulated is None else 0,  # its memory is this machine's
         )
 
     def _share_memory(self, free_bytes: int) -> MemoryShares:

@@ -42,7 +42,6 @@ from random_models import save_random_model
 
 from trencadis.hookspecs import hookimpl
 from trencadis.interfaces import Component, Observer
-from trencadis.interfaces.observer import INTERFACE_VERSION
 from trencadis.records import StepStats
 from trencadis.registry import load_with_plugins
 from trencadis_tools.compare.candidates import Candidate
@@ -161,7 +160,7 @@ class SpeedPlugin:
                 name="speed",
                 factory=lambda _, __: Speed(self._clock),
                 summary="Measures the speed of the machine.",
-                interface_version=INTERFACE_VERSION,
+                interface_version=1,
             )
         ]
 

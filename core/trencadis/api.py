@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from trencadis.engine.inspect.accounting import EngineTotals
     from trencadis.engine.inspect.snapshot import EngineSnapshot
     from trencadis.engine.layout_support import RANKS, unserved_layout
-    from trencadis.plan_lock import PlanLock, differences, lock_of, read_lock
+    from trencadis.engine.scheduling.tenants import FailureCosts
+    from trencadis.plan_lock import PlanLock, differences, lock_from, lock_of, read_lock
     from trencadis.registry import (
         Choice,
         Provenance,
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from trencadis.registry.plan import AUTO, NOTHING_CHOSEN
     from trencadis.registry.switching import SchedulingChange, SchedulingInForce, resolve_change
     from trencadis.text import (
+        Detokenizer,
         Tokenizer,
         chat_template_of,
         encode_chat,
@@ -62,10 +64,12 @@ _HOMES = {
     "Choice": "registry",
     "Config": "config",
     "ConfigFile": "config",
+    "Detokenizer": "text",
     "EmbeddingEngine": "engine.embedding",
     "Engine": "engine.engine",
     "EngineTotals": "engine.inspect.accounting",
     "EngineSnapshot": "engine.inspect.snapshot",
+    "FailureCosts": "engine.scheduling.tenants",
     "GuardedEviction": "engine.guards",
     "LiveRow": "client.replicas.mover",
     "Mover": "client.replicas.mover",
@@ -96,6 +100,7 @@ _HOMES = {
     "explain": "config.explain",
     "load_tokenizer": "text",
     "load_with_plugins": "registry",
+    "lock_from": "plan_lock",
     "lock_of": "plan_lock",
     "make_mover": "client.replicas.connect",
     "make_router": "client.replicas.connect",
@@ -121,10 +126,12 @@ __all__ = [
     "Choice",
     "Config",
     "ConfigFile",
+    "Detokenizer",
     "EmbeddingEngine",
     "Engine",
     "EngineSnapshot",
     "EngineTotals",
+    "FailureCosts",
     "GuardedEviction",
     "LiveRow",
     "Mover",
@@ -154,6 +161,7 @@ __all__ = [
     "explain",
     "load_tokenizer",
     "load_with_plugins",
+    "lock_from",
     "lock_of",
     "make_mover",
     "make_router",

@@ -4,6 +4,7 @@
     ├─ ConfigError                   a config value, file, flag or environment variable is wrong
     │  ├─ PlanLockError              another plan than the one of the lock file
     │  ├─ ConfigValueError           a value is of the wrong type or out of range
+    │  ├─ ImportPathRefusedError     code to import, named by somebody else than the operator
     │  └─ UnknownKeyError            a key that no table has, with a did-you-mean
     ├─ PluginError                   a plugin cannot be used
     │  ├─ PluginLoadError            it raised while it was imported, registered or constructed
@@ -44,6 +45,7 @@ __all__ = [
     "ConfigValueError",
     "ContractError",
     "EngineEndedError",
+    "ImportPathRefusedError",
     "InternalError",
     "InvalidRequestError",
     "ModelLoadError",
@@ -101,6 +103,14 @@ class ConfigValueError(ConfigError):
 
     Cause: for example ``max_num_seqs = 0`` or ``temperature = "hot"``.
     Fix: the message names the key, the value, its source and the allowed range.
+    """
+
+
+class ImportPathRefusedError(ConfigError):
+    """An import path, ``package.module:Attribute``, that does not come from the operator.
+
+    Cause: a request to the administration pages, a flight record or the record of a comparison names code to import.
+    Fix: name a registered component; or write the import path into the configuration, or follow those of a file that you trust with ``--trust``.
     """
 
 

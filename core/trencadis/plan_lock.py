@@ -16,18 +16,20 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import msgspec
 
 import trencadis
 from trencadis.config import Config
-from trencadis.config.builder import is_import_path
 from trencadis.config.dump import dump_config, dump_options
+from trencadis.config.import_paths import is_import_path
 from trencadis.config.messages import origin, show
-from trencadis.config.settings import CORE_TABLES, NOUN_TABLES, Setting
+from trencadis.config.settings import CORE_TABLES, NAMES_OF_COMPONENTS, NOUN_TABLES, Setting
 from trencadis.errors import ConfigError, PlanLockError
+from trencadis.files import read_json
 from trencadis.registry import Choice, Provenance, Registry, ResolvedPlan, resolve_plan
 from trencadis.text import resolve_model_path
 
-__all__ = ["PlanLock", "check_lock", "differences", "lock_of", "read_lock"]
+__all__ = ["PlanLock", "check_lock", "differences", "lock_from", "lock_of", "read_lock"]
 
 _FORMAT = 1
 _PACKAGES = ("numpy", "tokenizers", "torch", "transformers")
@@ -37,12 +39,11 @@ _FREE_TABLES = frozenset({"log", "plugins"})
 _FREE_SETTINGS = frozenset({"model.path", "model.tokenizer", "parallel.replica"})
 """What may differ between two machines that compute the same: files of the model are compared, not where they lie."""
 
-_NAMES = frozenset({"name", "fallback", "shadow", "names"})
-"""Keys of a noun's table that name components, which are compared themselves."""
-
 _TEXT_SUFFIXES = frozenset({".jinja", ".json", ".model", ".py", ".tiktoken", ".txt"})
 _WEIGHT_SUFFIXES = frozenset({".bin", ".gguf", ".pt", ".safetensors"})
 _MOST_NAMED = 10
+_KEYS_OF_PLUGINS = {"distribution", "version", "module"}
+_KEYS_OF_COMPONENTS = {"component", "noun", "plugin"}
 
 
 @attrs.frozen(kw_only=True)
@@ -141,7 +142,9 @@ def _is_locked(setting: Setting) -> bool:
     """Return whether a setting of the core's tables is part of a lock. Pure."""
     if setting.table not in CORE_TABLES or setting.table in _FREE_TABLES or setting.path in _FREE_SETTINGS:
         return False
-    return not (setting.table in NOUN_TABLES and setting.key in _NAMES)
+    return not (
+        setting.table in NOUN_TABLES and setting.key in NAMES_OF_COMPONENTS
+    )  # components are compared themselves
 
 
 def _model(path: str, revision: str) -> dict[str, str]:
@@ -162,15 +165,37 @@ def read_lock(file: Path) -> PlanLock:
     """
     hint = "trencadis lock writes one."
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = read_json(file, allows_infinity=True)
     except OSError as error:
         raise ConfigError(f"lock file {file}: {error.strerror or error}.", hint=hint) from error
     except ValueError as error:
-        raise ConfigError(f"lock file {file}: not valid JSON: {error}.", hint=hint) from error
-    fields = {field.name for field in attrs.fields(PlanLock)}
-    if not isinstance(content, dict) or content.pop("format", None) != _FORMAT or content.keys() != fields:
+        raise ConfigError(f"lock file {file}: cannot be read: {error}.", hint=hint) from error
+    if not isinstance(content, dict) or content.pop("format", None) != _FORMAT:
         raise ConfigError(f"lock file {file}: it is no plan lock of format {_FORMAT}.", hint=hint)
-    return PlanLock(**content)
+    try:
+        return lock_from(content)
+    except ValueError as error:
+        raise ConfigError(f"lock file {file}: it is no plan lock of format {_FORMAT}: {error}.", hint=hint) from error
+
+
+def lock_from(content: object) -> PlanLock:
+    """Return the lock of a parsed table, without its ``format``, once every value in it is of the type that it has to be. Pure.
+
+    Raises:
+        ValueError: It is none.
+    """
+    fields = {field.name for field in attrs.fields(PlanLock)}
+    if not isinstance(content, dict) or content.keys() != fields:
+        raise ValueError(f"it has not just {', '.join(sorted(fields))}")
+    try:
+        lock = msgspec.convert(content, PlanLock)
+    except msgspec.ValidationError as error:
+        raise ValueError(str(error)) from None
+    for table, keys in (("plugins", _KEYS_OF_PLUGINS), ("components", _KEYS_OF_COMPONENTS)):
+        for name, one in getattr(lock, table).items():
+            if not keys <= one.keys():
+                raise ValueError(f"{table}: {name} has not {', '.join(sorted(keys))}")
+    return lock
 
 
 def check_lock(file: Path, config: Config, registry: Registry) -> None:

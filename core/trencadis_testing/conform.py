@@ -163,7 +163,7 @@ def maker_of(asked: Conformance) -> Callable[..., Any]:
     alone = by_path and noun != "kv_connector"  # which asks for the policy and the codec that serve the engine
     registry = Registry.discover(entry_points=()) if alone else _installed()
     flags = [f"--{noun}.{'options' if by_path else target}.{key}={value}" for key, value in asked.options.items()]
-    registered = registry.select(noun, target, source="--trencadis-conform")
+    registered = registry.select(noun, target, source="--trencadis-conform", may_import=True)
     # The configuration reads the options, so that their types, and errors in words, are those of a config file.
     name = {f"{noun}.names": (target,)} if noun == "observer" else {f"{noun}.name": target}
     components = {} if alone else registry.config_classes()
@@ -172,7 +172,7 @@ def maker_of(asked: Conformance) -> Callable[..., Any]:
 
     def make_inner(noun: str, name: str) -> Any:
         name = name or _SERVING.get(noun, "")
-        inner = registry.select(noun, name, source="--trencadis-conform")
+        inner = registry.select(noun, name, source="--trencadis-conform", may_import=True)
         return registry.build(inner, getattr(config, noun).components.get(name, {}), context)
 
     context = ComponentContext(clock=SimulatedClock(), seed=0, limits=_LIMITS, model=_MODEL, make=make_inner)

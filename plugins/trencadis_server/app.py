@@ -89,6 +89,7 @@ def _add_middlewares(
         max_bytes=config.max_body_bytes,
         timeout_s=config.body_timeout_s,
         max_values=config.max_body_values,
+        threads=context.parser,
     )
     app.add_middleware(AuthMiddleware, keys=ApiKeys(config.api_keys))
     app.add_middleware(DrainMiddleware, gate=gate)

@@ -22,7 +22,7 @@ class ServerConfig:
     """Table ``[server]``. Read by ``trencadis serve`` and ``trencadis run-batch`` only.
 
     Raises:
-        ConfigValueError: Both ports are the same.
+        ConfigValueError: Both ports are the same, or a client's key is that of the administration.
     """
 
     host: str = setting("127.0.0.1", "Address to listen on; 0.0.0.0 for every interface.")
@@ -34,13 +34,14 @@ class ServerConfig:
     )
     admin_key: str = setting(
         "",
-        "Key that the administration pages ask for; empty: any of api_keys, and none if there are none.",
+        "Key that the administration pages ask for; empty: none, but if there are api_keys the pages refuse every request.",
         secret=True,
     )
     model_name: str = setting("", "Name that clients ask for; empty: model.path. A comma separates further names.")
     api_keys: tuple[str, ...] = setting(
         None,
-        'Keys that clients may use, each "key" or "name:key"; none: no key is needed.',
+        'Keys that clients may use, each "key" or "name:key"; none: no key is needed. In a flag a comma divides them; one that has a '
+        'comma is written in brackets: ["name:a,b"].',
         factory=tuple,
         secret=True,
     )
@@ -109,11 +110,26 @@ class ServerConfig:
                 f"[server] admin_port = {self.admin_port}: it is server.port as well, which must be another.",
                 hint="Choose another server.admin_port; 0: no administration pages.",
             )
+        if self.admin_key and any(self.admin_key.strip() == _key_of(entry) for entry in self.api_keys):
+            raise ConfigValueError(
+                "[server] admin_key = ***: it is one of server.api_keys as well, so that a client could administer the server.",
+                hint="Choose another server.admin_key.",
+            )
+
+    @property
+    def lacks_admin_key(self) -> bool:
+        """Whether clients have keys and the administration has none of its own."""
+        return bool(self.api_keys) and not self.admin_key
 
     @property
     def is_open_to_all(self) -> bool:
         """Whether the server is reachable from other machines without a key."""
         return self.host not in LOOPBACK and not self.api_keys
+
+
+def _key_of(entry: str) -> str:
+    name, colon, rest = entry.partition(":")
+    return (rest if colon else name).strip()
 
 
 def server_of(config: Config) -> ServerConfig:

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
+import functools
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from trencadis.api import FailureCosts
 from trencadis.clock import Clock
 from trencadis_server.config import ServerConfig
 from trencadis_server.errors import EngineUnavailableError
+from trencadis_server.fair_threads import FairThreads
 
 if TYPE_CHECKING:
     from starlette.requests import Request
 
     from trencadis import AsyncLLM
 
-__all__ = ["Admission", "Encoder", "EngineSource", "Hold", "ServerContext", "context_of"]
+__all__ = ["Admission", "EngineSource", "Hold", "ServerContext", "context_of"]
 
 _STALLED_RETRY_S = 5.0
+_NUM_THREADS = 2
 _MAX_PARSED_INLINE = 16_384
 """Bytes that are parsed and validated in a millisecond; handing them to a thread costs a tenth of that."""
-_T = TypeVar("_T")
-_MAX_INLINE_CHARACTERS = 2000
-"""About one millisecond of work; handing it to a thread costs a tenth of that."""
 
 
 class Hold(Protocol):
@@ -36,6 +35,17 @@ class Hold(Protocol):
 @runtime_checkable
 class Admission(Protocol):
     """Keeps the server within ``server.max_requests`` and ``server.max_waiting_tokens``. Event loop only."""
+
+    def check(self, num_prompt_tokens: int, num_requests: int) -> None:
+        """Refuse a request that would not even fit if the server had no other.
+
+        Args:
+            num_prompt_tokens: Prompt tokens of all its engine requests together, or as many as are known.
+            num_requests: Engine requests it makes.
+
+        Raises:
+            InvalidRequestError: It is larger than a limit.
+        """
 
     def hold(self, num_prompt_tokens: int, num_requests: int = 1, *, caller: str = "") -> AbstractContextManager[Hold]:
         """Acquire a place for an HTTP request; leaving the block frees it.
@@ -72,13 +82,15 @@ class ServerContext:
         model_names: Names that clients may ask for, the first is the one in answers; at least one.
         admission: Admission control.
         clock: Of the server.
+        created: When the server began, seconds since 1970.
+        has_tenants: There are API keys of several names, of which each leaves a thread to the others.
 
     Attributes:
         config: As given.
         model_names: As given.
         admission: As given.
         clock: As given.
-        created: When the server began, seconds since 1970.
+        created: As given.
         encoder: Runs the tokenizer off the event loop.
         parser: Parses bodies off the event loop.
         writer: Writes long answers off the event loop.
@@ -93,6 +105,7 @@ class ServerContext:
         admission: Admission,
         clock: Clock,
         created: int,
+        has_tenants: bool = False,
     ) -> None:
         self._engines = engines
         self.config = config
@@ -100,9 +113,13 @@ class ServerContext:
         self.admission = admission
         self.clock = clock
         self.created = created
-        self.encoder = Encoder()
-        self.parser = Encoder(max_inline=_MAX_PARSED_INLINE)
-        self.writer = Encoder()
+        threads = functools.partial(
+            FairThreads, _NUM_THREADS, most_of_one=_NUM_THREADS - 1 if has_tenants else _NUM_THREADS, clock=clock
+        )
+        costs = FailureCosts(clock)
+        self.encoder = threads(costs=costs)
+        self.parser = threads(costs=costs, max_inline=_MAX_PARSED_INLINE)
+        self.writer = threads()
 
     @property
     def llm(self) -> AsyncLLM:
@@ -141,28 +158,3 @@ def context_of(request: Request) -> ServerContext:
     """Return the context of the application that serves a request. Pure."""
     context: ServerContext = request.app.state.context
     return context
-
-
-class Encoder:
-    """Runs work on long texts on threads, off the event loop, with bounded memory. Event loop only.
-
-    Args:
-        max_threads: Long texts that are worked on at once; each may take a hundred bytes a token.
-        max_inline: Characters of the longest text that is worked on at once.
-    """
-
-    def __init__(self, max_threads: int = 2, *, max_inline: int = _MAX_INLINE_CHARACTERS) -> None:
-        self._gate = asyncio.Semaphore(max_threads)
-        self._max_inline = max_inline
-
-    async def run(self, call: Callable[[], _T], *, num_characters: int) -> _T:
-        """Return the result of ``call``, run on a thread if the text is long.
-
-        Args:
-            call: Uses the tokenizer, or parses; touches nothing else.
-            num_characters: Length of its text, or what takes as long.
-        """
-        if num_characters <= self._max_inline:
-            return call()
-        async with self._gate:
-            return await asyncio.to_thread(call)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+
+from trencadis.thread_watch import ThreadWatch
 
 __all__ = ["HttpMetrics", "LoopWatch"]
 
@@ -105,6 +108,10 @@ class HttpMetrics:
             "The most CPU time that one delay of the event loop took; far less than the lag: the machine is overloaded.",
             registry=registry,
         )
+        self._threads = ThreadWatch(logging.getLogger("trencadis.server"), "The server")
+        self._num_threads = Gauge(
+            "trencadis_http_threads", "Threads of the process that speaks HTTP.", registry=registry
+        )
         # CPU time, memory and open files of the process that speaks HTTP: process_cpu_seconds_total and its like.
         ProcessCollector(registry=registry)
 
@@ -154,6 +161,7 @@ class HttpMetrics:
         self._engine_up.set(engine_up)
         self._requests_held.set(num_requests)
         self._tokens_held.set(num_waiting_tokens)
+        self._num_threads.set(self._threads.look())
         if self._loop is not None:
             lag_s, held_s = self._loop.largest()
             self._loop_lag.set(lag_s)

@@ -65,12 +65,13 @@ def test_commands_of_a_shell_block_work(block: Block, page_folder, shell, ready_
 
 @pytest.mark.representatives(1000)
 @pytest.mark.parametrize("block", parameters("toml"))
-def test_toml_block_is_a_configuration_a_workload_events_drafts_or_a_part_of_pyproject(
+def test_toml_block_is_a_configuration_a_workload_events_drafts_a_device_sheet_or_a_part_of_pyproject(
     block: Block, tmp_path: Path
 ) -> None:
     from trencadis.registry.startup import load_with_plugins
     from trencadis_tools.simulation import load_drafts
     from trencadis_tools.simulation.events import read_events
+    from trencadis_tools.simulation.step_times import read_sheet_file
     from trencadis_tools.workloads.workload_file import read_recipe
 
     if tomllib.loads(block.text).keys() <= PACKAGING_TABLES:
@@ -85,6 +86,9 @@ def test_toml_block_is_a_configuration_a_workload_events_drafts_or_a_part_of_pyp
         return
     if block.text.startswith("# drafts.toml"):
         assert load_drafts(str(path))
+        return
+    if "flops" in tomllib.loads(block.text):
+        assert read_sheet_file(path)
         return
     load_with_plugins(file=path, environ={})
 

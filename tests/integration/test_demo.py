@@ -72,3 +72,12 @@ def test_chat_has_the_shape_of_a_reply(llm: LLM) -> None:
     (output,) = llm.chat([{"role": "user", "content": "Where is the king?"}], SamplingParams(max_tokens=20, seed=3))
     assert output.finished
     assert output.outputs[0].text.strip()
+
+
+def test_two_conversations_find_their_prompts_again_where_only_one_runs_at_a_time() -> None:
+    """A cache that is cut to the blocks of one sequence of full length, 128, holds one of the two."""
+    prompts = [[5 + (i * step + i * i % 11) % 200 for i in range(1948)] for step in (37, 41)]
+    params = SamplingParams(max_tokens=2, temperature=0.0)
+    with LLM("demo", engine={"max_num_seqs": 1, "warmup": False}) as llm:
+        found = [llm.generate([prompts[i % 2]], params)[0].num_cached_tokens for i in range(4)]
+    assert found == [0, 0, 1936, 1936]

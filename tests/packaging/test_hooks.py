@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from pathlib import Path
 
 import pluggy
@@ -11,10 +12,12 @@ from trencadis.engine.build import build_engine
 from trencadis.hookspecs import NOUNS
 from trencadis.interfaces import Component
 from trencadis.records import Request, SamplingParams
+from trencadis.registry.contracts import interface_version
 from trencadis.registry.startup import load_with_plugins
 from trencadis_testing.fakes import FakeBackend
 
 ROOT = Path(__file__).parents[2]
+KINDS = {".md", ".py", ".tmpl"}
 HOOKS = [name for name, value in vars(hookspecs).items() if name.startswith("trencadis_") and callable(value)]
 
 
@@ -40,6 +43,25 @@ def test_noun_has_a_page_an_interface_and_a_version(noun: str) -> None:
         assert f"## {heading}" in page, f"docs/plugins/{noun}.md lacks the heading {heading}"
     interface = (ROOT / "core/trencadis/interfaces" / f"{noun}.py").read_text()
     assert "INTERFACE_VERSION = " in interface
+
+
+WRITTEN_BY_OTHERS = ("docs", "examples", "plugins/trencadis_tools/new_plugin/templates", "benchmarks")
+
+
+def test_what_packages_of_others_start_from_has_the_version_of_its_contract_as_a_number() -> None:
+    """A package that reads ``INTERFACE_VERSION`` when it runs claims to know contracts that were made after it."""
+    claim = re.compile(r"interface_version\s*=\s*[\w.]*INTERFACE_VERSION|import .*INTERFACE_VERSION")
+    files = [path for folder in WRITTEN_BY_OTHERS for path in (ROOT / folder).rglob("*") if path.suffix in KINDS]
+    claiming = [str(path.relative_to(ROOT)) for path in files if claim.search(path.read_text(encoding="utf-8"))]
+    assert not claiming
+    stated = [path for path in files if "interface_version=" in path.read_text(encoding="utf-8")]
+    assert len(stated) > len(NOUNS)
+
+
+@pytest.mark.parametrize("noun", NOUNS)
+def test_the_example_on_a_nouns_page_is_of_its_present_contract(noun: str) -> None:
+    page = (ROOT / "docs" / "plugins" / f"{noun}.md").read_text(encoding="utf-8")
+    assert {int(number) for number in re.findall(r"interface_version=(\d+)", page)} == {interface_version(noun)}
 
 
 class FakeDevice:

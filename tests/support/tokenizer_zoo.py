@@ -17,6 +17,7 @@ from __future__ import annotations
 import functools
 import json
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -251,29 +252,41 @@ def _unigram(*, byte_fallback: bool, decoder: Any, first: tuple[str, ...], **set
 # ------------------------------------------------------------------------------------------------------------- words and their parts
 
 
+def _words(rust: RustTokenizer) -> Counter[str]:
+    """Return how often each word of the corpus occurs. Trainers give the parts of words their ids in an order of chance."""
+    texts = map(rust.normalizer.normalize_str, _CORPUS)
+    return Counter(word for text in texts for word, _ in rust.pre_tokenizer.pre_tokenize_str(text))
+
+
 def _word_piece(*, lowers: bool) -> dict[str, str]:
     rust = RustTokenizer(models.WordPiece(unk_token="[UNK]"))
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     rust.normalizer = normalizers.BertNormalizer(lowercase=lowers)
     rust.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    trainer = trainers.WordPieceTrainer(vocab_size=300, special_tokens=special, show_progress=False)
-    rust.train_from_iterator(_CORPUS, trainer)
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    words = _words(rust)
+    letters = sorted(set("".join(words)))
+    frequent = [word for word in sorted(words, key=lambda word: (-words[word], word)) if len(word) > 1]
+    names = [*special, *letters, *(f"##{letter}" for letter in letters), *frequent[:40], "##ld", "##he"]
+    rust.model = models.WordPiece(dict(zip(names, range(len(names)), strict=True)), unk_token="[UNK]")
+    rust.add_special_tokens(special)
     rust.decoder = decoders.WordPiece(prefix="##", cleanup=True)
     ids = [(token, rust.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
     rust.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ids)
-    names = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), special, strict=True))
-    return _files(rust, tokenizer_class="BertTokenizer", do_lower_case=lowers, **names)
+    given = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), special, strict=True))
+    return _files(rust, tokenizer_class="BertTokenizer", do_lower_case=lowers, **given)
 
 
 def _end_of_word() -> dict[str, str]:
     """Files in the manner of GPT-1 and CLIP: a sign at the end of each word instead of a space before it."""
-    rust = RustTokenizer(models.BPE(unk_token="<unk>", end_of_word_suffix="</w>"))
+    rust = RustTokenizer(models.BPE())
     rust.normalizer = normalizers.BertNormalizer(lowercase=True)
     rust.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    trainer = trainers.BpeTrainer(
-        vocab_size=300, special_tokens=list(_SPECIAL), end_of_word_suffix="</w>", show_progress=False
-    )
-    rust.train_from_iterator(_CORPUS, trainer)
+    letters = sorted(set("".join(_words(rust))))
+    merges = [("t", "h"), ("th", "e</w>"), ("h", "e"), ("l", "l"), ("a", "b"), ("ab", "c</w>")]
+    names = [*_SPECIAL, *letters, *(f"{letter}</w>" for letter in letters), *map("".join, merges)]
+    vocabulary = dict(zip(names, range(len(names)), strict=True))
+    rust.model = models.BPE(vocabulary, merges, unk_token="<unk>", end_of_word_suffix="</w>")
+    rust.add_special_tokens(list(_SPECIAL))
     rust.decoder = decoders.BPEDecoder(suffix="</w>")
     return _files(rust, unk_token="<unk>", eos_token="</s>")
 

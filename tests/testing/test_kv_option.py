@@ -12,13 +12,14 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SHELF = """
 import attrs
+from trencadis.interfaces import ConnectorPair
 from trencadis_kv.store.settings import StoreSettings
 from trencadis_kv.store.store_connector import store_connector
 from trencadis_testing.kv_faults import DictStore
 
 SHARED = {}
 
-def make_shelf(context, *, room="none"):
+def make_shelf(context, *, room="none") -> ConnectorPair:
     with open("rooms.txt", "a") as log:
         log.write(room + "\\n")
     objects = {}

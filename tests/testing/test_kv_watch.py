@@ -105,6 +105,9 @@ class Told(
         self.calls.append("finished_params")
         return {"a": 1}
 
+    def on_cache_hit(self, request, *, num_tokens):
+        self.calls.append("on_cache_hit")
+
     def on_rejected(self, transfer_params):
         self.calls.append("on_rejected")
 
@@ -202,6 +205,7 @@ def test_every_call_reaches_the_connector():
     side.on_unused(2)
     side.on_layerwise(1)
     side.on_computed(blocks=(), block_hashes=())
+    side.on_cache_hit(request, num_tokens=4)
     side.on_finished(request, blocks=())
     assert side.finished_params(request) == {"a": 1}
     side.on_rejected({})

@@ -11,19 +11,19 @@ Source: intel/neural-compressor 9b47d09b, fp8_quant/_core/save_measure/save_file
 
 from __future__ import annotations
 
-import json
 import pickle
 import re
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any, Final, NoReturn
+from typing import Any, Final, NoReturn
 
 import attrs
 import numpy as np
 from torch import nn
 
 from trencadis.errors import ModelLoadError
+from trencadis.files import is_file, read_json
 
 __all__ = ["Measurements", "read_measurements"]
 
@@ -130,8 +130,7 @@ def read_measurements(name: str) -> Measurements:
             hint="Unify the files first, as step 5 of vllm-gaudi's calibration does.",
         )
     try:
-        with path.open("rb") as file:
-            content = json.load(file) if path.suffix == ".json" else _read_npz(file)
+        content = read_json(path, allows_infinity=True) if path.suffix == ".json" else _read_npz(path)
     except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, pickle.UnpicklingError) as error:
         raise ModelLoadError(f"{path}: is no measurement file: {error}.", hint=_HINT) from error
     nodes = content.get("Nodes") if isinstance(content, dict) else None
@@ -142,7 +141,7 @@ def read_measurements(name: str) -> Measurements:
 
 def _find(name: str) -> Path:
     tried = [Path(f"{name}{ending}{suffix}") for ending in _ENDINGS for suffix in ("", ".json", ".npz")]
-    found = next((path for path in tried if path.suffix in {".json", ".npz"} and path.is_file()), None)
+    found = next((path for path in tried if path.suffix in {".json", ".npz"} and is_file(path)), None)
     if found is None:
         raise ModelLoadError(
             f"[backend.gaudi] fp8_measurements: there is no {name}, and no {name}_hooks_maxabs.json.",
@@ -166,7 +165,7 @@ class _ArraysOnly(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it calls {module}.{name}")
 
 
-def _read_npz(file: IO[bytes]) -> Any:
+def _read_npz(file: Path) -> Any:
     """Return the one object of an archive of ``numpy.savez``."""
     with zipfile.ZipFile(file) as archive, archive.open("arr_0.npy") as array:
         version = np.lib.format.read_magic(array)

@@ -17,13 +17,12 @@ Source: intel/neural-compressor 9b47d09b, neural_compressor/torch/algorithms/fp8
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any, Final
 
 import attrs
 
 from trencadis.errors import ConfigValueError
+from trencadis.files import read_json
 
 __all__ = ["DYNAMIC", "METHODS", "STATIC", "ScaleMethod", "read_quant_config"]
 
@@ -74,7 +73,7 @@ def read_quant_config(path: str) -> dict[str, Any]:
         ConfigValueError: It cannot be read, or asks for something else than this backend computes.
     """
     try:
-        table = json.loads(Path(path).read_text(encoding="utf-8"))
+        table = read_json(path)
         if not isinstance(table, dict):
             raise ValueError("it is no JSON object.")
         return _settings(table)

@@ -28,7 +28,7 @@ from trencadis.records import Bucket, Phase, UnifiedBucket, WarmUpReport
 from trencadis_gaudi.config import GaudiConfig
 from trencadis_gaudi.graphs.capture import Capture, log_bucket
 from trencadis_gaudi.graphs.counts import Watch
-from trencadis_gaudi.graphs.dynamo import most_compiled
+from trencadis_gaudi.graphs.dynamo import DynamoCounts, in_one_line, most_compiled
 from trencadis_gaudi.graphs.model import dynamo_limits
 from trencadis_gaudi.habana import Habana
 from trencadis_gaudi.memory import format_bytes
@@ -102,6 +102,7 @@ class WarmUp:
         self._agreement = agreement
         self._prepared: list[Bucket] = []
         self._rest: deque[Bucket] = deque()
+        self._check: Callable[[], None] = _nothing
         self.pace = Pace(
             clock, quiet_s=config.warmup_quiet_s, step_s=config.warmup_step_s, expected_s=config.expected_graph_s
         )
@@ -177,7 +178,7 @@ class WarmUp:
             _set_dynamo_limits(len(buckets) + self._steps.num_text_sizes, regional=self._config.regional)
 
     def _prepare(self, buckets: Sequence[Bucket], progress: Callable[[int, int], None] | None) -> None:
-        with every_graph() if self._config.mode == "compile" else contextlib.nullcontext():
+        with every_graph() if self._config.mode == "compile" else contextlib.nullcontext(_nothing) as self._check:
             self._prepare_all(buckets, progress)
 
     def _prepare_all(self, buckets: Sequence[Bucket], progress: Callable[[int, int], None] | None) -> None:
@@ -213,6 +214,7 @@ class WarmUp:
         places = {bucket: place for of_phase in phases.values() for place, bucket in enumerate(of_phase, start=1)}
 
         def done(bucket: Bucket) -> None:
+            self._check()  # the other buckets would take their time, and break at the same place
             of = len(phases[bucket.phase])
             log_bucket(_NAMES[bucket.phase], bucket, places[bucket], of, self._habana.free_bytes())
             self._note(bucket, total, progress)
@@ -255,26 +257,50 @@ def compile_only(habana: Habana) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def every_graph() -> Iterator[None]:
+def every_graph() -> Iterator[Callable[[], None]]:
     """Make it an error if torch.compile gives up on a piece of code: it would run one operation at a time from then on.
 
+    Yields what raises the error as soon as a graph is broken; at the end it is called again.
+
     Raises:
-        BackendError: It did.
+        BackendError: It did, broke a graph, or failed.
     """
     import torch._dynamo.config as dynamo
     from torch._dynamo import exc
+
+    counts = DynamoCounts()
+
+    def check() -> None:
+        if (found := counts.breaks()) and counts.num_graph_breaks:
+            first, number = next(iter(found)), len(found)
+            more = f" (and {number - 1} more)" if number > 1 else ""
+            raise BackendError(
+                f"torch.compile broke a graph during the warm-up: {first}{more}.",
+                hint="What breaks it would run one operation at a time, with a value read from the device in between. Keep it out of "
+                'the model\'s forward, or set backend.gaudi.mode to "lazy" (HPU graphs) or "eager".',
+            )
 
     # PyTorch 2.6 calls both after a cache; later versions keep that name of the setting, not of the exception.
     gave_up = getattr(exc, "FailOnRecompileLimitHit", None) or exc.FailOnCacheLimitHit  # type: ignore[attr-defined]
     with dynamo.patch(fail_on_cache_limit_hit=True):
         try:
-            yield
+            yield check
         except gave_up as error:
             raise BackendError(
                 f"torch.compile gave up during the warm-up: {str(error).splitlines()[0]}",
                 hint="Something of the model differs from call to call; TORCH_LOGS=recompiles names it. "
                 'backend.gaudi.mode = "eager" runs without torch.compile.',
             ) from error
+        except exc.TorchDynamoException as error:
+            raise BackendError(
+                f"torch.compile failed during the warm-up: {type(error).__name__}: {in_one_line(str(error))}",
+                hint='backend.gaudi.mode = "eager" runs without torch.compile, and shows whether the model itself fails.',
+            ) from error
+        check()
+
+
+def _nothing() -> None:
+    pass
 
 
 def _set_dynamo_limits(num_buckets: int, *, regional: bool) -> None:

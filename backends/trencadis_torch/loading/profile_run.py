@@ -35,6 +35,9 @@ MAX_CPU_TOKENS = 2048
 MAX_CPU_OPERATIONS = 2e11
 """A profile run on the CPU takes a second or so; fewer tokens are tried with a larger model, and the result is scaled up."""
 
+SHARED_CACHE_BYTES = 4 * 2**30
+"""Of a KV cache in host memory that is larger than its sequences need. Source: the default of vLLM's ``VLLM_CPU_KVCACHE_SPACE``."""
+
 COUNTED_TOKENS = 64
 """Tokens of a profile run whose tensors are counted."""
 
@@ -86,7 +89,12 @@ def measure_memory(
     else:
         total, free = host_memory()
     logger.info("Temporaries of the largest step: %.0f MiB (%d tokens tried).", activation / 2**20, tried)
-    return MemoryReport(total_bytes=total, free_bytes=free, activation_bytes=activation)
+    return MemoryReport(
+        total_bytes=total,
+        free_bytes=free,
+        activation_bytes=activation,
+        shared_cache_bytes=SHARED_CACHE_BYTES if device.type == "cpu" else None,
+    )
 
 
 def _affordable_tokens(device: torch.device, facts: ModelFacts, num_tokens: int) -> int:

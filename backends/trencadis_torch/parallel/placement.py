@@ -13,6 +13,7 @@ from typing import Any
 import attrs
 
 from trencadis.errors import ConfigValueError, ModelLoadError
+from trencadis.files import read_json
 from trencadis_torch.parallel.balancing import place_experts
 from trencadis_torch.parallel.cuts import Cut
 
@@ -146,8 +147,8 @@ def read_loads(path: str) -> tuple[dict[int, tuple[float, ...]], str]:
     where = f'[backend.torch] expert_loads = "{path}"'
     hint = 'Write it with: trencadis expert-loads. It looks like {"0": [120, 98, 5, 77], "1": [...]}.'
     try:
-        found: Any = json.loads(Path(path).expanduser().read_text())
-    except (OSError, ValueError) as error:
+        found: Any = read_json(Path(path).expanduser())
+    except (OSError, RuntimeError, ValueError) as error:  # no such home
         raise ConfigValueError(f"{where}: it cannot be read: {error}.", hint=hint) from error
     if not isinstance(found, dict) or not found or not all(map(str.isdecimal, found)):
         raise ConfigValueError(f"{where}: it is no object from numbers of layers to lists.", hint=hint)

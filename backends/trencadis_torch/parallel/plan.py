@@ -5,13 +5,12 @@ transformers brings a plan with most of its models (``model.tp_plan``); for the 
 
 from __future__ import annotations
 
-import json
 import re
-import tomllib
 from pathlib import Path
 from typing import Any, Final
 
 from trencadis.errors import ConfigValueError, ModelLoadError
+from trencadis.files import read_json, read_toml
 
 __all__ = ["expand_plan", "plan_of", "read_plan_file"]
 
@@ -55,9 +54,9 @@ def read_plan_file(path: str, table: str = "backend.torch") -> dict[str, str]:
         return {}
     where = f'[{table}] tensor_plan = "{path}"'
     try:
-        text = Path(path).expanduser().read_text()
-        found: Any = json.loads(text) if path.endswith(".json") else tomllib.loads(text)
-    except (OSError, ValueError) as error:
+        file = Path(path).expanduser()
+        found: Any = read_json(file) if path.endswith(".json") else read_toml(file)
+    except (OSError, RuntimeError, ValueError) as error:  # no such home
         raise ConfigValueError(f"{where}: it cannot be read: {error}.", hint="Give a .toml or .json file.") from error
     if not isinstance(found, dict) or not all(isinstance(style, str) for style in found.values()):
         raise ConfigValueError(

@@ -316,6 +316,10 @@ class Share:
             report = attrs.evolve(report, activation_bytes=report.activation_bytes + self.size * gathered_bytes)
         if device.type != "cpu":
             return report
+        shared = report.shared_cache_bytes
         return attrs.evolve(
-            report, total_bytes=report.total_bytes // self.size, free_bytes=report.free_bytes // self.size
+            report,
+            total_bytes=report.total_bytes // self.size,
+            free_bytes=report.free_bytes // self.size,
+            shared_cache_bytes=None if shared is None else shared // self.size,
         )

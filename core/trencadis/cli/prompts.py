@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from trencadis.errors import InvalidRequestError
+from trencadis.files import read_bytes
 
 __all__ = ["prompts_of"]
 
@@ -53,7 +53,7 @@ def _with_file(given: Sequence[str], file: str) -> str:
 def _read(file: str) -> str:
     try:
         # Bytes, so that line ends stay as they are.
-        return Path(file).read_bytes().decode("utf-8")
+        return read_bytes(file).decode("utf-8")
     except OSError as error:
         raise InvalidRequestError(
             f"--file {file!r} cannot be read: {error.strerror or error}.", hint="Correct the path."

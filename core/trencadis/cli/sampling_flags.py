@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -12,6 +11,7 @@ from typing import Any
 import attrs
 
 from trencadis.cli.structured_flags import add_structured_flags, structured_of
+from trencadis.files import parse_json
 from trencadis.records import SamplingParams, parameter_help
 
 __all__ = ["add_sampling_flags", "sampling_params_of"]
@@ -108,7 +108,7 @@ def _token_ids(text: str) -> tuple[int, ...]:
 
 def _named(text: str) -> tuple[str, dict[str, Any]]:
     name, _, arguments = text.partition("=")
-    return name, dict(json.loads(arguments or "{}"))
+    return name, dict(parse_json(arguments or "{}"))
 
 
 def _metavar(kind: Any) -> str:

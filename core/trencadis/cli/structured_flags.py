@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 
 from trencadis.errors import InvalidRequestError
+from trencadis.files import read_text
 from trencadis.records import FinishReason, RequestOutput, StructuredOutput
 
 __all__ = ["add_structured_flags", "cut_notice", "structured_of"]
@@ -59,6 +59,6 @@ def structured_of(args: argparse.Namespace) -> StructuredOutput | None:
 
 def _read(flag: str, name: str) -> str:
     try:
-        return Path(name).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        return read_text(name).replace("\r\n", "\n")
+    except (OSError, ValueError) as error:
         raise InvalidRequestError(f"{flag} {name!r} cannot be read: {error}.", hint="Correct the path.") from error

@@ -7,6 +7,7 @@ from typing import Any, overload
 
 import msgspec
 
+from trencadis.errors import RequestError
 from trencadis.records import CompletionOutput, FinishedSequence, FinishReason, Request, TokenLogprobs
 from trencadis.text import Detokenizer, StopChecker, Tokenizer
 
@@ -28,7 +29,7 @@ class Completion:
         request_id: Of the engine request.
         slot: In the engine; -1 before the engine has the request.
         finish_reason: None while it runs.
-        error: What went wrong, or empty.
+        error: What went wrong, or empty; a tokenizer that fails on its tokens fails the completion alone.
         num_cached_tokens: Known at the end.
         transfer_params: Known at the end.
         num_approximate_tokens: Known at the end.
@@ -74,7 +75,7 @@ class Completion:
         self._logprobs: list[TokenLogprobs] | None = None if params.logprobs is None else []
 
     def append(self, token_ids: Sequence[int], ends_with_stop_token: bool = False) -> bool:
-        """Append new tokens; True if a stop string is complete. The tokens after it are dropped.
+        """Append new tokens; True if a stop string is complete, or they have no text. The tokens after it are dropped.
 
         Args:
             token_ids: In order.
@@ -83,12 +84,21 @@ class Completion:
         num_text = len(token_ids)
         if ends_with_stop_token and not self._params.include_stop_str_in_output:
             num_text -= 1
+        if self.error:
+            return False  # an engine in another process makes tokens until it is told to stop
+        try:
+            return self._append(token_ids, num_text)
+        except RequestError as error:
+            self.error = str(error)
+            return True
+
+    def _append(self, token_ids: Sequence[int], num_text: int) -> bool:
         if self._stops is None:
             self._token_ids += token_ids
             self._text += self._detokenizer.add(token_ids if num_text == len(token_ids) else token_ids[:num_text])
             return False
         if self._stops.matched is not None:
-            return False  # an engine in another process makes tokens until it is told to stop
+            return False  # the same
         for position, token in enumerate(token_ids):
             self._token_ids.append(token)
             if position < num_text:
@@ -107,18 +117,29 @@ class Completion:
         stop_token = finished.stop_token_id
         if not self.is_watched:
             self.append(finished.token_ids.tolist(), ends_with_stop_token=stop_token is not None)
-        if self._stops is None:
-            self._text += self._detokenizer.flush()
-        elif self._stops.matched is None:
-            self._add_text(self._detokenizer.flush())
-            self._text += self._stops.flush()
+        self._flush()
         # An end of the model's own is no news to a client; a token that it has named is.
         self.finish_reason = finished.finish_reason
         self._stop_reason = stop_token if stop_token in self._params.stop_token_ids else None
-        self.error, self.num_cached_tokens = finished.error, finished.num_cached_tokens
+        self.num_cached_tokens = finished.num_cached_tokens
         self.transfer_params, self.num_approximate_tokens = finished.transfer_params, finished.num_approximate_tokens
-        if self._stops is not None and self._stops.matched is not None:
+        if self.error:
+            self.finish_reason, self._stop_reason = FinishReason.ERROR, None
+        elif self._stops is not None and self._stops.matched is not None:
             self.finish_reason, self._stop_reason = FinishReason.STOP, self._stops.matched
+        self.error = self.error or finished.error
+
+    def _flush(self) -> None:
+        try:
+            if self.error:
+                pass
+            elif self._stops is None:
+                self._text += self._detokenizer.flush()
+            elif self._stops.matched is None:
+                self._add_text(self._detokenizer.flush())
+                self._text += self._stops.flush()
+        except RequestError as error:
+            self.error = str(error)
 
     def fail(self, error: str) -> None:
         """Finish a request that was refused and never ran."""

@@ -89,19 +89,22 @@ class EngineControl:
             EngineEndedError: The engine was closed, died or hung.
             BackendError: It did not answer in time.
         """
-        return await self.change_scheduling(change_table(name, options, shadow))
+        return await self.change_scheduling(change_table(name, options, shadow), may_import=True)
 
-    async def change_scheduling(self, table: Mapping[str, Any], *, source: str = "set_scheduling") -> dict[str, Any]:
+    async def change_scheduling(
+        self, table: Mapping[str, Any], *, source: str = "set_scheduling", may_import: bool = False
+    ) -> dict[str, Any]:
         """Change scheduling as :meth:`set_scheduling` does, by a table of its arguments.
 
         Args:
             table: ``name``, ``options`` and ``shadow``, each optional.
             source: Of the change, for messages.
+            may_import: Import paths in the table are followed: never for a table that came from a client.
 
         Raises:
             TrencadisError: See :meth:`set_scheduling`.
         """
-        return await self._control("set_scheduling", table=dict(table), source=source)
+        return await self._control("set_scheduling", table=dict(table), source=source, may_import=may_import)
 
     async def scheduling(self) -> dict[str, Any]:
         """Return which policy schedules.

@@ -101,14 +101,14 @@ class Frontend:
             tokens = self._encode(prompt)
             if params.stop and not self.tokenizer.has_text:
                 raise needs_tokenizer("a stop string", field="stop")
+            request = Request.on_terms(
+                terms, request_id=request_id, prompt_token_ids=tokens, params=params, end_token_ids=self._own_ends
+            )
+            text = prompt if isinstance(prompt, str) else None
+            client = ClientRequest(request, prompt=text, tokenizer=self.tokenizer, streams=streams)
         except RequestError:
             self._reject_transfer(terms)
             raise
-        request = Request.on_terms(
-            terms, request_id=request_id, prompt_token_ids=tokens, params=params, end_token_ids=self._own_ends
-        )
-        text = prompt if isinstance(prompt, str) else None
-        client = ClientRequest(request, prompt=text, tokenizer=self.tokenizer, streams=streams)
         self._live[request_id] = client
         try:
             for one, completion in zip(client.requests, client.completions, strict=True):

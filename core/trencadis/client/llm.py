@@ -302,7 +302,7 @@ class LLM:
             PluginError: It cannot be built. In both cases nothing has changed.
         """
         return self._frontend.control(
-            "set_scheduling", table=change_table(name, options, shadow), source="set_scheduling"
+            "set_scheduling", table=change_table(name, options, shadow), source="set_scheduling", may_import=True
         )
 
     def scheduling(self) -> dict[str, Any]:

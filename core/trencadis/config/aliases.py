@@ -151,12 +151,12 @@ def _given(alias: Alias, setting: Setting, text: str) -> RawValue | None:
     source = f"environment {alias.name}"
     read = truth if alias.read is None and setting.type is bool else alias.read
     if read is None:
-        return RawValue(path=alias.path, raw=text, source=source, is_text=True)
+        return RawValue(path=alias.path, raw=text, source=source, is_text=True, may_import=True)
     try:
         value = read(text)
     except ValueError as error:
         raise value_error(alias.path, text, source, str(error), secret=setting.secret) from error
-    return None if value is attrs.NOTHING else RawValue(path=alias.path, raw=value, source=source)
+    return None if value is attrs.NOTHING else RawValue(path=alias.path, raw=value, source=source, may_import=True)
 
 
 def warn_of_unused(

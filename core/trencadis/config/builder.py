@@ -9,18 +9,14 @@ import attrs
 
 from trencadis.config.attribution import culprit, reason
 from trencadis.config.convert import WrongValueError, parse_text, structure
+from trencadis.config.import_paths import import_paths_in, is_import_path, refuse_import_path
 from trencadis.config.messages import DEFAULT, origin, value_error, with_origin
 from trencadis.config.schema import Config
 from trencadis.config.settings import CORE_TABLES, NOUN_TABLES, Setting, Settings
 from trencadis.config.sources import RawValue
 from trencadis.errors import ConfigError, ConfigValueError, UnknownKeyError
 
-__all__ = ["ConfigBuilder", "is_import_path"]
-
-
-def is_import_path(name: str) -> bool:
-    """True for ``package.module:Attribute``, which names a component without a plugin. Pure."""
-    return ":" in name
+__all__ = ["ConfigBuilder"]
 
 
 class ConfigBuilder:
@@ -65,9 +61,12 @@ class ConfigBuilder:
         item = self._given[setting.path]
         raw = parse_text(setting.type, item.raw) if item.is_text else item.raw
         try:
-            return structure(setting.type, raw)
+            value = structure(setting.type, raw)
         except WrongValueError as error:
             raise value_error(setting.path, raw, item.source, str(error), secret=setting.secret) from error
+        if not item.may_import:
+            _check_no_import(setting, value, item.source)
+        return value
 
     def _effective(self, setting: Setting) -> Any:
         return self._typed.get(setting.path, setting.default)
@@ -167,4 +166,22 @@ class ConfigBuilder:
 
 
 def _option(item: RawValue) -> Any:
-    return parse_text(object, item.raw) if item.is_text else item.raw
+    value = parse_text(object, item.raw) if item.is_text else item.raw
+    if not item.may_import:
+        for path in import_paths_in(value):
+            raise refuse_import_path(item.path, path, item.source)
+    return value
+
+
+def _check_no_import(setting: Setting, value: Any, source: str) -> None:
+    """Refuse a value of somebody else than the operator that names code to import.
+
+    Raises:
+        ImportPathRefusedError: It does.
+    """
+    if setting.names_component:
+        for name in (value,) if isinstance(value, str) else value:
+            if is_import_path(name):
+                raise refuse_import_path(setting.path, name, source)
+    for path in import_paths_in(value):
+        raise refuse_import_path(setting.path, path, source)

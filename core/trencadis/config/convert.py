@@ -6,9 +6,11 @@ Python gave, is checked and structured by cattrs. A whole number may stand for a
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 import functools
+import json
 import tomllib
 import types
 import typing
@@ -61,7 +63,7 @@ def parse_text(kind: Any, text: str) -> Any:
 
     Args:
         kind: The setting's type.
-        text: Such as ``12``, ``true`` or ``log,prometheus``.
+        text: Such as ``12``, ``true``, ``log,prometheus`` or ``["a,b", "c"]``.
     """
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if kind is str or kind is Path:
@@ -77,6 +79,9 @@ def parse_text(kind: Any, text: str) -> Any:
     if _is_union(origin):
         return _first_meaning(arguments, text)
     if not _is_mapping(origin or kind) and _is_collection(origin or kind):
+        written = _written_list(text)
+        if written is not None:
+            return written
         item = arguments[0] if arguments else str
         return tuple(parse_text(item, part.strip()) for part in text.split(",") if part.strip())
     return _toml_value(text)
@@ -227,6 +232,23 @@ def _first_meaning(kinds: tuple[Any, ...], text: str) -> Any:
         if kind is str or value != text:
             return value
     return text
+
+
+def _written_list(text: str) -> Any:
+    """Return a list that is written as in JSON or TOML, in brackets; None if a text is none. Pure.
+
+    A text that begins as such a list and is none comes back unchanged: divided at commas it would be other values than were meant.
+    """
+    inside = text.strip()
+    if not inside.startswith("["):
+        return None
+    with contextlib.suppress(ValueError):
+        value = json.loads(inside)
+        return value if isinstance(value, list) else text
+    value = _toml_value(inside)
+    if isinstance(value, list):
+        return value
+    return text if inside[1:].lstrip()[:1] in {'"', "'", ""} else None  # an address may begin with a bracket
 
 
 def _toml_value(text: str) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 
-from trencadis.config.builder import is_import_path
+from trencadis.config.import_paths import is_import_path
 from trencadis.config.schema import Config
 from trencadis.config.settings import CORE_TABLES
 

@@ -46,11 +46,13 @@ class ConfigFile:
     Attributes:
         name: Of the file, for sources; empty if there is none.
         error: Why the file cannot be read; None: it can be.
+        may_import: It is the operator's own, so that import paths in it are followed; else they are refused.
     """
 
     _tables: Mapping[str, Any] = {}
     name: str = ""
     error: ConfigError | None = None
+    may_import: bool = attrs.field(default=False, kw_only=True)
 
     @property
     def tree(self) -> Mapping[str, Any]:
@@ -76,7 +78,7 @@ def read_config_file(file: Path | None = None, environ: Mapping[str, str] | None
         return ConfigFile()
     path = Path(named)
     try:
-        return ConfigFile(read_file(path), path.name)
+        return ConfigFile(read_file(path), path.name, may_import=True)
     except ConfigError as error:
         return ConfigFile(name=path.name, error=error)
 
@@ -106,6 +108,7 @@ def load_config(
     environ: Mapping[str, str] | None = None,
     flags: Mapping[str, str] | Sequence[str] = (),
     overrides: Mapping[str, Any] | None = None,
+    may_import: bool = True,
 ) -> ResolvedConfig:
     """Return the configuration that all sources make together. Reads the file; else pure but for warnings.
 
@@ -116,15 +119,17 @@ def load_config(
         environ: The environment; none: this process's own.
         flags: Tokens ``["--engine.seed", "3"]``, or a mapping of flag to text.
         overrides: Dotted path to value, from Python; wins over everything.
+        may_import: Flags and overrides are the operator's own; False: they were read from a file that somebody sent.
 
     Raises:
+        ImportPathRefusedError: An import path, in a value that is not the operator's.
         UnknownKeyError: A table, key, variable or flag that does not exist.
         ConfigValueError: A value of the wrong type or out of range, or a required one that is missing.
         ConfigError: The file is missing or not well formed.
     """
     settings = settings or settings_of(components)
     environment = os.environ if environ is None else environ
-    given = {item.path: item for item in _gather(settings, file, environment, flags, overrides or {})}
+    given = {item.path: item for item in _gather(settings, file, environment, flags, overrides or {}, may_import)}
     _add_blocked(given, environment)
     builder = ConfigBuilder(settings, given)
     config = builder.config()
@@ -168,10 +173,10 @@ def plugin_rules(
     settings = settings_of_table(_PLUGINS, PluginsConfig)
     content = _content(file, environment)
     names = {setting.environment for setting in settings}
-    given = from_tree(_only_plugins(content.tree), settings, content.name)
+    given = from_tree(_only_plugins(content.tree), settings, content.name, may_import=content.may_import)
     given += from_environment({key: text for key, text in environment.items() if key in names}, settings)
     given += from_flags(_flags_of_plugins(flags, settings), settings)
-    given += from_tree(_only_plugins(nest(overrides or {})), settings, "argument")
+    given += from_tree(_only_plugins(nest(overrides or {})), settings, "argument", may_import=True)
     last = {item.path: item for item in given}
     _add_blocked(last, environment)
     rules: PluginsConfig = ConfigBuilder(settings, last).component(_PLUGINS)
@@ -184,14 +189,15 @@ def _gather(
     environ: Mapping[str, str],
     flags: Mapping[str, str] | Sequence[str],
     overrides: Mapping[str, Any],
+    may_import: bool,
 ) -> Iterable[RawValue]:
     """Yield every given value, the weakest source first."""
     content = _content(file, environ)
-    yield from from_tree(content.tree, settings, content.name)
+    yield from from_tree(content.tree, settings, content.name, may_import=content.may_import)
     yield from from_aliases(environ, settings)
     yield from from_environment(environ, settings)
-    yield from from_flags(flags, settings)
-    yield from from_tree(nest(overrides), settings, "argument")
+    yield from (attrs.evolve(item, may_import=may_import) for item in from_flags(flags, settings))
+    yield from from_tree(nest(overrides), settings, "argument", may_import=may_import)
 
 
 def _content(file: Path | ConfigFile | None, environ: Mapping[str, str]) -> ConfigFile:
@@ -233,4 +239,4 @@ def _add_blocked(given: dict[str, RawValue], environ: Mapping[str, str]) -> None
         source = (
             f"environment {BLOCKED_VARIABLE}" if before is None else f"{before.source}, environment {BLOCKED_VARIABLE}"
         )
-        given[_BLOCKED] = RawValue(path=_BLOCKED, raw=joined, source=source)
+        given[_BLOCKED] = RawValue(path=_BLOCKED, raw=joined, source=source, may_import=True)

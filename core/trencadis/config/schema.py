@@ -177,12 +177,12 @@ class CacheConfig:
     )
     memory_fraction: float = setting(
         0.5,
-        "Share of the memory left after loading and a profile run that the KV cache may take.",
+        "Share of the memory left after loading and a profile run that the KV cache may take; on a CPU see also max_bytes.",
         validator=[gt(0), le(1)],
     )
     max_bytes: int = setting(
         0,
-        "The KV cache takes no more than this, unless num_blocks says so; 0: no cap.",
+        "The KV cache takes no more than this, unless num_blocks says so; 0: no cap, but for 4 GiB on a CPU where sequences need no more.",
         unit="bytes",
         validator=ge(0),
     )
@@ -274,7 +274,10 @@ class FlightRecorderConfig:
         "", "Where files are written; empty: ~/.local/state/trencadis/flight-records, or below $XDG_STATE_HOME."
     )
     max_files: int = setting(
-        8, "Most files of flight records in the folder: the oldest go first.", unit="files", validator=ge(1)
+        8,
+        "Most files of flight records of one reason in the folder, such as fault or request: the oldest go first.",
+        unit="files",
+        validator=ge(1),
     )
     pause_s: float = setting(
         60.0, "After a fault or a stall was written, others are not for so long.", unit="s", validator=ge(0)

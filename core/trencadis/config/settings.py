@@ -22,6 +22,7 @@ from trencadis.config.schema import Config, NounConfig, ObserverConfig
 __all__ = [
     "CORE_TABLES",
     "ENVIRONMENT_PREFIX",
+    "NAMES_OF_COMPONENTS",
     "NOUN_TABLES",
     "ComponentClasses",
     "Setting",
@@ -42,6 +43,9 @@ NOUN_TABLES: tuple[str, ...] = tuple(
     name for name in CORE_TABLES if isinstance(getattr(Config(), name), NounConfig | ObserverConfig)
 )
 """Tables of nouns, in the schema's order."""
+
+NAMES_OF_COMPONENTS = frozenset({"name", "fallback", "shadow", "names"})
+"""Keys of a noun's table that name components."""
 
 
 @attrs.frozen(kw_only=True)
@@ -87,6 +91,12 @@ class Setting:
     def environment(self) -> str:
         """Two underscores between tables: ``TRENCADIS_ENGINE__MAX_NUM_SEQS``."""
         return _variable(self.path)
+
+    @property
+    def names_component(self) -> bool:
+        """Whether it names components: a noun's own key, or a field that says so."""
+        is_of_noun = self.table in NOUN_TABLES and self.key in NAMES_OF_COMPONENTS
+        return is_of_noun or bool(self.attribute.metadata.get("component"))
 
     @property
     def former_environment(self) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import logging
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import attrs
 from trencadis.config.messages import origin, value_error
 from trencadis.config.settings import ENVIRONMENT_PREFIX, NOUN_TABLES, Settings
 from trencadis.errors import ConfigError, UnknownKeyError, did_you_mean
+from trencadis.files import check_plain, parse_toml, read_text
 
 __all__ = [
     "BLOCKED_VARIABLE",
@@ -35,6 +35,9 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 
+_MAX_YAML_ITEMS = 10**6
+"""A few lines of YAML may refer to each other and stand for more than a machine holds."""
+
 FILE_VARIABLE = "TRENCADIS_CONFIG"
 """Environment variable that names the config file."""
 
@@ -51,12 +54,14 @@ class RawValue:
         raw: As given: text from flags and the environment, else what the file or Python held.
         source: Such as ``serve.toml``, ``environment TRENCADIS_LOG__LEVEL`` or ``flag --log.level``.
         is_text: Still to be read as the setting's type says.
+        may_import: The operator gave it, so that an import path in it is followed; else one is refused.
     """
 
     path: str
     raw: Any
     source: str
     is_text: bool = False
+    may_import: bool = False
 
 
 def read_file(file: Path) -> dict[str, Any]:
@@ -66,16 +71,16 @@ def read_file(file: Path) -> dict[str, Any]:
         ConfigError: It cannot be read, or is not well formed; with line and column.
     """
     try:
-        text = file.read_bytes().decode()
+        text = read_text(file)
     except FileNotFoundError:
         raise ConfigError(f"{file}: no such config file.", hint="Correct --config or TRENCADIS_CONFIG.") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{file}: cannot be read: {error}.") from error
     if file.suffix in {".yaml", ".yml"}:
         return _read_yaml(file, text)
     try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        return parse_toml(text)
+    except ValueError as error:
         raise ConfigError(f"{file}: not valid TOML: {error}.", hint="Correct the file at that place.") from error
 
 
@@ -89,6 +94,9 @@ def _read_yaml(file: Path, text: str) -> dict[str, Any]:
         ) from None
     try:
         tree = yaml.safe_load(text)
+        check_plain(tree, max_items=_MAX_YAML_ITEMS)
+    except (RecursionError, ValueError) as error:
+        raise ConfigError(f"{file}: not valid YAML: {error}.") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f" (at line {mark.line + 1}, column {mark.column + 1})" if mark else ""
@@ -100,15 +108,22 @@ def _read_yaml(file: Path, text: str) -> dict[str, Any]:
     return tree
 
 
-def from_tree(tree: Mapping[str, Any], settings: Settings, source: str) -> list[RawValue]:
+def from_tree(tree: Mapping[str, Any], settings: Settings, source: str, *, may_import: bool = False) -> list[RawValue]:
     """Return the values of nested tables. Pure but for warnings.
+
+    Args:
+        tree: The tables.
+        settings: The catalogue.
+        source: Where they come from.
+        may_import: From the operator: see :class:`RawValue`.
 
     Raises:
         UnknownKeyError: A table or key that does not exist.
         ConfigValueError: A value where a table is expected.
         ConfigError: A setting under both its present and its former name.
     """
-    return _renamed(list(_walk(tree, "", settings, source)), settings)
+    given = [attrs.evolve(item, may_import=may_import) for item in _walk(tree, "", settings, source)]
+    return _renamed(given, settings)
 
 
 def _renamed(given: list[RawValue], settings: Settings) -> list[RawValue]:
@@ -212,7 +227,7 @@ def from_environment(environ: Mapping[str, str], settings: Settings) -> list[Raw
             )
         else:
             continue
-        given.append(RawValue(path=path, raw=text, source=f"environment {name}", is_text=True))
+        given.append(RawValue(path=path, raw=text, source=f"environment {name}", is_text=True, may_import=True))
     return _renamed(given, settings)
 
 
@@ -295,7 +310,7 @@ def from_flags(flags: Mapping[str, str] | Sequence[str], settings: Settings) -> 
         path = _path_of(name, settings)
         setting = settings.get(path)
         shown = setting.flag if setting is not None and setting.path == path else name
-        given.append(RawValue(path=path, raw=text, source=f"flag {shown}", is_text=True))
+        given.append(RawValue(path=path, raw=text, source=f"flag {shown}", is_text=True, may_import=True))
     return _renamed(given, settings)
 
 

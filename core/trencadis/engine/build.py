@@ -102,7 +102,7 @@ from trencadis.records import (
     parameters_in,
 )
 from trencadis.registry import Choice, RegisteredComponent, Registry, ResolvedPlan, load_with_plugins, resolve_plan
-from trencadis.registry.collect import OUR_DISTRIBUTION
+from trencadis.registry.provenance import OUR_DISTRIBUTION
 from trencadis.registry.switching import SchedulingInForce
 from trencadis.startup import rare_collections
 from trencadis.text import model_finder, read_prefixes, resolve_model_path, vocabulary_reader
@@ -377,14 +377,7 @@ class _Builder:
             can_start_with=lambda start, token_id: self._reference_sampler().can_start_with(start, token_id),
             is_portable=lambda params: self._reference_sampler().is_portable(params),
             sampling_fingerprint=self._sampling_fingerprint(model),
-            components={
-                noun: (
-                    choice.component.name,
-                    choice.component.provenance.distribution,
-                    choice.component.provenance.version,
-                )
-                for noun, choice in choices.items()
-            },
+            components=self._plan.code_of(),
             device_label=self.device_label,
         )
 
@@ -450,11 +443,18 @@ class _Builder:
         """Return the parameters that a sampler honours; None if it is of a version that did not state them.
 
         Raises:
-            ContractError: It states what is no parameter.
+            ContractError: It states what is no parameter, or nothing at all.
         """
         component = self._plan.choices["sampling"].component
         if component.component.interface_version < 2:
             return None
+        if sampler.honours is Sampler.honours:
+            raise ContractError(
+                f"{component} does not state which parameters of requests it honours, as samplers do since version 2 of their "
+                "interface: every request that sets one, such as temperature, would be refused.",
+                hint=f"Set `honours` in {type(sampler).__qualname__}, to frozenset() for none; or, if it was written for version 1, "
+                "interface_version=1.",
+            )
         try:
             return parameters_in(sampler.honours)
         except ValueError as error:
@@ -669,7 +669,7 @@ class Parts(EmbeddingParts):
         prepare: Begins what the sampler has to do before a request can run.
         can_start_with: Whether the sampler could have chosen a token for a sequence at the end of its prompt.
         is_portable: Whether a sequence with these parameters may go on here after tokens that another engine chose.
-        components: By noun: name, distribution and version of what is in place.
+        components: What is in place, by dotted path of the setting that names it.
         device_label: Names executor and backend in messages.
         sampling_fingerprint: What the connector carries to another engine that is to choose a first token; None: none does.
     """
@@ -690,7 +690,7 @@ class Parts(EmbeddingParts):
     can_start_with: Callable[[RowStart, int], bool] = lambda _, __: True
     is_portable: Callable[[SamplingParams], bool] = lambda _: True
     sampling_fingerprint: SamplingFingerprint | None = None
-    components: Mapping[str, tuple[str, str, str]] = attrs.Factory(dict)
+    components: Mapping[str, tuple[str, str, str, str]] = attrs.Factory(dict)
     device_label: str = "the executor"
 
 

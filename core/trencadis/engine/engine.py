@@ -71,6 +71,7 @@ from trencadis.records import (
     SamplingParams,
     TokenDeltas,
 )
+from trencadis.thread_watch import ENGINE_THREADS, ThreadWatch
 
 __all__ = ["Engine"]
 
@@ -78,6 +79,7 @@ _MAX_IDLE_STEPS = 2
 """A policy that schedules nothing so often in a row, although something could run, is at fault."""
 
 _EMPTY = np.empty(0, np.int32)
+_NO_COUNTERS = '# The engine counts nothing here: no observer shows metrics. Set observer.names to ["prometheus"].\n'
 _NOTHING = TokenDeltas(slots=_EMPTY, num_tokens=_EMPTY, token_ids=_EMPTY)
 # Members of an enum are slow to look up.
 _SCHEDULING, _FORWARD = EnginePhase.SCHEDULING, EnginePhase.FORWARD
@@ -178,6 +180,7 @@ class Engine:
         self.is_paused = False
         self._on_close = on_close
         self._faults = FaultLog(logging.getLogger("trencadis.engine"))
+        self._threads = ThreadWatch(logging.getLogger("trencadis.engine"), "The engine's process")
         self._device_label = device_label
 
     # ------------------------------------------------------------------------------------------------ requests
@@ -353,13 +356,13 @@ class Engine:
         if question == "totals":
             return {**attrs.asdict(self.totals), "drafter": self._drafting.drafter}
         if question == "flight_record":
-            return self._flight_record(str(arguments.get("reason", "request")))
+            return self._flight_record()
         if question == "reject_transfer":
             self._state.transfers.not_served(arguments["transfer_params"])
             return {}
         answer = self._administration.answer(question, arguments)
         if question == "set_scheduling" and self._recorder is not None:
-            self._recorder.obstacle("scheduling was changed while the engine served", lasts=True)
+            self._recorder.changed(*self._administration.scheduling_in_force(arguments["table"]))
         return answer
 
     @property
@@ -374,12 +377,12 @@ class Engine:
             for slot in self._state.slot_of.values():
                 self._recorder.adopted(self._state.table.sequence(slot))
 
-    def _flight_record(self, reason: str) -> dict[str, Any]:
+    def _flight_record(self) -> dict[str, Any]:
         if self._recorder is None:
             raise InvalidRequestError(
                 "this engine keeps no flight record.", hint="Set flight_recorder.num_steps above 0 and start it again."
             )
-        path = self._recorder.dump(reason)
+        path = self._recorder.dump("request")
         if path is None:
             raise BackendError(
                 "the flight record could not be written.", hint="See the log, and flight_recorder.folder."
@@ -419,10 +422,11 @@ class Engine:
         )
 
     def metrics(self) -> str:
-        """Return what observers and backend measured, in Prometheus' text format; empty if none shows any."""
+        """Return what observers and backend measured, in Prometheus' text format; a comment says so if no observer counts."""
         page, connector = MetricsPage(self._faults), self._state.transfers.connector
         self._observers.add_metrics(page, self._accounting.gauges())
-        page.add("the engine", off_metrics())
+        comment = "" if page.text else _NO_COUNTERS
+        page.add("the engine", off_metrics() + ENGINE_THREADS.format(self._threads.look()))
         if connector is not None:
             page.add("the engine", self._state.transfers.metrics())
             page.add(connector.label, connector.metrics())
@@ -432,7 +436,7 @@ class Engine:
             reraise_interrupt(error)
             said = f"{self._device_label} raised {as_words(error)} in metrics(); they are left out."
             self._faults.say(f"{self._device_label}.metrics", said, error=error)
-        return page.text
+        return comment + page.text
 
     def close(self) -> None:
         """End every request, close observers and the executor; may be called twice."""

@@ -60,7 +60,8 @@ class Sequence:
         load_deadline_s: When that load is given up.
         lookup_deadline_s: When a look-up that is pending is given up; infinity: none is.
         late_token_epoch: Residency whose token is still in flight after a preemption, or -1.
-        num_cached_tokens: Prompt tokens taken from cache or connector when it first ran.
+        num_cached_tokens: Prompt tokens that were cached, here or where its KV was loaded from, when it first ran; -1: it has not run.
+        max_cached_tokens: The most that count as such, if another engine computed its prompt for it; else -1.
         first_scheduled_s: When it first ran, or was given a first token that another engine chose; or None.
         first_token_s: When its first token was committed, or None.
         num_failed_loads: KV loads of its prompt that were reported as failed.
@@ -79,6 +80,7 @@ class Sequence:
         "loaded_blocks",
         "looked_up",
         "lookup_deadline_s",
+        "max_cached_tokens",
         "num_approximate_tokens",
         "num_cached_tokens",
         "num_failed_loads",
@@ -125,7 +127,7 @@ class Sequence:
         self.transfer_id = -1
         self.load_deadline_s = 0.0
         self.late_token_epoch = -1
-        self.num_cached_tokens = -1
+        self.num_cached_tokens = self.max_cached_tokens = -1
         self.first_scheduled_s: float | None = None
         self.first_token_s: float | None = None
         self.num_failures = 0
@@ -152,7 +154,15 @@ _INT_COLUMNS = (
     "adapter",
     "num_adapter_skips",
 )
-_FLOAT_COLUMNS = ("arrival_s", "first_token_s", "weight", "ttft_target_s", "tpot_target_s")
+_FLOAT_COLUMNS = (
+    "arrival_s",
+    "first_token_s",
+    "waiting_since_s",
+    "waited_s",
+    "weight",
+    "ttft_target_s",
+    "tpot_target_s",
+)
 _BOOL_COLUMNS = ("checks_eos", "checks_own_stops")
 
 
@@ -162,7 +172,8 @@ class SequenceTable(Restorable):
     ``num_tokens`` counts tokens in flight, ``num_known_tokens`` only those whose ids the host has.
     ``num_computed_tokens`` counts tokens whose KV is computed or in flight, ``num_cached_tokens`` those it was admitted with.
     ``num_swapped_tokens`` counts tokens of a waiting sequence whose KV is in host memory.
-    ``high_water`` is what had been computed before a preemption. ``first_token_s`` is infinite before the first token. ``was_preempted`` is false as long as that is 0 everywhere.
+    ``high_water`` is what had been computed before a preemption. ``first_token_s`` is infinite before the first token.
+    ``waiting_since_s`` is when a sequence joined the queue, ``waited_s`` how long it waited until it ran, all times together. ``was_preempted`` is false as long as that is 0 everywhere.
     ``num_prompt_logprobs`` counts live sequences that asked for prompt logprobs. ``epoch`` changes with every residency and is unique over the life of the engine. ``adapter`` is the number of a LoRA adapter, 0 for none; ``num_adapter_skips`` counts plans that passed a waiting sequence over for it.
     """
 
@@ -186,6 +197,8 @@ class SequenceTable(Restorable):
     num_adapter_skips: Int64Array
     arrival_s: FloatArray
     first_token_s: FloatArray
+    waiting_since_s: FloatArray
+    waited_s: FloatArray
     weight: FloatArray
     ttft_target_s: FloatArray
     tpot_target_s: FloatArray

@@ -119,7 +119,7 @@ class EngineState:
         table.sequences[slot] = sequence
         length = len(request.prompt_token_ids)
         most = self.max_model_len if params.max_tokens is None else min(self.max_model_len, length + params.max_tokens)
-        table.arrival_s[slot] = self.clock.now_s()
+        table.arrival_s[slot] = table.waiting_since_s[slot] = self.clock.now_s()
         table.priority[slot] = request.priority
         table.adapter[slot] = adapter
         table.ttft_target_s[slot] = request.ttft_target_s
@@ -163,6 +163,8 @@ class EngineState:
                 self.transfers.cancel(sequence, self.blocks, now_s=now_s)
                 is_complete = False
             hands_over = is_complete and not sequence.is_approximate and self.transfers.has_connector
+            if hands_over:
+                self.transfers.cache_hit(sequence.request, num_tokens=sequence.num_cached_tokens)
             self._leave_row(sequence, finished=hands_over)
             transfer_params = self.transfers.finished_params(sequence.request) if hands_over else None
         elif sequence.state is SequenceState.WAITING_FOR_REMOTE_KV:
@@ -184,9 +186,7 @@ class EngineState:
             token_ids=read_only(tokens[num_prompt:].copy()),
             finish_reason=reason,
             num_prompt_tokens=num_prompt,
-            num_cached_tokens=min(
-                max(sequence.num_cached_tokens, 0), num_prompt
-            ),  # with output of another engine, more
+            num_cached_tokens=_num_cached(sequence),
             num_preemptions=int(table.num_preemptions[slot]),
             arrival_s=float(table.arrival_s[slot]),
             first_scheduled_s=sequence.first_scheduled_s,
@@ -246,6 +246,7 @@ class EngineState:
         columns = np.arange(len(blocks), dtype=np.int32)
         self.rows.write_blocks(np.full(len(blocks), row, np.int32), columns, blocks)
         table.row[slot] = row
+        table.waited_s[slot] += self.clock.now_s() - table.waiting_since_s[slot]
         table.num_blocks[slot] = len(blocks)
         table.num_computed_tokens[slot], table.num_cached_tokens[slot] = num_computed, num_cached
         table.num_hashed_blocks[slot] = num_cached // self.block_size
@@ -253,8 +254,6 @@ class EngineState:
         if sequence.request.adapter:
             self.adapters.enter(slot)
         sequence.state = SequenceState.RUNNING
-        if sequence.num_cached_tokens < 0:
-            sequence.num_cached_tokens = num_cached
         if sequence.first_scheduled_s is None:
             sequence.first_scheduled_s = self.clock.now_s()
         self.running = np.append(self.running, np.int32(slot))
@@ -299,12 +298,14 @@ class EngineState:
         self._leave_row(sequence, finished=False)
         table.new_epoch(slot)
         table.num_preemptions[slot] += 1
+        table.waiting_since_s[slot] = self.clock.now_s()
         table.num_computed_tokens[slot] = table.num_blocks[slot] = table.num_hashed_blocks[slot] = 0
         self._wait(sequence, front=True)
 
     def prepared(self, sequence: Sequence) -> None:
         """Put a compiling sequence, which counted as waiting already, at the end of the queue."""
         self.compiling.remove(sequence.slot)
+        self.table.waiting_since_s[sequence.slot] = self.clock.now_s()
         sequence.state = SequenceState.WAITING
         self.waiting.append(sequence.slot)
 
@@ -418,3 +419,10 @@ class EngineState:
         seed = request.params.seed
         text = f"request {seed}" if seed is not None else f"engine {self._seed} {request.request_id}"
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def _num_cached(sequence: Sequence) -> int:
+    """Return how many prompt tokens were cached before a sequence came. Pure."""
+    is_without_run = sequence.num_cached_tokens < 0 and sequence.first_scheduled_s is not None
+    # Its first token, chosen where the prompt was computed, was its last.
+    return max(sequence.max_cached_tokens if is_without_run else sequence.num_cached_tokens, 0)

@@ -48,7 +48,8 @@ class BackendCapabilities:
         max_prefill_batch_size: Most sequences in one padded prefill pass; 0 means no limit.
         contiguous: Decode passes read blocks by range (see ``BucketLimits.contiguous``).
         shares_blocks: Two sequences may have a block in common. Where not, the engine turns prefix caching off.
-        copy_sizes: How many blocks ``copy_blocks`` copies at once, ascending; fewer are padded to the next. Empty: any number.
+        copy_sizes: How many blocks ``copy_blocks`` copies at once, ascending; fewer are padded to the next, and the engine asks for no
+            more. Empty: any number.
         merges_prefills: The prompts of a padded prefill pass, at most ``max_prefill_batch_size``, follow each other in one
             row: its shape is ``(1, all new tokens, all context blocks)``.
         swaps_blocks: It has ``swap_blocks``, so preempted sequences may wait in host memory.

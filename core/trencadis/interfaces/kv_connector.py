@@ -90,6 +90,8 @@ class Lookup:
             the sequence waits.
         first_token: The token after the prompt, chosen by another engine with this engine's sampling fingerprint (``on_sampling``); None: it is chosen here. The
             engine validates it, takes it once, and streams it at once, whether or not the load arrives; the sequence waits then.
+        num_cached_tokens: Leading tokens of the prompt that were cached before this request, where its prefix was computed; more are not counted as
+            cache hits, though they are loaded. None: all of them were, as in a store.
     """
 
     num_tokens: int = 0
@@ -99,6 +101,7 @@ class Lookup:
     approximate: bool = False
     layerwise: bool = False
     first_token: FirstToken | None = None
+    num_cached_tokens: int | None = None
 
 
 class KVSchedulerSide(ABC):
@@ -191,6 +194,9 @@ class SupportsHandover(ABC):  # noqa: B024 - every method has a default
         Called right after ``on_finished`` of the same request. JSON values.
         """
         return None
+
+    def on_cache_hit(self, request: Request, *, num_tokens: int) -> None:  # noqa: B027 - optional
+        """Called right before ``on_finished`` with the number of prompt tokens that were cached when a request first ran; 0 too."""
 
     def on_rejected(self, transfer_params: Mapping[str, Any]) -> None:  # noqa: B027 - optional
         """Called when a request with transfer parameters is not served: refused, or given up before it was looked up.

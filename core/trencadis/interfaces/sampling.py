@@ -290,7 +290,7 @@ class Sampler(
     Attributes:
         honours: Which parameters of requests have their effect: names of groups or single parameters of
             ``trencadis.records.PARAMETER_GROUPS``. A request that asks for another one is refused before it runs anywhere. May be set
-            when the sampler is made; constant afterwards. The default: none, so that every request must have the defaults.
+            when the sampler is made; constant afterwards. Must be stated: ``frozenset()`` if every request must have the defaults.
         isolates_rows: A promise: what concerns one row is reported in ``Sampled.row_errors`` and nothing is raised for it, and
             ``context.tokens`` is not written to. Without it the engine hands out copies, and finds the rows at fault by sampling each
             sequence alone after a call that raised.

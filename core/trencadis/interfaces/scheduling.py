@@ -61,6 +61,8 @@ class SchedulerView:
         ttft_target_s: Seconds from arrival within which the first token is wanted, by slot, float64; infinity for none.
         tpot_target_s: Seconds from token to token that are wanted at most, by slot, float64; infinity for none.
         first_token_s: When the first token came, engine clock, by slot, float64; infinity before.
+        waiting_since_s: When a waiting sequence began to wait, after its preemption if it had run, engine clock, by slot, float64.
+        waited_s: Seconds that a sequence waited before it ran, all times together, without a wait that goes on, by slot, float64.
         prefix_tokens: Called with waiting slots, returns how many of each one's tokens the prefix cache holds now, int64. The
             first call for a sequence hashes its tokens, later ones look its hashes up: ask for those that matter.
         num_free_rows: Sequences that could be admitted now if there were blocks for them.
@@ -89,6 +91,8 @@ class SchedulerView:
     ttft_target_s: FloatArray
     tpot_target_s: FloatArray
     first_token_s: FloatArray
+    waiting_since_s: FloatArray
+    waited_s: FloatArray
     prefix_tokens: Callable[[Int32Array], Int64Array]
     num_free_rows: int
     num_free_blocks: int
@@ -194,8 +198,9 @@ class SchedulingPolicy(ABC):  # noqa: B024 - every method has a default
     def give_way(self, view: SchedulerView, *, slot: int, candidates: Int32Array) -> int:
         """Return which candidate loses its blocks so that a waiting sequence can be admitted, or -1: then it waits.
 
-        Called only if ``preempts``, when the first in ``order`` lacks a row or blocks; again until it lacks nothing. Only then
-        are the candidates that were named preempted, all at once; they are not admitted again in the same step.
+        Called only if ``preempts``, for sequences at the beginning of ``order`` that lack a row or blocks, until room can be made for
+        one: again until that lacks nothing. Only then are the candidates that were named preempted, all at once; they are not
+        admitted again in the same step. The room is kept for the one for which it was made, whoever waited longer.
 
         Args:
             view: The state.

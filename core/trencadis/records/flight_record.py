@@ -9,20 +9,39 @@ cache depends on.
 from __future__ import annotations
 
 import zlib
-from typing import Any
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 
 from trencadis.errors import ConfigError
+from trencadis.faults import as_words
 from trencadis.records.arrays import Int32Array
+from trencadis.records.flight_bounds import (
+    MAX_BYTES,
+    MAX_CHANGE_BYTES,
+    Bytes,
+    Count,
+    Number,
+    Numbers,
+    Ratio,
+    Seconds,
+    Size,
+    Target,
+    Text,
+    check_flight_record,
+)
 
 __all__ = [
     "FLIGHT_RECORD_VERSION",
+    "ComponentCode",
     "RecordedEvent",
     "FlightRecord",
     "RecordedArrival",
     "RecordedAttempt",
+    "RecordedChange",
     "RecordedCommit",
     "RecordedEnd",
     "RecordedFailure",
@@ -32,11 +51,25 @@ __all__ = [
     "int32s",
 ]
 
-FLIGHT_RECORD_VERSION = 1
+FLIGHT_RECORD_VERSION = 2
 _MAGIC = b"TRENCADIS-FLIGHT "
-_MAX_BYTES = 2**31
 _ARRAY = 1
 """Extension type of msgpack: a numpy array, as its type, a space, and its bytes."""
+
+
+_ARRAY_NAMES = frozenset(
+    f"{order}{kind}{size}".encode()
+    for kind, sizes in (("b", (1,)), ("i", (1, 2, 4, 8)), ("u", (1, 2, 4, 8)), ("f", (2, 4, 8)))
+    for size in sizes
+    for order in ("|" if size == 1 else "<>")
+)
+"""Types that an array of a record may have: numbers."""
+
+ComponentCode = tuple[Text, Text, Text, Text]
+"""Name of a component, its distribution, the version, and the digest of its code."""
+
+Components = Annotated[dict[Text, ComponentCode], Meta(max_length=1024)]
+"""By dotted path of the setting that names the component."""
 
 
 class RecordedRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -70,31 +103,31 @@ class RecordedRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
         num_preemptions: How often it lost its blocks.
     """
 
-    number: int
-    request_id: str
-    slot: int
-    arrival_s: float
-    num_prompt_tokens: int
-    num_known_tokens: int
-    num_tokens: int
-    like: int = -1
-    num_like: int = 0
-    max_tokens: int | None = None
-    min_tokens: int = 0
+    number: Count
+    request_id: Text
+    slot: Count
+    arrival_s: Seconds
+    num_prompt_tokens: Count
+    num_known_tokens: Count
+    num_tokens: Count
+    like: Number = -1
+    num_like: Count = 0
+    max_tokens: Count | None = None
+    min_tokens: Count = 0
     wants_prompt_logprobs: bool = False
-    tenant: str = ""
-    cache_salt: str | None = None
-    adapter: str = ""
+    tenant: Text = ""
+    cache_salt: Text | None = None
+    adapter: Text = ""
     priority: int = 0
-    weight: float | None = None
-    ttft_target_s: float = float("inf")
-    tpot_target_s: float = float("inf")
-    finish_reason: str = ""
+    weight: Ratio | None = None
+    ttft_target_s: Target = float("inf")
+    tpot_target_s: Target = float("inf")
+    finish_reason: Text = ""
     ends_by_token: bool = False
-    finish_s: float = 0.0
-    first_token_s: float = 0.0
-    num_cached_tokens: int = 0
-    num_preemptions: int = 0
+    finish_s: Seconds = 0.0
+    first_token_s: Seconds = 0.0
+    num_cached_tokens: Count = 0
+    num_preemptions: Count = 0
 
     @property
     def num_output_tokens(self) -> int:
@@ -105,8 +138,8 @@ class RecordedRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
 class RecordedArrival(msgspec.Struct, array_like=True, tag="arrival", frozen=True):
     """A request was added."""
 
-    now_s: float
-    number: int
+    now_s: Seconds
+    number: Count
 
 
 class RecordedEnd(msgspec.Struct, array_like=True, tag="end", frozen=True):
@@ -118,8 +151,8 @@ class RecordedEnd(msgspec.Struct, array_like=True, tag="end", frozen=True):
         is_complete: A stop string was found.
     """
 
-    now_s: float
-    number: int
+    now_s: Seconds
+    number: Count
     is_complete: bool
 
 
@@ -141,18 +174,18 @@ class RecordedAttempt(msgspec.Struct, array_like=True, tag="plan", frozen=True):
         policy: Name of the policy.
     """
 
-    now_s: float
+    now_s: Seconds
     is_plan: bool
-    step: int
-    slots: bytes
-    starts: bytes
-    counts: bytes
-    num_drafts: bytes
-    admitted: tuple[int, ...]
-    preempted: tuple[int, ...]
-    num_waiting: int
-    num_free_blocks: int
-    policy: str
+    step: Number
+    slots: Bytes
+    starts: Bytes
+    counts: Bytes
+    num_drafts: Bytes
+    admitted: Numbers
+    preempted: Numbers
+    num_waiting: Number
+    num_free_blocks: Number
+    policy: Text
 
     @property
     def schedule(self) -> tuple[object, ...]:
@@ -176,13 +209,48 @@ class RecordedCommit(msgspec.Struct, array_like=True, tag="commit", frozen=True)
         errors: Places in the plan whose sequence got an error instead.
     """
 
-    wait_s: float
-    now_s: float
-    end_s: float
-    plan_s: float
-    device_s: float
-    num_emitted: bytes
-    errors: tuple[int, ...]
+    wait_s: Seconds
+    now_s: Seconds
+    end_s: Seconds
+    plan_s: Seconds
+    device_s: Seconds
+    num_emitted: Bytes
+    errors: Numbers
+
+
+class RecordedChange(msgspec.Struct, array_like=True, tag="change", frozen=True):
+    """Scheduling was changed while the engine served.
+
+    Attributes:
+        now_s: Engine clock.
+        packed: The change, as ``SchedulingChange.of`` takes it, in msgpack; without secrets.
+        components: The policies that are in force since, and what they name, by dotted path of the setting.
+    """
+
+    now_s: Seconds
+    packed: Annotated[bytes, Meta(max_length=MAX_CHANGE_BYTES)]
+    components: Components
+
+    @classmethod
+    def of(cls, now_s: float, table: Mapping[str, Any], components: Mapping[str, ComponentCode]) -> RecordedChange:
+        """Return the event of a change. Pure.
+
+        Raises:
+            ValueError: No record can hold the table.
+        """
+        try:
+            packed = msgspec.msgpack.encode(table)
+        except (TypeError, OverflowError, RecursionError) as error:
+            raise ValueError(str(error)) from None
+        if len(packed) > MAX_CHANGE_BYTES:
+            raise ValueError(f"it has {len(packed)} bytes")
+        return cls(now_s, packed, dict(components))
+
+    @property
+    def table(self) -> dict[str, Any]:
+        """The change."""
+        found: dict[str, Any] = msgspec.msgpack.decode(self.packed, type=dict[str, Any])
+        return found
 
 
 class RecordedFailure(msgspec.Struct, array_like=True, tag="failure", frozen=True):
@@ -195,13 +263,13 @@ class RecordedFailure(msgspec.Struct, array_like=True, tag="failure", frozen=Tru
         was_submitted: It ran.
     """
 
-    now_s: float
-    step: int
-    error: str
+    now_s: Seconds
+    step: Number
+    error: Text
     was_submitted: bool
 
 
-RecordedEvent = RecordedArrival | RecordedEnd | RecordedAttempt | RecordedCommit | RecordedFailure
+RecordedEvent = RecordedArrival | RecordedEnd | RecordedAttempt | RecordedCommit | RecordedChange | RecordedFailure
 
 
 class FlightRecord(msgspec.Struct, kw_only=True):
@@ -213,8 +281,9 @@ class FlightRecord(msgspec.Struct, kw_only=True):
         written_at: Seconds since 1970.
         version: Of Trencadís.
         plan_hash: Of the plugins, versions and options.
-        components: By noun: name, distribution and version of what was in force.
-        config: Tables of the core, without secrets and texts.
+        components: What was in force at the start, by dotted path of the setting that names it.
+        config: Tables of the core, without secrets and texts, as they were at the start.
+        scheduling: What was in force before the first event, as a change of ``config``; None: nothing had changed.
         model: Facts of the model.
         capabilities: Of the backend.
         num_blocks: KV blocks of the engine.
@@ -228,24 +297,25 @@ class FlightRecord(msgspec.Struct, kw_only=True):
         events: In order.
     """
 
-    reason: str
-    cause: str
-    written_at: float
-    version: str
-    plan_hash: str
-    components: dict[str, tuple[str, str, str]]
+    reason: Text
+    cause: Text
+    written_at: Seconds
+    version: Text
+    plan_hash: Text
+    components: Components
     config: dict[str, Any]
+    scheduling: RecordedChange | None
     model: dict[str, Any]
     capabilities: dict[str, Any]
-    num_blocks: int
-    block_size: int
-    max_model_len: int
-    num_in_flight: int
-    max_draft_tokens: int
+    num_blocks: Size
+    block_size: Size
+    max_model_len: Size
+    num_in_flight: Annotated[int, Meta(ge=1, le=1024)]
+    max_draft_tokens: Annotated[int, Meta(ge=0, le=1024)]
     frame: dict[str, Any] | None
-    obstacles: list[str]
-    requests: list[RecordedRequest]
-    events: list[RecordedEvent]
+    obstacles: Annotated[list[Text], Meta(max_length=1024)]
+    requests: Annotated[list[RecordedRequest], Meta(max_length=2**18)]
+    events: Annotated[list[RecordedEvent], Meta(max_length=2**20)]
 
     @property
     def num_steps(self) -> int:
@@ -280,12 +350,36 @@ def decode_flight_record(data: bytes, *, name: str = "the file") -> FlightRecord
         )
     try:
         inflater = zlib.decompressobj()
-        plain = inflater.decompress(body, _MAX_BYTES)
+        plain = inflater.decompress(body, MAX_BYTES)
         if not inflater.eof:
-            raise ValueError("it is cut off")
-        return msgspec.msgpack.decode(plain, type=FlightRecord, ext_hook=_decode)
-    except (zlib.error, msgspec.MsgspecError, ValueError, TypeError) as error:
-        raise ConfigError(f"{name} is damaged: {error}.", hint="Copy it again.") from None
+            is_large = len(plain) == MAX_BYTES
+            raise ValueError(f"it holds more than {MAX_BYTES:,} bytes" if is_large else "it is cut off")
+        free = msgspec.msgpack.decode(plain, type=_FreeParts)
+        for field in msgspec.structs.fields(_FreeParts):
+            if len(getattr(free, field.name)) > (most := _MAX_FREE_BYTES[field.name]):
+                raise ValueError(f"its {field.name} has more than {most:,} bytes")
+        record = msgspec.msgpack.decode(plain, type=FlightRecord, ext_hook=_decode)
+        check_flight_record(record)
+    except (zlib.error, msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise ConfigError(f"{name} is damaged: {as_words(error)}.", hint="Copy it again.") from None
+    return record
+
+
+class _FreeParts(msgspec.Struct):
+    """The fields of a record whose values have no type, still encoded: they are measured before they are decoded."""
+
+    config: msgspec.Raw
+    model: msgspec.Raw
+    capabilities: msgspec.Raw
+    frame: msgspec.Raw
+
+
+_MAX_FREE_BYTES: Mapping[str, int] = {
+    "config": 2**20,
+    "model": 2**18,
+    "capabilities": 2**16,
+    "frame": 24 * 2**20,
+}
 
 
 def int32s(data: bytes) -> Int32Array:
@@ -303,7 +397,6 @@ def _encode(value: Any) -> Any:
 
 def _decode(code: int, data: memoryview) -> Any:
     kind, _, body = bytes(data).partition(b" ")
-    dtype = np.dtype(kind.decode())
-    if code != _ARRAY or dtype.hasobject:
+    if code != _ARRAY or kind not in _ARRAY_NAMES:
         raise ValueError(f"it holds an unknown value of type {code}")
-    return np.frombuffer(body, dtype).copy()
+    return np.frombuffer(body, kind.decode()).copy()

@@ -76,12 +76,15 @@ class MemoryReport:
         activation_bytes: The peak of temporaries in the largest step.
         cache_bytes: What the KV cache gets, where the backend shares the memory out itself; None leaves it to
             ``cache.memory_fraction``.
+        shared_cache_bytes: Where other processes use the same memory, and the cache takes it only as blocks are written: what it may take
+            though its sequences need less; None: all that it gets.
     """
 
     total_bytes: int
     free_bytes: int
     activation_bytes: int
     cache_bytes: int | None = None
+    shared_cache_bytes: int | None = None
 
 
 @attrs.frozen(kw_only=True)

@@ -17,10 +17,9 @@ from trencadis.interfaces.config_table import ConfigTable
 from trencadis.interfaces.health_check import HealthCheck
 from trencadis.registry.contracts import why_refused
 from trencadis.registry.manager import PluginLoader
-from trencadis.registry.provenance import Provenance
+from trencadis.registry.provenance import OUR_DISTRIBUTION, Provenance
 
 __all__ = [
-    "OUR_DISTRIBUTION",
     "BrokenPlugin",
     "RegisteredComponent",
     "add_component",
@@ -32,7 +31,6 @@ __all__ = [
 K = TypeVar("K", bound=Hashable)
 
 _RESERVED = frozenset({"auto", "components", "none", "options"})
-OUR_DISTRIBUTION = "trencadis"
 _TABLES_HOOK = "trencadis_tables"
 _CHECKS_HOOK = "trencadis_health_checks"
 _CORE_TABLES = frozenset(field.name for field in attrs.fields(Config))

@@ -49,6 +49,9 @@ CONTRACTS: Mapping[str, type[Any]] = {
 ADAPTERS: Mapping[tuple[str, int], Callable[[Any], Any]] = {("kv_connector", 1): from_version_1}
 """By noun and interface version, the function that makes what a factory of that version returns one of the current version."""
 
+_OLDER_ACCEPTED: Mapping[str, int] = {"eviction": 1, "kv_connector": 1, "sampling": 1}
+"""By noun, the oldest version whose components still work; of the others the current one alone is accepted."""
+
 
 def interface_version(noun: str) -> int:
     """Return the current version of a noun's interface, 1 or more. Pure."""
@@ -65,17 +68,24 @@ def stability_of(noun: str) -> Stability:
 def why_refused(noun: str, version: Any) -> str:
     """Return why a component for this interface version cannot be used, or an empty string. Pure.
 
-    The current version N and N - 1 are accepted.
+    The current version is accepted, and older ones that still work.
 
     Args:
         noun: The component's noun.
         version: What the component states.
     """
     current = interface_version(noun)
-    accepted = [str(number) for number in (current - 1, current) if number >= 1]
-    if str(version) in accepted and type(version) is int:
+    accepted = range(_OLDER_ACCEPTED.get(noun, current), current + 1)
+    if type(version) is int and version in accepted:
         return ""
-    stated = f"it was written for version {shown(version)} of the {noun} interface, and this Trencadís accepts {' and '.join(accepted)}"
+    numbers = " and ".join(map(str, accepted))
+    stated = (
+        f"it was written for version {shown(version)} of the {noun} interface, and this Trencadís accepts {numbers}"
+    )
     if type(version) is not int or version < 1:
-        return f"{stated}: state the INTERFACE_VERSION of trencadis.interfaces.{noun} it was written for"
-    return f"{stated}: upgrade {'Trencadís' if version > current else 'the plugin'}"
+        return (
+            f"{stated}: state the number that trencadis.interfaces.{noun} had as INTERFACE_VERSION when it was written"
+        )
+    if version > current:
+        return f"{stated}: upgrade Trencadís"
+    return f"{stated}: upgrade the plugin, or read beside INTERFACE_VERSION in trencadis.interfaces.{noun} what to change in it"

@@ -1,13 +1,14 @@
 """Components by import path, ``name = "my_package.module:Policy"``: for a strategy that is in no plugin yet.
 
-The attribute is a class of the noun's contract, or a callable that returns an instance. It is called with what
-``[noun.options]`` holds as keyword arguments; a parameter named ``context`` receives the ``ComponentContext``. Such a
-component states neither requirements nor an interface version: those take a plugin.
+The attribute is a class of the noun's contract, or a function that says by its annotation that it returns one: anything else is refused
+before it is called. It is called with what ``[noun.options]`` holds as keyword arguments; a parameter named ``context`` receives the
+``ComponentContext``. Such a component states neither requirements nor an interface version: those take a plugin.
 """
 
 from __future__ import annotations
 
 import inspect
+import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -34,17 +35,18 @@ def import_component(noun: str, path: str, *, key: str, source: str) -> Register
 
     Raises:
         PluginLoadError: The module cannot be imported, or has no such attribute.
-        ContractError: The attribute is neither a class of the noun's contract nor a callable.
+        ContractError: The attribute is neither a class of the noun's contract nor a function that says that it returns one.
     """
     where = spot(key, path, source)
     made = _attribute(path, where)
     contract = CONTRACTS[noun]
     adopt_package(path)
-    fits = issubclass(made, contract) if isinstance(made, type) else callable(made)
-    if not fits:
+    returned = _returned_by(made)
+    if not (isinstance(returned, type) and issubclass(returned, contract)):
         raise ContractError(
-            f"{where}: is no subclass of {contract.__name__}.",
-            hint=f"Derive it from trencadis.interfaces.{contract.__name__}, or name a function that returns one.",
+            f"{where}: is no subclass of {contract.__name__}, and was not called.",
+            hint=f"Derive it from trencadis.interfaces.{contract.__name__}, or name a function that is annotated as returning one: "
+            f"def make() -> {contract.__name__}.",
         )
     component = Component(
         name="by_import_path",
@@ -66,6 +68,18 @@ def _attribute(path: str, where: str) -> Any:
     except BaseException as error:
         reraise_interrupt(error)
         raise PluginLoadError(f"{where}: cannot be imported: {as_words(error)}.", hint=hint) from error
+
+
+def _returned_by(made: Any) -> Any:
+    """Return what a call of a class or an annotated Python function gives; None if nothing says it. Calls neither."""
+    if isinstance(made, type):
+        return made
+    if not inspect.isfunction(made):
+        return None
+    try:
+        return typing.get_type_hints(made).get("return")
+    except Exception:  # an annotation that names what is not there says nothing
+        return None
 
 
 def _factory(made: Callable[..., Any], noun: str) -> Callable[[Any, ComponentContext], Any]:

@@ -138,6 +138,19 @@ class ResolvedPlan:
         for noun, choice in self.fallbacks.items():
             yield f"{noun}.fallback", choice
 
+    def code_of(self, *nouns: str) -> dict[str, tuple[str, str, str, str]]:
+        """Return name, distribution, version and digest of the code of chosen components, by path of the setting that names each. Pure.
+
+        Args:
+            nouns: Of paths that begin so; none: all.
+        """
+        return {
+            path: (one.name, one.provenance.distribution, one.provenance.version, one.provenance.code_digest)
+            for path, choice in self.named_choices()
+            for one in [choice.component]
+            if not nouns or path.partition(".")[0] in nouns
+        }
+
     def check(self, registry: Registry | None = None) -> None:
         """Negotiate capabilities. Pure.
 
@@ -231,7 +244,8 @@ class _Resolver:
 
     def choice(self, noun: str, name: str, key: str, source: str = "") -> Choice:
         source = source or self._sources.get(f"{noun}.{key}", "")
-        component = self._registry.select(noun, name, source=source, key=key)
+        # What may not name code to import was refused when the configuration was put together.
+        component = self._registry.select(noun, name, source=source, key=key, may_import=True)
         if component.component.stability == "experimental" and not self._config.plugins.experimental:
             raise ConfigValueError(
                 f"{spot(f'{noun}.{key}', name, source)}: {component} is experimental: its options and results may change, and it may "

@@ -17,8 +17,11 @@ from typing import Any
 
 import attrs
 
-__all__ = ["Provenance", "distribution_of", "of_entry_point", "of_import_path", "of_object"]
+__all__ = ["OUR_DISTRIBUTION", "Provenance", "distribution_of", "of_entry_point", "of_import_path", "of_object"]
 
+
+OUR_DISTRIBUTION = "trencadis"
+"""Distribution of all built-in components."""
 
 _KERNEL_SUFFIXES = (".cpp", ".cu", ".h")
 _CODE_SUFFIXES = (*importlib.machinery.SOURCE_SUFFIXES, *importlib.machinery.EXTENSION_SUFFIXES, *_KERNEL_SUFFIXES)
@@ -66,6 +69,11 @@ class Provenance:
         """What to do if the plugin cannot be used."""
         if not self.distribution:
             return "Correct it, or do not pass it."
+        if self.distribution == OUR_DISTRIBUTION:
+            return (
+                "It comes with Trencadís. If the error does not say what to set, report it with what --traceback shows and trencadis doctor "
+                "prints, or choose another component."
+            )
         return f'Upgrade or uninstall {self.distribution}, or block it: [plugins] blocked = ["{self.plugin}"].'
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import attrs
 
 from trencadis.config import Config, Settings, settings_of
+from trencadis.config.import_paths import is_import_path, refuse_import_path
 from trencadis.config.messages import spot, with_origin
 from trencadis.errors import (
     ComponentConflictError,
@@ -41,7 +42,7 @@ from trencadis.registry.collect import (
     components_of,
     tables_of,
 )
-from trencadis.registry.contracts import ADAPTERS, CONTRACTS
+from trencadis.registry.contracts import ADAPTERS, CONTRACTS, interface_version
 from trencadis.registry.import_path import import_component
 from trencadis.registry.manager import PluginLoader
 from trencadis.registry.provenance import Provenance
@@ -241,7 +242,9 @@ class Registry:
         """
         return checks_of(self._loader, plugin)
 
-    def select(self, noun: str, name: str, *, source: str = "", key: str = "name") -> RegisteredComponent:
+    def select(
+        self, noun: str, name: str, *, source: str = "", key: str = "name", may_import: bool = False
+    ) -> RegisteredComponent:
         """Return a component by name, or by import path ``package.module:Attribute``, which is imported.
 
         Args:
@@ -249,14 +252,18 @@ class Registry:
             name: As the config has it.
             source: Who set it, such as ``serve.toml``; for messages.
             key: Key of the noun's table that holds it; for messages.
+            may_import: The operator gave the name; else no import path is followed.
 
         Raises:
+            ImportPathRefusedError: It is an import path, and may not be followed.
             UnknownComponentError: No usable plugin offers it; the message names the broken ones.
             ComponentConflictError: Several installed plugins offer it.
             PluginLoadError: The import path cannot be imported.
             ContractError: What it leads to is not of the noun's contract.
         """
-        if ":" in name:
+        if is_import_path(name):
+            if not may_import:
+                raise refuse_import_path(f"{noun}.{key}", name, source)
             return import_component(noun, name, key=f"{noun}.{key}", source=source)
         found = self._components[noun].get(name)
         if found is not None:
@@ -302,7 +309,8 @@ class Registry:
         except BaseException as error:
             reraise_interrupt(error)
             raise PluginLoadError(
-                f"{registered} could not be {what}: {as_words(error)}.", hint=registered.provenance.remedy
+                f"{registered} could not be {what}: {as_words(error)}.{_age_of(registered)}",
+                hint=registered.provenance.remedy,
             ) from error
 
     def build(self, registered: RegisteredComponent, config: Any, context: ComponentContext) -> Any:
@@ -394,3 +402,13 @@ class Registry:
         codes = {frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)}
         found = [item for item in owners if getattr(item.function, "__code__", None) in codes]
         return [self.plugins[item.plugin_name] for item in found or owners]
+
+
+def _age_of(registered: RegisteredComponent) -> str:
+    """Return a sentence on a component that was written for an older contract; empty for the current one. Pure."""
+    written, current = registered.component.interface_version, interface_version(registered.noun)
+    if written >= current:
+        return ""
+    return (
+        f" It was written for version {written} of the {registered.noun} interface, and this Trencadís has {current}."
+    )

@@ -24,6 +24,7 @@ def load_with_plugins(
     overrides: Mapping[str, Any] | None = None,
     extra_plugins: Iterable[Any] = (),
     entry_points: Iterable[EntryPoint] | None = None,
+    may_import: bool = True,
 ) -> tuple[ResolvedConfig, Registry]:
     """Discover plugins and load the configuration with their tables. The way in for Python callers.
 
@@ -34,6 +35,7 @@ def load_with_plugins(
         overrides: See ``load_config``.
         extra_plugins: See ``Registry.discover``.
         entry_points: See ``Registry.discover``.
+        may_import: See ``load_config``.
 
     Raises:
         ConfigError: See ``load_config``.
@@ -46,7 +48,12 @@ def load_with_plugins(
     )
     with registry.naming_broken():
         resolved = load_config(
-            settings=registry.settings, file=content, environ=environ, flags=flags, overrides=overrides
+            settings=registry.settings,
+            file=content,
+            environ=environ,
+            flags=flags,
+            overrides=overrides,
+            may_import=may_import,
         )
     registry.note_sources(resolved.sources)
     return resolved, registry

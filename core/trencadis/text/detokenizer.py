@@ -6,7 +6,8 @@ the first token. So the last few tokens are decoded again with each new one, and
     tokens   ... t5 t6 t7 t8 t9          window: the tokens that are decoded
     text     ... emitted───────▏new ▏�   the last character waits if it may be incomplete
 
-A byte-level tokenizer needs no window: its tokens are bytes, and only the bytes of an unfinished character wait.
+A byte-level tokenizer needs no window: its tokens are bytes, and only the bytes of an unfinished character wait. With byte fallback
+these bytes wait before the window, so that what is in it is certain.
 """
 
 from __future__ import annotations
@@ -48,8 +49,10 @@ class Detokenizer:
             self._is_whole = True
             self.add(prompt_token_ids[-_CONTEXT:])
             return
-        self._window = [token for token in prompt_token_ids[-_CONTEXT:] if self._has_text(token)]
-        self._emitted = len(_settled(tokenizer.decode(self._window))) if self._window else 0
+        self._runs = tokenizer.byte_fallback.runs() if tokenizer.byte_fallback is not None else None
+        self._window: list[int] = []
+        self._extend(prompt_token_ids[-_CONTEXT:])
+        self._emitted = len(self._certain())
 
     def add(self, token_ids: Iterable[int]) -> str:
         """Return the text that is certain now and was not before; often a word, sometimes nothing."""
@@ -66,17 +69,12 @@ class Detokenizer:
                         text += self._decoder.decode(piece)
                         self._is_whole = not self._decoder.getstate()[0]
             return text
-        window = self._window
-        for token in token_ids:
-            if self._has_text(token):
-                window.append(token)
-        # A decoder with byte fallback reads a run of byte tokens as a whole, once it has ended.
-        if not window or window[-1] in self._tokenizer.byte_token_ids:
+        if not self._extend(token_ids):
             return ""
-        settled = _settled(self._tokenizer.decode(window))
-        delta = settled[self._emitted :]
-        self._emitted = max(self._emitted, len(settled))
-        if len(window) > _MAX_WINDOW:
+        text = self._certain()
+        delta = text[self._emitted :]
+        self._emitted = max(self._emitted, len(text))
+        if len(self._window) > _MAX_WINDOW:
             self._shorten()
         return delta
 
@@ -84,20 +82,39 @@ class Detokenizer:
         """Return what was held back, because no token will follow."""
         if self._table is not None:
             return self._decoder.decode(b"", final=True)
-        text = self._tokenizer.decode(self._window) if self._window else ""
+        if self._runs is not None:
+            self._window += self._runs.flush()
+        text = self._tokenizer.decode_certain(self._window) if self._window else ""
         delta = text[self._emitted :]
         self._emitted = max(self._emitted, len(text))
         return delta
 
-    def _has_text(self, token: int) -> bool:
-        return token not in self._hidden and self._tokenizer.knows(token)
+    def _extend(self, token_ids: Iterable[int]) -> bool:
+        """Append tokens to the window; returns whether there were any."""
+        window, runs, before = self._window, self._runs, len(self._window)
+        for token in token_ids:
+            if token not in self._hidden and self._tokenizer.knows(token):
+                window += (token,) if runs is None else runs.add(token)
+        return len(window) > before
+
+    def _certain(self) -> str:
+        """Return the text of the window that no later token changes."""
+        tokenizer, window = self._tokenizer, self._window
+        text = tokenizer.decode_certain(window) if window else ""
+        if tokenizer.next_token and window:
+            text = _shared_beginning(text, tokenizer.decode_certain(window + tokenizer.next_token))
+        return _settled(text) if self._runs is None else text
 
     def _shorten(self) -> None:
-        window = self._window[-_CONTEXT:]
-        settled = _settled(self._tokenizer.decode(window))
+        window, before = self._window, self._emitted
+        start = len(window) - _CONTEXT
+        while self._runs is not None and self._runs.continues(window[start]):
+            start -= 1
+        self._window = window[start:]
+        self._emitted = len(self._certain())
         # A window without text has not used up the space its decoder strips: it must grow.
-        if settled:
-            self._window, self._emitted = window, len(settled)
+        if not self._emitted:
+            self._window, self._emitted = window, before
 
 
 def _settled(text: str) -> str:
@@ -108,3 +125,9 @@ def _settled(text: str) -> str:
     Source: The Unicode Standard, section 3.9, "U+FFFD substitution of maximal subparts".
     """
     return text[:-1] if text.endswith(_INCOMPLETE) else text
+
+
+def _shared_beginning(one: str, other: str) -> str:
+    """Return the characters with which both texts begin. Pure."""
+    length = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    return one[:length]

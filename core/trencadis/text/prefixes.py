@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from trencadis.config import Config
 from trencadis.errors import ConfigValueError
+from trencadis.files import read_text
 from trencadis.text.tokenizer import load_tokenizer
 
 __all__ = ["read_prefixes"]
@@ -36,8 +35,8 @@ def _text(entry: str) -> str:
     text = entry
     if entry.startswith(_FILE_MARK):
         try:
-            text = Path(entry.removeprefix(_FILE_MARK)).read_bytes().decode()
-        except (OSError, UnicodeDecodeError) as error:
+            text = read_text(entry.removeprefix(_FILE_MARK))
+        except (OSError, ValueError) as error:
             raise ConfigValueError(
                 f"[cache] shared_prefixes: {entry!r} cannot be read: {error}.",
                 hint="Correct the path after @, or write the text itself.",

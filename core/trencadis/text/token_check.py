@@ -45,13 +45,14 @@ def token_fault(tokenizer: Tokenizer, tokens: Sequence[bytes]) -> str:
 
 def _runs(tokenizer: Tokenizer, tokens: Sequence[bytes]) -> Iterator[list[int]]:
     """Yield sequences of tokens that have text."""
-    skipped = tokenizer.special_token_ids | tokenizer.byte_token_ids
+    byte_ids = frozenset() if tokenizer.byte_fallback is None else tokenizer.byte_fallback.byte_of.keys()
+    skipped = tokenizer.special_token_ids | byte_ids
     ids = [token for token, data in enumerate(tokens) if data and token not in skipped]
     num_runs = -(-len(ids) // _RUN)
     for first in range(num_runs):
         yield ids[first::num_runs]
     # A byte of a character alone has no text, and a decoder may read a run of them as a whole: they are tried as text has them.
-    of_byte = {tokens[token]: token for token in tokenizer.byte_token_ids}
+    of_byte = {tokens[token]: token for token in byte_ids}
     for text in _TEXTS:
         spelt = [of_byte.get(bytes([byte]), -1) for byte in text.encode()]
         if -1 not in spelt:

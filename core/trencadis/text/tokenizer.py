@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.resources
 import json
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
-from trencadis.errors import InvalidRequestError, ModelLoadError
+from trencadis.errors import InvalidRequestError, ModelLoadError, TrencadisError
+from trencadis.faults import as_words, reraise_interrupt
+from trencadis.text.byte_fallback import ByteFallback
+from trencadis.text.token_bounds import max_bytes_per_token
 from trencadis.text.token_bytes import ByteTable, TokenBytes, is_byte_level
 
 __all__ = ["NO_TOKENIZER", "NoTokenizer", "Tokenizer", "load_tokenizer", "needs_tokenizer", "resolve_model_path"]
@@ -21,7 +24,6 @@ NO_TOKENIZER = "none"
 _BUILT_IN = {"demo": "target", "demo-draft": "draft", "demo-parallel": "parallel"}
 """Names of the models in this package, and their directories under ``demo/``."""
 
-_BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _BEGINNINGS = ("\n", "a", ".")
 """Texts to encode another after; a token may join one of them to it, which no token does with all."""
 _GENERIC_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
@@ -67,7 +69,8 @@ def load_tokenizer(path: str, *, revision: str = "", trust_remote_code: bool = F
         )
     try:
         return Tokenizer(_load(place, path, revision=revision, trust_remote_code=trust_remote_code))
-    except Exception as error:
+    except BaseException as error:  # code in Rust that panics raises a class beside Exception
+        reraise_interrupt(error)
         first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ModelLoadError(
             f"the tokenizer of {path!r} cannot be loaded: {first_line}",
@@ -75,8 +78,32 @@ def load_tokenizer(path: str, *, revision: str = "", trust_remote_code: bool = F
         ) from error
 
 
+_MethodT = TypeVar("_MethodT", bound=Callable[..., Any])
+
+
+def _in_words(method: _MethodT) -> _MethodT:
+    """Make what foreign code raises the error of a request: the one door to the tokenizer, whose Rust may panic."""
+
+    @functools.wraps(method)
+    def guarded(self: Tokenizer, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(self, *args, **kwargs)
+        except TrencadisError:
+            raise
+        except BaseException as error:  # a panic is no Exception
+            reraise_interrupt(error)
+            raise InvalidRequestError(
+                f"the tokenizer failed: {as_words(error).rstrip('.')}.",
+                hint="Give another text, or token ids; the fault is the tokenizer's.",
+            ) from error
+
+    return cast("_MethodT", guarded)
+
+
 class Tokenizer:
     """Text to token ids and back. May be used from several threads.
+
+    Whatever the libraries behind it raise on a text or on token ids, a panic of Rust included, is an ``InvalidRequestError``.
 
     Args:
         hf: A tokenizer of transformers.
@@ -84,8 +111,11 @@ class Tokenizer:
     Attributes:
         vocab_size: Tokens it knows, added ones included; the model's own vocabulary may be padded beyond it.
         special_token_ids: Tokens that are control signs, not text.
-        byte_token_ids: Tokens that stand for one byte of a run that is decoded as a whole; empty without byte fallback.
+        byte_fallback: Its tokens that stand for one byte; None without such.
+        next_token: A token after which the end of a text shows whether it stays: one written in Python may change it, as that of CTRL,
+            whose ``o@@`` is ``o`` before another token. Empty for one in Rust.
         eos_token_id: The tokenizer's own end-of-sequence token; None without one.
+        bos_token_id: The tokenizer's own beginning-of-sequence token; None without one.
         has_text: Whether token ids have texts.
     """
 
@@ -99,24 +129,41 @@ class Tokenizer:
         if self._fast is not None:
             added = self._fast.get_added_tokens_decoder().items()
             self.special_token_ids |= {token_id for token_id, token in added if token.special}
-        self.byte_token_ids = self._find_byte_tokens()
+        self.byte_fallback = self._find_byte_fallback()
+        self.next_token: list[int] = (
+            [] if self._fast is not None else self._hf.encode("a", add_special_tokens=False)[:1]
+        )
         self.eos_token_id: int | None = hf.eos_token_id
+        self.bos_token_id: int | None = hf.bos_token_id
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+    @_in_words
+    def encode(self, text: str, *, add_special_tokens: bool = True, may_be_empty: bool = False) -> tuple[int, ...]:
         """Return the token ids of a prompt. Pure.
 
         Args:
             text: The prompt.
             add_special_tokens: With those that this tokenizer adds by default, such as a beginning-of-sequence token.
+            may_be_empty: No token is an answer, too.
 
         Raises:
             InvalidRequestError: ``text`` has no token.
         """
         ids = tuple(self._hf(text, add_special_tokens=add_special_tokens, verbose=False)["input_ids"])
-        if not ids:
+        if not ids and not may_be_empty:
             raise InvalidRequestError(f"the prompt {text!r} has no tokens.", hint="Give at least one character.")
         return ids
 
+    @cached_property
+    def opening(self) -> tuple[int, ...]:
+        """The special tokens with which a prompt begins: those that this tokenizer adds, or else its beginning-of-sequence token."""
+        ids = self.encode("a")
+        plain = self.encode("a", add_special_tokens=False)
+        starts = [start for start in range(len(ids)) if ids[start : start + len(plain)] == plain]
+        if starts and starts[0]:
+            return ids[: starts[0]]
+        return () if self.bos_token_id is None else (self.bos_token_id,)
+
+    @_in_words
     def encode_literally(self, text: str) -> tuple[int, ...]:
         """Return the token ids of a text as it stands within another, control signs spelt out as text; none for no text. Pure.
 
@@ -148,17 +195,38 @@ class Tokenizer:
         return ("", *_BEGINNINGS) if self._last(self._spelt("a"), b"a") is not None else (*_BEGINNINGS, "")
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """Return the text of token ids, nothing tidied up; unknown ids have no text. Pure."""
-        ids = list(token_ids)
+        """Return the text of token ids, nothing tidied up; unknown ids have no text. Pure.
+
+        With byte fallback, bytes that are no character are one U+FFFD for each maximal subpart, and destroy nothing beside them.
+        """
+        hidden = self.special_token_ids if skip_special_tokens else frozenset()
+        ids = [token_id for token_id in token_ids if token_id not in hidden and self.knows(token_id)]
+        return self.decode_certain(ids if self.byte_fallback is None else self.byte_fallback.rewritten(ids))
+
+    @_in_words
+    def decode_certain(self, token_ids: list[int]) -> str:
+        """Return the text of ids that the tokenizer knows, whose byte tokens are valid UTF-8, as the library has it. Pure."""
+        return self._decode(token_ids)
+
+    def _find_byte_fallback(self) -> ByteFallback | None:
+        if self.byte_table is not None:
+            return None
+        found = ByteFallback(self._hf.get_vocab(), self._decode)
+        return found if found.byte_of else None
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        """Return the text as the tokenizer itself has it."""
         if self._fast is not None:
-            return str(self._fast.decode(ids, skip_special_tokens=skip_special_tokens))
-        text = self._hf.decode(ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False)
-        return str(text)
+            return str(self._fast.decode(ids, skip_special_tokens=False))
+        return str(self._hf.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def knows(self, token_id: int) -> bool:
         """Return whether a token id has a token: a model may have more logits than its tokenizer has tokens. Pure."""
-        return self._fast is None or self._fast.id_to_token(token_id) is not None
+        if self._fast is None:
+            return 0 <= token_id < self.vocab_size
+        return self._fast.id_to_token(token_id) is not None
 
+    @_in_words
     def token_bytes(self, token_id: int) -> bytes:
         """Return the exact bytes of one token, which may be part of a character; empty for an unknown id. Pure.
 
@@ -174,6 +242,11 @@ class Tokenizer:
     def added_by(self, token_ids: Sequence[int]) -> str:
         """Return the text that tokens add to one before them, control signs included. Pure."""
         return self._token_bytes.added_by(token_ids)
+
+    @cached_property
+    def max_bytes_per_token(self) -> int | None:
+        """The most UTF-8 bytes of a text that become one token; None: there is no bound, or it is not known."""
+        return max_bytes_per_token(self._fast)
 
     @cached_property
     def byte_table(self) -> Mapping[int, bytes] | None:
@@ -228,6 +301,7 @@ class Tokenizer:
 
         return type(self._hf).apply_chat_template is not PreTrainedTokenizerBase.apply_chat_template
 
+    @_in_words
     def write_chat(self, messages: list[dict[str, Any]], arguments: Mapping[str, Any]) -> tuple[int, ...]:
         """Return the token ids of a conversation as that code writes it. Pure.
 
@@ -247,12 +321,6 @@ class Tokenizer:
         """
         return self.encode(chat, add_special_tokens=False) if isinstance(chat, str) else chat
 
-    def _find_byte_tokens(self) -> frozenset[int]:
-        if self._fast is not None and "ByteFallback" not in repr(self._fast.decoder):
-            return frozenset()
-        vocabulary = self._hf.get_vocab()
-        return frozenset(token_id for token, token_id in vocabulary.items() if _BYTE_TOKEN.fullmatch(token))
-
 
 def needs_tokenizer(what: str, *, field: str = "") -> InvalidRequestError:
     """Return the error for a request that needs a tokenizer where there is none. Pure."""
@@ -271,12 +339,14 @@ class NoTokenizer(Tokenizer):
     def __init__(self) -> None:
         self._hf = self._fast = None
         self.vocab_size = 0
-        self.special_token_ids = self.byte_token_ids = frozenset()
-        self.eos_token_id = None
+        self.special_token_ids = frozenset()
+        self.byte_fallback = self.eos_token_id = self.bos_token_id = None
+        self.next_token = []
+        self.opening = ()
         self.byte_table = None
         self.control_tokens = {}
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+    def encode(self, text: str, *, add_special_tokens: bool = True, may_be_empty: bool = False) -> tuple[int, ...]:
         """Refuse a text.
 
         Raises:
@@ -293,6 +363,10 @@ class NoTokenizer(Tokenizer):
         raise needs_tokenizer("a text")
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """Return an empty text. Pure."""
+        return ""
+
+    def decode_certain(self, token_ids: list[int]) -> str:
         """Return an empty text. Pure."""
         return ""
 

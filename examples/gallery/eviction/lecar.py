@@ -23,7 +23,6 @@ from attrs.validators import gt
 
 from trencadis.hookspecs import hookimpl
 from trencadis.interfaces import Component, ComponentContext, EvictionPolicy, setting
-from trencadis.interfaces.eviction import INTERFACE_VERSION
 
 __all__ = ["LeCaR", "LeCaRConfig", "trencadis_eviction_policies"]
 
@@ -145,6 +144,6 @@ def trencadis_eviction_policies() -> Iterable[Component]:
         factory=lambda config, context: LeCaR(config.learning_rate, context),
         config=LeCaRConfig,
         summary="Recency or frequency, as regret over earlier choices suggests.",
-        interface_version=INTERFACE_VERSION,
+        interface_version=2,
         stability="experimental",
     )

@@ -34,7 +34,6 @@ from trencadis.interfaces import (
     SupportsMoves,
     setting,
 )
-from trencadis.interfaces.router import INTERFACE_VERSION
 from trencadis.records import FloatArray, Int64Array
 
 __all__ = ["LeastUsed", "Llumnix", "LlumnixConfig", "trencadis_routers"]
@@ -199,7 +198,7 @@ def trencadis_routers() -> Iterable[Component]:
         factory=_make,
         config=LlumnixConfig,
         summary="Llumnix: the freest replica, and moves from the least free.",
-        interface_version=INTERFACE_VERSION,
+        interface_version=1,
         stability="experimental",
     )
 

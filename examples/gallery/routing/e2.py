@@ -20,7 +20,6 @@ from attrs.validators import ge, gt
 
 from trencadis.hookspecs import hookimpl
 from trencadis.interfaces import Component, ComponentContext, ReplicaViews, Router, RoutingRequest, setting
-from trencadis.interfaces.router import INTERFACE_VERSION
 from trencadis.records import FloatArray
 
 __all__ = ["E2", "E2Config", "trencadis_routers"]
@@ -131,7 +130,7 @@ def trencadis_routers() -> Iterable[Component]:
         factory=_make,
         config=E2Config,
         summary="Preble's E2: follows prefixes or explores replicas.",
-        interface_version=INTERFACE_VERSION,
+        interface_version=1,
         stability="experimental",
     )
 

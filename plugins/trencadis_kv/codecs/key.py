@@ -5,9 +5,9 @@ from __future__ import annotations
 import base64
 import binascii
 import os
-from pathlib import Path
 
 from trencadis.errors import ConfigValueError
+from trencadis.files import read_text
 
 __all__ = ["read_key"]
 
@@ -44,13 +44,13 @@ def _from_env(name: str) -> str:
 
 def _from_file(name: str) -> str:
     try:
-        return Path(name).read_text(encoding="ascii")
-    except UnicodeDecodeError:
-        return ""
+        return read_text(name, encoding="ascii", max_bytes=2**16)
     except OSError as error:
         raise ConfigValueError(
             f"kv_codec.aes_gcm.key_file = {name!r}: it cannot be read: {error.strerror}.", hint=_HOW
         ) from error
+    except ValueError:  # no text: no key
+        return ""
 
 
 def _parse(text: str, where: str) -> bytes:

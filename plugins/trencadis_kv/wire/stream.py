@@ -90,7 +90,7 @@ __all__ = [
 MAJOR: Final = 1
 """Engines of different major versions refuse each other."""
 
-MINOR: Final = 4
+MINOR: Final = 5
 """A larger one may send kinds that a smaller one skips."""
 
 _HEAD: Final = struct.Struct("<IHH")

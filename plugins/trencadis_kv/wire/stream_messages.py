@@ -220,6 +220,7 @@ class PrefillResponse(_Body):
     """The prefill is computed: number of tokens held, hold id and lease.
 
     ``token`` is the first after it, if it was requested and the fingerprint matches. ``num_pushed`` blocks follow, and ``COMMIT``.
+    ``num_cached_tokens`` of the prompt were cached there before it came; an older engine does not say so.
     """
 
     hold_id: str
@@ -227,6 +228,7 @@ class PrefillResponse(_Body):
     lease_s: float
     token: Token | None = None
     num_pushed: int = 0
+    num_cached_tokens: int = 0
 
 
 class Layers(_Body):

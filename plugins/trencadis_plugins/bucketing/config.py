@@ -33,7 +33,7 @@ def _named(field: attrs.Attribute[Any]) -> attrs.Attribute[Any]:
     if match is None:
         return field
     phase, dimension, bound = (part.upper() for part in match.groups())
-    words = (dimension, "SEQ") if dimension == "QUERY" and not bound.startswith("PAD") else (dimension,)
+    words = (dimension, "SEQ") if dimension == "QUERY" else (dimension,)
     names = tuple(f"VLLM_{phase}_{word}_BUCKET_{bound}" for word in words)
     return field.evolve(metadata={**field.metadata, "aliases": names})
 
@@ -114,7 +114,8 @@ class LinearConfig:
     """Table ``[bucketing.linear]``: smallest size, step and largest size of each dimension; 0 derives a value.
 
     Sizes double from ``min`` up to ``step`` and go on in multiples of ``step`` up to ``max``. A ``max`` above what the
-    engine's limits allow is lowered to them.
+    engine's limits allow is lowered to them, a ``decode_block_min`` above ``decode_block_max`` to a step below it. With merged
+    prefill a batch is one row, queries have four times the step and the token budget as ``max``. The log says what changes.
     """
 
     prompt_bs_min: int = _size("Smallest batch of a prefill pass; 0: 1.", unit="sequences")
@@ -141,7 +142,8 @@ class PaddingAwareConfig:
     """Table ``[bucketing.padding_aware]``: as ``[bucketing.linear]``, with a bound on padding for each dimension.
 
     Sizes double from ``min`` up to ``step``. From there a multiple of ``step`` is kept where padding would otherwise exceed
-    ``pad_max``, or ``pad_percent`` of the padded size. ``max`` is always kept.
+    ``pad_max``, or ``pad_percent`` of the padded size. ``max`` is always kept. A ``decode_block_min`` above the blocks of the
+    cache is lowered to a step below them.
     """
 
     prompt_bs_min: int = _size("Smallest batch of a prefill pass; 0: 1.", unit="sequences")

@@ -16,6 +16,7 @@ import re
 from pathlib import Path
 
 from trencadis.errors import ConfigValueError
+from trencadis.files import read_text
 from trencadis.records import Bucket, BucketLimits, Phase
 from trencadis_plugins.bucketing.config import FromFileConfig
 from trencadis_plugins.bucketing.generate import legal_buckets, why_omitted, with_drafts
@@ -99,11 +100,11 @@ def read_bucket_file(path: str | Path, *, strict: bool = False) -> tuple[Bucket,
         ConfigValueError: The file cannot be read; with ``strict``, a line is invalid: all of them are named.
     """
     try:
-        lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
+        lines = read_text(path, encoding="utf-8-sig").replace("\r\n", "\n").replace("\r", "\n").split("\n")
     except OSError as error:
         raise _unreadable(path, error.strerror or str(error)) from error
     except ValueError as error:
-        raise _unreadable(path, f"it is no text: {error}") from error
+        raise _unreadable(path, str(error)) from error
     found: set[Bucket] = set()
     wrong = []
     for number, line in enumerate(lines, start=1):

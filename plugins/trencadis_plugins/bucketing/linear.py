@@ -35,13 +35,13 @@ class Linear(SteppedStrategy[LinearConfig]):
         block_size, max_query = limits.block_size, limits.max_num_batched_tokens
         min_query = self.min_query(limits)
         max_context = limits.max_merged_prefills * max(1, (limits.max_model_len - min_query) // block_size)
-        # What counts several prompts together has wider steps.
-        query_step, context_step = (block_size, 1) if limits.max_merged_prefills == 1 else (4 * block_size, 4)
+        # The context of several prompts together has a wider step.
+        context_step = 1 if limits.max_merged_prefills == 1 else 4
         # The step of block counts is the block size, read as a count.
         max_blocks = max(limits.max_model_len * limits.max_num_seqs // block_size, block_size)
         return {
             "prompt_bs": Span(1, 1, limits.max_prefill_batch_size),
-            "prompt_query": Span(min_query, query_step, max_query),
+            "prompt_query": Span(min_query, block_size, max_query),
             "prompt_ctx": Span(0, context_step, max_context),
             "decode_bs": Span(1, 32, limits.max_num_seqs),
             "decode_block": Span(1, block_size, limits.num_blocks if limits.contiguous else max_blocks),

@@ -26,6 +26,8 @@ class PaddingAware(SteppedStrategy[PaddingAwareConfig]):
     """
 
     table_name = "bucketing.padding_aware"
+    logged_numbers = "min, step, max_warmup, pad_max, pad_percent"
+    caps_least_blocks = True
 
     def __init__(self, limits: BucketLimits, config: PaddingAwareConfig | None = None) -> None:
         super().__init__(limits, config if config is not None else PaddingAwareConfig())
@@ -37,10 +39,12 @@ class PaddingAware(SteppedStrategy[PaddingAwareConfig]):
         # The step of block counts is the block size, read as a count.
         max_blocks = max(-(-limits.max_model_len * limits.max_num_seqs // block_size), block_size)
         max_context = max(0, -(-(limits.max_model_len - min_query) // block_size))
+        # The context of several prompts together has a wider step.
+        context_step = 2 if limits.max_merged_prefills == 1 else 4
         return {
             "prompt_bs": Span(1, 1, limits.max_prefill_batch_size),
             "prompt_query": Span(min_query, block_size, max_query),
-            "prompt_ctx": Span(0, 2, limits.max_merged_prefills * max_context),
+            "prompt_ctx": Span(0, context_step, limits.max_merged_prefills * max_context),
             "decode_bs": Span(1, 2, limits.max_num_seqs),
             "decode_block": Span(block_size, block_size, limits.num_blocks if limits.contiguous else max_blocks),
         }
@@ -51,23 +55,16 @@ class PaddingAware(SteppedStrategy[PaddingAwareConfig]):
         Raises:
             ValueError: There is none.
         """
-        max_padding = getattr(self._config, f"{dimension}_pad_max")
-        if max_padding < 0:
-            max_padding = self._derived_padding(dimension, span, limits)
-        max_percent = getattr(self._config, f"{dimension}_pad_percent")
-        return padding_aware_range(span.minimum, span.step, span.maximum, max_padding, max_percent)
+        return padding_aware_range(*self.numbers(dimension, span, limits))
 
-    @staticmethod
-    def _derived_padding(dimension: str, span: Span, limits: BucketLimits) -> int:
-        if dimension == "prompt_ctx":
-            return -(-limits.max_num_batched_tokens // limits.block_size)
-        most = {
-            "prompt_bs": limits.max_prefill_batch_size,
-            "prompt_query": limits.max_num_batched_tokens,
-            "decode_bs": limits.max_num_seqs,
-            "decode_block": span.maximum,
-        }
-        return -(-most[dimension] // 4)
+    def numbers(self, dimension: str, span: Span, limits: BucketLimits) -> tuple[int, int, int, int, int]:
+        """Return the span's, the most padding and its most in percent of a size. Pure."""
+        max_padding, max_percent = (getattr(self._config, f"{dimension}_{name}") for name in ("pad_max", "pad_percent"))
+        if max_padding < 0:
+            budget_blocks = -(-limits.max_num_batched_tokens // limits.block_size)
+            quarter = -(-self.derived(limits)[dimension].maximum // 4)
+            max_padding = budget_blocks if dimension == "prompt_ctx" else quarter
+        return span.minimum, span.step, span.maximum, max_padding, max_percent
 
 
 def padding_aware_range(minimum: int, step: int, maximum: int, max_padding: int, max_percent: int) -> list[int]:

@@ -28,6 +28,9 @@ C = TypeVar("C", LinearConfig, PaddingAwareConfig)
 _BOUNDS = {"minimum": "min", "step": "step", "maximum": "max"}
 """Fields of a span, and how the config's keys of them end."""
 
+_MERGED_STEP = 4
+"""With merged prefill a step of query lengths is so many times the step that is set or derived."""
+
 
 @attrs.frozen
 class Span:
@@ -52,6 +55,12 @@ class SteppedStrategy(TableStrategy, Generic[C]):
     table_name: ClassVar[str]
     """Config table, for messages."""
 
+    logged_numbers: ClassVar[str] = "min, step, max_warmup"
+    """Names of :meth:`numbers`, for the log."""
+
+    caps_least_blocks: ClassVar[bool] = False
+    """Whether the fewest blocks of a decode pass are below the cache's, even where a pass may list more than there are."""
+
     def __init__(self, limits: BucketLimits, config: C) -> None:
         self._config: C = config
         config.prompts.check(limits, self.table_name)
@@ -71,10 +80,21 @@ class SteppedStrategy(TableStrategy, Generic[C]):
             ValueError: There is none.
         """
 
+    def numbers(self, dimension: str, span: Span, limits: BucketLimits) -> tuple[int, ...]:
+        """Return what the sizes of a dimension follow from. Pure.
+
+        Args:
+            dimension: Such as ``prompt_bs``.
+            span: The dimension's, from the config and the limits.
+            limits: What bounds a shape.
+        """
+        return attrs.astuple(span)
+
     def min_query(self, limits: BucketLimits) -> int:
         """Return the shortest query: what the config says, else a block, or less where no query is that long. Pure."""
         longest = min(limits.max_num_batched_tokens, limits.max_model_len)
-        longest = min(self._config.prompt_query_max or longest, longest)
+        if limits.max_merged_prefills == 1:
+            longest = min(self._config.prompt_query_max or longest, longest)
         return self._config.prompt_query_min or min(limits.block_size, longest)
 
     def buckets(self, limits: BucketLimits) -> tuple[Bucket, ...]:
@@ -124,31 +144,57 @@ class SteppedStrategy(TableStrategy, Generic[C]):
         minimum, step = wanted.minimum or derived.minimum, wanted.step or derived.step
         # Only for the context is 0 a maximum of its own: -1 derives it.
         is_derived = wanted.maximum < 0 if dimension == "prompt_ctx" else not wanted.maximum
-        most = _most(limits).get(dimension, derived.maximum)
+        # Any count of listed blocks is legal. Those beyond what sequences hold become what they hold: one is enough.
+        most = _most(limits).get(dimension, -(-max(derived.maximum, minimum) // step) * step)
         maximum = derived.maximum if is_derived else min(wanted.maximum, most)
-        if dimension == "decode_block" and limits.contiguous and minimum > maximum:
-            minimum = max(1, maximum - step)
+        if limits.max_merged_prefills > 1 and dimension == "prompt_bs":
+            return Span(1, 1, 1)
+        if limits.max_merged_prefills > 1 and dimension == "prompt_query":
+            # A row of several prompts fills the token budget, so the longest query is the budget, whatever is set.
+            return Span(minimum, _MERGED_STEP * step, derived.maximum)
+        if dimension == "decode_block":
+            minimum = self._least_blocks(minimum, step, maximum, limits)
         return Span(minimum, step, maximum)
+
+    def _least_blocks(self, minimum: int, step: int, maximum: int, limits: BucketLimits) -> int:
+        """Return the fewest blocks of a decode pass: one that is above the most is lowered to a step below these."""
+        for most in (limits.num_blocks, maximum) if self.caps_least_blocks else (maximum,):
+            if minimum > most:
+                minimum = max(1, most - step)
+        return minimum
 
     def _wanted(self, dimension: str) -> Span:
         return Span(*(getattr(self._config, f"{dimension}_{bound}") for bound in _BOUNDS.values()))
 
     def _log_spans(self, limits: BucketLimits) -> None:
-        """Log the spans as the vendor does, and what became of sizes that the engine does not allow."""
+        """Log the spans as the vendor does, and each value of the config that another one takes the place of."""
         spans = {dimension: self._span(dimension, limits) for dimension in self.derived(limits)}
         for phase in ("Prompt", "Decode"):
             own = {name: span for name, span in spans.items() if name.startswith(phase.lower())}
             # The vendor calls the context of a prompt its blocks.
-            listed = [f"{name[7:].replace('ctx', 'blocks')}:{list(attrs.astuple(span))}" for name, span in own.items()]
-            _log.info("%s bucket config (min, step, max_warmup) %s", phase, ", ".join(listed))
+            listed = [
+                f"{name[7:].replace('ctx', 'blocks')}:{list(self.numbers(name, span, limits))}"
+                for name, span in own.items()
+            ]
+            _log.info("%s bucket config (%s) %s", phase, self.logged_numbers, ", ".join(listed))
         for name, span in spans.items():
             derived, wanted = self.derived(limits)[name], self._wanted(name)
             for field, bound in _BOUNDS.items():
                 value, asked, default = (getattr(item, field) for item in (span, wanted, derived))
                 _log.debug("VLLM_%s_BUCKET_%s=%d (default:%d)", name.upper(), bound.upper(), value, default)
-                if value < asked:
-                    change = f"{name}_{bound} = {asked}: above what the engine allows, so {value}"
+                if asked > 0 and value != asked:
+                    change = f"{name}_{bound} = {asked}: {_reason(field, asked, value)}, so {value}"
                     _log.info("[%s] %s", self.table_name, change)
+
+
+def _reason(field: str, asked: int, value: int) -> str:
+    if value < asked:
+        return "above what the engine allows"
+    return (
+        f"{_MERGED_STEP} times as much where prompts are merged"
+        if field == "step"
+        else "merged prompts fill the budget"
+    )
 
 
 def _most(limits: BucketLimits) -> dict[str, int]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from trencadis.hookspecs import hookimpl
 from trencadis.interfaces import Component, ComponentContext, Executor, NoConfig
+from trencadis.interfaces.executor import INTERFACE_VERSION
 from trencadis_plugins.executor.config import ProcessesConfig, RayConfig
 
 __all__ = ["trencadis_executors"]
@@ -18,7 +19,7 @@ def trencadis_executors() -> Iterable[Component]:
         name="inline",
         factory=_make_inline,
         summary="One backend in this process, on a thread of its own.",
-        interface_version=1,
+        interface_version=INTERFACE_VERSION,
         stability="stable",
     )
     yield Component(
@@ -26,7 +27,7 @@ def trencadis_executors() -> Iterable[Component]:
         factory=_make_processes,
         config=ProcessesConfig,
         summary="Each rank in a process of its own, on this machine.",
-        interface_version=1,
+        interface_version=INTERFACE_VERSION,
         provides=frozenset({"executor.ranks"}),
     )
     yield Component(
@@ -34,7 +35,7 @@ def trencadis_executors() -> Iterable[Component]:
         factory=_make_ray,
         config=RayConfig,
         summary="Each rank in an actor of a Ray cluster, on one machine or several.",
-        interface_version=1,
+        interface_version=INTERFACE_VERSION,
         provides=frozenset({"executor.ranks"}),
     )
 

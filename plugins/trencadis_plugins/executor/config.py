@@ -57,8 +57,8 @@ class RayConfig(RanksConfig):
         num_cpus: That are reserved for each rank.
         num_gpus: The same.
         resources: Further resources of each rank by name, such as ``HPU = 1``.
-        start_timeout_s: Until all ranks have a place and their processes answer.
-        heartbeat_timeout_s: A rank that is silent for so long while it has something to answer is lost.
+        start_timeout_s: Until all ranks have a place and their processes answer, and for how long one that starts may be silent.
+        heartbeat_timeout_s: A rank that has started and is silent for so long while it has something to answer is lost.
     """
 
     address: str = setting("auto", "Of the Ray cluster; auto: the one that this machine belongs to.")
@@ -68,11 +68,16 @@ class RayConfig(RanksConfig):
         None, "Further resources that are reserved for each rank, by name, such as HPU = 1.", factory=dict
     )
     start_timeout_s: float = setting(
-        300.0, "Until every rank has a place in the cluster, and its process answers.", unit="s", validator=gt(0)
+        300.0,
+        "Until every rank has a place in the cluster, and its process answers; one that imports, loads or compiles may be silent for as "
+        "long, unless Ray says that it has ended.",
+        unit="s",
+        validator=gt(0),
     )
     heartbeat_timeout_s: float = setting(
         8.0,
-        "A rank of which nothing is heard for so long, while it has something to answer, is lost; ranks send a sign of life every second.",
+        "A rank that has started and of which nothing is heard for so long, while it has something to answer, is lost; ranks send a sign "
+        "of life every second.",
         unit="s",
         validator=gt(1),
     )

@@ -5,7 +5,8 @@
     then        as with processes of one machine: Ray only places ranks, says how an actor ended, and ends it
 
 Ray notices a machine that is gone after half a minute and more. So ranks send signs of life of their own while they have something to
-answer. On several machines ranks sum over gloo, NCCL or HCCL; shared memory is for one.
+answer. A library that is imported, a kernel that is compiled, may hold Python's lock for as long, and then no sign comes; so a rank that
+starts is lost when Ray says so, or after the time that a start has. On several machines ranks sum over gloo, NCCL or HCCL; shared memory is for one.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from trencadis_plugins.executor.ranks.link import LinkClosedError, RankLink
 from trencadis_plugins.executor.ranks.rank import Rank
 from trencadis_plugins.executor.ranks.server import RankServer
 
-__all__ = ["RayExecutor"]
+__all__ = ["RayExecutor", "RayRank"]
 
 logger = logging.getLogger("trencadis.executor")
 
@@ -95,9 +96,10 @@ class RayExecutor(RanksExecutor):
         self._host = "" if set(nodes) == {ray.get_runtime_context().get_node_id()} else own
         self._avoided.clear()
         logger.info("%d ranks on %d nodes of the Ray cluster.", self.num_ranks, len(set(nodes)))
-        timeout_s = self._ray_config.heartbeat_timeout_s
         return [
-            _RayRank(ray, rank, RankLink(links[rank]), actor, end, timeout_s, node=node, silent_nodes=self._avoided)
+            RayRank(
+                ray, rank, RankLink(links[rank]), actor, end, self._ray_config, node=node, silent_nodes=self._avoided
+            )
             for rank, (actor, end, node) in enumerate(zip(actors, ends, nodes, strict=True))
         ]
 
@@ -228,7 +230,7 @@ class RankActor:
         faulthandler.dump_traceback(all_threads=True)
 
 
-class _RayRank(Rank):
+class RayRank(Rank):
     """An actor.
 
     Args:
@@ -237,7 +239,7 @@ class _RayRank(Rank):
         link: To its server.
         actor: Its handle.
         end: Becomes ready when it ends.
-        timeout_s: Of silence.
+        config: How long it may be silent.
         node: On which it is.
         silent_nodes: That node is added if it falls silent.
     """
@@ -249,7 +251,7 @@ class _RayRank(Rank):
         link: RankLink,
         actor: Any,
         end: Any,
-        timeout_s: float,
+        config: RayConfig,
         *,
         node: str,
         silent_nodes: set[str],
@@ -258,17 +260,22 @@ class _RayRank(Rank):
         self._ray = ray
         self._actor = actor
         self._end = end
-        self._timeout_s = timeout_s
-        self.how_stopped = f"sent no sign of life for {timeout_s:g} s"
+        self._config = config
         self._node = node
         self._silent_nodes = silent_nodes
 
-    def is_stopped(self, now_s: float) -> bool:
-        """Return whether nothing was heard of it for long."""
-        is_silent = now_s - self.heard_s > self._timeout_s
-        if is_silent:
-            self._silent_nodes.add(self._node)
-        return is_silent
+    def is_stopped(self, now_s: float, *, is_starting: bool) -> bool:
+        """Return whether nothing was heard of it for long; while it starts, for as long as a start may take, or until Ray knows its end."""
+        silent_s, config = now_s - self.heard_s, self._config
+        if silent_s <= config.heartbeat_timeout_s:
+            return False
+        if is_starting and silent_s <= max(config.start_timeout_s, config.heartbeat_timeout_s):
+            ended, _ = self._ray.wait([self._end], timeout=0)
+            if not ended:
+                return False
+        self.how_stopped = f"sent no sign of life for {silent_s:.0f} s"
+        self._silent_nodes.add(self._node)
+        return True
 
     def dump_stacks(self) -> None:
         """Ask the actor for them."""

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from trencadis.errors import ConfigValueError, ContractError, PluginLoadError, StepFailedError
+from trencadis.faults import shown
 from trencadis.hookspecs import PROCESSOR_GROUP
 from trencadis.interfaces import LogitsProcessor, SamplingContext
 from trencadis.interfaces.component import import_attribute
@@ -41,7 +42,7 @@ def processor_from(name: str) -> LogitsProcessor | None:
     Raises:
         ConfigValueError: Two packages have an entry point of this name.
         PluginLoadError: It cannot be imported or made.
-        ContractError: It is no logits processor.
+        ContractError: It is no class of a logits processor.
     """
     point = None if ":" in name else _entry_point(name)
     if point is None and ":" not in name:
@@ -49,18 +50,23 @@ def processor_from(name: str) -> LogitsProcessor | None:
     where = f"[sampling.standard] processor {name!r}"
     try:
         made: Any = import_attribute(name) if point is None else point.load()
-        processor = made()
+    except (Exception, SystemExit) as error:
+        raise PluginLoadError(
+            f"{where} cannot be imported: {type(error).__name__}: {error}.",
+            hint="Name a class that is importable where trencadis runs, or take the name out of the config.",
+        ) from error
+    if not (isinstance(made, type) and issubclass(made, LogitsProcessor)):
+        raise ContractError(
+            f"{where} is {shown(made)}, no subclass of LogitsProcessor, and was not called.",
+            hint="Derive it from trencadis.interfaces.LogitsProcessor.",
+        )
+    try:
+        return made()
     except (Exception, SystemExit) as error:
         raise PluginLoadError(
             f"{where} cannot be made: {type(error).__name__}: {error}.",
-            hint="Name a class that takes no arguments, importable where trencadis runs, or take the name out of the config.",
+            hint="Name a class that takes no arguments, or take the name out of the config.",
         ) from error
-    if not isinstance(processor, LogitsProcessor):
-        raise ContractError(
-            f"{where} is {processor!r}, no LogitsProcessor.",
-            hint="Derive it from trencadis.interfaces.LogitsProcessor.",
-        )
-    return processor
 
 
 def _entry_point(name: str) -> EntryPoint | None:

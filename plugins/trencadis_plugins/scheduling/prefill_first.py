@@ -100,7 +100,7 @@ class PrefillFirst(Fcfs):
         if not len(waiting) or not view.num_free_rows:
             return False
         if len(running) and self._delay_factor:
-            waited_s = view.now_s - float(view.arrival_s[waiting].min())
+            waited_s = view.now_s - float(view.waiting_since_s[waiting].min())
             if waited_s <= self._delay_factor * self._last_step_s:
                 return False
         reserve = int(view.num_total_blocks * self._watermark_ratio) if len(running) else 0

@@ -17,9 +17,9 @@ __all__ = ["Priority"]
 class Priority(Fcfs):
     """Admits by priority number, smallest first, then by arrival; waiting makes up for priority.
 
-    A sequence of priority p that waits overtakes fresh ones of priority q < p after ``(p - q) × age_s`` seconds at the latest. The key
-    ``priority - wait / age_s`` differs from ``priority + arrival / age_s`` by the same for all, so two sequences never change
-    places, and those that gave way do not push back. Keeps no state.
+    A sequence of priority p that has waited overtakes fresh ones of priority q < p after ``(p - q) × age_s`` seconds at the latest. Only
+    time in the queue counts: one that runs gets no older, so that it gives way to urgent ones however long it has run. The key of those
+    that wait, ``priority - waited / age_s``, falls at the same rate for all, so two of them never change places. Keeps no state.
 
     Args:
         config: Ageing, and whether running sequences give way.
@@ -36,13 +36,17 @@ class Priority(Fcfs):
     def order(self, view: SchedulerView) -> Int32Array:
         """Return waiting slots by key, then by arrival."""
         waiting = view.waiting
-        return waiting[np.lexsort((view.arrival_s[waiting], self._keys(view, waiting)))]
+        # Without the time of now, which is the same for all, roundings do not change places either.
+        keys = self._keys(view, waiting, view.waited_s[waiting] - view.waiting_since_s[waiting])
+        return waiting[np.lexsort((view.arrival_s[waiting], keys))]
 
     def give_way(self, view: SchedulerView, *, slot: int, candidates: Int32Array) -> int:
         """Return the least urgent candidate of those with a larger priority number that waiting has not made up for."""
-        own = float(self._keys(view, np.array([slot], np.int32))[0])
-        keys = np.where(view.priority[candidates] > view.priority[slot], self._keys(view, candidates), -np.inf)
+        own_s = view.waited_s[slot] + view.now_s - view.waiting_since_s[slot]
+        own = view.priority[slot] - own_s * self._priority_per_s
+        keys = self._keys(view, candidates, view.waited_s[candidates])
+        keys = np.where(view.priority[candidates] > view.priority[slot], keys, -np.inf)
         return largest(keys, candidates) if keys.max() > own else -1
 
-    def _keys(self, view: SchedulerView, slots: Int32Array) -> FloatArray:
-        return view.priority[slots] + view.arrival_s[slots] * self._priority_per_s
+    def _keys(self, view: SchedulerView, slots: Int32Array, waited_s: FloatArray) -> FloatArray:
+        return view.priority[slots] - waited_s * self._priority_per_s

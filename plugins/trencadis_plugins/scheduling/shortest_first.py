@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 import numpy as np
 
 from trencadis.errors import ConfigValueError
-from trencadis.interfaces import SchedulerView, plain_state
+from trencadis.interfaces import SchedulerView, import_attribute, plain_state
 from trencadis.records import FloatArray, Int32Array, Request
 from trencadis_plugins.scheduling.columns import SlotColumn
 from trencadis_plugins.scheduling.config import ShortestFirstConfig
@@ -115,12 +115,17 @@ def make_predictor(name: str) -> Predictor:
             hint="A function of yours takes an import path: package.module:function.",
         )
     try:
-        function = getattr(importlib.import_module(module), attribute)
+        function = import_attribute(name)
     except (ImportError, AttributeError) as error:
         raise ConfigValueError(
             f"[scheduling.shortest_first] predictor = {name!r}: cannot be imported: {error}.",
             hint="Correct the import path: package.module:function, importable where trencadis runs.",
         ) from error
+    if not inspect.isfunction(function):
+        raise ConfigValueError(
+            f"[scheduling.shortest_first] predictor = {name!r}: is no function of a Python module, and was not called.",
+            hint="Name a function that takes a request and returns how many output tokens to expect.",
+        )
     return ByFunction(function)
 
 

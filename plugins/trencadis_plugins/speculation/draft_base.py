@@ -16,7 +16,7 @@ import attrs
 import numpy as np
 import torch
 
-from trencadis.errors import ContractError
+from trencadis.errors import ConfigValueError, ContractError, InvalidRequestError, ModelLoadError
 from trencadis.interfaces import AllocationPlan, Backend, ComponentContext, DraftView, Speculator, covering_buckets
 from trencadis.records import (
     BoolArray,
@@ -111,12 +111,16 @@ class DraftingModel(Speculator):
         target_size = facts.vocab_size if self._context.model is None else self._context.model.vocab_size
         if self._config.tokenizer == "same":
             return Translation.identity(target_size, facts.vocab_size)
-        return Translation.between(
-            self._context.vocabulary(),
-            self._context.named_model(self._config.model).vocabulary(),
-            target_size=target_size,
-            draft_size=facts.vocab_size,
-        )
+        try:
+            target = self._context.vocabulary()
+            draft = self._context.named_model(self._config.model).vocabulary()
+        except (InvalidRequestError, ModelLoadError) as error:
+            raise ConfigValueError(
+                f'[speculation] the draft model {self._config.model!r} has tokenizer = "{self._config.tokenizer}", and its tokens cannot be '
+                f"compared with the target's: {str(error).removesuffix(error.hint).strip()}",
+                hint='Set tokenizer = "same" in its table if both models have the same token ids; or give the one that lacks it a tokenizer.',
+            ) from error
+        return Translation.between(target, draft, target_size=target_size, draft_size=facts.vocab_size)
 
     def allocate(self, limits: BucketLimits) -> None:
         """Load the model if it is not, allocate its cache, and prepare its buckets.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import os
 from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
@@ -13,6 +14,7 @@ import attrs
 import msgspec
 
 from trencadis.errors import ConfigError
+from trencadis.files import is_file
 from trencadis_server.batch.lines import OutputLine, encode
 
 __all__ = ["DUPLICATE", "Done", "OutputFile", "count_lines", "input_lines", "read_output"]
@@ -68,7 +70,7 @@ def read_output(file: Path) -> Done:
     Raises:
         ConfigError: A line, other than a torn last one, is none of a batch's.
     """
-    if not file.exists():
+    if not os.path.lexists(file):
         return Done()
     _check_regular(file, "A batch continues its output, so --output cannot be a pipe or a device.")
     custom_ids, ids, num_bytes = set(), set(), 0
@@ -137,15 +139,15 @@ class OutputFile:
 
 def _check_regular(file: Path, why: str) -> None:
     """Raise ConfigError if a path exists and is not a regular file, since reading it may never end."""
-    if file.exists() and not file.is_file():
-        kind = "Is a directory" if file.is_dir() else "Is no regular file"
+    if os.path.exists(file) and not is_file(file):  # unlike the methods of a path these raise for no name
+        kind = "Is a directory" if os.path.isdir(file) else "Is no regular file"
         raise ConfigError(f"{file}: cannot be used: {kind}.", hint=why)
 
 
 def _output_line(file: Path, number: int, text: bytes) -> dict[str, Any]:
     try:
         line = msgspec.json.decode(text, type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         line = {}
     if not isinstance(line.get("id"), str) or "custom_id" not in line:
         raise ConfigError(

@@ -37,7 +37,7 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
         EngineEndedError: No server answers there, or the engine does not serve.
         InvalidRequestError: The request is not known there.
     """
-    answer = _ask(_address(args.url, config), args.request_id, key=_key(config))
+    answer = _ask(_address(args.url, config), args.request_id, key=server_of(config).admin_key)
     if args.json:
         print(json.dumps(answer, indent=2, ensure_ascii=False))
         return 0
@@ -59,12 +59,6 @@ def _address(url: str | None, config: Config) -> str:
             hint="Set it for the server and here, or give --url.",
         )
     return f"http://127.0.0.1:{server.admin_port}"
-
-
-def _key(config: Config) -> str:
-    """Return the key of the administration pages, if it is configured here; else empty."""
-    server = server_of(config)
-    return server.admin_key or next((entry.partition(":")[2] or entry for entry in server.api_keys), "").strip()
 
 
 def _ask(address: str, request_id: str, *, key: str) -> dict[str, Any]:

@@ -20,6 +20,8 @@ SHORT_FLAGS: Mapping[str, str] = {
     "--port": "--server.port",
     "--role": "--engine.role",
 }
+_RECORD_SIGNAL = getattr(signal, "SIGUSR2", None)
+"""Has an engine's process write its flight record; operators send it to this process too."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 _LARGE_BYTES = 1 << 18
 _KEPT_BYTES = 1 << 20
@@ -30,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's own flags: there are none."""
     parser.epilog = (
         "SIGTERM and Ctrl-C end it in order: nothing new is taken, running requests have server.drain_timeout_s. "
-        "A second one ends it at once."
+        "A second one ends it at once. SIGUSR2 has the engines write flight records."
     )
 
 
@@ -44,6 +46,8 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
     from trencadis_server.lifecycle.opening import open_server
 
     give_back_large_blocks()
+    if _RECORD_SIGNAL is not None:
+        signal.signal(_RECORD_SIGNAL, signal.SIG_IGN)  # until there is a server, whose engines are asked for records
     with open_server(config, registry, resolved=args.resolved) as server:
         return _serve(server)
 
@@ -73,6 +77,8 @@ def _serve(server: OpenServer) -> int:
         for number in (signal.SIGINT, signal.SIGTERM):
             with contextlib.suppress(NotImplementedError):  # Windows: Ctrl-C raises KeyboardInterrupt there
                 loop.add_signal_handler(number, end, number)
+        if _RECORD_SIGNAL is not None:
+            loop.add_signal_handler(_RECORD_SIGNAL, service.record)
         for line in server.greeting():
             announce(line)
         await service.run()

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trencadis.api import render_chat
+from trencadis.errors import RequestError
 from trencadis_server.errors import ApiError
 from trencadis_server.generation.prompts import check_chat_length
 
 if TYPE_CHECKING:
     from trencadis.api import Tokenizer
-    from trencadis_server.context import Encoder
+    from trencadis_server.fair_threads import FairThreads
     from trencadis_server.protocol.chat import ChatMessage
 
 __all__ = ["encode_messages"]
@@ -49,12 +50,13 @@ async def encode_messages(
     messages: Sequence[ChatMessage],
     *,
     tokenizer: Tokenizer,
-    encoder: Encoder,
+    encoder: FairThreads,
     caller: str = "",
     add_generation_prompt: bool | None = None,
     continue_final_message: bool | None = None,
     template_arguments: Mapping[str, Any] | None = None,
     max_model_len: int | None = None,
+    finish: Callable[[tuple[int, ...]], tuple[int, ...]] = tuple,
 ) -> tuple[int, ...]:
     """Return the token ids of a conversation. The event loop does not wait for the template, whatever that does.
 
@@ -62,11 +64,12 @@ async def encode_messages(
         messages: At least one.
         tokenizer: Of the model.
         encoder: Where it runs.
-        caller: Name of the API key: at the template, conversations of one key leave a process to those of others.
+        caller: Name of the API key: encoding is shared out by it, and at the template conversations of one leave a process to others.
         add_generation_prompt: End with the opening of the assistant's turn; None: unless the last message is continued.
         continue_final_message: Leave the last message open.
         template_arguments: More names for the template.
         max_model_len: Longest sequence, tokens: what is surely longer is refused before it is rendered; None: it may be cut.
+        finish: Cuts or checks the token ids where they are made, so that the time of a refusal counts against the caller.
 
     Raises:
         ApiError: A part that is no text, arguments that contradict each other, or a conversation that is surely too long.
@@ -88,18 +91,26 @@ async def encode_messages(
     plain = await encoder.run(
         lambda: [_plain(message, index, knows_developer) for index, message in enumerate(messages)],
         num_characters=num_characters + _EACH * num_items,
+        caller=caller,
     )
-    rendered = await asyncio.wrap_future(
-        render_chat(
-            tokenizer,
-            plain,
-            add_generation_prompt=opens_turn,
-            continue_final_message=bool(continue_final_message),
-            template_arguments=arguments,
-            tenant=caller,
+    encoder.refuse_costly(caller)
+    try:
+        rendered = await asyncio.wrap_future(
+            render_chat(
+                tokenizer,
+                plain,
+                add_generation_prompt=opens_turn,
+                continue_final_message=bool(continue_final_message),
+                template_arguments=arguments,
+                tenant=caller,
+            )
         )
+    except RequestError as error:
+        encoder.charge(caller, error.cost_s)
+        raise
+    return await encoder.run(
+        lambda: finish(tokenizer.encode_rendered(rendered)), num_characters=len(rendered), caller=caller
     )
-    return await encoder.run(lambda: tokenizer.encode_rendered(rendered), num_characters=len(rendered))
 
 
 def _size(message: ChatMessage) -> tuple[int, int]:

@@ -38,7 +38,7 @@ class CompletionFormat:
         has_logprobs: Log-probabilities of the tokens.
         has_token_ids: Token ids.
         has_prompt_logprobs: Log-probabilities of the prompt, as vLLM has them.
-        hidden: Tokens that have no text.
+        hides_special: Special tokens have no text.
     """
 
     tokenizer: Tokenizer
@@ -46,19 +46,18 @@ class CompletionFormat:
     has_logprobs: bool = False
     has_token_ids: bool = False
     has_prompt_logprobs: bool = False
-    hidden: frozenset[int] = frozenset()
+    hides_special: bool = True
 
     @classmethod
     def of(cls, body: CompletionRequest, tokenizer: Tokenizer) -> CompletionFormat:
         """Return the format that a request asks for. Pure."""
-        hides = body.skip_special_tokens is None or body.skip_special_tokens
         return cls(
             tokenizer=tokenizer,
             has_output=body.max_tokens != 0,
             has_logprobs=body.logprobs is not None,
             has_token_ids=bool(body.return_token_ids),
             has_prompt_logprobs=body.prompt_logprobs is not None,
-            hidden=tokenizer.special_token_ids if hides else frozenset(),
+            hides_special=body.skip_special_tokens is None or body.skip_special_tokens,
         )
 
 
@@ -73,7 +72,16 @@ class PromptLogprobsWriter:
         self._format = format
         self._of: tuple[TokenLogprobs, ...] | None = None
         self._listed: list[dict[str, PromptLogprob] | None] = []
-        self._echoed: tuple[CompletionLogprobs, CompletionLogprobsWriter] | None = None
+        self._echoed: tuple[CompletionLogprobs, int] | None = None
+
+    def output_writer(self, output: RequestOutput, *, offset: int = 0) -> CompletionLogprobsWriter:
+        """Return a writer for the tokens after the prompt, whose text begins at ``offset``."""
+        return CompletionLogprobsWriter(
+            self._format.tokenizer,
+            hides_special=self._format.hides_special,
+            prompt_token_ids=output.prompt_token_ids,
+            offset=offset,
+        )
 
     def listed(self, entries: tuple[TokenLogprobs, ...]) -> list[dict[str, PromptLogprob] | None]:
         """Return them in vLLM's format; the same list for the same entries."""
@@ -82,12 +90,13 @@ class PromptLogprobsWriter:
         return self._listed
 
     def echoed(self, output: RequestOutput) -> tuple[CompletionLogprobs, CompletionLogprobsWriter]:
-        """Return those of an echoed prompt, and the writer for the tokens after it; call once the prompt is complete."""
+        """Return those of an echoed prompt, and a writer for the tokens after it; call once the prompt is complete."""
         if self._echoed is None:
-            writer = CompletionLogprobsWriter(self._format.tokenizer, hidden=self._format.hidden)
-            self._echoed = writer.prompt(output.prompt_token_ids, output.prompt_logprobs or ()), writer
-        written, writer = self._echoed
-        return written, writer.copy()
+            writer = CompletionLogprobsWriter(self._format.tokenizer, hides_special=self._format.hides_special)
+            written = writer.prompt(output.prompt_token_ids, output.prompt_logprobs or ())
+            self._echoed = written, writer.end()
+        written, end = self._echoed
+        return written, self.output_writer(output, offset=end)
 
 
 class ChoiceWriter:
@@ -113,7 +122,7 @@ class ChoiceWriter:
         self._echo = echo
         self._prompt = prompt or PromptLogprobsWriter(format)
         self._progress = Progress(has_token_ids=format.has_logprobs or format.has_token_ids)
-        self._logprobs = CompletionLogprobsWriter(format.tokenizer, hidden=format.hidden)
+        self._logprobs: CompletionLogprobsWriter | None = None
 
     def take(self, output: RequestOutput, one: CompletionOutput) -> CompletionChoice | None:
         """Return the new part since the last call, or None.
@@ -151,7 +160,7 @@ class ChoiceWriter:
         return CompletionChoice(
             index=self._index,
             text=text,
-            logprobs=self._run(output, entries, is_first=is_first) if wanted.has_logprobs else None,
+            logprobs=self._run(output, entries) if wanted.has_logprobs else None,
             finish_reason=finish_reason,
             stop_reason=one.stop_reason if wanted.has_output else None,
             prompt_logprobs=self._prompt.listed(output.prompt_logprobs or ())
@@ -167,8 +176,11 @@ class ChoiceWriter:
             return True
         return len(output.prompt_logprobs or ()) == len(output.prompt_token_ids) - 1
 
-    def _run(self, output: RequestOutput, entries: tuple[TokenLogprobs, ...], *, is_first: bool) -> CompletionLogprobs:
-        if self._echo is None or not is_first:
+    def _run(self, output: RequestOutput, entries: tuple[TokenLogprobs, ...]) -> CompletionLogprobs:
+        if self._logprobs is not None:
+            return self._logprobs.output(entries)
+        if self._echo is None:
+            self._logprobs = self._prompt.output_writer(output)
             return self._logprobs.output(entries)
         before, self._logprobs = self._prompt.echoed(output)
         return joined(before, self._logprobs.output(entries))

@@ -116,6 +116,12 @@ class GenerationCall:
     includes_usage: bool
     is_continuous: bool
 
+    @property
+    def caller(self) -> str:
+        """Name of the API key; empty where none is asked for."""
+        caller: str = self.request.state.caller
+        return caller
+
     async def params(self, make: Callable[[], SamplingParams]) -> SamplingParams:
         """Return the result of ``make``; on a thread if the request has long lists.
 
@@ -126,7 +132,7 @@ class GenerationCall:
         num_bytes = len(await self.request.body())
         num_words = len(self.body.bad_words or ())
         weight = num_bytes // _BYTES_PER_CHARACTER + num_words * _CHARACTERS_PER_WORD
-        return await self.context.encoder.run(make, num_characters=weight)
+        return await self.context.encoder.run(make, num_characters=weight, caller=self.caller)
 
     def generation(
         self,
@@ -156,8 +162,8 @@ class GenerationCall:
             params=params,
             beams=beams,
             http_field=functools.partial(http_field, self.body),
-            caller=self.request.state.caller,
-            terms=terms_of(self.request.state.caller, self.body, allows_weight=allows_weight),
+            caller=self.caller,
+            terms=terms_of(self.caller, self.body, allows_weight=allows_weight),
         )
 
     async def answer(
@@ -180,7 +186,9 @@ class GenerationCall:
         async def run() -> Response:
             outputs = await finished_outputs(generation)
             weight = sum(map(_num_candidates, outputs))
-            return await self.context.writer.run(lambda: json_response(whole(outputs)), num_characters=weight)
+            return await self.context.writer.run(
+                lambda: json_response(whole(outputs)), num_characters=weight, caller=self.caller
+            )
 
         return await answer_while_connected(self.request, run())
 

@@ -6,12 +6,12 @@ by the garbage collector again and again, and encoded in one call that nothing i
 
 from __future__ import annotations
 
-import codecs
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, TypeVar, cast
 
 import msgspec
 
+from trencadis.api import Detokenizer
 from trencadis_server.protocol.answers import PromptLogprob
 from trencadis_server.protocol.chat import ChatLogprobs, TokenLogprob, TopLogprob
 from trencadis_server.protocol.completions import CompletionLogprobs
@@ -76,16 +76,28 @@ def prompt_logprobs(entries: Sequence[TokenLogprobs], tokenizer: Tokenizer) -> l
 class CompletionLogprobsWriter:
     """Writes the log-probabilities of one text completion, in one or several parts with continued offsets.
 
+    The alternatives at a token are written by text. Where several share one, such as a letter and the byte that it consists of, the token
+    that was chosen or else the likeliest has the text, and each other is ``token_id:`` and its id, which is vLLM's name for it.
+
     Args:
         tokenizer: Of the model.
-        hidden: Tokens that have no text in the answer.
+        hides_special: Special tokens have no text in the answer.
+        prompt_token_ids: What comes before; its end decides whether the first word has a space before it.
+        offset: Of the first token in the text, characters.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, hidden: frozenset[int] = frozenset()) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        hides_special: bool = False,
+        prompt_token_ids: Sequence[int] = (),
+        offset: int = 0,
+    ) -> None:
         self._tokenizer = tokenizer
-        self._hidden = hidden
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._offset = 0
+        # Offsets are counted in the text that is sent.
+        self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=hides_special, prompt_token_ids=prompt_token_ids)
+        self._offset = offset
 
     def prompt(self, token_ids: Sequence[int], entries: Sequence[TokenLogprobs]) -> CompletionLogprobs:
         """Return those of an echoed prompt; the first token has none.
@@ -108,23 +120,26 @@ class CompletionLogprobsWriter:
         """Return those of the next tokens."""
         written = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
         for entry in entries:
-            text, logprob = self._text(entry.token_id), _finite(entry.logprob)
-            tops = {
-                self._text(token): _finite(value)
-                for token, value in zip(entry.top_token_ids, entry.top_logprobs, strict=True)
-            }
+            text = self._text(entry.token_id)
             written.tokens.append(text)
-            written.token_logprobs.append(logprob)
-            written.top_logprobs.append(_encoded({**tops, text: logprob}))
+            written.token_logprobs.append(_finite(entry.logprob))
+            written.top_logprobs.append(_encoded(self._alternatives(entry, text)))
             written.text_offset.append(self._advance(entry.token_id))
         return written
 
-    def copy(self) -> CompletionLogprobsWriter:
-        """Return an independent writer with the same position."""
-        other = CompletionLogprobsWriter(self._tokenizer, hidden=self._hidden)
-        other._decoder.setstate(self._decoder.getstate())
-        other._offset = self._offset
-        return other
+    def end(self) -> int:
+        """Return the length of the text of all tokens; call once, after the last of them."""
+        return self._offset + len(self._detokenizer.flush())
+
+    def _alternatives(self, entry: TokenLogprobs, chosen: str) -> dict[str, float]:
+        """Return the log-probability of each alternative and of the chosen token. Pure."""
+        by_text: dict[str, float] = {}
+        for token, logprob in zip(entry.top_token_ids, entry.top_logprobs, strict=True):
+            text = chosen if token == entry.token_id else self._text(token)
+            if token != entry.token_id and (text == chosen or text in by_text):
+                text = f"token_id:{token}"
+            by_text[text] = _finite(logprob)
+        return {**by_text, chosen: _finite(entry.logprob)}
 
     def _text(self, token_id: int) -> str:
         return token_text(self._tokenizer.token_bytes(token_id), prefix="bytes:")
@@ -132,8 +147,7 @@ class CompletionLogprobsWriter:
     def _advance(self, token_id: int) -> int:
         """Return a token's offset in the text, and advance to the end of the token."""
         offset = self._offset
-        if token_id not in self._hidden:
-            self._offset += len(self._decoder.decode(self._tokenizer.token_bytes(token_id)))
+        self._offset += len(self._detokenizer.add((token_id,)))
         return offset
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, cast
 
 from trencadis.errors import InvalidRequestError
@@ -11,35 +12,69 @@ from trencadis_server.errors import ApiError
 if TYPE_CHECKING:
     from trencadis import AsyncLLM
     from trencadis.api import Tokenizer
-    from trencadis_server.context import Encoder
+    from trencadis_server.context import ServerContext
     from trencadis_server.protocol.completions import CompletionRequest, Inputs
 
-__all__ = ["TokenIds", "check_chat_length", "check_length", "check_room", "echoes", "encode_inputs", "truncated"]
+__all__ = [
+    "TokenIds",
+    "check_chat_length",
+    "check_length",
+    "check_prompt",
+    "check_room",
+    "check_size",
+    "echoes",
+    "encode_inputs",
+    "truncated",
+]
 
 TokenIds = tuple[int, ...]
 _EMBEDDED = "input"
 """The field whose texts have no output."""
 
 _MAX_CHARACTERS_PER_TOKEN = 256
-"""No vocabulary in use has a longer token; those of 128 spaces are the longest that are common."""
+"""Where it is not known how much text a token may be; no vocabulary in use has longer tokens than 128 spaces."""
+
+_PIECE_CHARACTERS = 65_536
+"""Texts of a list that are encoded in one go, some tens of milliseconds; other requests come between two goes."""
+
+_CHARACTERS_PER_TEXT = 64
+"""Characters that are encoded in the time that a text takes besides its own."""
+
+_MAX_BYTES_PER_CHARACTER = 4
+"""Source: RFC 3629: UTF-8."""
+
+_SPARSE = 16
+"""Bytes for each token of the context, of which no text in use has that many: four or five is usual."""
 
 
 async def encode_inputs(
-    inputs: Inputs, *, llm: AsyncLLM, encoder: Encoder, add_special_tokens: bool, is_cut: bool, param: str
+    inputs: Inputs,
+    *,
+    llm: AsyncLLM,
+    context: ServerContext,
+    caller: str,
+    add_special_tokens: bool,
+    is_cut: bool,
+    num_output: int,
+    param: str,
 ) -> list[TokenIds]:
     """Return the token ids of each text, in order.
 
     Args:
         inputs: One text or several, as strings or token ids.
         llm: The engine.
-        encoder: Where the tokenizer runs; all texts together are one piece of work, since many short ones take as long as one.
+        context: Has the threads on which the tokenizer runs, and the limits of one request.
+        caller: Name of the API key.
         add_special_tokens: With those that the tokenizer adds; for strings.
         is_cut: Only the end of the prompt will be used, so it may be as long as it likes.
+        num_output: As :func:`check_room` has it; for strings that are not cut.
         param: The field, for errors.
 
     Raises:
-        ApiError: A text that is surely too long, found before any is encoded; one without a token; or a token id that the model
-            does not have.
+        ApiError: A text that is too long: those that surely are, before any is encoded, and the others before the next is; one
+            without a token; or a token id that the model does not have.
+        InvalidRequestError: There are too many texts or tokens for the server, known before the rest is encoded.
+        TooBusyError: Too much of the caller's work was refused of late.
     """
     if isinstance(inputs, str):
         inputs = [inputs]
@@ -48,25 +83,46 @@ async def encode_inputs(
     texts = [one for one in inputs if isinstance(one, str)]
     if not texts:
         return _checked([tuple(one) for one in inputs if isinstance(one, list)], llm.model.vocab_size, param)
-    if not is_cut:
-        for text in texts:
-            check_length(text, llm.max_model_len, param)
+    context.admission.check(len(texts), len(texts))
+    places = [_place(param, index, len(texts)) for index in range(len(texts))]
+    max_model_len = None if is_cut else llm.max_model_len
+    num_tokens = 0
 
-    def encode_all() -> list[TokenIds]:
-        return [
-            _encode(llm.tokenizer, text, _place(param, index, len(texts)), add_special_tokens=add_special_tokens)
-            for index, text in enumerate(texts)
-        ]
+    def encode(piece: range) -> list[TokenIds]:
+        nonlocal num_tokens
+        if piece.start == 0 and max_model_len is not None:
+            for text, place in zip(texts, places, strict=True):
+                check_length(text, llm.tokenizer, max_model_len, place)
+        prompts: list[TokenIds] = []
+        for index in piece:
+            prompt = _encode(
+                llm.tokenizer,
+                texts[index],
+                places[index],
+                add_special_tokens=add_special_tokens,
+                max_model_len=max_model_len,
+            )
+            prompts.append(prompt)
+            if max_model_len is not None:
+                check_prompt(prompt, places[index], max_model_len=max_model_len, num_output=num_output)
+                num_tokens += len(prompt)
+                context.admission.check(num_tokens, len(texts))
+        return prompts
 
-    return await encoder.run(encode_all, num_characters=sum(map(len, texts)))
+    pieces = [(functools.partial(encode, piece), size) for piece, size in _pieces(texts)]
+    encoded = await context.encoder.run_all(pieces, caller=caller)
+    return [prompt for prompts in encoded for prompt in prompts]
 
 
-def truncated(prompt: TokenIds, limit: int | None, *, max_model_len: int, max_tokens: int | None) -> TokenIds:
-    """Return the last tokens of a prompt. Pure.
+def truncated(
+    prompt: TokenIds, limit: int | None, *, tokenizer: Tokenizer, max_model_len: int, max_tokens: int | None
+) -> TokenIds:
+    """Return the last tokens of a prompt, after the special tokens with which each prompt begins, which models need there. Pure.
 
     Args:
         prompt: Token ids.
         limit: How many to keep; -1: as many as leave room for the output; None: all.
+        tokenizer: Knows these special tokens; they are kept if the prompt has them and ``limit`` leaves room for more than them.
         max_model_len: Longest sequence, tokens.
         max_tokens: The most output tokens; None: one is enough.
     """
@@ -74,7 +130,9 @@ def truncated(prompt: TokenIds, limit: int | None, *, max_model_len: int, max_to
         return prompt
     if limit < 0:
         limit = max(1, max_model_len - max(1, max_tokens or 1))
-    return prompt[-limit:] if limit else ()
+    opening = tokenizer.opening
+    kept = opening if prompt[: len(opening)] == opening and len(opening) < limit < len(prompt) else ()
+    return kept + prompt[-(limit - len(kept)) :] if limit else ()
 
 
 def check_room(
@@ -101,11 +159,29 @@ def check_room(
         )
     for index, prompt in enumerate(prompts):
         where = _place(param, index, len(prompts))
-        if not prompt:
-            raise ApiError(400, f"{where} has no tokens. Give at least one.", param=where)
-        if len(prompt) + num_output > max_model_len:
-            what = f"{where} has {_counted(len(prompt), 'token')}{_wanted(num_output, output_param)}"
-            raise _too_long(what, max_model_len, param, output_param if num_output > 1 else "")
+        check_prompt(prompt, where, max_model_len=max_model_len, num_output=num_output, output_param=output_param)
+
+
+def check_prompt(
+    prompt: TokenIds, where: str, *, max_model_len: int, num_output: int, output_param: str = "max_tokens"
+) -> None:
+    """Check that a prompt is not empty and leaves room for its output. Pure.
+
+    Args:
+        prompt: Token ids.
+        where: Its field, such as ``prompt[2]``, for errors.
+        max_model_len: Longest sequence, tokens.
+        num_output: As :func:`check_room`.
+        output_param: As :func:`check_room`.
+
+    Raises:
+        ApiError: As :func:`check_room`.
+    """
+    if not prompt:
+        raise ApiError(400, f"{where} has no tokens. Give at least one.", param=where)
+    if len(prompt) + num_output > max_model_len:
+        what = f"{where} has {_counted(len(prompt), 'token')}{_wanted(num_output, output_param)}"
+        raise _too_long(what, max_model_len, where, output_param if num_output > 1 else "")
 
 
 def echoes(body: CompletionRequest, prompts: Sequence[TokenIds], tokenizer: Tokenizer) -> list[str | None]:
@@ -124,11 +200,34 @@ def echoes(body: CompletionRequest, prompts: Sequence[TokenIds], tokenizer: Toke
     return [tokenizer.decode(prompt, skip_special_tokens=hides) for prompt in prompts]
 
 
-def check_length(text: str, max_model_len: int, param: str) -> None:
+def check_length(text: str, tokenizer: Tokenizer, max_model_len: int, param: str) -> None:
     """Check that a text may fit, before it is encoded. Pure.
+
+    Args:
+        text: Of a prompt.
+        tokenizer: Of the model.
+        max_model_len: Longest sequence, tokens.
+        param: The field, for errors.
 
     Raises:
         ApiError: It is longer than any text that fits (``context_length_exceeded``).
+    """
+    if len(text) <= max_model_len // _MAX_BYTES_PER_CHARACTER:
+        return  # it fits, whatever its tokens are
+    most = tokenizer.max_bytes_per_token
+    if most is None:
+        check_size(text, max_model_len, param)
+    elif len(text) * _MAX_BYTES_PER_CHARACTER > most * max_model_len:
+        least = -(-_num_bytes(text) // most)
+        if least > max_model_len:
+            raise _too_long(f"{param} has {_counted(least, 'token')} or more", max_model_len, param)
+
+
+def check_size(text: str, max_model_len: int, param: str) -> None:
+    """Check that a text is not longer than any that is worth encoding. Pure.
+
+    Raises:
+        ApiError: It is longer (``context_length_exceeded``).
     """
     if len(text) > _MAX_CHARACTERS_PER_TOKEN * max_model_len:
         raise _too_long(f"{param} has {_counted(len(text), 'character')}", max_model_len, param)
@@ -163,11 +262,44 @@ def _checked(prompts: list[TokenIds], vocab_size: int, param: str) -> list[Token
     return prompts
 
 
-def _encode(tokenizer: Tokenizer, text: str, where: str, *, add_special_tokens: bool) -> TokenIds:
+def _encode(
+    tokenizer: Tokenizer, text: str, where: str, *, add_special_tokens: bool, max_model_len: int | None
+) -> TokenIds:
+    """Return the tokens of a text, which is refused after its beginning if that is far too long already.
+
+    Args:
+        tokenizer: Of the model.
+        text: Of a prompt.
+        where: Its field, for errors.
+        add_special_tokens: With those that the tokenizer adds.
+        max_model_len: Longest sequence, tokens; None: it will be cut.
+
+    Raises:
+        ApiError: It has no token, or it is too long.
+    """
     try:
+        if max_model_len is not None and len(text) > 2 * _SPARSE * max_model_len and tokenizer.max_bytes_per_token:
+            # A cut changes the tokens beside it alone, so twice as many as fit are too many, wherever it is.
+            beginning = tokenizer.encode(text[: _SPARSE * max_model_len], add_special_tokens=False)
+            if len(beginning) > 2 * max_model_len:
+                raise _too_long(f"{where} has more than {len(beginning) // 2} tokens", max_model_len, where)
         return tokenizer.encode(text, add_special_tokens=add_special_tokens)
     except InvalidRequestError as error:
         raise ApiError(400, str(error), param=where) from error
+
+
+def _pieces(texts: Sequence[str]) -> Iterator[tuple[range, int]]:
+    """Yield ranges of texts that are encoded in one go, and how many characters take as long."""
+    first, size = 0, 0
+    for index, text in enumerate(texts):
+        size += len(text) + (_CHARACTERS_PER_TEXT if len(texts) > 1 else 0)
+        if size >= _PIECE_CHARACTERS or index == len(texts) - 1:
+            yield range(first, index + 1), size
+            first, size = index + 1, 0
+
+
+def _num_bytes(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
 
 
 def _place(param: str, index: int, num_prompts: int) -> str:
@@ -191,7 +323,7 @@ def _wanted(num_output: int, output_param: str) -> str:
 
 def _too_long(what: str, max_model_len: int, param: str, output_param: str = "") -> ApiError:
     """Return the error for a text that is too long; ``output_param`` names the field that can be lowered instead. Pure."""
-    if param == _EMBEDDED:
+    if param.partition("[")[0] == _EMBEDDED:
         limit = f"this model embeds at most {max_model_len} tokens of a text. Shorten or divide it."
     else:
         lower = f", lower or leave out {output_param}," if output_param else ""

@@ -18,6 +18,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from trencadis.accept_loop import AcceptLoop
+from trencadis.errors import TrencadisError
 from trencadis_server.config import ServerConfig
 from trencadis_server.lifecycle.guarded_connection import connection_class
 from trencadis_server.lifecycle.supervisor import Supervisor
@@ -82,12 +83,26 @@ class Service:
             self._listeners.append(admin[1])
         self._stopping = asyncio.Event()
         self._hurrying = asyncio.Event()
+        self._recording: asyncio.Task[None] | None = None
 
     def stop(self) -> None:
         """Drain: refuse new requests and let running ones finish; a second call stops at once. Event loop only."""
         if self._stopping.is_set():
             self._hurrying.set()
         self._stopping.set()
+
+    def record(self) -> None:
+        """Have the engine write a flight record; the log has its path, or why there is none. Event loop only."""
+        if self._recording is None or self._recording.done():
+            self._recording = asyncio.create_task(self._record())
+
+    async def _record(self) -> None:
+        try:
+            found = await self._supervisor.llm.flight_record()
+        except TrencadisError as error:
+            logger.warning("SIGUSR2: no flight record was written: %s", error)
+        else:
+            logger.info("SIGUSR2: flight records were written: %s", ", ".join(found["paths"]))
 
     async def run(self) -> None:
         """Serve until :meth:`stop` is called.

@@ -52,7 +52,7 @@ def open_server(config: Config, registry: Registry, *, resolved: ResolvedConfig)
     """
     if server_of(config).observer:
         # Added to [observer] names, which would be blamed otherwise.
-        registry.select("observer", server_of(config).observer, key="names", source="server.observer")
+        registry.select("observer", server_of(config).observer, key="names", source="server.observer", may_import=True)
     return OpenServer(config_to_serve(config), registry, resolved=resolved)
 
 
@@ -104,6 +104,8 @@ class OpenServer:
         lines = [f"Listening at {self.url}/v1 for {names}; loading."]
         if self.admin_url:
             lines.append(f"Administration: {self.admin_url}/admin/plugins")
+        if self.admin_url and server_of(self._config).lacks_admin_key:
+            lines[-1] += " (refuses every request: set server.admin_key, as server.api_keys do not open it)"
         return lines
 
     def service(self, announce: Callable[[str], None] = lambda _: None) -> Service:
@@ -184,6 +186,7 @@ def make_context(config: Config, supervisor: Supervisor) -> ServerContext:
         admission=admission,
         clock=clock,
         created=int(time.time()),
+        has_tenants=has_others,
     )
 
 

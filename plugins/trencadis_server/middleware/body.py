@@ -12,7 +12,8 @@ import email.message
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from trencadis_server.errors import RATE_LIMIT, ApiError, retry_headers
+from trencadis_server.errors import RATE_LIMIT, ApiError, TooBusyError, as_api_error, retry_headers
+from trencadis_server.fair_threads import FairThreads
 from trencadis_server.middleware.failures import has_body, refuse, send_error
 from trencadis_server.protocol.json_body import MAX_VALUES, ValueCheck
 
@@ -39,14 +40,23 @@ class BodyMiddleware:
         max_bytes: Largest body.
         timeout_s: Longest time a body may take.
         max_values: Most values of a JSON body.
+        threads: Where the values of large bodies are counted; None: on threads of its own.
     """
 
-    def __init__(self, app: ASGIApp, *, max_bytes: int, timeout_s: float, max_values: int = MAX_VALUES) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        max_bytes: int,
+        timeout_s: float,
+        max_values: int = MAX_VALUES,
+        threads: FairThreads | None = None,
+    ) -> None:
         self._app = app
         self._max_bytes = max_bytes
         self._timeout_s = timeout_s
         self._num_collected_bytes = 0
-        self._values = ValueCheck(max_values)
+        self._values = ValueCheck(max_values, threads=threads)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request."""
@@ -61,9 +71,9 @@ class BodyMiddleware:
         if body is None:
             return
         try:
-            await self._values.check(body)
-        except ApiError as error:
-            await send_error(send, error)
+            await self._values.check(body, caller=scope.get("state", {}).get("caller", ""))
+        except (ApiError, TooBusyError) as error:
+            await send_error(send, as_api_error(error))
             return
         await self._app(scope, _replay(body, receive), send)
 

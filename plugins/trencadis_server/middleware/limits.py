@@ -14,6 +14,8 @@ from collections import Counter, deque
 from types import TracebackType
 from typing import Self
 
+import attrs
+
 from trencadis.clock import Clock
 from trencadis.errors import InvalidRequestError
 from trencadis_server.errors import TooBusyError
@@ -85,6 +87,8 @@ class AdmissionControl:
         self.num_requests = 0
         self.num_waiting_tokens = 0
         self._share = caller_share
+        self._requests_limit = _Share("requests", "max_requests", max_requests, caller_share)
+        self._tokens_limit = _Share("waiting prompt tokens", "max_waiting_tokens", max_waiting_tokens, caller_share)
         self._requests_of: Counter[str] = Counter()
         self._waiting_tokens_of: Counter[str] = Counter()
         self._requests_rate = DrainRate(clock)
@@ -101,7 +105,7 @@ class AdmissionControl:
 
     def enter(self, num_prompt_tokens: int, num_requests: int, caller: str) -> None:
         """Acquire a place, or raise as :meth:`hold`."""
-        self._refuse_if_hopeless(num_prompt_tokens, num_requests)
+        self.check(num_prompt_tokens, num_requests)
         excess = self.num_requests + num_requests - self.max_requests
         if excess > 0:
             this = f"; this request counts as {num_requests}" if num_requests > 1 else ""
@@ -128,6 +132,31 @@ class AdmissionControl:
         self._requests_of[caller] += num_requests
         self._waiting_tokens_of[caller] += num_prompt_tokens
 
+    def check(self, num_prompt_tokens: int, num_requests: int) -> None:
+        """Refuse a request that would not fit an empty server; see :class:`trencadis_server.context.Admission`.
+
+        Raises:
+            InvalidRequestError: It is larger than a limit, or than one caller's share of it.
+        """
+        if num_requests > self.max_requests:
+            raise InvalidRequestError(
+                f"{num_requests} texts in one request, each choice of each prompt being one: "
+                f"the server takes {self.max_requests} at once (server.max_requests).",
+                hint="Ask for them in several requests.",
+            )
+        if num_prompt_tokens > self.max_waiting_tokens:
+            raise InvalidRequestError(
+                f"{num_prompt_tokens} prompt tokens in one request: the server lets {self.max_waiting_tokens} wait "
+                "(server.max_waiting_tokens).",
+                hint="Send fewer prompts, or shorter ones, in one request.",
+            )
+        for asked, limit in ((num_requests, self._requests_limit), (num_prompt_tokens, self._tokens_limit)):
+            if asked > limit.cap:
+                raise InvalidRequestError(
+                    f"{asked} {limit.what} in one request: one API key may have {limit}.",
+                    hint="Ask for less in one request.",
+                )
+
     def stop_waiting(self, num_prompt_tokens: int, caller: str) -> None:
         """Subtract prompt tokens that were computed."""
         self.num_waiting_tokens -= num_prompt_tokens
@@ -145,47 +174,44 @@ class AdmissionControl:
 
         Raises:
             TooBusyError: It has its share.
-            InvalidRequestError: This request alone is more.
         """
-        for held, asked, most, what, setting, rate in (
-            (self._requests_of, num_requests, self.max_requests, "requests", "max_requests", self._requests_rate),
-            (
-                self._waiting_tokens_of,
-                num_prompt_tokens,
-                self.max_waiting_tokens,
-                "waiting prompt tokens",
-                "max_waiting_tokens",
-                self._tokens_rate,
-            ),
+        for limit, held, asked, rate in (
+            (self._requests_limit, self._requests_of, num_requests, self._requests_rate),
+            (self._tokens_limit, self._waiting_tokens_of, num_prompt_tokens, self._tokens_rate),
         ):
-            cap = max(1, int(most * self._share))
-            bound = f"{cap} at once (server.key_share = {self._share:g} of server.{setting} = {most})"
-            if asked > cap:
-                raise InvalidRequestError(
-                    f"{asked} {what} in one request: one API key may have {bound}.",
-                    hint="Ask for less in one request.",
-                )
-            excess = held[caller] + asked - cap
+            excess = held[caller] + asked - limit.cap
             if excess > 0:
                 raise TooBusyError(
-                    f"The API key {caller[:_MAX_QUOTED]!a} has {held[caller]} {what} and may have {bound}; this request has "
+                    f"The API key {caller[:_MAX_QUOTED]!a} has {held[caller]} {limit.what} and may have {limit}; this request has "
                     f"{asked}.",
                     retry_after_s=rate.seconds_for(excess),
                 )
 
-    def _refuse_if_hopeless(self, num_prompt_tokens: int, num_requests: int) -> None:
-        if num_requests > self.max_requests:
-            raise InvalidRequestError(
-                f"{num_requests} texts in one request, each choice of each prompt being one: "
-                f"the server takes {self.max_requests} at once (server.max_requests).",
-                hint="Ask for them in several requests.",
-            )
-        if num_prompt_tokens > self.max_waiting_tokens:
-            raise InvalidRequestError(
-                f"{num_prompt_tokens} prompt tokens in one request: the server lets {self.max_waiting_tokens} wait "
-                "(server.max_waiting_tokens).",
-                hint="Send fewer prompts, or shorter ones, in one request.",
-            )
+
+@attrs.frozen
+class _Share:
+    """What one caller may have of a limit.
+
+    Attributes:
+        what: Is counted.
+        setting: Its name.
+        most: Its value.
+        share: Part of one caller.
+    """
+
+    what: str
+    setting: str
+    most: int
+    share: float
+
+    @property
+    def cap(self) -> int:
+        """The most of one caller."""
+        return max(1, int(self.most * self.share))
+
+    def __str__(self) -> str:
+        """Return the cap and where it comes from."""
+        return f"{self.cap} at once (server.key_share = {self.share:g} of server.{self.setting} = {self.most})"
 
 
 class AdmissionHold:

@@ -5,6 +5,7 @@ The outermost of the middlewares: whatever is answered, and by whom, carries ``x
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import uuid
@@ -15,6 +16,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from trencadis.clock import Clock
+from trencadis.faults import reraise_interrupt
 from trencadis_server.errors import as_api_error
 from trencadis_server.generation.connection import CLIENT_GONE
 from trencadis_server.http_metrics import HttpMetrics
@@ -72,12 +74,15 @@ class RequestContextMiddleware:
                 await self._app(scope, receive, answer.send)
             except ClientDisconnect:
                 pass
-            except Exception as error:
+            except (asyncio.CancelledError, GeneratorExit):
+                raise
+            except BaseException as error:  # a panic of Rust, of which several libraries consist, is no Exception
+                reraise_interrupt(error)
                 await self._fail(answer, scope, error, request_id)
             finally:
                 self._note(scope, answer, self._clock.now_s() - start_s)
 
-    async def _fail(self, answer: _Answer, scope: Scope, error: Exception, request_id: str) -> None:
+    async def _fail(self, answer: _Answer, scope: Scope, error: BaseException, request_id: str) -> None:
         logger.error("%s %s failed (%s).", scope["method"], _plain(scope["path"]), request_id, exc_info=error)
         # An answer that has begun is left incomplete, and the HTTP server cuts the connection: the client must notice.
         if not answer.status:

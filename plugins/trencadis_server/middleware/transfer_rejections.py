@@ -15,8 +15,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from trencadis.errors import InvalidRequestError, TrencadisError
 from trencadis.records.request import transfer_table
-from trencadis_server.context import Encoder, ServerContext
+from trencadis_server.context import ServerContext
 from trencadis_server.errors import ApiError
+from trencadis_server.fair_threads import FairThreads
 from trencadis_server.protocol.json_body import decode
 
 __all__ = ["TransferRejectionMiddleware"]
@@ -36,7 +37,7 @@ class TransferRejectionMiddleware:
     def __init__(self, app: ASGIApp, *, context: ServerContext) -> None:
         self._app = app
         self._context = context
-        self._parser = Encoder()
+        self._threads = FairThreads()  # without accounts: the engine hears of each rejection, however many there were
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -55,20 +56,21 @@ class TransferRejectionMiddleware:
 
         async def write(message: Message) -> None:
             if message["type"] == "http.response.start" and message["status"] >= 400:
-                self._refused(body)
+                self._refused(body, scope.get("state", {}).get("caller", ""))
             await send(message)
 
         await self._app(scope, read, write)
 
-    def _refused(self, body: bytes) -> None:
+    def _refused(self, body: bytes, caller: str) -> None:
         if _FIELD.encode() in body:
             # The client need not wait for it.
-            task = asyncio.create_task(self._tell(body))
+            task = asyncio.create_task(self._tell(body, caller))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _tell(self, body: bytes) -> None:
-        params = await self._parser.run(functools.partial(_transfer_params, body), num_characters=len(body))
+    async def _tell(self, body: bytes, caller: str) -> None:
+        call = functools.partial(_transfer_params, body)
+        params = await self._threads.run(call, num_characters=len(body), caller=caller)
         if params:
             with contextlib.suppress(TrencadisError):
                 await self._context.llm.reject_transfer(params)

@@ -42,7 +42,9 @@ class CompletionRequest(GenerationRequest):
     )
     echo: bool | None = Field(None, description="The prompt before the text; with max_tokens 0 the prompt alone.")
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = Field(
-        None, description="Log-probabilities of the tokens, with so many alternatives."
+        None,
+        description="Log-probabilities of the tokens, with so many alternatives, by text; where several share a text, the chosen or "
+        "else the likeliest has it, and each other is token_id: and its id.",
     )
     add_special_tokens: bool | None = Field(
         None, description="Encode with the tokens that the tokenizer adds, such as one for the beginning; true."

@@ -151,7 +151,8 @@ class GenerationRequest(SamplingFields):
         None, description="Log-probabilities of the prompt, with so many alternatives; not with stream."
     )
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=_MAX_INT), AfterValidator(_not_zero)] | None = Field(
-        None, description="Keep the last tokens of the prompt only, at least 1; -1: as many as fit."
+        None,
+        description="Keep the last tokens of the prompt only, at least 1, and the special tokens that begin it; -1: as many as fit.",
     )
     priority: Annotated[int, Field(ge=-_MAX_INT, le=_MAX_INT)] | None = Field(
         None, description="Smaller is sooner, if the scheduling policy looks at it; 0."

@@ -8,7 +8,6 @@ bounded by how long the longest of these calls takes; between two of them the ev
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import json
 import re
@@ -24,6 +23,7 @@ from starlette.responses import Response
 from trencadis.records.plain import MAX_DEPTH, plain_fault
 from trencadis_server.context import context_of
 from trencadis_server.errors import ApiError
+from trencadis_server.fair_threads import FairThreads
 from trencadis_server.middleware.failures import validation_error
 
 __all__ = ["MAX_VALUES", "JsonRoute", "ValueCheck", "check_values", "decode", "json_response", "read_body"]
@@ -52,16 +52,26 @@ class ValueCheck:
         max_values: The most values that a body may have.
         max_keys: The most keys of objects.
         max_containers: The most lists and objects.
+        threads: Where large bodies are looked at; None: on one of its own.
     """
 
     def __init__(
-        self, max_values: int = MAX_VALUES, *, max_keys: int = _MAX_KEYS, max_containers: int = _MAX_CONTAINERS
+        self,
+        max_values: int = MAX_VALUES,
+        *,
+        max_keys: int = _MAX_KEYS,
+        max_containers: int = _MAX_CONTAINERS,
+        threads: FairThreads | None = None,
     ) -> None:
         self._limits = (max_containers, max_keys, max_values)
-        self._gate = asyncio.Semaphore(1)
+        self._threads = threads or FairThreads(1)
 
-    async def check(self, body: bytes) -> None:
+    async def check(self, body: bytes, *, caller: str = "") -> None:
         """Check a body, JSON or not; a large one takes some milliseconds per megabyte, on a thread.
+
+        Args:
+            body: Of a request.
+            caller: Name of the API key.
 
         Raises:
             ApiError: It has too many.
@@ -69,14 +79,18 @@ class ValueCheck:
         if len(body) <= min(self._limits):
             return
         if len(body) <= _MAX_COUNTED_INLINE:
-            excess = _excess(body, self._limits)
+            _check_number(body, self._limits)
         else:
-            async with self._gate:
-                excess = await asyncio.to_thread(_excess, body, self._limits)
-        if excess:
-            raise ApiError(
-                400, f"The body has more than {excess}. Send a smaller request, or several.", code="too_many_values"
-            )
+            call = functools.partial(_check_number, body, self._limits)
+            await self._threads.run(call, num_characters=len(body), caller=caller)
+
+
+def _check_number(body: bytes, limits: tuple[int, int, int]) -> None:
+    excess = _excess(body, limits)
+    if excess:
+        raise ApiError(
+            400, f"The body has more than {excess}. Send a smaller request, or several.", code="too_many_values"
+        )
 
 
 def _excess(body: bytes, limits: tuple[int, int, int]) -> str:
@@ -166,7 +180,9 @@ class JsonRoute(APIRoute):
             if "json" in request.headers.get("content-type", "") and (body := await request.body()):
                 # FastAPI takes what the request has parsed already, and an instance of the class for valid.
                 call = functools.partial(read_body, body, model)
-                request._json = await context_of(request).parser.run(call, num_characters=len(body))  # noqa: SLF001
+                request._json = await context_of(request).parser.run(  # noqa: SLF001
+                    call, num_characters=len(body), caller=request.state.caller
+                )
             return await handle(request)
 
         return serve

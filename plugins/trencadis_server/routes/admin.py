@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "HostMiddleware",
+    "NoKeyMiddleware",
     "PlanInForce",
     "check_content_type",
     "make_admin_app",
@@ -64,8 +65,8 @@ def make_admin_app(
 ) -> FastAPI:
     """Return the administration application. It shows no secrets, and can change only scheduling and the engine's role.
 
-    Requests must name this machine as their host, and have a key if one is configured: ``server.admin_key``, else any of
-    ``server.api_keys``.
+    Requests must name this machine as their host, and have the key ``server.admin_key`` if there is one. The keys of clients open nothing
+    here: where there are such and no ``server.admin_key``, every request is refused.
 
     Args:
         context: Of the server.
@@ -77,9 +78,11 @@ def make_admin_app(
     app = FastAPI(title="Trencadís administration", version=trencadis.__version__, docs_url=None, redoc_url=None)
     add_handlers(app)
     app.add_middleware(BodyMiddleware, max_bytes=_MAX_BODY_BYTES, timeout_s=context.config.body_timeout_s)
-    config = context.config
-    keys = [f"admin:{config.admin_key}"] if config.admin_key else config.api_keys
-    app.add_middleware(AuthMiddleware, keys=ApiKeys(keys))
+    if context.config.lacks_admin_key:
+        app.add_middleware(NoKeyMiddleware)
+    else:
+        own = context.config.admin_key
+        app.add_middleware(AuthMiddleware, keys=ApiKeys([f"admin:{own}"] if own else []))
     app.add_middleware(HostMiddleware)
     app.add_middleware(RequestContextMiddleware, metrics=HttpMetrics(), clock=context.clock)
     plans = PlanInForce(resolved.config, plan, registry)
@@ -146,6 +149,29 @@ def _server(context: ServerContext) -> dict[str, Any]:
         "num_requests": getattr(admission, "num_requests", None),
         "num_waiting_tokens": getattr(admission, "num_waiting_tokens", None),
     }
+
+
+class NoKeyMiddleware:
+    """Answers 403: clients have keys, and the administration has none of its own.
+
+    Args:
+        app: Gets no request.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        error = ApiError(
+            403,
+            "The administration has no key: keys of server.api_keys do not open it. Set server.admin_key and start the server again.",
+            code="no_admin_key",
+        )
+        await refuse(scope, receive, send, error)
 
 
 class HostMiddleware:
@@ -312,7 +338,7 @@ def scheduling_router(context: ServerContext, plans: PlanInForce) -> APIRouter:
     async def change(request: Request) -> dict[str, Any]:
         """Put a policy in force between two steps: ``{"name": ..., "options": {...}, "shadow": ...}``, each optional.
 
-        No request is lost, and none is computed again. The answer is that of GET, with what was in force before.
+        Names are those of registered components; an import path is followed only if the configuration has it. No request is lost, and none is computed again. The answer is that of GET, with what was in force before.
         """
         check_content_type(request)
         table, llm = table_of(await request.body()), context.llm

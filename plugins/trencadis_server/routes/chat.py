@@ -11,7 +11,7 @@ from starlette.responses import Response
 from trencadis_server.errors import ApiError
 from trencadis_server.generation.chat_prompt import encode_messages
 from trencadis_server.generation.chat_writer import ChatWriter
-from trencadis_server.generation.generation_call import open_call
+from trencadis_server.generation.generation_call import GenerationCall, open_call
 from trencadis_server.generation.prompts import check_room, truncated
 from trencadis_server.generation.sampling import beam_params, sampling_params
 from trencadis_server.protocol.chat import ChatChunk, ChatCompletion, ChatRequest
@@ -21,7 +21,6 @@ from trencadis_server.protocol.openapi import documented
 if TYPE_CHECKING:
     from trencadis import AsyncLLM
     from trencadis.records import SamplingParams
-    from trencadis_server.context import ServerContext
 
 __all__ = ["make_router"]
 
@@ -45,7 +44,7 @@ async def create_chat_completion(request: Request, body: ChatRequest) -> Respons
     call = open_call(request, body, param=_PARAM)
     params = await call.params(lambda: _params(body, call.llm))
     beams = beam_params(body, max_tokens=params.max_tokens, logprobs=params.logprobs)
-    prompt = await _prompt(body, call.llm, call.context, caller=request.state.caller)
+    prompt = await _prompt(body, call)
     generation = call.generation("chatcmpl", prompts=[prompt], params=params, beams=beams)
     writer = ChatWriter(
         answer_id=generation.answer_id,
@@ -70,25 +69,34 @@ def _params(body: ChatRequest, llm: AsyncLLM) -> SamplingParams:
     )
 
 
-async def _prompt(body: ChatRequest, llm: AsyncLLM, context: ServerContext, *, caller: str) -> tuple[int, ...]:
-    encoded = await encode_messages(
+async def _prompt(body: ChatRequest, call: GenerationCall) -> tuple[int, ...]:
+    llm, limit = call.llm, body.truncate_prompt_tokens
+
+    def finish(encoded: tuple[int, ...]) -> tuple[int, ...]:
+        prompt = truncated(
+            encoded,
+            limit,
+            tokenizer=llm.tokenizer,
+            max_model_len=llm.max_model_len,
+            max_tokens=body.most_tokens,
+        )
+        check_room(
+            [prompt],
+            max_model_len=llm.max_model_len,
+            num_output=max(1, body.most_tokens or 1),
+            param=_PARAM,
+            output_param=body.most_tokens_field,
+        )
+        return prompt
+
+    return await encode_messages(
         body.messages,
         tokenizer=llm.tokenizer,
-        encoder=context.encoder,
-        caller=caller,
+        encoder=call.context.encoder,
+        caller=call.caller,
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
         template_arguments=body.chat_template_kwargs,
-        max_model_len=llm.max_model_len if body.truncate_prompt_tokens is None else None,
+        max_model_len=llm.max_model_len if limit is None else None,
+        finish=finish,
     )
-    prompt = truncated(
-        encoded, body.truncate_prompt_tokens, max_model_len=llm.max_model_len, max_tokens=body.most_tokens
-    )
-    check_room(
-        [prompt],
-        max_model_len=llm.max_model_len,
-        num_output=max(1, body.most_tokens or 1),
-        param=_PARAM,
-        output_param=body.most_tokens_field,
-    )
-    return prompt

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from trencadis_server.errors import ApiError
 from trencadis_server.generation.completion_writer import CompletionWriter
-from trencadis_server.generation.generation_call import open_call
+from trencadis_server.generation.generation_call import GenerationCall, open_call
 from trencadis_server.generation.prompts import TokenIds, check_room, echoes, encode_inputs, truncated
 from trencadis_server.generation.sampling import beam_params, sampling_params
 from trencadis_server.protocol.completions import CompletionRequest, TextCompletion
@@ -20,7 +20,6 @@ from trencadis_server.protocol.openapi import documented
 if TYPE_CHECKING:
     from trencadis import AsyncLLM
     from trencadis.records import SamplingParams
-    from trencadis_server.context import ServerContext
 
 __all__ = ["make_router"]
 
@@ -46,11 +45,12 @@ async def create_completion(request: Request, body: CompletionRequest) -> Respon
     call = open_call(request, body, param=_PARAM)
     params = await call.params(lambda: _params(body, call.llm))
     beams = beam_params(body, max_tokens=params.max_tokens, logprobs=body.logprobs)
-    prompts = await _prompts(body, call.llm, call.context)
+    prompts = await _prompts(body, call)
     generation = call.generation("cmpl", prompts=prompts, params=params, beams=beams)
     texts = await call.context.encoder.run(
         lambda: echoes(body, prompts, call.llm.tokenizer),
         num_characters=generation.num_prompt_tokens if body.echo else 0,
+        caller=generation.caller,
     )
     writer = CompletionWriter(
         answer_id=generation.answer_id,
@@ -92,20 +92,29 @@ def _check_best_of(body: CompletionRequest) -> None:
         )
 
 
-async def _prompts(body: CompletionRequest, llm: AsyncLLM, context: ServerContext) -> list[TokenIds]:
+async def _prompts(body: CompletionRequest, call: GenerationCall) -> list[TokenIds]:
+    llm, num_output = call.llm, max(1, body.max_tokens or 1)
     encoded = await encode_inputs(
         body.prompt,
         llm=llm,
-        encoder=context.encoder,
+        context=call.context,
+        caller=call.caller,
         add_special_tokens=body.add_special_tokens is None or body.add_special_tokens,
         is_cut=body.truncate_prompt_tokens is not None,
+        num_output=num_output,
         param=_PARAM,
     )
     prompts = [
-        truncated(one, body.truncate_prompt_tokens, max_model_len=llm.max_model_len, max_tokens=_max_tokens(body))
+        truncated(
+            one,
+            body.truncate_prompt_tokens,
+            tokenizer=llm.tokenizer,
+            max_model_len=llm.max_model_len,
+            max_tokens=_max_tokens(body),
+        )
         for one in encoded
     ]
-    check_room(prompts, max_model_len=llm.max_model_len, num_output=max(1, body.max_tokens or 1), param=_PARAM)
+    check_room(prompts, max_model_len=llm.max_model_len, num_output=num_output, param=_PARAM)
     return prompts
 
 

@@ -51,9 +51,11 @@ async def create_embeddings(request: Request, body: EmbeddingsRequest) -> Respon
     prompts = await encode_inputs(
         body.input,
         llm=llm,
-        encoder=context.encoder,
+        context=context,
+        caller=request.state.caller,
         add_special_tokens=body.add_special_tokens is None or body.add_special_tokens,
         is_cut=False,
+        num_output=0,
         param=_PARAM,
     )
     check_room(prompts, max_model_len=llm.max_model_len, num_output=0, param=_PARAM)
@@ -72,6 +74,7 @@ async def _embed(
     return await context.writer.run(
         lambda: _answer(embeddings, model=model, is_base64=is_base64),
         num_characters=num_numbers // _NUMBERS_PER_CHARACTER + len(embeddings) * _CHARACTERS_PER_VECTOR,
+        caller=caller,
     )
 
 

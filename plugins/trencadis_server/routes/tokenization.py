@@ -8,12 +8,11 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from trencadis.errors import InvalidRequestError
 from trencadis_server.context import context_of
 from trencadis_server.errors import ApiError
 from trencadis_server.generation.chat_prompt import encode_messages
 from trencadis_server.generation.logprobs import token_text
-from trencadis_server.generation.prompts import check_length
+from trencadis_server.generation.prompts import check_size
 from trencadis_server.protocol.json_body import JsonRoute, json_response
 from trencadis_server.protocol.openapi import documented
 from trencadis_server.protocol.tokenization import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
@@ -21,7 +20,7 @@ from trencadis_server.routes.models import check_model
 
 if TYPE_CHECKING:
     from trencadis.api import Tokenizer
-    from trencadis_server.context import Encoder
+    from trencadis_server.fair_threads import FairThreads
 
 __all__ = ["make_router"]
 
@@ -38,19 +37,18 @@ def make_router() -> APIRouter:
 
 async def tokenize(request: Request, body: TokenizeRequest) -> Response:
     """Turn a text or a conversation into token ids."""
-    context = context_of(request)
+    context, caller = context_of(request), request.state.caller
     llm = context.llm
     check_model(context, body.model)
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "give either prompt or messages.", param="prompt")
-    token_ids = await _encode(
-        body, llm.tokenizer, context.encoder, caller=request.state.caller, max_model_len=llm.max_model_len
-    )
+    token_ids = await _encode(body, llm.tokenizer, context.encoder, caller=caller, max_model_len=llm.max_model_len)
     texts = await context.encoder.run(
         lambda: (
             [token_text(llm.tokenizer.token_bytes(token)) for token in token_ids] if body.return_token_strs else None
         ),
         num_characters=len(token_ids),
+        caller=caller,
     )
     return json_response(
         Tokenized(count=len(token_ids), max_model_len=llm.max_model_len, tokens=list(token_ids), token_strs=texts)
@@ -63,13 +61,15 @@ async def detokenize(request: Request, body: DetokenizeRequest) -> Response:
     tokenizer = context.llm.tokenizer
     check_model(context, body.model)
     text = await context.encoder.run(
-        lambda: tokenizer.decode(body.tokens), num_characters=_CHARACTERS_PER_TOKEN * len(body.tokens)
+        lambda: tokenizer.decode(body.tokens),
+        num_characters=_CHARACTERS_PER_TOKEN * len(body.tokens),
+        caller=request.state.caller,
     )
     return json_response(Detokenized(prompt=text))
 
 
 async def _encode(
-    body: TokenizeRequest, tokenizer: Tokenizer, encoder: Encoder, *, caller: str, max_model_len: int
+    body: TokenizeRequest, tokenizer: Tokenizer, encoder: FairThreads, *, caller: str, max_model_len: int
 ) -> tuple[int, ...]:
     if body.messages is not None:
         if body.add_special_tokens:
@@ -87,11 +87,11 @@ async def _encode(
             max_model_len=max_model_len,
         )
     text = body.prompt or ""
-    check_length(text, max_model_len, "prompt")
+    check_size(text, max_model_len, "prompt")
     adds_special = body.add_special_tokens is None or body.add_special_tokens
-    try:
-        return await encoder.run(
-            lambda: tokenizer.encode(text, add_special_tokens=adds_special), num_characters=len(text)
-        )
-    except InvalidRequestError:  # no tokens: no prompt for the engine, but an answer here
-        return ()
+    # A text without tokens is no prompt for the engine, but has an answer here.
+    return await encoder.run(
+        lambda: tokenizer.encode(text, add_special_tokens=adds_special, may_be_empty=True),
+        num_characters=len(text),
+        caller=caller,
+    )

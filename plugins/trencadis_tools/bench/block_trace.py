@@ -6,13 +6,13 @@ the head on; equal ids stand for equal content and equal content before it. Othe
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 import attrs
 
 from trencadis.errors import ConfigError
+from trencadis.files import parse_json
 
 __all__ = ["BlockRequest", "parse_block_trace"]
 
@@ -55,9 +55,9 @@ def parse_block_trace(text: str, name: str) -> tuple[BlockRequest, ...]:
 
 def _request(line: str, where: str) -> BlockRequest:
     try:
-        row: Mapping[str, Any] = json.loads(line)
+        row: Mapping[str, Any] = parse_json(line)
         return BlockRequest(float(row["timestamp"]) / 1000, tuple(int(block) for block in row["hash_ids"]))
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, OverflowError, TypeError, ValueError) as error:
         what = f"no {error}" if isinstance(error, KeyError) else str(error)
         raise ConfigError(
             f"{where} is no request with block hashes: {what}.",

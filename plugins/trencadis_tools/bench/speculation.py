@@ -8,7 +8,6 @@ Both engines live at once and take turns, prompt by prompt, so that a machine wh
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from attrs.validators import ge
 from trencadis.api import Config, Engine, Registry, Tokenizer, build_engine, encode_chat
 from trencadis.console import track
 from trencadis.errors import ConfigError, InvalidRequestError, StepFailedError
+from trencadis.files import parse_json, read_text
 from trencadis.records import FinishReason, Request, SamplingParams
 from trencadis_tools.bench.counts import counted_since
 
@@ -98,8 +98,8 @@ def read_prompts(path: Path, tokenizer: Tokenizer, *, limit: int = 0) -> tuple[t
         ConfigError: The file cannot be read, or a line is none of these.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        lines = read_text(path).splitlines()
+    except (OSError, ValueError) as error:
         raise ConfigError(f"--prompts {path}: {error}.", hint="Name a file with a JSON object a line.") from error
     found: list[tuple[int, ...]] = []
     for number, line in enumerate(lines, start=1):
@@ -113,7 +113,7 @@ def read_prompts(path: Path, tokenizer: Tokenizer, *, limit: int = 0) -> tuple[t
 def _prompt(line: str, tokenizer: Tokenizer, *, where: str) -> tuple[int, ...]:
     hint = 'Write {"prompt": "..."}, {"turns": ["..."]} or {"messages": [{"role": "user", "content": "..."}]}.'
     try:
-        entry = json.loads(line)
+        entry = parse_json(line)
     except ValueError as error:
         raise ConfigError(f"{where}: no JSON: {error}.", hint=hint) from error
     entry = entry if isinstance(entry, Mapping) else {}

@@ -64,7 +64,7 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
     if args.measurement == "kv":
         return bench_kv.run(args, config, registry)
     if args.measurement == "fit":
-        return bench_fit.run(args)
+        return bench_fit.run(args, config, registry)
     return _throughput(args, config, registry)
 
 

@@ -126,7 +126,7 @@ def _makers(policies: str | None, config: Config, registry: Registry) -> dict[st
     context = ComponentContext(clock=SimulatedClock(), seed=config.engine.seed)
 
     def maker(name: str) -> Callable[[], EvictionPolicy]:
-        item = registry.select("eviction", name, source="flag --policies")
+        item = registry.select("eviction", name, source="flag --policies", may_import=True)
         options = config.eviction.components.get(item.name)
         if options is None:
             try:

@@ -1,4 +1,4 @@
-"""``trencadis bench fit``: step times from recorded steps, and how far they are from others."""
+"""``trencadis bench fit``: step times from recorded steps or from the times of requests, and how far they are from others."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from trencadis.api import Config, Registry
 from trencadis.console import print_table
 from trencadis.errors import ConfigError
+from trencadis_tools.commands import bench_fit_requests
 
 if TYPE_CHECKING:
     from trencadis_tools.simulation.step_times import Fit, KindErrors, StepRecord, StepRecords
 
 __all__ = ["HELP", "add_arguments", "run"]
 
-HELP = "step times of a simulated device from --records"
+HELP = "step times of a simulated device from --records or --requests"
 
 _UNITS = {
     "base_s": ("device, each step", "ms", 1e3),
@@ -36,12 +38,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("fit")
     group.add_argument("--records", metavar="FILE", help="steps that the observer recorder wrote")
     group.add_argument(
-        "--held-out", metavar="FILE", help="other steps, for the errors (default: the last fifth of --records)"
+        "--requests",
+        metavar="FILE",
+        help="lengths and times of requests that an engine configured as this one answered",
+    )
+    group.add_argument(
+        "--sheet", metavar="S", default="", help="with --requests: step times to begin with, as for --step-times"
+    )
+    group.add_argument(
+        "--held-out",
+        metavar="FILE",
+        help="other steps or requests, for the errors; of --requests also a share of the last ones (default: the last fifth)",
     )
     group.add_argument("--out", metavar="FILE", help="write the step times as JSON")
     group.add_argument("--by-bucket", action="store_true", help="a time for each bucket of a device with static shapes")
     group.add_argument(
-        "--leave-out", metavar="A,B,...", default="", help=f"coefficients that are to be 0, of {', '.join(_UNITS)}"
+        "--leave-out",
+        metavar="A,B,...",
+        default="",
+        help=f"coefficients that are to be 0, of {', '.join(_UNITS)}; with --requests also prefill_token_s",
     )
     group.add_argument(
         "--warm-up", type=int, default=20, metavar="N", help="leave out the first so many steps (default: 20)"
@@ -52,12 +67,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--device", metavar="NAME", default="", help="what the steps ran on, to be noted in --out")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
     """Fit and print; returns 0.
 
     Raises:
-        ConfigError: Records cannot be read, are too few, or do not tell some coefficients apart.
+        ConfigError: Records or requests cannot be read, are too few, or do not tell some coefficients apart.
+        TrencadisError: A policy failed in a simulation.
     """
+    if bool(args.records) == bool(args.requests):
+        raise ConfigError(
+            "trencadis bench fit: needs one of --records and --requests.",
+            hint='Record steps with observer.names = "recorder", or name a file with the times of requests.',
+        )
+    if args.requests:
+        given = [flag for flag, value in (("--by-bucket", args.by_bucket), ("--all-steps", args.all_steps)) if value]
+        if given:
+            raise ConfigError(f"{', '.join(given)}: is for --records.", hint="Leave it out: requests tell no steps.")
+        written = bench_fit_requests.run(args, config, registry)
+    elif args.sheet:
+        raise ConfigError("--sheet: is for --requests.", hint="Leave it out: recorded steps tell their times.")
+    else:
+        written = _fit_records(args)
+    if args.out:
+        _write(args.out, written)
+    if args.json:
+        print(json.dumps(written))
+    return 0
+
+
+def _fit_records(args: argparse.Namespace) -> dict[str, Any]:
+    """Fit recorded steps and print; returns what a file of step times holds."""
     from trencadis_tools.simulation.step_times import (
         fit_step_times,
         read_records,
@@ -66,8 +105,6 @@ def run(args: argparse.Namespace) -> int:
         step_times_json,
     )
 
-    if not args.records:
-        raise ConfigError("trencadis bench fit: --records is missing.", hint='Record with observer.names = "recorder".')
     if args.warm_up < 0:
         raise ConfigError(f"--warm-up is {args.warm_up}, which must be 0 or more.")
     records = read_records(args.records)
@@ -84,14 +121,9 @@ def run(args: argparse.Namespace) -> int:
         errors = step_time_errors(fit.times, held_out)
     except ValueError as error:
         raise ConfigError(f"{args.held_out or args.records}: {error}.") from error
-    written = step_times_json(fit.times, _facts(args, records, fit, errors))
-    if args.out:
-        _write(args.out, written)
-    if args.json:
-        print(json.dumps(written))
-    else:
+    if not args.json:
         _print(fit, errors, records, steps)
-    return 0
+    return step_times_json(fit.times, _facts(args, records, fit, errors))
 
 
 def _facts(args: argparse.Namespace, records: StepRecords, fit: Fit, errors: dict[str, KindErrors]) -> dict[str, Any]:

@@ -88,7 +88,7 @@ def _connectors(given: str | None, registry: Registry) -> tuple[str, ...]:
     names = tuple(name.strip() for name in (given or "").split(",") if name.strip())
     for name in names:
         if name != "none":
-            registry.select("kv_connector", name, source="--connectors")
+            registry.select("kv_connector", name, source="--connectors", may_import=True)
     return names or tuple(registry.components("kv_connector"))
 
 

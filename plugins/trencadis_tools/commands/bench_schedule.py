@@ -99,7 +99,7 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
     workload = taken.load(args.trace)
     names = [name.strip() for name in args.policies.split(",")] if args.policies else registry.components("scheduling")
     for name in names:  # here, where who asked is known
-        registry.select("scheduling", name, source="flag --policies")
+        registry.select("scheduling", name, source="flag --policies", may_import=True)
     results = [
         measure_schedule(config, registry, workload, policy=name, num_blocks=taken.num_blocks, step_time=step_time)
         for name in names

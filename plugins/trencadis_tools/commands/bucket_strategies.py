@@ -41,7 +41,7 @@ def build_strategies(
     """
     given = {key: value for key, value in flags.items() if value is not None}
     context = ComponentContext(clock=SystemClock(), seed=config.engine.seed, limits=limits)
-    found = {name: registry.select("bucketing", name, source=source) for name, source in names.items()}
+    found = {name: registry.select("bucketing", name, source=source, may_import=True) for name, source in names.items()}
     options = {name: _options(item, config) for name, item in found.items()}
     for key in given.keys() - _OFFERED:
         if not any(_knows(item, key) for item in options.values()):

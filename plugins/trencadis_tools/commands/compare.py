@@ -10,9 +10,9 @@ from pathlib import Path
 
 from trencadis.api import Config, Registry
 from trencadis.console import print_table, track
-from trencadis.errors import ConfigError
+from trencadis.errors import ConfigError, ImportPathRefusedError
 from trencadis_tools.compare.candidates import candidates_of
-from trencadis_tools.compare.comparison import Arguments, Comparison, compare
+from trencadis_tools.compare.comparison import Arguments, Comparison, arguments_from, compare
 from trencadis_tools.compare.metrics import DEFAULT_METRICS, METRIC_FORMS, metric_of
 from trencadis_tools.compare.plots import check_plots
 from trencadis_tools.compare.record import (
@@ -73,6 +73,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--requests", type=Path, metavar="FILE", help="write a row for each request, .csv or .parquet")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write a record that --verify takes")
     parser.add_argument("--verify", type=Path, metavar="FILE", help="run a record again and compare bytes")
+    parser.add_argument(
+        "--trust",
+        action="store_true",
+        help="with --verify: import what the record names by import path; it can then run any code",
+    )
 
 
 def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
@@ -89,7 +94,7 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
         check_plots()
     if args.requests is not None:
         check_requests_file(args.requests)
-    comparison = _compare(arguments, warn=_warn)
+    comparison = _compare(arguments, warn=_warn, may_import=True)
     _print(comparison)
     command = _command(args)
     if args.json is not None:
@@ -101,9 +106,9 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
     return 0
 
 
-def _compare(arguments: Arguments, warn: Callable[[str], None] | None = None) -> Comparison:
+def _compare(arguments: Arguments, warn: Callable[[str], None] | None = None, *, may_import: bool) -> Comparison:
     with track("Comparing", unit="runs") as advance:
-        return compare(arguments, note=advance, warn=warn)
+        return compare(arguments, note=advance, warn=warn, may_import=may_import)
 
 
 def _warn(line: str) -> None:
@@ -173,7 +178,7 @@ def _command(args: argparse.Namespace) -> str:
     if args.config is not None:
         words += ["--config", str(args.config)]
     for name, value in vars(args).items():
-        if name in {"configs", "config", "resolved", "traceback", *_FILES} or not value:
+        if name in {"configs", "config", "resolved", "traceback", "trust", *_FILES} or not value:
             continue
         flag = f"--{name.replace('_', '-')}"
         for one in value if isinstance(value, list) else [value]:
@@ -194,15 +199,24 @@ def _verify(args: argparse.Namespace) -> int:
         raise ConfigError("flag --verify: the record names what is compared.", hint="Leave configurations out.")
     record = read_record(args.verify)
     try:
-        arguments = Arguments(**record["comparison"]["arguments"])
-    except (KeyError, TypeError) as error:
+        arguments = arguments_from(record["comparison"]["arguments"])
+        comparison_bytes(record, plan_hashes=False)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"{args.verify}: its arguments cannot be read: {error}.") from error
     if arguments.live:
         raise ConfigError(
             f"{args.verify}: is a measurement, which no second one equals to the byte.",
             hint="Measure again with the command in its report, and compare the verdicts.",
         )
-    again = _compare(arguments)
+    try:
+        again = _compare(arguments, may_import=args.trust)
+    except ImportPathRefusedError as error:
+        raise ImportPathRefusedError(
+            f"{args.verify}: {str(error).removesuffix(error.hint).strip()}",
+            hint="If you trust the file as you trust your own code, add --trust: what it names is imported and run.",
+        ) from None
+    except ConfigError as error:
+        raise ConfigError(f"{args.verify}: {str(error).removesuffix(error.hint).strip()}", hint=error.hint) from error
     if comparison_bytes(again.record) == comparison_bytes(record):
         print(f"{args.verify}: the same bytes.")
         return 0

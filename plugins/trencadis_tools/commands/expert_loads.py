@@ -11,12 +11,15 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from trencadis.errors import ConfigValueError
+from trencadis.faults import cut
+from trencadis.files import read_text
 
 __all__ = ["TAKES_CONFIG", "add_arguments", "read_page", "run_alone"]
 
 TAKES_CONFIG = False
 """Nothing is configured: a page is read and a file is written."""
 
+_MAX_SHOWN = 200
 FAMILY = "trencadis_torch_expert_tokens"
 
 
@@ -41,11 +44,14 @@ def read_page(text: str) -> dict[str, list[int]]:
         families = [one for one in text_string_to_metric_families(text) if one.name == FAMILY]
     except ValueError as error:
         raise ConfigValueError(
-            f"that is no page of metrics: {error}.", hint="Give what GET /metrics answers."
+            f"that is no page of metrics: {cut(str(error), _MAX_SHOWN)}.", hint="Give what GET /metrics answers."
         ) from error
     for sample in (sample for family in families for sample in family.samples if sample.name == f"{FAMILY}_total"):
-        layer = found.setdefault(int(sample.labels["layer"]), {})
-        layer[int(sample.labels["expert"])] = int(sample.value)
+        try:
+            layer = found.setdefault(int(sample.labels["layer"]), {})
+            layer[int(sample.labels["expert"])] = int(sample.value)
+        except (KeyError, OverflowError, ValueError) as error:
+            raise ConfigValueError(f"a sample of {FAMILY} is no number of tokens: {error}.") from error
     if not found:
         raise ConfigValueError(
             f"the page has no {FAMILY}_total.",
@@ -66,10 +72,16 @@ def run_alone(args: argparse.Namespace, flags: Sequence[str]) -> int:
         ConfigValueError: The page cannot be read, or has no such tokens.
     """
     try:
-        text = sys.stdin.read() if args.page is None else Path(args.page).read_text()
-    except OSError as error:
+        text = sys.stdin.read() if args.page is None else read_text(args.page)
+    except (OSError, ValueError) as error:
         raise ConfigValueError(f"{args.page}: it cannot be read: {error}.") from error
-    lines = ",\n".join(f"  {json.dumps(layer)}: {json.dumps(loads)}" for layer, loads in read_page(text).items())
+    try:
+        found = read_page(text)
+    except ConfigValueError as error:
+        raise ConfigValueError(
+            f"{args.page or 'standard input'}: {str(error).removesuffix(error.hint).strip()}", hint=error.hint
+        ) from error
+    lines = ",\n".join(f"  {json.dumps(layer)}: {json.dumps(loads)}" for layer, loads in found.items())
     page = f"{{\n{lines}\n}}\n"
     if args.output is None:
         sys.stdout.write(page)

@@ -13,6 +13,7 @@ import attrs
 
 from trencadis.console import print_table
 from trencadis.errors import ConfigError
+from trencadis.files import read_bytes
 from trencadis.records.flight_record import (
     FlightRecord,
     RecordedAttempt,
@@ -22,6 +23,7 @@ from trencadis.records.flight_record import (
 )
 
 if TYPE_CHECKING:
+    from trencadis.api import Config, Registry
     from trencadis_tools.replay import ReplayedSteps, Served
 
 __all__ = ["DIFFERS", "add_arguments", "run_alone"]
@@ -30,6 +32,7 @@ DIFFERS = 1
 """Exit code where a replay is not the recorded schedule."""
 
 _MAX_SHOWN = 12
+MAX_FILE_BYTES = 2**27
 _COLUMNS = {
     "name": "policy",
     "num_requests": "requests",
@@ -63,6 +66,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="D",
         help="with other settings and a speculator: how often a draft is right, such as 0.7, or a TOML file",
     )
+    parser.add_argument(
+        "--trust",
+        action="store_true",
+        help="import what the record names by import path, and go on where plugins are others than recorded; a record can then run any "
+        "code: only for files of your own",
+    )
     parser.add_argument("--show", action="store_true", help="print what the record holds, and replay nothing")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -76,20 +85,23 @@ def run_alone(args: argparse.Namespace, flags: Sequence[str]) -> int:
     """
     path = Path(args.record)
     try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}.", hint="Name a flight record: *.flight.") from error
+        data = read_bytes(path, max_bytes=MAX_FILE_BYTES)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{path}: {getattr(error, 'strerror', None) or error}.", hint="Name a flight record: *.flight."
+        ) from error
     record = decode_flight_record(data, name=str(path))
     facts = _facts(record)
     if args.show:
         print(json.dumps(facts) if args.json else "\n".join(f"{name}: {value}" for name, value in facts.items()))
         return 0
 
-    from trencadis_tools.replay import check_replayable, recorded_config, replay_exactly
+    from trencadis_tools.replay import check_code, check_replayable, replay_exactly
 
     check_replayable(record, name=str(path))
-    config, registry = recorded_config(record)
-    replayed = replay_exactly(record, config, registry)
+    config, registry = _recorded(record, args)
+    check_code(record, config, registry, name=str(path), may_import=args.trust)
+    replayed = replay_exactly(record, config, registry, name=str(path), may_import=args.trust)
     if replayed.difference is not None or not flags:
         _print_replayed(record, replayed, facts, as_json=args.json)
         return 0 if replayed.difference is None else DIFFERS
@@ -104,12 +116,12 @@ def run_alone(args: argparse.Namespace, flags: Sequence[str]) -> int:
 
 def _served(record: FlightRecord, replayed: ReplayedSteps, flags: list[str], args: argparse.Namespace) -> list[Served]:
     """Return what became of the requests as recorded, and on the simulated device with the recorded settings and with others."""
-    from trencadis_tools.replay import recorded_config, recorded_latencies, recorded_step_times, replay_with
+    from trencadis_tools.replay import recorded_latencies, recorded_step_times, replay_with
     from trencadis_tools.simulation import load_drafts
     from trencadis_tools.simulation.step_times import load_step_times
 
-    recorded, registry = recorded_config(record)
-    other, other_registry = recorded_config(record, flags)
+    recorded, registry = _recorded(record, args)
+    other, other_registry = _recorded(record, args, flags)
     drafts = load_drafts(args.drafts)
     times = (
         load_step_times(args.step_times) if args.step_times else recorded_step_times(replayed.steps, name=args.record)
@@ -124,6 +136,7 @@ def _served(record: FlightRecord, replayed: ReplayedSteps, flags: list[str], arg
             name=f"{recorded.scheduling.name}, simulated",
             recorded=recorded,
             drafts=drafts,
+            may_import=args.trust,
         ),
         replay_with(
             record,
@@ -133,8 +146,19 @@ def _served(record: FlightRecord, replayed: ReplayedSteps, flags: list[str], arg
             name=other.scheduling.name if other.scheduling.name != recorded.scheduling.name else " ".join(flags),
             recorded=recorded,
             drafts=drafts,
+            may_import=args.trust,
         ),
     ]
+
+
+def _recorded(
+    record: FlightRecord, args: argparse.Namespace, flags: list[str] | None = None
+) -> tuple[Config, Registry]:
+    """Return the recorded configuration with flags of this command line, and the plugins that the operator has not blocked."""
+    from trencadis_tools.replay import recorded_config
+
+    own = args.config_file.tree.get("plugins")
+    return recorded_config(record, flags, name=str(Path(args.record)), may_import=args.trust, plugins=own)
 
 
 def _facts(record: FlightRecord) -> dict[str, Any]:
@@ -144,7 +168,7 @@ def _facts(record: FlightRecord) -> dict[str, Any]:
         "written_at": record.written_at,
         "version": record.version,
         "plan_hash": record.plan_hash,
-        "components": {noun: name for noun, (name, _, _) in record.components.items()},
+        "components": {path.removesuffix(".name"): code[0] for path, code in record.components.items()},
         "num_steps": record.num_steps,
         "num_requests": len(record.requests),
         "begins": "in mid-run" if record.frame is not None else "with the engine",

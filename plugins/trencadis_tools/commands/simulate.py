@@ -61,12 +61,13 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
     """
     from trencadis_tools.compare.requests_file import check_requests_file, row_of, write_rows
     from trencadis_tools.simulation import load_drafts, simulate
+    from trencadis_tools.simulation.drafts import one_seed, speculates
     from trencadis_tools.simulation.events import read_events
     from trencadis_tools.simulation.fleet import notes_on
     from trencadis_tools.simulation.macro import simulate_macro
     from trencadis_tools.simulation.step_times import LinearStepTimes, load_step_times
     from trencadis_tools.simulation.summary import summary_of
-    from trencadis_tools.workloads import load_workload
+    from trencadis_tools.workloads import depends_on_seed, load_workload
 
     if not args.workload:
         raise ConfigError(
@@ -99,6 +100,13 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
         )
     cpu_s = time.process_time() - began_s
     summary = summary_of(result)
+    seed = one_seed(
+        f"seed {workload.seed}",
+        requests=depends_on_seed(args.workload, workload),
+        drafts=speculates(config),
+        more="Run others with --seed; trencadis compare --seeds gives intervals.",
+    )
+    notes = [*notes_on(config), *([seed] if seed else [])]
     if args.requests is not None:
         write_rows(args.requests, [row_of(record, token_times=args.token_times) for record in result.records])
     if args.json:
@@ -106,12 +114,12 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
             "workload": workload.name,
             "seed": workload.seed,
             "step_times": repr(step_times),
-            "notes": notes_on(config),
+            "notes": notes,
         }
         print(json.dumps(facts | attrs.asdict(summary)))
         return 0
     _print(summary, cpu_s)
-    for note in notes_on(config):
+    for note in notes:
         print(f"\n{note}")
     refused = [record for record in result.records if record.error]
     if refused:

@@ -42,6 +42,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="D",
         help="with a speculator: how often a draft is right, such as 0.7, or a TOML file",
     )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        metavar="N",
+        help="that requests to search with are drawn from, the next one for those to check with (default: the workload's)",
+    )
     parser.add_argument("--replicas", type=int, default=1, metavar="N", help="simulated engines behind [router]")
     parser.add_argument(
         "--budget",
@@ -88,6 +94,7 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
         limit=args.limit,
         confirm=not args.no_confirm,
         drafts=args.drafts,
+        seed=args.seed,
         keep=[path.strip() for path in args.keep.split(",") if path.strip()],
     )
     with track("Tuning", unit="simulations") as advance:
@@ -108,6 +115,8 @@ def _print(tuned: Tuned) -> None:
     )
     if tuned.left_out:
         print(f"{tuned.left_out}.")
+    if tuned.one_seed:
+        print(tuned.one_seed)
     print(f"Step times: {tuned.step_times}.\nKV cache: {tuned.memory}.")
     num_refused = len(tuned.trials.refused)
     refused = f"; candidates that no engine can be built with: {num_refused}" if num_refused else ""
@@ -231,6 +240,7 @@ def _command(args: argparse.Namespace) -> str:
         words += ["--config", str(args.config)]
     for name in ("step_times", "drafts", "replicas", "budget", "limit", "keep"):
         words += [f"--{name.replace('_', '-')}", str(getattr(args, name))] if getattr(args, name) else []
+    words += [] if args.seed is None else ["--seed", str(args.seed)]
     resolved = args.resolved
     for path, source in resolved.sources.items():
         if source.startswith("flag "):

@@ -13,6 +13,7 @@ import attrs
 
 from trencadis.api import Config, Registry, ResolvedConfig, load_with_plugins, resolve_plan
 from trencadis.errors import ConfigError
+from trencadis.files import is_file
 
 __all__ = ["Candidate", "candidates_of", "check_different", "described", "restored", "sweep_points"]
 
@@ -27,6 +28,7 @@ class Candidate:
         registry: Its plugins.
         given: What was set, by dotted path, without defaults and secrets: enough to load it again.
         plan_hash: Of components, versions, code and options.
+        may_import: What was set is the operator's own, so that import paths in it are followed.
     """
 
     name: str
@@ -34,6 +36,7 @@ class Candidate:
     registry: Registry = attrs.field(repr=False, eq=False)
     given: Mapping[str, Any]
     plan_hash: str
+    may_import: bool = False
 
 
 def candidates_of(
@@ -55,7 +58,7 @@ def candidates_of(
             f"trencadis compare: {len(arguments)} configurations to compare.",
             hint="Name two or more: TOML files, or scheduling policies such as fcfs.",
         )
-    if base is not None and all(Path(argument).is_file() for argument in arguments):
+    if base is not None and all(map(is_file, arguments)):
         raise ConfigError(
             f"flag --config: {base} is the base of scheduling policies that are compared by name, and there are none.",
             hint="Name it as the first configuration, or leave it out.",
@@ -85,7 +88,7 @@ def check_different(candidates: Sequence[Candidate]) -> None:
 
 def _candidate(argument: str, base: Path | None, overrides: Mapping[str, Any]) -> Candidate:
     path = Path(argument)
-    if path.is_file():
+    if is_file(path):
         return _loaded(path.stem, path, {**overrides})
     if path.suffix == ".toml" or len(path.parts) > 1:
         raise ConfigError(
@@ -97,19 +100,27 @@ def _candidate(argument: str, base: Path | None, overrides: Mapping[str, Any]) -
 def _loaded(name: str, file: Path | None, overrides: Mapping[str, Any], policy: str = "") -> Candidate:
     resolved, registry = load_with_plugins(file=file, overrides=overrides)
     if policy:  # here, where who asked is known
-        registry.select("scheduling", policy, source=f"argument {policy}, which is no file")
-    return described(name, resolved, registry)
+        registry.select("scheduling", policy, source=f"argument {policy}, which is no file", may_import=True)
+    return described(name, resolved, registry, may_import=True)
 
 
-def restored(name: str, given: Mapping[str, Any], swept: Mapping[str, str] = MappingProxyType({})) -> Candidate:
+def restored(
+    name: str,
+    given: Mapping[str, Any],
+    swept: Mapping[str, str] = MappingProxyType({}),
+    *,
+    may_import: bool = False,
+) -> Candidate:
     """Return a configuration from what was set, whatever files and environment say now.
 
     Args:
         name: For tables.
         given: See :class:`Candidate`.
         swept: Dotted path to the text of a value, as in a flag; wins.
+        may_import: Both are the operator's own, and not read from a record that somebody sent.
 
     Raises:
+        ImportPathRefusedError: An import path, in what is not the operator's own.
         ConfigError: A value cannot be used.
         PluginError: A component that no plugin offers.
     """
@@ -117,17 +128,19 @@ def restored(name: str, given: Mapping[str, Any], swept: Mapping[str, str] = Map
         environ={},
         flags=[f"--{path}={text}" for path, text in swept.items()],
         overrides={path: value for path, value in given.items() if path not in swept},
+        may_import=may_import,
     )
-    return described(name, resolved, registry)
+    return described(name, resolved, registry, may_import=may_import)
 
 
-def described(name: str, resolved: ResolvedConfig, registry: Registry) -> Candidate:
+def described(name: str, resolved: ResolvedConfig, registry: Registry, *, may_import: bool = True) -> Candidate:
     """Return a loaded configuration with what sets it apart.
 
     Args:
         name: For tables.
         resolved: With sources.
         registry: Its plugins.
+        may_import: See :class:`Candidate`.
 
     Raises:
         PluginError: A component that no plugin offers.
@@ -144,6 +157,7 @@ def described(name: str, resolved: ResolvedConfig, registry: Registry) -> Candid
         registry=registry,
         given=given,
         plan_hash=resolve_plan(resolved.config, registry).plan_hash,
+        may_import=may_import,
     )
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
+import msgspec
 
 from trencadis.errors import ConfigError
 from trencadis_tools.compare.candidates import Candidate, restored, sweep_points
@@ -16,10 +18,11 @@ from trencadis_tools.compare.metrics import metric_of
 from trencadis_tools.compare.record import record_of
 from trencadis_tools.lab import scipy_stats
 from trencadis_tools.simulation import DraftFacts, Run, StepTimes, load_drafts, simulate
+from trencadis_tools.simulation.drafts import one_seed, speculates
 from trencadis_tools.simulation.step_times import LinearStepTimes, load_step_times
 from trencadis_tools.workloads import Workload, load_workload
 
-__all__ = ["Arguments", "Comparison", "compare"]
+__all__ = ["Arguments", "Comparison", "arguments_from", "compare"]
 
 _NUM_SEEDS, _MOST_SEEDS = 10, 200
 
@@ -79,8 +82,24 @@ class Comparison:
     record: Mapping[str, Any] = attrs.field(repr=False)
 
 
+def arguments_from(table: object) -> Arguments:
+    """Return the arguments of a record, once every value is of the type that it has to be. Pure.
+
+    Raises:
+        ValueError: They are none.
+    """
+    try:
+        return msgspec.convert(table, Arguments)
+    except msgspec.ValidationError as error:
+        raise ValueError(str(error)) from None
+
+
 def compare(
-    arguments: Arguments, *, note: Callable[[int], None] | None = None, warn: Callable[[str], None] | None = None
+    arguments: Arguments,
+    *,
+    note: Callable[[int], None] | None = None,
+    warn: Callable[[str], None] | None = None,
+    may_import: bool = False,
 ) -> Comparison:
     """Run a comparison.
 
@@ -88,16 +107,17 @@ def compare(
         arguments: What is compared.
         note: Called with the number of runs so far; or None.
         warn: Called before the runs with each sentence of :func:`left_open`; or None.
+        may_import: The arguments are the operator's own, and not those of a record that somebody sent.
 
     Raises:
         ConfigError: An argument, file or configuration cannot be used, or the workload is too short.
         TrencadisError: A run failed.
     """
     _check(arguments)
-    candidates = [restored(name, given) for name, given in arguments.configs]
+    candidates = [restored(name, given, may_import=may_import) for name, given in arguments.configs]
     experiment = _experiment(arguments, candidates)
     if warn is not None:
-        for line in left_open(experiment):
+        for line in [*left_open(experiment), *_one_seed(arguments, experiment)]:
             warn(line)
     if arguments.live:
         with LiveRuns(token_times=experiment.needs_token_times) as live:
@@ -127,6 +147,16 @@ def _compared(
     return Comparison(arguments=arguments, candidates=candidates, results=results, step_times=step_times, record=record)
 
 
+def _one_seed(arguments: Arguments, experiment: Experiment) -> list[str]:
+    """Return in words what is drawn from one seed alone; nothing of a measurement, whose requests are pieces of a trace or seeds. Pure."""
+    if arguments.live or (experiment.is_drawn and experiment.num_pairs > 1):
+        return []
+    drafts = any(speculates(one.config) for one in experiment.candidates)
+    more = "Take more with --seeds." if experiment.is_drawn else "Take a workload that is drawn, and --seeds."
+    words = one_seed("seed 0", requests=experiment.is_drawn, drafts=drafts, more=more)
+    return [words] if words else []
+
+
 def _check(arguments: Arguments) -> None:
     """Refuse what contradicts itself, or could not be judged."""
     scipy_stats()
@@ -135,7 +165,7 @@ def _check(arguments: Arguments) -> None:
         if getattr(arguments, name) < least:
             flag = name.replace("_", "-")
             raise ConfigError(f"flag --{flag}: {getattr(arguments, name)} is less than {least}.")
-    if any(not rate > 0 for rate in arguments.rates):
+    if any(not 0 < rate < math.inf for rate in arguments.rates):
         raise ConfigError("flag --rates: a rate must be above 0.", hint="Write requests a second: --rates 1,2,4.")
     if arguments.live and arguments.replicas > 1:
         raise ConfigError("flag --live: one engine of each configuration is measured.", hint="Leave --replicas out.")

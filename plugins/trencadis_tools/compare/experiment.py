@@ -167,7 +167,7 @@ def run_experiment(
     for swept, rate in itertools.product(experiment.sweeps, experiment.rates or (0.0,)):
         candidates = experiment.candidates
         if swept:
-            candidates = [restored(one.name, one.given, swept) for one in candidates]
+            candidates = [restored(one.name, one.given, swept, may_import=one.may_import) for one in candidates]
             check_different(candidates)
         point = Point(rate=rate, swept=swept)
         result = _at_point(experiment, point, candidates, counted)

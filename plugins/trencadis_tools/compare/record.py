@@ -18,8 +18,9 @@ from typing import Any
 import attrs
 
 import trencadis
-from trencadis.api import PlanLock, differences, lock_of
+from trencadis.api import PlanLock, differences, lock_from, lock_of
 from trencadis.errors import ConfigError
+from trencadis.files import read_json
 from trencadis_tools.compare.candidates import Candidate
 from trencadis_tools.compare.experiment import PointResult, rate_of
 from trencadis_tools.compare.wording import outcome_notes, sentence
@@ -158,8 +159,8 @@ def changes_since(record: Mapping[str, Any], candidates: Sequence[Candidate]) ->
         ConfigError: A lock in it has another form.
     """
     try:
-        locked = {name: PlanLock(**lock) for name, lock in record.get("locks", {}).items()}
-    except TypeError as error:
+        locked = {name: lock_from(lock) for name, lock in record.get("locks", {}).items()}
+    except (AttributeError, ValueError) as error:
         raise ConfigError(f"the locks of the record cannot be read: {error}.") from error
     now = locks_of([one for one in candidates if one.name in locked])
     return [f"{name}: {line}" for name, lock in now.items() for line in differences(locked[name], lock)]
@@ -190,7 +191,7 @@ def read_record(file: Path) -> dict[str, Any]:
         ConfigError: It cannot be read, or is none.
     """
     try:
-        record = json.loads(file.read_text(encoding="utf-8"))
+        record = read_json(file)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{file}: cannot be read: {error}.", hint="Name a file that --json wrote.") from error
     if not isinstance(record, dict) or record.get("format") != FORMAT:

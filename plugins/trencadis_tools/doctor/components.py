@@ -68,7 +68,7 @@ def _check_names(
         if name in NOTHING_CHOSEN or name == AUTO:
             continue
         try:
-            registry.select(noun, name, source=sources.get(path, ""), key=key)
+            registry.select(noun, name, source=sources.get(path, ""), key=key, may_import=True)
         except TrencadisError as unknown:
             num_unknown += 1
             found.fail_with(unknown)

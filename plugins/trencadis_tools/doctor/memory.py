@@ -51,8 +51,8 @@ def check_memory(found: Findings, config: Config, model: ModelFacts) -> None:
     else:
         room = int(left * cache.memory_fraction)
         room = min(room, cache.max_bytes) if cache.max_bytes else room
-        # More than every sequence at full length can never be used.
-        room = min(room, config.engine.max_num_seqs * -(-length // block_size) * block_bytes)
+        if not cache.prefix_caching:  # more than every sequence at full length can use is of no use
+            room = min(room, config.engine.max_num_seqs * -(-length // block_size) * block_bytes)
     if one_sequence > room:
         found.warn(
             f"one sequence of {length} tokens takes about {_mib(one_sequence)} of KV cache{assumed}, "

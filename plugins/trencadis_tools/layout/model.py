@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import enum
 import importlib
-import json
 import re
-import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -19,6 +17,7 @@ import attrs
 
 from trencadis.api import resolve_model_path
 from trencadis.errors import ConfigValueError, ModelLoadError
+from trencadis.files import read_json, read_toml
 
 __all__ = ["Attention", "Division", "Exchange", "ModelPlan", "Weight", "divides", "read_model", "read_plan_file"]
 
@@ -189,9 +188,9 @@ def read_plan_file(path: str, setting: str) -> dict[str, str]:
         ConfigValueError: It cannot be read, or is no table from names to styles.
     """
     try:
-        text = Path(path).expanduser().read_text(encoding="utf-8")
-        found: Any = json.loads(text) if path.endswith(".json") else tomllib.loads(text)
-    except (OSError, ValueError) as error:
+        file = Path(path).expanduser()
+        found: Any = read_json(file) if path.endswith(".json") else read_toml(file)
+    except (OSError, RuntimeError, ValueError) as error:  # no such home
         raise ConfigValueError(
             f'{setting} = "{path}": it cannot be read: {error}.', hint="Give a .toml or .json file."
         ) from error

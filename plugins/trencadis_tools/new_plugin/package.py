@@ -5,6 +5,7 @@ names + the noun's start ▶ one set of values ▶ every template ▶ files
 
 from __future__ import annotations
 
+import importlib
 import importlib.resources
 import string
 from collections.abc import Mapping
@@ -111,6 +112,7 @@ def _values(names: PluginNames) -> dict[str, str]:
         "option_unit": option.unit,
         "validator": option.validator,
         "validator_import": option.validator.partition("(")[0],
+        "interface_version": str(importlib.import_module(f"trencadis.interfaces.{noun}").INTERFACE_VERSION),
         "minimum": ".".join(trencadis.__version__.split(".")[:2]),
         "config_example": f"{choose}\n[{noun}.{name}]\n{option.name} = {option.default}",
     }

@@ -16,6 +16,7 @@ from trencadis.records.flight_record import (
     FlightRecord,
     RecordedArrival,
     RecordedAttempt,
+    RecordedChange,
     RecordedCommit,
     RecordedEnd,
     RecordedEvent,
@@ -23,7 +24,13 @@ from trencadis.records.flight_record import (
 )
 from trencadis_tools.replay.recorded_drafts import RECORDED, RecordedDrafts
 from trencadis_tools.replay.replay_executor import PlannedStep, ReplayExecutor
-from trencadis_tools.replay.replayed_engine import ScriptedClock, replayed_engine, restore
+from trencadis_tools.replay.replayed_engine import (
+    ScriptedClock,
+    as_of_a_record,
+    change_scheduling,
+    replayed_engine,
+    restore,
+)
 from trencadis_tools.replay.stand_ins import StandIns
 from trencadis_tools.simulation.step_times import StepRecord
 
@@ -138,17 +145,27 @@ class _Pending:
         return self.script.wait(self.planned, self.shape, self.planned_s)
 
 
-def replay_exactly(record: FlightRecord, config: Config, registry: Registry) -> ReplayedSteps:
+def replay_exactly(
+    record: FlightRecord, config: Config, registry: Registry, *, name: str = "the record", may_import: bool = False
+) -> ReplayedSteps:
     """Replay a record, up to the first plan that differs.
 
     Args:
         record: The record.
         config: The recorded one.
         registry: Its plugins.
+        name: Of the file, for messages.
+        may_import: The file is trusted: import paths of its changes are followed.
 
     Raises:
+        ConfigError: The engine cannot go on with what the record says.
         TrencadisError: The engine cannot be built.
     """
+    with as_of_a_record():
+        return _replay(record, config, registry, name=name, may_import=may_import)
+
+
+def _replay(record: FlightRecord, config: Config, registry: Registry, *, name: str, may_import: bool) -> ReplayedSteps:
     stand_ins, clock = StandIns(record.requests), ScriptedClock()
     script = _Script(record, stand_ins, clock)
     if record.max_draft_tokens:
@@ -161,11 +178,16 @@ def replay_exactly(record: FlightRecord, config: Config, registry: Registry) -> 
             draft_length=NounConfig(name="fixed"),
             acceptance=NounConfig(name="match"),
         )
+    else:
+        config = attrs.evolve(config, speculation=NounConfig(name="none"))
     engine = replayed_engine(record, config, registry, clock=clock, executor=script)
     recorder = engine.flight_recorder
     assert recorder is not None, "it is on in a replay"
     number, num_steps = 0, 0
     try:
+        if record.scheduling is not None:
+            clock.set(record.scheduling.now_s)
+            change_scheduling(engine, record.scheduling, name=name, may_import=may_import)
         if record.frame is not None:
             clock.set(record.frame["now_s"])
             restore(engine, record.frame, stand_ins, script)
@@ -180,6 +202,9 @@ def replay_exactly(record: FlightRecord, config: Config, registry: Registry) -> 
                 case RecordedEnd():
                     end = engine.stop if event.is_complete else engine.abort
                     end(str(event.number))
+                    number += 1
+                case RecordedChange():
+                    change_scheduling(engine, event, name=name, may_import=may_import)
                     number += 1
                 case _:
                     engine.is_paused = not isinstance(event, RecordedAttempt)

@@ -2,24 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import attrs
+import msgspec
 import numpy as np
 
-from trencadis.api import Config, ConfigFile, Engine, Registry, build_engine, load_with_plugins
+from trencadis.api import (
+    Config,
+    ConfigFile,
+    Engine,
+    Registry,
+    SchedulingChange,
+    SchedulingInForce,
+    build_engine,
+    load_with_plugins,
+    resolve_change,
+    resolve_plan,
+)
 from trencadis.clock import SimulatedClock
-from trencadis.errors import ConfigError, InternalError
+from trencadis.errors import ConfigError, ImportPathRefusedError, InternalError, TrencadisError
+from trencadis.faults import as_words
 from trencadis.interfaces import PendingStep
 from trencadis.records import Plan, Request
-from trencadis.records.flight_record import FlightRecord
+from trencadis.records.flight_record import ComponentCode, FlightRecord, RecordedChange
 from trencadis_tools.replay.replay_executor import PlannedStep, ReplayExecutor
 from trencadis_tools.replay.stand_ins import StandIns
 
-__all__ = ["ScriptedClock", "check_replayable", "recorded_config", "replayed_engine"]
+__all__ = [
+    "ScriptedClock",
+    "as_of_a_record",
+    "change_scheduling",
+    "changes_of",
+    "check_code",
+    "check_replayable",
+    "recorded_config",
+    "replayed_engine",
+    "restore",
+    "table_of",
+]
 
 _FOR_EVER = 2**62
+_MAX_EXPLAINED = 1000
+
+_TABLES = (
+    *("engine", "cache", "defragmenter", "parallel", "budget"),
+    *("backend", "executor"),  # neither is built: layouts are checked by their names
+    *("scheduling", "bucketing", "eviction", "speculation", "draft_length", "acceptance"),
+)
+"""Tables of a record on which plans depend: a replay takes no other from a file, neither model nor paths nor connectors."""
+
+_COMPARED = ("scheduling", "bucketing", "eviction", "speculation", "draft_length", "acceptance")
+_VARIABLES_OF_PLUGINS = ("TRENCADIS_BLOCKED_PLUGINS", "TRENCADIS_PLUGINS__")
+_MAX_STEP_TOKENS = 2**24
+_MAX_ROW_BLOCKS = 2**28
+"""Entries of the table of blocks, sequences × blocks of each."""
 
 
 class ScriptedClock(SimulatedClock):
@@ -47,21 +87,150 @@ def check_replayable(record: FlightRecord, *, name: str) -> None:
         )
 
 
-def recorded_config(record: FlightRecord, flags: list[str] | None = None) -> tuple[Config, Registry]:
-    """Return the recorded configuration, and the plugins that it names.
+def recorded_config(
+    record: FlightRecord,
+    flags: list[str] | None = None,
+    *,
+    name: str,
+    may_import: bool = False,
+    plugins: Mapping[str, Any] | None = None,
+) -> tuple[Config, Registry]:
+    """Return the recorded configuration, as far as a replay depends on it, and the installed plugins.
 
     Args:
         record: The record.
-        flags: Changes, as flags of the command line.
+        flags: Changes of the operator, as flags of the command line.
+        name: Of its file, for messages.
+        may_import: The file is trusted: import paths in it are followed.
+        plugins: The operator's own table ``[plugins]``; that of the record counts for nothing.
 
     Raises:
+        ImportPathRefusedError: The record names code to import, and is not trusted.
         ConfigError: A table or a flag is wrong here.
         PluginError: A plugin is not installed, or cannot be used.
     """
-    tables = {name: table for name, table in record.config.items() if name != "plugins"}
-    recorded = ConfigFile(tables, name="the record")
-    resolved, registry = load_with_plugins(file=recorded, environ={}, flags=flags or ())
+    tables = {table: record.config[table] for table in _TABLES if table in record.config}
+    recorded = ConfigFile(tables, name=name, may_import=may_import)
+    with _saying_how_to_trust(name):
+        resolved, registry = load_with_plugins(
+            file=recorded,
+            environ={key: text for key, text in os.environ.items() if key.startswith(_VARIABLES_OF_PLUGINS)},
+            flags=flags or (),
+            overrides={"plugins": dict(plugins)} if plugins else None,
+        )
     return resolved.config, registry
+
+
+def check_code(
+    record: FlightRecord, config: Config, registry: Registry, *, name: str, may_import: bool = False
+) -> None:
+    """Refuse a record whose components are others here, or have other code.
+
+    Args:
+        record: The record.
+        config: Of :func:`recorded_config`.
+        registry: Of the same.
+        name: Of its file, for messages.
+        may_import: The file is trusted: differences are let pass.
+
+    Raises:
+        ImportPathRefusedError: A change in the record names code to import, and the file is not trusted.
+        ConfigError: Something differs, and the file is not trusted; or a change cannot be read.
+        PluginError: A component is not installed.
+    """
+    layout = str(record.capabilities.get("layout"))
+    plan = resolve_plan(config, registry).resolve_bucketing(layout)
+    present = SchedulingInForce.at_start(config, plan)
+    pairs = [(record.components, plan.code_of(*_COMPARED))]
+    with _saying_how_to_trust(name):
+        for change in changes_of(record):
+            asked = SchedulingChange.of(table_of(change, name), source=name, may_import=may_import)
+            present = resolve_change(present, registry, asked)
+            pairs.append((change.components, present.plan.code_of("scheduling")))
+    differing = [
+        f"{path} is {_words(now)} here, and {_words(recorded.get(path))} in the record"
+        for recorded, here in pairs
+        for path, now in here.items()
+        if recorded.get(path) != now
+    ]
+    if differing and not may_import:
+        listed = "".join(f"\n  {line}" for line in dict.fromkeys(differing))
+        raise ConfigError(
+            f"{name} was made with other components than are installed here:{listed}\n",
+            hint="Install those; or replay with what is here, which may plan otherwise: add --trust.",
+        )
+
+
+def changes_of(record: FlightRecord) -> list[RecordedChange]:
+    """Return the changes of scheduling in a record: what was in force where it begins, if that was changed, and those after. Pure."""
+    before = [] if record.scheduling is None else [record.scheduling]
+    return before + [event for event in record.events if isinstance(event, RecordedChange)]
+
+
+def change_scheduling(engine: Engine, change: RecordedChange, *, name: str, may_import: bool) -> None:
+    """Make a recorded change.
+
+    Args:
+        engine: Of the replay.
+        change: Looked at by :func:`check_code`.
+        name: Of the record's file, for messages.
+        may_import: The file is trusted.
+
+    Raises:
+        TrencadisError: It cannot be made.
+    """
+    engine.answer("set_scheduling", {"table": table_of(change, name), "source": name, "may_import": may_import})
+
+
+def table_of(change: RecordedChange, name: str) -> dict[str, Any]:
+    """Return the table of a recorded change. Pure.
+
+    Raises:
+        ConfigError: It cannot be read.
+    """
+    try:
+        return change.table
+    except (msgspec.MsgspecError, RecursionError, ValueError) as error:
+        raise ConfigError(f"{name} is damaged: a change of scheduling: {error}.", hint="Copy it again.") from None
+
+
+def _words(code: ComponentCode | None) -> str:
+    if code is None:
+        return "not there"
+    component, distribution, version, digest = code
+    return (
+        f"{component} of {f'{distribution} {version}'.strip() or 'no distribution'} (code {digest[:12] or 'unknown'})"
+    )
+
+
+@contextlib.contextmanager
+def as_of_a_record() -> Iterator[None]:
+    """Say in words what an engine or a plugin raised when it was given what a record holds, which may be anything.
+
+    Raises:
+        ConfigError: Something was raised that is no error of Trencadís.
+    """
+    try:
+        yield
+    except TrencadisError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"the record cannot be replayed: {as_words(error)}.",
+            hint="It was changed after it was written, or a plugin has a bug: --traceback shows where.",
+        ) from error
+
+
+@contextlib.contextmanager
+def _saying_how_to_trust(name: str) -> Iterator[None]:
+    """Say with the refusal of an import path what to do about it here."""
+    try:
+        yield
+    except ImportPathRefusedError as error:
+        raise ImportPathRefusedError(
+            str(error).removesuffix(error.hint).strip(),
+            hint=f"If you trust {name} as you trust your own code, add --trust: what it names is imported and run.",
+        ) from None
 
 
 def replayed_engine(
@@ -79,6 +248,15 @@ def replayed_engine(
     Raises:
         TrencadisError: It cannot be built.
     """
+    num_row_blocks = config.engine.max_num_seqs * -(-record.max_model_len // record.block_size)
+    if num_row_blocks > _MAX_ROW_BLOCKS:
+        raise ConfigError(
+            f"the record says {config.engine.max_num_seqs:,} sequences of up to {record.max_model_len:,} tokens, more than a replay holds."
+        )
+    if config.engine.max_num_batched_tokens > _MAX_STEP_TOKENS:
+        raise ConfigError(
+            f"the record says {config.engine.max_num_batched_tokens:,} tokens in a step, more than a replay holds."
+        )
     sizes = config.parallel
     num_partitions = sizes.tensor if sizes.attention == "data" else 1
     config = attrs.evolve(
@@ -86,6 +264,7 @@ def replayed_engine(
         model=attrs.evolve(config.model, path="demo", max_model_len=record.max_model_len),
         cache=attrs.evolve(config.cache, num_blocks=record.num_blocks // num_partitions, block_size=record.block_size),
         observer=attrs.evolve(config.observer, names=()),
+        engine=attrs.evolve(config.engine, explain_steps=min(config.engine.explain_steps, _MAX_EXPLAINED)),
         flight_recorder=attrs.evolve(config.flight_recorder, num_steps=_FOR_EVER, max_bytes=_FOR_EVER),
     )
     engine = build_engine(config, registry=registry, clock=clock, executor=executor)

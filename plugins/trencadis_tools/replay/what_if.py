@@ -6,9 +6,10 @@ begins nothing is lost. So two configurations differ in nothing but what they de
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import attrs
 import msgspec
@@ -19,9 +20,15 @@ from trencadis.clock import SimulatedClock
 from trencadis.errors import ConfigError
 from trencadis.interfaces import PendingStep
 from trencadis.records import Batch, FinishedSequence, FinishReason, FloatArray, Int32Array, StepOutput, step_shape
-from trencadis.records.flight_record import FlightRecord, RecordedArrival, RecordedEnd, RecordedRequest
+from trencadis.records.flight_record import (
+    FlightRecord,
+    RecordedArrival,
+    RecordedChange,
+    RecordedEnd,
+    RecordedRequest,
+)
 from trencadis_tools.replay.replay_executor import PlannedStep, ReplayExecutor
-from trencadis_tools.replay.replayed_engine import replayed_engine, restore
+from trencadis_tools.replay.replayed_engine import as_of_a_record, change_scheduling, replayed_engine, restore
 from trencadis_tools.replay.stand_ins import StandIns
 from trencadis_tools.simulation import DraftFacts
 from trencadis_tools.simulation.drafts import Drafter, drafter_of, simulated_speculation
@@ -118,6 +125,7 @@ def replay_with(
     name: str,
     recorded: Config,
     drafts: Mapping[str, DraftFacts] | None = None,
+    may_import: bool = False,
 ) -> Served:
     """Serve the requests of a record under a configuration.
 
@@ -129,15 +137,31 @@ def replay_with(
         name: For the result.
         recorded: The recorded configuration: policies that are the same remember what they did.
         drafts: What becomes of drafts, by name of the speculator.
+        may_import: The record is trusted: import paths of its changes are followed.
 
     Raises:
         TrencadisError: The engine cannot be built, or a policy broke its contract.
     """
+    with as_of_a_record():
+        return _replay(record, config, registry, step_times, name, recorded, drafts=drafts or {}, may_import=may_import)
+
+
+def _replay(
+    record: FlightRecord,
+    config: Config,
+    registry: Registry,
+    step_times: StepTimes,
+    name: str,
+    recorded: Config,
+    *,
+    drafts: Mapping[str, DraftFacts],
+    may_import: bool,
+) -> Served:
     requests = [
         one if one.finish_reason else _shorter(one) for one in record.requests
     ]  # what had not ended ends with the next token, so that it loads the engine no longer than it did
     stand_ins, clock = StandIns(requests, ends_by_token=True), SimulatedClock(_start_s(record))
-    drafter = drafter_of(config, drafts or {}, seed=0, step_times=step_times)
+    drafter = drafter_of(config, drafts, seed=0, step_times=step_times)
     device = _Device(record, stand_ins, clock, step_times, drafter)
     simulated = attrs.evolve(
         config,
@@ -146,17 +170,21 @@ def replay_with(
     )
     engine = replayed_engine(record, simulated, registry, clock=clock, executor=device)
     finished: list[FinishedSequence] = []
+    changes = functools.partial(change_scheduling, engine, name=name, may_import=may_import)
+    keeps_policy = config.scheduling == recorded.scheduling
     try:
+        if keeps_policy and record.scheduling is not None:
+            changes(record.scheduling)
         if record.frame is not None:
             restore(
                 engine,
                 record.frame,
                 stand_ins,
                 device,
-                restores_scheduling=config.scheduling == recorded.scheduling,
+                restores_scheduling=keeps_policy,
                 restores_eviction=config.eviction == recorded.eviction,
             )
-        finished += _serve(engine, clock, record, stand_ins)
+        finished += _serve(engine, clock, record, stand_ins, changes if keeps_policy else lambda _: None)
     finally:
         engine.close()
     ended = [
@@ -227,15 +255,23 @@ class _Step:
         return self.output
 
 
-def _serve(engine: Engine, clock: SimulatedClock, record: FlightRecord, stand_ins: StandIns) -> list[FinishedSequence]:
+def _serve(
+    engine: Engine,
+    clock: SimulatedClock,
+    record: FlightRecord,
+    stand_ins: StandIns,
+    change: Callable[[RecordedChange], None],
+) -> list[FinishedSequence]:
     """Serve until everything has ended; returns what did."""
-    events = deque(one for one in record.events if isinstance(one, RecordedArrival | RecordedEnd))
+    events = deque(one for one in record.events if isinstance(one, RecordedArrival | RecordedEnd | RecordedChange))
     finished: list[FinishedSequence] = []
     while events or engine.has_work:
         while events and events[0].now_s <= clock.now_s():
             event = events.popleft()
             if isinstance(event, RecordedArrival):
                 engine.add(stand_ins.request(event.number))
+            elif isinstance(event, RecordedChange):
+                change(event)
             elif not event.is_complete:  # a text that was found complete ends with a token here
                 engine.abort(str(event.number))
         if engine.has_work:
@@ -262,7 +298,8 @@ def _start_s(record: FlightRecord) -> float:
 
 
 def _policy(record: FlightRecord) -> str:
-    return record.components["scheduling"][0] if "scheduling" in record.components else "policy"
+    known = record.components if record.scheduling is None else record.scheduling.components
+    return known["scheduling.name"][0] if "scheduling.name" in known else "policy"
 
 
 def _served(name: str, ended: Sequence[tuple[float, ...]], start_s: float) -> Served:

@@ -9,9 +9,7 @@ compared on the same text, and two draft lengths differ only in how many drafts 
 from __future__ import annotations
 
 import itertools
-import tomllib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Protocol
 
 import attrs
@@ -22,6 +20,7 @@ from attrs.validators import and_, deep_iterable, ge, le
 from trencadis.api import Config, NounConfig
 from trencadis.clock import SimulatedClock
 from trencadis.errors import ConfigError, ConfigValueError
+from trencadis.files import is_file, read_toml
 from trencadis.interfaces import ComponentContext, DraftView, Speculator
 from trencadis.records import Drafts, Int32Array, Int64Array, StepShape
 from trencadis_tools.simulation.step_shape import StepTimes
@@ -36,6 +35,7 @@ __all__ = [
     "drafter_of",
     "facts_of",
     "load_drafts",
+    "one_seed",
     "simulated_speculation",
     "speculates",
 ]
@@ -94,6 +94,21 @@ class DraftFacts:
         return np.array((found + found[-1:] * number)[:number])
 
 
+def one_seed(drawn_from: str, *, requests: bool, drafts: bool, more: str) -> str:
+    """Return in words that numbers come from one seed, and how to get more; empty if nothing is drawn. Pure.
+
+    Args:
+        drawn_from: The seed in words, such as ``seed 0``.
+        requests: Whether it draws requests.
+        drafts: Whether it draws which drafts are right.
+        more: A sentence that says how to run others.
+    """
+    drawn = " and ".join(
+        word for word, is_drawn in (("requests", requests), ("which drafts are right", drafts)) if is_drawn
+    )
+    return f"One seed: {drawn} were drawn from {drawn_from} alone; others give other numbers. {more}" if drawn else ""
+
+
 def load_drafts(text: str) -> dict[str, DraftFacts]:
     """Return facts by name of the speculator, :data:`ANY` for all of them; none of an empty text.
 
@@ -108,15 +123,17 @@ def load_drafts(text: str) -> dict[str, DraftFacts]:
     try:
         return {ANY: DraftFacts(acceptance=float(text))}
     except ValueError as error:
-        if not Path(text).is_file():
+        if not is_file(text):
             raise ConfigError(
                 f'flag --drafts: "{text}" is neither a share from 0 to 1 nor a file.',
                 hint="Write how often a draft is right, such as 0.7, or name a TOML file.",
             ) from error
     try:
-        tables = tomllib.loads(Path(text).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        tables = read_toml(text)
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{text}: cannot be read: {error}.", hint="Write TOML.") from error
+    if not tables:
+        raise ConfigError(f"{text}: names no speculator.", hint="Write a table for each, such as [ngram].")
     return {name: _facts(table, f"[{name}] (from {text})") for name, table in tables.items()}
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import enum
-import tomllib
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
 import attrs
-from attrs.validators import ge
+from attrs.validators import and_, ge, instance_of, lt
 
 from trencadis.errors import ConfigError, ConfigValueError
+from trencadis.files import read_toml
 
 __all__ = ["EventKind", "ReplicaEvent", "check_events", "read_events"]
 
@@ -37,8 +38,8 @@ class ReplicaEvent:
         kind: What happens.
     """
 
-    time_s: float = attrs.field(validator=ge(0))
-    replica: int = attrs.field(validator=ge(0))
+    time_s: float = attrs.field(converter=float, validator=and_(ge(0.0), lt(math.inf)))
+    replica: int = attrs.field(validator=and_(instance_of(int), ge(0)))
     kind: EventKind = attrs.field(converter=EventKind)
 
 
@@ -49,8 +50,8 @@ def read_events(file: Path) -> tuple[ReplicaEvent, ...]:
         ConfigError: It cannot be read, or an event makes no sense.
     """
     try:
-        tables = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        tables = read_toml(file)
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{file}: no events that can be read: {error}.") from error
     events = tables.pop("event", [])
     if tables or not isinstance(events, list):

@@ -7,6 +7,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from operator import itemgetter
+from typing import Protocol
 
 import attrs
 import numpy as np
@@ -39,7 +40,7 @@ from trencadis_tools.simulation.drafts import Drafter
 from trencadis_tools.simulation.step_shape import StepShape, StepTimes, step_shape
 from trencadis_tools.simulation.step_times.linear import LinearStepTimes
 
-__all__ = ["EOS", "SimulatedExecutor", "Stretch", "Timeline"]
+__all__ = ["EOS", "SimulatedExecutor", "StepLog", "Stretch", "Timeline"]
 
 EOS = 0
 """The token that ends a simulated text."""
@@ -50,12 +51,26 @@ _COPIED_BYTES_PER_S = 20e9
 """Between device and pinned host memory. Source: PCIe 4.0 x16, about two thirds of its 31.5 GB/s."""
 
 
+class StepLog(Protocol):
+    """Notes the steps of one device."""
+
+    def computed(self, shape: StepShape, ends: Sequence[tuple[float, float]]) -> None:
+        """Called with some steps in order, each with one more token of every sequence.
+
+        Args:
+            shape: Of the first one.
+            ends: When each ends, and how long it computes, seconds.
+        """
+        ...
+
+
 class Timeline:
     """When the steps of one device end.
 
     Args:
         clock: The engine's.
         step_times: How long steps take.
+        log: Notes steps that are computed; or None.
 
     Attributes:
         free_s: When the newest step ends.
@@ -63,12 +78,14 @@ class Timeline:
         ended: When each of the steps ended that were waited for last, and how long it computed.
     """
 
-    def __init__(self, clock: SimulatedClock, step_times: StepTimes) -> None:
+    def __init__(self, clock: SimulatedClock, step_times: StepTimes, log: StepLog | None = None) -> None:
         self.free_s = 0.0
         self.until_s = math.inf
         self.ended: Sequence[tuple[float, float]] = ()
         self._clock = clock
         self._times = step_times
+        self._log = log
+        self._shape = StepShape()
 
     def begin(self, shape: StepShape, num_steps: int) -> list[tuple[float, float]]:
         """Return when each of some steps ends, each with one more token of every sequence, and how long it computes.
@@ -77,6 +94,7 @@ class Timeline:
             shape: Of the first one.
             num_steps: At least 1.
         """
+        self._shape = shape
         times, free_s = self._times, max(self.free_s, self._clock.now_s())
         step_s, host_s = times.device_s(shape), times.host_s(shape)
         ends = [(free_s := free_s + host_s + step_s, step_s)]
@@ -98,11 +116,14 @@ class Timeline:
 
     def nothing(self) -> list[tuple[float, float]]:
         """Return the end of a step without tokens."""
+        self._shape = StepShape()
         return [(max(self.free_s, self._clock.now_s()), 0.0)]
 
     def end(self, ends: Sequence[tuple[float, float]]) -> None:
         """Note when steps of :meth:`begin` end."""
         self.free_s = ends[-1][0]
+        if self._log is not None and self._shape.num_tokens:
+            self._log.computed(self._shape, ends)
 
     def copy(self, copied_s: float) -> None:
         """Keep the device busy with copies."""
@@ -135,6 +156,7 @@ class SimulatedExecutor(Executor):
         kv_bytes_per_token: Of the simulated model.
         stores: Of the run, for KV connectors; None: of this engine alone.
         load_timeout_s: After which the engine gives a KV load up.
+        log: Notes steps; or None.
     """
 
     def __init__(
@@ -152,8 +174,9 @@ class SimulatedExecutor(Executor):
         kv_bytes_per_token: int = KV_BYTES_PER_TOKEN,
         stores: Stores | None = None,
         load_timeout_s: float = math.inf,
+        log: StepLog | None = None,
     ) -> None:
-        self.timeline = Timeline(clock, step_times)
+        self.timeline = Timeline(clock, step_times, log)
         self.stretch: Stretch | None = None
         self.num_submitted = 0
         self._output_lens = output_lens

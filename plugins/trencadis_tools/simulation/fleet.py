@@ -40,7 +40,7 @@ from trencadis.records import FinishedSequence, FinishReason, Request, evolve_un
 from trencadis_tools.simulated_store.store import Stores
 from trencadis_tools.simulation.drafts import Drafter, DraftFacts, drafter_of, simulated_speculation
 from trencadis_tools.simulation.events import EventKind, ReplicaEvent, check_events
-from trencadis_tools.simulation.executor import KV_BYTES_PER_TOKEN, SimulatedExecutor
+from trencadis_tools.simulation.executor import KV_BYTES_PER_TOKEN, SimulatedExecutor, StepLog
 from trencadis_tools.simulation.prompts import Prompts, SimulatedPrompts
 from trencadis_tools.simulation.quiet import quiet_engines
 from trencadis_tools.simulation.replica import Replica, Unfinished, Watcher
@@ -181,6 +181,7 @@ def simulate(
     watcher: Watcher | None = None,
     drafts: Mapping[str, DraftFacts] | None = None,
     token_times: bool = False,
+    log: StepLog | None = None,
 ) -> Run:
     """Serve a workload on simulated replicas, and return what became of each request.
 
@@ -195,6 +196,7 @@ def simulate(
         watcher: Sees what engines do.
         drafts: What becomes of drafts, by name of the speculator; see :func:`load_drafts`.
         token_times: Whether records have the time of each token; 8 bytes for each of them.
+        log: Notes the steps of a run of one replica; or None.
 
     Raises:
         PluginError: A component does not exist or cannot be built.
@@ -212,6 +214,7 @@ def simulate(
         watcher=watcher,
         drafter=drafter_of(config, drafts or {}, seed=workload.seed, step_times=step_times),
         token_times=token_times,
+        log=log,
     )
     try:
         return fleet.run()
@@ -233,6 +236,7 @@ class Fleet:
         max_steady_steps: Steps that an engine computes at once where nothing changes; 1: one by one, as always with drafts.
         drafter: What becomes of drafts; None: there are none.
         token_times: See :func:`simulate`.
+        log: See :func:`simulate`.
 
     Attributes:
         built: Replicas in the order in which their engines were built.
@@ -252,6 +256,7 @@ class Fleet:
         max_steady_steps: int = MAX_STEADY_STEPS,
         drafter: Drafter | None = None,
         token_times: bool = False,
+        log: StepLog | None = None,
     ) -> None:
         if replicas < 1:
             raise ConfigValueError(f"replicas = {replicas}: there must be one at least.")
@@ -260,6 +265,7 @@ class Fleet:
         self._requests = workload.requests
         self._step_times = step_times
         self._drafter = drafter
+        self._log = log
         self._watcher = watcher
         self._max_steady_steps = 1 if watcher is not None else max_steady_steps
         self._token_times: dict[str, list[float]] | None = {} if token_times else None
@@ -329,6 +335,7 @@ class Fleet:
             kv_bytes_per_token=getattr(self._step_times, "kv_bytes_per_token", KV_BYTES_PER_TOKEN),
             stores=self._stores,
             load_timeout_s=self._config.cache.load_timeout_s,
+            log=self._log,
         )
         engine = build_engine(self._config, registry=self._registry, clock=clock, executor=executor)
         if not isinstance(engine, Engine):

@@ -96,7 +96,7 @@ def measure_steps(start: Candidate, workload: Workload) -> MeasuredSteps:
         file = Path(folder, "steps.jsonl")
         recording: dict[str, object] = {"kv_connector.name": "none"} if has_store(start.config) else {}
         recording |= {"observer.names": ["recorder"], "observer.recorder.file": str(file), "observer.budget_ms": 1000.0}
-        candidate = restored(start.name, {**start.given, **recording})
+        candidate = restored(start.name, {**start.given, **recording}, may_import=start.may_import)
         engine = build_engine(candidate.config, registry=candidate.registry)
         try:
             if not isinstance(engine, Engine):

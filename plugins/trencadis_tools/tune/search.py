@@ -47,11 +47,13 @@ class Parts:
         rungs: To search with, each longer than the one before.
         held_out: For the last figures.
         left_out: In words: which requests of the workload are in none of them, for the model cannot take them; empty: none.
+        seeds: That requests to search with and requests to check with were drawn from; None: nothing is drawn.
     """
 
     rungs: Sequence[str]
     held_out: str
     left_out: str = ""
+    seeds: tuple[int, int] | None = None
 
 
 @attrs.frozen(kw_only=True)

@@ -194,7 +194,8 @@ class Trials:
             ConfigError: A value cannot be used.
             PluginError: A component that no plugin offers.
         """
-        return restored(self._start.name, {**(assumed or {}), **self._start.given, **changes})
+        start = self._start
+        return restored(start.name, {**(assumed or {}), **start.given, **changes}, may_import=start.may_import)
 
     def _refuse(self, changes: Changes, error: TrencadisError) -> None:
         if not changes:

@@ -16,7 +16,7 @@ from trencadis.errors import ConfigError, TrencadisError
 from trencadis_tools.compare.candidates import Candidate
 from trencadis_tools.compare.experiment import rate_of
 from trencadis_tools.simulation import StepTimes, load_drafts
-from trencadis_tools.simulation.drafts import facts_of
+from trencadis_tools.simulation.drafts import facts_of, one_seed, speculates
 from trencadis_tools.simulation.fleet import has_store
 from trencadis_tools.simulation.step_times import BucketStepTimes, SheetStepTimes, load_step_times
 from trencadis_tools.tune.confirm import Measured, measure
@@ -51,6 +51,7 @@ class Settings:
         confirm: Measure the best two and the start.
         keep: Dotted paths, or tables, that stay as they are.
         drafts: How often drafts are right, or a file that says it; empty: unknown.
+        seed: That requests to search with are drawn from; those to check with are drawn from the next one. None: the workload's.
     """
 
     slo: str
@@ -62,6 +63,7 @@ class Settings:
     confirm: bool = True
     keep: Sequence[str] = ()
     drafts: str = ""
+    seed: int | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -74,6 +76,7 @@ class Tuned:
         slo: Objectives.
         parts: Of the workload, the longest to search with before the one held out.
         left_out: In words: which requests the model cannot take; empty: it takes all.
+        one_seed: In words: what is drawn from one seed alone; empty: nothing.
         step_times: In words: where they come from.
         step_times_facts: Their coefficients.
         memory: In words: how many KV blocks there are.
@@ -88,6 +91,7 @@ class Tuned:
     slo: Slo
     parts: Sequence[Workload]
     left_out: str
+    one_seed: str
     step_times: str
     step_times_facts: Any
     memory: str
@@ -120,7 +124,7 @@ def tune(
     _check(settings)
     drafts = load_drafts(settings.drafts)
     facts_of(start.config, drafts)
-    parts, rungs = parts_of(settings.workload, settings.limit)
+    parts, rungs = parts_of(settings.workload, settings.limit, seed=settings.seed)
     slo.check(parts[-1])
     steps: MeasuredSteps | None = None
     if settings.step_times:
@@ -130,7 +134,9 @@ def tune(
         say("Running the configured engine for its step times.")
         steps = measure_steps(start, parts[0])
         step_times, words, facts = steps.times, steps.words, steps.facts
-        parts, rungs = parts_of(settings.workload, settings.limit, max_model_len=steps.max_model_len)
+        parts, rungs = parts_of(
+            settings.workload, settings.limit, max_model_len=steps.max_model_len, seed=settings.seed
+        )
         slo.check(parts[-1])
         if rungs.left_out:
             say(f"{rungs.left_out}.")
@@ -166,6 +172,7 @@ def tune(
         slo=slo,
         parts=parts,
         left_out=rungs.left_out,
+        one_seed=_one_seed(start, parts, rungs),
         step_times=words,
         step_times_facts=facts,
         memory=memory.words,
@@ -183,7 +190,20 @@ def _check(settings: Settings) -> None:
             raise ConfigError(f"flag --{name}: {getattr(settings, name)} is less than {value}.")
 
 
-def parts_of(name: str, limit: int, *, max_model_len: int | None = None) -> tuple[list[Workload], Parts]:
+def _one_seed(start: Candidate, parts: Sequence[Workload], rungs: Parts) -> str:
+    """Return in words what is drawn from one seed alone; empty: nothing. Pure."""
+    seed, other = rungs.seeds or (parts[0].seed, parts[0].seed)
+    return one_seed(
+        f"seed {seed} to search with and seed {other} to check with" if rungs.seeds else f"seed {seed}",
+        requests=rungs.seeds is not None,
+        drafts=speculates(start.config),
+        more="Tune again with another --seed, and see whether it finds the same.",
+    )
+
+
+def parts_of(
+    name: str, limit: int, *, max_model_len: int | None = None, seed: int | None = None
+) -> tuple[list[Workload], Parts]:
     """Return the parts of a workload: those to search with, the shortest first, and one of other requests at the end.
 
     Of a workload that is drawn the last part has the next seed; of a trace it follows the others.
@@ -192,14 +212,16 @@ def parts_of(name: str, limit: int, *, max_model_len: int | None = None) -> tupl
         name: A workload file, a trace or a name.
         limit: Requests of the longest part to search with, and of the other one.
         max_model_len: Tokens of the longest request; longer ones are left out.
+        seed: In place of the workload's.
 
     Raises:
         ConfigError: There is no such workload, it is too short, or all requests come at once.
     """
-    every = load_workload(name)
+    every = load_workload(name, seed=seed)
     first, other = (fitting(one.requests, max_model_len) for one in (every, load_workload(name, seed=every.seed + 1)))
     left_out = _left_out(every.requests, first, max_model_len)
-    if other != first:
+    is_drawn = other != first
+    if is_drawn:
         searched, held_out = _cut(first, 0, limit), _cut(other, 0, limit)
     else:
         limit = min(limit, len(first) // 2)
@@ -222,7 +244,12 @@ def parts_of(name: str, limit: int, *, max_model_len: int | None = None) -> tupl
             f'workload "{name}": all requests come at once, which no other rate changes.',
             hint="Take a workload with arrivals.",
         )
-    return parts, Parts(rungs=names[:-1], held_out=names[-1], left_out=left_out)
+    return parts, Parts(
+        rungs=names[:-1],
+        held_out=names[-1],
+        left_out=left_out,
+        seeds=(every.seed, every.seed + 1) if is_drawn else None,
+    )
 
 
 def _cut(requests: Sequence[WorkloadRequest], first: int, end: int) -> list[WorkloadRequest]:

@@ -73,6 +73,7 @@ def _head(tuned: Tuned, command: str) -> list[str]:
         f"Found by: {command}",
         f"Objectives: {tuned.slo.text}. Workload: {tuned.settings.workload}; figures are of {held_out.name} than those searched with.",
         *([f"{tuned.left_out}."] if tuned.left_out else []),
+        *([tuned.one_seed] if tuned.one_seed else []),
         f"Step times: {tuned.step_times}.",
         f"KV cache: {tuned.memory}.",
         f"Simulated capacity: {capacity_words(found.best)}; of the start: {capacity_words(found.start)}.",

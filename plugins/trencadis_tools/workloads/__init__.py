@@ -11,7 +11,7 @@ from trencadis_tools.workloads.summary import Summary, summarise
 from trencadis_tools.workloads.terms import Prefixes, Priorities, Targets, Tenants
 from trencadis_tools.workloads.traces import TraceSource
 from trencadis_tools.workloads.workload import Workload, WorkloadRequest
-from trencadis_tools.workloads.workload_file import builtin_names, load_workload, trace_file
+from trencadis_tools.workloads.workload_file import builtin_names, depends_on_seed, load_workload, trace_file
 from trencadis_tools.workloads.written import write_workload
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "Workload",
     "WorkloadRequest",
     "builtin_names",
+    "depends_on_seed",
     "load_workload",
     "summarise",
     "trace_file",

@@ -70,6 +70,11 @@ def read_trace(source: TraceSource) -> Trace:
     name = Path(source.file).name
     rows = []
     for row in read_rows(read_text(Path(source.file)), name, kind=source.format, ignore=source.ignore):
+        if row.arrival_s is not None and not 0 <= row.arrival_s < math.inf:
+            raise ConfigError(
+                f"{name}: line {row.line} comes at {row.arrival_s:g} s, which is no time.",
+                hint="Correct or remove the line.",
+            )
         sized = _sized(row, source, name)
         if sized is not None:
             rows.append(sized)

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import tomllib
 import types
 import typing
 from collections.abc import Mapping
@@ -15,15 +14,17 @@ from typing import Any, Literal
 import attrs
 
 from trencadis.errors import ConfigError, ConfigValueError, UnknownKeyError, did_you_mean
+from trencadis.files import is_file, read_toml
 from trencadis_tools.workloads.arrivals import stretch
 from trencadis_tools.workloads.distributions import Distribution
 from trencadis_tools.workloads.recipe import Recipe
 from trencadis_tools.workloads.workload import Workload
 from trencadis_tools.workloads.written import is_written, parse_written
 
-__all__ = ["builtin_names", "load_workload", "read_recipe", "trace_file"]
+__all__ = ["builtin_names", "depends_on_seed", "load_workload", "read_recipe", "trace_file"]
 
 _BUILTINS = Path(__file__).parent / "builtin"
+_NUM_LOOKED_AT = 50
 
 Table = dict[str, Any]
 
@@ -55,6 +56,23 @@ def load_workload(
         recipe = _recipe({"trace": {"file": str(file)}, **changes}, file.stem, str(file))
         return _changed(parse_written(file), recipe, seed) if is_written(file) else recipe.make()
     return read_recipe(str(file), changes=changes).make()
+
+
+def depends_on_seed(name_or_path: str, workload: Workload) -> bool:
+    """Return whether another seed gives other requests: not of a trace in which nothing is drawn, nor of a written workload.
+
+    Args:
+        name_or_path: See :func:`load_workload`.
+        workload: Loaded from it; its seed and the next one are compared over its first requests.
+
+    Raises:
+        ConfigError: It cannot be read any more.
+    """
+    limit = min(_NUM_LOOKED_AT, len(workload.requests))
+    one, other = (
+        load_workload(name_or_path, seed=seed, limit=limit).requests for seed in (workload.seed, workload.seed + 1)
+    )
+    return one != other
 
 
 def trace_file(name_or_path: str) -> Path:
@@ -93,7 +111,7 @@ def _builtin(name: str) -> Path | None:
 
 
 def _check_exists(file: Path) -> None:
-    if not file.is_file():
+    if not is_file(file):
         names = builtin_names()
         raise ConfigError(
             f"{file}: no such workload.",
@@ -121,8 +139,8 @@ def _read(file: Path, seen: tuple[Path, ...]) -> Table:
     if file.resolve() in seen:
         raise ConfigError(f"{file}: is its own base.", hint="Remove base.")
     try:
-        table = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        table = read_toml(file)
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{file}: cannot be read: {error}.", hint="Write TOML.") from error
     trace = table.get("trace")
     if isinstance(trace, dict) and isinstance(trace.get("file"), str):

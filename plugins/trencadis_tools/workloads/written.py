@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 
 from trencadis.errors import ConfigError
+from trencadis.files import parse_json
 from trencadis_plugins.bucketing.workloads.trace import read_text
 from trencadis_tools.workloads.workload import Workload, WorkloadRequest
 
@@ -59,7 +60,7 @@ def parse_written(file: Path) -> Workload:
     number = 0
     try:
         for number, line in enumerate(read_text(file).splitlines(), start=1):
-            row = json.loads(line)
+            row = parse_json(line)
             if number == 1:
                 head = row
                 continue
@@ -67,7 +68,7 @@ def parse_written(file: Path) -> Workload:
         return Workload(
             name=head["workload"], requests=tuple(requests), block_tokens=head["block_tokens"], seed=head["seed"]
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise ConfigError(
             f"{file}: line {number} is not what `trencadis workload --write` writes: {error}.",
             hint="Write the file again.",

@@ -14,6 +14,7 @@ import trencadis_tools
 from support.only_installed import only_installed
 from trencadis.hookspecs import NOUNS, hookimpl
 from trencadis.interfaces import Component
+from trencadis.registry.contracts import interface_version
 
 NAMES = {
     "bucketing": ("exact", "exponential"),
@@ -47,7 +48,7 @@ def _component(noun: str, name: str) -> Component:
         name=name,
         factory=lambda config, context: None,
         summary=f"The {name} one.",
-        interface_version=1,
+        interface_version=interface_version(noun),
         provides=provides,
         **config,
     )

@@ -118,13 +118,13 @@ def test_the_address_is_the_configured_port(served: Any, capsys: pytest.CaptureF
     assert (served.paths, served.keys) == (["/admin/explain/a"], [None])
 
 
-def test_the_configured_key_is_sent(served: Any, monkeypatch: pytest.MonkeyPatch):
+def test_the_key_of_the_administration_is_sent_and_none_of_a_client(served: Any, monkeypatch: pytest.MonkeyPatch):
     url = served(200, STORY)
     monkeypatch.setenv("TRENCADIS_SERVER__API_KEYS", "ann:sk-a,sk-b")
     assert main(["explain", "a", "--url", url]) == 0
     monkeypatch.setenv("TRENCADIS_SERVER__ADMIN_KEY", "x:y")
     assert main(["explain", "a", "--url", url]) == 0
-    assert served.keys == ["Bearer sk-a", "Bearer x:y"]
+    assert served.keys == [None, "Bearer x:y"]
 
 
 @pytest.mark.parametrize(

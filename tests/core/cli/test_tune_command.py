@@ -55,7 +55,7 @@ def tune(folder, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int,
 
 def test_a_better_configuration_is_printed_written_and_runs(tune, folder) -> None:
     written = ("--out", "tuned.toml", "--json", "tuned.json")
-    code, told = tune("--step-times", "steps.json", "--keep", KEPT, "--no-confirm", *written)
+    code, told = tune("--step-times", "steps.json", "--keep", KEPT, "--no-confirm", "--seed", "5", *written)
     assert code == 0, told
     text = (folder / "tuned.toml").read_text()
     tables = tomllib.loads(text)
@@ -64,6 +64,10 @@ def test_a_better_configuration_is_printed_written_and_runs(tune, folder) -> Non
     assert tables["cache"] == {"num_blocks": 2000}
     assert "# Was 128. Alone: " in text
     assert "# Nothing was measured: --no-confirm." in text
+    one_seed = "One seed: requests were drawn from seed 5 to search with and seed 6 to check with alone"
+    assert one_seed in told
+    assert f"# {one_seed}" in text
+    assert "--seed 5" in text
     assert "Nothing was measured" in told
     assert f"engine.max_num_batched_tokens  128    {budget} " in told
     resolved, registry = load_with_plugins(file=folder / "tuned.toml", environ={})

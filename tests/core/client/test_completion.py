@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from support.broken_tokenizers import panics_at_a_token
 from trencadis.client.completion import Completion, TokenPrefix
 from trencadis.records import FinishedSequence, FinishReason, Request, SamplingParams, TokenLogprobs
-from trencadis.text import Tokenizer
+from trencadis.text import Tokenizer, load_tokenizer
 
 
 def make(tokenizer: Tokenizer, *, streams: bool = True, **params: object) -> Completion:
@@ -187,3 +190,20 @@ def test_a_prefix_behaves_as_the_tuple_that_it_equals() -> None:
         except IndexError:
             continue
         raise AssertionError(index)
+
+
+@pytest.mark.parametrize("stop", [(), ("never",)])
+@pytest.mark.parametrize("streams", [True, False])
+def test_tokens_at_which_the_tokenizer_fails_fail_the_completion_in_words(
+    tmp_path: Path, tokenizer: Tokenizer, streams: bool, stop: tuple[str, ...]
+) -> None:
+    good, bad = tokenizer.encode("Hello"), tokenizer.encode("x")
+    completion = make(load_tokenizer(panics_at_a_token(tmp_path, "x")), streams=streams, stop=stop)
+    if completion.is_watched:
+        assert not completion.append(good)
+        assert completion.append(bad), "the engine is told to stop"
+        assert not completion.append(good)
+    completion.finish(end([*good, *bad, *good], FinishReason.ABORT))
+    output = completion.output()
+    assert (output.finish_reason, output.stop_reason) == (FinishReason.ERROR, None)
+    assert "the tokenizer failed: PanicException" in completion.error

@@ -37,7 +37,7 @@ def ask(
         (lambda q: q.totals(), "totals", {}),
         (lambda q: q.scheduling(), "scheduling", {}),
         (lambda q: q.explain("r"), "explain", {"request_id": "r"}),
-        (lambda q: q.change_scheduling({"name": "x"}), "set_scheduling", {"table": {"name": "x"}, "source": "set_scheduling"}),
+        (lambda q: q.change_scheduling({"name": "x"}), "set_scheduling", {"table": {"name": "x"}, "source": "set_scheduling", "may_import": False}),
         (lambda q: q.reject_transfer({"b": 2}), "reject_transfer", {"transfer_params": {"b": 2}}),
     ],
 )  # fmt: skip

@@ -3,10 +3,12 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from support.broken_tokenizers import panics_at_a_token, panics_at_texts
 from trencadis.client.llm import LLM
 from trencadis.config import Config
 from trencadis.errors import InvalidRequestError, PromptTooLongError, RequestRefusedError, UnknownKeyError
@@ -368,3 +370,30 @@ def test_request_that_never_reaches_the_engine_is_told_to_the_connector(fake_hou
         (ignored,) = llm.generate([[5, "x"]], FOUR, transfer_params={"a": 1})  # type: ignore[list-item]
         assert ignored.outputs[0].finish_reason is FinishReason.IGNORED
     assert echo.rejected == [{"a": 1}]
+
+
+def test_a_tokenizer_that_panics_at_a_text_refuses_this_prompt_alone(fake_house: House, tmp_path: Path) -> None:
+    with LLM.from_config(*fake_house(tokenizer=panics_at_texts(tmp_path))) as llm:
+        with pytest.raises(InvalidRequestError, match="the tokenizer failed"):
+            llm.generate("Hello", FOUR)
+        refused, other = llm.generate(["Hello", [5]], FOUR)
+    assert (refused.outputs[0].finish_reason, other.outputs[0].token_ids) == (
+        FinishReason.IGNORED,
+        reference([5], 4),
+    )
+
+
+def test_a_tokenizer_that_panics_at_an_output_fails_this_request_alone(
+    fake_house: House, tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    letters = {tokenizer.encode(letter)[0] for letter in "abcdefghijklmnopqrstuvwxyz"}
+    prompt, token = next((n, first) for n in range(4, 4096) if (first := reference([n], 1)[0]) in letters)
+    other = next(n for n in range(4, 4096) if token not in reference([n], 4))
+    directory = panics_at_a_token(tmp_path, tokenizer.decode([token]))
+    with LLM.from_config(*fake_house(tokenizer=directory)) as llm:
+        failed, fine = llm.generate([[prompt], [other]], FOUR)
+        last = list(llm.stream([prompt], FOUR))[-1]
+    for one in (failed, last):
+        assert one.outputs[0].finish_reason is FinishReason.ERROR
+        assert "the tokenizer failed" in one.error
+    assert fine.outputs[0].token_ids == reference([other], 4)

@@ -88,12 +88,11 @@ def test_a_bucketing_that_does_not_know_unified_shapes_is_an_error_before_the_mo
         build_engine(config, registry=registry)
 
 
-class _Picky(Sampler):
-    """Knows one processor, ``mine``."""
+class _Unsaid(Sampler):
+    """Does not state which parameters it honours."""
 
     def check(self, params):
-        if set(params.logits_processors) - {"mine"}:
-            raise InvalidRequestError("only mine is enabled.")
+        """Refuse nothing."""
 
     def allocate(self, *, num_rows, vocab_size, device):
         """Need nothing."""
@@ -103,6 +102,16 @@ class _Picky(Sampler):
 
     def sample(self, logits, context):
         """Never called: the fake backend chooses by itself."""
+
+
+class _Picky(_Unsaid):
+    """Knows one processor, ``mine``."""
+
+    honours = frozenset()
+
+    def check(self, params):
+        if set(params.logits_processors) - {"mine"}:
+            raise InvalidRequestError("only mine is enabled.")
 
 
 def test_processors_that_a_request_names_are_judged_by_the_sampler_before_it_runs(fake_house) -> None:
@@ -129,11 +138,6 @@ class _OfVersion1:
         )
 
 
-class _Unsaid(_Picky):
-    def check(self, params):
-        """Refuse nothing."""
-
-
 def test_a_sampler_of_version_1_gets_every_parameter_and_is_warned_of_at_the_start(fake_house, caplog) -> None:
     config, registry = fake_house()
     registry.register(_OfVersion1())
@@ -145,15 +149,29 @@ def test_a_sampler_of_version_1_gets_every_parameter_and_is_warned_of_at_the_sta
     assert "have no effect" in warning
 
 
-def test_a_sampler_that_states_nothing_is_asked_for_nothing(fake_house) -> None:
+class _HonoursNothing(_Unsaid):
+    honours = frozenset()
+
+
+def test_a_sampler_that_honours_nothing_is_asked_for_nothing(fake_house) -> None:
     config, registry = fake_house()
-    config = attrs.evolve(config, sampling=NounConfig(name=f"{__name__}:_Unsaid"))
+    config = attrs.evolve(config, sampling=NounConfig(name=f"{__name__}:_HonoursNothing"))
     engine = build_engine(config, registry=registry)
-    engine.add(Request(request_id="plain", prompt_token_ids=(1, 2), params=SamplingParams(seed=3)))
-    with pytest.raises(InvalidRequestError, match=r"top_k = 3: .*_Unsaid.* does not honour it") as caught:
-        engine.add(Request(request_id="it", prompt_token_ids=(1, 2), params=SamplingParams(top_k=3)))
+    engine.add(Request(request_id="it", prompt_token_ids=(1, 2), params=SamplingParams()))
+    with pytest.raises(InvalidRequestError, match=r"top_k = 3: .*_HonoursNothing.* does not honour it") as caught:
+        engine.add(Request(request_id="that", prompt_token_ids=(1, 2), params=SamplingParams(top_k=3)))
     assert caught.value.field == "top_k"
     engine.close()
+
+
+def test_a_sampler_of_an_older_contract_that_claims_the_newest_is_refused_before_a_request_is(fake_house) -> None:
+    """Else each request with a temperature would be refused, in words that say nothing of the cause."""
+    config, registry = fake_house()
+    config = attrs.evolve(config, sampling=NounConfig(name=f"{__name__}:_Unsaid"))
+    with pytest.raises(
+        ContractError, match=r"_Unsaid.* does not state which parameters .* version 2 of their interface"
+    ):
+        build_engine(config, registry=registry)
 
 
 class _Breaks(ScriptedSpeculator):

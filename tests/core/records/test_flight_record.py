@@ -28,8 +28,8 @@ def test_a_file_gives_back_its_record(data):
         (lambda data: b"", "is no flight record"),
         (lambda data: b"PK\x03\x04" + data, "is no flight record"),
         (
-            lambda data: data.replace(b"FLIGHT 1\n", b"FLIGHT 2\n", 1),
-            "is a flight record of version 2; this Trencadís reads 1|version 2",
+            lambda data: data.replace(b"FLIGHT 2\n", b"FLIGHT 1\n", 1),
+            "is a flight record of version 1; this Trencadís reads version 2",
         ),
         (lambda data: data[:-9], "is damaged: it is cut off"),
         (lambda data: data[:400] + bytes(9) + data[409:], "is damaged"),

@@ -13,6 +13,7 @@ import pytest
 
 from trencadis.hookspecs import NOUNS, hookimpl
 from trencadis.interfaces import Component, Observer, SchedulingPolicy
+from trencadis.registry.contracts import interface_version
 
 
 def _component(name: str, **changes: Any) -> Component:
@@ -56,7 +57,7 @@ def house():
         draft_length=["fixed"],
         acceptance=["match"],
         backend=["torch"],
-        executor=["inline"],
+        executor=[_component("inline", interface_version=interface_version("executor"))],
         observer=[_component("log", factory=lambda config, context: Observer())],
     )
 

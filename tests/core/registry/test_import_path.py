@@ -8,6 +8,7 @@ from trencadis.clock import SimulatedClock
 from trencadis.errors import ConfigValueError, ContractError, PluginLoadError
 from trencadis.interfaces import ComponentContext, SchedulingPolicy
 from trencadis.registry import Registry
+from trencadis.registry.contracts import CONTRACTS
 from trencadis.registry.import_path import import_component
 
 SOURCE = '''
@@ -24,13 +25,22 @@ class Outer:
         def __init__(self, limit, *, context):
             self.limit, self.context = limit, context
 
-def make(limit=3):
+def make(limit=3) -> "Plain":
     policy = Plain()
     policy.limit = limit
     return policy
 
-def wrong():
+def wrong() -> SchedulingPolicy:
     return "no policy"
+
+def says_nothing():
+    raise AssertionError("it was called")
+
+def says_another() -> str:
+    raise AssertionError("it was called")
+
+def says_what_is_not_there() -> "Nowhere":
+    raise AssertionError("it was called")
 
 number = 3
 '''
@@ -82,13 +92,26 @@ def test_options_that_it_does_not_take_are_refused_with_those_it_takes(module):
 
 def test_a_class_of_another_kind_breaks_the_contract():
     assert _said(ContractError, _import, "json:JSONEncoder") == (
-        '[scheduling] name = "json:JSONEncoder" (from serve.toml): is no subclass of SchedulingPolicy. '
-        "Derive it from trencadis.interfaces.SchedulingPolicy, or name a function that returns one."
+        '[scheduling] name = "json:JSONEncoder" (from serve.toml): is no subclass of SchedulingPolicy, and was not called. '
+        "Derive it from trencadis.interfaces.SchedulingPolicy, or name a function that is annotated as returning one: "
+        "def make() -> SchedulingPolicy."
     )
 
 
 def test_what_cannot_be_called_breaks_the_contract(module):
     assert "is no subclass of SchedulingPolicy" in _said(ContractError, _import, f"{module}:number")
+
+
+@pytest.mark.parametrize("name", ["says_nothing", "says_another", "says_what_is_not_there"])
+def test_a_function_that_does_not_say_that_it_returns_the_contract_is_not_called(module, name):
+    assert "and was not called" in _said(ContractError, _import, f"{module}:{name}")
+
+
+@pytest.mark.parametrize("path", ["os:system", "builtins:exec", "subprocess:run", "subprocess:Popen", "builtins:print"])
+def test_what_is_importable_everywhere_is_of_no_contract(path):
+    for noun in CONTRACTS:
+        with pytest.raises(ContractError, match="and was not called"):
+            import_component(noun, path, key=f"{noun}.name", source="serve.toml")
 
 
 def test_a_function_that_returns_something_else_breaks_the_contract(module):

@@ -20,6 +20,13 @@ def test_an_entry_point_names_its_distribution_and_version(install, plugin_sourc
     assert found.remedy == 'Upgrade or uninstall fibonacci-tiles, or block it: [plugins] blocked = ["tiles"].'
 
 
+def test_nothing_advises_to_uninstall_the_engine():
+    found = Provenance(plugin="gaudi", module="trencadis_gaudi", distribution="trencadis", version="0.1.0")
+    assert "nstall" not in found.remedy
+    assert "block" not in found.remedy
+    assert "report it" in found.remedy
+
+
 def test_an_entry_point_made_in_code_has_no_distribution():
     found = of_entry_point(EntryPoint(name="x", value="my.module", group="trencadis"), plugin="x")
     assert found == Provenance(plugin="x", module="my.module")

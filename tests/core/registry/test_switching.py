@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from trencadis.errors import ConfigValueError, UnknownComponentError, UnknownKeyError
+from trencadis.errors import ConfigValueError, ImportPathRefusedError, UnknownComponentError, UnknownKeyError
 from trencadis.registry import load_with_plugins, resolve_plan
 from trencadis.registry.switching import SchedulingChange, SchedulingInForce, change_table, resolve_change
 
@@ -89,3 +89,44 @@ def test_a_mistake_is_named_as_one_in_a_file_is(table: dict[str, Any], error: ty
 def test_arguments_left_out_are_left_out_of_the_table():
     assert change_table(None, None, ...) == {}
     assert change_table("fcfs", {}, None) == {"name": "fcfs", "options": {}, "shadow": None}
+
+
+SERVE = "trencadis_testing.engines:ServeInOrder"
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        {"name": "os:system"},
+        {"name": "os:system", "options": {"command": "true"}},
+        {"shadow": "os:system"},
+        {"name": "shortest_first", "options": {"predictor": "os:system"}},
+        {"name": "fair_share", "options": {"inner": "os:system"}},
+        {"name": "fair_share", "options": {"inner": SERVE}},
+        {"name": SERVE},
+        {"name": "fcfs", "shadow": SERVE},
+    ],
+    ids=str,
+)
+def test_no_import_path_of_a_client_is_followed(table: dict[str, Any]):
+    present, registry = at_start(name="fcfs")
+    with pytest.raises(ImportPathRefusedError, match=r"\(from a test\): it would import"):
+        after(present, registry, **table)
+
+
+def test_a_client_may_name_again_what_the_operator_has_named():
+    present, registry = at_start(name=SERVE, shadow="fcfs")
+    gone = after(present, registry, name="fcfs", shadow=SERVE)
+    assert after(gone, registry, name=SERVE).name == SERVE
+    with pytest.raises(ImportPathRefusedError):
+        after(gone, registry, name="trencadis_testing.engines:Other")
+
+
+def test_what_the_operators_code_put_in_force_stays_when_a_client_changes_something_else():
+    present, registry = at_start(name="fcfs")
+    table = {"name": "shortest_first", "options": {"predictor": "json:loads"}}
+    code = SchedulingChange.of(table, source="set_scheduling", may_import=True)
+    now = after(resolve_change(present, registry, code), registry, shadow="fcfs")
+    assert now.plan.choices["scheduling"].options.predictor == "json:loads"
+    with pytest.raises(ImportPathRefusedError):
+        after(now, registry, options={"predictor": "json:dumps"})

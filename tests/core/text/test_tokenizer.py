@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from support.broken_tokenizers import panics_at_a_token, panics_at_texts
+from support.tokenizer_zoo import zoo_tokenizer
 from trencadis.errors import InvalidRequestError, ModelLoadError
 from trencadis.text.tokenizer import Tokenizer, load_tokenizer, resolve_model_path
 
@@ -78,7 +80,7 @@ def test_token_ids_beyond_the_vocabulary_are_unknown_and_have_no_text(tokenizer:
 
 
 def test_a_byte_level_tokenizer_has_no_byte_fallback(tokenizer: Tokenizer) -> None:
-    assert tokenizer.byte_token_ids == frozenset()
+    assert tokenizer.byte_fallback is None
 
 
 def test_the_short_way_for_plain_tokenizer_files_gives_what_auto_tokenizer_gives(tokenizer: Tokenizer) -> None:
@@ -123,7 +125,8 @@ def test_a_tokenizer_in_a_gguf_file_is_read(tmp_path: Path) -> None:
         write()
     tokenizer = load_tokenizer(str(file))
     assert tokenizer.decode(tokenizer.encode("hi"), skip_special_tokens=True) == "hi"
-    assert tokenizer.byte_token_ids == frozenset(range(3, 259))
+    assert tokenizer.byte_fallback is not None
+    assert tokenizer.byte_fallback.byte_of == {3 + byte: byte for byte in range(256)}
 
 
 @pytest.mark.parametrize(
@@ -160,3 +163,55 @@ def test_directory_without_tokenizer_files_is_named(tmp_path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ModelLoadError, match=r"holds no tokenizer: tokenizer\.json is missing"):
         load_tokenizer(str(tmp_path))
+
+
+def test_a_panic_of_the_tokenizer_is_an_error_of_the_request_in_words(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(panics_at_texts(tmp_path))
+    calls = (
+        lambda: tokenizer.encode("Hello"),
+        lambda: tokenizer.encode_literally("Hello"),
+        lambda: tokenizer.apply_chat_template([{"role": "user", "content": "Hello"}]),
+        lambda: tokenizer.opening,
+    )
+    for call in calls:
+        with pytest.raises(InvalidRequestError, match="the tokenizer failed: PanicException: chunk size"):
+            call()
+
+
+def test_a_panic_while_tokens_are_decoded_is_an_error_in_words(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    (token,) = tokenizer.encode("x")
+    broken = load_tokenizer(panics_at_a_token(tmp_path, "x"))
+    assert broken.decode(tokenizer.encode("Hello")) == "Hello"
+    with pytest.raises(InvalidRequestError, match="the tokenizer failed"):
+        broken.decode([token])
+
+
+def test_a_tokenizer_file_at_which_the_library_panics_cannot_be_loaded(tmp_path: Path, monkeypatch) -> None:
+    shutil.copytree(DEMO, tmp_path / "demo")
+    monkeypatch.setattr("transformers.PreTrainedTokenizerFast.from_pretrained", _panic)
+    with pytest.raises(ModelLoadError, match="cannot be loaded: chunk size must be non-zero"):
+        load_tokenizer(str(tmp_path / "demo"))
+
+
+def _panic(*_: object, **__: object) -> None:
+    from tokenizers import pre_tokenizers
+
+    pre_tokenizers.FixedLength(0).pre_tokenize_str("a")
+
+
+def test_an_interrupt_within_the_tokenizer_goes_through(tokenizer: Tokenizer, monkeypatch) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(type(tokenizer._hf), "__call__", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        tokenizer.encode("Hello")
+
+
+@pytest.mark.parametrize(
+    ("name", "opening"),
+    [("llama2", (1,)), ("gpt2", (0,)), ("llama3", (0,)), ("bert", (2,)), ("t5", ()), ("byt5", ()), ("demo", ())],
+)
+def test_the_special_tokens_with_which_a_prompt_begins_are_known(name: str, opening: tuple[int, ...]) -> None:
+    tokenizer = load_tokenizer("demo") if name == "demo" else zoo_tokenizer(name)
+    assert tokenizer.opening == opening

@@ -32,6 +32,11 @@ def cached_of(answer: httpx.Response) -> int:
     return cached
 
 
+def loaded_by(engine: ServedProcess) -> float:
+    """Return how many tokens' KV an engine has loaded so far."""
+    return engine.metric('trencadis_kv_tokens_total{connector="p2p",direction="load"')
+
+
 def alone(engine: ServedProcess, prompt: list[int]) -> list[int]:
     """Return what an engine says that knows nothing of the prompt; nothing of it stays in its cache."""
     return tokens_of(engine.post(prompt=prompt, cache_salt="alone", **GREEDY))
@@ -47,13 +52,36 @@ def holds_that_ended(engine: ServedProcess) -> tuple[float, float]:
 
 def test_decode_engine_goes_on_where_the_prefill_engine_ended(engines: Engines, prefilled: Any) -> None:
     decode, prompt = engines[1], prompt_of(1)
-    params = prefilled(prompt)
+    params, loaded = prefilled(prompt), loaded_by(decode)
     assert (params["do_remote_prefill"], params["do_remote_decode"]) == (True, False)
     answer = decode.post(prompt=prompt, kv_transfer_params=params, **GREEDY)
     assert tokens_of(answer) == alone(decode, prompt)
-    assert cached_of(answer) == 192
+    assert loaded_by(decode) == loaded + 192
     assert "kv_transfer_params" not in answer.json()
     eventually(lambda: engines[0].metric("trencadis_kv_held_prefills") == 0)
+
+
+def test_client_pays_less_only_for_what_was_cached_before_its_request(engines: Engines, prefilled: Any) -> None:
+    """What the prefill engine has just computed was not; what it had was. Metrics of the decode engine count the same."""
+    decode, prompt = engines[1], prompt_of(3, 300)
+    longer = [*prompt, *prompt_of(4, 40)]
+    metric = "trencadis_prompt_tokens_cached_total"
+    before, loaded = decode.metric(metric), loaded_by(decode)
+    first = decode.post(prompt=prompt, kv_transfer_params=prefilled(prompt), **GREEDY)
+    assert (cached_of(first), decode.metric(metric) - before) == (0, 0)
+    second = decode.post(prompt=longer, kv_transfer_params=prefilled(longer), **GREEDY)
+    assert (cached_of(second), decode.metric(metric) - before) == (288, 288)
+    assert loaded_by(decode) - loaded == 336, "of the second prompt, what was not there already"
+
+
+def test_what_the_prefill_engine_had_cached_is_cached_for_the_client(engines: Engines, prefilled: Any) -> None:
+    prefill, decode = engines
+    prompt = prompt_of(5, 300)
+    longer = [*prompt, *prompt_of(6, 40)]
+    prefill.post(prompt=prompt, **GREEDY)
+    params = prefilled(longer)
+    assert params["remote_num_cached_tokens"] == 288
+    assert cached_of(decode.post(prompt=longer, kv_transfer_params=params, **GREEDY)) == 288
 
 
 def test_chat_and_streams_carry_the_parameters_too(engines: Engines) -> None:
@@ -63,9 +91,10 @@ def test_chat_and_streams_carry_the_parameters_too(engines: Engines) -> None:
     streamed = prefill.post("/v1/chat/completions", **body, **asked, stream=True).text
     events = [json.loads(line[6:]) for line in streamed.splitlines() if line.startswith("data: {")]
     (params,) = [event["kv_transfer_params"] for event in events if "kv_transfer_params" in event]
+    loaded = loaded_by(decode)
     answer = decode.post("/v1/chat/completions", **body, max_tokens=8, kv_transfer_params=params)
-    assert cached_of(answer) >= 16
-    assert cached_of(answer) == params["remote_num_tokens"]
+    assert loaded_by(decode) - loaded == params["remote_num_tokens"] >= 16
+    assert cached_of(answer) == 0
     other = prefill.post("/v1/chat/completions", **body, max_tokens=8).json()
     assert answer.json()["choices"][0]["message"] == other["choices"][0]["message"]
 
@@ -94,7 +123,7 @@ def test_many_at_once_say_what_they_say_alone(engines: Engines, prefilled: Any) 
 
 
 @pytest.mark.parametrize(
-    ("fault", "cause", "num_cached"),
+    ("fault", "cause", "num_loaded"),
     [
         ({"flip_at": 120_000}, "corrupt", 16),
         ({"cut_at": 500_000}, "unreachable", 96),
@@ -103,17 +132,20 @@ def test_many_at_once_say_what_they_say_alone(engines: Engines, prefilled: Any) 
     ids=["bit flip", "cut", "stall"],
 )
 def test_fault_on_the_way_costs_tokens_computed_again(
-    engines: Engines, prefilled: Any, fault: dict[str, int], cause: str, num_cached: int
+    engines: Engines, prefilled: Any, fault: dict[str, int], cause: str, num_loaded: int
 ) -> None:
     """A block is 80 KiB here; those that came whole before the fault are used."""
     decode, prompt = engines[1], prompt_of(20 + len(cause))
-    before = decode.metric(f'trencadis_kv_transfer_failures_total{{cause="{cause}",connector="p2p"')
+    before, loaded = (
+        decode.metric(f'trencadis_kv_transfer_failures_total{{cause="{cause}",connector="p2p"'),
+        loaded_by(decode),
+    )
     params = prefilled(prompt)
     with FaultProxy(params["remote_port"]) as proxy:
         proxy.to_client.set(**fault)
         answer = decode.post(prompt=prompt, kv_transfer_params={**params, "remote_port": proxy.port}, **GREEDY)
     assert tokens_of(answer) == alone(decode, prompt)
-    assert cached_of(answer) == num_cached
+    assert loaded_by(decode) == loaded + num_loaded
     assert decode.metric(f'trencadis_kv_transfer_failures_total{{cause="{cause}",connector="p2p"') == before + 1
 
 

@@ -54,7 +54,7 @@ def test_what_came_before_a_fault_is_used_and_the_rest_is_pulled() -> None:
     with Station() as prefiller, FaultProxy(port_of(prefiller)) as proxy, decoder(proxy.port) as one:
         proxy.to_client.set(flip_at=1500)
         end = serve(one, prefiller)
-        assert (end.token_ids.tolist(), end.num_cached_tokens) == (true_text(PROMPT, 6), 4 * NUM_BLOCKS)
+        assert (end.token_ids.tolist(), one.num_found(end)) == (true_text(PROMPT, 6), 4 * NUM_BLOCKS)
         assert one.count("transfer_failures", cause="corrupt") == 1
         assert firsts_of(one) == {"taken": 1}
         check_nothing_is_left(one, prefiller)
@@ -132,7 +132,7 @@ def test_one_block_more_than_was_said_breaks_the_connection_and_those_before_cou
 
     with count_delegated(on_request) as (one, rogue):
         end = serve(one)
-        assert (end.token_ids.tolist(), end.num_cached_tokens) == (true_text(PROMPT, 6), 12)
+        assert (end.token_ids.tolist(), one.num_found(end)) == (true_text(PROMPT, 6), 12)
         assert one.count("transfer_failures", cause="corrupt") == 1
         assert rogue.num_pulls == 1, "the rest is asked for"
         check_nothing_is_left(one)

@@ -31,7 +31,7 @@ def test_blocks_and_the_first_token_come_without_being_asked_for(prefiller: Stat
     with decoder(port_of(prefiller), any_thread=prefiller.pair.worker._node.pool.any_thread) as one:  # type: ignore[attr-defined]
         end = serve(one, prefiller)
         assert end.token_ids.tolist() == true_text(PROMPT, 6)
-        assert end.num_cached_tokens == 4 * NUM_BLOCKS
+        assert one.num_found(end) == 4 * NUM_BLOCKS
         assert firsts_of(one) == {"taken": 1}
         assert one.count("prefill_responses", token="given") == 1
         assert prefiller.count("pushed_bytes", end="sent") == BLOCK_BYTES * NUM_BLOCKS
@@ -56,7 +56,7 @@ def test_only_what_is_not_here_is_sent(prefiller: Station) -> None:
 def test_what_there_is_no_memory_for_is_pulled(prefiller: Station, num_blocks: int) -> None:
     with decoder(port_of(prefiller), max_pushed_bytes=num_blocks * BLOCK_BYTES + 5) as one:
         end = serve(one, prefiller)
-        assert (end.token_ids.tolist(), end.num_cached_tokens) == (true_text(PROMPT, 6), 4 * NUM_BLOCKS)
+        assert (end.token_ids.tolist(), one.num_found(end)) == (true_text(PROMPT, 6), 4 * NUM_BLOCKS)
         assert prefiller.count("pushed_bytes", end="sent") == num_blocks * BLOCK_BYTES
         assert prefiller.count("tokens", direction="send") == 4 * NUM_BLOCKS, "each once"
         check_nothing_is_left(one, prefiller)
@@ -69,7 +69,7 @@ def test_who_does_not_push_is_pulled_from(prefiller: Station, switched_off: str)
         decoder(port_of(other), push=switched_off != "here") as one,
     ):
         end = serve(one, other)
-        assert (end.token_ids.tolist(), end.num_cached_tokens) == (true_text(PROMPT, 6), 4 * NUM_BLOCKS)
+        assert (end.token_ids.tolist(), one.num_found(end)) == (true_text(PROMPT, 6), 4 * NUM_BLOCKS)
         assert other.count("pushed_bytes", end="sent") == 0
         assert firsts_of(one) == {"taken": 1}
         check_nothing_is_left(one, other)
@@ -140,7 +140,7 @@ def test_token_stands_when_its_blocks_are_lost_and_nobody_else_is_asked_for_it(p
         first.node.holds.release(hold)
         eventually(lambda: name in one.ends, of=(one, first, prefiller))
         assert one.ends[name].token_ids.tolist() == true_text(PROMPT, 6)
-        assert one.ends[name].num_cached_tokens == 4 * NUM_BLOCKS
+        assert one.num_found(one.ends[name]) == 4 * NUM_BLOCKS
         assert (one.count("prefill_responses", token="given"), one.count("prefill_responses", token="unasked")) == (
             1,
             1,

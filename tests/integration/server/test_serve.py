@@ -15,6 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from support.eventually import eventually
 from support.server.raw_client import RawClient, body_of, status_of
 from trencadis.cli import main
 
@@ -91,6 +92,23 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., Serving]]:
             return serving
 
         yield start
+
+
+def test_a_list_of_keys_on_the_command_line_may_be_written_in_brackets(serve):
+    serving = serve("--server.api-keys", '["ann:one,two", "bob:three"]')
+    for key, status in (("one,two", 200), ("three", 200), ("two", 401), ("one", 401)):
+        headers = {"authorization": f"Bearer {key}"}
+        assert httpx.get(f"{serving.url}/v1/models", headers=headers).status_code == status
+
+
+def test_sigusr2_has_the_engine_write_a_flight_record_and_ends_nothing(serve, tmp_path):
+    serving = serve("--flight_recorder.folder", str(tmp_path / "records"))
+    serving.process.send_signal(signal.SIGUSR2)
+    eventually(lambda: bool(list((tmp_path / "records").glob("*.flight"))))
+    (path,) = (tmp_path / "records").glob("*.flight")
+    assert path.name.endswith("-request.flight")
+    assert httpx.get(f"{serving.url}/ready").status_code == 200
+    assert serving.end() == 0
 
 
 def test_it_says_where_it_listens_and_a_signal_lets_a_stream_end_before_it_exits_0(serve):

@@ -9,8 +9,8 @@ import pytest
 from support.template_zoo import HOSTILE
 from trencadis.errors import InvalidRequestError
 from trencadis.text import Tokenizer, encode_chat
-from trencadis_server.context import Encoder
 from trencadis_server.errors import ApiError
+from trencadis_server.fair_threads import FairThreads
 from trencadis_server.generation.chat_prompt import encode_messages
 from trencadis_server.protocol.chat import ChatMessage
 
@@ -29,7 +29,7 @@ class Shows(Tokenizer):
 
 def encode(tokenizer: Tokenizer, *messages: Any, **options: Any) -> tuple[int, ...]:
     parsed = [ChatMessage(**message) for message in messages]
-    return asyncio.run(encode_messages(parsed, tokenizer=tokenizer, encoder=Encoder(), **options))
+    return asyncio.run(encode_messages(parsed, tokenizer=tokenizer, encoder=FairThreads(), **options))
 
 
 def seen(tokenizer: Tokenizer, *messages: Any, comment: str = "", **options: Any) -> dict[str, Any]:
@@ -119,7 +119,7 @@ def test_the_event_loop_does_not_wait_for_a_template(tokenizer: Tokenizer) -> No
     async def use() -> None:
         shows = Shows(tokenizer, HOSTILE["loops"] + "{# here, where nothing has tried it #}")
         message = ChatMessage(role="user", content="x")
-        encoding = asyncio.ensure_future(encode_messages([message], tokenizer=shows, encoder=Encoder()))
+        encoding = asyncio.ensure_future(encode_messages([message], tokenizer=shows, encoder=FairThreads()))
         for _ in range(10):
             await asyncio.sleep(0)
         assert not encoding.done()

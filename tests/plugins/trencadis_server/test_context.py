@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from trencadis.clock import SimulatedClock
 from trencadis.errors import EngineEndedError
 from trencadis_server.config import ServerConfig
-from trencadis_server.context import Admission, Encoder, EngineSource, ServerContext, context_of
+from trencadis_server.context import Admission, EngineSource, ServerContext, context_of
 from trencadis_server.middleware.limits import AdmissionControl
 
 
@@ -29,11 +30,11 @@ class Restarting:
         return self.current
 
 
-def make(engines: Any) -> ServerContext:
+def make(engines: Any, **options: Any) -> ServerContext:
     clock = SimulatedClock()
     admission = AdmissionControl(max_requests=1, max_waiting_tokens=1, clock=clock)
     return ServerContext(
-        engines, config=ServerConfig(), model_names=("m",), admission=admission, clock=clock, created=1
+        engines, config=ServerConfig(), model_names=("m",), admission=admission, clock=clock, created=1, **options
     )
 
 
@@ -61,34 +62,24 @@ def test_a_request_finds_the_context_of_its_application() -> None:
     assert context_of(request) is context
 
 
-def test_a_short_text_is_encoded_at_once_and_a_long_one_on_a_thread() -> None:
-    async def main() -> tuple[int, int]:
-        encoder = Encoder()
-        short = await encoder.run(threading.get_ident, num_characters=10)
-        return short, await encoder.run(threading.get_ident, num_characters=10**6)
+@pytest.mark.parametrize(("has_tenants", "num_at_once"), [(False, 2), (True, 1)])
+def test_where_keys_have_several_names_one_leaves_a_thread_to_the_others(has_tenants: bool, num_at_once: int) -> None:
+    async def main() -> int:
+        threads = make(Restarting(), has_tenants=has_tenants).encoder
+        started: list[threading.Event] = [threading.Event(), threading.Event()]
+        done = threading.Event()
 
-    short, long = asyncio.run(main())
-    assert short == threading.get_ident()
-    assert long != threading.get_ident()
+        def work(number: int) -> None:
+            started[number].set()
+            done.wait(10)
 
+        mine = [asyncio.create_task(threads.run(partial(work, i), num_characters=10**6, caller="a")) for i in (0, 1)]
+        await asyncio.to_thread(started[num_at_once - 1].wait, 10)
+        if has_tenants:
+            await threads.run(lambda: None, num_characters=10**6, caller="b")
+        num_started = sum(one.is_set() for one in started)
+        done.set()
+        await asyncio.gather(*mine)
+        return num_started
 
-def test_long_texts_wait_for_a_free_thread() -> None:
-    running: list[int] = []
-    most: list[int] = []
-    pair = threading.Barrier(2)
-    lock = threading.Lock()
-
-    def work() -> None:
-        with lock:
-            running.append(1)
-            most.append(len(running))
-        pair.wait(timeout=10)  # so that two do overlap
-        with lock:
-            running.pop()
-
-    async def main() -> None:
-        encoder = Encoder(max_threads=2)
-        await asyncio.gather(*(encoder.run(work, num_characters=10**6) for _ in range(6)))
-
-    asyncio.run(main())
-    assert max(most) == 2
+    assert asyncio.run(main()) == num_at_once

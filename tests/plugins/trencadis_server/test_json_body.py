@@ -2,9 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -187,18 +186,11 @@ def test_one_fault_of_many_is_enough(bad: dict[str, object]) -> None:
     assert caught.value.error_count() <= 3  # one for each type that a field may have
 
 
-def test_a_large_body_is_parsed_on_a_thread_and_a_small_one_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    threads: list[str] = []
-
-    async def to_thread(call: Callable[[], Any]) -> Any:
-        threads.append("used")
-        return call()
-
-    monkeypatch.setattr(asyncio, "to_thread", to_thread)
+def test_a_large_body_is_parsed_on_a_thread_and_a_small_one_at_once() -> None:
     parser = ServerContext(
         None,  # type: ignore[arg-type]
         config=ServerConfig(), model_names=("m",), admission=None, clock=SystemClock(), created=0,  # type: ignore[arg-type]
     ).parser  # fmt: skip
-    for num_bytes, expected in ((16_384, []), (16_385, ["used"])):
-        assert asyncio.run(parser.run(lambda: 5, num_characters=num_bytes)) == 5
-        assert threads == expected
+    for num_bytes, is_inline in ((16_384, True), (16_385, False)):
+        thread = asyncio.run(parser.run(threading.get_ident, num_characters=num_bytes))
+        assert (thread == threading.get_ident()) == is_inline

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from support.tokenizer_zoo import zoo_tokenizer
 from trencadis.records import TokenLogprobs
 from trencadis.text import Tokenizer
 from trencadis_server.generation.logprobs import (
@@ -103,7 +104,7 @@ def test_offsets_are_where_tokens_begin_in_the_text(tokenizer: Tokenizer) -> Non
 def test_hidden_tokens_take_no_room_in_the_text(tokenizer: Tokenizer) -> None:
     special = min(tokenizer.special_token_ids)
     (letter,) = tokenizer.encode("a")
-    writer = CompletionLogprobsWriter(tokenizer, hidden=tokenizer.special_token_ids)
+    writer = CompletionLogprobsWriter(tokenizer, hides_special=True)
     assert writer.output(entries((special, letter, letter))).text_offset == [0, 0, 1]
 
 
@@ -128,3 +129,29 @@ def test_an_entry_is_encoded_when_it_is_made_and_leaves_no_objects(tokenizer: To
     num_kept = len(gc.get_objects()) - num_before
     assert num_kept < 10_000, f"{num_kept} objects for 75,000 candidates"
     assert len(msgspec.json.encode(written)) > 75_000
+
+
+def test_tokens_that_share_a_text_are_all_among_the_alternatives() -> None:
+    tokenizer = zoo_tokenizer("llama2")
+    assert tokenizer.byte_fallback is not None
+    byte = next(token for token, value in tokenizer.byte_fallback.byte_of.items() if value == ord("!"))
+    letter = tokenizer.encode("a!", add_special_tokens=False)[-1]
+    assert tokenizer.token_bytes(byte) == tokenizer.token_bytes(letter) == b"!"
+
+    def written(chosen: int, tops: tuple[int, ...]) -> Any:
+        entry = TokenLogprobs(
+            index=0,
+            position=0,
+            token_id=chosen,
+            logprob=-0.5 - tops.index(chosen) if chosen in tops else -9.0,
+            rank=1,
+            top_token_ids=tops,
+            top_logprobs=tuple(-0.5 - i for i in range(len(tops))),
+        )
+        return as_sent(CompletionLogprobsWriter(tokenizer).output([entry]).top_logprobs[0], dict[str, float])
+
+    (comma,) = tokenizer.encode(",", add_special_tokens=False)[-1:]
+    assert written(letter, (letter, byte)) == {"!": -0.5, f"token_id:{byte}": -1.5}
+    assert written(letter, (byte, letter)) == {f"token_id:{byte}": -0.5, "!": -1.5}
+    assert written(comma, (byte, letter)) == {"!": -0.5, f"token_id:{letter}": -1.5, ",": -9.0}
+    assert written(letter, (byte,)) == {f"token_id:{byte}": -0.5, "!": -9.0}

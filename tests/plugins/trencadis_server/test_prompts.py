@@ -6,21 +6,54 @@ from typing import Any
 
 import pytest
 
+from support.tokenizer_zoo import zoo_tokenizer
+from trencadis.clock import SystemClock
+from trencadis.errors import InvalidRequestError
 from trencadis.text import Tokenizer
-from trencadis_server.context import Encoder
 from trencadis_server.errors import ApiError
+from trencadis_server.fair_threads import FairThreads
 from trencadis_server.generation.prompts import check_room, echoes, encode_inputs, truncated
+from trencadis_server.middleware.limits import AdmissionControl
 from trencadis_server.protocol.completions import CompletionRequest
 
 
-def encode(tokenizer: Tokenizer, inputs: Any, *, is_cut: bool = False) -> list[tuple[int, ...]]:
+def encode(tokenizer: Tokenizer, inputs: Any, **options: Any) -> list[tuple[int, ...]]:
+    threads = options.pop("threads", None) or FairThreads()
+    limits = {"max_requests": 1024, "max_waiting_tokens": 10**6, **options.pop("limits", {})}
+
     async def main() -> list[tuple[int, ...]]:
         llm: Any = SimpleNamespace(tokenizer=tokenizer, max_model_len=16, model=SimpleNamespace(vocab_size=97))
-        return await encode_inputs(
-            inputs, llm=llm, encoder=Encoder(), add_special_tokens=True, is_cut=is_cut, param="prompt"
-        )
+        context: Any = SimpleNamespace(encoder=threads, admission=AdmissionControl(**limits, clock=SystemClock()))
+        wanted = {
+            "caller": "",
+            "add_special_tokens": True,
+            "is_cut": False,
+            "num_output": 1,
+            "param": "prompt",
+            **options,
+        }
+        return await encode_inputs(inputs, llm=llm, context=context, **wanted)
 
     return asyncio.run(main())
+
+
+class Seeing(Tokenizer):
+    """The real tokenizer, which notes what it encodes.
+
+    Args:
+        tokenizer: The real one.
+        has_bound: Whether it is known how much text a token may be.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, has_bound: bool = True) -> None:
+        super().__init__(tokenizer._hf)
+        self.seen: list[str] = []
+        if not has_bound:
+            self.max_bytes_per_token = None
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+        self.seen.append(text)
+        return super().encode(text, add_special_tokens=add_special_tokens)
 
 
 def test_every_form_of_input_becomes_a_list_of_prompts(tokenizer: Tokenizer) -> None:
@@ -38,21 +71,84 @@ def test_a_token_id_outside_the_vocabulary_is_refused(tokenizer: Tokenizer, inpu
     assert (caught.value.status, caught.value.param) == (400, param)
 
 
-def test_a_text_that_is_surely_too_long_is_not_even_encoded(tokenizer: Tokenizer) -> None:
-    with pytest.raises(ApiError, match="has 4097 characters") as caught:
-        encode(tokenizer, "x" * 4097)
-    assert caught.value.code == "context_length_exceeded"
+def test_a_text_that_is_surely_too_long_is_refused_before_any_is_encoded(tokenizer: Tokenizer) -> None:
+    most = tokenizer.max_bytes_per_token
+    assert most is not None
+    seeing = Seeing(tokenizer)
+    with pytest.raises(ApiError, match=r"prompt\[1\] has 17 tokens or more: .* 16 tokens") as caught:
+        encode(seeing, ["x", "é" * (8 * most + 1)])
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "prompt[1]")
+    assert not seeing.seen
     assert encode(tokenizer, "x" * 4097, is_cut=True) == [tokenizer.encode("x" * 4097)]
+
+
+def test_where_no_bound_is_known_a_text_may_have_so_many_characters(tokenizer: Tokenizer) -> None:
+    seeing = Seeing(tokenizer, has_bound=False)
+    with pytest.raises(ApiError, match="has 4097 characters"):
+        encode(seeing, "x" * 4097)
+    assert not seeing.seen
+
+
+def test_of_a_text_whose_beginning_is_far_too_long_the_rest_is_not_encoded(tokenizer: Tokenizer) -> None:
+    seeing = Seeing(tokenizer)
+    seeing.max_bytes_per_token = 128  # as in vocabularies with runs of spaces
+    with pytest.raises(ApiError, match=r"prompt has more than \d+ tokens: .* 16 tokens"):
+        encode(seeing, "the sea " * 100)
+    assert [len(text) for text in seeing.seen] == [256]
+    with pytest.raises(ApiError, match=r"prompt has \d+ tokens"):
+        encode(seeing, "the sea " * 32)  # not so long that two attempts would be worth it
+
+
+def test_a_list_is_refused_at_the_first_prompt_that_is_too_long(tokenizer: Tokenizer) -> None:
+    seeing = Seeing(tokenizer)
+    with pytest.raises(ApiError, match=r"prompt\[1\] has \d+ tokens"):
+        encode(seeing, ["x", "the sea " * 14, *["x"] * 1000])
+    assert len(seeing.seen) == 2
+
+
+@pytest.mark.parametrize(
+    ("limits", "num_seen", "message"),
+    [
+        ({"max_requests": 3}, 0, "4 texts in one request"),
+        ({"max_requests": 6, "caller_share": 0.5}, 0, "one API key may have 3 at once"),
+        ({"max_waiting_tokens": 3}, 0, "4 prompt tokens in one request"),
+        ({"max_waiting_tokens": 6}, 2, "prompt tokens in one request: the server lets 6 wait"),
+    ],
+)
+def test_what_would_fit_no_empty_server_is_refused_when_that_is_known(
+    tokenizer: Tokenizer, limits: Any, num_seen: int, message: str
+) -> None:
+    seeing = Seeing(tokenizer)
+    with pytest.raises(InvalidRequestError, match=message):
+        encode(seeing, ["xyzw"] * 4, limits=limits)
+    assert len(seeing.seen) == num_seen
 
 
 @pytest.mark.parametrize(
     ("limit", "max_tokens", "kept"),
     [(None, 4, 12), (3, 4, 3), (99, 4, 12), (-1, 4, 6), (-1, None, 9), (-1, 99, 1), (0, 4, 0)],
 )
-def test_truncation_keeps_the_end(limit: int | None, max_tokens: int | None, kept: int) -> None:
+def test_truncation_keeps_the_end(tokenizer: Tokenizer, limit: int | None, max_tokens: int | None, kept: int) -> None:
     prompt = tuple(range(12))
-    result = truncated(prompt, limit, max_model_len=10, max_tokens=max_tokens)
+    result = truncated(prompt, limit, tokenizer=tokenizer, max_model_len=10, max_tokens=max_tokens)
     assert result == prompt[12 - kept :]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "limit", "kept"),
+    [
+        ((1, 5, 6, 7, 8, 9), 4, (1, 7, 8, 9)),
+        ((1, 5, 6, 7, 8, 9), -1, (1, 7, 8, 9)),
+        ((1, 5, 6, 7, 8, 9), 1, (9,)),  # no room for more than it
+        ((1, 5, 6, 7, 8, 9), 6, (1, 5, 6, 7, 8, 9)),
+        ((5, 6, 7, 8, 9), 3, (7, 8, 9)),  # it does not begin with it
+        ((1,), 1, (1,)),
+    ],
+)
+def test_truncation_keeps_the_beginning_of_sequence(prompt: tuple[int, ...], limit: int, kept: tuple[int, ...]) -> None:
+    tokenizer = zoo_tokenizer("llama2")
+    assert tokenizer.opening == (1,)
+    assert truncated(prompt, limit, tokenizer=tokenizer, max_model_len=6, max_tokens=2) == kept
 
 
 def test_a_prompt_may_fill_all_but_the_room_for_the_output() -> None:
@@ -102,27 +198,22 @@ def test_an_echo_is_the_text_as_it_came_unless_it_was_cut(tokenizer: Tokenizer, 
     assert echoes(request, prompts, tokenizer) == expected
 
 
-class Counting(Encoder):
+class Counting(FairThreads):
     """Notes how much work it is given at a time."""
 
     def __init__(self) -> None:
         super().__init__()
         self.pieces: list[int] = []
 
-    async def run(self, call: Any, *, num_characters: int) -> Any:
-        self.pieces.append(num_characters)
-        return await super().run(call, num_characters=num_characters)
+    async def run_all(self, calls: Any, *, caller: str = "") -> Any:
+        self.pieces += [num_characters for _, num_characters in calls]
+        return await super().run_all(calls, caller=caller)
 
 
-def test_many_short_texts_are_one_long_piece_of_work(tokenizer: Tokenizer) -> None:
-    encoder = Counting()
-    llm: Any = SimpleNamespace(tokenizer=tokenizer, max_model_len=16)
-    texts = ["the sea"] * 500
-    prompts = asyncio.run(
-        encode_inputs(texts, llm=llm, encoder=encoder, add_special_tokens=True, is_cut=False, param="prompt")
-    )
-    assert encoder.pieces == [3500]
-    assert prompts == [tokenizer.encode("the sea")] * 500
+def test_a_list_is_encoded_in_pieces_between_which_others_come(tokenizer: Tokenizer) -> None:
+    threads = Counting()
+    assert encode(tokenizer, ["the sea"] * 1000, threads=threads) == [tokenizer.encode("the sea")] * 1000
+    assert threads.pieces == [71 * 924, 71 * 76]  # 64 for each text, for it takes time besides its characters'
 
 
 @pytest.mark.parametrize(("inputs", "param"), [("", "prompt"), (["a", ""], "prompt[1]")])

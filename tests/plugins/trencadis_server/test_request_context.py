@@ -14,6 +14,10 @@ from trencadis_server.http_metrics import HttpMetrics
 from trencadis_server.middleware.request_context import request_id_of
 
 
+class PanicLike(BaseException):
+    """Stands for what PyO3 raises after a panic of Rust."""
+
+
 def routes() -> APIRouter:
     router = APIRouter()
 
@@ -24,7 +28,7 @@ def routes() -> APIRouter:
 
     @router.get("/v1/fail/{what}")
     async def fail(what: str) -> str:
-        raise {"key": KeyError, "gone": ClientDisconnect}[what]("the secret")
+        raise {"key": KeyError, "gone": ClientDisconnect, "panic": PanicLike}[what]("the secret")
 
     @router.get("/v1/half")
     async def half() -> StreamingResponse:
@@ -66,8 +70,9 @@ def test_every_answer_carries_the_id_whoever_gave_it():
     assert {answer.headers["x-request-id"] for answer in answers} == {"mine"}
 
 
-def test_an_unexpected_exception_is_answered_500_without_innards_and_logged_with_them(caplog):
-    (answer,) = ask(app_with(routes()), ("GET", "/v1/fail/key", {"headers": {"x-request-id": "mine"}}))
+@pytest.mark.parametrize("what", ["key", "panic"])
+def test_an_unexpected_exception_is_answered_500_without_innards_and_logged_with_them(what, caplog):
+    (answer,) = ask(app_with(routes()), ("GET", f"/v1/fail/{what}", {"headers": {"x-request-id": "mine"}}))
     message = assert_error(answer, 500, code="internal_error")
     assert "mine" in message
     assert "secret" not in answer.text

@@ -13,6 +13,7 @@ from trencadis.config.schema import CacheConfig, EngineConfig, ModelConfig, Obse
 from trencadis.hookspecs import NOUNS, hookimpl
 from trencadis.interfaces import Component, KVPolicy
 from trencadis.registry import Registry
+from trencadis.registry.contracts import interface_version
 from trencadis.text import Tokenizer, load_tokenizer
 from trencadis_kv.store.defaults import IdentityCodec
 from trencadis_testing.backend import ArgmaxSampler
@@ -43,6 +44,7 @@ def fake_house() -> Callable[..., tuple[Config, Registry]]:
         speculator: Callable[[], Any] | None = None,
         connector: Callable[[], Any] | None = None,
         sampling: str = "fake",
+        tokenizer: str = "",
         **backend: Any,
     ) -> Any:
         options = {"vocab_size": VOCAB_SIZE, "eos": -1, "max_model_len": 256, **backend}
@@ -64,10 +66,10 @@ def fake_house() -> Callable[..., tuple[Config, Registry]]:
             factories["kv_connector"] = connector
         plugin = types.ModuleType("fake_house")
         for noun, factory in factories.items():
-            hook = hookimpl(specname=NOUNS[noun])(lambda noun=noun, factory=factory: [_component(factory)])
+            hook = hookimpl(specname=NOUNS[noun])(lambda noun=noun, factory=factory: [_component(noun, factory)])
             setattr(plugin, NOUNS[noun], hook)
         config = Config(
-            model=ModelConfig(path="demo"),
+            model=ModelConfig(path="demo", tokenizer=tokenizer),
             engine=EngineConfig(warmup=False),
             cache=CacheConfig(num_blocks=512, block_size=4),
             observer=ObserverConfig(names=()),
@@ -81,5 +83,7 @@ def fake_house() -> Callable[..., tuple[Config, Registry]]:
     return make
 
 
-def _component(factory: Callable[[], Any]) -> Component:
-    return Component(name="fake", factory=lambda config, context: factory(), summary="Fake.", interface_version=1)
+def _component(noun: str, factory: Callable[[], Any]) -> Component:
+    # A sampler of version 1 gets every parameter, also those that this one does not honour.
+    version = 1 if noun == "sampling" else interface_version(noun)
+    return Component(name="fake", factory=lambda config, context: factory(), summary="Fake.", interface_version=version)

@@ -80,6 +80,7 @@ class Station:
         )
         self.ends: dict[str, FinishedSequence] = {}
         self.said: dict[int, list[int]] = {}
+        self._num_found: dict[str, int] = {}
         self.step_s = 0.01
         self._num_requests = 0
 
@@ -106,6 +107,9 @@ class Station:
         for end in deltas.finished:
             self.ends[end.request_id] = end
             assert self.said.pop(end.slot, []) == end.token_ids.tolist(), "what was shown is what it ended with"
+        table = self.engine._state.table
+        for slot in self.engine._state.running.tolist():
+            self._num_found[table.sequence(slot).request.request_id] = int(table.num_cached_tokens[slot])
         self.clock.advance(self.step_s)
         assert broken_invariants(self.engine) == []
 
@@ -130,6 +134,10 @@ class Station:
         params = self.serve(prompt, max_tokens=1, params=PREFILL).transfer_params
         assert params is not None, "nothing is held"
         return dict(params)
+
+    def num_found(self, end: FinishedSequence) -> int:
+        """Return how many tokens of a request were not computed here, but cached or loaded; more than one token was to be made."""
+        return self._num_found[end.request_id]
 
     @property
     def num_used_blocks(self) -> int:

@@ -22,6 +22,7 @@ class WildConnector:
         store: Content by block hash, as it was saved.
         unanswered_hits: Transfer ids of hits that the engine has said nothing of yet.
         unused: Transfer ids of hits that it does not load.
+        num_cached_tokens: Tokens that look-ups say were cached before; None: they do not say.
         claims: Tokens that every look-up finds, whatever is stored; None: what is stored.
         loads: Blocks and hashes by transfer id, of loads that were asked for and neither ended nor cancelled.
         cancelled: The same, of those that were cancelled and not released.
@@ -42,6 +43,7 @@ class WildConnector:
         self.store: dict[bytes, list] = {}
         self.unanswered_hits: set[int] = set()
         self.unused: list[int] = []
+        self.num_cached_tokens: int | None = None
         self.claims: int | None = None
         self.loads: dict[int, tuple[list[int], list[bytes]]] = {}
         self.cancelled: dict[int, tuple[list[int], list[bytes]]] = {}
@@ -173,7 +175,13 @@ class WildScheduler(KVSchedulerSide, SupportsLayerwise, SupportsMetrics):
             return Lookup()
         transfer_id = next(wild.transfer_ids)
         wild.unanswered_hits.add(transfer_id)
-        return Lookup(num_tokens=num_tokens, transfer_id=transfer_id, timeout_s=wild.timeout_s, layerwise=wild.by_layer)
+        return Lookup(
+            num_tokens=num_tokens,
+            transfer_id=transfer_id,
+            timeout_s=wild.timeout_s,
+            layerwise=wild.by_layer,
+            num_cached_tokens=wild.num_cached_tokens,
+        )
 
     def on_unused(self, transfer_id):
         self._wild.unanswered_hits.remove(transfer_id)

@@ -61,6 +61,7 @@ class _Work:
         target: Replica that it is being moved to; -1: it is not.
         stays: It cannot go on elsewhere.
         num_moves: Times that the router moved it.
+        num_cached_tokens: Prompt tokens that were cached where it first ran; -1: not known. What it finds elsewhere may be its own.
         is_new: No replica has had it yet.
     """
 
@@ -75,6 +76,7 @@ class _Work:
     target: int = -1
     stays: bool = False
     num_moves: int = 0
+    num_cached_tokens: int = -1
     is_new: bool = True
 
 
@@ -379,6 +381,8 @@ class ReplicatedEngineClient(PolledEngineClient):
             return False
         self._replicas[work.replica].num_rebalanced += 1
         work.num_moves += 1
+        if work.num_cached_tokens < 0 and end.first_scheduled_s is not None:
+            work.num_cached_tokens = end.num_cached_tokens
         self._leave(work)
         self._homeless.append(work)
         return True
@@ -386,6 +390,8 @@ class ReplicatedEngineClient(PolledEngineClient):
     @staticmethod
     def _final(end: FinishedSequence, work: _Work) -> FinishedSequence:
         """Return the end of a request; one that was asked to end while it was being moved ends for that reason."""
+        if work.num_cached_tokens >= 0:
+            end = attrs.evolve(end, num_cached_tokens=work.num_cached_tokens)
         if end.finish_reason is not FinishReason.MOVED or work.ending is None:
             return end
         return attrs.evolve(end, finish_reason=work.ending)

@@ -9,7 +9,7 @@ from trencadis.errors import ConfigValueError, OutOfMemoryError
 from trencadis.interfaces import Executor
 from trencadis.records import MemoryReport, ModelFacts
 
-__all__ = ["longest_sequence", "most_blocks", "size_cache"]
+__all__ = ["affordable_blocks", "longest_sequence", "needed_blocks", "size_cache"]
 
 logger = logging.getLogger("trencadis.engine")
 
@@ -29,8 +29,12 @@ def size_cache(
         engine = config.engine
         report = executor.memory(max_num_batched_tokens=engine.max_num_batched_tokens, max_num_seqs=engine.max_num_seqs)
         num_seqs = engine.max_num_seqs // num_partitions
-        num_blocks = _affordable_blocks(
-            config, model, report, most_blocks(num_seqs, max_model_len, block_size), block_size
+        num_blocks = affordable_blocks(
+            config,
+            report,
+            num_needed=needed_blocks(num_seqs, max_model_len, block_size),
+            block_bytes=model.kv_bytes_per_token * block_size,
+            block_size=block_size,
         )
     capacity = num_blocks * block_size
     if capacity < max_model_len:
@@ -59,27 +63,58 @@ def longest_sequence(config: Config, model: ModelFacts) -> int:
     return asked or model.max_model_len
 
 
-def most_blocks(num_seqs: int, max_model_len: int, block_size: int) -> int:
-    """Return the number of KV blocks of so many sequences at full length: more can never be used. Pure."""
+def needed_blocks(num_seqs: int, max_model_len: int, block_size: int) -> int:
+    """Return the number of KV blocks of so many sequences at full length: more can only keep prefixes. Pure."""
     return num_seqs * -(-max_model_len // block_size)
 
 
-def _affordable_blocks(config: Config, model: ModelFacts, report: MemoryReport, most: int, block_size: int) -> int:
-    cache = config.cache
-    usable = report.cache_bytes
+def affordable_blocks(
+    config: Config, report: MemoryReport, *, num_needed: int, block_bytes: int, block_size: int
+) -> int:
+    """Return the number of KV blocks that memory pays for, and that are of use; says both in the log.
+
+    With prefix caching every block is of use; without, those that the sequences need.
+
+    Args:
+        config: Limits.
+        report: Memory.
+        num_needed: Blocks of all sequences at full length.
+        block_bytes: Bytes of a block.
+        block_size: Tokens of a block.
+
+    Raises:
+        OutOfMemoryError: There is no room for one sequence of a useful length.
+    """
+    cache, usable = config.cache, report.cache_bytes
     if usable is None:
         usable = int((report.free_bytes - report.activation_bytes) * cache.memory_fraction)
     is_capped = 0 < cache.max_bytes < usable
     if is_capped:
         usable = cache.max_bytes
-    block_bytes = model.kv_bytes_per_token * block_size
-    num_blocks = min(usable // max(1, block_bytes), most)
-    if num_blocks < 2:
+    num_paid = usable // max(1, block_bytes)
+    if num_paid < min(2, num_needed):
         cap = f"[cache] max_bytes = {cache.max_bytes}: " if is_capped else ""
+        blocks = f"{num_paid} block{'' if num_paid == 1 else 's'}"
         raise OutOfMemoryError(
-            f"{cap}{usable / 2**20:.2f} MiB for the KV cache pay for {num_blocks} blocks of {block_bytes / 2**20:.2f} MiB.",
-            hint=f"Raise cache.max_bytes to at least {2 * block_bytes}."
+            f"{cap}{usable / 2**20:.2f} MiB for the KV cache pay for {blocks} of {block_bytes / 2**20:.2f} MiB.",
+            hint=f"Raise cache.max_bytes to at least {min(2, num_needed) * block_bytes}."
             if is_capped
             else "Raise cache.memory_fraction, or free memory on the device.",
         )
-    return int(num_blocks)
+    most, why = num_needed, "without prefix caching, more are of no use"
+    if cache.prefix_caching:
+        most, why = num_paid, "those beyond keep prefixes"
+        if report.shared_cache_bytes is not None and not cache.max_bytes:
+            most = max(num_needed, report.shared_cache_bytes // max(1, block_bytes))
+            why = f"other processes use the same memory: a cache beyond that takes {report.shared_cache_bytes / 2**30:g} GiB at most, unless cache.max_bytes says otherwise"
+    num_blocks = int(min(num_paid, most))
+    logger.info(
+        "KV cache: %d blocks of %d tokens, %.0f MiB. Memory pays for %d; all sequences at full length need %d (%s).",
+        num_blocks,
+        block_size,
+        num_blocks * block_bytes / 2**20,
+        num_paid,
+        num_needed,
+        why,
+    )
+    return num_blocks

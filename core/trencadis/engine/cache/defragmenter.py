@@ -42,7 +42,8 @@ class Defragmenter(Stage, Restorable):
         config: Table ``[defragmenter]``.
         blocks: Those that it keeps at low ids: all of the state, or a partition's.
         copy_blocks: Copies on the device, after every batch submitted so far; reads every source before it writes any target.
-        copy_sizes: How many blocks are copied at once, ascending; fewer are padded to the next. Empty: any number.
+        copy_sizes: How many blocks are copied at once, ascending; fewer are padded to the next, more take several calls. Empty: any
+            number.
 
     Attributes:
         num_runs: How often blocks were moved.
@@ -120,7 +121,11 @@ class Defragmenter(Stage, Restorable):
 
     def _num_padded_swaps(self, num_swaps: int) -> int:
         """Return how many pairs are moved, padding included. Pure."""
-        return next((size // 2 for size in self._copy_sizes if size >= 2 * num_swaps), num_swaps)
+        if not self._copy_sizes:
+            return num_swaps
+        most = self._copy_sizes[-1] // 2
+        whole, rest = divmod(num_swaps, most)
+        return whole * most + next(size // 2 for size in (0, *self._copy_sizes) if size >= 2 * rest)
 
     def _movable(self, plan: Plan) -> Int32Array:
         """Return, by block, whether all its holders are sequences of the plan; bool ``[num_blocks]``."""
@@ -132,9 +137,11 @@ class Defragmenter(Stage, Restorable):
 
     def _swap(self, plan: Plan, sources: Int32Array, targets: Int32Array) -> None:
         state = self._state
-        # Both ways: a target may hold cached content, and what was there before must not be lost.
-        both = np.concatenate([sources, targets])
-        self._copy_blocks(both, np.concatenate([targets, sources]))
+        most = self._copy_sizes[-1] // 2 if self._copy_sizes else len(sources)
+        for first in range(0, len(sources), most):
+            pair = sources[first : first + most], targets[first : first + most]
+            # Both ways: a target may hold cached content, and what was there before must not be lost.
+            self._copy_blocks(np.concatenate(pair), np.concatenate(pair[::-1]))
         self._blocks.swap(sources, targets)
         renamed = np.arange(state.blocks.num_blocks, dtype=np.int32)
         renamed[sources] = targets

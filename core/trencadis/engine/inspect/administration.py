@@ -18,6 +18,7 @@ from trencadis.engine.scheduling.switch import PreparedScheduling, SchedulingSwi
 from trencadis.engine.state import EngineState
 from trencadis.engine.transfer.role import EngineRole
 from trencadis.errors import ConfigError, InternalError, InvalidRequestError, TrencadisError
+from trencadis.records.flight_record import ComponentCode
 from trencadis.registry.switching import SchedulingChange
 
 __all__ = ["Administration"]
@@ -68,7 +69,8 @@ class Administration:
 
         Args:
             question: ``scheduling``, ``switched_off``, ``set_scheduling``, ``role``, ``set_role`` or ``explain``.
-            arguments: None; none; ``table``, the change, and ``source``, who asks; none; ``role``; or ``request_id``.
+            arguments: None; none; ``table``, the change, ``source``, who asks, and ``may_import``, whether import paths in it are followed;
+                none; ``role``; or ``request_id``.
 
         Raises:
             ConfigError: The change cannot be; nothing has changed.
@@ -116,7 +118,11 @@ class Administration:
         return report
 
     def _set_scheduling(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        change = SchedulingChange.of(arguments["table"], source=str(arguments["source"]))
+        change = SchedulingChange.of(
+            arguments["table"],
+            source=str(arguments["source"]),
+            may_import=arguments.get("may_import", False) is True,
+        )
         if self._switch is None:
             raise ConfigError("this engine was composed without plugins: its scheduling cannot be changed.")
         before = self._scheduling()
@@ -134,6 +140,19 @@ class Administration:
             after["plan_hash"],
         )
         return {**after, "previous": {key: before[key] for key in ("policy", "component", "plan_hash")}}
+
+    def scheduling_in_force(
+        self, table: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, Any], Mapping[str, ComponentCode]]:
+        """Return what a flight record says of a change that was just made: its table, what is in force, and the components that schedule.
+
+        Args:
+            table: As given; options are returned as they are in force, without secrets.
+        """
+        assert self._switch is not None, "scheduling was changed"
+        now = self._switch.in_force.as_change()
+        change = {key: value for key, value in now.items() if key in table or (key != "shadow" and "options" in table)}
+        return change, now, self._switch.in_force.plan.code_of("scheduling")
 
     def _put_shadow(self, prepared: PreparedScheduling) -> None:
         if not prepared.replaces_shadow:

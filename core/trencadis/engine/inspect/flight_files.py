@@ -52,7 +52,7 @@ class FlightFiles:
             return True
 
     def write(self, record: FlightRecord) -> Path | None:
-        """Write a record, and remove the oldest files beyond ``max_files``; returns its path, or None, which is logged once.
+        """Write a record, and remove the oldest files beyond ``max_files`` of its reason; returns its path, or None, which is logged once.
 
         The file has another name until it is whole and on the disk.
         """
@@ -70,7 +70,7 @@ class FlightFiles:
         moment = time.strftime("%Y%m%d-%H%M%S", time.gmtime(record.written_at))
         stem = f"{moment}-{record.written_at % 1 * 1e6:06.0f}-{os.getpid()}-{record.reason}"
         path, partial = folder / f"{stem}{SUFFIX}", folder / f".{stem}.partial"
-        self._make_room(folder)
+        self._make_room(folder, record.reason)
         try:
             descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(descriptor, "wb") as file:
@@ -85,9 +85,12 @@ class FlightFiles:
         logger.warning("A flight record of %d steps was written to %s (%s).", record.num_steps, path, record.reason)
         return path
 
-    def _make_room(self, folder: Path) -> None:
-        """Remove the oldest records, so that with one more there are no more than there may be; names are in order of time."""
-        names = sorted(path.name for path in folder.iterdir() if path.suffix == SUFFIX)
+    def _make_room(self, folder: Path, reason: str) -> None:
+        """Remove the oldest records of a reason, so that with one more there are no more than there may be; names are in order of time.
+
+        Those of other reasons stay: who may ask for records can push out none that a fault has left.
+        """
+        names = sorted(path.name for path in folder.iterdir() if path.name.endswith(f"-{reason}{SUFFIX}"))
         for name in names[: max(0, len(names) + 1 - self._config.max_files)]:
             with contextlib.suppress(OSError):  # another engine was faster
                 (folder / name).unlink()

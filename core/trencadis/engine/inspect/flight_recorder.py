@@ -27,9 +27,11 @@ from trencadis.engine.sequences import Sequence as EngineSequence
 from trencadis.engine.state import EngineState
 from trencadis.records import FinishedSequence, FinishReason, Int32Array, Plan, Request
 from trencadis.records.flight_record import (
+    ComponentCode,
     FlightRecord,
     RecordedArrival,
     RecordedAttempt,
+    RecordedChange,
     RecordedCommit,
     RecordedEnd,
     RecordedEvent,
@@ -50,7 +52,7 @@ class FlightFacts:
     Attributes:
         version: Of Trencadís.
         config: Tables of the core, without secrets and texts.
-        components: By noun: name, distribution and version.
+        components: In force at the start, by dotted path of the setting that names them.
         model: Facts of the model.
         capabilities: Of the backend.
         num_in_flight: Steps that may be in flight at once.
@@ -60,7 +62,7 @@ class FlightFacts:
 
     version: str
     config: Mapping[str, Any]
-    components: Mapping[str, tuple[str, str, str]]
+    components: Mapping[str, ComponentCode]
     model: Mapping[str, Any]
     capabilities: Mapping[str, Any]
     num_in_flight: int
@@ -96,16 +98,20 @@ class _Segment:
 
     Attributes:
         frame: The state before the first entry; None: the engine had just been built.
+        scheduling: What was in force then, as a change of the configuration; None: nothing had changed.
         entries: In order.
         obstacles: What of it cannot be replayed, in words.
         lives: Requests that were in the engine at the frame, or came later, in order of arrival.
         num_token_bytes: Of those that have ended.
     """
 
-    __slots__ = ("entries", "frame", "lives", "num_token_bytes", "obstacles")
+    __slots__ = ("entries", "frame", "lives", "num_token_bytes", "obstacles", "scheduling")
 
-    def __init__(self, frame: KeyFrame | None, lives: list[RecordedLife]) -> None:
+    def __init__(
+        self, frame: KeyFrame | None, lives: list[RecordedLife], scheduling: RecordedChange | None = None
+    ) -> None:
         self.frame = frame
+        self.scheduling = scheduling
         self.entries: list[tuple[Any, ...]] = []
         self.obstacles: list[str] = []
         self.lives = lives
@@ -117,6 +123,7 @@ class _Kept:
     """What a record is made of; see :class:`~trencadis.records.flight_record.FlightRecord`."""
 
     frame: KeyFrame | None
+    scheduling: RecordedChange | None
     lives: list[RecordedLife]
     entries: list[tuple[Any, ...]]
     requests: list[RecordedRequest]
@@ -125,7 +132,7 @@ class _Kept:
     plan_hash: str
 
 
-ARRIVAL, END, ATTEMPT, COMMIT, FAILURE = range(5)
+ARRIVAL, END, ATTEMPT, COMMIT, FAILURE, CHANGE = range(6)
 """First item of an entry."""
 
 
@@ -165,6 +172,7 @@ class FlightRecorder:
         self._plan_hash = plan_hash
         self._live: dict[int, RecordedLife] = {}  # by slot
         self._num_requests = 0
+        self._scheduling: RecordedChange | None = None
         self._obstacles: list[str] = []
         self._segments: deque[_Segment] = deque([_Segment(None, [])], maxlen=2)
         self._segment = self._segments[-1]
@@ -225,6 +233,25 @@ class FlightRecorder:
             (ATTEMPT, now_s, plan.step, slots, starts, counts, num_drafts, admitted, preempted, waiting, free, policy)
         )
 
+    def changed(
+        self, change: Mapping[str, Any], in_force: Mapping[str, Any], components: Mapping[str, ComponentCode]
+    ) -> None:
+        """Note that scheduling was changed.
+
+        Args:
+            change: The table of the change.
+            in_force: What is in force now, as a change of the configuration.
+            components: In force now, as far as they schedule.
+        """
+        now_s = self._state.clock.now_s()
+        try:
+            event = RecordedChange.of(now_s, change, components)
+            self._scheduling = RecordedChange.of(now_s, in_force, components)
+        except ValueError:
+            self.obstacle("scheduling was changed by options that no record can hold", lasts=True)
+        else:
+            self.note((CHANGE, now_s, event))
+
     def obstacle(self, words: str, *, lasts: bool = False) -> None:
         """Note what keeps a record from being replayed exactly.
 
@@ -239,7 +266,7 @@ class FlightRecorder:
     def new_segment(self, next_step: int) -> None:
         """Take a key frame and begin a new segment; called between two steps, after a commit."""
         lives = list(self._live.values())
-        segment = _Segment(self.take_frame(lives), lives)
+        segment = _Segment(self.take_frame(lives), lives, self._scheduling)
         self._segments.append(segment)
         self._segment = segment
         self.note = segment.entries.append
@@ -269,6 +296,7 @@ class FlightRecorder:
         lives = list(dict.fromkeys(life for segment in segments for life in list(segment.lives)))
         return _Kept(
             frame=segments[0].frame,
+            scheduling=segments[0].scheduling,
             lives=lives,
             entries=[entry for segment in segments for entry in list(segment.entries)],
             requests=[self._request(life) for life in lives],
@@ -303,6 +331,7 @@ class FlightRecorder:
             plan_hash=kept.plan_hash,
             components=dict(facts.components),
             config=dict(facts.config),
+            scheduling=kept.scheduling,
             model=dict(facts.model),
             capabilities=dict(facts.capabilities),
             num_blocks=state.blocks.num_blocks,
@@ -409,6 +438,9 @@ def event_of(entry: tuple[Any, ...], numbers: Mapping[int, int] | None) -> Recor
         return RecordedArrival(now_s, number_of(entry[2]))
     if kind == END:
         return RecordedEnd(now_s, number_of(entry[2]), entry[3])
+    if kind == CHANGE:
+        change: RecordedChange = entry[2]
+        return change
     return RecordedFailure(now_s, *entry[2:])
 
 

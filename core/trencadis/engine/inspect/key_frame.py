@@ -136,6 +136,7 @@ class FramedParts:
             "adapters": state.adapters,
             "swapping": state.swapping,
             "order": self.scheduler.admission.cached_order,
+            "preemptor": self.scheduler.preemptor,
             "recovery": self.recovery,
             "policy": self.policy,
             **{f"stage {number}": stage for number, stage in enumerate(self.stages)},

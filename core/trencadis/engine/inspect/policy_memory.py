@@ -15,6 +15,7 @@ import attrs
 import numpy as np
 
 from trencadis.errors import ContractError
+from trencadis.faults import cut
 from trencadis.interfaces import EvictionPolicy, SchedulingPolicy
 from trencadis.interfaces.plain_state import has_plain_state
 
@@ -31,6 +32,10 @@ _CONTAINERS: Final[dict[type[Any], str]] = {
     deque: "deque",
     dict: "dict",
     OrderedDict: "ordered",
+}
+_BIT_GENERATORS: Final = {
+    kind.__name__: kind
+    for kind in (np.random.MT19937, np.random.PCG64, np.random.PCG64DXSM, np.random.Philox, np.random.SFC64)
 }
 _MADE_BY: Final = {name: kind for kind, name in _CONTAINERS.items()}
 
@@ -69,10 +74,18 @@ class PolicyMemory:
             policy: Built by the same configuration.
             encoded: Of :meth:`encoded`.
             bytes_of: Returns what a number stands for.
+
+        Raises:
+            ContractError: The policy remembers nothing by a name, or something of another kind: the record is of another policy.
         """
+        own = _remembered(policy)
         for name, value in encoded.items():
+            if name not in own or _is_wiring(own[name]):
+                raise ContractError(f"{type(policy).__name__} remembers nothing that is called {cut(name, 80)!r}")
+            if isinstance(value, dict) != _is_object(own[name]):
+                raise ContractError(f"{type(policy).__name__}.{name} is of another kind in the record")
             if isinstance(value, dict):
-                PolicyMemory.restore(getattr(policy, name), value, bytes_of)
+                PolicyMemory.restore(own[name], value, bytes_of)
             else:
                 object.__setattr__(policy, name, _decoded(value, bytes_of))
 
@@ -82,14 +95,30 @@ def _fields_of(policy: object) -> dict[str, Any]:
     kind = type(policy)
     if isinstance(policy, SchedulingPolicy | EvictionPolicy) and not has_plain_state(kind):
         raise ContractError(f"{kind.__name__} does not declare what it remembers (see plain_state)")
+    return {
+        name: _copied(value, f"{kind.__name__}.{name}", 0)
+        for name, value in _remembered(policy).items()
+        if not _is_wiring(value)
+    }
+
+
+def _remembered(policy: object) -> dict[str, Any]:
+    """Return the attributes of an object, not those of its class."""
     values = dict(getattr(policy, "__dict__", {}))
-    for base in kind.__mro__:
-        for name in getattr(base, "__slots__", ()):
+    for base in type(policy).__mro__:
+        slots = getattr(base, "__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
             if hasattr(policy, name):
                 values[name] = getattr(policy, name)
-    return {
-        name: _copied(value, f"{kind.__name__}.{name}", 0) for name, value in values.items() if not _is_wiring(value)
-    }
+    return values
+
+
+def _is_object(value: object) -> bool:
+    """Return whether a value is an object with attributes of its own, in the terms of :func:`_copied`."""
+    kind = type(value)
+    if kind in _ATOMS or kind is np.ndarray or kind in _CONTAINERS or kind is itertools.count:
+        return False
+    return not isinstance(value, random.Random | np.random.Generator)
 
 
 def _is_wiring(value: object) -> bool:
@@ -158,7 +187,7 @@ def _decoded(value: Any, bytes_of: Callable[[int], bytes]) -> Any:
         return made
     if tag == "generator":
         state = json.loads(content)
-        generator = np.random.Generator(getattr(np.random, state["bit_generator"])())
+        generator = np.random.Generator(_BIT_GENERATORS[state["bit_generator"]]())
         generator.bit_generator.state = state
         return generator
     items = [_decoded(item, bytes_of) for item in content]

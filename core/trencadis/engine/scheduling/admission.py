@@ -38,13 +38,14 @@ class Admission:
     Args:
         state: The engine's state.
         policy: The guarded scheduling policy.
-        max_wait_s: Sequences that waited longer come first, oldest first.
+        max_wait_s: Sequences that waited longer, since they ran last, come first, those that wait longest first of all.
         watermark_ratio: Share of all blocks kept free for decodes while others run. Source: vLLM's first scheduler.
 
     Attributes:
         cached_order: The policy's order.
         notes: Of the plan in the making; gets reasons.
         has_outcome: There was something to admit since :meth:`begin`.
+        max_wait_s: As given.
         lacks_blocks: Who was to be admitted alone last was not, for want of blocks and nothing else.
     """
 
@@ -58,7 +59,7 @@ class Admission:
         self._policy = policy
         self.cached_order = CachedOrder(state.waiting, policy, is_waiting=state.is_waiting)
         self._is_connected = state.transfers.has_connector
-        self._max_wait_s = max_wait_s
+        self.max_wait_s = max_wait_s
         self._partition, self._blocks = 0, state.blocks  # from which rows and blocks are taken
         self._watermark = int(state.blocks.num_blocks * watermark_ratio)
         self._watermark_used = 0
@@ -81,7 +82,19 @@ class Admission:
 
     def order(self, view: SchedulerView) -> Int32Array:
         """Return the waiting slots in the order in which to admit; a copy, since admissions shift the queue."""
-        order = self._aged(view, self.cached_order.order(view)).copy()
+        return self.ranked_by_age(view, self.cached_order.order(view))
+
+    def ranked_by_age(self, view: SchedulerView, order: Int32Array, *, first: tuple[int, ...] = ()) -> Int32Array:
+        """Return the order in which to admit, from the policy's.
+
+        Args:
+            view: The state.
+            order: All waiting slots.
+            first: Some of them, for which room was made: they come before those that waited too long.
+        """
+        order = self._aged(view, order).copy()
+        if first:
+            order = np.concatenate([np.array(first, np.int32), order[~np.isin(order, first)]])
         self.notes.rank(order)
         return order
 
@@ -180,8 +193,8 @@ class Admission:
             adapters.passed_over(self.notes.without_adapter)
 
     def _aged(self, view: SchedulerView, order: Int32Array) -> Int32Array:
-        """Move sequences that waited too long to the front, oldest first."""
-        old = came_before(self._state.waiting, view.arrival_s, view.now_s - self._max_wait_s)
+        """Move sequences that have waited too long to the front, those that wait longest first."""
+        old = came_before(self._state.waiting, view.waiting_since_s, view.now_s - self.max_wait_s)
         if not old.size or len(old) == len(order):
             return old if old.size else order
         is_old = np.zeros(len(view.arrival_s), np.bool_)
@@ -254,15 +267,26 @@ class Admission:
             if not state.transfers.run_beside(sequence, found, blocks=blocks[first:last], first=first, state=state):
                 state.blocks.release(blocks, now_s=state.clock.now_s())
                 return False
-        if sequence.num_cached_tokens < 0:
-            self.num_prompt_tokens += len(sequence.request.prompt_token_ids)
-            self.num_cached_tokens += num_computed
         if sequence.host_blocks is not None:
             state.swapping.swap_in(sequence, blocks, num_found=len(hit))
         num_cached = num_computed if has_all else len(hit) * state.block_size
+        if sequence.num_cached_tokens < 0:
+            self._count_hit(sequence, num_cached)
         state.admit(sequence, blocks=blocks, num_computed=num_computed, num_cached=num_cached)
         self.admitted.append(sequence.slot)
         return True
+
+    def _count_hit(self, sequence: Sequence, num_tokens: int) -> None:
+        """Count the prompt of a sequence that runs for the first time, and how much of that was cached before it came.
+
+        What another engine has just computed for it is no hit, wherever it is found: clients pay less for hits.
+        """
+        most = num_prompt = len(sequence.request.prompt_token_ids)  # with output of another engine, more is found
+        if sequence.max_cached_tokens >= 0:
+            most = min(most, sequence.max_cached_tokens)
+        sequence.num_cached_tokens = min(num_tokens, most)
+        self.num_prompt_tokens += num_prompt
+        self.num_cached_tokens += sequence.num_cached_tokens
 
     def _look_up(self, sequence: Sequence, num_hit: int) -> Lookup | None:
         """Return what the connector has beyond the local hit, or that it is still looking; None if that is nothing."""
@@ -275,6 +299,11 @@ class Admission:
             self.notes.skip(sequence.slot, "the KV connector is still looking for its prefix")
             return found
         if self._num_found(sequence, found) > num_hit:
+            if found.num_cached_tokens is not None:
+                num_before = (
+                    num_hit * state.block_size if sequence.max_cached_tokens < 0 else sequence.max_cached_tokens
+                )
+                sequence.max_cached_tokens = max(num_before, found.num_cached_tokens)
             return found
         self._state.transfers.unused(found)
         return None
@@ -399,22 +428,22 @@ class CachedOrder(Restorable):
         self._order = self._order[stays]
 
 
-def came_before(waiting: SlotQueue, arrival_s: FloatArray, before_s: float) -> Int32Array:
-    """Return the waiting slots that arrived before a time, oldest first. Pure.
+def came_before(waiting: SlotQueue, since_s: FloatArray, before_s: float) -> Int32Array:
+    """Return the slots that have waited since before a time, those that wait longest first. Pure.
 
-    O(log n) for each that was put back to the front of the queue, and a copy: the others are in order of arrival already.
+    O(log n) for each that was put back to the front of the queue, and a copy: the others are in that order already.
 
     Args:
         waiting: The queue.
-        arrival_s: By slot.
+        since_s: When each slot began to wait.
         before_s: Engine clock.
     """
     slots, num_front = waiting.slots, waiting.num_front
     front, tail = slots[:num_front], slots[num_front:]
-    old = front[arrival_s[front] < before_s]
-    num_old = bisect_left(tail, before_s, key=arrival_s.__getitem__)
+    old = front[since_s[front] < before_s]
+    num_old = bisect_left(tail, before_s, key=since_s.__getitem__)
     if not old.size:
         return tail[:num_old]
-    old = old[np.argsort(arrival_s[old], kind="stable")]
-    places = [bisect_left(tail, time_s, key=arrival_s.__getitem__) for time_s in arrival_s[old].tolist()]
+    old = old[np.argsort(since_s[old], kind="stable")]
+    places = [bisect_left(tail, time_s, key=since_s.__getitem__) for time_s in since_s[old].tolist()]
     return np.insert(tail[:num_old], places, old)

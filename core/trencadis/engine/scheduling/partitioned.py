@@ -112,9 +112,7 @@ class PartitionedScheduler(Scheduler):
         super().__init__(*args, **options)
         state, policy = self._state, self._policy
         self.admission = PartitionedAdmission(state, policy, max_wait_s=options["max_wait_s"])
-        self._preemptor = PartitionedPreemptor(
-            state, policy, self.admission, max_preemptions=options["max_preemptions"]
-        )
+        self.preemptor = PartitionedPreemptor(state, policy, self.admission, max_preemptions=options["max_preemptions"])
         assert isinstance(state.blocks, PartitionedBlocks), "composed with partitions"
         self._parts = state.blocks.parts
         self._partition = -1

@@ -3,7 +3,7 @@
 Running sequences come first: decodes as one array operation, then unfinished prefills in chunks, then new admissions with what
 is left of the token budget. A sequence gets blocks for all its known tokens when it is admitted, so only decodes can
 run out of blocks; then the policy names victims until the rest fit, and no waiting sequence is scheduled in that step. Before all that, a
-policy that preempts may make running sequences give way to the waiting one that it puts first. Drafts come last: they get tokens and
+policy that preempts may make running sequences give way to a waiting one, the most urgent first. Drafts come last: they get tokens and
 blocks that no other sequence could use, and give the blocks back before the next plan.
 
 In a pipeline several batches are in flight, of different sequences: who has a token in flight is not planned again before it is known.
@@ -19,6 +19,7 @@ import numpy as np
 
 from trencadis.engine.guards import GuardedScheduling
 from trencadis.engine.inspect.decisions import Decisions, StepNotes
+from trencadis.engine.restorable import Restorable
 from trencadis.engine.scheduling.admission import Admission
 from trencadis.engine.scheduling.pipelined import PipelinedScheduling
 from trencadis.engine.scheduling.views import ViewMaker
@@ -31,6 +32,8 @@ from trencadis.records import Drafts, FinishedSequence, FinishReason, Int32Array
 __all__ = ["Preemptor", "Scheduler"]
 
 _EMPTY = np.empty(0, np.int32)
+_MAX_TRIES = 16
+"""Waiting sequences for which room is sought in a step; about 30 µs each."""
 # Of short arrays ``1 in mask.tobytes()`` takes a tenth of ``mask.any()``, and ``0 not in`` that of ``all()``.
 
 
@@ -48,6 +51,7 @@ class Scheduler:
 
     Attributes:
         failed: Sequences that ended while the newest plan was made.
+        preemptor: Lets running sequences give way to waiting ones.
         had_drafts: The newest plan had drafts, which may have got blocks in vain.
         next_step: Number of the next plan.
         notes: What the newest plan decided.
@@ -74,7 +78,7 @@ class Scheduler:
         self._views = ViewMaker(state)
         self._blocks = state.blocks  # from which decodes get theirs
         self.admission = Admission(state, policy, max_wait_s=max_wait_s)
-        self._preemptor = Preemptor(state, policy, self.admission, max_preemptions=max_preemptions)
+        self.preemptor = Preemptor(state, policy, self.admission, max_preemptions=max_preemptions)
         self._decisions = decisions or Decisions()
         self.notes = StepNotes()
         self._is_connected = state.transfers.has_connector
@@ -115,8 +119,9 @@ class Scheduler:
         if alone is not None:
             return self._plan_alone(alone)
         if view.waiting.size and self._policy.preempts:
-            order = self.admission.order(view)
-            self._preempted = self._preemptor.make_way(view, order)
+            order = self.admission.cached_order.order(view).copy()
+            self._preempted = self.preemptor.make_way(view, order)
+            order = self.admission.ranked_by_age(view, order, first=self.preemptor.has_room)
             view = self._views.view()
         num_gave_way = len(self._preempted)
         active = state.running
@@ -464,15 +469,22 @@ def _constant(number: int, kind: type[np.generic]) -> Any:
     return ones
 
 
-class Preemptor:
-    """Preempts running sequences for the first waiting one in the policy's order: as many as it takes, or none.
+class Preemptor(Restorable):
+    """Preempts running sequences for a waiting one, in the policy's order: as many as it takes, or none.
+
+    Who waited too long does not come first here: he gets what is free, and may have no claim on what others hold. The room that was made
+    is kept for the one for which it was made until that is admitted; else, with a queue full of those who waited too long, a request
+    could preempt one after the other and get nothing.
 
     Args:
         state: The engine's state; changed by :meth:`make_way`.
         policy: The guarded scheduling policy.
         admission: Tells what a waiting sequence lacks.
-        max_preemptions: Sequences preempted as often are not preempted again.
+        max_preemptions: Sequences preempted as often are not preempted again, and neither are those that were preempted and have waited too
+            long in all: they would start anew each time.
     """
+
+    restored = ("_made_for",)
 
     def __init__(
         self, state: EngineState, policy: GuardedScheduling, admission: Admission, *, max_preemptions: int
@@ -481,22 +493,36 @@ class Preemptor:
         self._policy = policy
         self._admission = admission
         self._max_preemptions = max_preemptions
+        self._made_for: dict[int, int] = {}  # slots and epochs
+
+    @property
+    def has_room(self) -> tuple[int, ...]:
+        """Waiting slots for which room was made, the first first."""
+        return tuple(self._made_for)
 
     def make_way(self, view: SchedulerView, order: Int32Array) -> list[int]:
-        """Return the slots that were preempted for the first of ``order`` that could be admitted.
+        """Return the slots that were preempted for the first of ``order`` for which that is enough.
 
         Args:
             view: The state.
             order: Waiting slots, most urgent first.
         """
-        table, adapters = self._state.table, self._state.adapters
-        for slot in map(int, order):
+        state, table, adapters = self._state, self._state.table, self._state.adapters
+        self._made_for = {
+            slot: epoch
+            for slot, epoch in self._made_for.items()
+            if table.epoch[slot] == epoch and state.is_waiting(slot)
+        }
+        for slot in dict.fromkeys([*self._made_for, *order[:_MAX_TRIES].tolist()]):
             # Nothing is to be gained for one whose last token is in flight, or whose adapter must wait.
-            if table.num_tokens[slot] == table.num_known_tokens[slot] and adapters.has_turn(slot):
-                victims = self._chosen(view, slot)
-                for victim in victims:
-                    self._admission.notes.preempt(victim, for_slot=slot)
-                    self._state.preempt(table.sequence(victim))
+            if table.num_tokens[slot] != table.num_known_tokens[slot] or not adapters.has_turn(slot):
+                continue
+            victims = self._chosen(view, slot)
+            for victim in victims:
+                self._admission.notes.preempt(victim, for_slot=slot)
+                state.preempt(table.sequence(victim))
+            if victims:
+                self._made_for.setdefault(slot, int(table.epoch[slot]))
                 return victims
         return []
 
@@ -505,7 +531,11 @@ class Preemptor:
         state, table = self._state, self._state.table
         rows, blocks = self._admission.lacks(slot)
         running = self._candidates()
-        candidates = running[table.num_preemptions[running] < self._max_preemptions]
+        times = table.num_preemptions[running]
+        is_spared = (times >= self._max_preemptions) | (
+            (times > 0) & (table.waited_s[running] > self._admission.max_wait_s)
+        )
+        candidates = running[~is_spared]
         chosen: list[int] = []
         while rows > 0 or blocks > 0:
             if not candidates.size:

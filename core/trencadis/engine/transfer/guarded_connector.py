@@ -136,6 +136,10 @@ class GuardedHandover:
         """Return the transfer parameters for the engine that continues a request, or None; a value that JSON cannot hold is a fault."""
         return self._call("finished_params", lambda: transfer_table(self._side.finished_params(request)), None)
 
+    def on_cache_hit(self, request: Request, *, num_tokens: int) -> None:
+        """Forward how much of a request's prompt was cached."""
+        self._call("on_cache_hit", lambda: self._side.on_cache_hit(request, num_tokens=num_tokens), None)
+
     def on_rejected(self, transfer_params: Mapping[str, Any]) -> None:
         """Forward that a request was rejected."""
         self._call("on_rejected", lambda: self._side.on_rejected(transfer_params), None)
@@ -244,6 +248,11 @@ class GuardedConnector:
             if not _are_whole(found.num_tokens, found.transfer_id) or found.num_tokens < 0:
                 raise ContractError(
                     f"lookup gave {shown(found)}, whose num_tokens and transfer id must be whole numbers."
+                )
+            num_cached = found.num_cached_tokens
+            if num_cached is not None and (not _are_whole(num_cached) or num_cached < 0):
+                raise ContractError(
+                    f"lookup gave num_cached_tokens = {shown(num_cached)}, which is no number of tokens."
                 )
             if not isinstance(found.timeout_s, int | float) or math.isnan(found.timeout_s):
                 raise ContractError(f"lookup gave timeout_s = {shown(found.timeout_s)}, which is no time.")

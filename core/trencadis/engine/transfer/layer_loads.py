@@ -71,7 +71,9 @@ class LayerLoads:
             sequence=sequence,
             blocks=blocks,
             first=first,
-            num_cached_tokens=before if before >= 0 else first * state.block_size,
+            num_cached_tokens=before
+            if before >= 0
+            else min(first * state.block_size, len(sequence.request.prompt_token_ids)),
         )
 
     def came(self, transfer_id: int, state: EngineState, *, too_late: bool) -> None:

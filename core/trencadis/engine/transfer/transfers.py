@@ -243,6 +243,11 @@ class Transfers:
         self._pin(transfer_id, blocks, now_s)
         return True
 
+    def cache_hit(self, request: Request, *, num_tokens: int) -> None:
+        """Notify the connector how much of a finished request's prompt was cached."""
+        if self._handover is not None:
+            self._handover.on_cache_hit(request, num_tokens=num_tokens)
+
     def finished_params(self, request: Request) -> Mapping[str, Any] | None:
         """Return the transfer parameters for the engine that continues a finished request, or None."""
         return None if self._handover is None else self._handover.finished_params(request)

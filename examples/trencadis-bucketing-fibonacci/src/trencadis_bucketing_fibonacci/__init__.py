@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from trencadis.hookspecs import hookimpl
 from trencadis.interfaces import Command, Component, ComponentContext
-from trencadis.interfaces.bucketing import INTERFACE_VERSION
 
 from trencadis_bucketing_fibonacci.config import FibonacciConfig
 
@@ -27,7 +26,7 @@ def trencadis_bucketings() -> Iterable[Component]:
         factory=_make,
         config=FibonacciConfig,
         summary="Sizes 1, 2, 3, 5, 8, 13 … in every dimension.",
-        interface_version=INTERFACE_VERSION,
+        interface_version=1,
     )
 
 

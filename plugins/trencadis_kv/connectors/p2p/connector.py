@@ -82,6 +82,7 @@ class P2PScheduler(
         self._delegation = Delegation(node, policy or KVPolicy())
         self._transfer_ids = itertools.count()
         self._hashes: BoundedDict[str, tuple[bytes, ...]] = BoundedDict(_MAX_ENTRIES)
+        self._num_cached: BoundedDict[str, int] = BoundedDict(_MAX_ENTRIES)
         self._found: BoundedDict[int, tuple[RemotePrefix, str]] = BoundedDict(_MAX_ENTRIES)
         self._unused: BoundedDict[str, None] = BoundedDict(_MAX_ENTRIES)
         self._handover_params: dict[str, dict[str, Any]] = {}
@@ -134,6 +135,7 @@ class P2PScheduler(
             transfer_id=transfer_id,
             timeout_s=node.config.pull_timeout_s + 1.0,
             layerwise=node.config.layerwise,
+            num_cached_tokens=prefix.num_cached_tokens,
         )
 
     def on_allocated(self, transfer_id: int, *, blocks: Sequence[int], block_hashes: Sequence[bytes]) -> None:
@@ -171,13 +173,17 @@ class P2PScheduler(
     def on_computed(self, *, blocks: Sequence[int], block_hashes: Sequence[bytes]) -> None:
         """Do nothing: no blocks are saved."""
 
+    def on_cache_hit(self, request: Request, *, num_tokens: int) -> None:
+        """Keep the number for the engine that continues the request."""
+        self._num_cached[request.request_id] = num_tokens
+
     def on_finished(self, request: Request, *, blocks: Sequence[int]) -> int | None:
         """Hold the blocks of a prefill that another engine continues."""
         self._delegation.forget(request.request_id)
         if request.request_id in self._unused:
             del self._unused[request.request_id]
             self.on_rejected(request.transfer_params or {})
-        hashes = self._hashes.pop(request.request_id, ())
+        hashes, num_cached = self._hashes.pop(request.request_id, ()), self._num_cached.pop(request.request_id, 0)
         num_blocks = min(len(hashes), len(blocks))
         if not num_blocks or not wants_hold(request.transfer_params):
             return None
@@ -194,6 +200,7 @@ class P2PScheduler(
             port=port,
             num_tokens=num_blocks * self._node.block_size,
             lease_s=min(node.config.lease_s, node.config.max_hold_s),
+            num_cached_tokens=num_cached,
         )
         self._handover_params[request.request_id] = handover_params(prefix, blocks=blocks[:num_blocks])
         return transfer_id

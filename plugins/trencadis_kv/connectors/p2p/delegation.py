@@ -142,6 +142,7 @@ class DelegatedPrefill:
             hold_id=response.hold_id,
             num_tokens=response.num_tokens,
             lease_s=response.lease_s,
+            num_cached_tokens=response.num_cached_tokens,
         )
         if response.token is not None and self._sampling:
             self.first = decode_token(response.token)

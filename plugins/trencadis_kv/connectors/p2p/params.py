@@ -35,6 +35,7 @@ _KEYS: Final = (
     "remote_port",
     "remote_num_tokens",
     "remote_lease_s",
+    "remote_num_cached_tokens",
     "tp_size",
 )
 _MISSPELT: Final = 0.9
@@ -54,6 +55,7 @@ class RemotePrefix:
         port: Where it listens.
         num_tokens: Leading tokens that are held; more are not to be had.
         lease_s: How long it holds them unless it is asked to renew.
+        num_cached_tokens: Prompt tokens that the engine found cached when it computed the prefix.
     """
 
     engine: str
@@ -62,6 +64,7 @@ class RemotePrefix:
     port: int
     num_tokens: int
     lease_s: float
+    num_cached_tokens: int = 0
 
     @classmethod
     def of(cls, params: Mapping[str, Any] | None) -> RemotePrefix | None:
@@ -82,6 +85,7 @@ class RemotePrefix:
             port=port,
             num_tokens=num_tokens,
             lease_s=_duration(params.get("remote_lease_s")),
+            num_cached_tokens=_count(params.get("remote_num_cached_tokens")),
         )
 
 
@@ -128,6 +132,7 @@ def handover_params(prefix: RemotePrefix, *, blocks: Sequence[int]) -> dict[str,
         "remote_port": prefix.port,
         "remote_num_tokens": prefix.num_tokens,
         "remote_lease_s": prefix.lease_s,
+        "remote_num_cached_tokens": prefix.num_cached_tokens,
         "tp_size": 1,
     }
 
@@ -174,6 +179,10 @@ def _number(value: Any) -> int:
     if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < 6:
         return int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) else 0
+
+
+def _count(value: Any) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else 0
 
 
 def _duration(value: Any) -> float:

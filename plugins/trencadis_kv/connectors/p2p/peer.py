@@ -221,7 +221,11 @@ class PeerConnection:
         answer = self._stream.receive()
         if isinstance(answer, Abort):
             raise _given_up(answer)
-        if not isinstance(answer, PrefillResponse) or answer.num_tokens < 1 or answer.num_pushed < 0:
+        if (
+            not isinstance(answer, PrefillResponse)
+            or answer.num_tokens < 1
+            or min(answer.num_pushed, answer.num_cached_tokens) < 0
+        ):
             raise TransferError(f"{answer!r} came in the place of PREFILL_RESPONSE.", cause=TransferCause.CORRUPT)
         if answer.num_pushed * self._me.block_bytes > message.push_bytes:
             raise TransferError(

@@ -419,6 +419,7 @@ def _answer_of(prefill: RemotePrefill, *, num_pushed: int = 0) -> PrefillRespons
         lease_s=prefix.lease_s,
         token=None if prefill.first is None else encode_token(prefill.first),
         num_pushed=num_pushed,
+        num_cached_tokens=prefix.num_cached_tokens,
     )
 
 

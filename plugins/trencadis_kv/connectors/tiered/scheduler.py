@@ -312,6 +312,10 @@ class TieredScheduler(KVSchedulerSide, SupportsHandover, SupportsRemoteWorkers, 
                 return params
         return None
 
+    def on_cache_hit(self, request: Request, *, num_tokens: int) -> None:
+        """Notify all children."""
+        self._tell(SupportsHandover, "on_cache_hit", lambda side: side.on_cache_hit(request, num_tokens=num_tokens))
+
     def on_rejected(self, transfer_params: Mapping[str, Any]) -> None:
         """Notify all children: the parameters do not name one."""
         self._tell(SupportsHandover, "on_rejected", lambda side: side.on_rejected(transfer_params))

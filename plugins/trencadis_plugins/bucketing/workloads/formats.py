@@ -17,8 +17,9 @@ from typing import Any
 import attrs
 
 from trencadis.errors import ConfigError, ConfigValueError, did_you_mean
+from trencadis.files import parse_json
 
-__all__ = ["FORMATS", "TraceFormat", "TraceRow", "read_rows"]
+__all__ = ["FORMATS", "TraceFormat", "TraceRow", "csv_rows", "read_rows"]
 
 Row = Mapping[str, Any]
 
@@ -126,7 +127,7 @@ def read_rows(
                 checked = row.keys()
             kept = {key: value for key, value in row.items() if key not in ignore} if ignore else row
             yield from chosen.read(kept, line)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
             what = f"no {error}" if isinstance(error, KeyError) else str(error)
             raise ConfigError(
                 f"{name}: line {line} is no request: {what}.", hint="Correct or remove the line."
@@ -137,7 +138,7 @@ def _lines(text: str, name: str) -> Iterator[tuple[int, Row]]:
     """Yield line numbers and rows of JSON lines or of a CSV file."""
     if not text.lstrip().startswith("{"):
         reader = csv.DictReader(text.splitlines())
-        for row in reader:
+        for row in csv_rows(reader, name):
             yield reader.line_num, row
         if not reader.fieldnames or reader.line_num == 1:
             _format_of(dict.fromkeys(reader.fieldnames or ()), name, 1, "")
@@ -145,7 +146,7 @@ def _lines(text: str, name: str) -> Iterator[tuple[int, Row]]:
     for number, line in enumerate(text.splitlines(), start=1):
         if line.strip():
             try:
-                row = json.loads(line)
+                row = parse_json(line)
             except ValueError as error:
                 raise ConfigError(
                     f"{name}: line {number} is no request: {error}.", hint="Correct or remove the line."
@@ -153,6 +154,20 @@ def _lines(text: str, name: str) -> Iterator[tuple[int, Row]]:
             if not isinstance(row, dict):
                 raise ConfigError(f"{name}: line {number} is no request: {line[:40]}.", hint="Write JSON objects.")
             yield number, _flat(row)
+
+
+def csv_rows(reader: csv.DictReader[str], name: str) -> Iterator[Row]:
+    """Yield the rows of a CSV file.
+
+    Raises:
+        ConfigError: A line is none, such as one with a field of 2^17 characters.
+    """
+    try:
+        yield from reader
+    except csv.Error as error:
+        raise ConfigError(
+            f"{name}: line {reader.line_num} is no line of CSV: {error}.", hint="Correct or remove the line."
+        ) from error
 
 
 def _flat(row: Row, prefix: str = "") -> Row:

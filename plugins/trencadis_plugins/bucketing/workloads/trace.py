@@ -6,17 +6,22 @@ Every format of :mod:`trencadis_plugins.bucketing.workloads.formats` is read.
 from __future__ import annotations
 
 import gzip
+import io
 import lzma
+import zlib
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import IO, Any
 
 import attrs
 
 from trencadis.errors import ConfigError
+from trencadis.files import MAX_BYTES, read_bytes
 from trencadis_plugins.bucketing.workloads.formats import read_rows
 
 __all__ = ["Arrival", "parse_trace", "read_text"]
 
-_COMPRESSED = {b"\x1f\x8b": gzip.decompress, b"\xfd7": lzma.decompress}
+_COMPRESSED: Mapping[bytes, Callable[[IO[bytes]], Any]] = {b"\x1f\x8b": gzip.open, b"\xfd7": lzma.open}
 """By the first two bytes of the file."""
 
 
@@ -42,12 +47,17 @@ def read_text(file: Path) -> str:
         ConfigError: It cannot be read.
     """
     try:
-        content = file.read_bytes()
-        decompress = _COMPRESSED.get(content[:2])
-        return (decompress(content) if decompress else content).decode("utf-8-sig")
+        content = read_bytes(file)
+        opened = _COMPRESSED.get(content[:2])
+        if opened is not None:
+            with opened(io.BytesIO(content)) as unfolded:
+                content = unfolded.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            raise ValueError(f"it unfolds to more than {MAX_BYTES:,} bytes")
+        return content.decode("utf-8-sig")
     except FileNotFoundError:
         raise ConfigError(f"{file}: no such trace file.", hint="Correct the path.") from None
-    except (OSError, EOFError, lzma.LZMAError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, lzma.LZMAError, zlib.error, ValueError) as error:
         raise ConfigError(f"{file}: cannot be read: {error}.", hint="Give a CSV file or JSON lines.") from error
 
 

@@ -16,6 +16,7 @@ import attrs
 from trencadis.errors import ConfigError
 from trencadis.records import BucketLimits, Phase, Shape
 from trencadis_plugins.bucketing.workloads.cost import DeviceCost
+from trencadis_plugins.bucketing.workloads.formats import csv_rows
 from trencadis_plugins.bucketing.workloads.steps import simulate_steps
 from trencadis_plugins.bucketing.workloads.trace import Arrival, parse_trace, read_text
 
@@ -118,7 +119,7 @@ def _shapes(text: str, name: str) -> Iterator[Passes]:
     """
     found: dict[Shape, tuple[int, int]] = {}
     reader = csv.DictReader(text.splitlines())
-    for row in reader:
+    for row in csv_rows(reader, name):
         try:
             batch_size, query_len, num_blocks, count = (int(row[column]) for column in _COLUMNS[1:5])
             shape = Shape(batch_size, query_len, num_blocks, Phase(row["phase"]))

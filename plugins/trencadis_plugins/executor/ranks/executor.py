@@ -480,7 +480,7 @@ class RanksExecutor(Executor):
         oldest = min(self._pending.values(), key=lambda answers: answers.number)
         waits_s = now_s - oldest.since_s
         silent = [rank for rank in self._ranks if rank.rank not in oldest.by_rank]
-        stopped = [rank for rank in silent if rank.is_stopped(now_s)]
+        stopped = [rank for rank in silent if rank.is_stopped(now_s, is_starting=oldest.is_fatal)]
         if stopped and waits_s > _STOPPED_S:
             self._lose(f"rank {stopped[0].rank} {stopped[0].how_stopped}")
         elif oldest.failed_s is not None and now_s - oldest.failed_s > _AGREE_S:

@@ -81,7 +81,7 @@ class RankProcess(Rank):
         """Process id."""
         return self._child.pid
 
-    def is_stopped(self, now_s: float) -> bool:
+    def is_stopped(self, now_s: float, *, is_starting: bool) -> bool:
         """Return whether a signal has stopped it."""
         return is_stopped(self.pid)
 

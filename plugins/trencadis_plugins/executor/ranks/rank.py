@@ -73,11 +73,12 @@ class Rank(ABC):
         self.link.send(Kind.CALL, number, pickle.dumps((name, arguments), protocol=5))
 
     @abstractmethod
-    def is_stopped(self, now_s: float) -> bool:
+    def is_stopped(self, now_s: float, *, is_starting: bool) -> bool:
         """Return whether it does nothing at all, as a process does that a signal has stopped, or a machine without power.
 
         Args:
             now_s: Of the executor's clock.
+            is_starting: It imports, loads or compiles: no thread of it may run for long, as libraries then hold Python's lock.
         """
 
     @abstractmethod

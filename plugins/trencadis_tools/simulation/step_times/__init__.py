@@ -16,7 +16,9 @@ from trencadis_tools.simulation.step_times.sheets import (
     Factors,
     SheetStepTimes,
     StepParts,
+    parse_sheet,
     read_sheet,
+    read_sheet_file,
     sheet_names,
 )
 
@@ -36,9 +38,11 @@ __all__ = [
     "StepRecords",
     "fit_step_times",
     "load_step_times",
+    "parse_sheet",
     "read_model_sizes",
     "read_records",
     "read_sheet",
+    "read_sheet_file",
     "read_step_times",
     "sheet_names",
     "steady",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -10,6 +9,7 @@ from typing import Any, Final
 import attrs
 
 from trencadis.errors import ConfigError
+from trencadis.files import read_json
 from trencadis.records import Phase
 from trencadis_plugins.observer.recorder import bucket_fields
 from trencadis_tools.simulation.step_times.buckets import BucketStepTimes
@@ -49,7 +49,7 @@ def read_step_times(path: str | Path) -> LinearStepTimes | BucketStepTimes:
         ConfigError: There is no such file, or it holds something else.
     """
     try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
+        found = read_json(path)
         if found["format"] != _FORMAT:
             raise ValueError(f'"format" is {found["format"]!r}, not "{_FORMAT}"')
         if found["kind"] == "linear":
@@ -61,7 +61,7 @@ def read_step_times(path: str | Path) -> LinearStepTimes | BucketStepTimes:
             lines={Phase(phase): tuple(line) for phase, line in found["lines"].items()},
             **found["coefficients"],
         )
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (AttributeError, OSError, OverflowError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
             f"{path} holds no step times: {type(error).__name__}: {error}.",
             hint="Write such a file with trencadis bench fit --records FILE --out FILE.",

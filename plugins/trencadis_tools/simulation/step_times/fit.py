@@ -27,7 +27,7 @@ from trencadis_tools.simulation.step_times.buckets import BucketStepTimes, bucke
 from trencadis_tools.simulation.step_times.linear import LinearStepTimes
 from trencadis_tools.simulation.step_times.records import StepRecord
 
-__all__ = ["DEVICE_SIZES", "HOST_SIZES", "Coefficient", "Fit", "fit_step_times"]
+__all__ = ["DEVICE_SIZES", "HOST_SIZES", "Coefficient", "Fit", "fit_step_times", "nonnegative_solution"]
 
 DEVICE_SIZES: Final[dict[str, Callable[[StepShape], float]]] = {
     "base_s": lambda _: 1.0,
@@ -203,7 +203,7 @@ def _weighted(
     values = np.zeros(columns.shape[1])
     for _ in range(_NUM_ROUNDS):
         factors = np.sqrt(weights) / noise if robust else noise**-0.5
-        before, values = values, _nnls(unit * factors[:, None], times_s * factors)
+        before, values = values, nonnegative_solution(unit * factors[:, None], times_s * factors)
         expected_s = unit @ values
         if relative:
             noise = np.maximum(expected_s, floor_s)
@@ -227,7 +227,12 @@ def _errors(unit: FloatArray, weights: FloatArray, noise_s: FloatArray) -> Float
     return np.asarray(np.sqrt(np.diag(inverse @ (spread.T @ spread) @ inverse)), np.float64)
 
 
-def _nnls(columns: FloatArray, times_s: FloatArray) -> FloatArray:
+def nonnegative_solution(columns: FloatArray, times_s: FloatArray) -> FloatArray:
+    """Return the coefficients of 0 or more with the least squares of ``columns @ coefficients - times_s``, float64 ``[num_columns]``. Pure.
+
+    Raises:
+        ConfigError: SciPy is missing.
+    """
     nnls = library("scipy.optimize", purpose="a fit of step times").nnls
     # The triangular factor has the same solution, at a size that no longer grows with the number of steps.
     triangle: FloatArray = np.asarray(np.linalg.qr(np.column_stack([columns, times_s]), mode="r"))
@@ -273,5 +278,5 @@ def _bucket_line(times_s: dict[Bucket, float], phase: Phase) -> tuple[float, flo
     columns = np.array([(1.0, *sizes) for sizes, _ in measured])
     times = np.array([time_s for _, time_s in measured])
     scale = np.maximum(columns.max(0), 1.0)
-    base_s, position_s, block_s = _nnls(columns / scale / times[:, None], np.ones(len(times))) / scale
+    base_s, position_s, block_s = nonnegative_solution(columns / scale / times[:, None], np.ones(len(times))) / scale
     return float(base_s), float(position_s), float(block_s)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 import attrs
-from attrs.validators import ge
+from attrs.validators import and_, ge, lt
 
 from trencadis.records import StepShape, StepTime
 
 __all__ = ["HostTimes", "LinearStepTimes"]
 
 _BASE = StepTime()
+_SECONDS = and_(ge(0.0), lt(math.inf))
 
 
 @attrs.frozen(kw_only=True)
@@ -24,9 +27,9 @@ class HostTimes:
             device's counts. Times fitted from records are those that the device waited, whatever the depth: for them it is False.
     """
 
-    host_base_s: float = attrs.field(default=0.0, validator=ge(0))
-    host_row_s: float = attrs.field(default=0.0, validator=ge(0))
-    host_new_s: float = attrs.field(default=0.0, validator=ge(0))
+    host_base_s: float = attrs.field(default=0.0, validator=_SECONDS)
+    host_row_s: float = attrs.field(default=0.0, validator=_SECONDS)
+    host_new_s: float = attrs.field(default=0.0, validator=_SECONDS)
     overlap: bool = False
 
     def device_s(self, shape: StepShape) -> float:
@@ -49,17 +52,21 @@ class LinearStepTimes(HostTimes):
         context_s: Of every KV entry that is read, seconds.
         product_s: Of every pair of a prefill's token and a KV entry that it reads, seconds.
         row_s: Of every sequence, seconds.
+        prefill_token_s: Of every token of a prefill beside ``token_s``, seconds: a decode's token is nearly free where reading weights takes
+            longer than computing it.
     """
 
-    base_s: float = attrs.field(default=_BASE.base_s, validator=ge(0))
-    token_s: float = attrs.field(default=_BASE.token_s, validator=ge(0))
-    context_s: float = attrs.field(default=_BASE.context_token_s, validator=ge(0))
-    product_s: float = attrs.field(default=0.0, validator=ge(0))
-    row_s: float = attrs.field(default=0.0, validator=ge(0))
+    base_s: float = attrs.field(default=_BASE.base_s, validator=_SECONDS)
+    token_s: float = attrs.field(default=_BASE.token_s, validator=_SECONDS)
+    context_s: float = attrs.field(default=_BASE.context_token_s, validator=_SECONDS)
+    product_s: float = attrs.field(default=0.0, validator=_SECONDS)
+    row_s: float = attrs.field(default=0.0, validator=_SECONDS)
+    prefill_token_s: float = attrs.field(default=0.0, validator=_SECONDS)
 
     def device_s(self, shape: StepShape) -> float:
         """Return how long the device computes the step, seconds; 0 for a step without tokens."""
         if not shape.num_tokens:
             return 0.0
         line_s = self.base_s + self.token_s * shape.num_tokens + self.context_s * shape.num_context
+        line_s += self.prefill_token_s * shape.num_prefill_tokens
         return line_s + self.product_s * shape.prefill_products + self.row_s * shape.num_rows

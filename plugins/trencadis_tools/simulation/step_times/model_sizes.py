@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tomllib
 from collections.abc import Mapping
 from importlib import resources
@@ -13,6 +12,7 @@ import attrs
 
 from trencadis.api import resolve_model_path
 from trencadis.errors import ConfigError
+from trencadis.files import read_json
 
 __all__ = ["ModelSizes", "read_model_sizes"]
 
@@ -81,7 +81,7 @@ def read_model_sizes(name: str) -> ModelSizes:
     path = Path(resolve_model_path(name)).expanduser()
     file = path / "config.json" if path.is_dir() else path
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
+        config = read_json(file)
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"{name!r} is no model whose sizes are known: {error}.",

@@ -10,6 +10,7 @@ from typing import Any
 import attrs
 
 from trencadis.errors import ConfigError
+from trencadis.files import parse_json, read_text
 from trencadis.records import Bucket, Phase, StepShape, UnifiedBucket
 from trencadis_plugins.observer.recorder import FORMAT
 
@@ -99,12 +100,12 @@ def read_records(path: str | Path) -> StepRecords:
         ConfigError: There is no such file, or it holds something else; names the line.
     """
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        lines = read_text(path).splitlines()
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: {error}.", hint='Record steps with observer.names = "recorder".') from error
     try:
-        header = json.loads(lines[0]) if lines else {}
-    except json.JSONDecodeError:
+        header = parse_json(lines[0]) if lines else {}
+    except ValueError:
         header = {}
     if not isinstance(header, dict) or header.get("format") != FORMAT:
         raise ConfigError(
@@ -118,8 +119,8 @@ def read_records(path: str | Path) -> StepRecords:
 def _steps(lines: Sequence[str], path: str | Path) -> Iterable[StepRecord]:
     for number, line in enumerate(lines[1:], 2):
         try:
-            yield _step(json.loads(line))
-        except (ValueError, KeyError, TypeError) as error:
+            yield _step(parse_json(line))
+        except (AttributeError, OverflowError, ValueError, KeyError, TypeError) as error:
             if number == len(lines) and isinstance(error, json.JSONDecodeError):
                 return  # a run that was killed left half a line
             raise ConfigError(f"{path}, line {number} is no step: {type(error).__name__}: {error}.") from error

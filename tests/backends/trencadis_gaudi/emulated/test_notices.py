@@ -151,14 +151,78 @@ def test_graph_of_torch_compile_is_checked_as_a_captured_one(run, monkeypatch):
         run(mode="compile")
 
 
+def host_read(query):
+    query.sum().item()
+
+
+def only_compiled(query):
+    if torch.compiler.is_compiling():
+        raise RuntimeError("planted: no such kernel")
+
+
+BROKEN = [
+    (host_read, rf"{__file__}:\d+ \(host_read\): Unsupported Tensor.item\(\) call"),
+    (lambda query: open(__file__).close(), rf"{__file__}:\d+ \(<lambda>\): "),
+    (only_compiled, r"Observed exception: raised exception RuntimeError\(.*planted: no such kernel"),
+]
+"""Faults, and the place and the reason that are said of them; of code that has no graph at all torch.compile keeps no place."""
+
+
 @pytest.mark.slow
-def test_graph_breaks_of_torch_compile(run, monkeypatch):
-    backend, _ = run(mode="compile")
-    assert backend.habana.dynamo.num_graph_breaks == 0
+@pytest.mark.parametrize(("fault", "said"), BROKEN, ids=["host read", "file", "error while it compiles"])
+@pytest.mark.parametrize("regional", [True, False])
+def test_graph_break_ends_the_warm_up_with_its_place_and_reason(run, monkeypatch, fault, said, regional):
     torch._dynamo.reset()
-    within_attention(monkeypatch, lambda query: query.sum().item())
-    backend, _ = run(mode="compile")
-    assert backend.habana.dynamo.num_graph_breaks > 0
+    within_attention(monkeypatch, fault)
+    with pytest.raises(BackendError, match=f"broke a graph during the warm-up: {said}") as error:
+        run(mode="compile", regional=regional)
+    assert 'backend.gaudi.mode to "lazy"' in error.value.hint
+    torch._dynamo.reset()
+
+
+def wrong_shapes(query):
+    if torch.compiler.is_compiling():
+        query @ torch.zeros(7, 9, device=query.device)
+
+
+@pytest.mark.slow
+def test_error_within_torch_compile_keeps_its_own_text_and_place(run, monkeypatch):
+    torch._dynamo.reset()
+    within_attention(monkeypatch, wrong_shapes)
+    said = r"failed during the warm-up: TorchRuntimeError: .*a and b must have same reduction dim.*test_notices.py.*wrong_shapes"
+    with pytest.raises(BackendError, match=said):
+        run(mode="compile")
+    torch._dynamo.reset()
+
+
+def test_graph_break_ends_the_warm_up_after_the_first_bucket(run, monkeypatch, caplog):
+    torch._dynamo.reset()
+    within_attention(monkeypatch, host_read)
+    with caplog.at_level("INFO", "trencadis.gaudi"), pytest.raises(BackendError, match="broke a graph"):
+        run(mode="compile", hot_replay=False)
+    prepared = [message for message in caplog.messages if message.startswith("[Warmup][")]
+    assert prepared == ["[Warmup][Prompt][1/1] batch_size:1 query_len:32 num_blocks:0 free_mem:16 GiB"]
+    torch._dynamo.reset()
+
+
+@pytest.mark.slow
+def test_graph_break_while_serving_is_counted_and_said_once_for_each_place(run, expected, monkeypatch, caplog):
+    torch._dynamo.reset()
+    monkeypatch.setattr(warmup, "every_graph", lambda: contextlib.nullcontext(lambda: None))
+    backend, tokens = run(mode="compile")
+    assert (backend.watch.num_graph_breaks, tokens) == (0, expected)
+    torch._dynamo.reset()  # so that the next step compiles again
+    within_attention(monkeypatch, host_read)
+    driver = BackendDriver(backend, PLAN, bucket=lambda shape: next(one for one in BUCKETS if one.covers(shape)))
+    driver.start(0, tiny_models.prompt(20))
+    for _ in range(3):
+        driver.step([Work(0)])
+    said = [message for message in caplog.messages if "torch.compile broke a graph" in message]
+    assert len(said) == 1
+    assert f"{__file__}:" in said[0]
+    assert backend.watch.num_graph_breaks > 0
+    assert f"trencadis_gaudi_graph_breaks_total {float(backend.watch.num_graph_breaks)}" in backend.metrics()
+    torch._dynamo.reset()
 
 
 @pytest.mark.slow
@@ -175,7 +239,7 @@ def test_layers_beyond_the_limit_of_torch_compile(run, monkeypatch):
     with torch._dynamo.config.patch(recompile_limit=2):
         with pytest.raises(BackendError, match="gave up during the warm-up"):
             run(mode="compile")
-        monkeypatch.setattr(warmup, "every_graph", contextlib.nullcontext)
+        monkeypatch.setattr(warmup, "every_graph", lambda: contextlib.nullcontext(lambda: None))
         torch._dynamo.reset()
         backend, _ = run(mode="compile")
     assert backend.habana.dynamo.num_limit_hits > 0

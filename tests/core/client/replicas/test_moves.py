@@ -83,6 +83,23 @@ def test_a_moved_request_goes_on_elsewhere_after_the_tokens_that_came(
     assert [row["num_placed"] for row in rows(one)] == [3, 3]
 
 
+def test_a_moved_request_says_what_was_cached_where_it_first_ran(fleet: Callable[..., Fleet]) -> None:
+    """The first replica has its prompt, the second has not."""
+    one = fleet(2, Scripted())
+    params = SamplingParams(max_tokens=30)
+    prompt = tuple(range(3, 40))
+    for name in ("before", "stays"):
+        one.client.add(Request(request_id=name, prompt_token_ids=prompt, params=params))
+        one.until(lambda name=name: name in one.finished)  # type: ignore[misc]
+    one.client.add(Request(request_id="moves", prompt_token_ids=prompt, params=params))
+    one.until(lambda: len(one.client._work["moves"].tokens) > 2)
+    assert one.where("moves") == 0
+    ask(one, (0, 1))
+    one.until(lambda: one.where("moves") == 1)
+    one.until(lambda: "moves" in one.finished)
+    assert one.finished["moves"].num_cached_tokens == one.finished["stays"].num_cached_tokens > 0
+
+
 def test_a_router_is_told_of_leaving_and_arriving_and_sees_who_was_moved(fleet: Callable[..., Fleet]) -> None:
     router = Scripted()
     one = fleet(2, router)

@@ -53,8 +53,33 @@ def test_a_cap_and_what_the_backend_itself_says_are_kept() -> None:
     assert size(config(memory_fraction=0.5), free(5000, cache_bytes=1200))[1] == 30
 
 
-def test_there_are_no_more_blocks_than_all_sequences_at_full_length_can_use() -> None:
-    assert size(config(max_num_seqs=2), free(1 << 20)) == (64, 32)
+def test_without_prefix_caching_there_are_no_more_blocks_than_all_sequences_at_full_length_can_use(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.INFO, "trencadis.engine"):
+        assert size(config(max_num_seqs=2, prefix_caching=False), free(8000)) == (64, 32)
+    assert "Memory pays for 100; all sequences at full length need 32 (without prefix caching," in caplog.text
+
+
+def test_with_prefix_caching_memory_decides_and_the_log_says_both_numbers(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "trencadis.engine"):
+        assert size(config(max_num_seqs=2), free(8000)) == (64, 100)
+    assert "KV cache: 100 blocks of 4 tokens" in caplog.text
+    assert "Memory pays for 100; all sequences at full length need 32 (those beyond keep prefixes)." in caplog.text
+
+
+def test_where_memory_is_other_processes_too_a_larger_cache_is_bounded_and_what_is_needed_is_not() -> None:
+    shared = free(1 << 20, shared_cache_bytes=2000)
+    assert size(config(max_num_seqs=2), shared) == (64, 50)
+    assert size(config(max_num_seqs=5), shared) == (64, 80)
+    assert size(config(max_num_seqs=2, max_bytes=4000), shared) == (64, 100), "who names a number of bytes gets them"
+
+
+def test_one_block_is_enough_where_one_sequence_needs_no_more() -> None:
+    assert size(config(4, max_num_seqs=1, prefix_caching=False), free(8000)) == (4, 1)
+    assert size(config(4, max_num_seqs=1, memory_fraction=1.0), free(40)) == (4, 1)
+    with pytest.raises(OutOfMemoryError, match=r"pay for 0 blocks of .* Raise cache.max_bytes to at least 40\."):
+        size(config(4, max_num_seqs=1, max_bytes=39), free(8000))
 
 
 def test_a_cache_too_short_for_the_model_cuts_sequences_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
@@ -70,7 +95,7 @@ def test_a_length_that_was_asked_for_is_never_cut() -> None:
 
 
 def test_less_than_two_blocks_are_no_cache() -> None:
-    with pytest.raises(OutOfMemoryError, match="pay for 1 blocks"):
+    with pytest.raises(OutOfMemoryError, match="pay for 1 block of"):
         size(config(memory_fraction=1.0), free(79))
 
 

@@ -152,6 +152,43 @@ def test_lines_are_the_vendors_and_count_padding(caplog):
     )
 
 
+class NotesCopies(FakeBackend):
+    """Notes how many blocks each call copies."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.copied = []
+
+    def copy_blocks(self, *, sources, targets):
+        self.copied.append(len(sources))
+        super().copy_blocks(sources=sources, targets=targets)
+
+
+def test_a_call_copies_no_more_blocks_than_the_backend_has_a_size_for(caplog):
+    """Else it pads to a size that no warm-up has prepared."""
+    caplog.set_level("INFO", logger="trencadis.engine")
+    backend = NotesCopies(layout="padded", contiguous=True, eos=-1, max_model_len=256)
+    backend._capabilities = attrs.evolve(backend.capabilities, copy_sizes=(2, 4))
+    engine = make_engine(
+        backend=backend,
+        num_blocks=64,
+        warmup=False,
+        prefix_caching=False,
+        async_scheduling=False,
+        defragmenter={"threshold": 8, "log_moves": True, "max_swaps": 1000},
+    )
+    prompt = (7, 8, 9) * 14
+    engine.add(_request("short", tuple(range(1, 91)), 2))
+    engine.add(_request("long", prompt, 60))
+    outputs = drain(engine)
+    moved, padded = re.findall(r"swapped=(\d+)/(\d+)$", caplog.text, re.MULTILINE)[0]
+    assert int(moved) > 4
+    assert int(padded) == int(moved)
+    assert set(backend.copied) <= {2, 4}
+    assert sum(backend.copied) == 2 * engine.totals.num_block_swaps
+    assert outputs["long"].token_ids.tolist() == fake_text(prompt, 60, eos=-1)
+
+
 def test_cost_trigger_waits_until_blocks_read_in_vain_pay_for_the_padded_move():
     """One block above its place by one: each step reads one in vain; a move of 8 pairs costs 32 blocks, one of 1 pair 4."""
     num_steps = {}

@@ -12,7 +12,13 @@ from trencadis.config.schema import FlightRecorderConfig
 from trencadis.engine.inspect.flight_files import SUFFIX, FlightFiles, default_folder
 from trencadis.errors import BackendError, InvalidRequestError
 from trencadis.records import Request, SamplingParams
-from trencadis.records.flight_record import RecordedAttempt, RecordedCommit, RecordedFailure, decode_flight_record
+from trencadis.records.flight_record import (
+    RecordedAttempt,
+    RecordedChange,
+    RecordedCommit,
+    RecordedFailure,
+    decode_flight_record,
+)
 from trencadis_testing.doubles import ScriptedSpeculator
 from trencadis_testing.engines import drain, make_engine
 from trencadis_testing.fakes import FakeBackend
@@ -106,7 +112,7 @@ def test_a_record_on_request_is_a_file_of_its_own(tmp_path):
     (path,) = engine.answer("flight_record", {})["paths"]
     record = decode_flight_record(Path(path).read_bytes())
     assert (record.reason, record.num_steps) == ("request", engine.totals.num_steps + 1)
-    assert record.components["scheduling"][0] == "fair_share"
+    assert record.components["scheduling.name"][0] == "fair_share"
     assert "key" not in record.config["cache"]
     assert "pepper" not in str(record)
     assert Path(path).stat().st_mode & 0o077 == 0
@@ -171,6 +177,15 @@ def test_the_oldest_files_go_first_and_others_stay(tmp_path):
     assert files_in(tmp_path) == sorted([*paths[2:], "notes.txt"])
 
 
+def test_records_on_request_push_out_none_of_a_fault_or_a_stall(tmp_path):
+    files = FlightFiles(FlightRecorderConfig(folder=str(tmp_path), max_files=2))
+    record, kept = record_of(recording_engine()), []
+    for moment, reason in enumerate(["fault", "stall", "signal", *["request"] * 5, "fault"]):
+        record.written_at, record.reason = 1e9 + moment, reason
+        kept.append(files.write(record).name)
+    assert files_in(tmp_path) == sorted([*kept[:3], *kept[-3:]])
+
+
 def test_faults_within_the_pause_are_one_record():
     files = FlightFiles(FlightRecorderConfig(pause_s=1e6))
     assert [files.may_write() for _ in range(3)] == [True, False, False]
@@ -197,19 +212,37 @@ def test_drafts_are_counted_and_not_kept():
     assert record_of(engine).max_draft_tokens == 3
 
 
-@pytest.mark.parametrize(
-    ("change", "cause"),
-    [
-        (
-            lambda engine: engine.answer("set_scheduling", {"table": {"name": "fcfs"}, "source": "test"}),
-            "scheduling was",
-        ),
-    ],
-)
-def test_what_a_replay_cannot_know_is_said(change, cause):
+def change_scheduling(engine, **table):
+    engine.answer("set_scheduling", {"table": table, "source": "test", "may_import": True})
+
+
+def test_a_change_of_scheduling_is_an_event_with_the_code_that_is_in_force_since():
+    engine = recording_engine(config={"scheduling.name": "fair_share"})
+    change_scheduling(engine, name="fcfs", options={"victim": "cheapest"})
+    change_scheduling(engine, shadow="priority")
+    record = record_of(engine)
+    first, second = record.events
+    assert record.scheduling is None
+    assert isinstance(first, RecordedChange)
+    assert (first.table["name"], first.table["options"]["victim"], "shadow" in first.table) == (
+        "fcfs",
+        "cheapest",
+        False,
+    )
+    assert second.table == {"shadow": "priority"}
+    assert {path: code[0] for path, code in second.components.items()} == {
+        "scheduling.name": "fcfs",
+        "scheduling.fallback": "fcfs",
+        "scheduling.shadow": "priority",
+    }
+    assert record.obstacles == []
+
+
+def test_options_that_no_record_can_hold_are_an_obstacle():
     engine = recording_engine()
-    change(engine)
-    assert any(cause in one for one in record_of(engine).obstacles)
+    engine.flight_recorder.changed({"name": "mine", "options": {"a": object()}}, {}, {})
+    engine.flight_recorder.changed({"name": "mine", "options": {"a": "x" * 2**17}}, {}, {})
+    assert record_of(engine).obstacles == ["scheduling was changed by options that no record can hold"]
 
 
 def test_an_obstacle_goes_with_the_steps_that_it_was_in_unless_it_lasts():

@@ -46,7 +46,7 @@ def engine_of(**tables: Any) -> Any:
 
 
 def change(engine: Any, **table: Any) -> dict[str, Any]:
-    return engine.answer("set_scheduling", {"table": table, "source": "a test"})
+    return engine.answer("set_scheduling", {"table": table, "source": "a test", "may_import": True})
 
 
 class Swaps(RuleBasedStateMachine):

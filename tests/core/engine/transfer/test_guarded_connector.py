@@ -293,6 +293,8 @@ LOOKUPS = [
     Lookup(num_tokens=4, transfer_id=[1]),  # type: ignore[arg-type] # the same
     Lookup(num_tokens=4, transfer_id=1, timeout_s=float("nan")),
     Lookup(num_tokens=4, transfer_id=1, timeout_s="soon"),  # type: ignore[arg-type] # the same
+    Lookup(num_tokens=4, transfer_id=1, num_cached_tokens=-4),
+    Lookup(num_tokens=4, transfer_id=1, num_cached_tokens=2.5),  # type: ignore[arg-type] # what the contract forbids
     Lookup(num_tokens=4, transfer_id=1, first_token=3),  # type: ignore[arg-type] # the same
 ]
 

@@ -203,6 +203,40 @@ def test_second_look_up_finds_in_the_prefix_cache_what_the_first_load_brought(wi
     assert writer is not engine
 
 
+@pytest.mark.parametrize(
+    ("said", "num_cached"), [(None, 16), (0, 0), (8, 8), (10**30, 16)], ids=["a store", "nothing", "some", "too much"]
+)
+@pytest.mark.parametrize("by_layer", [False, True], ids=["whole", "by layer"])
+def test_hit_is_what_was_cached_before_its_request_in_answers_and_metrics(
+    wild: WildConnector, said: int | None, num_cached: int, by_layer: bool
+) -> None:
+    engine, _ = engine_on(wild)
+    before = engine.totals.num_prompt_tokens_cached
+    wild.num_cached_tokens, wild.by_layer = said, by_layer
+    engine.add(request("r", tuple(range(1, 21))))
+    engine.step()
+    for transfer_id in list(wild.loads):
+        wild.arrive(transfer_id)
+    end = ends_well(engine)
+    assert engine._state.transfers.num_loaded > 0
+    assert (end.num_cached_tokens, engine.totals.num_prompt_tokens_cached - before) == (num_cached, num_cached)
+
+
+def test_what_was_loaded_for_a_request_is_no_hit_where_it_is_found_again_in_the_cache(wild: WildConnector) -> None:
+    """The first load of what another engine has just computed breaks off, and the second finds the rest of it here."""
+    engine_on(wild)
+    reader = WildConnector(answer="retry")
+    reader.store, reader.num_cached_tokens = wild.store, 4
+    engine = make_engine(connector=reader.pair(), backend=FakeBackend(eos=-1))
+    reader.fail(waiting_for_kv(engine, reader), num_valid=3)
+    while not reader.loads:
+        engine.step()
+    reader.arrive(max(reader.loads))
+    assert ends_well(engine).num_cached_tokens == engine.totals.num_prompt_tokens_cached == 4
+    engine.add(request("next", tuple(range(1, 21))))
+    assert drain(engine)["next"].num_cached_tokens == 16, "for the next one it is there"
+
+
 def test_sequence_that_keeps_failing_is_computed_after_three_more_look_ups(wild: WildConnector) -> None:
     engine, _ = engine_on(wild)
     wild.answer = "retry"

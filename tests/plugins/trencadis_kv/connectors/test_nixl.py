@@ -192,7 +192,7 @@ def test_prefix_goes_from_one_engine_to_the_other_and_is_given_back(any_thread: 
         agent.write = lambda piece, num_bytes, **more: (written.append(num_bytes), write(piece, num_bytes, **more))
         end = pulled(producer, consumer, producer.prefill(PROMPT))
         assert end.token_ids.tolist() == true_text(PROMPT, 12)
-        assert end.num_cached_tokens == 4 * NUM_BLOCKS
+        assert consumer.num_found(end) == 4 * NUM_BLOCKS
         assert sum(written) == NUM_BLOCKS * producer.node.block_bytes, "the bytes went another way"
         producer.until(lambda: not producer.engine.has_work)
         assert producer.num_used_blocks == consumer.num_used_blocks == 0
@@ -207,7 +207,7 @@ def test_engines_with_and_without_it_understand_each_other(nixl_produces: bool) 
         producer, consumer = (one, other) if nixl_produces else (other, one)
         end = pulled(producer, consumer, producer.prefill(PROMPT))
         assert end.token_ids.tolist() == true_text(PROMPT, 12)
-        assert end.num_cached_tokens == 4 * NUM_BLOCKS
+        assert consumer.num_found(end) == 4 * NUM_BLOCKS
         assert len(one.node.transport._agent._free) == 64
 
 
@@ -218,7 +218,7 @@ def test_engine_without_memory_to_spare_sends_over_tcp(side: str) -> None:
         poor.node.transport._agent.take(64)
         end = pulled(producer, consumer, producer.prefill(PROMPT))
         assert end.token_ids.tolist() == true_text(PROMPT, 12)
-        assert end.num_cached_tokens == 4 * NUM_BLOCKS
+        assert consumer.num_found(end) == 4 * NUM_BLOCKS
 
 
 def test_making_a_connector_imports_no_library() -> None:
@@ -244,7 +244,7 @@ def test_producer_that_dies_in_the_middle_costs_a_recomputation_and_the_memory_i
         agent.write = die
         end = pulled(producer, consumer, params)
         assert end.token_ids.tolist() == true_text(PROMPT, 12)
-        assert end.num_cached_tokens < 4 * NUM_BLOCKS
+        assert consumer.num_found(end) < 4 * NUM_BLOCKS
         assert consumer.count("transfer_failures", cause="unreachable") == 1
         assert consumer.node.transport._agent.num_lost == 2
         assert len(consumer.node.transport._agent._free) == 62
@@ -265,7 +265,7 @@ def test_bytes_that_are_wrong_are_refused_piece_by_piece() -> None:
         end = pulled(producer, consumer, params)
         assert end.token_ids.tolist() == true_text(PROMPT, 12)
         assert consumer.count("transfer_failures", cause="corrupt") == 1
-        assert end.num_cached_tokens == 4, "the first piece, of one block, is right"
+        assert consumer.num_found(end) == 4, "the first piece, of one block, is right"
 
 
 def test_table_has_the_settings_of_p2p_and_its_own():

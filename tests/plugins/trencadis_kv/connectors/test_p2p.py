@@ -69,7 +69,7 @@ def test_prefix_goes_from_one_engine_to_the_other_and_is_given_back(pair: tuple[
     assert producer.node.holds.num_holds == 1
     end = pulled(producer, consumer, params)
     assert end.token_ids.tolist() == true_text(PROMPT, 12)
-    assert end.num_cached_tokens == 4 * NUM_BLOCKS
+    assert (end.num_cached_tokens, consumer.num_found(end)) == (0, 4 * NUM_BLOCKS), "nobody had it before"
     assert consumer.count("tokens", direction="load") == 4 * NUM_BLOCKS
     producer.until(lambda: not producer.engine.has_work)
     assert producer.num_used_blocks == consumer.num_used_blocks == 0
@@ -81,7 +81,7 @@ def test_only_what_is_not_there_is_pulled(pair: tuple[Station, Station]) -> None
     consumer.serve(PROMPT[:18], max_tokens=1)
     end = pulled(producer, consumer, producer.prefill(PROMPT))
     assert end.token_ids.tolist() == true_text(PROMPT, 12)
-    assert end.num_cached_tokens == 4 * NUM_BLOCKS
+    assert (end.num_cached_tokens, consumer.num_found(end)) == (16, 4 * NUM_BLOCKS)
     assert consumer.count("tokens", direction="load") == 4 * (NUM_BLOCKS - 4)
 
 
@@ -116,7 +116,7 @@ def test_held_blocks_are_not_given_to_others() -> None:
         for seed in range(2, 8):
             producer.serve(prompt_of(seed, 60), max_tokens=8)
         end = pulled(producer, consumer, params)
-        assert end.num_cached_tokens == 4 * NUM_BLOCKS
+        assert consumer.num_found(end) == 4 * NUM_BLOCKS
         assert end.token_ids.tolist() == true_text(PROMPT, 12)
 
 
@@ -144,7 +144,7 @@ def test_engine_that_was_started_anew_is_not_taken_for_the_old_one() -> None:
         end = pulled(new, consumer, params)
         assert end.token_ids.tolist() == true_text(PROMPT, 12)
         assert consumer.count("transfer_failures", cause="lost") == 1
-        assert end.num_cached_tokens == 0
+        assert consumer.num_found(end) == 0
 
 
 def test_blocks_of_another_kind_are_refused_and_the_engine_is_not_asked_again() -> None:
@@ -193,7 +193,7 @@ def test_fault_on_the_way_costs_what_did_not_come(fault: dict[str, int], cause: 
             end = pulled(producer, consumer, with_port(params, proxy.port))
         assert end.token_ids.tolist() == true_text(PROMPT, 12)
         assert consumer.count("transfer_failures", cause=cause) == 1
-        assert end.num_cached_tokens == 4 * num_blocks
+        assert consumer.num_found(end) == 4 * num_blocks
         assert consumer.num_used_blocks == 0
 
 
@@ -248,7 +248,7 @@ def test_dead_engine_costs_one_connection() -> None:
         assert consumer.count("transfer_failures", cause="unreachable") == 1
         assert consumer.count("lookups", result="declined") == 1
         consumer.clock.advance(6.0)
-        assert consumer.serve(prompt_of(3, 41), max_tokens=6, params=params).num_cached_tokens == 0
+        assert consumer.num_found(consumer.serve(prompt_of(3, 41), max_tokens=6, params=params)) == 0
         assert consumer.count("transfer_failures", cause="unreachable") == 2
 
 
@@ -275,11 +275,11 @@ def test_request_cannot_make_an_engine_connect_to_another_port_than_the_named_on
             victim.accept()
 
 
-@pytest.mark.parametrize(("mine", "theirs", "num_cached"), [("a" * 16, "a" * 16, 40), ("a" * 16, "b" * 16, 0)])
-def test_secret_must_be_the_same(mine: str, theirs: str, num_cached: int) -> None:
+@pytest.mark.parametrize(("mine", "theirs", "num_found"), [("a" * 16, "a" * 16, 40), ("a" * 16, "b" * 16, 0)])
+def test_secret_must_be_the_same(mine: str, theirs: str, num_found: int) -> None:
     with Station(secret=mine) as producer, Station(secret=theirs) as consumer:
         end = pulled(producer, consumer, producer.prefill(PROMPT))
-        assert (end.num_cached_tokens, end.token_ids.tolist()) == (num_cached, true_text(PROMPT, 12))
+        assert (consumer.num_found(end), end.token_ids.tolist()) == (num_found, true_text(PROMPT, 12))
 
 
 def test_many_prefixes_at_once_under_pressure() -> None:

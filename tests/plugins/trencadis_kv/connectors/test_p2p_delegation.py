@@ -163,7 +163,7 @@ def test_prompt_is_computed_elsewhere_and_the_text_is_the_same(prefiller: Statio
     with decoder(port_of(prefiller)) as one:
         end = serve(one, prompt, prefiller)
         assert end.token_ids.tolist() == true_text(prompt, 5)
-        assert end.num_cached_tokens == 20
+        assert one.num_found(end) == 20
         assert one.count("delegated_prefills", result="served") == 1
         assert one.count("tokens", direction="load") == 20
         assert prefiller.ends == {}, "what a prefill says is nobody's output"
@@ -173,12 +173,34 @@ def test_prompt_is_computed_elsewhere_and_the_text_is_the_same(prefiller: Statio
         assert one.num_used_blocks == 0
 
 
+@pytest.mark.parametrize("has_local", [False, True])
+def test_hits_are_what_one_of_both_engines_had_before(prefiller: Station, has_local: bool) -> None:
+    prompt = prompt_of(1, 21)
+    prefiller.serve(prompt[:13], max_tokens=2)
+    with decoder(port_of(prefiller)) as one:
+        if has_local:
+            one.serve(prompt[:7], max_tokens=2)
+        end = serve(one, prompt, prefiller)
+        assert (one.num_found(end), end.num_cached_tokens) == (20, 12)
+        assert one.engine.totals.num_prompt_tokens_cached == 12
+        assert one.count("delegated_prefills", result="served") == 1
+
+
+def test_answer_of_one_token_says_what_the_prefill_engine_had_cached(prefiller: Station) -> None:
+    prompt = prompt_of(1, 21)
+    prefiller.serve(prompt[:13], max_tokens=2)
+    with decoder(port_of(prefiller)) as one:
+        name = one.add(prompt, max_tokens=1)
+        eventually(lambda: name in one.ends, of=(one, prefiller))
+        assert (one.ends[name].num_cached_tokens, one.engine.totals.num_prompt_tokens_admitted) == (12, 0)
+
+
 def test_short_prompts_and_those_that_are_here_already_stay(prefiller: Station) -> None:
     with decoder(port_of(prefiller)) as one:
-        assert serve(one, prompt_of(2, 7)).num_cached_tokens == 0
+        assert one.num_found(serve(one, prompt_of(2, 7))) == 0
         prompt = prompt_of(3, 21)
         serve(one, prompt, prefiller)
-        assert serve(one, prompt).num_cached_tokens == 20
+        assert one.num_found(serve(one, prompt)) == 20
         assert prefiller.engine.totals.num_finished == 1
 
 
@@ -223,7 +245,7 @@ def test_engine_that_is_not_there_any_more_is_not_waited_for() -> None:
         assert serve(one, prompt).token_ids.tolist() == true_text(prompt, 5)
         assert one.count("delegated_prefills", result="failed") == 1
         assert one.node.prefill_pool.ready() == [], "it is left alone until it answers"
-        assert serve(one, prompt_of(9, 21)).num_cached_tokens == 0
+        assert one.num_found(serve(one, prompt_of(9, 21))) == 0
         assert one.count("delegated_prefills", result="failed") == 1
 
 
@@ -233,7 +255,7 @@ def test_other_engine_is_asked_once_and_then_this_one_computes(prefiller: Statio
             engine.affinity = lambda _, port=engine.port: float(port == port_of(full))
         prompt = prompt_of(10, 21)
         end = serve(one, prompt, prefiller)
-        assert (end.token_ids.tolist(), end.num_cached_tokens) == (true_text(prompt, 5), 20)
+        assert (end.token_ids.tolist(), one.num_found(end)) == (true_text(prompt, 5), 20)
         assert one.count("delegated_prefills", result="failed") == one.count("delegated_prefills", result="served") == 1
 
 
@@ -244,7 +266,7 @@ def test_third_engine_is_not_asked() -> None:
         Station(max_remote_prefills=0) as third,
         decoder(*map(port_of, (first, second, third))) as one,
     ):
-        assert serve(one, prompt_of(11, 21)).num_cached_tokens == 0
+        assert one.num_found(serve(one, prompt_of(11, 21))) == 0
         assert one.count("delegated_prefills", result="failed") == 2
 
 
@@ -266,7 +288,7 @@ def test_blocks_that_are_lost_before_they_are_pulled_are_computed_by_another_eng
         first.node.holds.release(hold)
         eventually(lambda: name in one.ends, of=(one, first, prefiller))
         assert one.ends[name].token_ids.tolist() == true_text(prompt, 5)
-        assert one.ends[name].num_cached_tokens == 20
+        assert one.num_found(one.ends[name]) == 20
         assert prefiller.engine.totals.num_finished == 1
 
 

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from trencadis_kv.connectors.p2p.params import KeyCheck, RemotePrefix, handover_params, wants_hold
 
-PREFIX = RemotePrefix(engine="e", hold_id="t", host="127.0.0.1", port=5, num_tokens=32, lease_s=7.5)
+PREFIX = RemotePrefix(
+    engine="e", hold_id="t", host="127.0.0.1", port=5, num_tokens=32, lease_s=7.5, num_cached_tokens=16
+)
 GIVEN = handover_params(PREFIX, blocks=[3, 4])
 
 
@@ -25,6 +27,7 @@ def test_offer_has_the_names_that_vllm_gives_and_comes_back_as_it_was() -> None:
         "remote_port": 5,
         "remote_num_tokens": 32,
         "remote_lease_s": 7.5,
+        "remote_num_cached_tokens": 16,
         "tp_size": 1,
     }
     assert RemotePrefix.of(json.loads(json.dumps(GIVEN))) == PREFIX
@@ -76,6 +79,12 @@ def test_made_up_keys_are_not_kept_without_end(caplog: pytest.LogCaptureFixture)
 )
 def test_what_says_nowhere_is_nowhere(params: dict[str, Any] | None) -> None:
     assert RemotePrefix.of(params) is None
+
+
+@pytest.mark.parametrize("value", [None, -1, "16", True, 2.5, [16]])
+def test_engine_that_does_not_say_what_it_had_cached_had_nothing(value: Any) -> None:
+    found = RemotePrefix.of({**GIVEN, "remote_num_cached_tokens": value})
+    assert found == attrs.evolve(PREFIX, num_cached_tokens=0)
 
 
 def test_port_may_be_text_and_a_missing_lease_is_the_usual_one() -> None:

@@ -238,7 +238,7 @@ def test_prefix_goes_from_one_engine_to_the_other_and_all_is_given_back(
     monkeypatch.setattr(p2p_transport, "_PIECE_BYTES", piece_bytes)
     with Station(any_thread=any_thread) as producer, Station(any_thread=any_thread) as consumer:
         for _ in range(3):
-            assert pulled(producer, consumer).num_cached_tokens == 4 * NUM_BLOCKS
+            assert consumer.num_found(pulled(producer, consumer)) == 4 * NUM_BLOCKS
             consumer.engine._state.blocks.reset_cache()
         assert counted == Counted(over_memory=3 * NUM_BLOCKS)
         num_bytes = 3 * NUM_BLOCKS * consumer.node.block_bytes
@@ -260,7 +260,7 @@ def test_without_it_blocks_go_over_the_connection(lack: str, counted: Counted, m
         Station(shared_memory=lack != "producer") as producer,
         Station(shared_memory=lack != "consumer", layerwise=lack == "layerwise") as consumer,
     ):
-        assert pulled(producer, consumer).num_cached_tokens == 4 * NUM_BLOCKS
+        assert consumer.num_found(pulled(producer, consumer)) == 4 * NUM_BLOCKS
         assert counted.over_memory == 0
         assert counted.over_connection >= NUM_BLOCKS
         assert consumer.count("pulled_bytes", way="connection") == NUM_BLOCKS * consumer.node.block_bytes
@@ -279,7 +279,7 @@ def test_wrong_bytes_are_refused_and_their_memory_is_never_used_again(
 
     monkeypatch.setattr(p2p_transport._SharedFlight, "write", spoil)
     with Station() as producer, Station() as consumer:
-        assert pulled(producer, consumer).num_cached_tokens == 4 * 4
+        assert consumer.num_found(pulled(producer, consumer)) == 4 * 4
         assert consumer.count("transfer_failures", cause="corrupt") == 1
         assert consumer.node.transport._free == []
         assert consumer.node.transport._num_left == consumer.node.config.num_pull_threads

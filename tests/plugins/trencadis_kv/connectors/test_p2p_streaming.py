@@ -190,7 +190,7 @@ def served(producer: Station, consumer: Station, params: dict[str, Any]) -> Any:
 def test_prefix_comes_while_its_sequence_runs_and_is_given_back() -> None:
     with Station() as producer, consuming() as consumer:
         end = served(producer, consumer, producer.prefill(PROMPT))
-        assert end.num_cached_tokens == NUM_PULLED
+        assert consumer.num_found(end) == NUM_PULLED
         assert end.num_preemptions == 0
         assert consumer.count("tokens", direction="load") == NUM_PULLED
         producer.until(lambda: producer.num_used_blocks == 0)
@@ -200,7 +200,7 @@ def test_prefix_comes_while_its_sequence_runs_and_is_given_back() -> None:
 def test_what_came_by_layer_is_found_by_the_next_request() -> None:
     with Station() as producer, consuming() as consumer:
         served(producer, consumer, producer.prefill(PROMPT))
-        assert consumer.serve(PROMPT, max_tokens=12).num_cached_tokens == NUM_PULLED
+        assert consumer.num_found(consumer.serve(PROMPT, max_tokens=12)) == NUM_PULLED
 
 
 def test_engine_that_sends_whole_blocks_is_waited_for_as_well() -> None:
@@ -219,7 +219,7 @@ def test_engine_that_sends_whole_blocks_is_waited_for_as_well() -> None:
         thread.join()
         (end,) = consumer.ends.values()
         assert end.token_ids.tolist() == true_text(PROMPT, 12)
-        assert end.num_cached_tokens == NUM_PULLED
+        assert consumer.num_found(end) == NUM_PULLED
 
 
 @pytest.mark.parametrize("at", [0, 732, 2532, 4732])
@@ -235,7 +235,7 @@ def test_fault_in_any_layer_costs_one_attempt_and_nobody_else(fault: str, at: in
         with FaultProxy(producer.node.server.port) as proxy:
             proxy.to_client.set(**{fault: at})
             end = served(producer, consumer, with_port(params, proxy.port))
-        assert end.num_cached_tokens == 0
+        assert consumer.num_found(end) == 0
         assert consumer.engine._state.transfers.layered.num_discarded == 1
         assert (
             consumer.count("transfer_failures", cause=cause) + consumer.count("transfer_failures", cause="cancelled")

@@ -52,7 +52,7 @@ def two(request: pytest.FixtureRequest) -> Iterator[Two]:
 
 
 def test_blocks_land_piece_by_piece_and_the_producer_says_when_it_is_done(two: Two) -> None:
-    assert two.pulled().num_cached_tokens == 4 * NUM_BLOCKS
+    assert two.consumer.num_found(two.pulled()) == 4 * NUM_BLOCKS
     assert two.sends.written == [2] * 5
     assert two.lends.quiet == [True]
     assert two.producer.node.holds.ends == {"released": 1}
@@ -61,7 +61,7 @@ def test_blocks_land_piece_by_piece_and_the_producer_says_when_it_is_done(two: T
 @pytest.mark.parametrize("lack", ["has_landings", "has_flights"])
 def test_without_memory_to_spare_bytes_go_over_the_connection(two: Two, lack: str) -> None:
     setattr(two.lends if lack == "has_landings" else two.sends, lack, False)
-    assert two.pulled().num_cached_tokens == 4 * NUM_BLOCKS
+    assert two.consumer.num_found(two.pulled()) == 4 * NUM_BLOCKS
     assert two.sends.written == []
     assert all(two.lends.quiet)
 
@@ -72,7 +72,7 @@ def test_wrong_bytes_are_refused_and_their_memory_is_not_quiet(two: Two) -> None
             rows[1, 3] ^= 1
 
     two.sends.on_write = spoil
-    assert two.pulled().num_cached_tokens == 4 * 5, "two pieces and the first block of the third are right"
+    assert two.consumer.num_found(two.pulled()) == 4 * 5, "two pieces and the first block of the third are right"
     assert two.consumer.count("transfer_failures", cause="corrupt") == 1
     assert two.lends.quiet == [False]
 
@@ -83,7 +83,7 @@ def test_write_that_fails_leaves_memory_that_is_not_quiet(two: Two) -> None:
             raise TransferError("The library took too long.", cause=TransferCause.DEADLINE)
 
     two.sends.on_write = fail
-    assert two.pulled().num_cached_tokens == 4 * 2
+    assert two.consumer.num_found(two.pulled()) == 4 * 2
     assert two.lends.quiet == [False]
 
 
@@ -94,7 +94,7 @@ def test_who_gives_back_what_was_not_lent_is_hung_up_on(two: Two, monkeypatch: p
         send(self, Taken(index=-1) if isinstance(message, Taken) else message)
 
     monkeypatch.setattr(FrameStream, "send", wrong)
-    assert two.pulled().num_cached_tokens == 4 * 4, "what was placed before is used"
+    assert two.consumer.num_found(two.pulled()) == 4 * 4, "what was placed before is used"
     assert two.sends.written == [2, 2], "it went on writing"
     assert two.consumer.count("transfer_failures", cause="unreachable") == 1
     assert two.lends.quiet == [False]

@@ -108,7 +108,10 @@ def test_every_size_of_linear_has_the_vendors_name():
 
 def test_bounds_on_padding_have_names_too():
     assert aliases(PaddingAwareConfig)["decode_block_pad_percent"] == ("VLLM_DECODE_BLOCK_BUCKET_PAD_PERCENT",)
-    assert aliases(PaddingAwareConfig)["prompt_query_pad_max"] == ("VLLM_PROMPT_QUERY_BUCKET_PAD_MAX",)
+    assert aliases(PaddingAwareConfig)["prompt_query_pad_max"] == (
+        "VLLM_PROMPT_QUERY_BUCKET_PAD_MAX",
+        "VLLM_PROMPT_SEQ_BUCKET_PAD_MAX",
+    )
 
 
 def test_limits_of_2025_have_their_names():
@@ -142,6 +145,19 @@ def test_one_variable_serves_every_strategy_with_that_size():
 )
 def test_older_name_of_query_lengths_is_the_weaker_one(environ, minimum):
     assert components(**environ)["linear"].prompt_query_min == minimum
+
+
+def test_older_name_serves_every_number_of_query_lengths():
+    """Source: vllm-gaudi, tests/unit_tests/test_bucketing.py."""
+    numbers = {"MIN": "64", "STEP": "128", "MAX": "1024", "PAD_MAX": "256", "PAD_PERCENT": "10"}
+    found = components(**{f"VLLM_PROMPT_SEQ_BUCKET_{name}": value for name, value in numbers.items()})
+    assert found["padding_aware"] == PaddingAwareConfig(
+        prompt_query_min=64,
+        prompt_query_step=128,
+        prompt_query_max=1024,
+        prompt_query_pad_max=256,
+        prompt_query_pad_percent=10,
+    )
 
 
 def test_bucket_file_is_named_by_the_vendors_variable():

@@ -133,7 +133,7 @@ def test_contiguous_minimum_above_the_cache_is_lowered_by_a_step():
     assert sizes(config, "num_blocks", Phase.DECODE, limits) == [200, 300]
 
 
-@pytest.mark.parametrize("dimension", ["prompt_bs", "prompt_query", "prompt_ctx", "decode_bs", "decode_block"])
+@pytest.mark.parametrize("dimension", ["prompt_bs", "prompt_query", "prompt_ctx", "decode_bs"])
 def test_minimum_above_the_maximum_names_the_setting(dimension):
     config = LinearConfig(**{f"{dimension}_min": 9999})
     with pytest.raises(ConfigValueError, match=rf"\[bucketing.linear\] {dimension}_min = 9999.*{dimension}_max"):
@@ -166,6 +166,24 @@ def test_model_shorter_than_a_block_keeps_a_bucket_for_its_second_chunk():
     assert Linear(limits).bucket_for(Shape(1, 50, 1)) == Bucket(1, 50, 1)
 
 
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (LinearConfig(decode_block_min=5000, decode_block_step=12), [8, 16, 32]),
+        (LinearConfig(decode_block_min=5000), [1, 2, 4, 8, 16, 32]),
+        (LinearConfig(decode_block_min=20, decode_block_max=10, decode_block_step=4), [8]),
+    ],
+)
+def test_least_blocks_above_the_most_are_lowered_where_blocks_are_listed_too(config, expected):
+    """Source: vllm-gaudi, extension/bucketing/linear.py: to a step below the most, at least one. A sequence has 8 blocks."""
+    assert sizes(config, "num_blocks", Phase.DECODE) == expected
+
+
+def test_most_blocks_above_what_sequences_hold_leave_a_bucket_for_all_that_they_hold():
+    config = LinearConfig(decode_block_step=12, decode_block_max=5000)
+    assert sizes(config, "num_blocks", Phase.DECODE) == [1, 2, 4, 8, 12, 16, 24, 32]
+
+
 def test_contiguous_minimum_equal_to_the_cache_stays():
     limits = attrs.evolve(SMALL, contiguous=True, num_blocks=256)
     assert sizes(LinearConfig(decode_block_min=256), "num_blocks", Phase.DECODE, limits) == [256]
@@ -187,8 +205,16 @@ def test_ranges_of_august_2024_have_the_vendors_24_and_48_combinations():
     ]
 
 
-def test_merged_prompts_have_wider_steps_and_as_much_context_as_all_of_them():
-    """Source: vllm-gaudi, extension/bucketing/linear.py: four blocks of queries, four of context."""
+@pytest.mark.parametrize(
+    ("config", "queries"),
+    [
+        (LinearConfig(), {128, 256, 512, 1024, 1536, 2048}),
+        (LinearConfig(prompt_query_step=256), {128, 256, 512, 1024, 2048}),
+        (LinearConfig(prompt_query_max=512, prompt_bs_min=2), {128, 256, 512, 1024, 1536, 2048}),
+    ],
+)
+def test_merged_prompts_have_wider_steps_and_as_much_context_as_all_of_them(config, queries):
+    """Source: vllm-gaudi, extension/bucketing/linear.py: four times the step of queries, four blocks of context, one row."""
     limits = BucketLimits(
         block_size=128,
         max_model_len=1024,
@@ -201,7 +227,7 @@ def test_merged_prompts_have_wider_steps_and_as_much_context_as_all_of_them():
         max_draft_tokens=0,
         max_merged_prefills=4,
     )
-    prefill = [bucket for bucket in Linear(limits).buckets(limits) if bucket.phase is Phase.PREFILL]
+    prefill = [bucket for bucket in Linear(limits, config).buckets(limits) if bucket.phase is Phase.PREFILL]
     assert {bucket.batch_size for bucket in prefill} == {1}
-    assert {bucket.query_len for bucket in prefill} == {128, 256, 512, 1024, 1536, 2048}
+    assert {bucket.query_len for bucket in prefill} == queries
     assert {bucket.num_blocks for bucket in prefill} == {0, 4, 8, 12, 16, 20, 24, 28}

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 
 import attrs
 import pytest
@@ -134,3 +135,88 @@ def test_contiguous_minimum_above_the_cache_is_lowered_by_a_step():
     limits = attrs.evolve(SMALL, contiguous=True, num_blocks=300)
     config = PaddingAwareConfig(decode_block_min=5000, decode_block_step=100)
     assert sizes(config, "decode_block", limits) == [200, 300]
+
+
+VENDOR = BucketLimits(
+    block_size=128,
+    max_model_len=4096,
+    max_num_seqs=64,
+    max_num_batched_tokens=2048,
+    max_prefill_batch_size=16,
+    num_blocks=3593,
+    contiguous=True,
+    prefix_caching=True,
+    max_draft_tokens=0,
+)
+MERGED = attrs.evolve(VENDOR, max_num_seqs=16, max_prefill_batch_size=1, max_merged_prefills=16)
+
+
+def logged(caplog, limits, **settings):
+    """Return what is logged of the numbers that each dimension follows from, prompt and decode."""
+    with caplog.at_level(logging.INFO):
+        PaddingAware(limits, PaddingAwareConfig(**settings))
+    said = "bucket config (min, step, max_warmup, pad_max, pad_percent) "
+    return [message.partition(said)[2] for message in caplog.messages if said in message]
+
+
+@pytest.mark.parametrize(
+    ("limits", "settings", "phase", "expected"),
+    [
+        (VENDOR, {}, 0, "bs:[1, 1, 16, 4, 25], query:[128, 128, 2048, 512, 25], blocks:[0, 2, 31, 16, 25]"),
+        (MERGED, {}, 0, "query:[128, 512, 2048, 512, 25], blocks:[0, 4, 496, 16, 25]"),
+        (
+            MERGED,
+            {
+                "prompt_query_step": 256,
+                "prompt_query_pad_max": 640,
+                "prompt_query_pad_percent": 15,
+                "prompt_ctx_pad_max": 32,
+                "prompt_ctx_pad_percent": 5,
+            },
+            0,
+            "query:[128, 1024, 2048, 640, 15], blocks:[0, 4, 496, 32, 5]",
+        ),
+        # prompts in one row are one row that fills the budget, whatever is set
+        (
+            MERGED,
+            {"prompt_bs_min": 2, "prompt_bs_max": 8, "prompt_query_max": 512},
+            0,
+            "query:[128, 512, 2048, 512, 25]",
+        ),
+        (MERGED, {"prompt_bs_min": 2, "prompt_bs_step": 2}, 0, "bs:[1, 1, 1, "),
+        (
+            VENDOR,
+            {"decode_block_min": 4096, "decode_block_step": 128, "decode_block_max": 8192},
+            1,
+            "block:[3465, 128, 3593, 899, 25]",
+        ),
+        (
+            attrs.evolve(VENDOR, contiguous=False, max_num_seqs=256),
+            {"decode_block_min": 4096},
+            1,
+            "block:[3465, 128, 8192, 2048, 25]",
+        ),
+    ],
+)
+def test_numbers_of_each_dimension_are_the_vendors(caplog, limits, settings, phase, expected):
+    """Source: vllm-gaudi of 2026-08-21, tests/unit_tests/test_bucketing.py, and its rules applied by hand to one more case each."""
+    assert expected in logged(caplog, limits, **settings)[phase]
+
+
+def test_merged_prompts_have_wider_steps_and_as_much_context_as_all_of_them():
+    assert sizes(PaddingAwareConfig(), "prompt_bs", MERGED) == [1]
+    assert sizes(PaddingAwareConfig(), "prompt_query", MERGED) == [128, 256, 512, 1024, 1536, 2048]
+    assert sizes(PaddingAwareConfig(prompt_query_step=256), "prompt_query", MERGED) == [128, 256, 512, 1024, 2048]
+
+
+def test_least_blocks_above_the_cache_are_lowered_where_blocks_are_listed_too(caplog):
+    limits = attrs.evolve(SMALL, num_blocks=20)
+    with caplog.at_level(logging.INFO):
+        found = sizes(PaddingAwareConfig(decode_block_min=30, decode_block_step=4), "decode_block", limits)
+    assert found == [8, 16, 20, 28, 32]  # one sequence has 8, two have 16
+    change = "[bucketing.padding_aware] decode_block_min = 30: above what the engine allows, so 16"
+    assert change in caplog.messages
+
+
+def test_derived_padding_of_blocks_follows_the_cache_and_not_the_largest_count_that_is_set(caplog):
+    assert "block:[128, 128, 1000, 899, 25]" in logged(caplog, VENDOR, decode_block_max=1000)[1]

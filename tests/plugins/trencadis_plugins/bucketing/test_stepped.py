@@ -78,6 +78,18 @@ def test_maximum_above_the_engines_is_lowered_and_said(caplog):
     assert not any("prompt_bs_max" in message for message in caplog.messages)
 
 
+def test_what_merged_prompts_change_is_said(caplog):
+    merged = attrs.evolve(LIMITS, max_prefill_batch_size=1, max_merged_prefills=4)
+    with caplog.at_level(logging.INFO):
+        Ends(merged, prompt_query_step=32, prompt_query_max=64, prompt_bs_min=2)
+    changes = [message for message in caplog.messages if message.startswith("[bucketing.ends] prompt")]
+    assert changes == [
+        "[bucketing.ends] prompt_bs_min = 2: above what the engine allows, so 1",
+        "[bucketing.ends] prompt_query_step = 32: 4 times as much where prompts are merged, so 128",
+        "[bucketing.ends] prompt_query_max = 64: merged prompts fill the budget, so 128",
+    ]
+
+
 def test_contiguous_minimum_above_the_cache_is_lowered_and_said(caplog):
     with caplog.at_level(logging.INFO):
         found = sizes(attrs.evolve(LIMITS, contiguous=True), decode_block_min=30, decode_block_step=5)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from importlib.metadata import EntryPoint, EntryPoints
 
 import pytest
@@ -41,15 +42,22 @@ def test_a_name_of_two_packages_is_refused(monkeypatch):
         processor_from("mine")
 
 
-@pytest.mark.parametrize("path", ["no_such_package:X", "trencadis_plugins.sampling.min_p:Nothing", "json:loads"])
-def test_what_cannot_be_made_is_refused_with_the_cause(path):
-    with pytest.raises(PluginLoadError, match=f"processor '{path}' cannot be made: [A-Za-z]+Error"):
+@pytest.mark.parametrize("path", ["no_such_package:X", "trencadis_plugins.sampling.min_p:Nothing"])
+def test_what_cannot_be_imported_is_refused_with_the_cause(path):
+    with pytest.raises(PluginLoadError, match=f"processor '{path}' cannot be imported: [A-Za-z]+Error"):
         processor_from(path)
 
 
-def test_what_is_no_processor_is_refused():
-    with pytest.raises(ContractError, match="no LogitsProcessor"):
-        processor_from("collections:OrderedDict")
+def test_a_processor_that_takes_arguments_is_refused_with_the_cause():
+    with pytest.raises(PluginLoadError, match="cannot be made: TypeError"):
+        processor_from("trencadis_plugins.sampling.elsewhere:IsolatedProcessor")
+
+
+def test_what_is_no_processor_is_refused_and_not_called(monkeypatch):
+    monkeypatch.setattr(os, "getpid", lambda: pytest.fail("it was called"))
+    for path in ("collections:OrderedDict", "json:loads", "os:getpid"):
+        with pytest.raises(ContractError, match="no subclass of LogitsProcessor, and was not called"):
+            processor_from(path)
 
 
 def test_installed_processors_are_among_the_choices_of_an_unknown_name(monkeypatch):

@@ -34,9 +34,15 @@ def view_of() -> Callable[..., SchedulerView]:
     ) -> SchedulerView:
         starts = {"weight": 1.0, "ttft_target_s": np.inf, "tpot_target_s": np.inf, "first_token_s": np.inf}
         starts |= {"num_prompt_tokens": 100, "num_tokens": 100, "max_total_tokens": 200}
+        columns.setdefault("waiting_since_s", columns.get("arrival_s", {}))
         filled = {}
         for field in attrs.fields(SchedulerView):
-            is_float = field.name in {"arrival_s", *starts} and not field.name.startswith(("num_", "max_"))
+            is_float = field.name in {
+                "arrival_s",
+                "waiting_since_s",
+                "waited_s",
+                *starts,
+            } and not field.name.startswith(("num_", "max_"))
             column = np.full(NUM_SLOTS, starts.get(field.name, 0), np.float64 if is_float else np.int64)
             for slot, value in columns.get(field.name, {}).items():
                 column[slot] = value

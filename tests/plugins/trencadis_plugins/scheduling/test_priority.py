@@ -58,9 +58,28 @@ def test_least_urgent_gives_way_only_to_a_smaller_number(view_of):
 
 
 def test_who_waited_long_enough_does_not_give_way_any_more(view_of):
-    view = view_of(waiting=[2], running=[0, 1], priority={0: 3, 1: 3, 2: 0}, arrival_s={2: 100}, now_s=100)
+    view = view_of(
+        waiting=[2],
+        running=[0, 1],
+        priority={0: 3, 1: 3, 2: 0},
+        arrival_s={2: 100},
+        waited_s={0: 100, 1: 100},
+        now_s=100,
+    )
     assert Priority(PriorityConfig(preempt=True, age_s=30)).give_way(view, slot=2, candidates=CANDIDATES) == -1
     assert Priority(PriorityConfig(preempt=True, age_s=40)).give_way(view, slot=2, candidates=CANDIDATES) == 1
+
+
+def test_who_has_run_for_long_gives_way_as_one_that_has_just_begun(view_of):
+    view = view_of(waiting=[2], running=[0, 1], priority={0: 3, 1: 3, 2: 0}, arrival_s={2: 10_000}, now_s=10_000)
+    assert Priority(PriorityConfig(preempt=True, age_s=30)).give_way(view, slot=2, candidates=CANDIDATES) == 1
+
+
+def test_who_has_run_and_was_preempted_is_as_old_as_it_has_waited(view_of):
+    columns = {"priority": {0: 1, 1: 0}, "arrival_s": {0: 0, 1: 1000}, "waiting_since_s": {0: 1000, 1: 1000}}
+    policy = Priority(PriorityConfig(age_s=30))
+    assert policy.order(view_of(waiting=[0, 1], waited_s={0: 20}, now_s=1000, **columns)).tolist() == [1, 0]
+    assert policy.order(view_of(waiting=[0, 1], waited_s={0: 40}, now_s=1000, **columns)).tolist() == [0, 1]
 
 
 def test_least_urgent_loses_its_blocks(view_of):

@@ -76,10 +76,6 @@ def test_equal_work_stays_in_order(view_of):
 SLOTS = np.array([3, 1], np.int32)
 
 
-def half_of_the_prompt(request) -> float:
-    return len(request.prompt_token_ids) / 2
-
-
 def test_none_expects_nothing(view_of):
     assert make_predictor("none").expected(view_of(), SLOTS).tolist() == [0, 0]
 
@@ -106,11 +102,12 @@ def test_history_follows_a_change(view_of):
     assert predictor.expected(view, SLOTS).max() < 20
 
 
-def test_a_function_by_import_path_is_asked_once_per_request(view_of, request_of, monkeypatch):
-    name = type(monkeypatch).__module__ + ":MonkeyPatch"  # importable, and no predictor of ours
-    assert make_predictor(name) is not None
-    predictor = make_predictor("builtins:len")
-    predictor._function = half_of_the_prompt
+def test_a_function_by_import_path_is_asked_once_per_request(view_of, request_of, monkeypatch, tmp_path):
+    (tmp_path / "guesses_of_a_test.py").write_text(
+        "def half_of_the_prompt(request):\n    return len(request.prompt_token_ids) / 2\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    predictor = make_predictor("guesses_of_a_test:half_of_the_prompt")
     predictor.on_added(3, request_of(num_prompt_tokens=60))
     predictor.on_added(1, request_of(num_prompt_tokens=10))
     assert predictor.expected(view_of(), SLOTS).tolist() == [30, 5]
@@ -122,6 +119,8 @@ def test_a_function_by_import_path_is_asked_once_per_request(view_of, request_of
         ("oracle", "no such predictor. Choose one of: none, max_tokens, history"),
         ("no_such_module:guess", "cannot be imported: No module named"),
         ("builtins:no_such_function", "cannot be imported"),
+        ("os:system", "is no function of a Python module, and was not called"),
+        ("subprocess:Popen", "is no function of a Python module, and was not called"),
     ],
 )
 def test_what_is_no_predictor_is_refused_in_words(name, message):

@@ -18,7 +18,7 @@ from support.strategies.draft_models import (
     runs,
     save_llama,
 )
-from trencadis.errors import ContractError
+from trencadis.errors import ConfigValueError, ContractError, InvalidRequestError
 from trencadis.interfaces import Vocabulary
 from trencadis.records import Bucket, Request, SamplingParams, Shape
 from trencadis_testing.engines import drain, make_engine
@@ -135,6 +135,25 @@ def test_a_failed_forward_leaves_no_false_memory(tiny: Path) -> None:
 class Broken:
     def submit(self, batch: object) -> None:
         raise RuntimeError("the device is gone")
+
+
+@pytest.mark.parametrize("lacking", ["target", "draft"])
+def test_model_without_a_tokenizer_ends_the_start_and_names_the_setting(tiny: Path, lacking: str) -> None:
+    def none() -> Vocabulary:
+        raise InvalidRequestError("the vocabulary needs a tokenizer, and model.tokenizer is none.", hint="Give ids.")
+
+    vocabularies = {"target": vocabulary([b"a"]), "draft": vocabulary([b"a"])}
+    context = context_of(vocabularies=vocabularies)
+    named = context.named_model
+    if lacking == "target":
+        context = attrs.evolve(context, vocabulary=none)
+    else:
+        context = attrs.evolve(context, named_model=lambda path: attrs.evolve(named(path), vocabulary=none))
+    with pytest.raises(
+        ConfigValueError, match=r"\[speculation\] the draft model .* has tokenizer = \"auto\""
+    ) as raised:
+        draft_model(tiny, tokenizer="auto", context=context)
+    assert 'the vocabulary needs a tokenizer, and model.tokenizer is none. Set tokenizer = "same"' in str(raised.value)
 
 
 def test_a_draft_model_with_another_tokenizer_drafts_what_both_know(tmp_path: Path) -> None:

@@ -126,6 +126,12 @@ def test_a_comparison_from_the_table_to_the_record_that_gives_the_same_bytes(com
     assert (code, out.split(":")[1]) == (0, " the same bytes but for the hashes of plans")
 
 
+def test_a_comparison_of_one_seed_says_so(compare) -> None:
+    words = "One seed: requests were drawn from seed 0 alone; others give other numbers. Take more with --seeds."
+    assert words in compare("narrow.toml", "wide.toml", "--seeds", "1", "--no-sensitivity")[2]
+    assert "One seed" not in compare("narrow.toml", "wide.toml", "--seeds", "2", "--no-sensitivity")[2]
+
+
 def test_a_record_that_gives_other_bytes_is_said_where(compare, folder) -> None:
     compare("narrow.toml", "wide.toml", "--seeds", "2", "--metric", "e2e_mean", "--no-sensitivity", "--json", "r.json")
     Path("load.toml").write_text(WORKLOAD.replace("max = 12", "max = 13"))

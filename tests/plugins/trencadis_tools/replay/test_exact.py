@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support.replays import record_of, recording_engine, replayed, serve_at_random
 from trencadis.errors import ConfigError, RanksLostError
 from trencadis.records import Request, SamplingParams
-from trencadis.records.flight_record import RecordedArrival, RecordedAttempt, int32s
+from trencadis.records.flight_record import RecordedArrival, RecordedAttempt, RecordedChange, int32s
 from trencadis_plugins.scheduling.fcfs import Fcfs
 from trencadis_testing.fake_executor import FakeExecutor
 from trencadis_testing.fakes import FakeBackend
@@ -67,6 +67,77 @@ def test_the_same_plans_are_made_again(
     found = replayed(record)
     assert found.difference is None
     assert found.num_steps == record.num_steps > 0
+
+
+CHANGES = st.one_of(
+    st.fixed_dictionaries({"name": st.sampled_from(POLICIES)}),
+    st.fixed_dictionaries(
+        {"name": st.just("fair_share"), "options": st.fixed_dictionaries({"output_price": st.floats(0, 9)})}
+    ),
+    st.fixed_dictionaries(
+        {"name": st.just("priority"), "options": st.fixed_dictionaries({"age_s": st.floats(0.1, 9)})}
+    ),
+    st.fixed_dictionaries({"options": st.just({})}),
+    st.fixed_dictionaries({"shadow": st.sampled_from((*POLICIES, None))}),
+    st.fixed_dictionaries({"name": st.sampled_from(POLICIES), "shadow": st.sampled_from(POLICIES)}),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**31),
+    policy=st.sampled_from(POLICIES),
+    changes=st.lists(st.tuples(st.integers(0, 25), CHANGES), min_size=1, max_size=6),
+    num_steps=st.sampled_from((7, 16, 2048)),
+    preemption=st.sampled_from(("recompute", "swap")),
+    overlaps=st.booleans(),
+)
+def test_the_policy_changes_at_the_same_step_again(seed, policy, changes, num_steps, preemption, overlaps):
+    engine = recording_engine(
+        seed,
+        config={
+            "engine.warmup": False,
+            "scheduling.name": policy,
+            "flight_recorder.num_steps": num_steps,
+            "engine.preemption": preemption,
+            "engine.async_scheduling": overlaps,
+        },
+    )
+    for number, (num_rounds, table) in enumerate(changes):
+        serve_at_random(engine, seed + number, num_rounds=num_rounds, first=1000 * number)
+        engine.answer("set_scheduling", {"table": table, "source": "a test"})
+    serve_at_random(engine, seed, num_rounds=12, first=10**6)
+    record = record_of(engine)
+    found = replayed(record)
+    assert found.difference is None
+    assert found.num_steps == record.num_steps
+
+
+def test_a_change_makes_the_plans_that_follow_it():
+    engine = recording_engine(3, config={"engine.warmup": False, "scheduling.name": "fcfs"})
+    serve_at_random(engine, 3, num_rounds=40)
+    engine.answer("set_scheduling", {"table": {"name": "shortest_first"}, "source": "a test"})
+    serve_at_random(engine, 4, num_rounds=40, first=1000)
+    record = record_of(engine)
+    assert replayed(record).difference is None
+    record.events[:] = [event for event in record.events if not isinstance(event, RecordedChange)]
+    assert replayed(record).difference is not None
+
+
+def test_what_was_in_force_when_the_record_begins_is_so_again():
+    engine = recording_engine(3, config={"scheduling.name": "fcfs", "flight_recorder.num_steps": 9})
+    engine.answer("set_scheduling", {"table": {"name": "shortest_first", "shadow": "priority"}, "source": "a test"})
+    serve_at_random(engine, 3, num_rounds=60)
+    record = record_of(engine)
+    assert record.frame is not None
+    assert not any(isinstance(event, RecordedChange) for event in record.events)
+    assert record.scheduling is not None
+    assert (record.scheduling.table["name"], record.scheduling.table["shadow"]) == ("shortest_first", "priority")
+    assert replayed(record).difference is None
+    record.scheduling = None
+    found = replayed(record).difference
+    assert found is not None
+    assert "Fcfs remembers nothing that is called" in found.cause
 
 
 def test_a_record_begins_in_mid_run_once_the_ring_has_wrapped():

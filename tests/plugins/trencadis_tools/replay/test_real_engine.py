@@ -43,7 +43,7 @@ def test_a_real_engine_is_replayed(tmp_path, config):
         assert found.frame is not None
         assert any(int32s(plan.num_drafts).any() for plan in plans)
     assert all(0 < one.device_s < one.end_s - found.events[0].now_s for one in commits)
-    config, registry = recorded_config(found)
+    config, registry = recorded_config(found, name="x.flight")
     replayed = replay_exactly(found, config, registry)
     assert replayed.difference is None
     assert replayed.num_steps == found.num_steps > 12

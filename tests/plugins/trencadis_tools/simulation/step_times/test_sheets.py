@@ -13,6 +13,8 @@ from trencadis_tools.simulation.step_times import (
     Factors,
     ModelSizes,
     SheetStepTimes,
+    load_step_times,
+    parse_sheet,
     read_model_sizes,
     read_sheet,
     sheet_names,
@@ -182,3 +184,70 @@ def test_drafts_are_multiplied_with_the_entries_of_their_sequence_and_read_them_
     drafted = sheet.parts(StepShape(num_decodes=3, num_decode_tokens=12, num_decode_context=60))
     assert drafted.decode_kv_s == plain.decode_kv_s
     assert drafted.decode_compute_s == pytest.approx(4 * plain.decode_compute_s)
+
+
+OWN = """
+name = "round"
+flops = { bfloat16 = 1e12, float8 = 2e12 }
+bandwidth_bytes_per_s = 1e9
+memory_bytes = 1e9
+link_bytes_per_s = 1e8
+factors_from = ""
+"""
+
+
+def test_a_sheet_of_ones_own_is_the_same_as_one_of_the_package(tmp_path):
+    assert parse_sheet(OWN, "own.toml") == ROUND
+    file = tmp_path / "a:b" / "own.toml"
+    file.parent.mkdir()
+    file.write_text(OWN)
+    times = load_step_times(f"{file}:llama_2_7b:tp2:roofline")
+    assert times == SheetStepTimes(model=LLAMA_2_7B, device=attrs.evolve(ROUND), tensor=2, form="roofline")
+    with pytest.raises(ConfigError, match="depend on the model"):
+        load_step_times(file)
+
+
+@pytest.mark.kept_in_ci(14)
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            OWN + "bandwith_bytes_per_s = 1",
+            r'bandwith_bytes_per_s \(from own.toml\): no such key of a device sheet. Did you mean "bandwidth_byte',
+        ),
+        (OWN + "[factors]\nwaights = 1.0", r'factors.waights \(from own.toml\): no such key .* Did you mean "weights"'),
+        (OWN + "[factors]\nlayer_s = 11", "'layer_s' must be <= 10.0: 11"),
+        (OWN + "[factors]\nweights = -1", "'weights' must be >= 0.0: -1"),
+        (OWN.replace("bfloat16 =", "bf16 ="), 'flops.bf16 .* Did you mean "bfloat16"'),
+        (OWN.replace("2e12", "-2e12"), "'flops.float8' must be > 0.0"),
+        (OWN.replace("2e12", "inf"), "flops.float8 = inf .* must be a number"),
+        (OWN.replace("{ bfloat16 = 1e12, float8 = 2e12 }", "{}"), "flops must have the peak"),
+        (OWN.replace("{ bfloat16 = 1e12, float8 = 2e12 }", "1e12"), "flops = .* must be a table"),
+        (OWN.replace("bandwidth_bytes_per_s = 1e9", "bandwidth_bytes_per_s = true"), "= True .* must be a number"),
+        (OWN.replace("bandwidth_bytes_per_s = 1e9", ""), "own.toml: bandwidth_bytes_per_s is missing"),
+        (OWN.replace('"round"', "3"), "name = 3 .* must be text"),
+        ("a = " + "[" * 9999, "is no TOML"),
+        ("#" * (1 << 21), "more than 1,048,576 bytes"),
+    ],
+    ids=range(14),
+)
+def test_what_is_no_sheet_is_refused_by_key(text, words):
+    with pytest.raises(ConfigError, match=words):
+        parse_sheet(text, "own.toml")
+
+
+def test_a_sum_over_ranks_waits_for_the_latency_of_its_link_whatever_its_bytes():
+    device = attrs.evolve(ROUND, link_latency_s=1e-3)
+    assert SheetStepTimes(model=SMALL, device=device).parts(DECODES).link_latency_s == 0.0
+    for form in FORMS:
+        one, two = (SheetStepTimes(model=SMALL, device=each, tensor=2, form=form) for each in (ROUND, device))
+        assert two.device_s(DECODES) - one.device_s(DECODES) == pytest.approx(
+            2 * 2 * 1e-3
+        )  # twice in each of two layers
+
+
+def test_a_device_without_links_computes_alone():
+    alone = attrs.evolve(ROUND, link_bytes_per_s=0.0)
+    assert SheetStepTimes(model=SMALL, device=alone).parts(DECODES).link_s == 0.0
+    with pytest.raises(ConfigError, match="no link_bytes_per_s, and 2 ranks need links"):
+        SheetStepTimes(model=SMALL, device=alone, tensor=2)

@@ -1,0 +1,123 @@
+"""Every path on which text goes in and out, over tokenizers of every kind. The tokens of the output are as good as random."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.broken_tokenizers import panics_at_texts
+from support.tokenizer_zoo import TEXTS, ZOO, over_the_zoo, zoo_tokenizer
+
+PATH = "/v1/completions"
+PROMPT = "abc hello"
+NUM_TOKENS = 60
+
+
+def in_zoo(name: str, tmp_path: Path) -> dict[str, Any]:
+    """Return the engine for an entry; its model has some ids that the tokenizer has not."""
+    directory = ZOO[name].make(tmp_path / name)
+    model = json.loads((tmp_path / name / "config.json").read_text(encoding="utf-8"))
+    return {"tokenizer": directory, "vocab_size": max(512, model["vocab_size"] + 8)}
+
+
+@over_the_zoo
+def test_texts_are_the_same_streamed_and_whole_and_stop_where_they_should(
+    serve: Callable[..., Any], tmp_path: Path, name: str
+) -> None:
+    tokenizer = zoo_tokenizer(name)
+    body = {"prompt": PROMPT, "max_tokens": NUM_TOKENS, "return_token_ids": True}
+
+    async def use(api: Any) -> Any:
+        whole = (await api.ok(PATH, **body))["choices"][0]
+        events = [event["choices"][0] for event in await api.events(PATH, **body)]
+        stop = whole["text"][len(whole["text"]) // 2 :][:3]
+        return whole, events, stop, (await api.ok(PATH, **body, stop=stop))["choices"][0]
+
+    whole, events, stop, stopped = serve(use, **in_zoo(name, tmp_path))
+    prompt = tokenizer.encode(PROMPT)
+    both = tokenizer.decode([*prompt, *whole["token_ids"]], skip_special_tokens=True)
+    assert whole["text"] == both.removeprefix(tokenizer.decode(prompt, skip_special_tokens=True))
+    assert "".join(event["text"] for event in events) == whole["text"]
+    assert stop
+    assert (stopped["text"], stopped["stop_reason"]) == (whole["text"].partition(stop)[0], stop)
+
+
+@over_the_zoo
+def test_log_probabilities_have_all_alternatives_and_offsets_in_the_text(
+    serve: Callable[..., Any], tmp_path: Path, name: str
+) -> None:
+    tokenizer = zoo_tokenizer(name)
+    body = {"prompt": PROMPT, "max_tokens": NUM_TOKENS, "logprobs": 50, "return_token_ids": True}
+
+    async def use(api: Any) -> Any:
+        whole = (await api.ok(PATH, **body))["choices"][0]
+        echoed = (await api.ok(PATH, **body, echo=True))["choices"][0]
+        return whole, echoed
+
+    tops = range(50)
+    whole, echoed = serve(use, **in_zoo(name, tmp_path))
+    ids, written = whole["token_ids"], whole["logprobs"]
+    assert [len(one) for one in written["top_logprobs"]] == [50 if token in tops else 51 for token in ids]
+    assert all(token in one for token, one in zip(written["tokens"], written["top_logprobs"], strict=True))
+    offsets = [*written["text_offset"], len(whole["text"])]
+    assert offsets == sorted(offsets)
+    for token, start, end in zip(ids, offsets, offsets[1:], strict=False):
+        text = tokenizer.token_bytes(token)
+        if token not in tokenizer.special_token_ids and text.isascii() and end > start:
+            assert text.decode().strip().removesuffix("@@") in whole["text"][start:end]
+    echoed_text = tokenizer.decode(tokenizer.encode(PROMPT), skip_special_tokens=True)
+    begin = len(tokenizer.encode(PROMPT))
+    assert echoed["logprobs"]["text_offset"][begin:] == [len(echoed_text) + one for one in written["text_offset"]]
+
+
+@over_the_zoo
+def test_texts_are_tokenized_and_come_back(serve: Callable[..., Any], tmp_path: Path, name: str) -> None:
+    tokenizer = zoo_tokenizer(name)
+
+    async def use(api: Any) -> Any:
+        asked = {"add_special_tokens": False, "return_token_strs": True}
+        found = {key: await api.ok("/tokenize", prompt=text, **asked) for key, text in TEXTS.items()}
+        return [(key, one, (await api.ok("/detokenize", tokens=one["tokens"]))["prompt"]) for key, one in found.items()]
+
+    for key, one, text in serve(use, **in_zoo(name, tmp_path)):
+        assert one["tokens"] == list(tokenizer.encode(TEXTS[key], add_special_tokens=False))
+        assert len(one["token_strs"]) == one["count"]
+        assert text == tokenizer._hf.decode(one["tokens"], clean_up_tokenization_spaces=False)
+
+
+@over_the_zoo
+def test_a_cut_prompt_keeps_its_beginning(serve: Callable[..., Any], tmp_path: Path, name: str) -> None:
+    tokenizer = zoo_tokenizer(name)
+    text = "Hello world, " * 20
+    body = {"prompt": text, "max_tokens": 1, "return_token_ids": True, "truncate_prompt_tokens": 8}
+    answer = serve(lambda api: api.ok(PATH, **body), **in_zoo(name, tmp_path))
+    prompt, kept = tokenizer.encode(text), tokenizer.opening
+    assert prompt[: len(kept)] == kept or name == "gpt2"
+    kept = kept if prompt[: len(kept)] == kept else ()
+    assert tuple(answer["choices"][0]["prompt_token_ids"]) == kept + prompt[len(kept) - 8 :]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (PATH, {"prompt": "Hello"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hello"}]}),
+        ("/tokenize", {"prompt": "Hello"}),
+    ],
+)
+def test_a_tokenizer_that_panics_is_an_error_in_words(
+    serve: Callable[..., Any], tmp_path: Path, path: str, body: Any
+) -> None:
+    async def use(api: Any) -> Any:
+        failed = await api.error(path, **body)
+        return failed, await api.ok(PATH, prompt=[5, 6], max_tokens=2)
+
+    (status, error), fine = serve(use, tokenizer=panics_at_texts(tmp_path))
+    assert (status, error["type"]) == (400, "invalid_request_error")
+    assert "the tokenizer failed" in error["message"]
+    assert "PanicException: chunk size must be non-zero" in error["message"]
+    assert fine["choices"][0]["finish_reason"] == "length"
