@@ -39,7 +39,7 @@ class Dry(RowProcessor):
     def allocate(self, *, num_rows: int, vocab_size: int, device: torch.device) -> None:
         """Make room for ``num_rows`` sequences."""
         super().allocate(num_rows=num_rows, vocab_size=vocab_size, device=device)
-        self._params = RowStates[SamplingParams](self.label)
+        self._params = RowStates[SamplingParams]("dry")
 
     def applies_to(self, start: RowStart) -> bool:
         """Return whether repeats cost anything. Pure."""
