@@ -55,6 +55,7 @@ if TYPE_CHECKING:
         load_tokenizer,
         render_chat,
         resolve_model_path,
+        vocabulary_of,
     )
     from trencadis.thread_watch import ThreadWatch
 
@@ -117,6 +118,7 @@ _HOMES = {
     "rules_or_defaults": "config.check_sources",
     "unserved_layout": "engine.layout_support",
     "value_error": "config.messages",
+    "vocabulary_of": "text",
 }
 
 __all__ = [
@@ -178,6 +180,7 @@ __all__ = [
     "rules_or_defaults",
     "unserved_layout",
     "value_error",
+    "vocabulary_of",
 ]
 
 

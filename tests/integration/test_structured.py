@@ -14,12 +14,14 @@ from typing import Any
 import pytest
 
 from support.devices import cpu_only
+from support.tokenizer_zoo import ZOO
 from trencadis import LLM, SamplingParams, StructuredOutput
 from trencadis.errors import InvalidRequestError
 from trencadis.hookspecs import NOUNS, hookimpl
 from trencadis.interfaces import Component
-from trencadis.records import FinishReason
+from trencadis.records import FinishReason, RowStart
 from trencadis.registry.startup import load_with_plugins
+from trencadis_plugins.sampling.structured import Structured
 from trencadis_testing.doubles import ScriptedSpeculator
 
 SCHEMA = {
@@ -202,6 +204,78 @@ def test_a_prompt_that_is_cached_changes_nothing(llm: LLM, expected: Any) -> Non
 def test_what_cannot_be_served_is_refused_before_anything_runs(llm: LLM, wanted: StructuredOutput, words: str) -> None:
     with pytest.raises(InvalidRequestError, match=words):
         llm.generate(PROMPTS[0], SamplingParams(structured=wanted))
+
+
+# ------------------------------------------------------------------------------------------------- other tokenizers
+
+
+@pytest.mark.kept_in_ci(4)
+@pytest.mark.representatives(4)
+@pytest.mark.parametrize("name", ["llama2", "gpt2_prefix_space", "lowercase", "nfkc"])
+def test_a_tokenizer_that_changes_a_prompt_writes_the_text_that_was_asked_for(name: str, tmp_path: Path) -> None:
+    """It puts a space before a prompt, or reads it in lower case or another form: what is forced is written as it is."""
+    wanted = [
+        StructuredOutput.choice(["abc"]),
+        StructuredOutput.choice(["Abc ﬁ"]),
+        StructuredOutput.json_schema({"enum": ["Ann", "ÉA"]}),
+        StructuredOutput.regex("The sea: [A-C]{2}"),
+    ]
+    with open_llm(model__tokenizer=ZOO[name].make(tmp_path)) as other:
+        jobs = [("the sea", SamplingParams(structured=one, temperature=2.0, seed=1, max_tokens=60)) for one in wanted]
+        one, other_form, enum, regex = [text for text, _, _ in texts_of(other, jobs)]
+    assert one == "abc"
+    assert other_form == "Abc ﬁ"
+    assert json.loads(enum) in ("Ann", "ÉA")
+    assert re.fullmatch("The sea: [A-C]{2}", regex)
+
+
+def test_a_tokenizer_that_cannot_be_proven_is_refused_in_words_and_serves_the_rest(tmp_path: Path) -> None:
+    with open_llm(model__tokenizer=ZOO["gpt1"].make(tmp_path)) as other:
+        with pytest.raises(InvalidRequestError, match=r"tokens .* have the bytes .* and the tokenizer decodes"):
+            other.generate("the sea", SamplingParams(structured=WANTED[2]))
+        (output,) = other.generate(["the sea"], SamplingParams(max_tokens=3))
+        assert output.outputs[0].finish_reason is FinishReason.LENGTH
+
+
+# ------------------------------------------------------------------------------------------------- planted faults
+
+
+def _loses_the_row(processor: Structured, start: RowStart) -> None:
+    """A state that is not kept: the row asks, and has nothing to be kept to."""
+
+
+def _gets_a_spent_state(processor: Structured, start: RowStart) -> None:
+    TAKE(processor, start)
+    row = processor._rows[start.row]
+    row.ahead.result()
+    row.position, state = -1, row.state
+    state._matcher.consume_token(4000)  # forbidden: from now on the library knows nothing of the text
+
+
+TAKE = Structured._take
+
+
+@pytest.mark.kept_in_ci(2)
+@pytest.mark.representatives(2)
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [(_loses_the_row, "what this request asks for is lost"), (_gets_a_spent_state, "structured output")],
+)
+def test_a_grammar_that_is_lost_ends_its_request_in_words_and_no_other(
+    fault: Any, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_llm() as damaged:
+        free = ("The sea", SamplingParams(temperature=0.0, max_tokens=4))
+        expected = texts_of(damaged, [free])
+        monkeypatch.setattr(Structured, "_take", fault)
+        params = SamplingParams(structured=StructuredOutput.regex("[a-z]{30}"), max_tokens=20)
+        outputs = damaged.generate([PROMPTS[0], free[0]], [params, free[1]])
+        monkeypatch.undo()
+        assert texts_of(damaged, [free]) == expected
+    lost, other = (output.outputs[0] for output in outputs)
+    assert lost.finish_reason in (FinishReason.ERROR, FinishReason.INVALID)
+    assert words in (outputs[0].error or "")
+    assert (other.text, other.finish_reason) == (expected[0][0], FinishReason.LENGTH)
 
 
 # ------------------------------------------------------------------------------------------------- on Gaudi

@@ -111,9 +111,8 @@ class GuardedSampler(Guarded[Sampler], Sampler):
             self._refused[row] = self._told(error)
 
     def _check_again(self, params: SamplingParams) -> None:
-        """Refuse what a fallback cannot honour: the request was accepted for the sampler before it."""
-        if self.strategy.honours:  # empty where a sampler is of a version that did not state them
-            check_honoured(params, parameters_in(self.strategy.honours), self.label)
+        """Refuse what a fallback does not say that it honours: the request was accepted for the sampler before it."""
+        check_honoured(params, parameters_in(self.strategy.honours), self.label)
         self.strategy.check(params)
 
     def sample(self, logits: torch.Tensor, context: SamplingContext) -> Sampled:
@@ -261,7 +260,8 @@ class GuardedAcceptance(Guarded[AcceptanceRule], AcceptanceRule):
 
     It is shown copies. A rule that is lossless lets no draft stand, and no token follow, that the model gives no chance: of greedy
     requests that leaves exactly the text without drafts. If it errs its fallback takes over; without one no draft stands any more, which
-    is always right.
+    is always right. Of a rule that is lossy and is shown distributions no such draft stands, and no such token follows, whatever it returns:
+    the request may have ruled them out, by structured output or a list of tokens.
 
     Args:
         label: See :class:`Guarded`.
@@ -303,7 +303,8 @@ class GuardedAcceptance(Guarded[AcceptanceRule], AcceptanceRule):
                 reraise_interrupt(error)
                 self._replace(error)
             else:
-                return accept
+                is_shown = verification.target is not None and not self.lossless
+                return accept * self._are_possible(verification) if is_shown else accept
         nothing: torch.Tensor = verification.tokens.float() * 0.0
         return nothing
 
@@ -323,7 +324,7 @@ class GuardedAcceptance(Guarded[AcceptanceRule], AcceptanceRule):
             reraise_interrupt(error)
             self._replace(error)
             return own
-        return weights
+        return weights if self.lossless else weights * (own > 0)
 
     def _replace(self, error: BaseException) -> None:
         """Put the fallback in place, or let no draft stand from now on."""
@@ -377,13 +378,14 @@ class GuardedAcceptance(Guarded[AcceptanceRule], AcceptanceRule):
         best = weights.argmax(-1, keepdim=True)
         top = weights.gather(1, best)
         sound = (top > 0) & (top < math.inf)
-        if self.lossless:
-            sound = sound & (own.gather(1, best) > 0)
+        # Of a lossy rule some possible token must be left, with or without the largest weight.
+        left = own.gather(1, best) if self.lossless else (weights * (own > 0)).amax(-1, keepdim=True)
+        sound = sound & (left > 0)
         if bool((sound[:, 0] & (weights.amin(-1) >= 0)).all()):
             return ""
         return (
-            "last() gave weights that are not a distribution: negative, not finite, all 0, or, of a rule that says that it is lossless, most for a "
-            "token that the model gives no chance"
+            "last() gave weights that are not a distribution: negative, not finite, all 0 where the model gives a token a chance, or, of a rule "
+            "that says that it is lossless, most for a token that the model gives none"
         )
 
 

@@ -245,7 +245,10 @@ class LogitsProcessor(
         """
 
     def snapshot(self, row: int) -> Any:
-        """Return a copy of a row's state, for ``restore``; None without a state. Pure."""
+        """Return a copy of a row's state, for ``restore``; None without a state. Pure.
+
+        A sequence that comes back to a row ends with an error if there is none, unless ``rebuilds_state``.
+        """
         return None
 
     def restore(self, row: int, state: Any) -> None:

@@ -18,10 +18,13 @@ class Vocabulary:
             more logits than there are tokens, and fewer.
         special_token_ids: Tokens that are control signs, not text.
         eos_token_id: The tokenizer's own end-of-sequence token, or None. The model may name others.
-        encode: Token ids of a text, as the tokenizer would write it; signs in it are text. Pure; from any thread.
+        encode: Token ids of a text within another, as the tokenizer would write it; signs in it are text. Their bytes are the text's,
+            unless the tokenizer normalises it or lacks tokens for it. Pure; from any thread.
+        fault: Returns why ``tokens`` are not what the tokenizer decodes, in words; empty: they are. The first call takes up to a second.
     """
 
     tokens: tuple[bytes, ...]
     special_token_ids: frozenset[int]
     eos_token_id: int | None
     encode: Callable[[str], tuple[int, ...]]
+    fault: Callable[[], str] = lambda: ""

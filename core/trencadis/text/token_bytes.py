@@ -7,57 +7,88 @@ from __future__ import annotations
 
 import json
 import re
-from functools import cache
+from collections.abc import Callable, Collection, Sequence
+from functools import cache, partial
 from typing import Any
 
 __all__ = ["ByteTable", "TokenBytes", "is_byte_level"]
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_BEGINNINGS = ("a", ".", "0", "1", "the", "A")
+"""Texts of which any vocabulary has one."""
 
 
 class TokenBytes:
-    """Bytes by token id, found from what the tokenizer's decoder does with a token.
+    """Bytes by token id: the text that the tokenizer's own decoder adds for a token, wherever a text has begun.
 
     ================  =========================================================================
-    added tokens      their content: they are matched in the text as it is
+    control signs     their name: they are not text
     byte-level BPE    one character of the token stands for one byte
-    byte fallback     ``<0xNN>`` is that byte; in other tokens a sign stands for the space
-    anything else     what the token adds to a text before it (WordPiece: with the space before a word)
+    byte fallback     ``<0xNN>`` is that byte
+    anything else     what decoding adds for the token after a text (WordPiece: with the space before a word)
     ================  =========================================================================
 
     Args:
         hf: A tokenizer of transformers.
+        special_token_ids: Tokens that are control signs.
     """
 
-    def __init__(self, hf: Any) -> None:
+    def __init__(self, hf: Any, special_token_ids: Collection[int] = ()) -> None:
         self._hf = hf
         self._fast = getattr(hf, "backend_tokenizer", None)
-        steps = _decoder_steps(self._fast)
-        kinds = {step["type"] for step in steps}
-        added = {} if self._fast is None else self._fast.get_added_tokens_decoder()
-        self._added: dict[int, str] = {token_id: token.content for token_id, token in added.items()}
+        self._special = frozenset(special_token_ids)
+        kinds = {step["type"] for step in _decoder_steps(self._fast)}
         self._is_byte_level = "ByteLevel" in kinds
         self._has_byte_tokens = self._fast is None or "ByteFallback" in kinds
-        self._replacements = [pair for step in steps if (pair := _replacement(step)) is not None]
-        self._anchor = list(hf.encode("a", add_special_tokens=False))
+        self._anchor = self._begin()
+        self._before = self._text(self._anchor)
+        self._known: dict[int, bytes] = {}
 
     def __call__(self, token_id: int) -> bytes:
         """Return the bytes of a token; empty for an id that the tokenizer does not know. Pure."""
-        if token_id in self._added:
-            return self._added[token_id].encode()
+        found = self._known.get(token_id)
+        if found is None:
+            found = self._known[token_id] = self._found(token_id, lambda: self._text([*self._anchor, token_id]))
+        return found
+
+    def read(self, num_ids: int) -> tuple[bytes, ...]:
+        """Return the bytes of each token id from 0; decodes them all at once. Pure; O(vocabulary)."""
+        runs = [[*self._anchor, token_id] for token_id in range(num_ids)]
+        if self._fast is None or self._is_byte_level:
+            return tuple(map(self, range(num_ids)))
+        texts = self._fast.decode_batch(runs, skip_special_tokens=False)
+        return tuple(self._found(token_id, partial(str, text)) for token_id, text in enumerate(texts))
+
+    def added_by(self, token_ids: Sequence[int]) -> str:
+        """Return the text that tokens add to one before them, as the tokenizer decodes them. Pure."""
+        return self._added(self._text([*self._anchor, *token_ids]), lambda: self._text(list(token_ids)))
+
+    def _found(self, token_id: int, decoded: Callable[[], str]) -> bytes:
+        """Return a token's bytes; ``decoded`` returns the text of the anchor and the token."""
         token = self._token(token_id)
         if token is None:
             return b""
+        if token_id in self._special:
+            return token.encode()
         if self._is_byte_level:
             return _from_byte_level(token)
         byte = _BYTE_TOKEN.fullmatch(token) if self._has_byte_tokens else None
         if byte is not None:
             return bytes.fromhex(byte[1])
-        if not self._replacements:
-            return self._decoded(token_id).encode()
-        for sign, text in self._replacements:
-            token = token.replace(sign, text)
-        return token.encode()
+        # No text has half of a surrogate pair: what is decoded to one writes nothing that could be sent.
+        return self._added(decoded(), lambda: self._text([token_id])).encode(errors="ignore")
+
+    def _added(self, both: str, alone: Callable[[], str]) -> str:
+        """Return what stands after the anchor; the text of its own where a decoder joins the two into something else."""
+        return both[len(self._before) :] if both.startswith(self._before) else alone()
+
+    def _begin(self) -> list[int]:
+        """Return tokens that begin a text, so that what a decoder does at its start is done with."""
+        for text in _BEGINNINGS:
+            ids = list(self._hf.encode(text, add_special_tokens=False))
+            if self._text(ids):
+                return ids
+        return []
 
     def _token(self, token_id: int) -> str | None:
         if token_id < 0:
@@ -66,11 +97,6 @@ class TokenBytes:
             token: str | None = self._fast.id_to_token(token_id)
             return token
         return self._hf.convert_ids_to_tokens(token_id) if token_id < len(self._hf) else None
-
-    def _decoded(self, token_id: int) -> str:
-        """Return what the token adds after another; its own text where a decoder joins the two into something else."""
-        before, both = self._text(self._anchor), self._text([*self._anchor, token_id])
-        return both[len(before) :] if both.startswith(before) else self._text([token_id])
 
     def _text(self, ids: list[int]) -> str:
         if self._fast is not None:
@@ -112,15 +138,6 @@ def _flat(step: dict[str, Any]) -> list[dict[str, Any]]:
     if step["type"] != "Sequence":
         return [step]
     return [inner for part in step["decoders"] for inner in _flat(part)]
-
-
-def _replacement(step: dict[str, Any]) -> tuple[str, str] | None:
-    """Return which sign a step turns into which text, or None. Pure."""
-    if step["type"] == "Metaspace":
-        return str(step["replacement"]), " "
-    if step["type"] == "Replace" and "String" in step["pattern"]:
-        return str(step["pattern"]["String"]), str(step["content"])
-    return None
 
 
 def _from_byte_level(token: str) -> bytes:

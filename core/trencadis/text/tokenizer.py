@@ -24,6 +24,8 @@ NO_TOKENIZER = "none"
 _BUILT_IN = {"demo": "target", "demo-draft": "draft", "demo-parallel": "parallel"}
 """Names of the models in this package, and their directories under ``demo/``."""
 
+_BEGINNINGS = ("\n", "a", ".")
+"""Texts to encode another after; a token may join one of them to it, which no token does with all."""
 _GENERIC_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 """Names under which ``tokenizer.json`` alone says everything; both are the same class of transformers."""
 
@@ -163,9 +165,34 @@ class Tokenizer:
 
     @_in_words
     def encode_literally(self, text: str) -> tuple[int, ...]:
-        """Return the token ids of a text with nothing added, control signs spelt out as text; none for no text. Pure."""
-        ids = self._hf(text, add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"]
-        return tuple(ids)
+        """Return the token ids of a text as it stands within another, control signs spelt out as text; none for no text. Pure.
+
+        Nothing is put in front of it, as many tokenizers put a space before a text. Their bytes are those of the text, unless the
+        tokenizer normalises it or lacks tokens for it.
+        """
+        wanted = text.encode()
+        for beginning in self._beginnings:
+            own = self._last(self._spelt(beginning + text), wanted)
+            if own is not None:
+                return own
+        return self._spelt(text)
+
+    def _spelt(self, text: str) -> tuple[int, ...]:
+        return tuple(self._hf(text, add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"])
+
+    def _last(self, ids: Sequence[int], wanted: bytes) -> tuple[int, ...] | None:
+        """Return the last tokens, whose bytes are the wanted ones; None: no tokens end there."""
+        begin, size = len(ids), 0
+        while begin and size < len(wanted):
+            begin -= 1
+            size += len(self.token_bytes(ids[begin]))
+        last = tuple(ids[begin:])
+        return last if b"".join(map(self.token_bytes, last)) == wanted else None
+
+    @cached_property
+    def _beginnings(self) -> tuple[str, ...]:
+        """Texts after which a text is encoded as it is: without any if nothing is put before a text, which is the most usual."""
+        return ("", *_BEGINNINGS) if self._last(self._spelt("a"), b"a") is not None else (*_BEGINNINGS, "")
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """Return the text of token ids, nothing tidied up; unknown ids have no text. Pure.
@@ -207,6 +234,15 @@ class Tokenizer:
         """
         return self._token_bytes(token_id)
 
+    def all_token_bytes(self) -> tuple[bytes, ...]:
+        """Return :meth:`token_bytes` of each id from 0 to the last that has a token. Pure; O(vocabulary)."""
+        last = max(self._hf.get_vocab().values(), default=-1)
+        return self._token_bytes.read(1 + max(last, *self.special_token_ids, self.vocab_size - 1))
+
+    def added_by(self, token_ids: Sequence[int]) -> str:
+        """Return the text that tokens add to one before them, control signs included. Pure."""
+        return self._token_bytes.added_by(token_ids)
+
     @cached_property
     def max_bytes_per_token(self) -> int | None:
         """The most UTF-8 bytes of a text that become one token; None: there is no bound, or it is not known."""
@@ -219,7 +255,7 @@ class Tokenizer:
 
     @cached_property
     def _token_bytes(self) -> TokenBytes:
-        return TokenBytes(self._hf)
+        return TokenBytes(self._hf, self.special_token_ids)
 
     @property
     def has_chat_template(self) -> bool:

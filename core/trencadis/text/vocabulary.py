@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import cache
 
 from trencadis.config import Config
 from trencadis.interfaces import NamedModel, Vocabulary
 from trencadis.records import ModelSource
+from trencadis.text.token_check import token_fault
 from trencadis.text.tokenizer import Tokenizer, load_tokenizer, needs_tokenizer, resolve_model_path
 
 __all__ = ["model_finder", "vocabulary_of", "vocabulary_reader"]
+
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}".encode()
 
 
 def vocabulary_reader(config: Config) -> Callable[[], Vocabulary]:
@@ -58,10 +62,15 @@ def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
     """
     if not tokenizer.has_text:
         raise needs_tokenizer("the vocabulary")
-    num_ids = max(tokenizer.vocab_size, 1 + max(tokenizer.special_token_ids, default=-1))
+    tokens = tokenizer.all_token_bytes()
+    if (
+        tokenizer.byte_table is None
+    ):  # then such a text may be part of a character, of which the decoder alone knows the bytes
+        tokens = tuple(b"" if _REPLACEMENT in data else data for data in tokens)
     return Vocabulary(
-        tokens=tuple(map(tokenizer.token_bytes, range(num_ids))),
+        tokens=tokens,
         special_token_ids=tokenizer.special_token_ids,
         eos_token_id=tokenizer.eos_token_id,
         encode=tokenizer.encode_literally,
+        fault=cache(lambda: token_fault(tokenizer, tokens)),
     )

@@ -48,15 +48,26 @@ class CarriedStates:
                 self._saved.popitem(last=False)
 
     def enter(self, start: RowStart) -> None:
-        """Restore the state of a sequence that had a row before; after the processors' own ``start_row``."""
+        """Restore the state of a sequence that had a row before; after the processors' own ``start_row``.
+
+        Raises:
+            ValueError: The state of a processor is lost that does not make it anew from the tokens.
+        """
         processors = tuple(one for one in self._processors if one.applies_to(start))
         if not processors:
             return
         prompt = start.token_ids[: start.num_prompt_tokens].tobytes()
         holder = _Holder((start.seed, prompt, repr(start.params)), processors)
         if len(start.token_ids) > start.num_prompt_tokens:
-            for processor, state in zip(processors, self._state_of(holder), strict=False):
-                processor.restore(start.row, state)
+            states = self._state_of(holder) or [None] * len(processors)
+            for processor, state in zip(processors, states, strict=True):
+                if state is not None:
+                    processor.restore(start.row, state)
+                elif not processor.rebuilds_state:
+                    raise ValueError(
+                        f"logits processor {processor.name or type(processor).__name__}: what it knew of this request is lost, and the request "
+                        "cannot go on without. Send it again."
+                    )
         self._holders[start.row] = holder
 
     def _state_of(self, sequence: _Holder) -> list[Any]:

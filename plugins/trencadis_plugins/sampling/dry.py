@@ -10,6 +10,7 @@ import torch
 
 from trencadis.interfaces import SamplingContext
 from trencadis.records import Int32Array, RowStart, SamplingParams
+from trencadis_plugins.sampling.guard import RowStates
 from trencadis_plugins.sampling.row_processor import RowProcessor, histories, on_device
 
 __all__ = ["MAX_RUN", "Dry"]
@@ -38,7 +39,7 @@ class Dry(RowProcessor):
     def allocate(self, *, num_rows: int, vocab_size: int, device: torch.device) -> None:
         """Make room for ``num_rows`` sequences."""
         super().allocate(num_rows=num_rows, vocab_size=vocab_size, device=device)
-        self._params: dict[int, SamplingParams] = {}
+        self._params = RowStates[SamplingParams]("dry")
 
     def applies_to(self, start: RowStart) -> bool:
         """Return whether repeats cost anything. Pure."""

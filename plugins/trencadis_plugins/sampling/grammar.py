@@ -31,6 +31,7 @@ from trencadis.errors import InvalidRequestError, RequestRefusedError
 from trencadis.interfaces import Vocabulary
 from trencadis.records import StructuredOutput
 from trencadis_plugins.sampling import grammar_trial
+from trencadis_plugins.sampling.grammar_tokens import TokenTable, allowed_by
 from trencadis_plugins.sampling.grammar_trial import LIMITS, MAX_BYTES, MAX_CPU_S, reason_of
 
 if TYPE_CHECKING:
@@ -268,12 +269,24 @@ class Grammars:
     def _outcome(self, job: _Job, trial: _Trial) -> CompiledGrammar | Exception:
         start_s = time.monotonic()
         try:
+            self._check_vocabulary()
+            start_s = time.monotonic()  # reading the vocabulary is no work of the request's
             return self._compiled(job.wanted, trial)
         except InvalidRequestError as error:
             error.cost_s = time.monotonic() - start_s
             return error
         except Exception as error:
             return error
+
+    def _check_vocabulary(self) -> None:
+        """Refuse a tokenizer whose texts are not the bytes of its tokens: the library would keep to another text than clients read."""
+        fault = self.vocabulary.fault()
+        if fault:
+            raise InvalidRequestError(
+                f"structured output cannot be served with this model's tokenizer, whose texts are not those of its tokens: {fault}.",
+                hint="Leave the field out, or ask the operator for a tokenizer without such a rule in model.tokenizer.",
+                field="structured",
+            )
 
     def _compiled(self, wanted: StructuredOutput, trial: _Trial) -> CompiledGrammar:
         library = _llguidance()
@@ -289,12 +302,14 @@ class Grammars:
                 raise RequestRefusedError("structured output: the grammars of other requests take too much memory.")
         with self._loading:
             if self._tokenizer is None:
-                self._tokenizer = library.LLTokenizer(library.TokenizerWrapper(_TokenTable(vocabulary, eos_token_id)))
+                self._tokenizer = library.LLTokenizer(library.TokenizerWrapper(TokenTable(vocabulary, eos_token_id)))
         limits = library.LLParserLimits(**LIMITS)
         matcher: LLMatcher = library.LLMatcher(self._tokenizer, tried["grammar"], log_level=0, limits=limits)
         reason = reason_of(matcher)
         if reason:
             raise _refusal(wanted, reason)
+        if not allowed_by(matcher, vocabulary).any():
+            raise _refusal(wanted, "no token of this model's tokenizer begins a text of this kind.")
         return CompiledGrammar(matcher, num_bytes)
 
 
@@ -394,23 +409,6 @@ def _line_of(file: int, deadline_s: float) -> bytes:
         if not parts[-1]:
             return b""
     return b"".join(parts)
-
-
-class _TokenTable:
-    """A vocabulary with the attributes that llguidance reads."""
-
-    def __init__(self, vocabulary: Vocabulary, eos_token_id: int) -> None:
-        self.eos_token_id = eos_token_id
-        self.bos_token_id = None
-        self.tokens = vocabulary.tokens
-        self.special_token_ids = sorted(vocabulary.special_token_ids)
-        self._encode = vocabulary.encode
-
-    def __call__(self, text: str) -> list[int]:
-        # Bytes are refused, by which the library learns to come with text.
-        if not isinstance(text, str):
-            raise TypeError("this tokenizer reads text")
-        return list(self._encode(text))
 
 
 def _end_of(vocabulary: Vocabulary) -> int:

@@ -11,12 +11,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trencadis.errors import InvalidRequestError
+from trencadis.interfaces import Vocabulary
 from trencadis.records import Int32Array
+from trencadis_plugins.sampling.grammar_tokens import allowed_by
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-__all__ = ["GrammarState"]
+__all__ = ["GrammarState", "LeftGrammarError"]
+
+
+class LeftGrammarError(ValueError):
+    """An output is not the beginning of a text of the grammar: nothing can follow it."""
 
 
 class GrammarState:
@@ -24,7 +30,7 @@ class GrammarState:
 
     Args:
         matcher: At the beginning of the text; of this sequence alone.
-        num_tokens: Of the vocabulary.
+        vocabulary: Of the model.
         eos_token_id: The end of a text to the matcher.
         end_token_ids: Tokens that end this sequence; allowed where the text may end, and from then on alone.
         on_failure: Called when the library gives up on the grammar.
@@ -34,28 +40,28 @@ class GrammarState:
         self,
         matcher: LLMatcher,
         *,
-        num_tokens: int,
+        vocabulary: Vocabulary,
         eos_token_id: int,
         end_token_ids: Collection[int],
         on_failure: Callable[[], None] = lambda: None,
     ) -> None:
         self._matcher = matcher
         self._on_failure = on_failure
-        self._num_words = -(-num_tokens // 32)
-        self._eos = _bits([eos_token_id], self._num_words)
-        self._ends = _bits(end_token_ids, self._num_words)
+        self._vocabulary = vocabulary
+        num_words = -(-len(vocabulary.tokens) // 32)
+        self._eos = _bits([eos_token_id], num_words)
+        self._ends = _bits(end_token_ids, num_words)
         self._end_token_ids = frozenset(end_token_ids)
         self._taken: list[int] = []  # by the matcher: the output up to an end, or to what is forbidden
         self._is_ended = False
-        self._is_dead = False
+        self._forbidden: int | None = None
         self._filled: Int32Array | None = None
 
-    def mask(self, output: Sequence[int]) -> Int32Array | None:
+    def mask(self, output: Sequence[int]) -> Int32Array:
         """Return the tokens allowed after an output, int32 ``[W]``, read-only; at least one.
 
-        None: the output is not the beginning of a text of the grammar, as after a draft that it forbids.
-
         Raises:
+            LeftGrammarError: The output is not the beginning of a text of the grammar, as after a draft that it forbids.
             InvalidRequestError: The grammar has become too complex for the library, or no token of the vocabulary goes on.
         """
         num_common = _num_common(self._taken, output)
@@ -63,18 +69,19 @@ class GrammarState:
             self._matcher.rollback(len(self._taken) - num_common)
             del self._taken[num_common:]
             self._filled = None
-        self._is_ended = self._is_dead = False
+            self._check()
+        self._is_ended, self._forbidden = False, None
         rest = list(output[num_common:])
         end = next((i for i, token in enumerate(rest) if token in self._end_token_ids), len(rest))
         self._take(rest[:end])
         if end < len(rest):
-            self._end()
+            self._end(rest[end])
         return self._current()
 
-    def advance(self, token: int) -> Int32Array | None:
+    def advance(self, token: int) -> Int32Array:
         """Return the tokens allowed after the last output and one more token; as :meth:`mask`, but O(1)."""
         if token in self._end_token_ids:
-            self._end()
+            self._end(token)
         elif not self._is_ended:
             self._take([token])
         return self._current()
@@ -84,21 +91,24 @@ class GrammarState:
         return self._filled is not None and self._taken == list(output)
 
     def _take(self, tokens: list[int]) -> None:
-        if self._is_dead or not tokens:
+        if self._forbidden is not None or not tokens:
             return
         num_taken = self._matcher.try_consume_tokens(tokens)
         self._taken += tokens[:num_taken]
-        self._is_dead = num_taken < len(tokens)
+        self._forbidden = tokens[num_taken] if num_taken < len(tokens) else None
         self._filled = None
         self._check()
 
-    def _end(self) -> None:
-        self._is_ended = self._is_ended or self._matcher.is_accepting()
-        self._is_dead = self._is_dead or not self._is_ended
+    def _end(self, token: int) -> None:
+        self._is_ended = self._is_ended or (self._forbidden is None and self._matcher.is_accepting())
+        if not self._is_ended and self._forbidden is None:
+            self._forbidden = token
 
-    def _current(self) -> Int32Array | None:
-        if self._is_dead:
-            return None
+    def _current(self) -> Int32Array:
+        if self._forbidden is not None:
+            raise LeftGrammarError(
+                f"structured output: token {self._forbidden} has come after {self._taken[-8:]}, which is no text of the grammar."
+            )
         if self._is_ended:
             return self._ends
         if self._filled is None:
@@ -106,15 +116,15 @@ class GrammarState:
         return self._filled
 
     def _fill(self) -> Int32Array:
-        words = np.empty(self._num_words, np.int32)
-        self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        words = allowed_by(self._matcher, self._vocabulary)
         self._check()
         words &= ~self._eos
         if self._matcher.is_accepting():
             words |= self._ends
         if not words.any():
             raise InvalidRequestError(
-                f"structured output: no token of the vocabulary goes on after {self._taken[-8:]}."
+                f"structured output: no token of the vocabulary goes on after {self._taken[-8:]}, where the text may not end.",
+                hint="Ask for texts that the model's tokenizer can write: it may lack signs, or know one case of letters alone.",
             )
         return words
 

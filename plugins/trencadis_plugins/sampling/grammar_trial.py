@@ -12,6 +12,7 @@ import ctypes
 import json
 import math
 import os
+import re
 import resource
 import signal
 import sys
@@ -45,6 +46,38 @@ _MAX_KEPT_BYTES = 256 << 20
 _NICENESS = 10
 """Added to the engine's: beside it on one core a trial gets a tenth of the time; with 5 it got a quarter, and three run at once."""
 _PR_SET_PDEATHSIG = 1
+_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)
+_FORMATS = frozenset(
+    [
+        "date-time",
+        "date",
+        "time",
+        "duration",
+        "email",
+        "idn-email",
+        "hostname",
+        "idn-hostname",
+        "ipv4",
+        "ipv6",
+        "uri",
+        "uri-reference",
+        "iri",
+        "iri-reference",
+        "uuid",
+        "uri-template",
+        "json-pointer",
+        "relative-json-pointer",
+        "regex",
+    ]
+)
+"""Formats that say something; of these, llguidance refuses those that it cannot keep to.
+
+Source: JSON Schema 2020-12, Validation, 7.3.
+"""
+_VALUES = frozenset({"const", "default", "enum", "examples"})
+"""Keywords that hold values, not schemas."""
+_NAMED = frozenset({"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"})
+"""Keywords that hold schemas by name, such as a property with the name format."""
 _BARREN = "no text is of this kind."
 
 
@@ -93,7 +126,7 @@ def _grammar_text(library: Any, kind: str, text: str, choices: list[str]) -> str
     """Return the grammar in the library's format. Pure."""
     match kind:
         case "json_schema" | "json_object":
-            schema = text or '{"type": "object"}'
+            schema = _without_unknown_formats(text or '{"type": "object"}')
             return str(library.LLMatcher.grammar_from_json_schema(schema, {"whitespace_pattern": _WHITE_SPACE}))
         case "choice":
             # One terminal: as alternatives of a rule more than 2,000 would be too many for the parser. A terminal is never empty.
@@ -101,7 +134,43 @@ def _grammar_text(library: Any, kind: str, text: str, choices: list[str]) -> str
             optional = "?" if "" in choices else ""
             return f"start: CHOICE{optional}\nCHOICE: {texts}" if texts else 'start: ""'
         case _:
-            return str(library.grammar_from(kind, text))
+            is_gbnf = kind == "grammar" and "::=" in text
+            return str(library.grammar_from(kind, _ESCAPE.sub(_written_out, text) if is_gbnf else text))
+
+
+def _written_out(escape: re.Match[str]) -> str:
+    """Return an escape of GBNF as llguidance's converter reads it: it drops the zeros of code points. Pure."""
+    digits = escape[1] or escape[2] or ""
+    code = int(digits, 16) if digits else 0
+    if not digits or code > sys.maxunicode or 0xD800 <= code < 0xE000:  # another escape, or no character
+        return escape[0]
+    return chr(code) if code >= 0xA0 else f"\\x{code:02x}"
+
+
+def _without_unknown_formats(text: str) -> str:
+    """Return a schema without the formats that JSON Schema does not define, such as ``password``: they say nothing of the text. Pure.
+
+    Source: JSON Schema 2020-12, Validation, 7.2.3: what an implementation does not know of ``format`` is an annotation.
+    """
+    schema = json.loads(text)
+    without = _without_formats(schema)
+    return text if without == schema else json.dumps(without)
+
+
+def _without_formats(part: Any) -> Any:
+    if isinstance(part, list):
+        return [_without_formats(one) for one in part]
+    if not isinstance(part, dict):
+        return part
+    kept: dict[str, Any] = {}
+    for key, value in part.items():
+        if key in _VALUES:
+            kept[key] = value
+        elif key in _NAMED and isinstance(value, dict):
+            kept[key] = {name: _without_formats(one) for name, one in value.items()}
+        elif key != "format" or not isinstance(value, str) or value in _FORMATS:
+            kept[key] = _without_formats(value)
+    return kept
 
 
 class _ByteTokens:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -11,7 +11,7 @@ from trencadis.interfaces import LogitsProcessor, SamplingContext
 from trencadis.records import RowError
 from trencadis_plugins.sampling.arithmetic import on_host
 
-__all__ = ["RowFailures", "RowsFailedError", "check_one_position", "no_finite_maximum"]
+__all__ = ["RowFailures", "RowStates", "RowsFailedError", "check_one_position", "no_finite_maximum"]
 
 _WRONG_LOGITS = (
     "the model's logits of {where} have no finite largest value (it is {value}). The weights, the KV cache or a kernel are damaged or "
@@ -22,6 +22,7 @@ _NO_CHOICE = (
 )
 
 _Place = tuple[int, int, int]
+State = TypeVar("State")
 
 
 class RowsFailedError(Exception):
@@ -36,6 +37,21 @@ class RowsFailedError(Exception):
         super().__init__("; ".join(messages.values()))
         self.logits = logits
         self.messages = messages
+
+
+class RowStates(dict[int, State]):
+    """What a processor keeps of the rows that use it. A row that is not there is an error of that row: its request does not go on without.
+
+    Args:
+        name: Of the processor, for the message.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._name = name
+
+    def __missing__(self, row: int) -> State:
+        raise ValueError(f"{self._name}: what this request asks for is lost (row {row}), and it cannot go on without.")
 
 
 class RowFailures:
@@ -75,7 +91,12 @@ class RowFailures:
         return logits
 
     def check_choices(
-        self, logits: torch.Tensor, peaks: torch.Tensor, context: SamplingContext, asked: Callable[[int], str]
+        self,
+        logits: torch.Tensor,
+        peaks: torch.Tensor,
+        context: SamplingContext,
+        asked: Callable[[int], str],
+        failure: Callable[[int, int], str] = lambda *_: "",
     ) -> None:
         """Record rows in which masks and bias leave no token, and allow all their tokens. Waits for the device once, if not on CUDA.
 
@@ -84,9 +105,14 @@ class RowFailures:
             peaks: Largest of each row, ``[L]``; overwritten as well.
             context: Whose they are.
             asked: Names what a device row asks for that can rule tokens out.
+            failure: Why a processor has ruled all of them out for a device row at a position, if that is no fault of the request's.
         """
 
         def note(index: int, value: float) -> None:
+            message = failure(context.rows[index], context.positions[index])
+            if message:
+                self.add(context, index, message)
+                return
             where = _where(context, index)
             message = _NO_CHOICE.format(asked=asked(context.rows[index]), where=where, value=value)
             self.add(context, index, message, is_invalid=True)

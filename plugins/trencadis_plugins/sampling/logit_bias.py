@@ -7,6 +7,7 @@ import torch
 
 from trencadis.interfaces import SamplingContext
 from trencadis.records import RowStart
+from trencadis_plugins.sampling.guard import RowStates
 from trencadis_plugins.sampling.row_processor import RowMask, on_device
 
 __all__ = ["LogitBias"]
@@ -21,7 +22,7 @@ class LogitBias(RowMask):
     def allocate(self, *, num_rows: int, vocab_size: int, device: torch.device) -> None:
         """Make room for ``num_rows`` sequences."""
         super().allocate(num_rows=num_rows, vocab_size=vocab_size, device=device)
-        self._bias: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self._bias = RowStates[tuple[np.ndarray, np.ndarray]](self.label)
 
     def applies_to(self, start: RowStart) -> bool:
         """Return whether there is a bias. Pure."""

@@ -7,6 +7,7 @@ import torch
 
 from trencadis.interfaces import SamplingContext
 from trencadis.records import RowStart
+from trencadis_plugins.sampling.guard import RowStates
 from trencadis_plugins.sampling.row_processor import RowMask, on_device
 
 __all__ = ["MinTokens"]
@@ -24,7 +25,7 @@ class MinTokens(RowMask):
     def allocate(self, *, num_rows: int, vocab_size: int, device: torch.device) -> None:
         """Make room for ``num_rows`` sequences."""
         super().allocate(num_rows=num_rows, vocab_size=vocab_size, device=device)
-        self._ids: dict[int, np.ndarray] = {}
+        self._ids = RowStates[np.ndarray](self.label)
         self._first_free_position = np.zeros(num_rows, dtype=np.int64)
         self._yields = np.zeros(num_rows, dtype=np.bool_)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import attrs
@@ -63,9 +65,11 @@ class RowProcessor(LogitsProcessor):
     Attributes:
         label: The request's fields with which it may mask every token, for messages; empty: it always leaves a token.
         example: A parameter and a value that ask for it, for the warm-up; only of processors without a static form.
+        failures: Why every token of a logits row was masked, by row and position, where the request is not to blame.
     """
 
     label: str = ""
+    failures: Mapping[tuple[int, int], str] = MappingProxyType({})
     example: tuple[str, Any] | None = None
     _vocab_size = 1 << 62
     """Tokens; before ``allocate`` more than any parameter says, so that :meth:`applies_to` can be asked."""

@@ -27,7 +27,7 @@ from trencadis_plugins.sampling.guard import RowFailures, RowsFailedError, check
 from trencadis_plugins.sampling.host import HostThread
 from trencadis_plugins.sampling.logprobs import LogprobReporter
 from trencadis_plugins.sampling.philox import Purpose, RowNumbers
-from trencadis_plugins.sampling.row_processor import select
+from trencadis_plugins.sampling.row_processor import RowProcessor, select
 from trencadis_plugins.sampling.static import StaticChain
 from trencadis_plugins.sampling.structured import Structured
 
@@ -296,7 +296,12 @@ class StandardSampler(Sampler, SupportsPreparation):
         return self._committed(draw(logits, peaks, self._times(logits, context)), active, context)
 
     def _check_choices(self, logits: torch.Tensor, peaks: torch.Tensor, context: SamplingContext) -> None:
-        self._failures.check_choices(logits, peaks, context, self._ruling)
+        self._failures.check_choices(logits, peaks, context, self._ruling, self._failure)
+
+    def _failure(self, row: int, position: int) -> str:
+        """Return why a processor has masked every token at a place, if the request is not to blame; empty otherwise."""
+        found = (one.failures.get((row, position), "") for one in self._chain if isinstance(one, RowProcessor))
+        return next(filter(None, found), "")
 
     def _ruling(self, row: int) -> str:
         """Return the names of a row's parameters that can mask tokens."""

@@ -9,7 +9,8 @@ Shapes: L logits rows of a call, R of them with structured output, V vocabulary,
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
 
 import attrs
 import numpy as np
@@ -19,12 +20,14 @@ from trencadis.interfaces import SamplingContext, SupportsPreparation, Vocabular
 from trencadis.records import Int32Array, RowStart, SamplingParams
 from trencadis_plugins.sampling.arithmetic import on_host, tensor_on
 from trencadis_plugins.sampling.grammar import CompiledGrammar, grammars_of
-from trencadis_plugins.sampling.grammar_state import GrammarState
+from trencadis_plugins.sampling.grammar_state import GrammarState, LeftGrammarError
+from trencadis_plugins.sampling.guard import RowStates
 from trencadis_plugins.sampling.row_processor import RowProcessor, on_device
 
 __all__ = ["Structured"]
 
-_Mask = Int32Array | None
+_MAX_FAILURES = 4096
+"""Kept reasons: most are of drafts that are rejected."""
 
 
 @attrs.define(eq=False)
@@ -41,7 +44,7 @@ class _Row:
 
     state: GrammarState
     num_prompt_tokens: int
-    ahead: Future[_Mask]
+    ahead: Future[Int32Array]
     position: int
     outputs: list[list[int]] = attrs.field(factory=list)
 
@@ -50,7 +53,8 @@ class Structured(RowProcessor, SupportsPreparation):
     """Masks every token that cannot continue a text of the requested grammar.
 
     The text ends where it may, with end-of-sequence tokens: they are masked anywhere else, and all that is left after a text that is
-    complete. Logits after a draft that is forbidden stay as they are: they never count.
+    complete. After a draft that is forbidden no token is allowed: the row does not count where the draft is rejected, and ends the request
+    where it stands all the same.
 
     Args:
         vocabulary: Reads the tokenizer; called when the first request asks for structured output.
@@ -67,8 +71,9 @@ class Structured(RowProcessor, SupportsPreparation):
 
     def __init__(self, vocabulary: Callable[[], Vocabulary]) -> None:
         self._vocabulary = vocabulary
-        self._rows: dict[int, _Row] = {}
+        self._rows = RowStates[_Row](self.label)
         self._thread: ThreadPoolExecutor | None = None
+        self.failures: dict[tuple[int, int], str] = {}
         self.num_masks = 0
         self.num_ready = 0
 
@@ -82,7 +87,7 @@ class Structured(RowProcessor, SupportsPreparation):
         """Return whether a text of the grammar may begin with a token."""
         mask = self._state(start).mask([])
         word, bit = divmod(token_id, 32)
-        return mask is not None and word < len(mask) and bool(mask[word] >> bit & 1)
+        return word < len(mask) and bool(mask[word] >> bit & 1)
 
     def applies_to(self, start: RowStart) -> bool:
         """Return whether the request has a structured-output constraint. Pure."""
@@ -113,7 +118,7 @@ class Structured(RowProcessor, SupportsPreparation):
         vocabulary, eos_token_id = grammars.vocabulary, grammars.eos_token_id
         return GrammarState(
             matcher,
-            num_tokens=len(vocabulary.tokens),
+            vocabulary=vocabulary,
             eos_token_id=eos_token_id,
             end_token_ids=_ends(start, eos_token_id, vocabulary.special_token_ids),
             on_failure=lambda: grammars.spend(wanted),
@@ -122,37 +127,44 @@ class Structured(RowProcessor, SupportsPreparation):
     # ------------------------------------------------------------------------------------------------- masks
 
     def _change(self, logits: torch.Tensor, context: SamplingContext) -> torch.Tensor:
-        masks = self._masks(context)
-        kept = [index for index, mask in enumerate(masks) if mask is not None]
-        if not kept:
-            return logits
-        banned = _banned(np.stack([mask for mask in masks if mask is not None]), logits)
-        if len(kept) == len(masks):
-            return logits.masked_fill_(banned, -torch.inf)
-        where = on_device(np.array(kept), logits)
-        logits[where] = logits[where].masked_fill_(banned, -torch.inf)
-        return logits
+        return logits.masked_fill_(_banned(np.stack(self._masks(context)), logits), -torch.inf)
 
-    def _masks(self, context: SamplingContext) -> list[_Mask]:
-        masks: list[_Mask] = [None] * len(context.rows)
+    def _masks(self, context: SamplingContext) -> list[Int32Array]:
+        """Return the mask of each logits row: of no token where the text has left the grammar."""
+        masks: dict[int, Int32Array] = {}
         unknown: list[int] = []
         for number, indices in _by_row(context).items():
             row = self._rows[number]
             row.outputs = []
             if len(indices) == 1 and row.position == context.positions[indices[0]]:
                 self.num_ready += row.ahead.done()
-                masks[indices[0]] = row.ahead.result()
+                masks[indices[0]] = self._mask(row.ahead.result, context, indices[0])
             else:
                 unknown += indices
-        self.num_masks += len(masks)
         for index, output in zip(unknown, self._outputs(context, unknown), strict=True):
             row = self._rows[context.rows[index]]
-            is_done = row.ahead.done()
-            row.ahead.result()
-            self.num_ready += is_done and row.state.has_mask(output)
+            self.num_ready += row.ahead.done() and row.state.has_mask(output)
+            wait([row.ahead])  # the state is its thread's while it runs; what it found is for another output
             row.outputs.append(output)
-            masks[index] = row.state.mask(output)
-        return masks
+            masks[index] = self._mask(partial(row.state.mask, output), context, index)
+        self.num_masks += len(context.rows)
+        return [masks[index] for index in range(len(context.rows))]
+
+    def _mask(self, mask: Callable[[], Int32Array], context: SamplingContext, index: int) -> Int32Array:
+        """Return the mask of a logits row, of no token where its text has left the grammar: then keeps why."""
+        place = context.rows[index], context.positions[index]
+        self.failures.pop(place, None)
+        try:
+            return mask()
+        except LeftGrammarError as error:
+            if len(self.failures) >= _MAX_FAILURES:
+                self.failures.clear()
+            self.failures[place] = str(error)
+            return self._nothing()
+
+    def _nothing(self) -> Int32Array:
+        """Return a mask that allows no token."""
+        return np.zeros(-(-len(grammars_of(self._vocabulary).vocabulary.tokens) // 32), np.int32)
 
     def _outputs(self, context: SamplingContext, index: Sequence[int]) -> list[list[int]]:
         """Return the outputs up to some logits rows; waits for the device if there are any."""
@@ -174,7 +186,9 @@ class Structured(RowProcessor, SupportsPreparation):
             return
         tokens = on_host(token_ids)
         for number, indices in _by_row(context, asked).items():
-            row = self._rows[number]
+            row = self._rows.get(number)
+            if row is None:
+                continue  # its request ends with an error, and this one call is about others, too
             if len(indices) == 1:
                 row.position = context.positions[indices[0]] + 1
                 row.ahead = self._submit(_one_more(row.state, tokens, indices[0]))
@@ -182,27 +196,26 @@ class Structured(RowProcessor, SupportsPreparation):
                 row.position = -1
                 row.ahead = self._submit(_most_likely(row.state, tokens, indices, row.outputs))
 
-    def _submit(self, work: Callable[[], _Mask]) -> Future[_Mask]:
+    def _submit(self, work: Callable[[], Int32Array]) -> Future[Int32Array]:
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="trencadis-structured")
         return self._thread.submit(work)
 
 
-def _one_more(state: GrammarState, tokens: Callable[[], list[int]], index: int) -> Callable[[], _Mask]:
+def _one_more(state: GrammarState, tokens: Callable[[], list[int]], index: int) -> Callable[[], Int32Array]:
     return lambda: state.advance(tokens()[index])
 
 
 def _most_likely(
     state: GrammarState, tokens: Callable[[], list[int]], indices: list[int], outputs: list[list[int]]
-) -> Callable[[], _Mask]:
+) -> Callable[[], Int32Array]:
     """Return the computation of the mask after the drafts as drawn; the acceptance rule may accept others."""
 
-    def work() -> _Mask:
+    def work() -> Int32Array:
         chosen = tokens()
-        for output, place, following in zip(outputs, indices, [*outputs[1:], []], strict=True):
-            if following[-1:] != [chosen[place]]:
-                return state.mask([*output, chosen[place]])
-        return None
+        # The last row's token follows whatever was accepted.
+        end = next(i for i, after in enumerate([*outputs[1:], []]) if after[-1:] != [chosen[indices[i]]])
+        return state.mask([*outputs[end], chosen[indices[end]]])
 
     return work
 

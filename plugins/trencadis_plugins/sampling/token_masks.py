@@ -7,6 +7,7 @@ import torch
 
 from trencadis.interfaces import SamplingContext
 from trencadis.records import RowStart
+from trencadis_plugins.sampling.guard import RowStates
 from trencadis_plugins.sampling.row_processor import RowMask, on_device
 
 __all__ = ["AllowedTokens", "BadTokens"]
@@ -21,7 +22,7 @@ class AllowedTokens(RowMask):
     def allocate(self, *, num_rows: int, vocab_size: int, device: torch.device) -> None:
         """Make room for ``num_rows`` sequences."""
         super().allocate(num_rows=num_rows, vocab_size=vocab_size, device=device)
-        self._ids: dict[int, np.ndarray] = {}
+        self._ids = RowStates[np.ndarray](self.label)
 
     def applies_to(self, start: RowStart) -> bool:
         """Return whether only some tokens are allowed. Pure."""
@@ -55,7 +56,7 @@ class BadTokens(RowMask):
     def allocate(self, *, num_rows: int, vocab_size: int, device: torch.device) -> None:
         """Make room for ``num_rows`` sequences."""
         super().allocate(num_rows=num_rows, vocab_size=vocab_size, device=device)
-        self._ids: dict[int, np.ndarray] = {}
+        self._ids = RowStates[np.ndarray](self.label)
 
     def applies_to(self, start: RowStart) -> bool:
         """Return whether some tokens are banned. Pure."""

@@ -7,6 +7,7 @@ import torch
 
 from trencadis.interfaces import SamplingContext
 from trencadis.records import Int32Array, RowStart
+from trencadis_plugins.sampling.guard import RowStates
 from trencadis_plugins.sampling.row_processor import RowProcessor, histories, on_device
 
 __all__ = ["BadWords", "NoRepeatNgram"]
@@ -35,6 +36,10 @@ class NoRepeatNgram(RowProcessor):
     def applies_to(self, start: RowStart) -> bool:
         """Return whether n-grams must not repeat. Pure."""
         return start.params.no_repeat_ngram_size > 0
+
+    def can_start_with(self, start: RowStart, token_id: int) -> bool:
+        """Return whether a token repeats no n-gram of the prompt. Pure."""
+        return token_id not in _followers(start.token_ids, start.params.no_repeat_ngram_size)
 
     def _take(self, start: RowStart) -> None:
         self._size[start.row] = start.params.no_repeat_ngram_size
@@ -72,12 +77,21 @@ class BadWords(RowProcessor):
     def allocate(self, *, num_rows: int, vocab_size: int, device: torch.device) -> None:
         """Make room for ``num_rows`` sequences."""
         super().allocate(num_rows=num_rows, vocab_size=vocab_size, device=device)
-        self._always: dict[int, list[int]] = {}
-        self._words: dict[int, dict[int, list[_Word]]] = {}
+        self._always = RowStates[list[int]](self.label)
+        self._words = RowStates[dict[int, list[_Word]]](self.label)
 
     def applies_to(self, start: RowStart) -> bool:
         """Return whether there are bad words. Pure."""
         return bool(start.params.bad_words_ids)
+
+    def can_start_with(self, start: RowStart, token_id: int) -> bool:
+        """Return whether a token completes no bad word that the prompt has begun. Pure."""
+        history = start.token_ids.tolist()
+        return not any(
+            last == token_id and history[len(history) - len(before) :] == before
+            for *before, last in start.params.bad_words_ids
+            if len(before) <= len(history)
+        )
 
     def _take(self, start: RowStart) -> None:
         # By the token before the last: so a step looks at the few words that could end now.

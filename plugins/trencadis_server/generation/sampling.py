@@ -98,7 +98,7 @@ def http_field(body: GenerationRequest, name: str) -> str:
 
 
 def _bad_words(words: Iterable[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
-    """Return the tokens of words: each as it begins a text and as it follows a space. Pure.
+    """Return the tokens of words: each as it begins a text, as it follows something else, and as it follows a space. Pure.
 
     Raises:
         ApiError: A word has no tokens.
@@ -113,7 +113,8 @@ def _bad_words(words: Iterable[str], tokenizer: Tokenizer) -> tuple[tuple[int, .
                     f"bad_words[{index}] = {word!r} has no tokens as {form!r}, so that there is nothing to ban. Leave it out.",
                     param=f"bad_words[{index}]",
                 )
-            banned.append(ids)
+            # A tokenizer may put a space before a text, and then writes the word otherwise where none is before it.
+            banned += [ids, tokenizer.encode_literally(form)]
     return tuple(dict.fromkeys(banned))
 
 

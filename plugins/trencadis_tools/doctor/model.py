@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trencadis.api import Config, Tokenizer, load_tokenizer, resolve_model_path
+from trencadis.api import Config, Tokenizer, load_tokenizer, resolve_model_path, vocabulary_of
 from trencadis.records import ModelFacts
 from trencadis_tools.doctor.chat import check_ends, check_template
 from trencadis_tools.doctor.findings import Findings
@@ -49,6 +49,8 @@ def check_model(found: Findings, config: Config) -> ModelFacts | None:
         found.fail(f"model {path}: there is no such file or directory", _LOOK)
         return None
     tokenizer = found.run("model", _check_tokenizer, config)
+    if tokenizer is not None and tokenizer.has_text:
+        found.run("model", _check_token_bytes, tokenizer)
     if tokenizer is not None and facts is not None and tokenizer.vocab_size > facts.vocab_size:
         found.warn(
             f"the tokenizer knows {tokenizer.vocab_size} tokens, the model {facts.vocab_size}",
@@ -121,6 +123,21 @@ def _check_tokenizer(found: Findings, config: Config) -> Tokenizer:
             "Set model.tokenizer to one that has a template, or send plain completions.",
         )
     return tokenizer
+
+
+def _check_token_bytes(found: Findings, tokenizer: Tokenizer) -> None:
+    """Check that texts are the bytes of their tokens, by which structured output is kept."""
+    vocabulary = vocabulary_of(tokenizer)
+    fault = vocabulary.fault()
+    if fault:
+        found.warn(
+            f"tokenizer: requests with structured output will be refused: {fault}",
+            "Set model.tokenizer to one whose decoder joins its tokens, or do without structured output.",
+        )
+    else:
+        found.ok(
+            f"tokenizer: it decodes its {len(vocabulary.tokens)} tokens to their bytes, as structured output needs"
+        )
 
 
 def facts_of(told: Mapping[str, Any], weights_bytes: int) -> ModelFacts:

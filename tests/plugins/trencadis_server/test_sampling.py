@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from support.tokenizer_zoo import zoo_tokenizer
 from trencadis.errors import InvalidRequestError
 from trencadis.records import BeamSearchParams, SamplingParams
 from trencadis.text import Tokenizer
@@ -82,6 +83,16 @@ def test_a_banned_word_of_several_tokens_is_banned_as_a_whole(tokenizer: Tokeniz
     assert asked.bad_words_ids == (tuple(tokenizer.encode(word)), tuple(tokenizer.encode(f" {word}")))
     assert len(asked.bad_words_ids[0]) > 1
     assert len(asked.bad_token_ids) == 2
+
+
+@pytest.mark.parametrize("name", ["llama2", "mistral", "gpt2_prefix_space", "metaspace_first"])
+def test_a_bad_word_is_banned_without_a_space_before_it_too_where_the_tokenizer_puts_one_before_a_text(name):
+    """As it stands after a quotation mark or at the beginning of a line."""
+    tokenizer = zoo_tokenizer(name)
+    banned = params(tokenizer, bad_words=["hello"])
+    words = {*banned.bad_words_ids, *((token,) for token in banned.bad_token_ids)}
+    texts = {b"".join(map(tokenizer.token_bytes, word)) for word in words}
+    assert {b"hello", b" hello"} <= texts
 
 
 def test_a_banned_word_without_tokens_is_refused() -> None:

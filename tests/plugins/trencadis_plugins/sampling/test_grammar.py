@@ -57,6 +57,27 @@ def _accepts(grammars, vocabulary, wanted, text):
         (StructuredOutput.choice([f"number {i}" for i in range(1024)]), ["number 0", "number 1023"], ["number 1024"]),
         (StructuredOutput.grammar('start: "a" b\nb: /[0-9]+/'), ["a1", "a23"], ["a", "1"]),
         (StructuredOutput.grammar('root ::= "a" b\nb ::= [0-9]+'), ["a1", "a23"], ["a", "1"]),
+        (StructuredOutput.grammar(r'root ::= "\u00e9" [\u00e0-\u00e9]'), ["éé", "éà"], ["é", "u00e9"]),
+        (StructuredOutput.grammar(r'root ::= "\u0022\u005c\U0001F600" [^\u005d]'), ['"\\😀x'], ['"\\😀]']),
+        (StructuredOutput.grammar(r'root ::= "\\u00e9"'), [r"\u00e9"], ["é"]),
+        (
+            StructuredOutput.json_schema({"type": "string", "format": "password", "maxLength": 3}),
+            ['"abc"', '""'],
+            ['"abcd"', "1"],
+        ),
+        (
+            StructuredOutput.json_schema(
+                {
+                    "type": "object",
+                    "properties": {"format": {"type": "string", "format": "date"}, "b": {"format": "binary"}},
+                    "required": ["format"],
+                    "additionalProperties": False,
+                }
+            ),
+            ['{"format": "2024-02-03"}', '{"format": "2024-02-03", "b": 1}'],
+            ['{"format": "x"}', "{}"],
+        ),
+        (StructuredOutput.json_schema({"enum": [{"format": "path"}]}), ['{"format": "path"}'], ["{}"]),
         (StructuredOutput.grammar('start: "(" start ")" | "x"'), ["x", "((x))"], ["((x)"]),
     ],
     ids=lambda one: one.kind if isinstance(one, StructuredOutput) else "",
@@ -226,7 +247,7 @@ def test_a_grammar_whose_shared_states_are_used_up_is_compiled_anew_for_the_next
     def read(matcher):
         state = GrammarState(
             matcher,
-            num_tokens=len(vocabulary.tokens),
+            vocabulary=vocabulary,
             eos_token_id=grammars.eos_token_id,
             end_token_ids={grammars.eos_token_id},
             on_failure=lambda: grammars.spend(wanted),
@@ -251,3 +272,18 @@ def test_a_refusal_that_is_remembered_holds_no_frames(grammars):
         grammars.begin(StructuredOutput.regex("(frames")).result()
     error, _ = grammars._refused[StructuredOutput.regex("(frames")]
     assert error.__traceback__ is None
+
+
+@pytest.mark.parametrize(
+    "name", ["password", "path", "binary", "ipv4network", "ipv6network", "ipv4interface", "base64"]
+)
+def test_formats_that_json_schema_does_not_define_say_nothing(name, grammars, vocabulary):
+    """So that pydantic's SecretStr, Path, bytes and IPv4Network can be asked for."""
+    wanted = StructuredOutput.json_schema({"type": "object", "properties": {"a": {"type": "string", "format": name}}})
+    assert _accepts(grammars, vocabulary, wanted, '{"a": "any text"}')
+
+
+@pytest.mark.parametrize("name", ["iri", "json-pointer", "regex"])
+def test_formats_that_say_something_and_cannot_be_kept_are_refused(name, grammars):
+    with pytest.raises(InvalidRequestError, match=name):
+        grammars.matcher(StructuredOutput.json_schema({"type": "string", "format": name}))

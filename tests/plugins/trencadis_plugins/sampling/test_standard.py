@@ -125,7 +125,7 @@ class Moody(LogitsProcessor):
     """Fails for rows whose seed is odd, in the way that it is made with."""
 
     name = "moody"
-    has_state = True
+    has_state = rebuilds_state = True
 
     def __init__(self, way: str) -> None:
         self.way = way

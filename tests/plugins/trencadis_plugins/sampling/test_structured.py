@@ -155,7 +155,7 @@ def test_text_with_drafts_is_the_text_without(seed, quality, make_scene):
         assert drafted.num_steps < plain.num_steps / 2
 
 
-def test_logits_behind_a_forbidden_draft_stay_as_they_are(vocabulary, start):
+def test_nothing_is_allowed_behind_a_forbidden_draft(vocabulary, start):
     processor = Structured(lambda: vocabulary)
     processor.allocate(num_rows=1, vocab_size=VOCAB_SIZE, device=torch.device("cpu"))
     processor.start_row(start(0, PROMPT, structured=StructuredOutput.regex("abc"), eos=(0,)))
@@ -168,7 +168,8 @@ def test_logits_behind_a_forbidden_draft_stay_as_they_are(vocabulary, start):
     allowed = torch.isfinite(changed).sum(1).tolist()
     assert 0 < allowed[0] < 5
     assert 0 < allowed[1] < 5
-    assert torch.equal(changed[2:], logits[2:])
+    assert allowed[2:] == [0, 0]
+    assert set(processor.failures) == {(0, 4), (0, 5)}
 
 
 # ------------------------------------------------------------------------------------------------- rows that come and go
@@ -271,6 +272,31 @@ def test_what_fails_ahead_is_an_error_of_the_row_that_needs_it(make_scene):
     scene.step([0])
     (error,) = scene.row_errors
     assert (error.index, error.message) == (0, "structured output: the library gave up")
+
+
+def test_a_text_that_has_left_its_grammar_ends_in_words_and_no_other_request_does(make_scene):
+    """As where an acceptance rule lets a draft stand that the grammar forbids, and nothing else noticed it."""
+    scene = make_scene()
+    for row in (0, 1):
+        scene.begin(row, row, {"structured": StructuredOutput.regex("abc"), "temperature": 5.0})
+    scene.step([0, 1])
+    scene.tokens[0, scene.lengths[0]] = 2000
+    scene.lengths[0] += 1
+    scene.step([0, 1])
+    (error,) = scene.row_errors
+    assert (error.index, error.is_invalid) == (0, False)
+    assert "structured output: token 2000 has come after" in error.message
+
+
+def test_a_state_that_is_lost_is_an_error_in_words_of_the_row_that_needs_it(make_scene):
+    scene = make_scene()
+    for row in (0, 1):
+        scene.begin(row, row, {"structured": StructuredOutput.json_object()})
+    del scene.sampler._chain[0]._rows[1]
+    scene.step([0, 1])
+    (error,) = scene.row_errors
+    assert error.index == 1
+    assert "structured output: what this request asks for is lost" in error.message
 
 
 # ------------------------------------------------------------------------------------------------- refusals

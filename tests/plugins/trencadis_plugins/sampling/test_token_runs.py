@@ -37,3 +37,11 @@ def test_bad_words_are_never_completed_as_in_transformers(process, start):
     starts = [start(row, history, bad_words_ids=words) for row, history in enumerate(histories)]
     expected = _warp("NoBadWordsLogitsProcessor", histories, logits, [list(word) for word in words], [7])
     assert torch.equal(process(BadWords(), logits, starts), expected)
+
+
+def test_first_token_of_another_engine_completes_no_bad_word_and_repeats_no_n_gram(start):
+    """The prompt may have begun what is ruled out."""
+    words = start(0, [7, 5, 6], bad_words_ids=((5, 6, 9), (1, 2, 3, 4, 8), (4,)))
+    assert [token for token in range(10) if not BadWords().can_start_with(words, token)] == [4, 9]
+    grams = start(0, [1, 2, 3, 1, 2], no_repeat_ngram_size=3)
+    assert [token for token in range(10) if not NoRepeatNgram().can_start_with(grams, token)] == [3]

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from support.template_zoo import HOSTILE, ZOO
+from support.tokenizer_zoo import ZOO as TOKENIZERS
 from trencadis.config import Config
 from trencadis.config.schema import ModelConfig
 from trencadis.text import resolve_model_path
@@ -37,6 +38,17 @@ def test_demo_is_sound_and_its_facts_are_read(found, told):
     # 2 (key and value) × 5 layers × 4 heads × 32 dimensions × 2 bytes
     assert facts.kv_bytes_per_token == 2560
     assert any("with a chat template" in message for _, message in told())
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("llama2", "it decodes its 400 tokens to their bytes"), ("gpt1", "will be refused")]
+)
+def test_whether_structured_output_can_be_kept_with_the_tokenizer_is_told(found, told, copy, tmp_path, name, words):
+    whole = Config(model=ModelConfig(path=str(copy), tokenizer=TOKENIZERS[name].make(tmp_path / "tokenizer")))
+    check_model(found, whole)
+    (message,) = (message for _, message in told() if "structured output" in message)
+    assert words in message
+    assert ("have the bytes" in message) == (name == "gpt1")
 
 
 def test_ends_of_a_turn_are_listed_with_their_sources(found, told, copy):
