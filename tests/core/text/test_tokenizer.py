@@ -170,7 +170,7 @@ def test_a_panic_of_the_tokenizer_is_an_error_of_the_request_in_words(tmp_path: 
     calls = (
         lambda: tokenizer.encode("Hello"),
         lambda: tokenizer.encode_literally("Hello"),
-        lambda: tokenizer.apply_chat_template([{"role": "user", "content": "Hello"}]),
+        lambda: tokenizer.encode_rendered("Hello"),
         lambda: tokenizer.opening,
     )
     for call in calls:
