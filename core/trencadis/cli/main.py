@@ -5,8 +5,11 @@ argv ▶ config file ▶ [plugins] blocked ▶ plugins ▶ command ▶ Registry 
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
 import importlib
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -60,6 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: Arguments without the program's name; None: those of this process.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if argv is None:
+        _survive_signals()
     try:
         code = _dispatch(arguments)
         sys.stdout.flush()
@@ -81,6 +86,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         traceback.print_exc()
         print(f"error: a bug in Trencadís or in a plugin: {type(error).__name__}: {error}", file=sys.stderr)
         return InternalError.exit_code
+
+
+def _survive_signals() -> None:
+    """Let no command end at SIGUSR1, which prints the stacks of its threads, nor at SIGUSR2, which a command with engines handles."""
+    if hasattr(signal, "SIGUSR1"):
+        with contextlib.suppress(ValueError, OSError, AttributeError):  # without a stderr there is no place to print to
+            faulthandler.register(signal.SIGUSR1, all_threads=True)
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
 
 
 def _dispatch(arguments: list[str]) -> int:

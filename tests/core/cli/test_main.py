@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import types
@@ -233,3 +235,23 @@ def test_a_short_form_sets_the_value_it_stands_for_and_its_source_is_the_long_on
     args, config, _ = command[0]
     assert config.engine.seed == 1234
     assert args.resolved.sources["engine.seed"] == "flag --engine.seed"
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGUSR2"), reason="this system has no such signals")
+def test_no_command_ends_at_the_signals_of_operators(tmp_path):
+    """A command that waits for its config file, a pipe, gets both and then goes on."""
+    pipe = tmp_path / "serve.toml"
+    os.mkfifo(pipe)
+    command = subprocess.Popen(
+        [sys.executable, "-m", "trencadis", "config", "--config", str(pipe)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with pipe.open("w") as config:  # opens once the command reads
+        command.send_signal(signal.SIGUSR1)
+        command.send_signal(signal.SIGUSR2)
+        config.write("[engine]\nseed = 4321\n")
+    out, err = command.communicate(timeout=60)
+    assert command.returncode == 0, err
+    assert "4321" in out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pathlib
 import re
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -226,6 +227,23 @@ def test_the_client_parses_what_a_class_of_its_own_describes(client: openai.Open
         model="demo", messages=CHAT, response_format=Sailor, temperature=temperature, seed=4, max_completion_tokens=400
     ) as stream:
         assert stream.get_final_completion().choices[0].message.parsed == sailor
+
+
+class Account(pydantic.BaseModel):
+    """Types whose formats JSON Schema does not define."""
+
+    secret: pydantic.SecretStr = pydantic.Field(max_length=8)
+    blob: bytes = pydantic.Field(max_length=8)
+    home: pathlib.Path
+
+
+def test_the_client_parses_types_whose_formats_say_nothing(client: openai.OpenAI) -> None:
+    schema = Account.model_json_schema()["properties"]
+    assert [schema[name]["format"] for name in ("secret", "blob", "home")] == ["password", "binary", "path"]
+    answer = client.chat.completions.parse(
+        model="demo", messages=CHAT, response_format=Account, temperature=0.0, seed=4, max_completion_tokens=600
+    )
+    assert isinstance(answer.choices[0].message.parsed, Account)
 
 
 @pytest.mark.parametrize(
