@@ -194,7 +194,7 @@ class TorchBackend(Backend):
             self._load_checked(files, phases)
 
     def _load_checked(self, files: ModelFiles, phases: Phases) -> str:
-        """Load a decoder and check it; returns why it cannot be used with its layers packed, which nobody asked for, or nothing."""
+        """Load a decoder and check it; returns why it has to be loaded again without packed layers, or an empty string."""
         pooling_config = read_pooling_config(files, default_pooling="last", device=self._device)
         phases.begin("weights")
         share = self._share

@@ -4,7 +4,7 @@
     ├─ ConfigError                   a config value, file, flag or environment variable is wrong
     │  ├─ PlanLockError              another plan than the one of the lock file
     │  ├─ ConfigValueError           a value is of the wrong type or out of range
-    │  ├─ ImportPathRefusedError     code to import, named by somebody else than the operator
+    │  ├─ ImportPathRefusedError     code to import, named by someone other than the operator
     │  └─ UnknownKeyError            a key that no table has, with a did-you-mean
     ├─ PluginError                   a plugin cannot be used
     │  ├─ PluginLoadError            it raised while it was imported, registered or constructed

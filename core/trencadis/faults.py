@@ -187,7 +187,7 @@ class SwitchedOff:
 
     Attributes:
         component: With its distribution.
-        cause: In words.
+        cause: Why it was switched off, in words.
         for_s: Until it is called again, seconds; infinity: it is not.
     """
 
@@ -333,7 +333,7 @@ class CallMeter:
         """Note that the component is not called for a while; returns for how long, in words.
 
         Args:
-            cause: In words.
+            cause: Why it is switched off, in words.
             for_good: It is not tried again.
         """
         rest_s = math.inf if for_good else min(REST_S * 2**self._num_rests, _MAX_REST_S)

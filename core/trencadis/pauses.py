@@ -1,7 +1,7 @@
 """When the whole process stood still: stopped by a signal, a virtual machine that was paused, a processor that others had.
 
-A sibling thread sleeps for a short, fixed time, again and again. When it wakes late, every thread was held up, and the time is nobody's
-fault. One thread that waits for the processor while the sibling gets it is told by the kernel's own count.
+A sibling thread sleeps for a short, fixed time, again and again. When it wakes late, every thread was held up, and the time is charged
+to no component. The kernel's own count shows when one thread waited for a processor while the sibling got it.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ class ThreadWatch:
 
     Args:
         logger: Gets the warning.
-        process: What the process is, for the warning.
+        process: Name of the process, for the warning.
     """
 
     def __init__(self, logger: logging.Logger, process: str) -> None:

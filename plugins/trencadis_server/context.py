@@ -90,7 +90,7 @@ class ServerContext:
         model_names: As given.
         admission: As given.
         clock: As given.
-        created: As given.
+        created: When the server began, seconds since 1970.
         encoder: Runs the tokenizer off the event loop.
         parser: Parses bodies off the event loop.
         writer: Writes long answers off the event loop.

@@ -86,7 +86,7 @@ class FairThreads:
             caller: Name of the API key.
 
         Raises:
-            TooBusyError: The text is long, and too much of the caller's work was refused of late.
+            TooBusyError: The text is long, and too much of the caller's work was refused recently.
         """
         (result,) = await self.run_all([(call, num_characters)], caller=caller)
         return result
@@ -98,10 +98,10 @@ class FairThreads:
 
         Args:
             calls: Each with its number of characters.
-            caller: As :meth:`run`.
+            caller: Name of the API key.
 
         Raises:
-            TooBusyError: As :meth:`run`.
+            TooBusyError: The texts are long, and too much of the caller's work was refused recently.
         """
         if sum(num_characters for _, num_characters in calls) <= self._max_inline:
             return [call() for call, _ in calls]
@@ -133,7 +133,7 @@ class FairThreads:
             self._costs.charge(caller, seconds)
 
     def refuse_costly(self, caller: str) -> None:
-        """Refuse a caller too much of whose work was refused of late.
+        """Refuse a caller too much of whose work was refused recently.
 
         Raises:
             TooBusyError: Until it has paid for that.

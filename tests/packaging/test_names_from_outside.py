@@ -60,7 +60,7 @@ ALLOWED = {
         "trencadis_testing/hash_seeds.py",
     ): "the file of a test suite, in a process of the test's own",
 }
-"""What is done in which file, and why nobody outside decides by what name."""
+"""Each call with its file, and why the name that it gets does not come from outside."""
 
 UNPICKLING = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}
 NEVER = {

@@ -23,7 +23,7 @@ class ZooTemplate:
         forms: Form of content of the roles that differ from ``text``.
         lacks: Names of :data:`CONVERSATIONS` that it refuses itself.
         loses: Names of conversations of which it leaves out a text.
-        end: What it writes after an assistant's text, if that is a special token.
+        end: Text that it writes after an assistant's text, if that is a special token.
     """
 
     source: str

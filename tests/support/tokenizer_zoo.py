@@ -76,7 +76,7 @@ class ZooTokenizer:
     Args:
         name: The key in :data:`ZOO`.
         files: Returns the content of each file by name.
-        is_byte_level: Its tokens are bytes alone, and its text is these bytes read as UTF-8.
+        is_byte_level: All tokens are bytes, and a text is these bytes read as UTF-8.
         has_byte_fallback: It has ``<0xNN>`` tokens for characters without a token.
         loses: Keys of the :data:`TEXTS` that do not come back from encode and decode with special tokens skipped; None: most of them.
         num_ids: One more than the highest token id of a tokenizer that is written in Python; 0: ``tokenizer.json`` says it.

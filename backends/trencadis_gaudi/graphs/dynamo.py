@@ -21,7 +21,7 @@ _MAX_REASON = 400
 
 
 class DynamoCounts:
-    """Graph breaks and limits hit in this process since the object was made, whoever compiles."""
+    """Graph breaks and limits that compiled functions have hit in this process since the object was made."""
 
     def __init__(self) -> None:
         self._num_broken = len(_broken())

@@ -29,7 +29,7 @@ class Completion:
         request_id: Of the engine request.
         slot: In the engine; -1 before the engine has the request.
         finish_reason: None while it runs.
-        error: What went wrong, or empty; a tokenizer that fails on its tokens fails the completion alone.
+        error: Why the completion failed, or empty; a tokenizer that fails on its tokens fails the completion alone.
         num_cached_tokens: Known at the end.
         transfer_params: Known at the end.
         num_approximate_tokens: Known at the end.

@@ -174,7 +174,7 @@ def _option(item: RawValue) -> Any:
 
 
 def _check_no_import(setting: Setting, value: Any, source: str) -> None:
-    """Refuse a value of somebody else than the operator that names code to import.
+    """Refuse a value that names code to import and does not come from the operator.
 
     Raises:
         ImportPathRefusedError: It does.

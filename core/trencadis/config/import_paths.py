@@ -1,6 +1,6 @@
 """Import paths, ``package.module:Attribute``, in values of the configuration, and who may give them.
 
-To follow one is to run code. The operator may: in a file, the environment, a flag, or in Python. A client, a file that somebody sent and
+To follow one is to run code. The operator may: in a file, the environment, a flag, or in Python. A client, a received file and
 another process may not: from them a component is named as it is registered.
 """
 

@@ -119,7 +119,7 @@ def load_config(
         environ: The environment; none: this process's own.
         flags: Tokens ``["--engine.seed", "3"]``, or a mapping of flag to text.
         overrides: Dotted path to value, from Python; wins over everything.
-        may_import: Flags and overrides are the operator's own; False: they were read from a file that somebody sent.
+        may_import: Flags and overrides are the operator's own; False: they were read from a received file.
 
     Raises:
         ImportPathRefusedError: An import path, in a value that is not the operator's.

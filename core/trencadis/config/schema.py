@@ -182,7 +182,7 @@ class CacheConfig:
     )
     max_bytes: int = setting(
         0,
-        "The KV cache takes no more than this, unless num_blocks says so; 0: no cap, but for 4 GiB on a CPU where sequences need no more.",
+        "Largest size of the KV cache, unless num_blocks is set; 0: no limit, except on a CPU: 4 GiB, or what all sequences at full length need if that is more.",
         unit="bytes",
         validator=ge(0),
     )

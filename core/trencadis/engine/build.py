@@ -669,7 +669,7 @@ class Parts(EmbeddingParts):
         prepare: Begins what the sampler has to do before a request can run.
         can_start_with: Whether the sampler could have chosen a token for a sequence at the end of its prompt.
         is_portable: Whether a sequence with these parameters may go on here after tokens that another engine chose.
-        components: What is in place, by dotted path of the setting that names it.
+        components: Name, distribution, version and digest of every component, by dotted path of the setting that names it.
         device_label: Names executor and backend in messages.
         sampling_fingerprint: What the connector carries to another engine that is to choose a first token; None: none does.
     """

@@ -71,7 +71,7 @@ class Guarded(Generic[S]):
         ends_if_slow: Fail when it is too slow and there is no fallback.
 
     Attributes:
-        label: As given, or that of the fallback.
+        label: The argument, or the fallback's label once that is in place.
         strategy: The one in place.
         num_quarantined: Strategies that failed or were too slow.
         is_replaced: A fallback is in place.

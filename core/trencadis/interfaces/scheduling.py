@@ -62,7 +62,7 @@ class SchedulerView:
         tpot_target_s: Seconds from token to token that are wanted at most, by slot, float64; infinity for none.
         first_token_s: When the first token came, engine clock, by slot, float64; infinity before.
         waiting_since_s: When a waiting sequence began to wait, after its preemption if it had run, engine clock, by slot, float64.
-        waited_s: Seconds that a sequence waited before it ran, all times together, without a wait that goes on, by slot, float64.
+        waited_s: Seconds that a sequence waited in the queue before it ran, in all, without its present wait, by slot, float64.
         prefix_tokens: Called with waiting slots, returns how many of each one's tokens the prefix cache holds now, int64. The
             first call for a sequence hashes its tokens, later ones look its hashes up: ask for those that matter.
         num_free_rows: Sequences that could be admitted now if there were blocks for them.
@@ -199,8 +199,8 @@ class SchedulingPolicy(ABC):  # noqa: B024 - every method has a default
         """Return which candidate loses its blocks so that a waiting sequence can be admitted, or -1: then it waits.
 
         Called only if ``preempts``, for sequences at the beginning of ``order`` that lack a row or blocks, until room can be made for
-        one: again until that lacks nothing. Only then are the candidates that were named preempted, all at once; they are not
-        admitted again in the same step. The room is kept for the one for which it was made, whoever waited longer.
+        one of them: again and again until that one has all it needs. Only then are the named candidates preempted, all at once; they
+        are not admitted again in the same step. The room is kept for the sequence for which it was made, even if another waited longer.
 
         Args:
             view: The state.

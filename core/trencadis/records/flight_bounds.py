@@ -1,4 +1,4 @@
-"""Bounds of a flight record: a file that somebody sent may say anything, and nothing is allocated for it before it was looked at.
+"""Bounds of a flight record: a received file may say anything, so that it is checked before anything is allocated for it.
 
 Types bound single values, and are checked while a file is decoded. :func:`check_flight_record` checks what lies between values.
 """

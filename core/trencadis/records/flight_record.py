@@ -281,9 +281,9 @@ class FlightRecord(msgspec.Struct, kw_only=True):
         written_at: Seconds since 1970.
         version: Of Trencadís.
         plan_hash: Of the plugins, versions and options.
-        components: What was in force at the start, by dotted path of the setting that names it.
+        components: Code of the components in force at the start, by dotted path of the setting that names each.
         config: Tables of the core, without secrets and texts, as they were at the start.
-        scheduling: What was in force before the first event, as a change of ``config``; None: nothing had changed.
+        scheduling: Scheduling in force before the first event, as a change of ``config``; None: nothing had changed.
         model: Facts of the model.
         capabilities: Of the backend.
         num_blocks: KV blocks of the engine.

@@ -142,7 +142,7 @@ class ResolvedPlan:
         """Return name, distribution, version and digest of the code of chosen components, by path of the setting that names each. Pure.
 
         Args:
-            nouns: Of paths that begin so; none: all.
+            nouns: First parts of the paths to return; none: all paths.
         """
         return {
             path: (one.name, one.provenance.distribution, one.provenance.version, one.provenance.code_digest)

@@ -126,7 +126,7 @@ class SchedulingInForce:
         return frozenset(name for name in named if is_import_path(name))
 
     def as_change(self) -> dict[str, Any]:
-        """Return the table of the change that puts this in force from the configuration: every option, but for secrets. Pure."""
+        """Return the table of the change that puts this in force from the configuration: every option except secrets. Pure."""
         options = self.plan.choices["scheduling"].options
         secrets = set()
         if attrs.has(type(options)):
@@ -150,7 +150,7 @@ def resolve_change(present: SchedulingInForce, registry: Registry, change: Sched
         change: What to change.
 
     Raises:
-        ImportPathRefusedError: An import path of somebody else than the operator.
+        ImportPathRefusedError: An import path that does not come from the operator.
         ConfigError: A name that no plugin offers, an option that its table does not have, or a value out of range; in the words that
             the same mistake in a config file gets.
         PluginError: An import path cannot be imported, or a component requires what no chosen one provides.

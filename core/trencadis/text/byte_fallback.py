@@ -75,7 +75,7 @@ class ByteRuns:
     """Rewrites one growing sequence; O(1) per token.
 
     Args:
-        fallback: Of the tokenizer.
+        fallback: Byte tokens of the tokenizer.
     """
 
     def __init__(self, fallback: ByteFallback) -> None:

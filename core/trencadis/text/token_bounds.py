@@ -55,7 +55,7 @@ def _has_every_byte(model: Any, vocabulary: dict[str, int], *, is_byte_level: bo
 
 
 def _keeps_text(step: dict[str, Any]) -> bool:
-    """Return whether a step before the division into tokens loses no byte of a text, but for what is composed. Pure."""
+    """Return whether a step before the division into tokens keeps every byte of a text, except where it composes characters. Pure."""
     if step["type"] == "Replace":
         pattern = step["pattern"].get("String")
         return pattern is not None and len(step["content"].encode()) >= len(pattern.encode())

@@ -111,7 +111,7 @@ class Tokenizer:
     Attributes:
         vocab_size: Tokens it knows, added ones included; the model's own vocabulary may be padded beyond it.
         special_token_ids: Tokens that are control signs, not text.
-        byte_fallback: Its tokens that stand for one byte; None without such.
+        byte_fallback: Tokens that stand for one byte; None without such.
         next_token: A token after which the end of a text shows whether it stays: one written in Python may change it, as that of CTRL,
             whose ``o@@`` is ``o`` before another token. Empty for one in Rust.
         eos_token_id: The tokenizer's own end-of-sequence token; None without one.
@@ -272,7 +272,7 @@ class Tokenizer:
         """Return the source of a chat template; empty if there is none. Pure.
 
         Args:
-            name: Of one of several that come with the model, or a source itself; empty for the model's own.
+            name: Name of a template that comes with the model, or the source of one; empty: the model's default template.
             has_tools: The conversation comes with tools, for which some models have a template of their own.
         """
         several = getattr(self._hf, "chat_template", None)

@@ -86,7 +86,7 @@ class SteppedStrategy(TableStrategy, Generic[C]):
         Args:
             dimension: Such as ``prompt_bs``.
             span: The dimension's, from the config and the limits.
-            limits: What bounds a shape.
+            limits: Limits of a shape.
         """
         return attrs.astuple(span)
 

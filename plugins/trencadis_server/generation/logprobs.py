@@ -82,8 +82,8 @@ class CompletionLogprobsWriter:
     Args:
         tokenizer: Of the model.
         hides_special: Special tokens have no text in the answer.
-        prompt_token_ids: What comes before; its end decides whether the first word has a space before it.
-        offset: Of the first token in the text, characters.
+        prompt_token_ids: Tokens before the first one; their end decides whether the first word has a space before it.
+        offset: Start of the first token in the text, characters.
     """
 
     def __init__(

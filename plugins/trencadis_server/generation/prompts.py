@@ -67,14 +67,14 @@ async def encode_inputs(
         caller: Name of the API key.
         add_special_tokens: With those that the tokenizer adds; for strings.
         is_cut: Only the end of the prompt will be used, so it may be as long as it likes.
-        num_output: As :func:`check_room` has it; for strings that are not cut.
+        num_output: Output tokens that have to fit as well, see :func:`check_room`; for strings that are not cut.
         param: The field, for errors.
 
     Raises:
         ApiError: A text that is too long: those that surely are, before any is encoded, and the others before the next is; one
             without a token; or a token id that the model does not have.
         InvalidRequestError: There are too many texts or tokens for the server, known before the rest is encoded.
-        TooBusyError: Too much of the caller's work was refused of late.
+        TooBusyError: Too much of the caller's work was refused recently.
     """
     if isinstance(inputs, str):
         inputs = [inputs]
@@ -169,13 +169,13 @@ def check_prompt(
 
     Args:
         prompt: Token ids.
-        where: Its field, such as ``prompt[2]``, for errors.
+        where: The field, such as ``prompt[2]``, for errors.
         max_model_len: Longest sequence, tokens.
-        num_output: As :func:`check_room`.
-        output_param: As :func:`check_room`.
+        num_output: Output tokens that have to fit as well, see :func:`check_room`.
+        output_param: Field that asks for the output, see :func:`check_room`.
 
     Raises:
-        ApiError: As :func:`check_room`.
+        ApiError: The prompt is empty, or leaves no room for the output.
     """
     if not prompt:
         raise ApiError(400, f"{where} has no tokens. Give at least one.", param=where)
@@ -204,8 +204,8 @@ def check_length(text: str, tokenizer: Tokenizer, max_model_len: int, param: str
     """Check that a text may fit, before it is encoded. Pure.
 
     Args:
-        text: Of a prompt.
-        tokenizer: Of the model.
+        text: Text of a prompt.
+        tokenizer: The model's tokenizer.
         max_model_len: Longest sequence, tokens.
         param: The field, for errors.
 
@@ -268,9 +268,9 @@ def _encode(
     """Return the tokens of a text, which is refused after its beginning if that is far too long already.
 
     Args:
-        tokenizer: Of the model.
-        text: Of a prompt.
-        where: Its field, for errors.
+        tokenizer: The model's tokenizer.
+        text: Text of a prompt.
+        where: The field, for errors.
         add_special_tokens: With those that the tokenizer adds.
         max_model_len: Longest sequence, tokens; None: it will be cut.
 

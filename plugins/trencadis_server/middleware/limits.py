@@ -194,8 +194,8 @@ class _Share:
 
     Attributes:
         what: Is counted.
-        setting: Its name.
-        most: Its value.
+        setting: Name of the setting.
+        most: Value of the setting.
         share: Part of one caller.
     """
 

@@ -70,7 +70,7 @@ class ValueCheck:
         """Check a body, JSON or not; a large one takes some milliseconds per megabyte, on a thread.
 
         Args:
-            body: Of a request.
+            body: Body of a request.
             caller: Name of the API key.
 
         Raises:

@@ -28,7 +28,7 @@ class Candidate:
         registry: Its plugins.
         given: What was set, by dotted path, without defaults and secrets: enough to load it again.
         plan_hash: Of components, versions, code and options.
-        may_import: What was set is the operator's own, so that import paths in it are followed.
+        may_import: ``given`` is the operator's own, so that import paths in it are followed.
     """
 
     name: str
@@ -117,7 +117,7 @@ def restored(
         name: For tables.
         given: See :class:`Candidate`.
         swept: Dotted path to the text of a value, as in a flag; wins.
-        may_import: Both are the operator's own, and not read from a record that somebody sent.
+        may_import: Both are the operator's own, and were not read from a received record.
 
     Raises:
         ImportPathRefusedError: An import path, in what is not the operator's own.

@@ -107,7 +107,7 @@ def compare(
         arguments: What is compared.
         note: Called with the number of runs so far; or None.
         warn: Called before the runs with each sentence of :func:`left_open`; or None.
-        may_import: The arguments are the operator's own, and not those of a record that somebody sent.
+        may_import: The arguments are the operator's own, and not those of a received record.
 
     Raises:
         ConfigError: An argument, file or configuration cannot be used, or the workload is too short.

@@ -154,7 +154,7 @@ def replay_exactly(
         record: The record.
         config: The recorded one.
         registry: Its plugins.
-        name: Of the file, for messages.
+        name: Name of the file, for messages.
         may_import: The file is trusted: import paths of its changes are followed.
 
     Raises:

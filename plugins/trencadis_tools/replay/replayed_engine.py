@@ -100,9 +100,9 @@ def recorded_config(
     Args:
         record: The record.
         flags: Changes of the operator, as flags of the command line.
-        name: Of its file, for messages.
+        name: Name of the record's file, for messages.
         may_import: The file is trusted: import paths in it are followed.
-        plugins: The operator's own table ``[plugins]``; that of the record counts for nothing.
+        plugins: The operator's own table ``[plugins]``; that of the record is ignored.
 
     Raises:
         ImportPathRefusedError: The record names code to import, and is not trusted.
@@ -124,13 +124,13 @@ def recorded_config(
 def check_code(
     record: FlightRecord, config: Config, registry: Registry, *, name: str, may_import: bool = False
 ) -> None:
-    """Refuse a record whose components are others here, or have other code.
+    """Refuse a record whose components differ from those installed here, in name or code.
 
     Args:
         record: The record.
-        config: Of :func:`recorded_config`.
-        registry: Of the same.
-        name: Of its file, for messages.
+        config: Configuration from :func:`recorded_config`.
+        registry: Plugins from :func:`recorded_config`.
+        name: Name of the record's file, for messages.
         may_import: The file is trusted: differences are let pass.
 
     Raises:
@@ -171,9 +171,9 @@ def change_scheduling(engine: Engine, change: RecordedChange, *, name: str, may_
     """Make a recorded change.
 
     Args:
-        engine: Of the replay.
+        engine: Engine of the replay.
         change: Looked at by :func:`check_code`.
-        name: Of the record's file, for messages.
+        name: Name of the record's file, for messages.
         may_import: The file is trusted.
 
     Raises:

@@ -58,7 +58,7 @@ class StepLog(Protocol):
         """Called with some steps in order, each with one more token of every sequence.
 
         Args:
-            shape: Of the first one.
+            shape: Sizes of the first step.
             ends: When each ends, and how long it computes, seconds.
         """
         ...

@@ -36,7 +36,7 @@ class MeasuredRequest:
     """One answered request. Times are seconds on one clock.
 
     Attributes:
-        request: As a workload has it; ``arrival_s`` counts from the first arrival of the file.
+        request: The request, as in a workload; ``arrival_s`` counts from the first arrival of the file.
         ttft_s: From its arrival to its first token, above 0.
         decode_s: From its first to its last token.
     """
@@ -51,7 +51,7 @@ class MeasuredRun:
     """The requests of a file, by arrival.
 
     Attributes:
-        name: Of the file.
+        name: Name of the file.
         requests: At least one.
         num_failed: Requests with an error, which are left out.
         num_cached: Requests that say that a part of their prompt was not computed but cached.

@@ -71,7 +71,7 @@ class FittedTerm:
 
     Attributes:
         value: Seconds for one of its sizes.
-        error: Its standard error if requests were independent, seconds; they are not, for they share steps.
+        error: Standard error of the value if requests were independent, seconds; they are not, for they share steps.
         told: How much of it the requests tell, 0 .. 1; the rest is the start's.
     """
 
@@ -86,10 +86,10 @@ class RequestFit:
 
     Attributes:
         times: The model.
-        terms: By name of the coefficient.
-        loss: At the end, mean over the fitted times.
-        num_simulations: That it took.
-        run: Of all requests with the fitted step times.
+        terms: Fitted terms by name of the coefficient.
+        loss: Mean over the fitted times, at the end.
+        num_simulations: Simulations that the fit took.
+        run: Simulation of all requests with the fitted step times.
     """
 
     times: LinearStepTimes
@@ -104,11 +104,11 @@ class LatencyErrors:
     """Simulated by measured, of some requests; shares of the measured time, 0.02 is 2 % too long.
 
     Attributes:
-        num_requests: Of these.
+        num_requests: Number of the requests.
         measured_s: Mean that was measured, seconds.
         mean: Signed error of the mean.
-        p50: Of the median.
-        p99: Of the 99th percentile.
+        p50: Signed error of the median.
+        p99: Signed error of the 99th percentile.
         each: Median over single requests of the error's size.
     """
 
@@ -156,7 +156,7 @@ class _Turn:
         residuals: By fitted time, relative.
         sizes: That each fitted time is the sum of, ``[num_times, num_terms]``.
         loss: Mean of the fitted times, and the prior's.
-        run: Of all requests.
+        run: Simulation of all requests.
     """
 
     values: FloatArray
@@ -281,7 +281,7 @@ def fit_requests(
     """Return the step times with which simulated requests take what the measured ones took. Deterministic.
 
     Args:
-        config: Of the engine that was measured: rows, token budget, KV blocks, scheduling.
+        config: Configuration of the measured engine: rows, token budget, KV blocks, scheduling.
         registry: The plugins.
         measured: All of its requests are simulated.
         num_fitted: The first so many are fitted; the others are load alone.
@@ -348,7 +348,7 @@ def latency_errors(
     """Return errors of TTFT, TPOT and E2E of some requests; TPOT is left out if no answer has two tokens. Pure.
 
     Args:
-        measured: What was measured.
+        measured: Measured requests.
         run: The same requests, simulated.
         first: Index of the first of them.
         end: Index after the last one; None: all.

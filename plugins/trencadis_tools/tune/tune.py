@@ -76,7 +76,7 @@ class Tuned:
         slo: Objectives.
         parts: Of the workload, the longest to search with before the one held out.
         left_out: In words: which requests the model cannot take; empty: it takes all.
-        one_seed: In words: what is drawn from one seed alone; empty: nothing.
+        one_seed: Sentence that says what is drawn from one seed alone; empty: nothing.
         step_times: In words: where they come from.
         step_times_facts: Their coefficients.
         memory: In words: how many KV blocks there are.
@@ -212,7 +212,7 @@ def parts_of(
         name: A workload file, a trace or a name.
         limit: Requests of the longest part to search with, and of the other one.
         max_model_len: Tokens of the longest request; longer ones are left out.
-        seed: In place of the workload's.
+        seed: Seed to use instead of the workload's.
 
     Raises:
         ConfigError: There is no such workload, it is too short, or all requests come at once.

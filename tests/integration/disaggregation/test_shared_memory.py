@@ -58,7 +58,7 @@ def test_blocks_of_another_process_come_through_shared_memory(
     prefill = engines[0]
     answer = prefill.post(prompt=PROMPT, max_tokens=1, kv_transfer_params={"do_remote_decode": True}).json()
     pulled = served(engine, "pulled", transfer_params=answer["kv_transfer_params"])
-    assert pulled.num_cached_tokens == 0, "nobody had it before"
+    assert pulled.num_cached_tokens == 0, "it was not cached before"
     assert pulled_bytes(engine) == {"shared memory": 192 // 16 * 80 * 1024, "connection": 0.0}
     alone = served(engine, "alone", cache_salt="alone")
     assert alone.num_cached_tokens == 0

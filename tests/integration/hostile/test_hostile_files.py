@@ -1,4 +1,4 @@
-"""Files that somebody sent, or that went bad on the way: every command that reads one says in words what is wrong with which file."""
+"""Hostile and damaged files: every command that reads one says in words what is wrong with which file."""
 
 from __future__ import annotations
 

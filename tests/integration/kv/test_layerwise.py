@@ -105,7 +105,7 @@ def test_tokens_are_the_same_and_no_request_waits_for_kv(
         transfers = consumer._state.transfers
         assert (transfers.num_loaded, transfers.layered.num_discarded) == (1, 0)
     assert {name: end.token_ids.tolist() for name, end in ends.items()} == truth
-    assert ends["r"].num_cached_tokens == 0, "nobody had it before"
+    assert ends["r"].num_cached_tokens == 0, "it was not cached before"
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from support.server.served_process import ServedProcess, family
 from trencadis.text import resolve_model_path
 
 TIMEOUT_S = 300
-# It loops for whoever says so, and not when the server tries it.
+# It loops for a message that says "loop", and not when the server tries the template.
 TEMPLATE = (
     "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content + '<|end|>' }}"
     "{% if 'loop' in m.content %}{% for a in range(99999) %}{% for b in range(99999) %}{{ '' }}{% endfor %}{% endfor %}{% endif %}"

@@ -147,7 +147,7 @@ class Administration:
         """Return what a flight record says of a change that was just made: its table, what is in force, and the components that schedule.
 
         Args:
-            table: As given; options are returned as they are in force, without secrets.
+            table: The table of the change; options are returned as they are in force, without secrets.
         """
         assert self._switch is not None, "scheduling was changed"
         now = self._switch.in_force.as_change()

@@ -52,7 +52,7 @@ class FlightFacts:
     Attributes:
         version: Of Trencadís.
         config: Tables of the core, without secrets and texts.
-        components: In force at the start, by dotted path of the setting that names them.
+        components: Code of the components in force at the start, by dotted path of the setting that names each.
         model: Facts of the model.
         capabilities: Of the backend.
         num_in_flight: Steps that may be in flight at once.
@@ -98,7 +98,7 @@ class _Segment:
 
     Attributes:
         frame: The state before the first entry; None: the engine had just been built.
-        scheduling: What was in force then, as a change of the configuration; None: nothing had changed.
+        scheduling: Scheduling in force at that moment, as a change of the configuration; None: nothing had changed.
         entries: In order.
         obstacles: What of it cannot be replayed, in words.
         lives: Requests that were in the engine at the frame, or came later, in order of arrival.
@@ -240,8 +240,8 @@ class FlightRecorder:
 
         Args:
             change: The table of the change.
-            in_force: What is in force now, as a change of the configuration.
-            components: In force now, as far as they schedule.
+            in_force: Scheduling in force now, as a change of the configuration.
+            components: Code of the components that schedule now, by dotted path of the setting that names each.
         """
         now_s = self._state.clock.now_s()
         try:

@@ -110,7 +110,7 @@ class Observers:
             if not meter.is_due:
                 return
             meter.switch_on()
-            logger.warning("%s is told again.", watched.name)
+            logger.warning("%s is called again.", watched.name)
         began = meter.begin()
         try:
             call(watched.observer)

@@ -45,7 +45,7 @@ class Admission:
         cached_order: The policy's order.
         notes: Of the plan in the making; gets reasons.
         has_outcome: There was something to admit since :meth:`begin`.
-        max_wait_s: As given.
+        max_wait_s: The argument.
         lacks_blocks: Who was to be admitted alone last was not, for want of blocks and nothing else.
     """
 

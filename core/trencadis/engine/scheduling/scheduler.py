@@ -472,9 +472,9 @@ def _constant(number: int, kind: type[np.generic]) -> Any:
 class Preemptor(Restorable):
     """Preempts running sequences for a waiting one, in the policy's order: as many as it takes, or none.
 
-    Who waited too long does not come first here: he gets what is free, and may have no claim on what others hold. The room that was made
-    is kept for the one for which it was made until that is admitted; else, with a queue full of those who waited too long, a request
-    could preempt one after the other and get nothing.
+    A sequence that waited too long does not come first here: it gets what is free, but its wait gives it no claim on what others hold.
+    Room is kept for the sequence for which it was made until that is admitted; otherwise, with a queue full of sequences that waited too
+    long, a request could preempt one after the other and get nothing.
 
     Args:
         state: The engine's state; changed by :meth:`make_way`.

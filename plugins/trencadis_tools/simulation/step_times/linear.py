@@ -52,8 +52,8 @@ class LinearStepTimes(HostTimes):
         context_s: Of every KV entry that is read, seconds.
         product_s: Of every pair of a prefill's token and a KV entry that it reads, seconds.
         row_s: Of every sequence, seconds.
-        prefill_token_s: Of every token of a prefill beside ``token_s``, seconds: a decode's token is nearly free where reading weights takes
-            longer than computing it.
+        prefill_token_s: Time of every token of a prefill in addition to ``token_s``, seconds: a decode's token is nearly free where
+            reading weights takes longer than computing it.
     """
 
     base_s: float = attrs.field(default=_BASE.base_s, validator=_SECONDS)

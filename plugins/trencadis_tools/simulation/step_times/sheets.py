@@ -100,8 +100,8 @@ class DeviceSheet:
         flops: Peak operations per second, dense, by type of weights.
         bandwidth_bytes_per_s: Of its memory.
         memory_bytes: Of its memory.
-        link_bytes_per_s: To the other devices of a node, one direction; a device without links computes alone.
-        link_latency_s: That a sum over the ranks takes, however few bytes it sends.
+        link_bytes_per_s: Peak rate to the other devices of a node, one direction; a device without links computes alone.
+        link_latency_s: Time that a sum over the ranks takes, however few bytes it sends.
         sources: Where the numbers are from.
         factors_from: Where the factors are from.
         factors: Those of its kernels.
@@ -250,7 +250,7 @@ class StepParts:
         decode_kv_s: Reading and writing keys and values of decodes.
         weights_s: Reading the weights.
         link_s: Bytes of the sums over the ranks.
-        link_latency_s: What these sums take beside their bytes; no factor applies to it.
+        link_latency_s: Latency of these sums, in addition to the time of their bytes; no factor applies to it.
     """
 
     prefill_compute_s: float

@@ -1,4 +1,4 @@
-"""Under overload, urgent requests get in as long as less urgent ones run, and nobody starves: on a clock of 10 ms a step."""
+"""Under overload, urgent requests get in as long as less urgent ones run, and no request starves: on a clock of 10 ms a step."""
 
 from __future__ import annotations
 
@@ -183,5 +183,5 @@ def test_urgent_ones_never_wait_for_less_urgent_ones_and_nobody_starves(seed: in
         if may_give_way and not state.rows.num_free and head not in load.engine._scheduler.preemptor.has_room:
             assert passed_over != (epoch, step - 1), f"step {step}: slot {head} waits while less urgent ones run"
             passed_over = (epoch, step)
-    assert len(load.ends) == num_added, "somebody starves"
+    assert len(load.ends) == num_added, "a request starves"
     assert broken_invariants(load.engine) == []

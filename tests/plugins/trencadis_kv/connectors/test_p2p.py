@@ -69,7 +69,7 @@ def test_prefix_goes_from_one_engine_to_the_other_and_is_given_back(pair: tuple[
     assert producer.node.holds.num_holds == 1
     end = pulled(producer, consumer, params)
     assert end.token_ids.tolist() == true_text(PROMPT, 12)
-    assert (end.num_cached_tokens, consumer.num_found(end)) == (0, 4 * NUM_BLOCKS), "nobody had it before"
+    assert (end.num_cached_tokens, consumer.num_found(end)) == (0, 4 * NUM_BLOCKS), "it was not cached before"
     assert consumer.count("tokens", direction="load") == 4 * NUM_BLOCKS
     producer.until(lambda: not producer.engine.has_work)
     assert producer.num_used_blocks == consumer.num_used_blocks == 0
