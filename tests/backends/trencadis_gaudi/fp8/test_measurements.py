@@ -76,7 +76,7 @@ def test_largest_of_the_channels_counts(tmp_path):
         ({Q: {"outputs": [[[1.0]]]}}, f"layer {Q}: it has not one input"),
         ({Q: node([["loud"]])}, f"layer {Q}: the measurement of its input is not of numbers"),
         ({Q: node([[-1.0]])}, f"layer {Q}: the measurement of its input is no magnitude"),
-        ({Q: node([[float("nan")]])}, f"layer {Q}: the measurement of its input is no magnitude"),
+        ({Q: node([[float("nan")]])}, "is no measurement file: nan is no number"),
     ],
 )
 def test_measurement_that_does_not_fit_is_refused_with_file_and_layer(tmp_path, nodes, message):
