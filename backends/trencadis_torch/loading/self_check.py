@@ -87,6 +87,8 @@ class ModelCheck:
             remedy = 'quantization = "none" and pack = "off" serve it as transformers made it'
         if not switch(model, PAGED):
             raise ModelLoadError(f"{name} does not take another attention implementation.")
+        packed = " and packed layers" if replaced else ""
+        differ = f"logits with the paged KV cache{packed} differ from the model's own"
         try:
             found = paged_logits(model, self._layers, self._sequences, self._layout, self._kernel)
         except Exception as error:  # of the model's code, which may be anybody's
@@ -94,15 +96,14 @@ class ModelCheck:
                 raise
             fault = f"a forward with packed layers failed: {as_words(error)}"
         else:
-            packed = " and packed layers" if replaced else ""
             difference = _disagreement(
                 torch.cat(self._expected), torch.cat(found), is_exact=model.dtype == torch.float32, quantised=quantised
             )
-            fault = difference and f"logits with the paged KV cache{packed} differ from the model's own {difference}"
+            fault = difference and f"{differ} {difference}"
         # All ranks are asked before any of them gives up, also if its forward failed.
         if not (not fault if self._agree is None else self._agree(not fault)):
             raise ModelLoadError(
-                f"{name}: {fault or 'another rank computes other logits than the model'}.",
+                f"{name}: {fault or f'{differ} on another rank'}.",
                 hint=f"This architecture cannot be served here; [backend.torch] {remedy}.",
             )
 

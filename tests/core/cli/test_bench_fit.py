@@ -54,7 +54,7 @@ def test_the_file_that_is_written_predicts_what_was_recorded(bench, records, tmp
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "--records is missing"),
+        ([], "needs one of --records and --requests"),
         (["--records", "nowhere.jsonl"], r"nowhere\.jsonl"),
         (["--records", "RECORDS", "--warm-up", "-1"], "--warm-up is -1"),
         (["--records", "RECORDS", "--warm-up", "480"], "16 steps are too few"),

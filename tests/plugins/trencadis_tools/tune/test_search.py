@@ -156,7 +156,7 @@ def test_changes_that_no_engine_can_be_built_with_are_counted_once() -> None:
 
 
 def test_a_start_that_fails_is_an_error() -> None:
-    start = restored("start", {**START, "scheduling.name": f"{HERE}:Fails"})
+    start = restored("start", {**START, "scheduling.name": f"{HERE}:Fails"}, may_import=True)
     trials = Trials(start, parse_slo("ttft_p99=1s"), Knee(), [workload("short")])
     with pytest.raises(StepFailedError, match="no order today"):
         trials.run({}, "short", 1.0)
