@@ -14,10 +14,12 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from trencadis.engine.inspect.off import off_metrics
 from trencadis.engine.transfer.transfer_metrics import transfer_metrics
 from trencadis.engine.transfer.transfers import Transfers
 from trencadis.interfaces import Observer
 from trencadis.records import Bucket, EngineGauges, FinishedSequence, FinishReason, Pass, Phase, StepStats
+from trencadis.thread_watch import ENGINE_THREADS
 from trencadis_testing.resources import ends_its_threads, growth_bytes
 
 __all__ = ["SAMPLE_REQUESTS", "SAMPLE_STEPS", "SHOWN_METRICS", "ObserverConformance", "finished_sequence", "step_stats"]
@@ -45,6 +47,7 @@ SHOWN_METRICS = frozenset(
         "trencadis_http_requests_refused_created",
         "trencadis_http_response_bytes",
         "trencadis_http_response_bytes_created",
+        "trencadis_http_threads",
         "trencadis_kv_breaker_state",
         "trencadis_kv_bytes",
         "trencadis_kv_dropped_saves",
@@ -306,7 +309,8 @@ def _median_s(call: Callable[[], None]) -> float:
 
 def _names_of_the_engine() -> set[str]:
     """Return the families that ``/metrics`` has without any observer: Prometheus refuses an answer that has one of them twice."""
-    return _families(transfer_metrics(Transfers())) | SHOWN_METRICS
+    shown = transfer_metrics(Transfers()) + off_metrics() + ENGINE_THREADS.format(1)
+    return _families(shown) | SHOWN_METRICS
 
 
 def _families(text: str) -> set[str]:

@@ -41,9 +41,9 @@ def test_many_more_threads_than_at_the_start_are_told_once_with_whose_they_are(l
     (record,) = caplog.records
     said = record.getMessage()
     assert said.startswith(
-        f"The engine has {start + MOST_MORE + 1} threads, {MOST_MORE + 1} more than at its start, and {MOST_MORE + 1}"
+        f"The engine has {start + MOST_MORE + 1} threads, {MOST_MORE + 1} more than at its start, and "
     )
-    assert "run code of threading, such as 'poll-0'" in said
+    assert "run code of threading, such as '" in said
 
 
 class Poller(threading.Thread):

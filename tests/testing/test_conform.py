@@ -15,7 +15,7 @@ from trencadis_testing.conform import Conformance, parse, suite_class
 ROOT = Path(__file__).parents[2]
 
 MINE = """
-from trencadis.interfaces import BucketingStrategy, EvictionPolicy, SchedulingPolicy
+from trencadis.interfaces import BucketingStrategy, ConnectorPair, EvictionPolicy, SchedulingPolicy
 from trencadis.records import Bucket
 from trencadis_testing.doubles import LoopConnector
 
@@ -35,7 +35,7 @@ class Exact(BucketingStrategy):
 class Picky(SchedulingPolicy):
     def admit(self, request, *, num_waiting, num_waiting_tokens): return "no" if num_waiting > 2 else ""
 
-def shelf(): return LoopConnector().pair()
+def shelf() -> ConnectorPair: return LoopConnector().pair()
 
 class Stuck(Oldest):
     def close(self): raise OSError("no key")

@@ -81,7 +81,7 @@ def test_closing_forgets_texts_tells_observers_and_closes_the_executor_once() ->
 
 def test_observers_have_metrics_without_any_step() -> None:
     engine = make(observers=(("watches", Watches()),))
-    assert engine.metrics() == "texts 1\n"
+    assert engine.metrics().startswith("texts 1\n")
     assert (engine.plan_hash, engine.totals.num_steps) == ("hash", 0)
 
 

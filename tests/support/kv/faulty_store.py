@@ -58,7 +58,10 @@ class Shelf:
         plugin = types.ModuleType("shelf")
         for noun, make in made.items():
             component = Component(
-                name="fake", factory=lambda _, context, make=make: make(context), summary="Fake.", interface_version=1
+                name="fake",
+                factory=lambda _, context, make=make: make(context),
+                summary="Fake.",
+                interface_version=2 if noun == "executor" else 1,
             )
             setattr(plugin, NOUNS[noun], hookimpl(specname=NOUNS[noun])(lambda component=component: [component]))
         base = Config()

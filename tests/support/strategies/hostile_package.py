@@ -25,7 +25,20 @@ from typing import Any
 import attrs
 import numpy as np
 
-from trencadis.interfaces import ComponentContext, ConnectorPair
+from trencadis.interfaces import (
+    Backend,
+    BucketingStrategy,
+    ComponentContext,
+    ConnectorPair,
+    DraftLength,
+    EvictionPolicy,
+    Executor,
+    KVCodec,
+    KVPolicy,
+    Observer,
+    SchedulingPolicy,
+    Speculator,
+)
 
 __all__ = ["ACTS", "ANSWER_MODES", "MODES", "PROCESS_MODES", "spoil"]
 
@@ -156,25 +169,25 @@ def _overwrite(value: Any, depth: int = 0) -> None:
 # ------------------------------------------------------------------------------------------------ one of each noun
 
 
-def scheduling(method: str, mode: str, first: int = 0) -> Any:
+def scheduling(method: str, mode: str, first: int = 0) -> SchedulingPolicy:
     from trencadis_plugins.scheduling.fcfs import Fcfs
 
     return spoil(Fcfs(), method=method, mode=mode, first=first)
 
 
-def eviction(method: str, mode: str, first: int = 0) -> Any:
+def eviction(method: str, mode: str, first: int = 0) -> EvictionPolicy:
     from trencadis_plugins.eviction.lru import Lru
 
     return spoil(Lru(), method=method, mode=mode, first=first)
 
 
-def bucketing(context: ComponentContext, method: str, mode: str, first: int = 0) -> Any:
+def bucketing(context: ComponentContext, method: str, mode: str, first: int = 0) -> BucketingStrategy:
     from trencadis_testing.engines import ExactShapes
 
     return spoil(ExactShapes(), method=method, mode=mode, first=first)
 
 
-def observer(method: str, mode: str, first: int = 0) -> Any:
+def observer(method: str, mode: str, first: int = 0) -> Observer:
     from trencadis.interfaces import Observer
 
     class Counter(Observer):
@@ -190,19 +203,19 @@ def observer(method: str, mode: str, first: int = 0) -> Any:
     return spoil(Counter(), method=method, mode=mode, first=first)
 
 
-def speculation(method: str, mode: str, first: int = 0) -> Any:
+def speculation(method: str, mode: str, first: int = 0) -> Speculator:
     from trencadis_testing.doubles import ScriptedSpeculator
 
     return spoil(ScriptedSpeculator(lambda tokens: [int(tokens[-1])] * 2), method=method, mode=mode, first=first)
 
 
-def draft_length(method: str, mode: str, first: int = 0) -> Any:
+def draft_length(method: str, mode: str, first: int = 0) -> DraftLength:
     from trencadis_testing.doubles import AsManyAsMay
 
     return spoil(AsManyAsMay(), method=method, mode=mode, first=first)
 
 
-def kv_connector(context: ComponentContext, method: str, mode: str, first: int = 0) -> Any:
+def kv_connector(context: ComponentContext, method: str, mode: str, first: int = 0) -> ConnectorPair:
     side, _, method = method.partition(".")
     from trencadis_kv.connectors.host_offload.host_memory import HostMemory, HostStore
     from trencadis_kv.store.settings import StoreSettings
@@ -216,25 +229,25 @@ def kv_connector(context: ComponentContext, method: str, mode: str, first: int =
     return ConnectorPair(**parts)
 
 
-def kv_policy(method: str, mode: str, first: int = 0) -> Any:
+def kv_policy(method: str, mode: str, first: int = 0) -> KVPolicy:
     from trencadis.interfaces import KVPolicy
 
     return spoil(KVPolicy(), method=method, mode=mode, first=first)
 
 
-def kv_codec(method: str, mode: str, first: int = 0) -> Any:
+def kv_codec(method: str, mode: str, first: int = 0) -> KVCodec:
     from trencadis_kv.store.defaults import IdentityCodec
 
     return spoil(IdentityCodec(), method=method, mode=mode, first=first)
 
 
-def executor(method: str, mode: str, first: int = 0, last: int = 1 << 62) -> Any:
+def executor(method: str, mode: str, first: int = 0, last: int = 1 << 62) -> Executor:
     from trencadis_testing.fake_executor import FakeExecutor
 
     return spoil(FakeExecutor(), method=method, mode=mode, first=first, last=last)
 
 
-def backend(method: str, mode: str, first: int = 0, last: int = 1 << 62, **options: Any) -> Any:
+def backend(method: str, mode: str, first: int = 0, last: int = 1 << 62, **options: Any) -> Backend:
     from trencadis_testing.fakes import FakeBackend
 
     return spoil(FakeBackend(**options), method=method, mode=mode, first=first, last=last)

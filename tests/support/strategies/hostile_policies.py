@@ -194,7 +194,7 @@ class RaisingDrafter(_RaisesIn, ScriptedSpeculator):
         self._check("allocate")
 
 
-def raising_connector(where: str) -> Any:
+def raising_connector(where: str) -> ConnectorPair:
     """Return a connector one of whose sides raises at the start."""
     wild = WildConnector()
     pair = wild.pair()
