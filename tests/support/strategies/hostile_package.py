@@ -253,7 +253,7 @@ def backend(method: str, mode: str, first: int = 0, last: int = 1 << 62, **optio
     return spoil(FakeBackend(**options), method=method, mode=mode, first=first, last=last)
 
 
-def honest_speculation() -> Any:
+def honest_speculation() -> Speculator:
     from trencadis_testing.doubles import ScriptedSpeculator
 
     return ScriptedSpeculator(lambda tokens: [int(tokens[-1])] * 2)
