@@ -41,7 +41,8 @@ class BucketMode:
     """No graphs: every pass runs eagerly. Modes with graphs override its methods.
 
     Args:
-        config: Of the backend.
+        config: Configuration of the backend.
+        compiles_kernels: The device compiles kernels for shapes when they first run, as CUDA does.
 
     Attributes:
         packs: Linear layers may be packed.
@@ -53,8 +54,9 @@ class BucketMode:
     compiles: ClassVar[bool] = False
     layerwise_kv: ClassVar[bool] = True
 
-    def __init__(self, config: TorchConfig) -> None:
+    def __init__(self, config: TorchConfig, *, compiles_kernels: bool = False) -> None:
         self._config = config
+        self._compiles_kernels = compiles_kernels
 
     def native(self) -> Native | None:
         """Return the library of linear layers; None: it cannot be had."""
@@ -93,6 +95,8 @@ class BucketMode:
     ) -> WarmUpReport:
         """Prepare buckets, the largest first: then the memory of the smaller ones is there.
 
+        Where nothing is kept for a shape, the largest bucket of each phase is run once: for memory, and for what is made at a first use.
+
         Args:
             buckets: All that will be used.
             run: Runs one on padding.
@@ -101,10 +105,13 @@ class BucketMode:
         Raises:
             BackendError: The model cannot become graphs, or one of them computes something else.
         """
-        for done, bucket in enumerate(sorted(buckets, reverse=True), start=1):
+        largest_first = sorted(buckets, reverse=True)
+        if not self._compiles_kernels:
+            largest_first = list({bucket.phase: bucket for bucket in reversed(largest_first)}.values())
+        for done, bucket in enumerate(largest_first, start=1):
             run(bucket)
             if progress is not None:
-                progress(done, len(buckets))
+                progress(done, len(largest_first))
         return WarmUpReport(prepared=tuple(buckets))
 
     def step(self) -> contextlib.AbstractContextManager[StepCounts]:
@@ -138,4 +145,4 @@ def choose_mode(config: TorchConfig, *, device: torch.device, clock: Clock) -> B
         from trencadis_torch.graphs.cuda_graphs import CudaGraphMode
 
         return CudaGraphMode(config, device=device)
-    return BucketMode(config)
+    return BucketMode(config, compiles_kernels=device.type == "cuda")

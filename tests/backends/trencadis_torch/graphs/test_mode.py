@@ -34,13 +34,25 @@ def test_only_without_graphs_a_pass_can_wait_between_its_layers():
     assert [mode.layerwise_kv for mode in (BucketMode, CompiledMode, CudaGraphMode)] == [True, False, False]
 
 
-def test_without_graphs_every_bucket_runs_once_the_largest_first():
-    buckets = [Bucket(1, 1, 4, Phase.DECODE), Bucket(4, 1, 16, Phase.DECODE), Bucket(2, 1, 8, Phase.DECODE)]
+BUCKETS = [
+    *(Bucket(1, 1, 4, Phase.DECODE), Bucket(4, 1, 16, Phase.DECODE), Bucket(2, 1, 8, Phase.DECODE)),
+    *(Bucket(1, 128, 0), Bucket(4, 512, 0), Bucket(1, 512, 0)),
+]
+
+
+def test_where_nothing_is_kept_for_a_shape_the_largest_bucket_of_each_phase_runs_once():
     ran, progress = [], []
-    report = chosen().warm_up(buckets, run=ran.append, progress=lambda *done: progress.append(done))
-    assert ran == sorted(buckets, reverse=True)
-    assert progress == [(1, 3), (2, 3), (3, 3)]
-    assert (report.prepared, report.num_graphs) == (tuple(buckets), 0)
+    report = chosen().warm_up(BUCKETS, run=ran.append, progress=lambda *done: progress.append(done))
+    assert sorted(ran) == sorted([Bucket(4, 1, 16, Phase.DECODE), Bucket(4, 512, 0)])
+    assert progress == [(1, 2), (2, 2)]
+    assert (report.prepared, report.num_graphs) == (tuple(BUCKETS), 0)
+
+
+def test_on_a_device_that_compiles_kernels_every_bucket_runs_once_the_largest_first():
+    ran = []
+    mode = choose_mode(TorchConfig(layout="padded"), device=torch.device("cuda"), clock=SimulatedClock())
+    assert mode.warm_up(BUCKETS, run=ran.append).prepared == tuple(BUCKETS)
+    assert ran == sorted(BUCKETS, reverse=True)
 
 
 def test_without_graphs_nothing_is_counted_and_no_memory_kept():
