@@ -378,7 +378,7 @@ def test_an_engine_that_fails_says_so_before_it_ends() -> None:
 def test_beams_and_totals_come_through_the_door_of_another_process(
     run_shared: Callable[..., Any], offline: LLM
 ) -> None:
-    params = BeamSearchParams(beam_width=3, max_tokens=3)
+    params = BeamSearchParams(beam_width=3, max_tokens=3, ignore_eos=True)
 
     async def use(llm: AsyncLLM) -> tuple[RequestOutput, int]:
         before = await llm.totals()

@@ -29,7 +29,6 @@ SIZES = [
 PADDING = [
     (f"VLLM_{dimension}_BUCKET_{bound}", "3", f"bucketing.padding_aware.{key}_{bound.lower()}", 3)
     for dimension, key in DIMENSIONS.items()
-    if dimension != "PROMPT_SEQ"
     for bound in ("PAD_MAX", "PAD_PERCENT")
 ]
 COUNTS = [

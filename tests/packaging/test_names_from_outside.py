@@ -46,6 +46,7 @@ ALLOWED = {
     ("import_module", "trencadis_torch/preload.py"): "names of a table of ours",
     ("import_module", "trencadis_gaudi/checks/records.py"): "checks of a table of ours",
     ("import_module", "trencadis_gaudi/kernels.py"): "modules of the device's software, in a table of ours",
+    ("import_module", "trencadis_tools/new_plugin/package.py"): "interfaces of nouns, of a table of ours",
     ("import_module", "trencadis_tools/lab.py"): "packages of the extra `lab`, in a table of ours",
     ("pickle", "trencadis/engine/build.py"): "written and read by an engine and the ranks that it started itself",
     ("pickle", "trencadis_plugins/executor/ranks/executor.py"): "from ranks that the engine started itself",

@@ -15,7 +15,11 @@ from trencadis.console import print_table
 from trencadis.errors import ConfigError
 
 if TYPE_CHECKING:
+    from trencadis_tools.simulation.events import ReplicaEvent
+    from trencadis_tools.simulation.run import Run
+    from trencadis_tools.simulation.step_shape import StepTimes
     from trencadis_tools.simulation.summary import Percentiles, RunSummary
+    from trencadis_tools.workloads.workload import Workload
 
 __all__ = ["add_arguments", "run"]
 
@@ -60,11 +64,9 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
         TrencadisError: A component cannot be built, or broke its contract.
     """
     from trencadis_tools.compare.requests_file import check_requests_file, row_of, write_rows
-    from trencadis_tools.simulation import load_drafts, simulate
     from trencadis_tools.simulation.drafts import one_seed, speculates
     from trencadis_tools.simulation.events import read_events
     from trencadis_tools.simulation.fleet import notes_on
-    from trencadis_tools.simulation.macro import simulate_macro
     from trencadis_tools.simulation.step_times import LinearStepTimes, load_step_times
     from trencadis_tools.simulation.summary import summary_of
     from trencadis_tools.workloads import depends_on_seed, load_workload
@@ -83,21 +85,7 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
             "flag --token-times: macro replicas compute no times of tokens.", hint="Leave it out, or take engines."
         )
     began_s = time.process_time()
-    if args.replica_model == "macro":
-        result = simulate_macro(
-            config, registry, workload, step_times=step_times, replicas=args.replicas, events=events
-        )
-    else:
-        result = simulate(
-            config,
-            registry,
-            workload,
-            step_times=step_times,
-            replicas=args.replicas,
-            events=events,
-            drafts=load_drafts(args.drafts),
-            token_times=args.token_times,
-        )
+    result = _simulated(args, config, registry, workload, step_times=step_times, events=events)
     cpu_s = time.process_time() - began_s
     summary = summary_of(result)
     seed = one_seed(
@@ -125,6 +113,33 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
     if refused:
         print(f"\n{len(refused)} requests have no answer; the first: {refused[0].error}")
     return 0
+
+
+def _simulated(
+    args: argparse.Namespace,
+    config: Config,
+    registry: Registry,
+    workload: Workload,
+    *,
+    step_times: StepTimes,
+    events: tuple[ReplicaEvent, ...],
+) -> Run:
+    """Return the run with replicas of the kind that is asked for."""
+    from trencadis_tools.simulation import load_drafts, simulate
+    from trencadis_tools.simulation.macro import simulate_macro
+
+    if args.replica_model == "macro":
+        return simulate_macro(config, registry, workload, step_times=step_times, replicas=args.replicas, events=events)
+    return simulate(
+        config,
+        registry,
+        workload,
+        step_times=step_times,
+        replicas=args.replicas,
+        events=events,
+        drafts=load_drafts(args.drafts),
+        token_times=args.token_times,
+    )
 
 
 def _print(summary: RunSummary, cpu_s: float) -> None:

@@ -210,8 +210,7 @@ def _replay(record: FlightRecord, config: Config, registry: Registry, *, name: s
                     engine.is_paused = not isinstance(event, RecordedAttempt)
                     script.begin(number)
                     engine.step()
-                    made = recorder.events(first)
-                    if not made:
+                    if not (made := recorder.events(first)):
                         return _differs(num_steps, number, event, None)
                     for one in made:
                         recorded = record.events[number] if number < len(record.events) else None

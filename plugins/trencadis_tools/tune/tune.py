@@ -134,9 +134,8 @@ def tune(
         say("Running the configured engine for its step times.")
         steps = measure_steps(start, parts[0])
         step_times, words, facts = steps.times, steps.words, steps.facts
-        parts, rungs = parts_of(
-            settings.workload, settings.limit, max_model_len=steps.max_model_len, seed=settings.seed
-        )
+        longest = steps.max_model_len
+        parts, rungs = parts_of(settings.workload, settings.limit, max_model_len=longest, seed=settings.seed)
         slo.check(parts[-1])
         if rungs.left_out:
             say(f"{rungs.left_out}.")

@@ -64,7 +64,7 @@ class Pulling:
         took_s = time.monotonic() - start_s
         end = self.taker.ends[name]
         assert end.token_ids.tolist() == true_text(tokens, 4)
-        return took_s, end.num_cached_tokens
+        return took_s, self.taker.num_found(end)
 
     def recover(self, retry_s: float) -> None:
         """Pull until it works again; kernels look for a host that they did not find once a second."""
