@@ -9,7 +9,7 @@ cache depends on.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -31,7 +31,6 @@ from trencadis.records.flight_bounds import (
     Size,
     Target,
     Text,
-    check_flight_record,
 )
 
 __all__ = [
@@ -359,7 +358,7 @@ def decode_flight_record(data: bytes, *, name: str = "the file") -> FlightRecord
             if len(getattr(free, field.name)) > (most := _MAX_FREE_BYTES[field.name]):
                 raise ValueError(f"its {field.name} has more than {most:,} bytes")
         record = msgspec.msgpack.decode(plain, type=FlightRecord, ext_hook=_decode)
-        check_flight_record(record)
+        _check_record(record)
     except (zlib.error, msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError) as error:
         raise ConfigError(f"{name} is damaged: {as_words(error)}.", hint="Copy it again.") from None
     return record
@@ -400,3 +399,72 @@ def _decode(code: int, data: memoryview) -> Any:
     if code != _ARRAY or kind not in _ARRAY_NAMES:
         raise ValueError(f"it holds an unknown value of type {code}")
     return np.frombuffer(body, kind.decode()).copy()
+
+
+_ARRAYS = ("slots", "starts", "counts", "num_drafts")
+"""Fields of an event that hold a number for each sequence of a plan."""
+
+_MAX_TOKENS = 2**26
+"""Of all requests together: a replay holds four bytes for each."""
+
+_MAX_BLOCKS = 2**24
+
+
+def _check_record(record: FlightRecord) -> None:
+    """Refuse a record whose parts do not fit each other. Pure.
+
+    Raises:
+        ValueError: They do not; says which.
+    """
+    if record.num_blocks > _MAX_BLOCKS:
+        raise ValueError(f"it says {record.num_blocks:,} blocks, more than {_MAX_BLOCKS:,}")
+    _check_requests(record.requests)
+    for number, event in enumerate(record.events):
+        _check_event(record, event, f"event {number}")
+
+
+def _check_requests(requests: Sequence[RecordedRequest]) -> None:
+    num_tokens = 0
+    for number, one in enumerate(requests):
+        where = f"request {number}"
+        if one.number != number:
+            raise ValueError(f"{where} has the number {one.number}")
+        num_tokens += max(one.num_tokens, one.num_prompt_tokens, one.num_known_tokens)
+        if num_tokens > _MAX_TOKENS:
+            raise ValueError(f"its requests have more than {_MAX_TOKENS:,} tokens")
+        if not one.num_like:
+            continue
+        if not 0 <= one.like < len(requests):
+            raise ValueError(f"{where} begins like request {one.like}, which is not there")
+        if one.num_like > min(one.num_tokens, requests[one.like].num_tokens):
+            raise ValueError(f"{where} shares {one.num_like} tokens with request {one.like}, more than there are")
+    _check_order(requests)
+
+
+def _check_order(requests: Sequence[RecordedRequest]) -> None:
+    """Refuse requests each of which begins like the next one, in a circle."""
+    done = [not one.num_like for one in requests]
+    for start in range(len(requests)):
+        chain, number = [], start
+        while not done[number]:
+            done[number] = True
+            chain.append(number)
+            number = requests[number].like
+        if chain and number in chain:
+            raise ValueError(f"request {number} begins like itself, by way of others")
+
+
+def _check_event(record: FlightRecord, event: Any, where: str) -> None:
+    number = getattr(event, "number", None)
+    if number is not None and number >= len(record.requests):
+        raise ValueError(f"{where} is about request {number}, which is not there")
+    lengths = {name: len(getattr(event, name)) for name in _ARRAYS if hasattr(event, name)}
+    if any(length % 4 for length in lengths.values()):
+        raise ValueError(f"{where} has numbers of another length than four bytes")
+    if len({length for name, length in lengths.items() if length or name != "num_drafts"}) > 1:
+        raise ValueError(f"{where} says something else of as many sequences as are in it")
+    emitted = getattr(event, "num_emitted", b"")
+    if emitted:
+        counts = np.frombuffer(emitted, "<i4")
+        if counts.min() < 0 or counts.max() > record.max_draft_tokens + 1:
+            raise ValueError(f"{where} emits more tokens than there are drafts and one more")
