@@ -15,7 +15,7 @@ import attrs
 import torch
 
 from trencadis.clock import Clock
-from trencadis.records import Bucket, MemoryReport, WarmUpReport
+from trencadis.records import Bucket, MemoryReport, Phase, WarmUpReport
 from trencadis_torch.attention.ragged import Workspace
 from trencadis_torch.cache.kv_cache import PagedKVCache
 from trencadis_torch.config import TorchConfig
@@ -105,13 +105,13 @@ class BucketMode:
         Raises:
             BackendError: The model cannot become graphs, or one of them computes something else.
         """
-        largest_first = sorted(buckets, reverse=True)
-        if not self._compiles_kernels:
-            largest_first = list({bucket.phase: bucket for bucket in reversed(largest_first)}.values())
-        for done, bucket in enumerate(largest_first, start=1):
-            run(bucket)
+        phases: set[Phase] = set()
+        for done, bucket in enumerate(sorted(buckets, reverse=True), start=1):
+            if self._compiles_kernels or bucket.phase not in phases:
+                run(bucket)
+                phases.add(bucket.phase)
             if progress is not None:
-                progress(done, len(largest_first))
+                progress(done, len(buckets))
         return WarmUpReport(prepared=tuple(buckets))
 
     def step(self) -> contextlib.AbstractContextManager[StepCounts]:
