@@ -115,8 +115,8 @@ SLOW = {
     "kv_policy": "admits_load",
     "kv_connector": "scheduler.lookup",
 }
-BUDGETS = {f"{noun}_ms": SLEEP_S * 20 for noun in SLOW if noun != "observer"}
-"""A fiftieth of what a call sleeps: one such call is enough, though what its thread waits for a processor is not charged."""
+BUDGETS = {f"{noun}_ms": SLEEP_S * 50 for noun in SLOW if noun != "observer"}
+"""A twentieth of what a call sleeps: one such call is enough, though what its thread waits for a processor is not charged."""
 
 
 @pytest.mark.parametrize(("noun", "method"), SLOW.items(), ids=list(SLOW))
@@ -128,7 +128,8 @@ def test_what_takes_too_long_is_named_and_replaced(noun: str, method: str, caplo
             num_rounds += 1
             outputs = llm.generate(PROMPTS, PARAMS)
             assert [one.outputs[0].token_ids for one in outputs] == TEXTS, [one.error for one in outputs]
-    assert len(ACTS) == (5 if noun == "speculation" else 1)  # the first four slow calls of a speculator are forgiven
+    # The first four slow calls of a speculator are forgiven, and of an observer one.
+    assert len(ACTS) == {"speculation": 5, "observer": 2}.get(noun, 1)
     assert f"support.strategies.hostile_package:{noun}" in caplog.text
 
 
