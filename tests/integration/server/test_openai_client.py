@@ -234,7 +234,7 @@ class Account(pydantic.BaseModel):
 
     secret: pydantic.SecretStr = pydantic.Field(max_length=8)
     blob: bytes = pydantic.Field(max_length=8)
-    home: pathlib.Path
+    home: pathlib.Path = pydantic.Field(json_schema_extra={"maxLength": 8})
 
 
 def test_the_client_parses_types_whose_formats_say_nothing(client: openai.OpenAI) -> None:
