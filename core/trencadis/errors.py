@@ -86,7 +86,7 @@ class TrencadisError(Exception):
     http_status = 500
 
     def __init__(self, message: str, *, hint: str = "") -> None:
-        super().__init__(f"{message} {hint}".strip())
+        super().__init__(f"{message}{'' if message.endswith(chr(10)) else ' '}{hint}".strip())
         self.hint = hint
 
 
