@@ -17,12 +17,13 @@ from functools import partial
 from typing import Any
 
 import trencadis
-from trencadis.cli.flags import CommandParser, config_file, set_aside_config_flags, spell_out
+from trencadis.cli.flags import HELP_ALL, CommandParser, config_file, set_aside_config_flags, spell_out
+from trencadis.cli.help import commands_help
 from trencadis.config import ConfigFile, Settings, load_config, plugin_rules, read_config_file, settings_of
 from trencadis.config.check_sources import rules_or_defaults
 from trencadis.config.sources import split_flags
 from trencadis.errors import ConfigError, InternalError, PluginError, TrencadisError, did_you_mean
-from trencadis.interfaces.command import Command
+from trencadis.interfaces.command import Command, CommandGroup
 from trencadis.log import configure_logging
 from trencadis.registry import Registry
 from trencadis.registry.commands import InstalledCommands, installed_commands
@@ -36,16 +37,19 @@ COMMANDS: Mapping[str, Command] = {
         Command(
             name="generate",
             summary="Continue prompts and print the texts.",
+            group=CommandGroup.RUNNING,
             load=partial(importlib.import_module, "trencadis.cli.generate_command"),
         ),
         Command(
             name="plugins",
             summary="List installed components: where each comes from, and which this configuration uses.",
+            group=CommandGroup.LOOKING,
             load=partial(importlib.import_module, "trencadis.cli.plugins_command"),
         ),
         Command(
             name="config",
             summary="Show every setting: its value, who set it, its unit and meaning.",
+            group=CommandGroup.LOOKING,
             load=partial(importlib.import_module, "trencadis.cli.config_command"),
         ),
     )
@@ -126,8 +130,8 @@ def _find(name: str, plugins: PluginLoader) -> Command:
     if name not in found.commands:
         causes = " ".join(f"Commands of a plugin are left out: {error}" for error in found.broken.values())
         raise ConfigError(
-            f'trencadis: no such command: "{name}". Choose one of: {", ".join(found.commands)}.'
-            f"{did_you_mean(name, found.commands)}",
+            f'trencadis: no such command: "{name}".{did_you_mean(name, found.commands)} '
+            f"Choose one of: {', '.join(found.commands)}.",
             hint=causes,
         )
     return found.commands[name]
@@ -148,20 +152,19 @@ def _plugins(file: ConfigFile, arguments: Sequence[str]) -> PluginLoader:
 
 def _usage() -> str:
     found = all_commands(_plugins(read_config_file(), ()))
-    lines = ["usage: trencadis COMMAND [flags]", "", trencadis.__doc__.splitlines()[0] if trencadis.__doc__ else "", ""]
-    lines += [f"  {command.name:10} {command.summary}" for command in found.commands.values()]
-    lines += [f"\nwarning: commands of a plugin are left out: {error}" for error in found.broken.values()]
-    return "\n".join(
-        [*lines, "", "trencadis COMMAND --help lists a command's flags; trencadis --version prints the version."]
-    )
+    # Those of plugins first: of the first group, serve is most wanted.
+    ordered = {name: one for name, one in found.commands.items() if name not in COMMANDS} | dict(COMMANDS)
+    return commands_help(ordered, [str(error) for error in found.broken.values()])
 
 
 def _run(command: Command, arguments: list[str], file: ConfigFile, plugins: PluginLoader | None) -> int:
     module: Any = command.load()
     arguments = spell_out(arguments, _short_flags(module))
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    if "-h" in own or "--help" in own:
+    if {"-h", "--help", HELP_ALL}.intersection(own):
         parser = _parser(command, module, lambda: _settings_for_help(file, arguments, plugins))
+        if HELP_ALL in own:
+            parser.show_all()
         print(parser.format_help(), end="")
         return 0
     if hasattr(module, "run_alone"):
@@ -206,6 +209,7 @@ def _parser(command: Command, module: Any, settings: Callable[[], Settings]) -> 
         command.summary,
         settings if _takes_config(module) else None,
         short_flags=_short_flags(module),
+        main_settings=getattr(module, "MAIN_SETTINGS", ()),
         can_be_locked=_can_be_locked(module),
     )
     module.add_arguments(parser)
