@@ -66,6 +66,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="run the KV connector suites against it: those of the collected modules that take the fixture "
         f"{_KV_TARGET}; where there are none, the same as --trencadis-conform kv_connector=TARGET",
     )
+    group.addoption(
+        "--trencadis-all-histories",
+        dest="trencadis_all_histories",
+        action="store_true",
+        help="run all random histories of the scheduling suite, half a minute or more for each policy, and not only the first few",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -22,9 +22,9 @@ def test_a_field_gives_key_flag_and_environment_name(components):
 
 
 def test_flags_have_dots_between_tables_and_dashes_in_keys():
-    setting = settings_of().get("kv_connector.fallback")
+    setting = settings_of().get("draft_length.fallback")
     assert setting is not None
-    assert setting.flag == "--kv_connector.fallback"
+    assert setting.flag == "--draft_length.fallback"
     longer = settings_of().get("engine.max_num_seqs")
     assert longer is not None
     assert longer.flag == "--engine.max-num-seqs"
