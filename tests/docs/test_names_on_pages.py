@@ -9,7 +9,6 @@ import importlib
 import inspect
 import pkgutil
 import re
-import typing
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,14 +16,21 @@ from typing import Any
 import attrs
 import pytest
 
-from support.doc_blocks import BLOCKS, PAGES, ROOT, Block
+from support.doc_blocks import BLOCKS, PAGES, ROOT
 from trencadis.config import settings_of
 from trencadis.config.settings import CORE_TABLES
 from trencadis.hookspecs import NOUNS
 from trencadis.registry import Registry
 
 PLUGIN_PAGES = [page for page in PAGES if page.parent.name == "plugins"]
-API = ("trencadis", "trencadis.interfaces", "trencadis.records", "trencadis.errors", "trencadis.hookspecs", "trencadis.clock")
+API = (
+    "trencadis",
+    "trencadis.interfaces",
+    "trencadis.records",
+    "trencadis.errors",
+    "trencadis.hookspecs",
+    "trencadis.clock",
+)
 API += ("trencadis.faults", "trencadis.files", "trencadis_testing")
 ROOMS = ("core", "plugins", "backends")
 _FENCED = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
@@ -156,14 +162,14 @@ class Names(ast.NodeVisitor):
         self._contract: type | None = None
         self._arguments: dict[str, type] = {}
 
-    def visit_ClassDef(self, node: ast.ClassDef) -> None:  # noqa: N802 - ast's name
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
         before = self._contract
         bases = (api().get(base.id) for base in node.bases if isinstance(base, ast.Name))
         self._contract = next((base for base in bases if isinstance(base, type)), None)
         self.generic_visit(node)
         self._contract = before
 
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:  # noqa: N802
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
         before = self._arguments
         contract = getattr(getattr(self._contract, node.name, None), "__annotations__", {})
         self._arguments = before | {
@@ -180,18 +186,18 @@ class Names(ast.NodeVisitor):
             return ast.unparse(argument.annotation)
         return str(contract.get(argument.arg, ""))
 
-    def visit_Attribute(self, node: ast.Attribute) -> None:  # noqa: N802
+    def visit_Attribute(self, node: ast.Attribute) -> None:
         kind = self._arguments.get(node.value.id) if isinstance(node.value, ast.Name) else None
         if kind is not None and node.attr not in members(kind):
             self.wrong.append(f"{kind.__name__} has no {node.attr}")
         self.generic_visit(node)
 
-    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:  # noqa: N802
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
         if node.module is not None and node.module.split(".")[0] in ("trencadis", "trencadis_testing"):
             module = importlib.import_module(node.module)
             self.wrong += [f"{node.module} has no {one.name}" for one in node.names if not hasattr(module, one.name)]
 
-    def visit_Call(self, node: ast.Call) -> None:  # noqa: N802
+    def visit_Call(self, node: ast.Call) -> None:
         kind = api().get(node.func.id) if isinstance(node.func, ast.Name) else None
         if isinstance(kind, type) and attrs.has(kind):
             taken = set(inspect.signature(kind).parameters)

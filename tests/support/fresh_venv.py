@@ -144,7 +144,9 @@ def _places(installed: Distribution) -> Iterator[Path]:
 
 def _pack(installed: Distribution, folder: Path) -> None:
     """Write the wheel that a distribution was installed from, without the commands, which pip makes again."""
-    tags = [line.removeprefix("Tag: ") for line in installed.read_text("WHEEL").splitlines() if line.startswith("Tag: ")]
+    tags = [
+        line.removeprefix("Tag: ") for line in installed.read_text("WHEEL").splitlines() if line.startswith("Tag: ")
+    ]
     # Those for Pythons, ABIs and platforms, each part with all its values.
     tag = "-".join(".".join(dict.fromkeys(values)) for values in zip(*(tag.split("-") for tag in tags), strict=True))
     name = canonicalize_name(installed.name).replace("-", "_")

@@ -42,7 +42,9 @@ def _part(found: re.Match[str]) -> str:
 
 
 def _section(record: type[Any]) -> str:
-    properties = [(name, value) for name, value in vars(record).items() if isinstance(value, property) and value.__doc__]
+    properties = [
+        (name, value) for name, value in vars(record).items() if isinstance(value, property) and value.__doc__
+    ]
     said = [f"`{name}`: {code_spans(value.__doc__)}" for name, value in properties]
     base = record.__mro__[1]
     if attrs.has(base) and attrs.fields(base):

@@ -193,7 +193,9 @@ def _add_table(
     nested: list[tuple[str, type[Any]]] = []
     for field in attrs.fields(config_class):
         path = f"{table}.{field.name}"
-        if not field.init or (issubclass(config_class, FixedNounConfig | ObserverConfig) and field.name == "components"):
+        if not field.init or (
+            issubclass(config_class, FixedNounConfig | ObserverConfig) and field.name == "components"
+        ):
             continue
         if attrs.has(hints[field.name]):
             nested.append((path, hints[field.name]))
