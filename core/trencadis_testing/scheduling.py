@@ -259,7 +259,7 @@ class SchedulingConformance(DeclaredBehaviour):
             pytest.skip(f"the suite sets num_histories = {self.num_histories}, and the few that always run are as many")
         if not request.config.getoption("trencadis_all_histories", default=False):
             pytest.skip(
-                f"{self.num_histories} histories take half a minute or more: run them with --trencadis-all-histories"
+                f"{self.num_histories} histories take half a second or more each: run them with --trencadis-all-histories"
             )
         self._run_histories(self.num_histories, self.num_rules)
 

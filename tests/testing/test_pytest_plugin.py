@@ -143,6 +143,6 @@ def test_a_suite_names_the_columns_that_there_are_and_what_it_left_out(tmp_path:
         check=False,
     )
     assert 'Did you mean "arrival_s"? SchedulerView has: arrival_s, block_size, first_token_s, ' in run.stdout
-    assert "60 histories take half a minute or more: run them with --trencadis-all-histories" in run.stdout
+    assert "60 histories take half a second or more each: run them with --trencadis-all-histories" in run.stdout
     assert 'one that does sets declares = frozenset({"fairness"}) in its test class' in run.stdout
     assert "1 failed, 2 passed, 6 skipped" in run.stdout
