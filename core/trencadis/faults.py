@@ -6,6 +6,7 @@ What clients and plugins give is shown in bounded time, memory and length.
 from __future__ import annotations
 
 import enum
+import functools
 import itertools
 import logging
 import math
@@ -13,6 +14,7 @@ import signal
 import threading
 import time
 import traceback
+import types
 from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -24,6 +26,7 @@ import numpy as np
 
 from trencadis.activity import ACTIVITY, MonitoredThread
 from trencadis.clock import Clock, SystemClock
+from trencadis.errors import did_you_mean
 from trencadis.pauses import PAUSES, thread_wait_s
 
 __all__ = [
@@ -34,6 +37,7 @@ __all__ = [
     "FaultLog",
     "SwitchedOff",
     "as_words",
+    "members_for",
     "cut",
     "num_switched_off",
     "reraise_interrupt",
@@ -43,6 +47,10 @@ __all__ = [
 
 _MAX_ARGUMENTS: Final = 8
 _MAX_SAID: Final = 600
+_MAX_LISTED: Final = 1200
+_MAX_NAME: Final = 100
+_OURS: Final = __name__.partition(".")[0]
+_DESCRIBED: Final = (property, functools.cached_property, types.FunctionType, classmethod)
 _MAX_FRAMES: Final = 24
 _MAX_CHAIN: Final = 4
 _MAX_KEYS: Final = 256
@@ -96,9 +104,16 @@ def _is_from_handler(error: BaseException) -> bool:
 def as_words(error: BaseException) -> str:
     """Return ``ValueError: what it says``, at most some 600 characters, in bounded time. Pure.
 
+    For a member that a record does not have, the nearest name follows, or the names it has: see :func:`members_for`.
+
     Args:
         error: Of a plugin; its arguments may be as large as they like.
     """
+    near, listed = _members(error)
+    return f"{_raised(error)} ({near or listed})" if listed else _raised(error)
+
+
+def _raised(error: BaseException) -> str:
     kind = type(error)
     try:
         small = all(type(item) in (str, int, float, bool, type(None)) for item in error.args)
@@ -107,6 +122,37 @@ def as_words(error: BaseException) -> str:
     except Exception:
         text = "its text cannot be read"
     return f"{kind.__name__}: {cut(text, _MAX_SAID)}" if text else kind.__name__
+
+
+def members_for(error: BaseException) -> str:
+    """Return the nearest name and all names there are, where a member of a record or a view of Trencadís does not exist; else nothing.
+
+    An :class:`AttributeError` has the object: so the records themselves need no ``__getattr__``, which would make each read of a
+    field five times as slow. Bounded; pure.
+
+    Args:
+        error: Any.
+    """
+    near, listed = _members(error)
+    return f"{near[:1].upper()}{near[1:]} {listed}.".lstrip() if listed else ""
+
+
+def _members(error: BaseException) -> tuple[str, str]:
+    """Return ``did you mean "x"?`` and ``Record has: x, y``, or two empty texts."""
+    if not isinstance(error, AttributeError) or not isinstance(error.name, str):
+        return "", ""
+    kind = type(error.obj)
+    if kind.__module__.partition(".")[0] != _OURS:
+        return "", ""
+    named = [field.name for field in attrs.fields(kind)] if attrs.has(kind) else list(getattr(kind, "_fields", ()))
+    for base in kind.__mro__[:-1]:
+        named += [name for name, value in vars(base).items() if isinstance(value, _DESCRIBED) and value.__doc__]
+    public = sorted({name for name in named if not name.startswith("_")})
+    near = did_you_mean(cut(error.name, _MAX_NAME), public).strip()
+    return (
+        f"d{near[1:]}" if near else "",
+        f"{kind.__name__} has: {cut(', '.join(public), _MAX_LISTED)}" if public else "",
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------- logging
@@ -169,7 +215,9 @@ def _traceback(error: BaseException) -> str:
         if current is None:
             break
         frames = "".join(traceback.format_tb(current.__traceback__, -_MAX_FRAMES))
-        text = f"Traceback (most recent call last):\n{frames}{as_words(current)}{text}"
+        members = members_for(current)
+        said = f"{_raised(current)}\n{members}" if members else _raised(current)
+        text = f"Traceback (most recent call last):\n{frames}{said}{text}"
         link = "\n\nThe above exception was the direct cause of the following exception:\n\n"
         if current.__cause__ is None:
             link = "\n\nDuring handling of the above exception, another exception occurred:\n\n"

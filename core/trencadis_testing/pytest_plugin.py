@@ -6,9 +6,11 @@ fixture does, when a test asks for it, and the option when it is used.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import sys
 from collections.abc import Generator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -24,6 +26,7 @@ __all__ = [
     "pytest_collection_modifyitems",
     "pytest_configure",
     "pytest_generate_tests",
+    "pytest_runtest_call",
     "pytest_runtest_makereport",
     "simulated_clock",
     "trencadis_registry",
@@ -32,6 +35,7 @@ __all__ = [
 _OPTION = "trencadis_conform"
 _KV_OPTION = "trencadis_kv_connector"
 _KV_TARGET = "kv_connector_target"
+_MOST_CAUSES = 8
 _SHORT = ("scheduling", "eviction")
 """Nouns with an option of their own. The others' names are too common: another plugin may have an option ``--backend``."""
 
@@ -66,6 +70,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="run the KV connector suites against it: those of the collected modules that take the fixture "
         f"{_KV_TARGET}; where there are none, the same as --trencadis-conform kv_connector=TARGET",
     )
+    group.addoption(
+        "--trencadis-all-histories",
+        dest="trencadis_all_histories",
+        action="store_true",
+        help="run all random histories of the scheduling suite, half a minute or more for each policy, and not only the first few",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -93,6 +103,51 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if _KV_TARGET in metafunc.fixturenames:
         values = metafunc.config.getoption(_KV_OPTION) or getattr(metafunc.cls, "targets", ())
         metafunc.parametrize(_KV_TARGET, values)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Run a suite's test on one thread of torch; add the names that there are to an error for a member that a record does not have."""
+    try:
+        with _one_thread() if _is_of_suite(item) else contextlib.nullcontext():
+            return (yield)
+    except Exception as error:
+        _list_members(error)
+        raise
+
+
+def _is_of_suite(item: pytest.Item) -> bool:
+    bases = getattr(getattr(item, "cls", None), "__mro__", ())
+    return any(base.__module__.startswith("trencadis_testing.") for base in bases)
+
+
+@contextlib.contextmanager
+def _one_thread() -> Generator[None, None, None]:
+    """Keep torch, where it is loaded, to one thread: for the small tensors of a suite more take ten times as long on a busy machine."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None:
+        yield
+        return
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _list_members(error: BaseException) -> None:
+    """Add a note to each error, causes included, for a member of a record or a view that does not exist."""
+    from trencadis.faults import members_for
+
+    current: BaseException | None = error
+    for _ in range(_MOST_CAUSES):
+        if current is None:
+            return
+        members = members_for(current)
+        if members:
+            current.add_note(members)
+        current = current.__cause__ or current.__context__
 
 
 @pytest.hookimpl(wrapper=True)

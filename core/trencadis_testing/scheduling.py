@@ -54,6 +54,9 @@ __all__ = ["SchedulingConformance"]
 _MAX_GROWTH_BYTES = 32.0
 """For each request that ended: a kept request id takes more than 50."""
 
+_FEW_HISTORIES, _FEW_RULES = 8, 25
+"""Histories that run by default, and the most events of each. They meet every feature of the engine, and more every pair of features."""
+
 _FEW, _MANY, _COST_RATIO = 200, 3200, 64
 """Sixteen times as many waiting sequences may make a step so many times as long: O(n log n) is below 24, O(n²) is 256."""
 
@@ -81,8 +84,8 @@ class SchedulingConformance(DeclaredBehaviour):
 
     ``declares`` says what else the policy promises, and holds it to that: ``arrival_order``, ``priority_order``, ``fairness``;
     ``counts_tokens`` that it has constants in tokens, such as quanta or times per token.
-    ``num_histories`` random histories of up to ``num_rules`` events run too, the same ones every time; they take hypothesis, without
-    which they are skipped.
+    Random histories run too, the same ones every time; they need hypothesis, and are skipped without it. By default these are a few,
+    which take seconds; with ``pytest --trencadis-all-histories`` they are ``num_histories`` of up to ``num_rules`` events.
     """
 
     declares: ClassVar[frozenset[str]] = frozenset()
@@ -248,12 +251,25 @@ class SchedulingConformance(DeclaredBehaviour):
 
     def test_any_history_keeps_the_invariants(self) -> None:
         """All that are marked H: arrivals, aborts, transfers, drafts, pauses and time, in any order."""
-        pytest.importorskip("hypothesis")
-        from trencadis_testing.scheduling_machine import run_histories
+        self._run_histories(min(self.num_histories, _FEW_HISTORIES), min(self.num_rules, _FEW_RULES))
 
-        run_histories(self.make, may_refuse=self.may_refuse, num_histories=self.num_histories, num_rules=self.num_rules)
+    def test_any_of_many_long_histories_keeps_the_invariants(self, request: pytest.FixtureRequest) -> None:
+        """All that are marked H, with every pair of the engine's features: what only rare histories show."""
+        if self.num_histories <= _FEW_HISTORIES:
+            pytest.skip(f"the suite sets num_histories = {self.num_histories}, and the few that always run are as many")
+        if not request.config.getoption("trencadis_all_histories", default=False):
+            pytest.skip(
+                f"{self.num_histories} histories take half a second or more each: run them with --trencadis-all-histories"
+            )
+        self._run_histories(self.num_histories, self.num_rules)
 
     # ------------------------------------------------------------------------------------------------- machinery
+
+    def _run_histories(self, num_histories: int, num_rules: int) -> None:
+        pytest.importorskip("hypothesis", reason='random histories need hypothesis: pip install "trencadis[test]"')
+        from trencadis_testing.scheduling_machine import run_histories
+
+        run_histories(self.make, may_refuse=self.may_refuse, num_histories=num_histories, num_rules=num_rules)
 
     @staticmethod
     def _request(name: str, prompt: tuple[int, ...], params: SamplingParams, **fields: Any) -> Request:

@@ -287,7 +287,10 @@ class DeclaredBehaviour:
 
     def _needs(self, declared: str) -> None:
         if declared not in self.declares:
-            pytest.skip(f"the policy does not declare {declared}")
+            pytest.skip(
+                f"the policy does not promise {declared}; one that does sets "
+                f'declares = frozenset({{"{declared}"}}) in its test class'
+            )
 
     def _draws_lots(self) -> bool:
         asked = _AskedAgain(self.make())

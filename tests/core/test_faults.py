@@ -9,11 +9,21 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 
+from trencadis import interfaces, records
 from trencadis.clock import SimulatedClock, SystemClock
-from trencadis.faults import CallMeter, FaultLog, as_words, num_switched_off, reraise_interrupt, switched_off
+from trencadis.faults import (
+    CallMeter,
+    FaultLog,
+    as_words,
+    members_for,
+    num_switched_off,
+    reraise_interrupt,
+    switched_off,
+)
 from trencadis.interfaces import SchedulerView, SchedulingPolicy, TokenSplit
 from trencadis.pauses import PAUSES
 from trencadis.records import Request, SamplingParams
@@ -46,6 +56,53 @@ def test_a_huge_argument_of_an_error_is_neither_walked_through_nor_printed_whole
 )
 def test_an_error_is_said_with_its_class(error: BaseException, text: str) -> None:
     assert as_words(error) == text
+
+
+# ----------------------------------------------------------------------------------------- members that do not exist
+
+
+def missing(holder: object, name: str) -> AttributeError:
+    with pytest.raises(AttributeError) as caught:
+        getattr(holder, name)
+    return caught.value
+
+
+def public_records() -> list[type]:
+    public = [getattr(module, name) for module in (interfaces, records) for name in module.__all__]
+    return [one for one in public if isinstance(one, type) and attrs.has(one)]
+
+
+def test_a_misspelled_member_of_a_record_is_answered_with_the_nearest_name() -> None:
+    error = missing(Request(request_id="a", prompt_token_ids=(1,)), "prompt_tokens")
+    said = "AttributeError: 'Request' object has no attribute 'prompt_tokens'"
+    assert as_words(error) == f'{said} (did you mean "prompt_token_ids"?)'
+    assert members_for(error).startswith('Did you mean "prompt_token_ids"? Request has: ')
+    # Where no name is near, those that there are.
+    assert "(TokenSplit has: decode, prefill)" in as_words(missing(TokenSplit(1, 2), "zzzz"))
+
+
+def test_every_public_record_lists_its_fields() -> None:
+    for kind in public_records():
+        error = AttributeError("no zzzz", name="zzzz", obj=object.__new__(kind))
+        listed = members_for(error).partition(" has: ")[2].rstrip(".").split(", ")
+        public = {field.name for field in attrs.fields(kind) if not field.name.startswith("_")}
+        assert public <= set(listed), kind
+        assert "__getattr__" not in dir(kind), "reading a field would be slower"
+
+
+def test_a_member_of_a_plugins_own_class_is_no_concern_of_ours() -> None:
+    class Mine(SchedulingPolicy):
+        """Keeps nothing."""
+
+    for holder in (Mine(), np.zeros(1), [], pytest):
+        assert members_for(missing(holder, "arival_s")) == ""
+    assert members_for(ValueError("arival_s")) == ""
+
+
+def test_the_log_of_a_misspelled_column_lists_the_columns(caplog: pytest.LogCaptureFixture) -> None:
+    error = missing(Request(request_id="a", prompt_token_ids=(1,)), "prompt_tokens")
+    FaultLog(logging.getLogger("trencadis")).say("order", "It raised.", error=error)
+    assert 'Did you mean "prompt_token_ids"? Request has: ' in caplog.text
 
 
 # ------------------------------------------------------------------------------------------------------- containment

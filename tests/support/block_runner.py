@@ -51,6 +51,7 @@ def run(asked):
 
 def child(asked, streams):
     os.chdir(asked["folder"])
+    sys.path.insert(1, os.path.abspath("src"))  # a page whose files are a package
     os.environ.clear()
     os.environ.update(asked["environment"])
     sys.path[1:1] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))

@@ -56,6 +56,9 @@ CI = Tier(
 )
 """What `.ci/run` runs."""
 
+_WITH_AN_OPTION = "test_any_of_many_long_histories_keeps_the_invariants"
+"""A suite's test that `--trencadis-all-histories` alone runs: with it, of every policy."""
+
 
 def mark_release(items: Sequence[pytest.Function]) -> None:
     """Mark what only a release runs, and mark it ``slow`` as well."""
@@ -75,6 +78,8 @@ def mark_repeats(items: Sequence[pytest.Function], tier: Tier = DEFAULT) -> None
     suites: defaultdict[object, dict[object, list[pytest.Function]]] = defaultdict(dict)
     for item in items:
         if item.get_closest_marker(tier.marker):
+            continue
+        if item.originalname == _WITH_AN_OPTION:
             continue
         if item.function.__module__.startswith("trencadis_testing."):
             suites[item.function].setdefault(item.parent, []).append(item)

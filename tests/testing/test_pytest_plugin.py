@@ -102,3 +102,47 @@ def test_failure_names_the_rule_the_value_and_the_page(tmp_path):
     assert "buckets() returned list, not a tuple" in run.stdout
     assert "table holds buckets sorted without duplicates: Prefill comes before decode" in run.stdout
     assert "See docs/plugins/bucketing.md" in run.stdout
+
+
+MISSPELLED = """
+import sys
+
+import torch
+from trencadis.interfaces import SchedulingPolicy
+from trencadis_testing import SchedulingConformance
+
+
+class Misspelled(SchedulingPolicy):
+    def order(self, view):
+        return view.waiting[view.arival_s[view.waiting].argsort()]
+
+
+class TestMisspelled(SchedulingConformance):
+    make = Misspelled
+
+    def test_torch_has_one_thread(self):
+        assert torch.get_num_threads() == 1
+
+
+def test_elsewhere_torch_has_its_threads():
+    assert torch.get_num_threads() == 3
+
+
+torch.set_num_threads(3)
+"""
+
+
+def test_a_suite_names_the_columns_that_there_are_and_what_it_left_out(tmp_path: Path) -> None:
+    (tmp_path / "test_mine.py").write_text(MISSPELLED)
+    chosen = "first_come or many_long or declared or torch"
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "-k", chosen, "test_mine.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert 'Did you mean "arrival_s"? SchedulerView has: arrival_s, block_size, first_token_s, ' in run.stdout
+    assert "60 histories take half a second or more each: run them with --trencadis-all-histories" in run.stdout
+    assert 'one that does sets declares = frozenset({"fairness"}) in its test class' in run.stdout
+    assert "1 failed, 2 passed, 6 skipped" in run.stdout

@@ -27,11 +27,6 @@ class TestServeInOrder(InOrder):
     num_rules = 25
 
 
-@pytest.mark.release
-def test_as_many_histories_as_a_plugins_policy_gets_keep_the_invariants() -> None:
-    InOrder().test_any_history_keeps_the_invariants()
-
-
 class ShortestFirst(SchedulingPolicy):
     def order(self, view: SchedulerView):
         return view.waiting[np.argsort(view.num_tokens[view.waiting], kind="stable")]

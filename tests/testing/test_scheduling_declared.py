@@ -149,7 +149,9 @@ def test_a_promise_that_is_kept_passes(failures_of, suite, make, only) -> None:
 def test_what_is_not_declared_is_not_asked_for() -> None:
     suite = type("Suite", (DeclaredBehaviour,), {"make": staticmethod(LastComeFirst)})()
     for name in (IN_ORDER, PRIORITIES, RUNNING):
-        with pytest.raises(pytest.skip.Exception, match="does not declare"):
+        with pytest.raises(pytest.skip.Exception, match="does not promise"):
             getattr(suite, name)()
-    with pytest.raises(pytest.skip.Exception, match="does not declare fairness"):
+    with pytest.raises(
+        pytest.skip.Exception, match=r"does not promise fairness; one that does sets declares = frozenset"
+    ):
         suite.test_declared_fairness_is_bounded((1.0, 1.0))

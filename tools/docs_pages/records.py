@@ -42,8 +42,10 @@ def _part(found: re.Match[str]) -> str:
 
 
 def _section(record: type[Any]) -> str:
-    properties = [(name, value) for name, value in vars(record).items() if isinstance(value, property)]
-    said = [f"`{name}`: {code_spans(value.__doc__ or '')}" for name, value in properties]
+    properties = [
+        (name, value) for name, value in vars(record).items() if isinstance(value, property) and value.__doc__
+    ]
+    said = [f"`{name}`: {code_spans(value.__doc__)}" for name, value in properties]
     base = record.__mro__[1]
     if attrs.has(base) and attrs.fields(base):
         said.append(f"It has the fields of `{base.__name__}`, too.")

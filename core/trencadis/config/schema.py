@@ -305,8 +305,8 @@ class EmbeddingConfig:
 
 
 @attrs.frozen(kw_only=True)
-class NounConfig:
-    """Table of one noun: which component, and what to fall back to.
+class FixedNounConfig:
+    """Table of a noun whose component nothing takes the place of while the engine runs: which component.
 
     Attributes:
         components: Config object of every registered component by its name, defaults filled in; one with a required
@@ -315,14 +315,20 @@ class NounConfig:
     """
 
     name: str = setting("", 'The component, or "package.module:Class".')
+    components: Mapping[str, Any] = attrs.field(
+        factory=dict, metadata={"help": "Config objects by component name.", "unit": ""}
+    )
+
+
+@attrs.frozen(kw_only=True)
+class NounConfig(FixedNounConfig):
+    """Table of one noun: which component, and what to fall back to."""
+
     fallback: str = setting(
         "",
         "Component to go on with if the chosen one raises in a step; empty: the step fails, but for speculation and "
         "draft_length: then no more drafts are made, acceptance: then none stands, and router: then the least loaded replica is "
-        "chosen. Backend, executor and the kv tables have none.",
-    )
-    components: Mapping[str, Any] = attrs.field(
-        factory=dict, metadata={"help": "Config objects by component name.", "unit": ""}
+        "chosen.",
     )
 
 
@@ -459,12 +465,12 @@ class Config:
     speculation: NounConfig = attrs.field(factory=lambda: NounConfig(name="none"))
     draft_length: NounConfig = attrs.field(factory=lambda: NounConfig(name="fixed"))
     acceptance: NounConfig = attrs.field(factory=lambda: NounConfig(name="match"))
-    kv_connector: NounConfig = attrs.field(factory=lambda: NounConfig(name="none"))
-    kv_codec: NounConfig = attrs.field(factory=lambda: NounConfig(name="none"))
-    kv_policy: NounConfig = attrs.field(factory=lambda: NounConfig(name="cost_aware"))
+    kv_connector: FixedNounConfig = attrs.field(factory=lambda: FixedNounConfig(name="none"))
+    kv_codec: FixedNounConfig = attrs.field(factory=lambda: FixedNounConfig(name="none"))
+    kv_policy: FixedNounConfig = attrs.field(factory=lambda: FixedNounConfig(name="cost_aware"))
     router: RouterConfig = attrs.field(factory=lambda: RouterConfig(name="prefix_affinity", fallback="least_loaded"))
-    backend: NounConfig = attrs.field(factory=lambda: NounConfig(name="auto"))
-    executor: NounConfig = attrs.field(factory=lambda: NounConfig(name="auto"))
+    backend: FixedNounConfig = attrs.field(factory=lambda: FixedNounConfig(name="auto"))
+    executor: FixedNounConfig = attrs.field(factory=lambda: FixedNounConfig(name="auto"))
     observer: ObserverConfig = attrs.field(factory=lambda: ObserverConfig(names=("log",)))
     budget: BudgetConfig = attrs.field(factory=BudgetConfig)
     plugins: PluginsConfig = attrs.field(factory=PluginsConfig)

@@ -17,7 +17,7 @@ from typing import Any
 
 import attrs
 
-from trencadis.config.schema import Config, NounConfig, ObserverConfig
+from trencadis.config.schema import Config, FixedNounConfig, ObserverConfig
 
 __all__ = [
     "CORE_TABLES",
@@ -40,7 +40,7 @@ CORE_TABLES = tuple(field.name for field in attrs.fields(Config) if field.name !
 """Tables of the schema, in its order."""
 
 NOUN_TABLES: tuple[str, ...] = tuple(
-    name for name in CORE_TABLES if isinstance(getattr(Config(), name), NounConfig | ObserverConfig)
+    name for name in CORE_TABLES if isinstance(getattr(Config(), name), FixedNounConfig | ObserverConfig)
 )
 """Tables of nouns, in the schema's order."""
 
@@ -193,7 +193,9 @@ def _add_table(
     nested: list[tuple[str, type[Any]]] = []
     for field in attrs.fields(config_class):
         path = f"{table}.{field.name}"
-        if not field.init or (issubclass(config_class, NounConfig | ObserverConfig) and field.name == "components"):
+        if not field.init or (
+            issubclass(config_class, FixedNounConfig | ObserverConfig) and field.name == "components"
+        ):
             continue
         if attrs.has(hints[field.name]):
             nested.append((path, hints[field.name]))

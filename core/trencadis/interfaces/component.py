@@ -59,7 +59,7 @@ class NamedModel:
 
     Attributes:
         source: Where it is, to be loaded as the engine's own model is.
-        vocabulary: Reads its tokenizer's tokens: takes up to seconds. From any thread.
+        vocabulary: ``vocabulary()`` reads its tokenizer's tokens, a ``Vocabulary``: takes up to seconds. From any thread.
     """
 
     source: ModelSource
@@ -95,7 +95,8 @@ class ComponentContext:
         make: ``make(noun, name)`` builds another component: one that this one's config names in a field with the metadata
             ``component``, the noun. Its options are those of its own table. With an empty name, another one of the component
             that serves the noun in this engine.
-        vocabulary: Reads the tokenizer's tokens: the first call takes up to seconds, so not before they are needed. From any thread.
+        vocabulary: ``vocabulary()`` reads the tokenizer's tokens, a ``Vocabulary``: the first call takes up to seconds, so not before
+            they are needed. From any thread.
         named_model: ``named_model(path)`` finds a model by directory, file, hub id or built-in name.
         replica: Which copy of the model this engine is, 0 .. num_replicas - 1.
         num_replicas: Copies of the model that share this machine, each an engine in a process of its own.

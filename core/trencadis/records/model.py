@@ -96,7 +96,7 @@ class WarmUpReport:
         num_graphs: Captured graphs, where there are such.
         graph_bytes: Memory that the preparation took.
         num_compilations: What was compiled.
-        num_deferred: Buckets that are put off; ``Backend.warm_up_rest`` prepares them.
+        num_deferred: Buckets that are put off; ``SupportsDeferredWarmUp.warm_up_rest`` prepares them.
         num_cached: Graphs that did not have to be compiled, for an earlier start left them on disk.
     """
 

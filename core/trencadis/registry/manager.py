@@ -182,7 +182,9 @@ class PluginLoader:
 
 
 def _broken(provenance: Provenance, what: str, error: BaseException) -> PluginLoadError:
-    return PluginLoadError(f"{provenance} {what}: {as_words(error)}.", hint=provenance.remedy)
+    line = provenance.line_of(error)
+    where = f", {line}" if line else ""
+    return PluginLoadError(f"{provenance} {what}: {as_words(error)}{where}.", hint=provenance.remedy)
 
 
 def _hook_names() -> list[str]:

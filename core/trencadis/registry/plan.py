@@ -16,7 +16,13 @@ import attrs
 
 from trencadis.config import Config
 from trencadis.config.messages import DEFAULT, spot
-from trencadis.config.schema import BUCKETING_BY_LAYOUT, DEFAULT_BACKEND, DEFAULT_EXECUTOR, EXECUTOR_OF_RANKS
+from trencadis.config.schema import (
+    BUCKETING_BY_LAYOUT,
+    DEFAULT_BACKEND,
+    DEFAULT_EXECUTOR,
+    EXECUTOR_OF_RANKS,
+    NounConfig,
+)
 from trencadis.errors import CapabilityError, ConfigValueError, ContractError, UnknownComponentError
 from trencadis.faults import shown
 from trencadis.hookspecs import NOUNS
@@ -37,9 +43,6 @@ OF_DRAFTS = frozenset({"draft_length", "acceptance"})
 
 OF_TRANSFERS = frozenset({"kv_codec", "kv_policy"})
 """Nouns that have nothing to do without a KV connector."""
-
-IRREPLACEABLE = frozenset({"backend", "executor", "kv_connector", "kv_codec", "kv_policy"})
-"""Nouns without a fallback: what they hold, such as the model or KV blocks, no other component could go on with."""
 
 NOTHING_CHOSEN = frozenset({"", "none"})
 """Names that stand for no component, unless one of the noun is called so."""
@@ -205,7 +208,7 @@ def resolve_plan(config: Config, registry: Registry, *, sources: Mapping[str, st
         CapabilityError: A component requires what no chosen one provides.
         PluginLoadError: An import path cannot be imported.
         ContractError: An import path leads to something else than the noun's contract.
-        ConfigValueError: A component is within itself or experimental, a fallback of what has none, or a role where nothing hands KV over.
+        ConfigValueError: A component is within itself or experimental, or a role where nothing hands KV over.
     """
     sources = registry.sources if sources is None else sources
     resolver = _Resolver(config, registry, sources)
@@ -281,15 +284,9 @@ class _Resolver:
         return self.choice("executor", EXECUTOR_OF_RANKS if is_divided else DEFAULT_EXECUTOR, "name")
 
     def fallbacks(self) -> dict[str, Choice]:
-        named = {noun: getattr(self._config, noun).fallback for noun in NOUNS if noun != "observer"}
+        tables = {noun: getattr(self._config, noun) for noun in NOUNS}
+        named = {noun: table.fallback for noun, table in tables.items() if isinstance(table, NounConfig)}
         named = {noun: name for noun, name in named.items() if name not in NOTHING_CHOSEN}
-        for noun in sorted(IRREPLACEABLE & named.keys()):
-            path = f"{noun}.fallback"
-            raise ConfigValueError(
-                f"{spot(path, named[noun], self._sources.get(path, ''))}: no other component can take the place of the {noun} while "
-                "the engine runs.",
-                hint=f"Leave {path} empty.",
-            )
         return {noun: self.choice(noun, named[noun], "fallback") for noun in self._nouns if noun in named}
 
     def shadow(self) -> Choice | None:

@@ -7,13 +7,17 @@ import functools
 import hashlib
 import importlib.machinery
 import importlib.metadata
+import json
 import os
 import sys
+import traceback
 from collections.abc import Mapping
 from importlib.metadata import Distribution, EntryPoint
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 import attrs
 
@@ -74,7 +78,18 @@ class Provenance:
                 "It comes with Trencadís. If the error does not say what to set, report it with what --traceback shows and trencadis doctor "
                 "prints, or choose another component."
             )
-        return f'Upgrade or uninstall {self.distribution}, or block it: [plugins] blocked = ["{self.plugin}"].'
+        block = f'block it: [plugins] blocked = ["{self.plugin}"].'
+        folder = _editable_at(self.distribution)
+        if folder:
+            return f"It is installed from {folder}: correct it there, or {block}"
+        return f"Upgrade or uninstall {self.distribution}, or {block}"
+
+    def line_of(self, error: BaseException) -> str:
+        """Return ``file.py:12``, where the code of a plugin installed editably, for its author, raised an error; else nothing."""
+        folder = _editable_at(self.distribution) if self.distribution else ""
+        frames = traceback.extract_tb(error.__traceback__) if folder and self.distribution != OUR_DISTRIBUTION else ()
+        own = [f"{frame.filename}:{frame.lineno}" for frame in frames if Path(frame.filename).is_relative_to(folder)]
+        return own[-1] if own else ""
 
 
 def of_entry_point(entry_point: EntryPoint, *, plugin: str) -> Provenance:
@@ -86,6 +101,16 @@ def of_entry_point(entry_point: EntryPoint, *, plugin: str) -> Provenance:
     """
     name, version = distribution_of(entry_point)
     return Provenance(plugin=plugin, module=entry_point.module, distribution=name, version=version)
+
+
+@functools.cache
+def _editable_at(distribution: str) -> str:
+    """Return the folder from which ``pip install -e`` installed a distribution; empty for any other installation."""
+    try:
+        url = json.loads(importlib.metadata.distribution(distribution).read_text("direct_url.json") or "{}")
+    except (importlib.metadata.PackageNotFoundError, ValueError):
+        return ""
+    return url2pathname(urlsplit(url["url"]).path) if url.get("dir_info", {}).get("editable") else ""
 
 
 def distribution_of(entry_point: EntryPoint) -> tuple[str, str]:

@@ -42,7 +42,7 @@ def run_alone(args: argparse.Namespace, flags: Sequence[str]) -> int:
     print(f"{home}:")
     print(textwrap.indent("\n".join(str(file) for file in files), "  "))
     choice = f'names = ["log", "{names.name}"]' if names.noun == "observer" else f'name = "{names.name}"'
-    print(f"\nNow: cd {home} && pip install -e . && pytest\nThen select it: [{names.noun}] {choice}")
+    print(f'\nNow: cd {home} && pip install -e ".[test]" && pytest\nThen select it: [{names.noun}] {choice}')
     return 0
 
 

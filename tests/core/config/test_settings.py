@@ -5,8 +5,9 @@ import typing
 import attrs
 import pytest
 
-from trencadis.config import settings_of, settings_of_table
+from trencadis.config import load_config, settings_of, settings_of_table
 from trencadis.config.settings import NOUN_TABLES
+from trencadis.errors import ConfigError
 from trencadis.hookspecs import NOUNS
 
 
@@ -22,13 +23,21 @@ def test_a_field_gives_key_flag_and_environment_name(components):
 
 
 def test_flags_have_dots_between_tables_and_dashes_in_keys():
-    setting = settings_of().get("kv_connector.fallback")
+    setting = settings_of().get("draft_length.fallback")
     assert setting is not None
-    assert setting.flag == "--kv_connector.fallback"
+    assert setting.flag == "--draft_length.fallback"
     longer = settings_of().get("engine.max_num_seqs")
     assert longer is not None
     assert longer.flag == "--engine.max-num-seqs"
     assert longer.environment == "TRENCADIS_ENGINE__MAX_NUM_SEQS"
+
+
+@pytest.mark.representatives(1)
+@pytest.mark.parametrize("noun", ["kv_policy", "kv_connector", "kv_codec", "backend", "executor"])
+def test_a_noun_whose_component_nothing_replaces_has_no_key_for_a_fallback(noun):
+    assert settings_of().get(f"{noun}.fallback") is None
+    with pytest.raises(ConfigError, match=rf"--{noun}.fallback: no such flag"):
+        load_config(flags=[f"--{noun}.fallback=other"], environ={})
 
 
 def test_no_two_settings_share_a_flag_or_a_variable(components):

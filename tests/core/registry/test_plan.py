@@ -176,12 +176,6 @@ def test_an_unknown_name_says_who_set_it(registry):
         _resolve(registry, scheduling__name="fcsf")
 
 
-@pytest.mark.parametrize("noun", ["backend", "executor", "kv_connector", "kv_codec", "kv_policy"])
-def test_a_fallback_of_what_none_can_take_the_place_of_is_refused(registry, noun):
-    with pytest.raises(ConfigValueError, match=rf'\[{noun}\] fallback = "x".* take the place of the {noun}'):
-        _resolve(registry, **{f"{noun}__fallback": "x"})
-
-
 def test_an_unknown_fallback_and_an_unknown_observer_are_named_by_their_keys(registry):
     with pytest.raises(UnknownComponentError, match=r'\[scheduling\] fallback = "x"'):
         _resolve(registry, scheduling__fallback="x")

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
+import json
 import sys
 import types
 from importlib.metadata import EntryPoint
@@ -112,3 +114,23 @@ def test_loading_plugins_reads_no_code_for_a_digest(install, plugin_source, monk
     monkeypatch.setattr(provenance_module, "_code_files", None)
     registry = Registry.discover(entry_points=install("fibonacci-tiles", "0.2.0", plugin_source("fibonacci")))
     assert "fibonacci" in registry.components("bucketing")
+
+
+def test_an_author_of_an_editable_plugin_is_sent_to_the_line_that_raised(tmp_path, monkeypatch):
+    home = tmp_path / "trencadis-scheduling-lottery"
+    info = tmp_path / "site" / "trencadis_scheduling_lottery-0.1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: trencadis-scheduling-lottery\nVersion: 0.1.0\n")
+    (info / "direct_url.json").write_text(json.dumps({"dir_info": {"editable": True}, "url": home.as_uri()}))
+    (info / "entry_points.txt").write_text("[trencadis]\nlottery = own_lottery\n")
+    home.mkdir()
+    module = home / "own_lottery.py"
+    module.write_text(
+        "from trencadis import hookimpl\n\n\n@hookimpl\ndef trencadis_scheduling_policies():\n    raise RuntimeError('boom')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    monkeypatch.syspath_prepend(home)
+    (point,) = importlib.metadata.distribution("trencadis-scheduling-lottery").entry_points
+    said = str(*Registry.discover(entry_points=(point,)).broken.values())
+    assert f"raised in trencadis_scheduling_policies: RuntimeError: boom, {module}:6." in said
+    assert f'installed from {home}: correct it there, or block it: [plugins] blocked = ["lottery"].' in said

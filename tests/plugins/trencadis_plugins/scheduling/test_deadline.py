@@ -11,15 +11,12 @@ from trencadis_testing.scheduling import SchedulingConformance
 
 class TestDeadline(SchedulingConformance):
     make = Deadline
-    num_histories = 8
-    num_rules = 25
 
 
 class TestDeadlineThatSheds(SchedulingConformance):
     may_refuse = True
     counts_tokens = True  # it refuses by the time that each takes
     num_histories = 8
-    num_rules = 25
 
     def make(self):
         return Deadline(DeadlineConfig(shed=True, ttft_target_ms=20.0))

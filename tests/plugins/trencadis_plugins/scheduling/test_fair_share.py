@@ -18,13 +18,10 @@ from trencadis_testing.scheduling import SchedulingConformance
 class TestFairShare(SchedulingConformance):
     make = FairShare
     declares = frozenset({"fairness"})
-    num_histories = 8
-    num_rules = 25
 
 
 class TestFairShareOfShortestFirst(SchedulingConformance):
     num_histories = 8
-    num_rules = 25
 
     def make(self):
         return FairShare(inner=ShortestFirst())

@@ -13,13 +13,10 @@ from trencadis_testing.scheduling import SchedulingConformance
 class TestFcfs(SchedulingConformance):
     make = Fcfs
     declares = frozenset({"arrival_order"})
-    num_histories = 8
-    num_rules = 25
 
 
 class TestFcfsWithCaps(SchedulingConformance):
     num_histories = 8
-    num_rules = 25
 
     def make(self):
         return Fcfs(FcfsConfig(max_prefill_tokens=20, long_prefill_threshold=7, chunk_sizes=(4, 2)))
@@ -27,7 +24,6 @@ class TestFcfsWithCaps(SchedulingConformance):
 
 class TestFcfsWithATarget(SchedulingConformance):
     num_histories = 8
-    num_rules = 25
 
     def make(self):
         return Fcfs(FcfsConfig(tpot_target_ms=17.5, victim="cheapest"))

@@ -10,8 +10,6 @@ from trencadis_testing.scheduling import SchedulingConformance
 
 class TestMultiLevel(SchedulingConformance):
     counts_tokens = True
-    num_histories = 8
-    num_rules = 25
 
     def make(self):
         return MultiLevel(MultiLevelConfig(quantum_tokens=8, starve_s=1.0))
@@ -20,7 +18,6 @@ class TestMultiLevel(SchedulingConformance):
 class TestMultiLevelThatPreempts(SchedulingConformance):
     counts_tokens = True
     num_histories = 8
-    num_rules = 25
 
     def make(self):
         return MultiLevel(MultiLevelConfig(quantum_tokens=8, starve_s=1.0, preempt=True))

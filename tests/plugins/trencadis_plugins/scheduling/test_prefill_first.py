@@ -18,13 +18,10 @@ from trencadis_testing.scheduling import SchedulingConformance
 class TestPrefillFirst(SchedulingConformance):
     make = PrefillFirst
     declares = frozenset({"arrival_order"})
-    num_histories = 8
-    num_rules = 25
 
 
 class TestPrefillFirstWithDelayAndChunks(SchedulingConformance):
     num_histories = 8
-    num_rules = 25
 
     def make(self):
         return PrefillFirst(PrefillFirstConfig(delay_factor=0.5, chunked=True))

@@ -11,9 +11,6 @@ from trencadis_testing.scheduling import SchedulingConformance
 
 
 class TestPrefixAffinity(SchedulingConformance):
-    num_histories = 8
-    num_rules = 25
-
     def make(self):
         return PrefixAffinity(PrefixAffinityConfig(shared_tokens=8))
 

@@ -13,14 +13,11 @@ from trencadis_testing.scheduling import SchedulingConformance
 class TestPriority(SchedulingConformance):
     make = Priority
     declares = frozenset({"priority_order"})
-    num_histories = 8
-    num_rules = 25
 
 
 class TestPriorityThatPreempts(SchedulingConformance):
     declares = frozenset({"priority_order"})
     num_histories = 8
-    num_rules = 25
 
     def make(self):
         return Priority(PriorityConfig(preempt=True, age_s=5.0))

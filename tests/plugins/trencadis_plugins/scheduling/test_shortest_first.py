@@ -11,13 +11,10 @@ from trencadis_testing.scheduling import SchedulingConformance
 
 class TestShortestFirst(SchedulingConformance):
     make = ShortestFirst
-    num_histories = 8
-    num_rules = 25
 
 
 class TestShortestFirstByMaxTokens(SchedulingConformance):
     num_histories = 8
-    num_rules = 25
 
     def make(self):
         return ShortestFirst(ShortestFirstConfig(predictor="max_tokens", age_tokens_per_s=0))

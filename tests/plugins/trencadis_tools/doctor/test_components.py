@@ -4,7 +4,7 @@ import attrs
 import pytest
 
 from trencadis.config import Config
-from trencadis.config.schema import NounConfig, ObserverConfig
+from trencadis.config.schema import FixedNounConfig, NounConfig, ObserverConfig
 from trencadis.errors import TransferError
 from trencadis.hookspecs import hookimpl
 from trencadis.interfaces import Component, Observer
@@ -164,7 +164,7 @@ def house_with_store(fake_house, make_store, *, required):
         lambda config, context: store_connector(make_store, config, context, name="mine"),
         config=StoreSettings,
     )
-    return registry, attrs.evolve(config, kv_connector=NounConfig(name="mine", components={"mine": settings}))
+    return registry, attrs.evolve(config, kv_connector=FixedNounConfig(name="mine", components={"mine": settings}))
 
 
 def add(registry, noun, factory, **more):

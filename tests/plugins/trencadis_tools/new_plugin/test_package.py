@@ -1,4 +1,4 @@
-"""Packages are built into wheels and unpacked, which is what an installation of pure Python is; then their tests run."""
+"""Packages are installed in an environment without extras, where their tests run."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import shutil
 import subprocess
 import sys
 import tomllib
-import zipfile
 from pathlib import Path
 
 import pytest
 
+from support.fresh_venv import FreshVenv
 from trencadis.errors import ConfigValueError
 from trencadis.hookspecs import NOUNS
 from trencadis_tools.new_plugin import PluginNames, new_plugin
@@ -27,57 +27,15 @@ def run(*command: str | Path, cwd: Path, path: Path) -> subprocess.CompletedProc
     return subprocess.run(words, cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=600)
 
 
-BUILD = """
-import os, sys
-from hatchling.build import build_wheel
-for home in sys.argv[2:]:
-    os.chdir(home)
-    build_wheel(sys.argv[1])
-"""
-
-
-def install(target: Path, *homes: Path) -> None:
-    """Build the wheels of packages with their own backend, in one process, and unpack them."""
-    built = run(sys.executable, "-c", BUILD, target, *homes, cwd=target, path=target)
-    assert built.returncode == 0, built.stderr
-    wheels = list(target.glob("*.whl"))
-    assert len(wheels) == len(homes)
-    for wheel in wheels:
-        with zipfile.ZipFile(wheel) as archive:
-            archive.extractall(target)
-        wheel.unlink()
-
-
-@pytest.mark.release  # without its settings: below; with them, after a reader's changes: tests/docs/test_first_plugin.py
-def test_new_package_passes_its_tests_untouched(tmp_path: Path):
-    """As an author runs them, but for the number of random histories: pytest, in the package's folder, with its settings."""
-    pytest.importorskip("hatchling", reason="hatchling is not installed: pip install -e '.[dev]'")
-    home, _ = new_plugin(PluginNames.read("scheduling", "lottery"), tmp_path)
-    target = tmp_path / "installed"
-    target.mkdir()
-    install(target, home)
-    options = ["-p", "no:cacheprovider", "-p", "support.strategies.few_histories"]
-    tested = run(sys.executable, "-m", "pytest", *options, cwd=home, path=target)
-    assert tested.returncode == 0, tested.stdout[-3000:]
-    assert "configfile: pyproject.toml" in tested.stdout
-    listed = run(sys.executable, "-m", "trencadis", "plugins", "--scheduling.name", "lottery", cwd=home, path=target)
-    assert listed.returncode == 0, listed.stderr
-    assert "Short prompts before long ones" in listed.stdout
-
-
 @pytest.mark.slow
-def test_packages_of_every_noun_pass_their_tests_side_by_side(tmp_path: Path):
-    pytest.importorskip("hatchling", reason="hatchling is not installed: pip install -e '.[dev]'")
-    target = tmp_path / "installed"
-    target.mkdir()
+def test_packages_of_every_noun_pass_their_tests_with_the_extra_that_they_name_and_no_other(tmp_path: Path):
+    venv = FreshVenv.make(tmp_path / "venv", extras=("test",))
     homes = [new_plugin(PluginNames.read(noun, f"my_{noun}"), tmp_path)[0] for noun in NOUNS]
-    install(target, *homes)
-    folders = [home / "tests" for home in homes]
-    options = ["-q", "-p", "no:cacheprovider", "--import-mode=importlib", "--rootdir", tmp_path]
-    # The random histories of a scheduling policy run in tests/docs/test_first_plugin.py.
-    options += ["-k", "not any_history"]
-    tested = run(sys.executable, "-m", "pytest", *options, *folders, cwd=tmp_path, path=target)
-    assert tested.returncode == 0, tested.stdout[-4000:]
+    # The first brings what all of them test with.
+    asked = [f"-e './{home.name}[test]'" if home is homes[0] else f"-e ./{home.name}" for home in homes]
+    venv.run(f"pip install --quiet {' '.join(asked)}", cwd=tmp_path)
+    folders = " ".join(f"{home.name}/tests" for home in homes)
+    venv.run(f"pytest -q -p no:cacheprovider --import-mode=importlib --rootdir . {folders}", cwd=tmp_path)
 
 
 @pytest.mark.release  # that the suite finds such a fault: tests/testing/test_sampling.py
