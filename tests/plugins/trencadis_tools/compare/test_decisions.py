@@ -70,7 +70,11 @@ def test_a_policy_that_decided_otherwise_is_not_said_to_have_decided_nothing(com
 @pytest.mark.parametrize(
     ("policy", "said", "table"),
     [
-        ("deadline", "No request has ttft_target_s or tpot_target_s, which deadline reads", "[targets]\nttft_s = 1\ntpot_s = 1\n"),
+        (
+            "deadline",
+            "No request has ttft_target_s or tpot_target_s, which deadline reads",
+            "[targets]\nttft_s = 1\ntpot_s = 1\n",
+        ),
         ("fair_share", "All requests are of the same tenant, which fair_share reads", "[tenants]\nnum = 3\n"),
         (
             "urgent_policy:Urgent",
@@ -100,7 +104,8 @@ def test_watching_changes_no_run(compare) -> None:
     for one in candidates_of(["fcfs", "deadline", "fair_share", "shortest_first", "urgent_policy:Urgent"]):
         watched = WatchedRegistry(one.registry)
         plain, seen = (
-            simulate(one.config, registry, workload, step_times=LinearStepTimes()) for registry in (one.registry, watched)
+            simulate(one.config, registry, workload, step_times=LinearStepTimes())
+            for registry in (one.registry, watched)
         )
         assert plain == seen
     assert watched.reads >= {"waiting", "priority"}
