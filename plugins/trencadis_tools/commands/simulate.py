@@ -13,6 +13,7 @@ import attrs
 from trencadis.api import Config, Registry
 from trencadis.console import Advance, print_table, track
 from trencadis.errors import ConfigError
+from trencadis_tools.commands.lines import say
 from trencadis_tools.commands.rate import add_rate
 
 if TYPE_CHECKING:
@@ -110,10 +111,12 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
         return 0
     _print(summary, cpu_s)
     for note in notes:
-        print(f"\n{note}")
+        print()
+        say(note)
     refused = [record for record in result.records if record.error]
     if refused:
-        print(f"\n{len(refused)} requests have no answer; the first: {refused[0].error}")
+        print()
+        say(f"{len(refused)} requests have no answer; the first: {refused[0].error}")
     return 0
 
 

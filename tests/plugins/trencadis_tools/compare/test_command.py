@@ -285,6 +285,8 @@ def test_one_trace_is_compared_by_blocks_of_its_requests(compare, folder) -> Non
         (["narrow.toml", "same.toml"], "are the same configuration: nothing can differ"),
         (["narrow.toml", "nnarrow.toml"], "nnarrow.toml: no such config file"),
         (["fcfs", "fcsf"], 'Did you mean "fcfs"?'),
+        (["fcfs", "mine.py"], "Write mine:Class, with the name of the class after the colon"),
+        (["fcfs", "mine.py:Policy"], "Write mine:Policy, with"),
         (["narrow.toml", "wide.toml", "--metric", "ttft_men"], 'Did you mean "ttft_mean"?'),
         (["narrow.toml", "wide.toml", "--rate", "fast"], '"fast" is no rate'),
         (["narrow.toml", "wide.toml", "--rate", "0"], "a rate must be above 0"),
@@ -301,8 +303,8 @@ def test_one_trace_is_compared_by_blocks_of_its_requests(compare, folder) -> Non
         (["narrow.toml", "--verify", "r.json"], "the record names what is compared"),
     ],
 )
-@pytest.mark.representatives(19)
-@pytest.mark.kept_in_ci(19)
+@pytest.mark.representatives(21)
+@pytest.mark.kept_in_ci(21)
 def test_what_makes_no_sense_is_said_before_anything_runs(compare, words: list[str], said: str) -> None:
     Path("same.toml").write_text(Path("narrow.toml").read_text())
     code, out, err = compare(*words)
