@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trace",
         metavar="FILE",
-        help="a workload, for policies: a name such as azure_conv, a workload file, or a trace file",
+        help="for eviction: a trace file with block hashes, or the name of a built-in one",
     )
     parser.add_argument("--policies", metavar="A,B,...", help="which policies (default: all)")
     parser.add_argument("--json", action="store_true", help="print JSON")

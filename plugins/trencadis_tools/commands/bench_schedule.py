@@ -12,21 +12,20 @@ import attrs
 from trencadis.api import Config, Registry
 from trencadis.console import print_table
 from trencadis.errors import ConfigError, ConfigValueError
+from trencadis_tools.commands.rate import add_rate
 
 if TYPE_CHECKING:
     from trencadis_tools.bench import ScheduleResult
 
 __all__ = ["HELP", "add_arguments", "run"]
 
-HELP = "latencies under scheduling policies on --trace, on a simulated device"
+HELP = "latencies under scheduling policies on --workload, on a simulated device"
 
 _NO_DRAFTS = (
     "The policies run without drafts here: trencadis simulate --drafts and trencadis compare --drafts have them."
 )
 
 _WORKLOAD = {
-    "rate": ("R", "requests a second; 0: as the workload has them"),
-    "limit": ("N", "the first so many requests"),
     "num_tenants": ("N", "drawn where the workload tells none; tenant k has a share in proportion to 1 / (k + 1)"),
     "num_priorities": ("N", "drawn where the workload tells none; 0 is the most urgent"),
     "shared_prefix": ("N", "a tenant's prompts begin with the same so many tokens"),
@@ -57,12 +56,15 @@ _COLUMNS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that only this measurement has; ``--trace``, ``--policies``, ``--seed`` and ``--json`` are shared."""
+    """Add the flags that only this measurement has; ``--policies``, ``--seed`` and ``--json`` are shared."""
     from trencadis.records import StepTime
     from trencadis_tools.bench import ScheduleWorkload
 
     group = parser.add_argument_group("schedule")
     defaults = attrs.asdict(ScheduleWorkload())
+    group.add_argument("--workload", metavar="W", help="a workload file, a trace, or the name of a built-in one")
+    add_rate(group)
+    _add(group, "--max-requests", "limit", defaults["limit"], "N", "the first N of the workload")
     for name, (letter, text) in _WORKLOAD.items():
         _add(group, f"--{name.replace('_', '-')}", name, defaults[name], letter, text)
     for name, value in attrs.asdict(StepTime()).items():
@@ -87,16 +89,20 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
     from trencadis_tools.simulation.drafts import speculates
     from trencadis_tools.simulation.fleet import notes_on
 
-    if not args.trace:
+    if args.trace:
+        raise ConfigError("flag --trace: is for bench eviction.", hint=f"Write --workload {args.trace}.")
+    if not args.workload:
         raise ConfigError(
-            "trencadis bench schedule: --trace is missing.", hint="Name a workload, such as azure_conv, or a file."
+            "trencadis bench schedule: --workload is missing.", hint="Name a workload file, a trace or a built-in."
         )
     try:
-        taken = ScheduleWorkload(seed=args.seed, **{name: getattr(args, name) for name in _WORKLOAD})
+        taken = ScheduleWorkload(
+            seed=args.seed, rate=args.rate or 0.0, limit=args.limit, **{name: getattr(args, name) for name in _WORKLOAD}
+        )
         step_time = StepTime(**{name: getattr(args, f"step_{name}") for name in _STEP_TIME})
     except ValueError as error:
         raise ConfigValueError(f"trencadis bench schedule: {error}.") from error
-    workload = taken.load(args.trace)
+    workload = taken.load(args.workload)
     names = [name.strip() for name in args.policies.split(",")] if args.policies else registry.components("scheduling")
     for name in names:  # here, where who asked is known
         registry.select("scheduling", name, source="flag --policies", may_import=True)
@@ -106,7 +112,7 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
     ]
     notes = (*notes_on(config), *([_NO_DRAFTS] if speculates(config) else []))
     if args.json:
-        facts = {"trace": args.trace, "workload": attrs.asdict(taken), "step_time": attrs.asdict(step_time)}
+        facts = {"trace": args.workload, "workload": attrs.asdict(taken), "step_time": attrs.asdict(step_time)}
         print(json.dumps(facts | {"notes": notes, "results": [attrs.asdict(result) for result in results]}))
     else:
         _print(results)

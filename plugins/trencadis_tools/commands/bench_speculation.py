@@ -30,7 +30,7 @@ _PROMPTS = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that only this measurement has; ``--limit`` and ``--json`` are shared."""
+    """Add the flags that only this measurement has; ``--max-requests`` and ``--json`` are shared."""
     group = parser.add_argument_group("speculation")
     group.add_argument(
         "--drafters", metavar="A,B,...", help="which speculators (default: all); none measures the noise"

@@ -11,8 +11,11 @@ from pathlib import Path
 from trencadis.api import Config, Registry
 from trencadis.console import print_table, track
 from trencadis.errors import ConfigError, ImportPathRefusedError
+from trencadis_tools.commands.lines import say
+from trencadis_tools.commands.rate import add_rate
 from trencadis_tools.compare.candidates import candidates_of
 from trencadis_tools.compare.comparison import Arguments, Comparison, arguments_from, candidates_in, compare
+from trencadis_tools.compare.decisions import decision_notes
 from trencadis_tools.compare.metrics import DEFAULT_METRICS, METRIC_FORMS, metric_of
 from trencadis_tools.compare.plots import check_plots
 from trencadis_tools.compare.record import (
@@ -25,7 +28,7 @@ from trencadis_tools.compare.record import (
 )
 from trencadis_tools.compare.report import write_report
 from trencadis_tools.compare.requests_file import check_requests_file, write_requests
-from trencadis_tools.compare.wording import HEADINGS, outcome_notes, rows_of, sentence
+from trencadis_tools.compare.wording import outcome_notes, sentence, table_of
 from trencadis_tools.simulation.fleet import notes_on
 
 __all__ = ["CAN_BE_LOCKED", "add_arguments", "run"]
@@ -68,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--sweep", action="append", default=[], metavar="TABLE.KEY=A,B,...", help="compare at each value of a setting"
     )
-    parser.add_argument("--rates", default="", metavar="A,B,...", help="compare at each rate, requests a second")
+    add_rate(parser, several=True)
     parser.add_argument("--no-sensitivity", action="store_true", help="do not try verdicts with other step times")
     parser.add_argument("--out", type=Path, metavar="FILE.html", help="write a report, one file with plots")
     parser.add_argument("--requests", type=Path, metavar="FILE", help="write a row for each request, .csv or .parquet")
@@ -134,7 +137,7 @@ def _arguments(args: argparse.Namespace) -> Arguments:
         until_decided=args.until_decided,
         live=args.live,
         metrics=names,
-        rates=_rates(args.rates),
+        rates=args.rate,
         sweep=args.sweep,
         max_requests=args.max_requests,
         sensitivity=not args.no_sensitivity,
@@ -148,29 +151,20 @@ def _overrides(args: argparse.Namespace) -> dict[str, object]:
     return {path: resolved.values[path] for path, source in resolved.sources.items() if source.startswith("flag ")}
 
 
-def _rates(text: str) -> list[float]:
-    try:
-        return [float(word) for word in text.split(",") if word.strip()]
-    except ValueError:
-        raise ConfigError(
-            f'flag --rates: "{text}" are no numbers.', hint="Write requests a second: --rates 1,2,4."
-        ) from None
-
-
 def _print(comparison: Comparison) -> None:
-    print_table(HEADINGS, [row for result in comparison.results for row in rows_of(result)])
+    print_table(*table_of(comparison.results))
     for result in comparison.results:
         outcomes = result.judgement.outcomes
         growing = [outcome.name for outcome in outcomes if outcome.backlog.is_growing]
         print(f"\nAt {result.point}:" if str(result.point) else "")
         for effect in result.judgement.effects:
-            print(sentence(effect, outcomes[0].name, growing))
-        for note in outcome_notes(result):
-            print(note)
+            say(sentence(effect, outcomes[0].name, growing))
+        for note in [*decision_notes(result), *outcome_notes(result)]:
+            say(note)
     if not comparison.arguments.live:
         for candidate in comparison.candidates:
             for note in notes_on(candidate.config):
-                print(f"{candidate.name}: {note}")
+                say(f"{candidate.name}: {note}")
 
 
 def _command(args: argparse.Namespace) -> str:
@@ -182,8 +176,8 @@ def _command(args: argparse.Namespace) -> str:
         if name in {"configs", "config", "resolved", "traceback", "trust", *_FILES} or not value:
             continue
         flag = f"--{name.replace('_', '-')}"
-        for one in value if isinstance(value, list) else [value]:
-            words += [flag] if one is True else [flag, str(one)]
+        for one in value if isinstance(value, list) and name != "rate" else [value]:
+            words += [flag] if one is True else [flag, _text(one)]
     words += [f"--{path.replace('_', '-')}={_text(value)}" for path, value in _overrides(args).items()]
     return shlex.join(words)
 
@@ -191,7 +185,9 @@ def _command(args: argparse.Namespace) -> str:
 def _text(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
-    return ",".join(map(str, value)) if isinstance(value, Sequence) and not isinstance(value, str) else str(value)
+    if isinstance(value, float):
+        return f"{value:g}"
+    return ",".join(map(_text, value)) if isinstance(value, Sequence) and not isinstance(value, str) else str(value)
 
 
 def _verify(args: argparse.Namespace) -> int:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from trencadis.console import print_table
+from trencadis.console import print_table, track
 from trencadis.errors import ConfigError
 from trencadis.files import read_bytes
 from trencadis.records.flight_record import (
@@ -101,7 +101,8 @@ def run_alone(args: argparse.Namespace, flags: Sequence[str]) -> int:
     check_replayable(record, name=str(path))
     config, registry = _recorded(record, args)
     check_code(record, config, registry, name=str(path), may_import=args.trust)
-    replayed = replay_exactly(record, config, registry, name=str(path), may_import=args.trust)
+    with track("Replaying", total=len(record.events), unit="events") as advance:
+        replayed = replay_exactly(record, config, registry, name=str(path), may_import=args.trust, note=advance)
     if replayed.difference is not None or not flags:
         _print_replayed(record, replayed, facts, as_json=args.json)
         return 0 if replayed.difference is None else DIFFERS
@@ -126,29 +127,27 @@ def _served(record: FlightRecord, replayed: ReplayedSteps, flags: list[str], arg
     times = (
         load_step_times(args.step_times) if args.step_times else recorded_step_times(replayed.steps, name=args.record)
     )
-    return [
-        recorded_latencies(record),
-        replay_with(
-            record,
-            recorded,
-            registry,
-            step_times=times,
-            name=f"{recorded.scheduling.name}, simulated",
-            recorded=recorded,
-            drafts=drafts,
-            may_import=args.trust,
-        ),
-        replay_with(
-            record,
-            other,
-            other_registry,
-            step_times=times,
-            name=other.scheduling.name if other.scheduling.name != recorded.scheduling.name else " ".join(flags),
-            recorded=recorded,
-            drafts=drafts,
-            may_import=args.trust,
-        ),
-    ]
+    is_other_policy = other.scheduling.name != recorded.scheduling.name
+    served = [recorded_latencies(record)]
+    for name, config, own in (
+        (f"{recorded.scheduling.name}, simulated", recorded, registry),
+        (other.scheduling.name if is_other_policy else " ".join(flags), other, other_registry),
+    ):
+        with track(f"Simulating {name}", total=len(record.requests), unit="requests") as advance:
+            served.append(
+                replay_with(
+                    record,
+                    config,
+                    own,
+                    step_times=times,
+                    name=name,
+                    recorded=recorded,
+                    drafts=drafts,
+                    may_import=args.trust,
+                    note=advance,
+                )
+            )
+    return served
 
 
 def _recorded(

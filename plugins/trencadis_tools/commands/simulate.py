@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 import attrs
 
 from trencadis.api import Config, Registry
-from trencadis.console import print_table
+from trencadis.console import Advance, print_table, track
 from trencadis.errors import ConfigError
+from trencadis_tools.commands.lines import say
+from trencadis_tools.commands.rate import add_rate
 
 if TYPE_CHECKING:
     from trencadis_tools.simulation.events import ReplicaEvent
@@ -28,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's own flags."""
     parser.add_argument("--workload", metavar="W", help="a workload file, a trace, or the name of a built-in one")
     parser.add_argument("--max-requests", type=int, metavar="N", help="the first N of it (default: all)")
-    parser.add_argument("--rate", type=float, metavar="R", help="requests a second (default: the workload's)")
+    add_rate(parser)
     parser.add_argument("--seed", type=int, metavar="N", help="of what is drawn (default: the workload's)")
     parser.add_argument("--replicas", type=int, default=1, metavar="N", help="engines behind [router] (default: 1)")
     parser.add_argument(
@@ -85,7 +87,8 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
             "flag --token-times: macro replicas compute no times of tokens.", hint="Leave it out, or take engines."
         )
     began_s = time.process_time()
-    result = _simulated(args, config, registry, workload, step_times=step_times, events=events)
+    with track("Simulating", total=len(workload.requests), unit="requests") as advance:
+        result = _simulated(args, config, registry, workload, step_times=step_times, events=events, note=advance)
     cpu_s = time.process_time() - began_s
     summary = summary_of(result)
     seed = one_seed(
@@ -108,10 +111,12 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
         return 0
     _print(summary, cpu_s)
     for note in notes:
-        print(f"\n{note}")
+        print()
+        say(note)
     refused = [record for record in result.records if record.error]
     if refused:
-        print(f"\n{len(refused)} requests have no answer; the first: {refused[0].error}")
+        print()
+        say(f"{len(refused)} requests have no answer; the first: {refused[0].error}")
     return 0
 
 
@@ -123,13 +128,16 @@ def _simulated(
     *,
     step_times: StepTimes,
     events: tuple[ReplicaEvent, ...],
+    note: Advance,
 ) -> Run:
     """Return the run with replicas of the kind that is asked for."""
     from trencadis_tools.simulation import load_drafts, simulate
     from trencadis_tools.simulation.macro import simulate_macro
 
     if args.replica_model == "macro":
-        return simulate_macro(config, registry, workload, step_times=step_times, replicas=args.replicas, events=events)
+        return simulate_macro(
+            config, registry, workload, step_times=step_times, replicas=args.replicas, events=events, note=note
+        )
     return simulate(
         config,
         registry,
@@ -139,6 +147,7 @@ def _simulated(
         events=events,
         drafts=load_drafts(args.drafts),
         token_times=args.token_times,
+        note=note,
     )
 
 

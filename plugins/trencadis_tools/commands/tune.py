@@ -99,8 +99,13 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
         seed=args.seed,
         keep=[path.strip() for path in args.keep.split(",") if path.strip()],
     )
-    with track("Tuning", unit="simulations") as advance:
-        tuned = tune(settings, described("start", args.resolved, registry), note=advance, say=print)
+    with track("Tuning", total=args.budget, unit="simulations") as advance:
+        tuned = tune(
+            settings,
+            described("start", args.resolved, registry),
+            note=lambda done: advance(done, max(done, args.budget)),  # the last figures take some more
+            say=print,
+        )
     _print(tuned)
     if args.out is not None:
         write_text(args.out, toml_of(tuned, _command(args)), "--out")

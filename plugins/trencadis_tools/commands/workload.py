@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trencadis.console import print_table
+from trencadis_tools.commands.rate import add_rate
 
 if TYPE_CHECKING:
     from trencadis_tools.workloads import Summary
@@ -32,8 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a built-in workload, a workload file in TOML, or a trace file; without one, built-in workloads are listed",
     )
     parser.add_argument("--seed", type=int, metavar="N", help="in place of the workload's")
-    parser.add_argument("--rate", type=float, metavar="R", help="requests a second, in place of the workload's")
-    parser.add_argument("--limit", type=int, metavar="N", help="the first so many requests")
+    add_rate(parser)
+    parser.add_argument("--max-requests", type=int, metavar="N", help="the first N of it (default: all)")
     parser.add_argument("--write", type=Path, metavar="FILE", help="write it as JSON lines, which are a workload too")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -51,7 +52,7 @@ def run_alone(args: argparse.Namespace, flags: Sequence[str]) -> int:
     if args.name is None:
         print(json.dumps(builtin_names()) if args.json else "\n".join(builtin_names()))
         return 0
-    workload = load_workload(args.name, seed=args.seed, rate=args.rate, limit=args.limit)
+    workload = load_workload(args.name, seed=args.seed, rate=args.rate, limit=args.max_requests)
     if args.write:
         write_workload(workload, args.write)
     summary = summarise(workload)

@@ -88,6 +88,12 @@ def check_different(candidates: Sequence[Candidate]) -> None:
 
 def _candidate(argument: str, base: Path | None, overrides: Mapping[str, Any]) -> Candidate:
     path = Path(argument)
+    file, _, member = argument.partition(":")
+    if file.endswith(".py"):
+        raise ConfigError(
+            f"{argument}: a policy is named by its module and its class, not by its file.",
+            hint=f"Write {Path(file).stem}:{member or 'Class'}, with the name of the class after the colon.",
+        )
     if is_file(path):
         return _loaded(path.stem, path, {**overrides})
     if path.suffix == ".toml" or len(path.parts) > 1:

@@ -10,11 +10,14 @@ from typing import Any
 import attrs
 import msgspec
 
+from trencadis.console import Advance
 from trencadis.errors import ConfigError
+from trencadis_tools.compare.assumed import drafts_in_words, step_times_in_words
 from trencadis_tools.compare.candidates import Candidate, restored, sweep_points
 from trencadis_tools.compare.experiment import Experiment, PointResult, RunAll, left_open, run_experiment
 from trencadis_tools.compare.live import LiveRuns, pieces_of
 from trencadis_tools.compare.metrics import metric_of
+from trencadis_tools.compare.reads import WatchedRegistry
 from trencadis_tools.compare.record import record_of
 from trencadis_tools.lab import scipy_stats
 from trencadis_tools.simulation import DraftFacts, Run, StepTimes, load_drafts, simulate
@@ -71,14 +74,14 @@ class Comparison:
         arguments: Of it.
         candidates: Before any setting is swept.
         results: Of every point.
-        step_times: The model in words, and what becomes of drafts; empty for a measurement.
+        assumed: How long steps take and what becomes of drafts, in words; nothing for a measurement.
         record: For a file.
     """
 
     arguments: Arguments
     candidates: Sequence[Candidate]
     results: Sequence[PointResult]
-    step_times: str
+    assumed: Sequence[str]
     record: Mapping[str, Any] = attrs.field(repr=False)
 
 
@@ -112,7 +115,7 @@ def candidates_in(arguments: Arguments, *, may_import: bool = False) -> list[Can
 def compare(
     arguments: Arguments,
     *,
-    note: Callable[[int], None] | None = None,
+    note: Advance | None = None,
     warn: Callable[[str], None] | None = None,
     may_import: bool = False,
 ) -> Comparison:
@@ -120,7 +123,7 @@ def compare(
 
     Args:
         arguments: What is compared.
-        note: Called with the number of runs so far; or None.
+        note: Called with the number of runs so far, and the most that there will be; or None.
         warn: Called before the runs with each sentence of :func:`left_open`; or None.
         may_import: The arguments are the operator's own, and not those of a received record.
 
@@ -137,7 +140,7 @@ def compare(
     if arguments.live:
         with LiveRuns(token_times=experiment.needs_token_times) as live:
             results = run_experiment(experiment, live, note=note)
-        return _compared(arguments, candidates, results, "")
+        return _compared(arguments, candidates, results, "", ())
     step_times = _step_times(arguments.step_times)
     drafts = load_drafts(arguments.drafts)
     with_step_times = functools.partial(_simulated, arguments.replicas, drafts, experiment.needs_token_times)
@@ -148,18 +151,23 @@ def compare(
         with_step_times=with_step_times,
         note=note,
     )
-    in_words = f"{step_times!r}{f', drafts {drafts!r}' if drafts else ''}"
-    return _compared(arguments, candidates, results, in_words)
+    exactly = f"{step_times!r}{f', drafts {drafts!r}' if drafts else ''}"
+    assumed = [f"step times: {step_times_in_words(arguments.step_times, step_times)}", *drafts_in_words(drafts)]
+    return _compared(arguments, candidates, results, exactly, assumed)
 
 
 def _compared(
-    arguments: Arguments, candidates: Sequence[Candidate], results: Sequence[PointResult], step_times: str
+    arguments: Arguments,
+    candidates: Sequence[Candidate],
+    results: Sequence[PointResult],
+    step_times: str,
+    assumed: Sequence[str],
 ) -> Comparison:
     written = attrs.asdict(arguments)
     if not arguments.drafts:
         del written["drafts"]  # records from before there were any stay as they are
     record = record_of(written, step_times, results)
-    return Comparison(arguments=arguments, candidates=candidates, results=results, step_times=step_times, record=record)
+    return Comparison(arguments=arguments, candidates=candidates, results=results, assumed=assumed, record=record)
 
 
 def _one_seed(arguments: Arguments, experiment: Experiment) -> list[str]:
@@ -181,7 +189,7 @@ def _check(arguments: Arguments) -> None:
             flag = name.replace("_", "-")
             raise ConfigError(f"flag --{flag}: {getattr(arguments, name)} is less than {least}.")
     if any(not 0 < rate < math.inf for rate in arguments.rates):
-        raise ConfigError("flag --rates: a rate must be above 0.", hint="Write requests a second: --rates 1,2,4.")
+        raise ConfigError("flag --rate: a rate must be above 0.", hint="Write requests a second: --rate 1,2,4.")
     if arguments.live and arguments.replicas > 1:
         raise ConfigError("flag --live: one engine of each configuration is measured.", hint="Leave --replicas out.")
     if arguments.live and arguments.step_times:
@@ -245,20 +253,22 @@ def _step_times(name: str) -> StepTimes:
 
 
 def _simulated(replicas: int, drafts: Mapping[str, DraftFacts], token_times: bool, step_times: StepTimes) -> RunAll:
-    """Return what simulates a workload under each configuration."""
+    """Return what simulates a workload under each configuration; of the first one it is watched what policies read, which costs time."""
+
+    def run(candidate: Candidate, workload: Workload, pair: int) -> Run:
+        watched = None if pair else WatchedRegistry(candidate.registry)
+        found = simulate(
+            candidate.config,
+            watched or candidate.registry,
+            workload,
+            step_times=step_times,
+            replicas=replicas,
+            drafts=drafts,
+            token_times=token_times,
+        )
+        return found if watched is None else attrs.evolve(found, policy_reads=frozenset(watched.reads))
 
     def run_all(candidates: Sequence[Candidate], workload: Workload, pair: int) -> list[Run]:
-        return [
-            simulate(
-                one.config,
-                one.registry,
-                workload,
-                step_times=step_times,
-                replicas=replicas,
-                drafts=drafts,
-                token_times=token_times,
-            )
-            for one in candidates
-        ]
+        return [run(one, workload, pair) for one in candidates]
 
     return run_all

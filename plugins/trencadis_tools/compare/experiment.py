@@ -14,6 +14,7 @@ from typing import Protocol
 
 import attrs
 
+from trencadis.console import Advance
 from trencadis.errors import ConfigError
 from trencadis_tools.compare.candidates import Candidate, check_different, restored
 from trencadis_tools.compare.judge import Judgement, difference_of, judge
@@ -102,6 +103,8 @@ class PointResult:
         workloads: That were run, seed after seed.
         runs: By candidate, then by workload.
         judgement: Of the runs.
+        reads: By candidate, columns of the view and fields of requests that its scheduling policy read in the first run; None: that was
+            not watched, as in a measurement.
     """
 
     point: Point
@@ -109,6 +112,7 @@ class PointResult:
     workloads: Sequence[Workload] = attrs.field(repr=False)
     runs: Sequence[Sequence[Run]] = attrs.field(repr=False)
     judgement: Judgement
+    reads: Sequence[frozenset[str] | None] = ()
 
 
 def left_open(experiment: Experiment) -> list[str]:
@@ -138,7 +142,7 @@ def run_experiment(
     *,
     step_times: StepTimes | None = None,
     with_step_times: Callable[[StepTimes], RunAll] | None = None,
-    note: Callable[[int], None] | None = None,
+    note: Advance | None = None,
 ) -> list[PointResult]:
     """Compare at every point.
 
@@ -147,39 +151,77 @@ def run_experiment(
         run_all: Runs a workload under each configuration.
         step_times: Coefficients that "better" must not depend on; None: sensitivity is not looked at.
         with_step_times: Makes another ``run_all``, of another model of step times.
-        note: Called with the number of runs so far; or None.
+        note: Called with the number of runs so far, and the most that there will be; or None.
 
     Raises:
         ConfigError: The workload is too short for the statistics, or a configuration cannot be used.
         TrencadisError: A run failed.
     """
     results = []
-    num_runs = 0
-
-    def counted(candidates: Sequence[Candidate], workload: Workload, pair: int) -> list[Run]:
-        nonlocal num_runs
-        runs = run_all(candidates, workload, pair)
-        num_runs += len(runs)
-        if note is not None:
-            note(num_runs)
-        return runs
-
-    for swept, rate in itertools.product(experiment.sweeps, experiment.rates or (0.0,)):
+    models = scaled_step_times(step_times) if step_times is not None and with_step_times is not None else []
+    points = list(itertools.product(experiment.sweeps, experiment.rates or (0.0,)))
+    count = _Count(note, num_points=len(points), most_of_point=_most_runs(experiment, len(models)))
+    for swept, rate in points:
         candidates = experiment.candidates
         if swept:
             candidates = [restored(one.name, one.given, swept, may_import=one.may_import) for one in candidates]
             check_different(candidates)
         point = Point(rate=rate, swept=swept)
-        result = _at_point(experiment, point, candidates, counted)
-        if step_times is not None and with_step_times is not None:
+        result = _at_point(experiment, point, candidates, count.counted(run_all))
+        if with_step_times is not None and models:
             metrics = {metric.name: metric for metric in experiment.metrics}
-            models = scaled_step_times(step_times)
-            flips = _find_flips(result.judgement, metrics, candidates, result.workloads, with_step_times, models)
+            run_scaled = [(name, count.counted(with_step_times(model))) for name, model in models]
+            flips = _find_flips(result.judgement, metrics, candidates, result.workloads, run_scaled)
             has_claims = any(effect.winner for effect in result.judgement.effects)
             tried = [name for name, _ in models] if has_claims else []
             result = attrs.evolve(result, judgement=result.judgement.with_flips(flips, tried))
+        count.point_ends()
         results.append(result)
     return results
+
+
+class _Count:
+    """Counts runs of configurations, and the most that there will be: a point may be decided early, or have nothing to be tried again.
+
+    Args:
+        note: Called with both; or None.
+        num_points: Points of the comparison.
+        most_of_point: Runs of one point at most.
+    """
+
+    def __init__(self, note: Advance | None, *, num_points: int, most_of_point: int) -> None:
+        self._note = note
+        self._num_left, self._most_of_point = num_points, most_of_point
+        self._num_runs, self._most = 0, num_points * most_of_point
+        self._tell()
+
+    def counted(self, run_all: RunAll) -> RunAll:
+        """Return what runs the same, and is counted."""
+
+        def counted(candidates: Sequence[Candidate], workload: Workload, pair: int) -> list[Run]:
+            runs = run_all(candidates, workload, pair)
+            self._num_runs += len(runs)
+            self._tell()
+            return runs
+
+        return counted
+
+    def point_ends(self) -> None:
+        """Take off what a point did not need."""
+        self._num_left -= 1
+        self._most = self._num_runs + self._num_left * self._most_of_point
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._note is not None:
+            self._note(self._num_runs, self._most)
+
+
+def _most_runs(experiment: Experiment, num_models: int) -> int:
+    """Return how many runs of configurations a point takes at most, all that is tried again with other step times included."""
+    num_workloads = experiment.num_pairs if experiment.is_drawn else len(_lengths(experiment))
+    num_again = experiment.num_pairs if experiment.is_drawn else 1
+    return len(experiment.candidates) * (num_workloads + num_models * num_again)
 
 
 def _find_flips(
@@ -187,18 +229,16 @@ def _find_flips(
     metrics: Mapping[str, Metric],
     candidates: Sequence[Candidate],
     workloads: Sequence[Workload],
-    with_step_times: Callable[[StepTimes], RunAll],
-    models: Sequence[tuple[str, StepTimes]],
+    models: Sequence[tuple[str, RunAll]],
 ) -> list[Flip]:
-    """Run again what was found better, with each of the models, and return where the sign of the difference changes."""
+    """Run again what was found better, with each of the models of step times, and return where the sign of the difference changes."""
     claims = [effect for effect in judgement.effects if effect.verdict == "better"]
     others = {effect.other for effect in claims}
     if not claims:
         return []
     chosen = [candidates[0], *(candidate for candidate in candidates[1:] if candidate.name in others)]
     flips = []
-    for scaled, model in models:
-        run_all = with_step_times(model)
+    for scaled, run_all in models:
         runs = list(zip(*(run_all(chosen, workload, pair) for pair, workload in enumerate(workloads)), strict=True))
         names = [candidate.name for candidate in chosen]
         for effect in claims:
@@ -213,6 +253,7 @@ def _at_point(experiment: Experiment, point: Point, candidates: Sequence[Candida
     is_drawn, until_decided = experiment.is_drawn, experiment.until_decided
     workloads: list[Workload] = []
     runs: list[list[Run]] = [[] for _ in candidates]
+    reads: list[frozenset[str] | None] = []
     names = [candidate.name for candidate in candidates]
     num_looks = 1 if is_drawn else len(_lengths(experiment))
     judged = functools.partial(judge, is_drawn=is_drawn, until_decided=until_decided, num_looks=num_looks)
@@ -223,12 +264,15 @@ def _at_point(experiment: Experiment, point: Point, candidates: Sequence[Candida
         workloads.append(workload)
         for own, run in zip(runs, run_all(candidates, workload, pair), strict=True):
             own.append(run)
+        reads = reads or [own[-1].policy_reads for own in runs]
         if not until_decided or (is_drawn and len(workloads) < FIRST_LOOK):
             continue
         if judged(names, runs, experiment.metrics).is_decided:
             break
     judgement = judged(names, runs, experiment.metrics)
-    return PointResult(point=point, candidates=candidates, workloads=workloads, runs=runs, judgement=judgement)
+    return PointResult(
+        point=point, candidates=candidates, workloads=workloads, runs=runs, judgement=judgement, reads=reads
+    )
 
 
 def _workloads(experiment: Experiment, point: Point) -> Iterator[Workload]:
@@ -289,8 +333,8 @@ def at_rate(workload: Workload, rate: float) -> Workload:
     now = rate_of(workload)
     if not now:
         raise ConfigError(
-            f'workload "{workload.name}": all requests come at once, which no --rates can stretch.',
-            hint="Leave --rates out, or take a workload with arrivals.",
+            f'workload "{workload.name}": all requests come at once, which no --rate can stretch.',
+            hint="Leave --rate out, or take a workload with arrivals.",
         )
     stretch = now / rate
     requests = tuple(attrs.evolve(one, arrival_s=one.arrival_s * stretch) for one in workload.requests)

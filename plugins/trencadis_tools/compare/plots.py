@@ -11,12 +11,12 @@ import numpy as np
 
 from trencadis.records import FloatArray
 from trencadis_tools.compare.experiment import PointResult
-from trencadis_tools.compare.judge import Effect
+from trencadis_tools.compare.judge import MARGIN, Effect
 from trencadis_tools.compare.metrics import Metric, metric_of
 from trencadis_tools.lab import library
 from trencadis_tools.simulation import RequestRecord
 
-__all__ = ["cdf_plot", "check_plots", "differences_plot", "line_plot", "sequence_plot"]
+__all__ = ["cdf_plot", "check_plots", "differences_plot", "effects_plot", "line_plot", "sequence_plot"]
 
 _MARKERS = "os^Dv*PX"
 _STYLES = ("-", "--", "-.", ":")
@@ -26,6 +26,7 @@ _LATENCIES: dict[str, Callable[[RequestRecord], float]] = {
     "E2E": lambda record: record.e2e_s,
 }
 _SHARES = np.linspace(0, 1, 201)
+_MOST_TICKS = 6
 
 
 def check_plots() -> None:
@@ -37,12 +38,12 @@ def check_plots() -> None:
     library("matplotlib", purpose="flag --out: a report with plots")
 
 
-def _picture(draw: Callable[[Any], None], *, num_columns: int = 1, width: float = 7.0) -> str:
+def _picture(draw: Callable[[Any], None], *, num_columns: int = 1, width: float = 7.0, height: float = 3.2) -> str:
     """Return the SVG of a figure."""
     matplotlib = library("matplotlib", purpose="a report with plots")
     figures = library("matplotlib.figure", purpose="a report with plots")
     with matplotlib.rc_context({"svg.hashsalt": "trencadis", "svg.fonttype": "none", "font.size": 9}):
-        figure = figures.Figure(figsize=(width, 3.2), layout="constrained")
+        figure = figures.Figure(figsize=(width, height), layout="constrained")
         draw(figure.subplots(1, num_columns))
         stream = io.StringIO()
         figure.savefig(stream, format="svg", metadata={"Date": None, "Creator": None})
@@ -79,13 +80,18 @@ def cdf_plot(result: PointResult) -> str:
 
 
 def _log_ticks(axes: Any) -> None:
-    """Have a logarithmic axis of a few plain numbers: 0.01, 0.02, 0.05, 0.1; of many decades one each, of less than one equal distances."""
+    """Have a logarithmic axis of a few plain numbers: 0.01, 0.02, 0.05, 0.1; of many decades fewer of each, of less than one equal distances."""
     ticker = library("matplotlib.ticker", purpose="a report with plots")
     axes.set_xscale("log")
     low, high = axes.get_xlim()
     powers = 10.0 ** np.arange(np.floor(np.log10(low)), np.ceil(np.log10(high)) + 1)
-    ticks = powers if high > 100 * low else (powers[:, None] * [1, 2, 5]).ravel()
-    ticks = ticks[(ticks >= low) & (ticks <= high)]
+    for steps in ([1, 2, 5], [1, 3], [1]):
+        ticks = (powers[:, None] * steps).ravel()
+        ticks = ticks[(ticks >= low) & (ticks <= high)]
+        if len(ticks) <= _MOST_TICKS:
+            break
+    ticks = ticks[:: -(-len(ticks) // _MOST_TICKS) or 1]
+    axes.xaxis.set_minor_locator(ticker.LogLocator(subs=range(1, 10), numticks=100))
     axes.xaxis.set_major_locator(ticker.FixedLocator(ticks) if len(ticks) > 2 else ticker.MaxNLocator(4))
     axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
     axes.xaxis.set_minor_formatter(ticker.NullFormatter())
@@ -97,6 +103,43 @@ def _whole_ticks(axes: Any) -> None:
     axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
 
 
+def effects_plot(results: Sequence[PointResult]) -> str:
+    """Return every effect in per cent of the baseline with its 95 % interval, the first one on top; empty if none has an interval."""
+    shown = [
+        (str(result.point), effect)
+        for result in results
+        for effect in result.judgement.effects
+        if effect.verdict != "unstable" and np.isfinite(effect.relative(effect.interval.high))
+    ]
+    if not shown:
+        return ""
+    others = list(dict.fromkeys(effect.other for _, effect in shown))
+    baseline = results[0].judgement.outcomes[0].name
+
+    def draw(axes: Any) -> None:
+        axes.axvspan(-100 * MARGIN, 100 * MARGIN, color="0.9", label=f"within {100 * MARGIN:g} %")
+        axes.axvline(0, color="black", linewidth=1.0, label=f"{baseline}: 0 %")
+        labelled: set[str] = set()
+        for place, (_, effect) in enumerate(shown):
+            low, middle, high = (100 * effect.relative(value) for value in _ends(effect))
+            index = others.index(effect.other) + 1
+            label = effect.other if effect.other not in labelled else None
+            labelled.add(effect.other)
+            style = {"color": f"C{index}", "marker": _MARKERS[index % len(_MARKERS)], "markersize": 5}
+            axes.errorbar(middle, place, xerr=[[middle - low], [high - middle]], capsize=3, label=label, **style)
+        axes.set_yticks(range(len(shown)), [", ".join(filter(None, (effect.metric, at))) for at, effect in shown])
+        axes.set_ylim(len(shown) - 0.5, -0.5)
+        axes.set_xlabel(f"difference from {baseline}, %")
+        axes.grid(axis="x", alpha=0.3)
+        axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
+
+    return _picture(draw, width=8, height=max(1.8, 1.0 + 0.3 * len(shown)))
+
+
+def _ends(effect: Effect) -> tuple[float, float, float]:
+    return effect.interval.low, effect.interval.difference, effect.interval.high
+
+
 def differences_plot(effect: Effect, baseline: str) -> str:
     """Return the paired differences of the units in their order, with their mean and its interval."""
 
@@ -104,7 +147,7 @@ def differences_plot(effect: Effect, baseline: str) -> str:
         interval = effect.interval
         factor, unit = _unit(metric_of(effect.metric), [*effect.differences, interval.low, interval.high])
         numbers = np.arange(1, len(effect.differences) + 1)
-        axes.axhline(0, color="black", linewidth=0.8)
+        axes.axhline(0, color="black", linewidth=0.8, label=f"{baseline}: 0")
         axes.plot(numbers, factor * np.array(effect.differences), "o", markersize=3, color="C0", label="pair")
         axes.axhline(factor * interval.difference, color="C1", label="difference")
         if np.isfinite(interval.low):
@@ -124,7 +167,7 @@ def sequence_plot(effect: Effect, baseline: str) -> str:
     def draw(axes: Any) -> None:
         points = [point for point in effect.sequence if np.isfinite(point.low)]
         factor, unit = _unit(metric_of(effect.metric), [end for point in points for end in (point.low, point.high)])
-        axes.axhline(0, color="black", linewidth=0.8)
+        axes.axhline(0, color="black", linewidth=0.8, label=f"{baseline}: 0")
         means = [factor * point.difference for point in effect.sequence]
         axes.plot([point.num_pairs for point in effect.sequence], means, color="C0", label="mean")
         axes.fill_between(
@@ -173,6 +216,8 @@ def line_plot(results: Sequence[PointResult], metric: Metric, *, xs: Sequence[fl
                 )
             if places.dtype.kind == "i" and not isinstance(xs[0], int | float):
                 axes.set_xticks(places, xs)
+            elif len(places) <= _MOST_TICKS:
+                axes.set_xticks(places, [f"{x:g}" for x in places])
         shown = [factor * value for value in all_values if value > 0]
         axes.set_ylim(0, 1.1 * max(shown) if shown else None)
         axes.set_xlabel(label)

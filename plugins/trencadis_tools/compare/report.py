@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,11 +12,12 @@ import numpy as np
 
 from trencadis.errors import ConfigError
 from trencadis_tools.compare.comparison import Comparison
+from trencadis_tools.compare.decisions import decision_notes
 from trencadis_tools.compare.experiment import PointResult, rate_of
 from trencadis_tools.compare.metrics import metric_of
-from trencadis_tools.compare.plots import cdf_plot, differences_plot, line_plot, sequence_plot
+from trencadis_tools.compare.plots import cdf_plot, differences_plot, effects_plot, line_plot, sequence_plot
 from trencadis_tools.compare.record import workload_digest
-from trencadis_tools.compare.wording import HEADINGS, outcome_notes, rows_of, sentence, show
+from trencadis_tools.compare.wording import outcome_notes, sentence, show, table_of
 
 __all__ = ["page_of", "write_report"]
 
@@ -27,6 +27,7 @@ table { border-collapse: collapse; margin: 1rem 0; display: block; overflow-x: a
 caption { text-align: left; font-weight: bold; padding: .3rem 0; }
 th, td { border: 1px solid #999; padding: .25rem .6rem; text-align: left; white-space: nowrap; }
 th:first-child, td:first-child { white-space: normal; }
+td:last-child { white-space: normal; overflow-wrap: anywhere; min-width: 10rem; }
 thead th { background: #eee; }
 figure { margin: 1.5rem 0; overflow-x: auto; } figcaption { font-style: italic; } svg { max-width: 100%; min-width: 40rem; height: auto; }
 pre { background: #f4f4f4; padding: .6rem; white-space: pre-wrap; overflow-wrap: anywhere; }
@@ -72,6 +73,8 @@ def page_of(comparison: Comparison, *, command: str) -> str:
         f"<title>{html.escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<main>",
         f"<h1>{html.escape(title)}</h1>",
         *_verdicts(comparison),
+        *_who(comparison),
+        *_numbers(comparison),
         *_lines(comparison.results),
         *(part for result in comparison.results for part in _of_point(result)),
         *_provenance(comparison, command),
@@ -104,17 +107,55 @@ def _at(result: PointResult) -> str:
 
 
 def _verdicts(comparison: Comparison) -> Iterator[str]:
-    yield "<h2>Verdicts</h2>"
-    rows = [row for result in comparison.results for row in rows_of(result)]
-    yield _table("Each configuration against the baseline, by each metric", HEADINGS, rows)
+    yield "<h2>Verdict</h2>"
     for result in comparison.results:
         baseline = result.judgement.outcomes[0].name
         if str(result.point):
             yield f"<h3>{html.escape(str(result.point))}</h3>"
         yield _list([sentence(effect, baseline, _growing(result)) for effect in result.judgement.effects])
-        notes = outcome_notes(result)
+        notes = [*decision_notes(result), *outcome_notes(result)]
         if notes:
             yield _list(notes)
+
+
+def _who(comparison: Comparison) -> Iterator[str]:
+    """Yield which configuration is the baseline, what sets each apart, and what all have."""
+    configs = dict(comparison.arguments.configs)
+    paths = sorted({path for given in configs.values() for path in given})
+    apart = [path for path in paths if len({_in_words(given.get(path)) for given in configs.values()}) > 1]
+    rows = [
+        (
+            name,
+            "candidate" if number else "baseline",
+            "; ".join(f"{path} = {_in_words(given[path]) if path in given else 'its default'}" for path in apart),
+        )
+        for number, (name, given) in enumerate(configs.items())
+    ]
+    yield "<h2>Who is who</h2>"
+    yield _table("What sets them apart", ("configuration", "is the", "settings"), rows)
+    first = next(iter(configs.values()))
+    same = [f"{path} = {_in_words(first[path])}" for path in paths if path not in apart]
+    yield f"<p>Set in all of them: {html.escape('; '.join(same) or 'nothing')}. Everything else is at its default.</p>"
+
+
+def _in_words(value: Any) -> str:
+    """Return the value of a setting as a flag has it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_in_words, value)) or "none"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_in_words(item)}" for key, item in value.items()) or "none"
+    return str(value) if value not in ("", None) else "none"
+
+
+def _numbers(comparison: Comparison) -> Iterator[str]:
+    yield "<h2>In numbers</h2>"
+    yield _table("Each configuration against the baseline, by each metric", *table_of(comparison.results))
+    picture = effects_plot(comparison.results)
+    if picture:
+        baseline = comparison.results[0].judgement.outcomes[0].name
+        yield _figure(picture, f"Differences from {baseline} in per cent, with 95 % intervals")
     yield (
         "<p>better: the 95 % interval of the difference does not hold 0, the difference is at least 2 % of the baseline, and p adjusted "
         "by Holm for the number of configurations is at most .05. equal: the interval lies within ±2 %. open: neither. "
@@ -166,7 +207,7 @@ def _of_point(result: PointResult) -> Iterator[str]:
         yield f"<h2>Distributions{html.escape(at)}</h2>"
         without = f", without {' and '.join(growing)}, unstable" if growing else ""
         yield _figure(cdf_plot(result), f"Shares of requests by TTFT, TPOT and E2E{at}, all runs together{without}")
-    shown = [effect for effect in result.judgement.effects if effect.differences]
+    shown = [effect for effect in result.judgement.effects if any(effect.differences)]
     if shown:
         yield f"<h2>Pairs{html.escape(at)}</h2>"
     for effect in shown:
@@ -182,8 +223,7 @@ def _provenance(comparison: Comparison, command: str) -> Iterator[str]:
     arguments = comparison.arguments
     how = "measured on real engines in turns" if arguments.live else _simulated(arguments.replicas)
     lines = [how, *(f"{name} {version}" for name, version in comparison.record["made_with"].items() if version)]
-    if comparison.step_times:
-        lines.append(f"step times: {comparison.step_times}")
+    lines += comparison.assumed
     yield _list(lines)
     rows = [
         (str(result.point) or "-", candidate.name, candidate.plan_hash)
@@ -191,7 +231,6 @@ def _provenance(comparison: Comparison, command: str) -> Iterator[str]:
         for candidate in result.candidates
     ]
     yield _table("Plans", ("at", "config", "plan hash"), rows)
-    yield _table("Settings that are not defaults", ("config", "setting", "value"), list(_settings(arguments.configs)))
     yield _table(
         f"Workload {arguments.workload}",
         ("at", "seed", "requests", "requests/s", "mean prompt tokens", "mean output tokens", "digest"),
@@ -201,12 +240,6 @@ def _provenance(comparison: Comparison, command: str) -> Iterator[str]:
 
 def _simulated(replicas: int) -> str:
     return "simulated, one replica" if replicas == 1 else f"simulated, {replicas} replicas"
-
-
-def _settings(configs: Sequence[tuple[str, Mapping[str, Any]]]) -> Iterator[tuple[str, str, str]]:
-    for name, given in configs:
-        for path, value in given.items():
-            yield name, path, json.dumps(value, ensure_ascii=False)
 
 
 def _workloads(results: Sequence[PointResult]) -> Iterator[tuple[str, ...]]:

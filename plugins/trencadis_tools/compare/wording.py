@@ -9,9 +9,7 @@ from trencadis_tools.compare.experiment import PointResult
 from trencadis_tools.compare.judge import MARGIN, Effect
 from trencadis_tools.compare.metrics import metric_of
 
-__all__ = ["HEADINGS", "outcome_notes", "rows_of", "sentence", "share", "show"]
-
-HEADINGS = ("at", "metric", "baseline", "value", "other", "value", "effect", "95 % interval", "verdict")
+__all__ = ["outcome_notes", "sentence", "share", "show", "table_of"]
 
 
 def show(value: float, unit: str = "") -> str:
@@ -34,34 +32,45 @@ def _range(effect: Effect) -> str:
     return f"{share(low)} to {share(high)}" if math.isfinite(low) and math.isfinite(high) else "none"
 
 
-def rows_of(result: PointResult) -> list[tuple[str, ...]]:
-    """Return a row of a table for each effect, without the latencies of a configuration whose backlog grows. Pure."""
-    outcomes = {outcome.name: outcome for outcome in result.judgement.outcomes}
-    baseline = result.judgement.outcomes[0]
-    rows: list[tuple[str, ...]] = []
-    for effect in result.judgement.effects:
-        metric = metric_of(effect.metric)
-        hidden = metric.is_latency
-        cells = [
-            "unstable" if hidden and one.backlog.is_growing else show(value, metric.unit)
-            for one, value in ((baseline, effect.baseline_value), (outcomes[effect.other], effect.other_value))
-        ]
-        is_known = effect.verdict != "unstable"
-        verdict = f"better: {effect.winner}" if effect.winner else effect.verdict
-        rows.append(
-            (
-                str(result.point) or "-",
-                effect.metric,
-                baseline.name,
-                cells[0],
-                effect.other,
-                cells[1],
-                share(effect.relative(effect.interval.difference)) if is_known else "-",
-                _range(effect) if is_known else "-",
-                verdict,
-            )
-        )
-    return rows
+def table_of(results: Sequence[PointResult]) -> tuple[list[str], list[list[str]]]:
+    """Return headings and rows of a table: a row for each effect, without the latencies of a configuration whose backlog grows. Pure.
+
+    Two configurations have a column of values each; of several each row names the one beside the baseline. The point is left out where
+    there is one alone.
+
+    Args:
+        results: Of all points.
+    """
+    names = [outcome.name for outcome in results[0].judgement.outcomes]
+    is_pair, has_points = len(names) == 2, any(str(result.point) for result in results)
+    values = names if is_pair else [names[0], "other", "value"]
+    headings = [*(["at"] if has_points else []), "metric", *values, "effect", "95 % interval", "verdict"]
+    rows = []
+    for result in results:
+        for effect in result.judgement.effects:
+            baseline, other = _values(result, effect)
+            at = [str(result.point) or "-"] if has_points else []
+            beside = [other] if is_pair else [effect.other, other]
+            rows.append([*at, effect.metric, baseline, *beside, *_verdict(effect)])
+    return headings, rows
+
+
+def _values(result: PointResult, effect: Effect) -> list[str]:
+    """Return the values of the baseline and of the other one."""
+    metric, outcomes = metric_of(effect.metric), {outcome.name: outcome for outcome in result.judgement.outcomes}
+    both = ((result.judgement.outcomes[0], effect.baseline_value), (outcomes[effect.other], effect.other_value))
+    return [
+        "unstable" if metric.is_latency and outcome.backlog.is_growing else show(value, metric.unit)
+        for outcome, value in both
+    ]
+
+
+def _verdict(effect: Effect) -> list[str]:
+    """Return size, interval and verdict."""
+    if effect.verdict == "unstable":
+        return ["-", "-", effect.verdict]
+    verdict = f"better: {effect.winner}" if effect.winner else effect.verdict
+    return [share(effect.relative(effect.interval.difference)), _range(effect), verdict]
 
 
 def sentence(effect: Effect, baseline: str, growing: Sequence[str] = ()) -> str:

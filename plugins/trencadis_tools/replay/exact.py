@@ -9,6 +9,7 @@ from __future__ import annotations
 import attrs
 
 from trencadis.api import Config, NounConfig, Registry
+from trencadis.console import Advance
 from trencadis.errors import RanksLostError, StepFailedError, TrencadisError
 from trencadis.interfaces import PendingStep
 from trencadis.records import Batch, StepOutput, StepShape, step_shape
@@ -35,6 +36,9 @@ from trencadis_tools.replay.stand_ins import StandIns
 from trencadis_tools.simulation.step_times import StepRecord
 
 __all__ = ["Difference", "ReplayedSteps", "replay_exactly"]
+
+_NOTED_EACH = 100
+"""Events from one note of progress to the next."""
 
 
 @attrs.frozen(kw_only=True)
@@ -146,7 +150,13 @@ class _Pending:
 
 
 def replay_exactly(
-    record: FlightRecord, config: Config, registry: Registry, *, name: str = "the record", may_import: bool = False
+    record: FlightRecord,
+    config: Config,
+    registry: Registry,
+    *,
+    name: str = "the record",
+    may_import: bool = False,
+    note: Advance | None = None,
 ) -> ReplayedSteps:
     """Replay a record, up to the first plan that differs.
 
@@ -156,16 +166,25 @@ def replay_exactly(
         registry: Its plugins.
         name: Name of the file, for messages.
         may_import: The file is trusted: import paths of its changes are followed.
+        note: Called now and then with the number of events that were replayed; or None.
 
     Raises:
         ConfigError: The engine cannot go on with what the record says.
         TrencadisError: The engine cannot be built.
     """
     with as_of_a_record():
-        return _replay(record, config, registry, name=name, may_import=may_import)
+        return _replay(record, config, registry, name=name, may_import=may_import, note=note)
 
 
-def _replay(record: FlightRecord, config: Config, registry: Registry, *, name: str, may_import: bool) -> ReplayedSteps:
+def _replay(
+    record: FlightRecord,
+    config: Config,
+    registry: Registry,
+    *,
+    name: str,
+    may_import: bool,
+    note: Advance | None,
+) -> ReplayedSteps:
     stand_ins, clock = StandIns(record.requests), ScriptedClock()
     script = _Script(record, stand_ins, clock)
     if record.max_draft_tokens:
@@ -183,7 +202,7 @@ def _replay(record: FlightRecord, config: Config, registry: Registry, *, name: s
     engine = replayed_engine(record, config, registry, clock=clock, executor=script)
     recorder = engine.flight_recorder
     assert recorder is not None, "it is on in a replay"
-    number, num_steps = 0, 0
+    number, num_steps, num_noted = 0, 0, 0
     try:
         if record.scheduling is not None:
             clock.set(record.scheduling.now_s)
@@ -192,6 +211,9 @@ def _replay(record: FlightRecord, config: Config, registry: Registry, *, name: s
             clock.set(record.frame["now_s"])
             restore(engine, record.frame, stand_ins, script)
         while number < len(record.events):
+            if note is not None and number // _NOTED_EACH > num_noted:
+                num_noted = number // _NOTED_EACH
+                note(number)
             event = record.events[number]
             clock.set(event.now_s)
             first = recorder.num_events

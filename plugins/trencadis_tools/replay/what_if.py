@@ -17,6 +17,7 @@ import numpy as np
 
 from trencadis.api import Config, Engine, Registry
 from trencadis.clock import SimulatedClock
+from trencadis.console import Advance
 from trencadis.errors import ConfigError
 from trencadis.interfaces import PendingStep
 from trencadis.records import Batch, FinishedSequence, FinishReason, FloatArray, Int32Array, StepOutput, step_shape
@@ -126,6 +127,7 @@ def replay_with(
     recorded: Config,
     drafts: Mapping[str, DraftFacts] | None = None,
     may_import: bool = False,
+    note: Advance | None = None,
 ) -> Served:
     """Serve the requests of a record under a configuration.
 
@@ -138,12 +140,15 @@ def replay_with(
         recorded: The recorded configuration: policies that are the same remember what they did.
         drafts: What becomes of drafts, by name of the speculator.
         may_import: The record is trusted: import paths of its changes are followed.
+        note: Called after each step that ends some with the number of requests that have ended; or None.
 
     Raises:
         TrencadisError: The engine cannot be built, or a policy broke its contract.
     """
     with as_of_a_record():
-        return _replay(record, config, registry, step_times, name, recorded, drafts=drafts or {}, may_import=may_import)
+        return _replay(
+            record, config, registry, step_times, name, recorded, drafts=drafts or {}, may_import=may_import, note=note
+        )
 
 
 def _replay(
@@ -156,6 +161,7 @@ def _replay(
     *,
     drafts: Mapping[str, DraftFacts],
     may_import: bool,
+    note: Advance | None,
 ) -> Served:
     requests = [
         one if one.finish_reason else _shorter(one) for one in record.requests
@@ -184,7 +190,7 @@ def _replay(
                 restores_scheduling=keeps_policy,
                 restores_eviction=config.eviction == recorded.eviction,
             )
-        finished += _serve(engine, clock, record, stand_ins, changes if keeps_policy else lambda _: None)
+        finished += _serve(engine, clock, record, stand_ins, changes if keeps_policy else lambda _: None, note)
     finally:
         engine.close()
     ended = [
@@ -261,6 +267,7 @@ def _serve(
     record: FlightRecord,
     stand_ins: StandIns,
     change: Callable[[RecordedChange], None],
+    note: Advance | None,
 ) -> list[FinishedSequence]:
     """Serve until everything has ended; returns what did."""
     events = deque(one for one in record.events if isinstance(one, RecordedArrival | RecordedEnd | RecordedChange))
@@ -275,7 +282,10 @@ def _serve(
             elif not event.is_complete:  # a text that was found complete ends with a token here
                 engine.abort(str(event.number))
         if engine.has_work:
-            finished += engine.step().finished
+            ended = engine.step().finished
+            finished += ended
+            if ended and note is not None:
+                note(len(finished))
         elif events:
             clock.advance(events[0].now_s - clock.now_s())
     return finished

@@ -34,6 +34,7 @@ from trencadis.api import (
     make_routing,
 )
 from trencadis.clock import SimulatedClock
+from trencadis.console import Advance
 from trencadis.errors import ConfigValueError, InternalError, RequestError, StepFailedError
 from trencadis.interfaces import RoutingRequest
 from trencadis.records import FinishedSequence, FinishReason, Request, evolve_unchecked
@@ -59,6 +60,9 @@ NUM_BLOCKS = 2588
 
 MAX_STEADY_STEPS = 64
 """Steps that an engine computes at once where nothing changes; what comes meanwhile leaves the times of the rest computed in vain."""
+
+_NOTES = 200
+"""How often a run says how many requests have ended."""
 
 _NAN = math.nan
 _LITTLE = 1e-6
@@ -182,6 +186,7 @@ def simulate(
     drafts: Mapping[str, DraftFacts] | None = None,
     token_times: bool = False,
     log: StepLog | None = None,
+    note: Advance | None = None,
 ) -> Run:
     """Serve a workload on simulated replicas, and return what became of each request.
 
@@ -197,6 +202,7 @@ def simulate(
         drafts: What becomes of drafts, by name of the speculator; see :func:`load_drafts`.
         token_times: Whether records have the time of each token; 8 bytes for each of them.
         log: Notes the steps of a run of one replica; or None.
+        note: Called now and then with the number of requests that have ended; or None.
 
     Raises:
         PluginError: A component does not exist or cannot be built.
@@ -215,6 +221,7 @@ def simulate(
         drafter=drafter_of(config, drafts or {}, seed=workload.seed, step_times=step_times),
         token_times=token_times,
         log=log,
+        note=note,
     )
     try:
         return fleet.run()
@@ -237,6 +244,7 @@ class Fleet:
         drafter: What becomes of drafts; None: there are none.
         token_times: See :func:`simulate`.
         log: See :func:`simulate`.
+        note: See :func:`simulate`.
 
     Attributes:
         built: Replicas in the order in which their engines were built.
@@ -257,6 +265,7 @@ class Fleet:
         drafter: Drafter | None = None,
         token_times: bool = False,
         log: StepLog | None = None,
+        note: Advance | None = None,
     ) -> None:
         if replicas < 1:
             raise ConfigValueError(f"replicas = {replicas}: there must be one at least.")
@@ -266,6 +275,8 @@ class Fleet:
         self._step_times = step_times
         self._drafter = drafter
         self._log = log
+        self._note, self._num_ended = note, 0
+        self._noted_each = max(1, len(workload.requests) // _NOTES)
         self._watcher = watcher
         self._max_steady_steps = 1 if watcher is not None else max_steady_steps
         self._token_times: dict[str, list[float]] | None = {} if token_times else None
@@ -524,7 +535,13 @@ class Fleet:
             error=error,
             token_times_s=None if self._token_times is None else np.array(self._token_times.pop(asked.request_id)),
         )
+        self._count_end()
         self._follow(asked.request_id, end_s, error)
+
+    def _count_end(self) -> None:
+        self._num_ended += 1
+        if self._note is not None and self._num_ended % self._noted_each == 0:
+            self._note(self._num_ended)
 
     def _follow(self, request_id: str, end_s: float, error: str) -> None:
         for index in self._followers.get(request_id, ()):
@@ -539,6 +556,7 @@ class Fleet:
                 finished_s=_NAN,
                 error=f"{request_id!r}, which it follows, had no answer",
             )
+            self._count_end()
             self._follow(asked.request_id, end_s, error)
 
     # ------------------------------------------------------------------------------------------------------- run

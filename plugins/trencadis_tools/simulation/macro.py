@@ -17,6 +17,7 @@ import numpy as np
 
 from trencadis.api import Config, EngineTotals, Registry, resolve_plan
 from trencadis.clock import SimulatedClock
+from trencadis.console import Advance
 from trencadis.errors import CapabilityError, PromptTooLongError, StepFailedError
 from trencadis.records import (
     EngineLoad,
@@ -57,6 +58,7 @@ def simulate_macro(
     step_times: StepTimes,
     replicas: int = 1,
     events: Sequence[ReplicaEvent] = (),
+    note: Advance | None = None,
 ) -> Run:
     """Serve a workload on macro replicas, after a check against the engine; arguments and result are those of :func:`simulate`.
 
@@ -65,7 +67,7 @@ def simulate_macro(
         TrencadisError: See :func:`simulate`.
     """
     check_macro(config, registry, workload, step_times=step_times, num_replicas=replicas)
-    fleet = MacroFleet(config, registry, workload, step_times=step_times, replicas=replicas, events=events)
+    fleet = MacroFleet(config, registry, workload, step_times=step_times, replicas=replicas, events=events, note=note)
     if fleet.mover is not None:
         raise CapabilityError(
             "macro replicas move no requests, and the router does.",

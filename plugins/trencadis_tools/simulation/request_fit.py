@@ -25,6 +25,7 @@ import attrs
 import numpy as np
 
 from trencadis.api import Config, Registry
+from trencadis.console import Advance
 from trencadis.errors import ConfigError
 from trencadis.records import FloatArray, StepShape
 from trencadis_tools.simulation.fleet import simulate
@@ -276,7 +277,7 @@ def fit_requests(
     num_fitted: int,
     start: StepTimes | None = None,
     leave_out: Sequence[str] = (),
-    note: Callable[[int], None] = lambda _: None,
+    note: Advance | None = None,
 ) -> RequestFit:
     """Return the step times with which simulated requests take what the measured ones took. Deterministic.
 
@@ -287,7 +288,7 @@ def fit_requests(
         num_fitted: The first so many are fitted; the others are load alone.
         start: Step times to begin with, and to stay near where the requests tell nothing; None: a guess from the requests.
         leave_out: Names of coefficients that are to be 0.
-        note: Called with the number of simulations so far.
+        note: Called with the number of simulations so far, and the most that there will be; or None.
 
     Raises:
         ConfigError: Fewer than :data:`FEWEST` requests, an unknown coefficient, or a request that the engine refuses.
@@ -302,11 +303,13 @@ def fit_requests(
     problem = _Problem(config, registry, measured, num_fitted=num_fitted, names=names)
     problem.begin(start)
     best = problem.turn(problem.start)
+    most = problem.num_simulations + _NUM_TURNS * len(_SHARES)
     for _ in range(_NUM_TURNS):
         aim, found = problem.solved(best), None
         for share in _SHARES:
             tried = problem.turn(best.values + share * (aim - best.values))
-            note(problem.num_simulations)
+            if note is not None:
+                note(problem.num_simulations, most)
             if tried.loss < best.loss * (1 - _LEAST_GAIN):
                 found = tried
                 break

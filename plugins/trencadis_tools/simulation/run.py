@@ -102,6 +102,7 @@ class Run:
         num_rebalanced: Times that the router moved a request from a replica that served.
         num_refused_moves: Moves that the router asked for and that were not made.
         kv: What went to KV stores and came from there; None: there were none.
+        policy_reads: Columns of the view and fields of requests that the scheduling policy read; None: that was not watched.
     """
 
     records: tuple[RequestRecord, ...] = attrs.field(repr=lambda records: f"<{len(records)} requests>")
@@ -122,3 +123,4 @@ class Run:
     num_rebalanced: int = 0
     num_refused_moves: int = 0
     kv: KVTraffic | None = None
+    policy_reads: frozenset[str] | None = None

@@ -36,7 +36,19 @@ def bench(fake_house, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
 
 
 def test_json_has_workload_model_and_every_measure(bench, trace) -> None:
-    arguments = ("--trace", trace, "--policies", POLICY, "--rate", "3", "--limit", "8", "--seed", "5", "--json")
+    arguments = (
+        "--workload",
+        trace,
+        "--policies",
+        POLICY,
+        "--rate",
+        "3",
+        "--max-requests",
+        "8",
+        "--seed",
+        "5",
+        "--json",
+    )
     told = json.loads(bench(*arguments))
     assert told["workload"] == attrs.asdict(ScheduleWorkload(rate=3.0, limit=8, seed=5))
     assert told["step_time"] == attrs.asdict(StepTime())
@@ -46,13 +58,13 @@ def test_json_has_workload_model_and_every_measure(bench, trace) -> None:
 
 
 def test_without_json_a_table_has_a_row_for_each_policy(bench, trace) -> None:
-    lines = bench("--trace", trace, "--policies", f"{POLICY}, fake").splitlines()
+    lines = bench("--workload", trace, "--policies", f"{POLICY}, fake").splitlines()
     assert lines[0].startswith("policy")
     assert [line.split()[0] for line in lines[1:]] == [POLICY, "fake"]
 
 
 def test_without_names_every_policy_is_measured(bench, trace) -> None:
-    assert [line.split()[0] for line in bench("--trace", trace).splitlines()[1:]] == ["fake"]
+    assert [line.split()[0] for line in bench("--workload", trace).splitlines()[1:]] == ["fake"]
 
 
 def test_what_policies_run_without_is_said(fake_house, trace, capsys) -> None:
@@ -65,14 +77,14 @@ def test_what_policies_run_without_is_said(fake_house, trace, capsys) -> None:
     parser = argparse.ArgumentParser()
     bench_command.add_arguments(parser)
     for flags in ([], ["--json"]):
-        assert bench_command.run(parser.parse_args(["schedule", "--trace", trace, *flags]), config, registry) == 0
+        assert bench_command.run(parser.parse_args(["schedule", "--workload", trace, *flags]), config, registry) == 0
         told = capsys.readouterr().out
         assert "The policies run without drafts here" in told
         assert "moves bytes, which simulated replicas do not have" in told
 
 
 def test_step_times_can_be_said(bench, trace) -> None:
-    arguments = ("--trace", trace, "--json", "--limit", "1")
+    arguments = ("--workload", trace, "--json", "--max-requests", "1")
     slow = json.loads(bench(*arguments, "--step-base-s", "1", "--step-token-s", "0", "--step-context-token-s", "0"))
     assert slow["results"][0]["ttft_mean_s"] == 1.0
 
@@ -81,18 +93,19 @@ def test_the_flags_are_the_fields_of_the_workload() -> None:
     parser = argparse.ArgumentParser()
     bench_command.add_arguments(parser)
     args = parser.parse_args(["schedule"])
-    names = [field.name for field in attrs.fields(ScheduleWorkload)]
+    assert args.rate is None  # as the workload has them, which is 0 there
+    names = [field.name for field in attrs.fields(ScheduleWorkload) if field.name != "rate"]
     assert ScheduleWorkload(**{name: getattr(args, name) for name in names}) == ScheduleWorkload()
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "--trace is missing"),
-        (("--trace", "no/such/file.csv"), "no such workload"),
-        (("--trace", "TRACE", "--limit", "0"), "limit"),
-        (("--trace", "TRACE", "--ttft-target-s", "0"), "ttft_target_s"),
-        (("--trace", "TRACE", "--step-base-s", "-1"), "base_s"),
+        ((), "--workload is missing"),
+        (("--workload", "no/such/file.csv"), "no such workload"),
+        (("--workload", "TRACE", "--max-requests", "0"), "limit"),
+        (("--workload", "TRACE", "--ttft-target-s", "0"), "ttft_target_s"),
+        (("--workload", "TRACE", "--step-base-s", "-1"), "base_s"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_in_words(bench, trace, arguments, message) -> None:
@@ -102,4 +115,4 @@ def test_what_cannot_be_measured_is_refused_in_words(bench, trace, arguments, me
 
 def test_a_policy_that_there_is_not_is_put_down_to_the_flag(bench, trace) -> None:
     with pytest.raises(UnknownComponentError, match=r'name = "nope" \(from flag --policies\): no such component'):
-        bench("--trace", trace, "--policies", "fake,nope")
+        bench("--workload", trace, "--policies", "fake,nope")

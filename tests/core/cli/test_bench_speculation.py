@@ -44,7 +44,7 @@ def test_without_names_every_installed_drafter_is_measured(bench) -> None:
 def test_prompts_come_from_a_file_up_to_the_limit(bench, tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text("\n".join(json.dumps({"turns": [f"question {i}"]}) for i in range(6)))
-    (told,) = json.loads(bench("--prompts", str(path), "--limit", "4", "--json"))
+    (told,) = json.loads(bench("--prompts", str(path), "--max-requests", "4", "--json"))
     assert told["num_prompts"] == 4
 
 

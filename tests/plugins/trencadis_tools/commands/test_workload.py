@@ -33,30 +33,30 @@ def test_a_workload_is_printed_in_numbers(workload) -> None:
 
 
 def test_tenants_and_priorities_are_counted_most_first(workload) -> None:
-    lines = workload("tenants", "--limit", "200").splitlines()
+    lines = workload("tenants", "--max-requests", "200").splitlines()
     (tenants,) = [line for line in lines if line.startswith("tenants: 0 ")]
     assert tenants.endswith("and 2 more")
     assert any(line.startswith("priorities: 1 ") for line in lines)
 
 
 def test_json_has_the_numbers_and_none_for_what_there_is_not(workload) -> None:
-    told = json.loads(workload("poisson", "--json", "--limit", "50", "--rate", "7", "--seed", "3"))
+    told = json.loads(workload("poisson", "--json", "--max-requests", "50", "--rate", "7", "--seed", "3"))
     assert (told["num_requests"], told["seed"], told["num_following"]) == (50, 3, 0)
     assert told["think_s"]["mean"] is None
-    slow = json.loads(workload("poisson", "--json", "--limit", "50", "--rate", "1", "--seed", "3"))
+    slow = json.loads(workload("poisson", "--json", "--max-requests", "50", "--rate", "1", "--seed", "3"))
     assert slow["prompt_tokens"] == told["prompt_tokens"]
     assert slow["span_s"] == pytest.approx(7 * told["span_s"])
 
 
 def test_what_is_written_is_the_same_workload(workload, tmp_path: Path) -> None:
     file = tmp_path / "chat.jsonl"
-    first = workload("chat", "--limit", "30", "--write", str(file))
+    first = workload("chat", "--max-requests", "30", "--write", str(file))
     assert load_workload(str(file)) == load_workload("chat", limit=30)
     assert workload(str(file)) == first
 
 
 def test_requests_at_once_have_no_rate(workload) -> None:
-    assert "arrivals: at once" in workload("poisson", "--rate", "inf", "--limit", "5")
+    assert "arrivals: at once" in workload("poisson", "--rate", "inf", "--max-requests", "5")
 
 
 def test_what_there_is_not_is_said_in_words(capsys: pytest.CaptureFixture[str]) -> None:

@@ -65,6 +65,35 @@ def test_it_stops_when_it_is_decided_and_not_before_twenty_pairs(make_workload, 
     assert effect.interval.num_units == len(result.workloads)
 
 
+def test_progress_has_the_most_that_it_will_take_and_ends_at_what_it_took(make_workload, queues) -> None:
+    run_all, told = queues(a=0.5, b=0.25), []
+    terms = {"until_decided": True, "num_pairs": 100, "rates": (0.5, 0.6)}
+
+    def note(done: int, total: int | None = None) -> None:
+        told.append((done, total))
+
+    compared = experiment(lambda seed: make_workload(num=60, seed=seed), **terms)
+    run_experiment(compared, run_all, step_times=None, note=note)
+    assert told[0] == (0, 2 * 2 * 100)
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
+    assert told[-1][0] == told[-1][1] == 2 * len(run_all.seen)
+    after_first = next(total for _, total in told if total != 400)
+    assert 2 * 100 < after_first < 400
+
+
+def test_runs_that_try_step_times_again_count_in_progress(make_workload, queues) -> None:
+    run_all, told, times = queues(a=0.5, b=0.25), [], LinearStepTimes()
+
+    def note(done: int, total: int | None = None) -> None:
+        told.append((done, total))
+
+    num_models = len(scaled_step_times(times))
+    compared = experiment(lambda seed: make_workload(num=60, seed=seed))
+    run_experiment(compared, run_all, step_times=times, with_step_times=lambda _: run_all, note=note)
+    assert told[0] == (0, 2 * 4 * (1 + num_models))
+    assert told[-1] == (2 * 4 * (1 + num_models),) * 2
+
+
 def test_of_a_trace_tails_are_looked_at_as_it_grows(make_workload, queues) -> None:
     run_all = queues(a=0.5, b=0.25)
     terms = {"until_decided": True, "is_drawn": False, "metrics": [metric_of("ttft_p90"), metric_of("ttft_mean")]}

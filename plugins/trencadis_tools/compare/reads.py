@@ -1,0 +1,97 @@
+"""Which columns of its view and fields of requests a scheduling policy reads, as watched while it decides."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from trencadis.api import Registry
+from trencadis.interfaces import ComponentContext, SchedulerView, SchedulingPolicy
+from trencadis.records import Request
+
+if TYPE_CHECKING:
+    from trencadis.api import RegisteredComponent
+
+__all__ = ["WatchedRegistry"]
+
+_DECISIONS = (
+    "admit",
+    "admit_tenant",
+    "on_added",
+    "order",
+    "split",
+    "steady_steps",
+    "chunk",
+    "victim",
+    "give_way",
+)
+"""Methods of a policy that take the view, or a request."""
+
+
+class WatchedRegistry(Registry):
+    """A registry whose scheduling policies are watched; everything else is the other one's.
+
+    Args:
+        registry: The other one.
+
+    Attributes:
+        reads: What policies that it built have read so far.
+    """
+
+    def __init__(self, registry: Registry) -> None:
+        vars(self).update(vars(registry))
+        self.reads: set[str] = set()
+
+    def build(self, registered: RegisteredComponent, config: Any, context: ComponentContext) -> Any:
+        """Call a component's factory; a scheduling policy is watched from now on."""
+        made = super().build(registered, config, context)
+        if isinstance(made, SchedulingPolicy) and hasattr(made, "__dict__"):
+            watch = _Watch(self.reads)
+            for name in _DECISIONS:
+                if getattr(type(made), name) is not getattr(SchedulingPolicy, name):
+                    # In the object: its class stays as it is, which policies ask for what a subclass overrides.
+                    setattr(made, name, watch.watched(getattr(made, name)))
+        return made
+
+
+class _Watch:
+    """Has methods called with copies of views and requests that note which of their attributes are read.
+
+    Args:
+        reads: Where to.
+    """
+
+    def __init__(self, reads: set[str]) -> None:
+        self._reads = reads
+        self._kinds = {kind: self._noting(kind) for kind in (SchedulerView, Request)}
+
+    def watched(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the method, watched."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            words = {name: self._copy(value) for name, value in kwargs.items()}
+            return method(*map(self._copy, args), **words)
+
+        return call
+
+    def _copy(self, value: Any) -> Any:
+        noting = self._kinds.get(type(value))
+        if noting is None:
+            return value
+        copied = copy.copy(value)
+        object.__setattr__(copied, "__class__", noting)
+        return copied
+
+    def _noting(self, kind: type[Any]) -> type[Any]:
+        """Return a class of the same objects that notes the names of attributes that are read."""
+        note = self._reads.add
+
+        class Noting(kind):  # type: ignore[misc]
+            __slots__ = ()
+
+            def __getattribute__(self, name: str) -> Any:
+                note(name)
+                return super().__getattribute__(name)
+
+        return Noting
