@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import textwrap
 import threading
 import unicodedata
 from collections.abc import Callable, Iterator
@@ -63,9 +64,20 @@ def write_line(line: str, *, stream: TextIO | None = None) -> None:
         elif _screen.live is not None:
             from rich.text import Text
 
-            _screen.live.console.print(Text.from_ansi(line), soft_wrap=True)
+            _screen.live.console.print(Text.from_ansi(_folded(line, out)), soft_wrap=True)
         else:
-            _write(line, out)
+            _write(_folded(line, out), out)
+
+
+def _folded(text: str, out: TextIO) -> str:
+    """Return lines without words that are cut at the edge of a terminal; what is indented, such as code, stays as it is."""
+    columns = _columns(out)
+    return "\n".join(
+        line
+        if len(line) <= columns or line[:1].isspace() or "\x1b" in line
+        else textwrap.fill(line, columns, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+        for line in text.split("\n")
+    )
 
 
 def _write(line: str, out: TextIO) -> None:

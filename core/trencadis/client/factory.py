@@ -91,6 +91,7 @@ def open_local_frontend(config: Config, registry: Registry, *, show_progress: bo
     from trencadis.engine.build import build_engine
 
     with rare_collections(), loading(config, lambda: ACTIVITY.read().part, show=show_progress) as advance:
+        ACTIVITY.begin_part("tokenizer")
         # The tokenizer first: it is cheap, and a wrong path is known before any weights are read.
         tokenizer = load_frontend_tokenizer(config)
         engine = build_engine(config, registry=registry, progress=advance)

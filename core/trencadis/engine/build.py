@@ -190,6 +190,7 @@ def _build(
         builder.device_label = f"executor {type(executor).__name__}"
     try:
         phases.begin("backend and model")
+        ACTIVITY.begin_part("imports")  # the longest of what comes before the backend names its own
         model = builder.load(executor, _source(config))
         engine: Engine | EmbeddingEngine
         phases.begin("strategies")

@@ -29,6 +29,8 @@ class Command:
       ``args.plugins`` the ``PluginLoader`` with which the command was found, see :mod:`trencadis.api`;
     * optionally ``SHORT_FLAGS: Mapping[str, str]``: the config flag that each short form stands for;
     * optionally ``TAKES_CONFIG = False``: it takes no config flags;
+    * optionally ``TERMINAL_LOG_LEVELS: tuple[str, str]``: the level of the log on a terminal, and the level while an engine loads,
+      such as ``("info", "warning")``; the command has ``-v`` then, and a level that is set wins;
     * optionally ``CAN_BE_LOCKED = False``: it has no ``--locked``, as it runs several configurations, or none.
 
     Attributes:

@@ -74,7 +74,7 @@ def running(llm: AsyncLLM, config: ServerConfig) -> Iterator[Running]:
     engines = Engines(llm)
     context = ServerContext(engines, config=config, model_names=("demo",), admission=admission, clock=clock, created=1)
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = uvicorn.Server(uvicorn.Config(make_app(context), log_levels=("error", "error"), lifespan="off"))
+        server = uvicorn.Server(uvicorn.Config(make_app(context), log_level="error", lifespan="off"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:

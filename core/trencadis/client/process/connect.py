@@ -45,7 +45,7 @@ def connect_frontend(
     """
     transport = open_transport(config, registry, never_waits=never_waits)
     try:
-        with loading(config, lambda: transport.part, show=show_progress) as advance:
+        with loading(config, lambda: transport.part or "starting", show=show_progress) as advance:
             with rare_collections():
                 tokenizer = load_frontend_tokenizer(config)  # while the child imports and loads
             shows = on_terminal() if show_progress is None else show_progress  # else the child's log says it

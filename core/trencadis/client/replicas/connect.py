@@ -188,4 +188,5 @@ def _progress(transports: list[Transport]) -> tuple[int, int | None]:
 
 def _part(transports: list[Transport]) -> str:
     """Return which part of loading the replica runs that has prepared the fewest buckets."""
-    return min(transports, key=lambda one: one.progress[0]).part if transports else ""
+    slowest = min(transports, key=lambda one: one.progress[0], default=None)
+    return "starting" if slowest is None else slowest.part or "starting"
