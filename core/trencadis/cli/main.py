@@ -82,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if "--traceback" in arguments:
             traceback.print_exc()
         else:
-            print(f"error: {error}", file=sys.stderr)
+            write_line(f"error: {error}")
         return error.exit_code
     except KeyboardInterrupt as interrupt:
         is_terminated = isinstance(interrupt, _Terminated)
