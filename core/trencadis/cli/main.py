@@ -33,7 +33,7 @@ from trencadis.registry import Registry
 from trencadis.registry.commands import InstalledCommands, installed_commands
 from trencadis.registry.manager import PluginLoader
 
-__all__ = ["COMMANDS", "INTERRUPTED", "all_commands", "main"]
+__all__ = ["COMMANDS", "INTERRUPTED", "VERBOSE_HELP", "all_commands", "main"]
 
 COMMANDS: Mapping[str, Command] = {
     command.name: command
@@ -59,6 +59,8 @@ COMMANDS: Mapping[str, Command] = {
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 + SIGINT, as shells do."""
+
+VERBOSE_HELP = "log what happens; -vv: every detail"
 
 
 class _Terminated(KeyboardInterrupt):
@@ -241,7 +243,7 @@ def _parser(command: Command, module: Any, settings: Callable[[], Settings]) -> 
     )
     module.add_arguments(parser)
     if hasattr(module, "TERMINAL_LOG_LEVELS"):
-        parser.add_argument("-v", "--verbose", action="count", default=0, help="show what happens; -vv: every detail")
+        parser.add_argument("-v", "--verbose", action="count", default=0, help=VERBOSE_HELP)
     return parser
 
 
