@@ -163,7 +163,7 @@ class TorchBackend(Backend):
             OutOfMemoryError: No room for the weights.
         """
         self._sampler = sampler
-        phases = Phases(SystemClock(), "imports and configuration")
+        phases = Phases(SystemClock(), "imports")
         with self._on_device(), self._together():
             files = find_model(source)
             if self._quantises:

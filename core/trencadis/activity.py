@@ -31,9 +31,11 @@ _THREADS: Final = 4
 """Places of 8 bytes: the components that two threads are calling, from here on."""
 _DONE: Final = 6
 _TOTAL: Final = 7
+_PART: Final = 8
+"""The label of the part of a long phase that runs, such as reading weights."""
 
 _THREAD_NAMES: Final = "engine", "device"
-_LABELS: Final = 64
+_LABELS: Final = 72
 """First byte of the labels."""
 
 _LABEL_BYTES: Final = 256
@@ -174,6 +176,15 @@ class Activity:
         words[_DONE], words[_TOTAL] = done, total or 0
         self.beat()
 
+    def begin_part(self, text: str) -> None:
+        """Note which part of a long phase begins, such as ``weights``; progress as well."""
+        self._words[_PART] = self.label(text)
+        self.beat()
+
+    def read(self) -> ActivityReading:
+        """Return what is noted, for the process of the engine itself. From any thread."""
+        return _reading(self._bytes)
+
     def beat(self) -> None:
         """Note progress within a phase."""
         self._beat = beat = self._beat + 1
@@ -223,6 +234,7 @@ class ActivityReading:
         phase: What it does.
         done: How much of a long phase is done, such as buckets.
         total: How much there is; 0 if that is not known.
+        part: The part of a long phase that runs, or the last one, such as ``weights``; empty if none was named.
         calls: Names of the components that are being called, the engine's thread first.
         slow_step_s: About the longest of the recent steps, seconds.
     """
@@ -232,6 +244,7 @@ class ActivityReading:
     phase: EnginePhase = EnginePhase.STARTING
     done: int = 0
     total: int = 0
+    part: str = ""
     calls: tuple[str, ...] = ()
     slow_step_s: float = 0.0
 
@@ -263,38 +276,39 @@ class ActivityView:
     def read(self) -> ActivityReading:
         """Return what the engine does now; the last that it did, once it has ended or the view is closed."""
         with self._lock:
-            return self._last or self._reading(self._memory)
+            return self._last or _reading(self._memory)
 
     def close(self) -> None:
         """Give the memory back, which holds a descriptor of its own; may be called twice."""
         with self._lock:
-            self._last = self._last or self._reading(self._memory)
+            self._last = self._last or _reading(self._memory)
             self._memory.close()
         self.close_file()
-
-    @staticmethod
-    def _reading(memory: mmap.mmap) -> ActivityReading:
-        words = struct.unpack_from(f"={_LABELS // 8}q", memory)
-        try:
-            phase = EnginePhase(words[_PHASE])
-        except ValueError:  # another component wrote over it
-            phase = EnginePhase.STARTING
-        labels = [_read_label(memory, number) for number in words[_THREADS:_DONE] if 0 < number <= _MAX_LABELS]
-        return ActivityReading(
-            beat=words[_BEAT],
-            step=words[_STEP],
-            phase=phase,
-            done=words[_DONE],
-            total=words[_TOTAL],
-            calls=tuple(labels),
-            slow_step_s=struct.unpack_from("=d", memory, 8 * _SLOW_STEP)[0],
-        )
 
     def close_file(self) -> None:
         """Close the file, which the engine's process has inherited by now; the memory can still be read."""
         if self.file >= 0:
             os.close(self.file)
             self.file = -1
+
+
+def _reading(memory: mmap.mmap | memoryview) -> ActivityReading:
+    words = struct.unpack_from(f"={_LABELS // 8}q", memory)
+    try:
+        phase = EnginePhase(words[_PHASE])
+    except ValueError:  # another component wrote over it
+        phase = EnginePhase.STARTING
+    labels = [_read_label(memory, number) for number in words[_THREADS:_DONE] if 0 < number <= _MAX_LABELS]
+    return ActivityReading(
+        beat=words[_BEAT],
+        step=words[_STEP],
+        phase=phase,
+        done=words[_DONE],
+        total=words[_TOTAL],
+        part=_read_label(memory, words[_PART]) if 0 < words[_PART] <= _MAX_LABELS else "",
+        calls=tuple(labels),
+        slow_step_s=struct.unpack_from("=d", memory, 8 * _SLOW_STEP)[0],
+    )
 
 
 def _write_label(memory: memoryview, number: int, text: str) -> None:
@@ -305,8 +319,8 @@ def _write_label(memory: memoryview, number: int, text: str) -> None:
     memory[start : start + len(data)] = data
 
 
-def _read_label(memory: mmap.mmap, number: int) -> str:
+def _read_label(memory: mmap.mmap | memoryview, number: int) -> str:
     start = _LABELS + number * _LABEL_BYTES
     (length,) = _LENGTH.unpack_from(memory, start)
     start += _LENGTH.size
-    return memory[start : start + min(length, _LABEL_BYTES)].decode("utf-8", "replace")
+    return bytes(memory[start : start + min(length, _LABEL_BYTES)]).decode("utf-8", "replace")

@@ -6,6 +6,8 @@ import time
 from collections.abc import Mapping
 from typing import Protocol
 
+from trencadis.activity import ACTIVITY
+
 __all__ = ["Clock", "Phases", "SimulatedClock", "SystemClock", "in_words"]
 
 
@@ -79,7 +81,9 @@ class HeldClock:
 
 
 class Phases:
-    """Times the phases of some work, one after the other without gaps: their times add up to that of the whole.
+    """Times the phases of loading, one after the other without gaps: their times add up to that of the whole.
+
+    The one that runs is noted in :data:`trencadis.activity.ACTIVITY`, for those who wait for it.
 
     Args:
         clock: Measures.
@@ -94,12 +98,15 @@ class Phases:
         self._name = first
         self._since_s = clock.now_s()
         self.took_s: dict[str, float] = {first: 0.0}
+        ACTIVITY.begin_part(first)
 
     def begin(self, name: str) -> None:
         """End the phase and begin another one."""
         now_s = self._clock.now_s()
         self.took_s[self._name] += now_s - self._since_s
         self.took_s.setdefault(name, 0.0)
+        if name != self._name:
+            ACTIVITY.begin_part(name)
         self._name, self._since_s = name, now_s
 
     def end(self) -> str:

@@ -1,6 +1,6 @@
 """What commands print: tables on standard output, and the progress of long work.
 
-Progress is a bar on a terminal, whatever the log's level; elsewhere lines in the log, now and then and at the end.
+Progress is a line on a terminal that goes away, whatever the log's level; elsewhere lines in the log, now and then and at the end.
 """
 
 from __future__ import annotations
@@ -10,12 +10,23 @@ import logging
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol, TextIO
 
 from trencadis.clock import Clock, SystemClock
+from trencadis.screen import TextWriter, dimmed, progress_line, stream_text, write_line
 
-__all__ = ["Advance", "on_terminal", "print_table", "print_text", "track"]
+__all__ = [
+    "Advance",
+    "TextWriter",
+    "dimmed",
+    "on_terminal",
+    "print_table",
+    "print_text",
+    "stream_text",
+    "track",
+    "write_line",
+]
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,6 +35,9 @@ logger = logging.getLogger("trencadis")
 
 _LINE_S = 30.0
 """Between two lines of the log."""
+_GUESS_AFTER_S = 1.0
+"""Before that, what is left would jump."""
+_SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 
 _GAP = 2
 """Spaces between two columns of a table."""
@@ -41,13 +55,19 @@ class Advance(Protocol):
 
 
 def on_terminal() -> bool:
-    """Return whether standard error is a terminal, where bars are drawn. Pure."""
+    """Return whether standard error is a terminal, where progress is drawn. Pure."""
     return sys.stderr.isatty()
 
 
 @contextlib.contextmanager
 def track(
-    what: str, *, total: int | None = None, unit: str = "", show: bool | None = None, clock: Clock | None = None
+    what: str,
+    *,
+    total: int | None = None,
+    unit: str = "",
+    show: bool | None = None,
+    part: Callable[[], str] = str,
+    clock: Clock | None = None,
 ) -> Iterator[Advance]:
     """Show the progress of a ``with`` block.
 
@@ -55,15 +75,17 @@ def track(
         what: What is being done, such as ``"Loading demo"``.
         total: How much there is to do; None if unknown.
         unit: Of ``total``, such as ``prompts``.
-        show: Draw a bar; None: on a terminal only.
-        clock: For lines of the log; the system's if none.
+        show: Draw a line of progress, which goes away at the end; None: on a terminal only.
+        part: Returns the part of the work that runs now, such as ``"weights"``; called on another thread.
+        clock: The system's if none.
 
     Yields:
         A function that takes how much is done by now.
     """
     if on_terminal() if show is None else show:
-        with _bar(what, total=total, unit=unit) as advance:
-            yield advance
+        progress = _Progress(what, total=total, unit=unit, part=part, clock=clock or SystemClock())
+        with progress_line(progress.line):
+            yield progress.advance
         return
     clock = clock or SystemClock()
     start_s = said_s = clock.now_s()
@@ -82,22 +104,53 @@ def track(
     logger.info("%s: %sin %.1f s", what, amount, clock.now_s() - start_s)
 
 
-@contextlib.contextmanager
-def _bar(what: str, *, total: int | None, unit: str) -> Iterator[Advance]:
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+class _Progress:
+    """How far some work is, as a line for a terminal: what, which part, how many of how many, and about how much time is left."""
 
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[amount]}"))
-    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(what, total=total, amount="")
-        known_total = total
+    def __init__(self, what: str, *, total: int | None, unit: str, part: Callable[[], str], clock: Clock) -> None:
+        self._what = what
+        self._unit = unit
+        self._part = part
+        self._clock = clock
+        self._start_s = clock.now_s()
+        self._first: tuple[int, float] | None = None
+        self._done, self._total = 0, total
 
-        def advance(done: int, total: int | None = None) -> None:
-            of = total if total is not None else known_total
-            amount = f"{done}/{of} {unit}" if of is not None else f"{done} {unit}" if done else ""
-            progress.update(task, completed=done, total=of, amount=amount)
+    def advance(self, done: int, total: int | None = None) -> None:
+        """Note it."""
+        if self._first is None and done:
+            self._first = done, self._clock.now_s()
+        self._done, self._total = done, self._total if total is None else total
 
-        yield advance
+    def line(self, columns: int) -> str:
+        """Return the line; what is done is shortened where there is no room. Pure."""
+        now_s = self._clock.now_s()
+        parts = [" ".join(filter(None, (self._part(), self._amount())))]
+        parts += [_duration(now_s - self._start_s), self._left(now_s)]
+        rest = " · ".join(filter(None, parts))
+        room = max(columns - len(rest) - 4, 8)
+        what = self._what if len(self._what) <= room else f"{self._what[: room - 1]}…"
+        return f"{_SPINNER[int(now_s * len(_SPINNER)) % len(_SPINNER)]} {what}: {rest}"
+
+    def _amount(self) -> str:
+        if self._total is not None:
+            return f"{self._done}/{self._total} {self._unit}"
+        return f"{self._done} {self._unit}" if self._done else ""
+
+    def _left(self, now_s: float) -> str:
+        """Return about how long it will take, by the time that it took since the first was done; empty if that is not known."""
+        if self._first is None or self._total is None or self._done >= self._total:
+            return ""
+        done, since_s = self._done - self._first[0], now_s - self._first[1]
+        if done <= 0 or since_s < _GUESS_AFTER_S:
+            return ""
+        return f"about {_duration(since_s / done * (self._total - self._done))} left"
+
+
+def _duration(seconds: float) -> str:
+    """Return a duration in words: ``42 s``, ``3 min 20 s``. Pure."""
+    whole = round(seconds)
+    return f"{whole} s" if whole < 100 else f"{whole // 60} min {whole % 60} s"
 
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, stream: TextIO | None = None) -> None:

@@ -126,3 +126,13 @@ def test_a_closed_view_has_the_last_that_was_done_and_no_descriptor():
     view.close()
     assert view.read().step == 12
     assert descriptors() == before
+
+
+def test_the_part_of_loading_that_runs_can_be_read_in_both_processes():
+    activity, view = shared()
+    assert view.read().part == ""
+    activity.begin_part("weights")
+    before = view.read()
+    activity.begin_part("warm-up")
+    assert (before.part, view.read().part, activity.read().part) == ("weights", "warm-up", "warm-up")
+    assert view.read().beat == before.beat + 1

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import contextlib
 import io
 import logging
 import re
 import sys
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -129,3 +131,46 @@ def test_a_paragraph_is_wrapped_on_terminals_alone(monkeypatch: pytest.MonkeyPat
     print_text("more words than there is room for", indent="  ", stream=out)
     whole, wrapped = ["more words than there is room for"], ["more words than", "  there is room for"]
     assert out.getvalue().splitlines() == (wrapped if is_terminal else whole)
+
+
+def test_progress_says_what_which_part_how_many_of_how_many_and_how_long_it_will_take(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lines: list[Callable[[int], str]] = []
+
+    @contextlib.contextmanager
+    def progress_line(render: Callable[[int], str]) -> Iterator[None]:
+        lines.append(render)
+        yield
+
+    monkeypatch.setattr("trencadis.console.progress_line", progress_line)
+    clock, part = SimulatedClock(), ["weights"]
+    with track("Loading demo", unit="buckets", show=True, part=lambda: part[0], clock=clock) as advance:
+
+        def seen(columns: int = 79) -> str:
+            return lines[0](columns)[2:]
+
+        assert seen() == "Loading demo: weights · 0 s"
+        clock.advance(4.0)
+        part[0] = "warm-up"
+        advance(0, 174)
+        assert seen() == "Loading demo: warm-up 0/174 buckets · 4 s"
+        clock.advance(30.0)  # the first takes its time, and is no guide
+        advance(1, 174)
+        assert seen() == "Loading demo: warm-up 1/174 buckets · 34 s"
+        clock.advance(10.0)
+        advance(11, 174)
+        assert seen() == "Loading demo: warm-up 11/174 buckets · 44 s · about 2 min 43 s left"
+        clock.advance(163.0)
+        advance(174, 174)
+        assert seen() == "Loading demo: warm-up 174/174 buckets · 3 min 27 s"
+
+
+def test_a_long_name_is_shortened_and_never_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[Callable[[int], str]] = []
+    monkeypatch.setattr("trencadis.console.progress_line", lambda render: contextlib.nullcontext(lines.append(render)))
+    with track(f"Loading /models/{'x' * 200}", unit="buckets", total=9, show=True, clock=SimulatedClock()) as advance:
+        advance(3)
+        (line,) = (render(79) for render in lines)
+    assert len(line) == 79
+    assert line.endswith("…: 3/9 buckets · 0 s")

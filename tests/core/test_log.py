@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trencadis.log import adopt_package, configure_logging
+from trencadis.log import adopt_package, configure_logging, loading_level, log_levels
 from trencadis.registry.import_path import import_component
 from trencadis.registry.manager import PluginLoader
 
@@ -96,3 +96,21 @@ def test_all_that_is_built_in_logs_under_one_name() -> None:
         and not (call == "__name__" and "core/trencadis/" in str(file))
     ]
     assert bad == []
+
+
+def test_while_an_engine_loads_the_log_has_a_level_of_its_own(logger, capsys) -> None:
+    configure_logging("info", loading="warning")
+    assert log_levels() == ("warning", "info")
+    with loading_level(), loading_level():
+        logger.info("hidden")
+        logger.warning("shown")
+    logger.info("shown as well")
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.rpartition(": ")[2] for line in lines] == ["shown", "shown as well"]
+
+
+def test_a_library_that_configures_nothing_hands_its_own_level_to_processes(logger) -> None:
+    logger.setLevel(logging.ERROR)
+    with loading_level():
+        assert log_levels() == ("error", "error")
+        assert logger.level == logging.ERROR

@@ -6,6 +6,7 @@ from contextlib import ExitStack
 
 import pytest
 
+from trencadis.activity import ACTIVITY
 from trencadis.clock import Phases, SimulatedClock, in_words
 from trencadis.startup import RARELY, rare_collections
 
@@ -28,6 +29,14 @@ def test_phases_leave_no_gap() -> None:
     assert phases.end() == "3.2 s: one 3.0 s, two 0.2 s"
     assert phases.took_s == {"one": 3.0, "two": 0.25}
     assert sum(phases.took_s.values()) == clock.now_s() - 100.0
+
+
+def test_the_phase_that_runs_is_noted_for_those_who_wait() -> None:
+    phases = Phases(SimulatedClock(), "one")
+    assert ACTIVITY.read().part == "one"
+    phases.begin("two")
+    phases.end()
+    assert ACTIVITY.read().part == "two"
 
 
 def test_the_sum_is_of_what_was_measured_not_of_what_was_rounded() -> None:

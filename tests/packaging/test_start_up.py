@@ -59,7 +59,7 @@ def test_generating_imports_nothing_that_it_does_not_need(started: Started, name
         (
             "trencadis.torch",
             "Loading",
-            ["imports and configuration", "weights", "inspection", "check", "packing"],
+            ["imports", "weights", "inspection", "check", "packing"],
         ),
         ("trencadis.engine", "The engine", ["components", "backend and model", "strategies", "cache and warm-up"]),
     ],

@@ -12,20 +12,27 @@ import msgspec
 from trencadis.cli.prompts import prompts_of
 from trencadis.cli.sampling_flags import add_sampling_flags, sampling_params_of
 from trencadis.cli.speculation_summary import speculation_summary
+from trencadis.cli.streaming import write_stream
 from trencadis.cli.structured_flags import cut_notice
 from trencadis.client.client_request import ignored_output
 from trencadis.client.llm import LLM
+from trencadis.clock import SystemClock
 from trencadis.config import Config
+from trencadis.console import dimmed, stream_text, write_line
 from trencadis.errors import RequestError, StepFailedError
 from trencadis.records import FinishReason, RequestOutput, SamplingParams, TokenLogprobs
 from trencadis.registry import Registry
 
-__all__ = ["DEFAULTS", "add_arguments", "run"]
+__all__ = ["DEFAULTS", "TERMINAL_LOG_LEVELS", "add_arguments", "run"]
 
 DEFAULTS = {"max_tokens": 64, "temperature": 0.7, "min_p": 0.1, "seed": 0}
 """Where the command differs from ``SamplingParams``; with a fixed seed the same command prints the same text."""
 
+TERMINAL_LOG_LEVELS = "warning", "warning"
+
 _NO_SPECULATION = "none"
+_MAX_SHOWN_CHARS = 1000
+_BREAK = "\n"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -90,20 +97,35 @@ def _generate(llm: LLM, prompts: list[str], params: SamplingParams, *, chat: boo
 
 
 def _print_streams(llm: LLM, prompts: list[str], params: SamplingParams, *, chat: bool) -> list[RequestOutput]:
-    """Print texts as they come: all run together, and are printed one after the other."""
+    """Print texts as they come: all run together, and are printed one after the other.
+
+    On a terminal each follows its prompt, and a line of figures comes last.
+    """
+    clock, on_terminal = SystemClock(), sys.stdout.isatty()
+    start_s = clock.now_s()
     streams = [_stream(llm, index, prompts, params, chat=chat) for index in range(len(prompts))]
     outputs = []
     for index, (prompt, stream) in enumerate(zip(prompts, streams, strict=True)):
-        if len(prompts) > 1:
-            print(_heading(index, prompt))
-        num_printed = 0
-        for output in stream:
-            text = output.outputs[0].text
-            print(text[num_printed:], end="", flush=True)
-            num_printed = len(text)
-        print()
-        outputs.append(output)
+        with stream_text() as writer:
+            if on_terminal:
+                number = f"[{index}] " if len(prompts) > 1 else ""
+                writer.write(f"{number}{_end_of(prompt)}{_BREAK if chat else ''}", dim=True)
+            elif len(prompts) > 1:
+                writer.write(f"{_heading(index, prompt)}\n")
+            output, figures = write_stream(stream, writer, clock=clock)
+            outputs.append(output)
+            if not on_terminal:
+                writer.write("\n")
+    if on_terminal:
+        took_s, num_tokens = clock.now_s() - start_s, sum(len(output.outputs[0].token_ids) for output in outputs)
+        of_all = f"{len(prompts)} prompts · {num_tokens} tokens · {num_tokens / took_s:.1f} tokens/s"
+        write_line(dimmed(figures.line if len(prompts) == 1 else of_all))
     return outputs
+
+
+def _end_of(prompt: str) -> str:
+    """Return a prompt as it is shown before its text: the end of a long one. Pure."""
+    return prompt if len(prompt) <= _MAX_SHOWN_CHARS else f"… {prompt[-_MAX_SHOWN_CHARS:]}"
 
 
 def _stream(llm: LLM, index: int, prompts: list[str], params: SamplingParams, *, chat: bool) -> Iterable[RequestOutput]:

@@ -5,12 +5,15 @@ argv ▶ config file ▶ [plugins] blocked ▶ plugins ▶ command ▶ Registry 
 
 from __future__ import annotations
 
+import argparse
+import atexit
 import contextlib
 import faulthandler
 import importlib
 import os
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -21,7 +24,9 @@ from trencadis.cli.flags import HELP_ALL, CommandParser, config_file, set_aside_
 from trencadis.cli.help import commands_help
 from trencadis.config import ConfigFile, Settings, load_config, plugin_rules, read_config_file, settings_of
 from trencadis.config.check_sources import rules_or_defaults
+from trencadis.config.messages import DEFAULT
 from trencadis.config.sources import split_flags
+from trencadis.console import on_terminal, write_line
 from trencadis.errors import ConfigError, InternalError, PluginError, TrencadisError, did_you_mean
 from trencadis.interfaces.command import Command, CommandGroup
 from trencadis.log import configure_logging
@@ -29,7 +34,7 @@ from trencadis.registry import Registry
 from trencadis.registry.commands import InstalledCommands, installed_commands
 from trencadis.registry.manager import PluginLoader
 
-__all__ = ["COMMANDS", "INTERRUPTED", "all_commands", "main"]
+__all__ = ["COMMANDS", "INTERRUPTED", "VERBOSE_HELP", "all_commands", "main"]
 
 COMMANDS: Mapping[str, Command] = {
     command.name: command
@@ -59,6 +64,12 @@ COMMANDS: Mapping[str, Command] = {
 INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 + SIGINT, as shells do."""
 
+VERBOSE_HELP = "log what happens; -vv: every detail"
+
+
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM came: everything is closed as after Ctrl-C."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 0, an error's own (2 for a user's, 70 for a bug), or 130 after Ctrl-C.
@@ -77,11 +88,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         if "--traceback" in arguments:
             traceback.print_exc()
         else:
-            print(f"error: {error}", file=sys.stderr)
+            write_line(f"error: {error}")
         return error.exit_code
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return INTERRUPTED
+    except KeyboardInterrupt as interrupt:
+        is_terminated = isinstance(interrupt, _Terminated)
+        write_line(f"trencadis {arguments[0]} was stopped by {'SIGTERM' if is_terminated else 'Ctrl-C'}.")
+        code = 128 + signal.SIGTERM if is_terminated else INTERRUPTED
+        if argv is None:
+            _leave_behind_threads(code)
+        return code
     except BrokenPipeError:
         # The reader, such as `head`, has gone; what is still buffered must not raise again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -92,12 +107,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         return InternalError.exit_code
 
 
+def _leave_behind_threads(code: int) -> None:
+    """End the process if a thread still runs, such as one that loads a model: what was interrupted is not waited for."""
+    if any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()):
+        atexit._run_exitfuncs()  # noqa: SLF001 - Python itself calls it after it has waited for all threads
+        sys.stdout.flush()
+        os._exit(code)
+
+
 def _survive_signals() -> None:
-    """Let no command end at SIGUSR1, which prints the stacks of its threads, nor at SIGUSR2, which a command with engines handles."""
+    """Let no command end at SIGUSR1, which prints the stacks of its threads, nor at SIGUSR2, which a command with engines handles.
+
+    At SIGTERM a command ends as after Ctrl-C, in order and with a line that says so; at a second one at once.
+    """
     if hasattr(signal, "SIGUSR1"):
         with contextlib.suppress(ValueError, OSError, AttributeError):  # without a stderr there is no place to print to
             faulthandler.register(signal.SIGUSR1, all_threads=True)
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+
+    def terminate(number: int, frame: object) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        raise _Terminated
+
+    signal.signal(signal.SIGTERM, terminate)
 
 
 def _dispatch(arguments: list[str]) -> int:
@@ -176,7 +208,8 @@ def _run(command: Command, arguments: list[str], file: ConfigFile, plugins: Plug
         args = _parser(command, module, lambda: settings).parse(rest)
         args.resolved = load_config(settings=settings, file=file, flags=flags)
     registry.note_sources(args.resolved.sources)
-    configure_logging(args.resolved.config.log.level)
+    level, loading = _log_levels(module, args)
+    configure_logging(level, loading=loading)
     if getattr(args, "locked", None):
         check_lock = importlib.import_module("trencadis.plan_lock").check_lock
         check_lock(args.locked, args.resolved.config, registry)
@@ -213,7 +246,21 @@ def _parser(command: Command, module: Any, settings: Callable[[], Settings]) -> 
         can_be_locked=_can_be_locked(module),
     )
     module.add_arguments(parser)
+    if hasattr(module, "TERMINAL_LOG_LEVELS"):
+        parser.add_argument("-v", "--verbose", action="count", default=0, help=VERBOSE_HELP)
     return parser
+
+
+def _log_levels(module: Any, args: argparse.Namespace) -> tuple[str, str]:
+    """Return the level of the log, and the level while an engine loads: what is set wins, then ``-v``, then the command's own."""
+    level, is_set = args.resolved.config.log.level, args.resolved.sources["log.level"] != DEFAULT
+    verbose = getattr(args, "verbose", 0) if hasattr(module, "TERMINAL_LOG_LEVELS") else 0
+    if is_set or not (verbose or on_terminal()):
+        return level, level
+    if verbose:
+        return ("info", "info") if verbose == 1 else ("debug", "debug")
+    own: tuple[str, str] = getattr(module, "TERMINAL_LOG_LEVELS", (level, level))
+    return own
 
 
 def _takes_config(module: Any) -> bool:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trencadis.activity import ACTIVITY
 from trencadis.client.engine_client import LocalEngineClient
 from trencadis.client.engine_thread import EngineThread
 from trencadis.client.frontend import Frontend
 from trencadis.config import Config
 from trencadis.config.messages import spot
-from trencadis.console import track
+from trencadis.console import Advance, track
 from trencadis.errors import ConfigValueError
+from trencadis.log import loading_level
 from trencadis.registry import Registry, load_with_plugins
 from trencadis.startup import rare_collections
 from trencadis.text import Tokenizer, check_model_path, load_tokenizer
@@ -21,7 +24,15 @@ from trencadis.text.tokenizer import NO_TOKENIZER
 if TYPE_CHECKING:
     from trencadis.client.process.engine_loop import EngineLoop
 
-__all__ = ["check_model", "configure", "load_frontend_tokenizer", "open_local_frontend", "open_frontend", "open_runner"]
+__all__ = [
+    "check_model",
+    "configure",
+    "load_frontend_tokenizer",
+    "loading",
+    "open_frontend",
+    "open_local_frontend",
+    "open_runner",
+]
 
 
 def configure(
@@ -76,6 +87,22 @@ def load_frontend_tokenizer(config: Config) -> Tokenizer:
     )
 
 
+@contextlib.contextmanager
+def loading(config: Config, part: Callable[[], str], *, show: bool | None) -> Iterator[Advance]:
+    """Show the progress of loading during a ``with`` block; meanwhile the log has the level that is meant for it.
+
+    Args:
+        config: Of the engines.
+        part: Returns the part of loading that runs now.
+        show: Draw a line; None: on a terminal only.
+
+    Yields:
+        A function that takes how many buckets are done by now.
+    """
+    with loading_level(), track(f"Loading {config.model.path}", unit="buckets", show=show, part=part) as advance:
+        yield advance
+
+
 def open_local_frontend(config: Config, registry: Registry, *, show_progress: bool | None = None) -> Frontend:
     """Load tokenizer and model in this process, warm up, and return the frontend. Takes seconds to minutes.
 
@@ -90,7 +117,8 @@ def open_local_frontend(config: Config, registry: Registry, *, show_progress: bo
     """
     from trencadis.engine.build import build_engine
 
-    with rare_collections(), track(f"Loading {config.model.path}", unit="buckets", show=show_progress) as advance:
+    with rare_collections(), loading(config, lambda: ACTIVITY.read().part, show=show_progress) as advance:
+        ACTIVITY.begin_part("tokenizer")
         # The tokenizer first: it is cheap, and a wrong path is known before any weights are read.
         tokenizer = load_frontend_tokenizer(config)
         engine = build_engine(config, registry=registry, progress=advance)

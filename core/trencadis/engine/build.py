@@ -90,7 +90,7 @@ from trencadis.interfaces import (
     SupportsRemoteWorkers,
     SupportsSwapping,
 )
-from trencadis.log import configure_logging
+from trencadis.log import configure_logging, log_levels
 from trencadis.records import (
     Bucket,
     BucketLimits,
@@ -189,6 +189,7 @@ def _build(
         builder.device_label = f"executor {type(executor).__name__}"
     try:
         phases.begin("backend and model")
+        ACTIVITY.begin_part("imports")  # the longest of what comes before the backend names its own
         model = builder.load(executor, _source(config))
         engine: Engine | EmbeddingEngine
         phases.begin("strategies")
@@ -278,8 +279,7 @@ class _Builder:
                 f"[executor] name = {self._label('executor')}: {'; '.join(given)} cannot travel to another process.",
                 hint=f"Install it with an entry point, or name its component by import path{here}.",
             )
-        level = logging.getLevelName(logging.getLogger("trencadis").getEffectiveLevel()).lower()
-        tables = pickle.dumps((dump_config(self._config), dict(self._registry.sources), level))
+        tables = pickle.dumps((dump_config(self._config), dict(self._registry.sources), log_levels()))
         return _builder_in_rank, (tables, self._context.model, self._context.limits)
 
     def make(self, choice: Choice) -> Any:
@@ -562,7 +562,7 @@ def _builder_in_rank(tables: bytes, model: ModelFacts | None, limits: BucketLimi
 @functools.lru_cache(maxsize=1)
 def _resolved_in_rank(tables: bytes) -> tuple[Registry, ResolvedPlan, Config]:
     """Load plugins and configuration as the engine's process did, once: neither a file nor the environment is read again."""
-    overrides, sources, level = pickle.loads(tables)
+    overrides, sources, (level, _) = pickle.loads(tables)  # later a rank has little to say
     configure_logging(level)
     resolved, registry = load_with_plugins(environ={}, overrides=overrides)
     registry.note_sources(sources)

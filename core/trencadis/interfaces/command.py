@@ -43,6 +43,8 @@ class Command:
     * optionally ``MAIN_SETTINGS: Sequence[str]``: dotted paths of settings that its ``--help`` shows beside the usual ones;
       ``--help-all`` shows all;
     * optionally ``TAKES_CONFIG = False``: it takes no config flags;
+    * optionally ``TERMINAL_LOG_LEVELS: tuple[str, str]``: the level of the log on a terminal, and the level while an engine loads,
+      such as ``("info", "warning")``; the command has ``-v`` then, and a level that is set wins;
     * optionally ``CAN_BE_LOCKED = False``: it has no ``--locked``, as it runs several configurations, or none.
 
     Attributes:

@@ -71,6 +71,7 @@ class InlineExecutor(Executor):
         self._newest: Future[tuple[PendingStep, ConnectorReport | None]] | None = None
         self._took_s = 0.0
         self._is_closed = False
+        self._is_starting = False
 
     def start(
         self,
@@ -82,10 +83,14 @@ class InlineExecutor(Executor):
         """Make backend and sampler on the worker thread, and load the model."""
 
         def run() -> ModelFacts:
-            backend = make_backend(0)
-            self._rank = RankHost(backend, make_sampler(0))
-            return self._rank.load(source)
+            try:
+                backend = make_backend(0)
+                self._rank = RankHost(backend, make_sampler(0))
+                return self._rank.load(source)
+            finally:
+                self._is_starting = False
 
+        self._is_starting = True
         return self._call(run)
 
     @property
@@ -166,15 +171,20 @@ class InlineExecutor(Executor):
         self._call(self._started().close_connector)
 
     def close(self) -> None:
-        """Finish what was submitted, close connector and backend, end the thread."""
+        """Finish what was submitted, close connector and backend, end the thread.
+
+        Does not wait for a start that was interrupted, which may take minutes: the thread closes what it has loaded.
+        """
         if self._is_closed:
             return
         self._is_closed = True
         try:
-            if self._rank is not None:
+            if self._is_starting:
+                self._worker.submit(lambda: None if self._rank is None else self._rank.close())
+            elif self._rank is not None:
                 self._worker.submit(self._rank.close).result()
         finally:
-            self._worker.shutdown()
+            self._worker.shutdown(wait=not self._is_starting)
 
     # ------------------------------------------------------------------------------------------------- innards
 

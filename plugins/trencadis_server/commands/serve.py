@@ -5,15 +5,17 @@ from __future__ import annotations
 import argparse
 import ctypes
 import signal
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from trencadis.api import Config, Registry
+from trencadis.console import write_line
 
 if TYPE_CHECKING:
     from trencadis_server.lifecycle.opening import OpenServer
 
-__all__ = ["MAIN_SETTINGS", "SHORT_FLAGS", "add_arguments", "give_back_large_blocks", "run"]
+__all__ = ["MAIN_SETTINGS", "SHORT_FLAGS", "TERMINAL_LOG_LEVELS", "add_arguments", "give_back_large_blocks", "run"]
 
 SHORT_FLAGS: Mapping[str, str] = {
     "--host": "--server.host",
@@ -31,6 +33,8 @@ MAIN_SETTINGS = (
     "server.drain_timeout_s",
     "engine.role",
 )
+TERMINAL_LOG_LEVELS = "info", "warning"
+
 _RECORD_SIGNAL = getattr(signal, "SIGUSR2", None)
 """Has an engine's process write its flight record; operators send it to this process too."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
@@ -72,7 +76,7 @@ def _serve(server: OpenServer) -> int:
     signals: list[int] = []
 
     def announce(line: str) -> None:
-        print(line, flush=True)
+        write_line(line, stream=sys.stdout)
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
@@ -80,6 +84,8 @@ def _serve(server: OpenServer) -> int:
 
         def end(number: int) -> None:
             signals.append(number)
+            if len(signals) == 1:
+                write_line(f"{_name_of(number)}: shutting down in order; a second signal ends it at once.")
             service.stop()
             if len(signals) > 1:
                 # Should even a hurried end take too long, a third signal does what signals do.
@@ -96,7 +102,14 @@ def _serve(server: OpenServer) -> int:
 
     with asyncio.Runner(loop_factory=event_loop_factory()) as runner:
         runner.run(main())
+    if signals:
+        write_line(f"trencadis serve was stopped by {_name_of(signals[-1])}.")
     return 128 + signals[1] if len(signals) > 1 else 0
+
+
+def _name_of(number: int) -> str:
+    """Return the name of a signal as it is typed or sent. Pure."""
+    return "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
 
 
 def give_back_large_blocks() -> bool:

@@ -261,3 +261,27 @@ def test_no_command_ends_at_the_signals_of_operators(tmp_path):
     out, err = command.communicate(timeout=60)
     assert command.returncode == 0, err
     assert "4321" in out
+
+
+@pytest.mark.parametrize(
+    ("flags", "is_terminal", "expected"),
+    [
+        ([], False, ("info", "info")),
+        ([], True, ("info", "warning")),
+        (["-v"], True, ("info", "info")),
+        (["-vv"], False, ("debug", "debug")),
+        (["--log.level", "error"], True, ("error", "error")),
+        (["-v", "--log.level=info"], True, ("info", "info")),
+        (["-vv", "--log.level=error"], True, ("error", "error")),
+    ],
+)
+def test_the_log_of_a_command_on_a_terminal_is_quieter_unless_it_is_asked_for(
+    command, monkeypatch, flags, is_terminal, expected
+):
+    main = sys.modules["trencadis.cli.main"]
+    shown: list[tuple[str, str]] = []
+    monkeypatch.setattr(main, "configure_logging", lambda level, *, loading: shown.append((level, loading)))
+    monkeypatch.setattr(main, "on_terminal", lambda: is_terminal)
+    monkeypatch.setattr(sys.modules["try_command"], "TERMINAL_LOG_LEVELS", ("info", "warning"), raising=False)
+    assert run_main(["try", *flags]) == 7
+    assert shown == [expected]

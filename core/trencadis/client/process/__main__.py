@@ -59,7 +59,8 @@ def main() -> int:
     from trencadis.client.process.conversion import fault_of
     from trencadis.log import configure_logging
 
-    configure_logging(start.log_level)
+    while_loading, level = start.log_levels
+    configure_logging(level, loading=while_loading)
     channel = Channel(start.address, binds=False)
     try:
         _serve(start, channel)
@@ -79,10 +80,11 @@ def _serve(start: StartMessage, channel: Channel) -> None:
     from trencadis.console import track
     from trencadis.engine.build import build_engine
     from trencadis.engine.engine import Engine
+    from trencadis.log import loading_level
     from trencadis.registry import load_with_plugins
     from trencadis.startup import rare_collections
 
-    with rare_collections():
+    with rare_collections(), loading_level():
         # The parent has resolved everything: neither its file nor the environment is read again.
         resolved, registry = load_with_plugins(environ={}, overrides=start.tables)
         registry.note_sources(start.sources)

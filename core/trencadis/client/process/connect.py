@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 
-from trencadis.client.factory import load_frontend_tokenizer
+from trencadis.client.factory import load_frontend_tokenizer, loading
 from trencadis.client.frontend import Frontend
 from trencadis.client.process.channel import Channel
 from trencadis.client.process.client import RemoteEngineClient
@@ -16,8 +15,9 @@ from trencadis.client.process.transport import Transport
 from trencadis.clock import SystemClock
 from trencadis.config import Config
 from trencadis.config.dump import dump_config
-from trencadis.console import on_terminal, track
+from trencadis.console import on_terminal
 from trencadis.errors import PluginError
+from trencadis.log import log_levels
 from trencadis.registry import Registry
 from trencadis.startup import rare_collections
 
@@ -45,7 +45,7 @@ def connect_frontend(
     """
     transport = open_transport(config, registry, never_waits=never_waits)
     try:
-        with track(f"Loading {config.model.path}", unit="buckets", show=show_progress) as advance:
+        with loading(config, lambda: transport.part or "starting", show=show_progress) as advance:
             with rare_collections():
                 tokenizer = load_frontend_tokenizer(config)  # while the child imports and loads
             shows = on_terminal() if show_progress is None else show_progress  # else the child's log says it
@@ -75,7 +75,7 @@ def open_transport(
     process = EngineProcess(
         tables=dump_config(config),
         sources=dict(registry.sources),
-        log_level=logging.getLevelName(logging.getLogger("trencadis").getEffectiveLevel()).lower(),
+        log_levels=log_levels(),
         watchdog_s=config.engine.watchdog_s,
         sends_load=sends_load,
     )

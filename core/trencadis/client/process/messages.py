@@ -75,7 +75,7 @@ class StartMessage(Message):
         address: Of the socket.
         tables: The configuration.
         sources: Source of each value, for messages.
-        log_level: Of the logger ``trencadis``.
+        log_levels: Of the logger ``trencadis``: while the engine loads, and afterwards.
         python_path: ``PYTHONPATH`` as it was, or None.
         activity_file: Shared memory for the engine's activity, see :mod:`trencadis.activity`; -1: none.
         sends_load: Send ``LoadMessage``s.
@@ -84,7 +84,7 @@ class StartMessage(Message):
     address: str
     tables: dict[str, Any]
     sources: dict[str, str]
-    log_level: str
+    log_levels: tuple[str, str]
     python_path: str | None
     activity_file: int = -1
     sends_load: bool = False

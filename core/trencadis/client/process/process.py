@@ -3,7 +3,7 @@
     parent ── standard input: StartMessage, then open as long as the parent lives ──▶ child ends with it
     parent ◀── standard output: no_answer, open as long as the child lives ── child     parent hears its end at once
 
-What the child prints goes to standard error. It is in a session of its own, so Ctrl-C reaches the parent alone.
+What the child prints goes to standard error: on a terminal through this process, see ``trencadis.screen``. It is in a session of its own, so Ctrl-C reaches the parent alone.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from trencadis.client.process.messages import StartMessage, encode
 from trencadis.client.process.stall_watch import StallWatch
 from trencadis.config.settings import ENVIRONMENT_PREFIX
 from trencadis.errors import ConfigError, InvalidRequestError
+from trencadis.screen import child_stderr, drain_children
 
 __all__ = ["LENGTH", "EngineProcess", "describe_exit"]
 
@@ -40,7 +41,7 @@ class EngineProcess:
     Args:
         tables: The configuration.
         sources: Source of each value, for messages.
-        log_level: Of the child's log, such as ``info``.
+        log_levels: Of the child's log, such as ``info``: while it loads, and afterwards.
         watchdog_s: Without progress for longer it is killed, seconds; see :class:`StallWatch`.
         sends_load: It sends messages about its load.
 
@@ -53,7 +54,7 @@ class EngineProcess:
         *,
         tables: dict[str, Any],
         sources: dict[str, str],
-        log_level: str,
+        log_levels: tuple[str, str],
         watchdog_s: float = 120.0,
         sends_load: bool = False,
     ) -> None:
@@ -65,7 +66,7 @@ class EngineProcess:
                     address=self.address,
                     tables=tables,
                     sources=sources,
-                    log_level=log_level,
+                    log_levels=log_levels,
                     python_path=os.environ.get("PYTHONPATH"),
                     activity_file=self._view.file,
                     sends_load=sends_load,
@@ -82,6 +83,7 @@ class EngineProcess:
             [sys.executable, "-P", "-m", "trencadis.client.process"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=child_stderr(),
             env=_environment(),
             start_new_session=True,
             bufsize=0,
@@ -116,6 +118,11 @@ class EngineProcess:
         return reading.done, reading.total or None
 
     @property
+    def part(self) -> str:
+        """The part of loading that the child runs, such as ``weights``; empty if it has not said."""
+        return self._view.read().part
+
+    @property
     def stalled(self) -> str:
         """Where the child has made no progress for too long; empty while all is well."""
         return self._watch.stalled
@@ -136,6 +143,7 @@ class EngineProcess:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._child.wait(_PATIENCE_S)
         self._release()
+        drain_children()
 
 
 def describe_exit(code: int) -> str:

@@ -38,6 +38,11 @@ class Peer(Protocol):
         """Number of buckets that it has prepared, and of all buckets, if known."""
         ...
 
+    @property
+    def part(self) -> str:
+        """The part of loading that it runs, such as ``weights``; empty if it has not said."""
+        ...
+
     def describe_end(self) -> str:
         """Return how it ended: a sentence whose subject is left out."""
         ...
@@ -93,6 +98,11 @@ class Transport:
     def progress(self) -> tuple[int, int | None]:
         """Number of buckets that the peer has prepared, and of all buckets, if known."""
         return self._peer.progress
+
+    @property
+    def part(self) -> str:
+        """The part of loading that the peer runs, such as ``weights``; empty if it has not said. From any thread."""
+        return self._peer.part
 
     def send(self, message: ClientMessage) -> None:
         """Send a message; waits while the socket is full.

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import attrs
 
-from trencadis.client.factory import load_frontend_tokenizer
+from trencadis.client.factory import load_frontend_tokenizer, loading
 from trencadis.client.frontend import Frontend
 from trencadis.client.process.client import RemoteEngineClient
 from trencadis.client.process.connect import open_transport, wait_until_ready
@@ -21,7 +21,7 @@ from trencadis.client.replicas.routing import Routing
 from trencadis.client.replicas.starter import ReplicaStarter
 from trencadis.clock import Clock, SystemClock
 from trencadis.config import Config
-from trencadis.console import on_terminal, track
+from trencadis.console import on_terminal
 from trencadis.engine.build import Meters
 from trencadis.engine.cache.hashing import BlockHasher
 from trencadis.engine.guards import Fallback
@@ -56,7 +56,7 @@ def connect_replicas(
     start = functools.partial(_start, config, registry, never_waits=never_waits)
     transports: list[Transport] = []
     try:
-        with track(f"Loading {config.model.path}", unit="buckets", show=show_progress) as advance:
+        with loading(config, lambda: _part(transports), show=show_progress) as advance:
             transports.extend(map(start, range(config.parallel.data)))
             with rare_collections():
                 tokenizer = load_frontend_tokenizer(config)  # while the children import and load
@@ -184,3 +184,9 @@ def _progress(transports: list[Transport]) -> tuple[int, int | None]:
     readings = [one.progress for one in transports]
     totals = [total for _, total in readings if total is not None]
     return sum(done for done, _ in readings), sum(totals) if len(totals) == len(readings) else None
+
+
+def _part(transports: list[Transport]) -> str:
+    """Return which part of loading the replica runs that has prepared the fewest buckets."""
+    slowest = min(transports, key=lambda one: one.progress[0], default=None)
+    return "starting" if slowest is None else slowest.part or "starting"

@@ -69,6 +69,7 @@ def warm_up(
         return WarmUp()
     start_s = clock.now_s()
     ACTIVITY.begin(EnginePhase.COMPILING)
+    ACTIVITY.begin_part("warm-up")
     report = executor.warm_up(buckets, progress=progress)
     ACTIVITY.begin(EnginePhase.LOADING)
     done = WarmUp(buckets=buckets, report=report, took_s=clock.now_s() - start_s)

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Final, Protocol
 
+from trencadis.screen import child_stderr
 from trencadis_plugins.executor.ranks.link import RankLink
 from trencadis_plugins.executor.ranks.rank import Rank
 
@@ -121,6 +122,7 @@ def run_module(end: socket.socket, *arguments: str, **variables: str) -> subproc
         [sys.executable, "-P", "-m", "trencadis_plugins.executor.ranks", str(end.fileno()), *arguments],
         stdin=subprocess.PIPE if arguments else subprocess.DEVNULL,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path), **variables},
+        stderr=child_stderr(),
         pass_fds=(end.fileno(),),
         start_new_session=True,
     )

@@ -23,7 +23,11 @@ def test_it_ends_with_the_parent_and_removes_the_directory_of_the_socket(tmp_pat
     directory = tmp_path / "line"
     directory.mkdir()
     start = StartMessage(
-        address=f"ipc://{directory}/engine", tables={}, sources={}, log_level="critical", python_path=None
+        address=f"ipc://{directory}/engine",
+        tables={},
+        sources={},
+        log_levels=("critical", "critical"),
+        python_path=None,
     )
     data = encode(start)
     run = subprocess.run(

@@ -56,7 +56,7 @@ def test_how_far_the_warm_up_of_the_other_process_is_can_be_drawn_here(
     def track(what: str, **_: Any) -> Iterator[Any]:
         yield lambda done, total=None: seen.append((done, total))
 
-    monkeypatch.setattr("trencadis.client.process.connect.track", track)
+    monkeypatch.setattr("trencadis.client.factory.track", track)
     house = process_house(
         engine={"warmup": True},
         backend={

@@ -43,7 +43,7 @@ def test_token_ids_may_be_whole_keys_of_a_table() -> None:
 def test_the_tables_of_a_configuration_arrive() -> None:
     start = StartMessage(
         address="ipc:///x", tables={"engine": {"seed": 3, "names": ["a"]}}, sources={"engine.seed": "flag"},
-        log_level="info", python_path=None,
+        log_levels=("info", "info"), python_path=None,
     )  # fmt: skip
     assert decode_start(encode(start)) == start
 

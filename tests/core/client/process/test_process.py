@@ -19,7 +19,7 @@ PARENT = """
 import sys, time
 from trencadis.errors import ConfigError
 from trencadis.client.process.process import EngineProcess
-process = EngineProcess(tables={}, sources={}, log_level="critical")
+process = EngineProcess(tables={}, sources={}, log_levels=("critical", "critical"))
 print(process.pid, process.address, flush=True)
 {end}
 """
@@ -52,7 +52,7 @@ def test_an_exit_code_is_said_in_words(code: int, words: str) -> None:
 
 
 def test_the_socket_lies_where_nobody_else_may_look_and_is_removed() -> None:
-    process = EngineProcess(tables={}, sources={}, log_level="critical")
+    process = EngineProcess(tables={}, sources={}, log_levels=("critical", "critical"))
     directory = Path(process.address.removeprefix("ipc://")).parent
     try:
         assert stat.S_IMODE(directory.stat().st_mode) == 0o700
@@ -69,7 +69,7 @@ def test_what_has_been_closed_keeps_no_descriptor_even_if_it_is_still_held() -> 
         return sorted(os.listdir("/proc/self/fd"))
 
     before = descriptors()
-    process = EngineProcess(tables={}, sources={}, log_level="critical")
+    process = EngineProcess(tables={}, sources={}, log_levels=("critical", "critical"))
     process.close()
     assert descriptors() == before
     assert process.stalled == ""
@@ -79,7 +79,7 @@ def test_a_temporary_directory_with_a_long_name_is_not_used(tmp_path: Path, monk
     long = tmp_path / ("x" * 100)
     long.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(long))
-    process = EngineProcess(tables={}, sources={}, log_level="critical")
+    process = EngineProcess(tables={}, sources={}, log_levels=("critical", "critical"))
     process.close()
     assert len(process.address) < 100
     assert not list(long.iterdir())
@@ -89,13 +89,13 @@ def test_a_temporary_directory_with_a_long_name_is_not_used(tmp_path: Path, monk
 def test_a_value_that_cannot_travel_is_refused_in_words(value: object, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with pytest.raises(ConfigError, match="cannot travel"):
-        EngineProcess(tables={"scheduling": {"options": {"a": value}}}, sources={}, log_level="critical")
+        EngineProcess(tables={"scheduling": {"options": {"a": value}}}, sources={}, log_levels=("critical", "critical"))
     assert not list(tmp_path.iterdir())
 
 
 def test_secrets_are_neither_arguments_nor_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRENCADIS_SERVER__API_KEYS", "ops:hush-hush")
-    process = EngineProcess(tables={"cache": {"key": "hush-hush"}}, sources={}, log_level="critical")
+    process = EngineProcess(tables={"cache": {"key": "hush-hush"}}, sources={}, log_levels=("critical", "critical"))
     try:
         for name in ("cmdline", "environ"):
             assert b"hush-hush" not in Path(f"/proc/{process.pid}/{name}").read_bytes()
@@ -104,7 +104,7 @@ def test_secrets_are_neither_arguments_nor_environment(monkeypatch: pytest.Monke
 
 
 def test_a_process_that_nobody_closed_is_ended_with_its_owner() -> None:
-    process = EngineProcess(tables={}, sources={}, log_level="critical")
+    process = EngineProcess(tables={}, sources={}, log_levels=("critical", "critical"))
     pid = process.pid
     del process
     assert has_ended(pid, 5)

@@ -388,3 +388,27 @@ def test_executor_that_was_not_started_says_so():
     with pytest.raises(BackendError, match="not started"):
         _ = executor.capabilities
     executor.close()
+
+
+def test_a_start_that_was_interrupted_is_not_waited_for_and_closes_what_it_loaded(monkeypatch):
+    executor, backend = InlineExecutor(), FakeBackend()
+    may_load, loads, closed = threading.Event(), threading.Event(), threading.Event()
+    monkeypatch.setattr(backend, "close", closed.set)
+
+    def make_backend(rank):
+        loads.set()
+        may_load.wait()
+        return backend
+
+    def interrupted(future, timeout=None):
+        loads.wait()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("concurrent.futures.Future.result", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            executor.start(make_backend=make_backend, make_sampler=lambda rank: one_token, source=ModelSource(path="x"))
+    executor.close()
+    assert not closed.is_set()
+    may_load.set()
+    assert closed.wait(60)
