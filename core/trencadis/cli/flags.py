@@ -15,6 +15,7 @@ from typing import NoReturn
 
 import attrs
 
+from trencadis.cli.spelling import clear_keys
 from trencadis.config import Settings
 from trencadis.config.messages import show
 from trencadis.config.reference import describe
@@ -76,6 +77,10 @@ class CommandParser(argparse.ArgumentParser):
         lines = ["", "short forms of config flags:", *short] if short else []
         return "\n".join([super().format_help().rstrip("\n"), *lines, "", config_flags_help(settings)])
 
+    def own_flags(self) -> list[str]:
+        """Return all spellings of the flags that the command itself has. Pure."""
+        return [flag for action in self._actions for flag in action.option_strings]
+
     def error(self, message: str) -> NoReturn:
         """Raise the error that argparse found.
 
@@ -96,7 +101,8 @@ class CommandParser(argparse.ArgumentParser):
         parse = self.parse_known_args if "--" in arguments else self.parse_known_intermixed_args
         known, unknown = parse(arguments)
         if unknown:
-            flags = [*self._short_flags, *(flag for action in self._actions for flag in action.option_strings)]
+            flags = [*self._short_flags, *self.own_flags()]
+            flags += [] if self._settings is None else clear_keys(self._settings())
             raise ConfigError(
                 f"{self.prog}: unknown argument {unknown[0]}.{did_you_mean(unknown[0], flags)}",
                 hint=f"{self.prog} --help lists the flags.",

@@ -5,8 +5,10 @@ argv ▶ config file ▶ [plugins] blocked ▶ plugins ▶ command ▶ Registry 
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import faulthandler
+import functools
 import importlib
 import os
 import signal
@@ -18,12 +20,15 @@ from typing import Any
 
 import trencadis
 from trencadis.cli.flags import CommandParser, config_file, set_aside_config_flags, spell_out
+from trencadis.cli.spelling import refuse_foreign_flags, whole_flags
 from trencadis.config import ConfigFile, Settings, load_config, plugin_rules, read_config_file, settings_of
 from trencadis.config.check_sources import rules_or_defaults
 from trencadis.config.sources import split_flags
 from trencadis.errors import ConfigError, InternalError, PluginError, TrencadisError, did_you_mean
 from trencadis.interfaces.command import Command
 from trencadis.log import configure_logging
+from trencadis.other_engines import Command as ForeignCommand
+from trencadis.other_engines import commands
 from trencadis.registry import Registry
 from trencadis.registry.commands import InstalledCommands, installed_commands
 from trencadis.registry.manager import PluginLoader
@@ -39,6 +44,16 @@ COMMANDS: Mapping[str, Command] = {
             load=partial(importlib.import_module, "trencadis.cli.generate_command"),
         ),
         Command(
+            name="run",
+            summary='Answer one prompt: run MODEL "...".',
+            load=partial(importlib.import_module, "trencadis.cli.run_command"),
+        ),
+        Command(
+            name="chat",
+            summary="Converse with a model on the terminal.",
+            load=partial(importlib.import_module, "trencadis.cli.chat_command"),
+        ),
+        Command(
             name="plugins",
             summary="List installed components: where each comes from, and which this configuration uses.",
             load=partial(importlib.import_module, "trencadis.cli.plugins_command"),
@@ -51,6 +66,9 @@ COMMANDS: Mapping[str, Command] = {
     )
 }
 """Commands of the core: they are found without plugins."""
+
+_SHORT_FLAGS = {"--model": "--model.path", "-m": "--model.path", "--strict-plugins": "--plugins.strict"}
+"""Short forms that every command has which takes the configuration."""
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 + SIGINT, as shells do."""
@@ -124,6 +142,9 @@ def all_commands(plugins: PluginLoader) -> InstalledCommands:
 def _find(name: str, plugins: PluginLoader) -> Command:
     found = all_commands(plugins)
     if name not in found.commands:
+        foreign = commands().get(name)
+        if foreign is not None:
+            raise ConfigError(f"trencadis: {name} is a command of other engines. {_does_it(foreign)}")
         causes = " ".join(f"Commands of a plugin are left out: {error}" for error in found.broken.values())
         raise ConfigError(
             f'trencadis: no such command: "{name}". Choose one of: {", ".join(found.commands)}.'
@@ -131,6 +152,14 @@ def _find(name: str, plugins: PluginLoader) -> Command:
             hint=causes,
         )
     return found.commands[name]
+
+
+def _does_it(foreign: ForeignCommand) -> str:
+    """Return what does here what a command of another engine does. Pure."""
+    if not foreign.ours:
+        return f"Here {foreign.said}."
+    note = f" ({foreign.said})" if foreign.note else ""
+    return f"Here it is {foreign.ours}{note}."
 
 
 def _config_file(arguments: Sequence[str]) -> ConfigFile:
@@ -158,19 +187,25 @@ def _usage() -> str:
 
 def _run(command: Command, arguments: list[str], file: ConfigFile, plugins: PluginLoader | None) -> int:
     module: Any = command.load()
-    arguments = spell_out(arguments, _short_flags(module))
-    own = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    if "-h" in own or "--help" in own:
+    own = _parser(command, module, settings_of).own_flags()
+    arguments = spell_out(arguments, {flag: long for flag, long in _short_flags(module).items() if flag not in own})
+    before = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    if "-h" in before or "--help" in before:
         parser = _parser(command, module, lambda: _settings_for_help(file, arguments, plugins))
         print(parser.format_help(), end="")
         return 0
     if hasattr(module, "run_alone"):
         return _run_alone(command, module, arguments, file, plugins)
     registry = _collect(file, arguments, plugins)
-    settings = registry.settings
+    settings, name = registry.settings, f"trencadis {command.name}"
     with registry.naming_broken():
+        if _takes_config(module):
+            arguments = whole_flags(arguments, own, lambda: settings, command=name)
         flags, rest = split_flags(arguments, settings)
+        if _takes_config(module):
+            refuse_foreign_flags(rest, own, lambda: settings, command=name)
         args = _parser(command, module, lambda: settings).parse(rest)
+        flags += _model_flag(module, args, flags, name)
         args.resolved = load_config(settings=settings, file=file, flags=flags)
     registry.note_sources(args.resolved.sources)
     configure_logging(args.resolved.config.log.level)
@@ -179,6 +214,19 @@ def _run(command: Command, arguments: list[str], file: ConfigFile, plugins: Plug
         check_lock(args.locked, args.resolved.config, registry)
     code: int = module.run(args, args.resolved.config, registry)
     return code
+
+
+def _model_flag(module: Any, args: argparse.Namespace, flags: Sequence[str], name: str) -> list[str]:
+    """Return the config flag that the argument MODEL of a command stands for, if it has one and was given one."""
+    model = getattr(args, getattr(module, "MODEL_ARGUMENT", ""), None)
+    if model is None:
+        return []
+    given = [flag.partition("=")[2] for flag in flags if flag.startswith("--model.path=")]
+    if given:
+        raise ConfigError(
+            f'{name}: the model is given twice: "{model}" and --model.path {given[0]}.', hint="Leave out one."
+        )
+    return [f"--model.path={model}"]
 
 
 def _collect(file: ConfigFile, arguments: Sequence[str], plugins: PluginLoader | None) -> Registry:
@@ -193,7 +241,12 @@ def _run_alone(
     command: Command, module: Any, arguments: list[str], file: ConfigFile, plugins: PluginLoader | None
 ) -> int:
     """Run a command for which neither components nor configuration are loaded: it must work where they cannot be."""
-    flags, rest = set_aside_config_flags(arguments) if _takes_config(module) else ([], arguments)
+    flags, rest = [], arguments
+    if _takes_config(module):
+        own, name = _parser(command, module, settings_of).own_flags(), f"trencadis {command.name}"
+        settings = functools.cache(lambda: _settings_for_help(file, arguments, plugins))
+        flags, rest = set_aside_config_flags(whole_flags(arguments, own, settings, command=name))
+        refuse_foreign_flags(rest, own, settings, command=name)
     args = _parser(command, module, settings_of).parse(rest)
     args.config_file, args.plugins = file, plugins
     code: int = module.run_alone(args, flags)
@@ -225,7 +278,7 @@ def _can_be_locked(module: Any) -> bool:
 def _short_flags(module: Any) -> Mapping[str, str]:
     """Return the short forms of config flags that a command offers, if any. Pure."""
     own: Mapping[str, str] = getattr(module, "SHORT_FLAGS", {})
-    return {**own, "--strict-plugins": "--plugins.strict"} if _takes_config(module) else own
+    return {**own, **_SHORT_FLAGS} if _takes_config(module) else own
 
 
 def _settings_for_help(file: ConfigFile, arguments: Sequence[str], plugins: PluginLoader | None) -> Settings:
