@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -196,11 +196,10 @@ def _run(command: Command, arguments: list[str], file: ConfigFile, plugins: Plug
         return 0
     if hasattr(module, "run_alone"):
         return _run_alone(command, module, arguments, file, plugins)
-    registry = _collect(file, arguments, plugins)
-    settings, name = registry.settings, f"trencadis {command.name}"
+    name = f"trencadis {command.name}"
+    registry, arguments = _whole(file, arguments, plugins, own=own if _takes_config(module) else None, name=name)
+    settings = registry.settings
     with registry.naming_broken():
-        if _takes_config(module):
-            arguments = whole_flags(arguments, own, lambda: settings, command=name)
         flags, rest = split_flags(arguments, settings)
         if _takes_config(module):
             refuse_foreign_flags(rest, own, lambda: settings, command=name)
@@ -237,11 +236,26 @@ def _collect(file: ConfigFile, arguments: Sequence[str], plugins: PluginLoader |
     return Registry.of(plugins, strict=rules.strict)
 
 
+def _whole(
+    file: ConfigFile, arguments: list[str], plugins: PluginLoader | None, *, own: Collection[str] | None, name: str
+) -> tuple[Registry, list[str]]:
+    """Return the registry, and the command line with whole config flags; ``own`` is None where a command takes none."""
+    registry = _collect(file, arguments, plugins)
+    if own is None:
+        return registry, arguments
+    with registry.naming_broken():
+        whole = whole_flags(arguments, own, lambda: registry.settings, command=name)
+    if plugin_rules(file=file, flags=whole) != plugin_rules(file=file, flags=arguments):
+        return _collect(file, whole, None), whole
+    return registry, whole
+
+
 def _run_alone(
     command: Command, module: Any, arguments: list[str], file: ConfigFile, plugins: PluginLoader | None
 ) -> int:
     """Run a command for which neither components nor configuration are loaded: it must work where they cannot be."""
-    flags, rest = [], arguments
+    flags: list[str] = []
+    rest = arguments
     if _takes_config(module):
         own, name = _parser(command, module, settings_of).own_flags(), f"trencadis {command.name}"
         settings = functools.cache(lambda: _settings_for_help(file, arguments, plugins))

@@ -86,7 +86,7 @@ def refuse_foreign_flags(
         ConfigError: There are some; it says what each is called here, with the value that was given.
     """
     words = list(arguments[: arguments.index("--")] if "--" in arguments else arguments)
-    answers = []
+    answers: list[str] = []
     for position, word in enumerate(words):
         name, equals, value = word.partition("=")
         if not word.startswith("-") or _NUMBER.match(word) or name in own:

@@ -22,6 +22,7 @@ class StreamWriter:
         self._is_terminal = stream.isatty()
         self._column = 0
         self._word = ""
+        self._is_empty = True
 
     def write(self, text: str) -> None:
         """Write a piece; of its last word, what may still grow waits for the next piece."""
@@ -33,9 +34,10 @@ class StreamWriter:
         self._stream.flush()
 
     def end(self) -> None:
-        """Write what is left, and end the line."""
+        """Write what is left, and end the line; on a terminal, if there was any text."""
         self._put_word()
-        self._put("\n")
+        if not (self._is_terminal and self._is_empty):
+            self._put("\n")
         self._column = 0
         self._stream.flush()
 
@@ -68,6 +70,7 @@ class StreamWriter:
         self._word = ""
 
     def _put(self, text: str) -> None:
+        self._is_empty = self._is_empty and not text
         self._stream.write(text)
 
     @staticmethod

@@ -169,7 +169,7 @@ def _walk(tree: Mapping[str, Any], table: str, settings: Settings, source: str) 
 def _unknown(table: str, key: str, value: Any, settings: Settings, source: str) -> UnknownKeyError:
     home = where_it_belongs(key, value, settings, in_python=source == ARGUMENT)
     if not table and home and not isinstance(value, Mapping):
-        return UnknownKeyError(f"{key}{origin(source)}: no such table. {home}")
+        return UnknownKeyError(f"{key}{origin(source)}: no such key. {home}")
     if not table:
         tables = [name for name in settings.tables() if "." not in name]
         found = (

@@ -10,7 +10,7 @@ import attrs
 
 from trencadis.errors import InvalidRequestError
 from trencadis.faults import shown
-from trencadis.records.keywords import suggesting
+from trencadis.keywords import suggesting
 from trencadis.records.sampling import MAX_INT, MAX_LOGPROBS
 
 __all__ = ["BeamSearchParams"]

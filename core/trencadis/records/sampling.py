@@ -11,7 +11,7 @@ import attrs
 
 from trencadis.errors import InvalidRequestError
 from trencadis.faults import shown
-from trencadis.records.keywords import suggesting
+from trencadis.keywords import suggesting
 from trencadis.records.plain import check_plain, is_text
 from trencadis.records.structured import StructuredOutput
 

@@ -10,7 +10,7 @@ import attrs
 
 from trencadis.errors import InvalidRequestError, did_you_mean
 from trencadis.faults import shown
-from trencadis.records.keywords import suggesting
+from trencadis.keywords import suggesting
 from trencadis.records.plain import is_text
 
 __all__ = ["MAX_CHOICES", "MAX_STRUCTURE_CHARACTERS", "StructuredOutput"]

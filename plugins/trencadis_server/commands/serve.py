@@ -33,7 +33,9 @@ MODEL_ARGUMENT = "model"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the argument that names the model; there are no flags of its own."""
-    parser.add_argument("model", nargs="?", metavar="MODEL", help="directory, .gguf file or hub id: short for --model.path")
+    parser.add_argument(
+        "model", nargs="?", metavar="MODEL", help="directory, .gguf file or hub id: short for --model.path"
+    )
     parser.epilog = (
         "SIGTERM and Ctrl-C end it in order: nothing new is taken, running requests have server.drain_timeout_s. "
         "A second one ends it at once. SIGUSR2 has the engines write flight records."
