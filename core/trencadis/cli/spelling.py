@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 
 from trencadis.config import Setting, Settings
@@ -63,12 +64,9 @@ def _setting_of(name: str, settings: Settings, command: str) -> Setting | None:
 
 def clear_keys(settings: Settings) -> list[str]:
     """Return the flags that may be written without their table. Pure."""
-    keys = [setting.key for setting in settings]
-    return [
-        f"--{setting.key.replace('_', '-')}"
-        for setting in settings
-        if keys.count(setting.key) == 1 and not setting.secret
-    ]
+    count = Counter(setting.key for setting in settings)
+    clear = [setting.key for setting in settings if count[setting.key] == 1 and not setting.secret]
+    return [f"--{_dashed(key)}" for key in clear]
 
 
 def refuse_foreign_flags(

@@ -76,21 +76,25 @@ def test_a_clear_key_gets_its_table(line: list[str], expected: list[str]) -> Non
 
 
 def test_clear_keys_are_those_that_are_taken() -> None:
-    taken = {short(setting) for setting in SETTINGS if f"{short(setting)}" in clear_keys(SETTINGS)}
+    taken = set(clear_keys(SETTINGS))
+    assert all(whole(flag) != [flag] for flag in taken if not counterparts(flag))
     assert {"--max-num-seqs", "--max-model-len"} <= taken
     assert not {"--api-keys", "--victim"} & taken
 
 
-@pytest.mark.parametrize("flag", FLAGS)
-def test_every_flag_of_another_engine_is_taken_or_answered(flag: str) -> None:
-    if whole(flag) != [flag]:
-        return
-    said = answer(flag, own=[])
-    assert said.startswith(f"trencadis serve: {flag} is a flag of ")
-    for row in counterparts(flag):
-        ours = [SETTINGS.get(path) for path in row.settings]
-        assert all(setting is not None and (setting.secret or setting.flag in said) for setting in ours)
-        assert row.flag in said
+def test_every_flag_of_another_engine_is_taken_or_answered() -> None:
+    num_answered = 0
+    for flag in FLAGS:
+        if whole(flag) != [flag]:
+            continue
+        said = answer(flag, own=[])
+        assert said.startswith((f"trencadis serve: {flag} is a flag of ", "trencadis serve: flags of other engines:"))
+        for row in counterparts(flag):
+            ours = [SETTINGS.get(path) for path in row.settings]
+            assert all(setting is not None and (setting.secret or setting.flag in said) for setting in ours)
+            assert row.flag in said
+        num_answered += 1
+    assert num_answered > 200
 
 
 @pytest.mark.parametrize(
