@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from functools import partial
 
 from trencadis.hookspecs import hookimpl
-from trencadis.interfaces import Backend, Command, Component, ComponentContext, HealthCheck
+from trencadis.interfaces import Backend, Command, CommandGroup, Component, ComponentContext, HealthCheck
 from trencadis_gaudi.config import GaudiConfig
 from trencadis_gaudi.environment import prepare
 from trencadis_gaudi.health_check import check_gaudi
@@ -35,6 +35,7 @@ def trencadis_commands() -> Iterable[Command]:
     yield Command(
         name="gaudi-check",
         summary="Test on a Gaudi each fact that the backend gaudi relies on, and say what it means if one does not hold.",
+        group=CommandGroup.LOOKING,
         load=partial(importlib.import_module, "trencadis_gaudi.checks.command"),
     )
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from trencadis.engine.guards import GuardedEviction
     from trencadis.engine.inspect.accounting import EngineTotals
     from trencadis.engine.inspect.snapshot import EngineSnapshot
-    from trencadis.engine.layout_support import RANKS, unserved_layout
+    from trencadis.engine.layout_support import RANKS, check_layout, unserved_layout
     from trencadis.engine.scheduling.tenants import FailureCosts
     from trencadis.plan_lock import PlanLock, differences, lock_from, lock_of, read_lock
     from trencadis.registry import (
@@ -50,8 +50,10 @@ if TYPE_CHECKING:
         Detokenizer,
         Tokenizer,
         chat_template_of,
+        check_model_path,
         encode_chat,
         ends_of_turn,
+        is_hub_id,
         load_tokenizer,
         render_chat,
         resolve_model_path,
@@ -94,10 +96,13 @@ _HOMES = {
     "Tokenizer": "text",
     "build_engine": "engine.build",
     "chat_template_of": "text",
+    "check_layout": "engine.layout_support",
+    "check_model_path": "text",
     "check_sources": "config.check_sources",
     "completing_buckets": "engine.batching.warmup",
     "differences": "plan_lock",
     "encode_chat": "text",
+    "is_hub_id": "text",
     "ends_of_turn": "text",
     "explain": "config.explain",
     "load_tokenizer": "text",
@@ -156,12 +161,15 @@ __all__ = [
     "Tokenizer",
     "build_engine",
     "chat_template_of",
+    "check_layout",
+    "check_model_path",
     "check_sources",
     "completing_buckets",
     "differences",
     "encode_chat",
     "ends_of_turn",
     "explain",
+    "is_hub_id",
     "load_tokenizer",
     "load_with_plugins",
     "lock_from",

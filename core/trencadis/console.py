@@ -7,18 +7,29 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import shutil
 import sys
+import textwrap
 from collections.abc import Iterator, Sequence
-from typing import Protocol, TextIO
+from typing import TYPE_CHECKING, Protocol, TextIO
 
 from trencadis.clock import Clock, SystemClock
 
-__all__ = ["Advance", "on_terminal", "print_table", "track"]
+__all__ = ["Advance", "on_terminal", "print_table", "print_text", "track"]
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 logger = logging.getLogger("trencadis")
 
 _LINE_S = 30.0
 """Between two lines of the log."""
+
+_GAP = 2
+"""Spaces between two columns of a table."""
+
+_LAST_COLUMN = 24
+"""Least width of a table's last column on a terminal."""
 
 
 class Advance(Protocol):
@@ -90,7 +101,10 @@ def _bar(what: str, *, total: int | None, unit: str) -> Iterator[Advance]:
 
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, stream: TextIO | None = None) -> None:
-    """Print a table: drawn on a terminal, plain aligned text elsewhere, so that it can be searched and cut.
+    """Print a table: on a terminal as wide as it is, elsewhere plain aligned text, so that it can be searched and cut.
+
+    On a terminal the last column is wrapped, and no other one is: a name is never cut. Where the others leave no room for it, each
+    row becomes a paragraph, its first cell in a line of its own.
 
     Args:
         headings: One per column.
@@ -103,11 +117,52 @@ def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, strea
         for row in [headings, *rows]:
             print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip(), file=out)
         return
+    from rich.cells import cell_len
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(*headings, box=None, header_style="bold", pad_edge=False)
+    console = Console(file=out, highlight=False)
+    widths = [max(cell_len(row[column]) for row in [headings, *rows]) for column in range(len(headings))]
+    left = console.width - sum(width + _GAP for width in widths[:-1])
+    if left < min(widths[-1], _LAST_COLUMN):
+        _print_paragraphs(console, headings, rows)
+        return
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, _GAP, 0, 0))
+    for heading in headings[:-1]:
+        table.add_column(heading, no_wrap=True)
+    table.add_column(headings[-1], overflow="fold")
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
-    Console(file=out).print(table)
+    console.print(table)
+
+
+def _print_paragraphs(console: Console, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print each row as its first cell, and below it, indented, the other ones that are not empty, with their headings."""
+    from rich.padding import Padding
+    from rich.text import Text
+
+    for row in rows:
+        console.print(Text(row[0], style="bold", overflow="fold"))
+        for heading, cell in zip(headings[1:], row[1:], strict=True):
+            if cell:
+                text = f"{heading}: {cell}" if heading else cell
+                console.print(Padding(Text(text, overflow="fold"), (0, 0, 0, 2)))
+
+
+def print_text(text: str, *, indent: str = "", stream: TextIO | None = None) -> None:
+    """Print one paragraph: on a terminal wrapped between words, elsewhere as one line.
+
+    Args:
+        text: Without line breaks.
+        indent: Before each line but the first.
+        stream: Where to; none: standard output.
+    """
+    out = sys.stdout if stream is None else stream
+    if not out.isatty():
+        print(text, file=out)
+        return
+    for line in textwrap.wrap(
+        text, shutil.get_terminal_size().columns, subsequent_indent=indent, break_on_hyphens=False
+    ):
+        print(line, file=out)

@@ -65,6 +65,7 @@ __all__ = [
     "UnknownKeyError",
     "WrongRoleError",
     "did_you_mean",
+    "must_be_one_of",
 ]
 
 
@@ -72,6 +73,14 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """Return ``' Did you mean "x"?'`` for the choice closest to ``word``, or an empty string. Pure."""
     close = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.6)
     return f' Did you mean "{close[0]}"?' if close else ""
+
+
+def must_be_one_of(word: str, choices: Iterable[str]) -> str:
+    """Return ``'must be one of: a, b.'``, after the choice closest to ``word`` if one is close. Pure."""
+    listed = list(choices)
+    rule = f"must be one of: {', '.join(listed)}."
+    suggestion = did_you_mean(word, listed).strip()
+    return f"{suggestion[:1].lower()}{suggestion[1:]} It {rule}" if suggestion else rule
 
 
 class TrencadisError(Exception):
@@ -86,7 +95,7 @@ class TrencadisError(Exception):
     http_status = 500
 
     def __init__(self, message: str, *, hint: str = "") -> None:
-        super().__init__(f"{message} {hint}".strip())
+        super().__init__(f"{message}{'' if message.endswith(chr(10)) else ' '}{hint}".strip())
         self.hint = hint
 
 

@@ -103,7 +103,7 @@ def parse(text: str) -> Conformance:
         )
     if noun not in NOUNS:
         raise ConfigError(
-            f"--trencadis-conform {text}: there is no noun {noun!r}. Choose one of: {', '.join(NOUNS)}.{did_you_mean(noun, NOUNS)}"
+            f"--trencadis-conform {text}: there is no noun {noun!r}.{did_you_mean(noun, NOUNS)} Choose one of: {', '.join(NOUNS)}."
         )
     options: dict[str, str] = {}
     attributes: dict[str, str] = {}
@@ -239,7 +239,7 @@ def _attribute(suite: type[Any], key: str, text: str, asked: Conformance) -> Any
     if key not in names:
         known = f"It has: {', '.join(names)}." if names else "It has none."
         raise ConfigError(
-            f"--trencadis-conform {asked.text}: {suite.__name__} has no attribute {key!r}. {known}{did_you_mean(key, names)}"
+            f"--trencadis-conform {asked.text}: {suite.__name__} has no attribute {key!r}.{did_you_mean(key, names)} {known}"
         )
     before = getattr(suite, key)
     try:

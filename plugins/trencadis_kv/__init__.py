@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from functools import partial
 
 from trencadis.hookspecs import hookimpl
-from trencadis.interfaces import Command
+from trencadis.interfaces import Command, CommandGroup
 
 __all__ = ["trencadis_commands"]
 
@@ -23,4 +23,6 @@ def trencadis_commands() -> Iterable[Command]:
     """Yield ``cluster`` and ``kv``."""
     for name, summary in _SUMMARIES.items():
         module = f"trencadis_kv.commands.{name.replace('-', '_')}"
-        yield Command(name=name, summary=summary, load=partial(importlib.import_module, module))
+        yield Command(
+            name=name, summary=summary, group=CommandGroup.OPERATING, load=partial(importlib.import_module, module)
+        )

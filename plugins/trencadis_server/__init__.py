@@ -7,24 +7,27 @@ from collections.abc import Iterable
 from functools import partial
 
 from trencadis.hookspecs import hookimpl
-from trencadis.interfaces import Command, ConfigTable, HealthCheck
+from trencadis.interfaces import Command, CommandGroup, ConfigTable, HealthCheck
 
 __all__ = ["trencadis_commands", "trencadis_health_checks", "trencadis_tables"]
 
-_SUMMARIES = {
-    "serve": "Serve the model over an OpenAI-compatible HTTP API.",
-    "run-batch": "Answer a file of requests (OpenAI's batch format), without a server.",
-    "explain": "Show why a request was scheduled or not, step by step; asks a server that runs.",
+_COMMANDS = {
+    "serve": (CommandGroup.RUNNING, "Serve the model over an OpenAI-compatible HTTP API."),
+    "run-batch": (CommandGroup.OPERATING, "Answer a file of requests (OpenAI's batch format), without a server."),
+    "explain": (
+        CommandGroup.OPERATING,
+        "Show why a request was scheduled or not, step by step; asks a server that runs.",
+    ),
 }
-"""Of each command, whose module is named as it is."""
+"""Group and summary of each command by name; its module has its name."""
 
 
 @hookimpl
 def trencadis_commands() -> Iterable[Command]:
     """Yield ``serve``, ``run-batch`` and ``explain``."""
-    for name, summary in _SUMMARIES.items():
+    for name, (group, summary) in _COMMANDS.items():
         module = f"trencadis_server.commands.{name.replace('-', '_')}"
-        yield Command(name=name, summary=summary, load=partial(importlib.import_module, module))
+        yield Command(name=name, summary=summary, group=group, load=partial(importlib.import_module, module))
 
 
 @hookimpl

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from trencadis.hookspecs import hookimpl
-from trencadis.interfaces import Command, Component, ComponentContext
+from trencadis.interfaces import Command, CommandGroup, Component, ComponentContext
 from trencadis.interfaces.kv_connector import INTERFACE_VERSION
 from trencadis_tools.simulated_store.config import SimulatedStoreConfig
 
@@ -17,30 +17,40 @@ if TYPE_CHECKING:
 
 __all__ = ["trencadis_commands", "trencadis_kv_connectors"]
 
-_SUMMARIES = {
-    "bench": "Measure the throughput of this configuration, drafters, KV connectors, or policies on a trace.",
-    "compare": "Run configurations on the same requests, simulated or measured, and say which is better, by how much, and where not.",
-    "buckets": "Print the bucket tables of strategies, and what they cost on a trace; or fit one to it.",
-    "workload": "Print what a workload is in numbers, list those that come with the package, or write one as JSON lines.",
-    "simulate": "Serve a workload on simulated replicas, from one to thousands, and print latencies, throughput, prefix hits and loads.",
-    "warmup": "Prepare every bucket, report buckets, graphs, time and memory, and count what a few requests still compile.",
-    "tune": "Find the configuration that carries the largest rate of a workload within objectives, and measure it.",
-    "layout": "Print how a model can be divided over devices, what each layout needs and sends, and which one to take.",
-    "expert-loads": "Write the file of experts' loads that [backend.torch] expert_loads names, from a page of metrics.",
-    "lock": "Write down plugins, versions, files and options of this configuration, for --locked; or list what has changed.",
-    "replay": "Make the schedule of a flight record again, step for step, or serve its requests with other settings.",
-    "doctor": "Check the installation, the configuration and every plugin, and say how to mend what is wrong.",
-    "new-plugin": "Write a new plugin package that installs and passes its tests as it is.",
+_COMMANDS = {
+    CommandGroup.LOOKING: {
+        "doctor": "Check the installation, the configuration and every plugin, and say how to mend what is wrong.",
+    },
+    CommandGroup.OPERATING: {
+        "warmup": "Prepare every bucket, report buckets, graphs, time and memory, and count what a few requests still compile.",
+        "buckets": "Print the bucket tables of strategies, and what they cost on a trace; or fit one to it.",
+        "layout": "Print how a model can be divided over devices, what each layout needs and sends, and which one to take.",
+        "lock": "Write down plugins, versions, files and options of this configuration, for --locked; or list what has changed.",
+        "expert-loads": "Write the file of experts' loads that [backend.torch] expert_loads names, from a page of metrics.",
+    },
+    CommandGroup.LABORATORY: {
+        "compare": "Run configurations on the same requests, simulated or measured, and say which is better, by how much, and where not.",
+        "simulate": "Serve a workload on simulated replicas, from one to thousands, and print latencies, throughput, prefix hits and loads.",
+        "replay": "Make the schedule of a flight record again, step for step, or serve its requests with other settings.",
+        "tune": "Find the configuration that carries the largest rate of a workload within objectives, and measure it.",
+        "bench": "Measure the throughput of this configuration, drafters, KV connectors, or policies on a trace.",
+        "workload": "Print what a workload is in numbers, list those that come with the package, or write one as JSON lines.",
+    },
+    CommandGroup.WRITING: {
+        "new-plugin": "Write a new plugin package that installs and passes its tests as it is.",
+    },
 }
-"""Of each command, whose module is named as it is."""
+"""Summary of each command by group and name; its module has its name."""
 
 
 @hookimpl
 def trencadis_commands() -> Iterable[Command]:
     """Yield the commands of the table above."""
-    for name, summary in _SUMMARIES.items():
-        module = f"trencadis_tools.commands.{name.replace('-', '_')}"
-        yield Command(name=name, summary=summary, load=partial(importlib.import_module, module))
+    for group, commands in _COMMANDS.items():
+        for name, summary in commands.items():
+            module = f"trencadis_tools.commands.{name.replace('-', '_')}"
+            load = partial(importlib.import_module, module)
+            yield Command(name=name, summary=summary, group=group, load=load)
 
 
 @hookimpl

@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import io
 import logging
+import re
 import sys
 
 import pytest
 
 from trencadis.clock import SimulatedClock
-from trencadis.console import on_terminal, print_table, track
+from trencadis.console import on_terminal, print_table, print_text, track
 
 
 def test_elsewhere_one_line_says_what_how_much_and_how_long(caplog: pytest.LogCaptureFixture) -> None:
@@ -91,3 +92,40 @@ def test_a_table_on_a_terminal_shows_brackets_as_they_are() -> None:
 def test_a_table_goes_to_standard_output_by_default(capsys: pytest.CaptureFixture[str]) -> None:
     print_table(HEADINGS, [])
     assert capsys.readouterr().out == "name  meaning\n"
+
+
+def on_columns(columns: int, headings: tuple[str, ...], rows: list[tuple[str, ...]], monkeypatch) -> list[str]:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    out = Terminal()
+    print_table(headings, rows, stream=out)
+    lines = [line.rstrip() for line in re.sub("\x1b[^m]*m", "", out.getvalue()).splitlines()]
+    assert all(len(line) <= columns for line in lines)
+    return lines
+
+
+def test_a_table_on_a_terminal_wraps_in_its_last_column_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [("a_name_of_some_length", "is explained in more words than there is room for in one line")]
+    assert on_columns(50, HEADINGS, rows, monkeypatch) == [
+        "name                   meaning",
+        "a_name_of_some_length  is explained in more words",
+        "                       than there is room for in",
+        "                       one line",
+    ]
+
+
+def test_rows_that_leave_no_room_for_the_last_column_become_paragraphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [("a_name_of_some_length", "a_value_of_some_length", "", "in more words than there is room for")]
+    assert on_columns(50, ("name", "value", "unit", "meaning"), rows, monkeypatch) == [
+        "a_name_of_some_length",
+        "  value: a_value_of_some_length",
+        "  meaning: in more words than there is room for",
+    ]
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_paragraph_is_wrapped_on_terminals_alone(monkeypatch: pytest.MonkeyPatch, is_terminal: bool) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    out = Terminal() if is_terminal else io.StringIO()
+    print_text("more words than there is room for", indent="  ", stream=out)
+    whole, wrapped = ["more words than there is room for"], ["more words than", "  there is room for"]
+    assert out.getvalue().splitlines() == (wrapped if is_terminal else whole)

@@ -251,7 +251,7 @@ def test_a_start_that_differs_is_refused_with_the_first_differences(locked, tmp_
         f"{file} locks another plan than this one:",
         *[f"  p{i:02} is absent, locked 1" for i in range(10)],
         "  and 2 more",
-        " Undo the changes; or, if they are meant, write the lock anew: trencadis lock.",
+        "Undo the changes; or, if they are meant, write the lock anew: trencadis lock.",
     ]
 
 

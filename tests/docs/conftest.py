@@ -21,10 +21,11 @@ LOADING_S = 300
 
 @attrs.frozen
 class Server:
-    """A running `trencadis serve`: where it listens, in place of the ports that the pages speak of."""
+    """A running `trencadis serve`: where it listens, in place of the ports that the pages speak of, and what it prints."""
 
     port: int
     admin_port: int
+    output: Path
 
     def at_its_ports(self, text: str) -> str:
         """Return a block with this server's addresses."""
@@ -36,12 +37,12 @@ class Server:
 @pytest.fixture(scope="session")
 def doc_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The server that the pages talk to: the demo model, no keys."""
-    server = Server(port=_free_port(), admin_port=_free_port())
     log = tmp_path_factory.mktemp("server") / "log.txt"
+    server = Server(port=_free_port(), admin_port=_free_port(), output=log.with_name("output.txt"))
     command = [sys.executable, "-m", "trencadis", "serve", "--model.path", "demo"]
     command += ["--server.port", str(server.port), "--server.admin-port", str(server.admin_port)]
-    with log.open("w") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, cwd=log.parent)
+    with log.open("w") as errors, server.output.open("w") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=errors, cwd=log.parent)
     try:
         ready = f"http://127.0.0.1:{server.port}/ready"
         waiting = [

@@ -1,6 +1,7 @@
 """Every block of README and docs is run, loaded or parsed; those that talk to a server talk to a real one.
 
 A block whose first line is a comment with a file name is that file, in the folder in which the other blocks of its page run.
+A block of the language ``output`` is what the block before it prints on its standard output, see `support.doc_blocks.shows`.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from support.doc_blocks import BLOCKS, PAGES, ROOT, STAND_INS, Block, parameters
+from support.doc_blocks import BLOCKS, OUTPUT, PAGES, ROOT, STAND_INS, Block, blocks_in, parameters, shows
 
 CHECKED = {"python", "sh", "toml", "json", "jsonl", "yaml", "ini"}
-FREE = {"text"}
+FREE = {"text", OUTPUT}
 PACKAGING_TABLES = {"project", "build-system", "tool"}
 
 
@@ -44,7 +45,8 @@ def ready_text(request: pytest.FixtureRequest) -> Callable[[Block], str]:
 @pytest.mark.parametrize("block", parameters("python"))
 def test_python_block_runs(block: Block, page_folder, python_blocks, ready_text) -> None:
     result = python_blocks.run(ready_text(block), page_folder(block.page))
-    assert result.returncode == 0, result.output[-3000:]
+    assert result.returncode == 0, f"{result.output[-3000:]}\n{result.errors[-3000:]}"
+    assert not block.output or shows(block.output, result.output), f"it prints:\n{result.output}"
 
 
 def test_a_wrong_python_block_would_be_found(python_blocks, tmp_path: Path) -> None:
@@ -52,15 +54,71 @@ def test_a_wrong_python_block_would_be_found(python_blocks, tmp_path: Path) -> N
     assert python_blocks.run("from beside import SIX\nassert SIX == 6, __name__\nprint(SIX)", tmp_path).output == "6\n"
     failed = python_blocks.run("SIX = 7\nassert SIX == 6, 'seven'", tmp_path)
     assert failed.returncode == 1
-    assert "AssertionError: seven" in failed.output
+    assert "AssertionError: seven" in failed.errors
     assert python_blocks.run("raise SystemExit(3)", tmp_path).returncode == 3
 
 
 @pytest.mark.representatives(1000)
 @pytest.mark.parametrize("block", parameters("sh"))
-def test_commands_of_a_shell_block_work(block: Block, page_folder, shell, ready_text) -> None:
+def test_commands_of_a_shell_block_work(block: Block, page_folder, shell, ready_text, request) -> None:
     result = shell(ready_text(block), page_folder(block.page))
     assert result.returncode == 0, f"{result.stdout[-1500:]}\n{result.stderr[-1500:]}"
+    if block.output:
+        printed = result.stdout
+        if block.text.startswith("trencadis serve"):  # the server of the pages runs beside them
+            printed = request.getfixturevalue("doc_server").output.read_text(encoding="utf-8")
+        assert shows(block.output, printed), f"it prints:\n{printed}"
+
+
+@pytest.mark.parametrize(
+    ("output", "printed", "is_shown"),
+    [
+        ("12.5 ms  -3 %", "7 s    +81.25 %", True),
+        ("a  b\n-  -----\n1  x", "a    b\n---  -----\n300  x", True),
+        ("better: fcfs", "better: prefill_first", False),
+        ("first\n…\nlast", "first\nsecond\nthird\nlast", True),
+        ("first\n…\nlast", "first\nlast", True),
+        ("first\nlast", "first\nsecond\nlast", False),
+        ("first\n…", "second", False),
+        ('{"id":"…","object":"x"}', '{"id":"abc","object":"x"}', True),
+        ('{"id":"…","object":"x"}', '{"id":"abc","object":"y"}', False),
+    ],
+)
+def test_an_output_is_what_is_printed_but_for_numbers_and_what_is_left_out(
+    output: str, printed: str, is_shown: bool
+) -> None:
+    assert shows(output, printed) is is_shown
+
+
+def test_an_output_belongs_to_the_block_right_before_it() -> None:
+    run, _, other, _ = blocks_in("```sh\na\n```\n\n```output\nA\n```\n```sh\nb\n```\nsaid\n```output\nB\n```\n", "page")
+    assert (run.output, other.output) == ("A\n", "")
+
+
+def test_every_output_follows_what_prints_it() -> None:
+    shown = sum(block.language == OUTPUT for block in BLOCKS)
+    assert shown == sum(bool(block.output) for block in BLOCKS if block.language in {"sh", "python"})
+
+
+FIRST_COMMANDS = {
+    "README.md": ("trencadis generate", "trencadis serve", "curl", "trencadis compare", "from trencadis import"),
+    "docs/index.md": ("trencadis generate", "trencadis serve", "curl", "trencadis compare", "from trencadis import"),
+    "docs/learn/quickstart.md": (
+        "trencadis generate",
+        "trencadis serve",
+        "curl",
+        "from trencadis import",
+        "from openai",
+    ),
+} | {str(page.relative_to(ROOT)): ("",) for page in (ROOT / "docs/gallery").glob("*.md") if page.stem != "index"}
+
+
+@pytest.mark.parametrize("page", FIRST_COMMANDS)
+def test_what_a_newcomer_types_first_has_its_output_below_it(page: str) -> None:
+    blocks = [block for block in BLOCKS if block.page == page and block.language in {"sh", "python"}]
+    for start in FIRST_COMMANDS[page]:
+        first = next(block for block in blocks if block.text.startswith(start))
+        assert first.output, f"{page}:{first.line}"
 
 
 @pytest.mark.representatives(1000)
@@ -130,7 +188,7 @@ def test_readme_sets_up_shows_the_main_job_and_tests() -> None:
         'pip install -e ".[dev]" && pytest',
     ):
         assert command in text
-    assert len(text.splitlines()) <= 110, "the README is one screen of truth"
+    assert len(text.splitlines()) <= 127, "the README is one screen of truth"
 
 
 def test_config_of_the_readme_says_what_it_shows(tmp_path: Path) -> None:

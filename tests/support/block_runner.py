@@ -111,10 +111,11 @@ with socket.socket(socket.AF_UNIX) as connection:
 
 @attrs.frozen
 class Ran:
-    """How a block ended, and what it wrote."""
+    """How a block ended, and what it wrote to its two streams."""
 
     returncode: int
     output: str
+    errors: str
 
 
 class BlockRunner:
@@ -141,10 +142,11 @@ class BlockRunner:
     def run(self, text: str, folder: Path) -> Ran:
         """Run code in a folder, from which it may import."""
         asked = {"argv": None, "text": text, "folder": str(folder), "environment": dict(os.environ)}
-        with tempfile.TemporaryFile() as log, open(os.devnull, "rb") as nothing:
-            status = self._ask(asked, [nothing.fileno(), log.fileno(), log.fileno()])
-            log.seek(0)
-            return Ran(status, log.read().decode())
+        with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors, open(os.devnull, "rb") as nothing:
+            status = self._ask(asked, [nothing.fileno(), output.fileno(), errors.fileno()])
+            output.seek(0)
+            errors.seek(0)
+            return Ran(status, output.read().decode(), errors.read().decode())
 
     def _ask(self, asked: dict[str, Any], streams: Sequence[int]) -> int:
         body = json.dumps(asked).encode()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from itertools import zip_longest
 from pathlib import Path
 
 import attrs
@@ -12,17 +13,24 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 _FENCE = re.compile(r"^```([^\n`]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+OUTPUT = "output"
+_NUMBER = re.compile(r"[+-]?\d[\d,]*(?:\.\d+)?")
+_TIME = re.compile(r"#\s*(?:ns|µs|ms|s|min|h)\b")
 _FILE = re.compile(r"# ([\w./-]+\.\w+)\n")
 
 
 @attrs.frozen
 class Block:
-    """A fenced block: its page, the line of its fence, its language and what is in it."""
+    """A fenced block: its page, the line of its fence, its language, what is in it, and what the page says it prints.
+
+    The latter is the text of a block of the language ``output`` that follows with nothing between; empty without one.
+    """
 
     page: str
     line: int
     language: str
     text: str
+    output: str = ""
 
     @property
     def file(self) -> str:
@@ -33,10 +41,23 @@ class Block:
 
 def blocks_of(page: Path) -> list[Block]:
     """Return the blocks of a page in their order."""
-    text, name = page.read_text(encoding="utf-8"), str(page.relative_to(ROOT))
+    return blocks_in(page.read_text(encoding="utf-8"), str(page.relative_to(ROOT)))
+
+
+def blocks_in(text: str, name: str) -> list[Block]:
+    """Return the blocks of a text in their order; ``name`` is that of its page. Pure."""
+    matches = list(_FENCE.finditer(text))
     return [
-        Block(name, text[: match.start()].count("\n") + 1, match.group(1).strip(), match.group(2))
-        for match in _FENCE.finditer(text)
+        Block(
+            name,
+            text[: match.start()].count("\n") + 1,
+            match.group(1).strip(),
+            match.group(2),
+            follower.group(2)
+            if follower and follower.group(1).strip() == OUTPUT and not text[match.end() : follower.start()].strip()
+            else "",
+        )
+        for match, follower in zip_longest(matches, matches[1:])
     ]
 
 
@@ -50,20 +71,38 @@ FIRST_PAGES = {"README.md", "docs/learn/quickstart.md", "docs/learn/python.md"}
 def parameters(*languages: str) -> list[pytest.param]:
     """Return the blocks of some languages as parameters of a test, each with its page and line as id.
 
-    A block that stands on several pages is there once, unless it names a file of its page. Those of most pages are slow.
+    A block that stands on several pages is there once, unless it names a file of its page or shows another output. Those of most pages are slow.
     """
-    chosen: dict[tuple[str, str], Block] = {}
+    chosen: dict[tuple[str, str, str], Block] = {}
     for block in BLOCKS:
         if block.language in set(languages):
             files = [other.file for other in BLOCKS if other.page == block.page and other.file]
             place = block.page if any(file in block.text for file in files) else ""
-            chosen.setdefault((place, block.text), block)
+            chosen.setdefault((place, block.text, block.output), block)
     return [
         pytest.param(
             block, id=f"{block.page}:{block.line}", marks=() if block.page in FIRST_PAGES else pytest.mark.slow
         )
         for block in chosen.values()
     ]
+
+
+def stable(text: str) -> str:
+    """Return what a text keeps from run to run: no numbers, no units of times, no widths of columns. Pure."""
+    lines = [_TIME.sub("# s", _NUMBER.sub("#", line)) for line in text.strip().splitlines()]
+    return "\n".join(" ".join(re.sub(r"-{2,}", "-", line).split()) for line in lines)
+
+
+def shows(output: str, printed: str) -> bool:
+    """Return whether a page's output is what was printed. Pure.
+
+    Numbers and widths may differ. ``…`` stands for anything within a line, and for any lines where it is one by itself.
+    """
+    lines = [
+        r"(?:[^\n]*\n)*?" if line == "…" else r"[^\n]*?".join(map(re.escape, line.split("…"))) + r"\n"
+        for line in stable(output).splitlines()
+    ]
+    return re.fullmatch("".join(lines), f"{stable(printed)}\n") is not None
 
 
 def write_files(page: str, folder: Path) -> None:

@@ -38,7 +38,7 @@ _HEAD = f"""# Metrics
 `GET /metrics` answers in Prometheus' text format.
 Counters and histograms are totals since the start; a histogram has the series `_bucket`, `_sum` and `_count`.
 Durations are in seconds.
-How to read them: [What to watch](do/watching.md).
+How to read them: [Watch and mend](do/watching.md).
 Metrics that were renamed are shown under their [former names](decisions/0063-renamed-keys-keep-their-old-spelling.md) too, for two minor versions.
 """
 

@@ -8,22 +8,19 @@ as ``--port`` for ``--server.port``: they become the long ones before anything e
 from __future__ import annotations
 
 import argparse
-import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-import attrs
-
+from trencadis.cli.help import MAIN_SETTINGS, HelpFormatter, config_flags_help, short_flags_help
 from trencadis.cli.spelling import clear_keys
 from trencadis.config import Settings
-from trencadis.config.messages import show
-from trencadis.config.reference import describe
 from trencadis.config.sources import is_config_flag
 from trencadis.errors import ConfigError, did_you_mean
 
-__all__ = ["DEFAULT_LOCK", "LOCKED", "CommandParser", "config_file", "set_aside_config_flags", "spell_out"]
+__all__ = ["DEFAULT_LOCK", "HELP_ALL", "LOCKED", "CommandParser", "config_file", "set_aside_config_flags", "spell_out"]
 
+HELP_ALL = "--help-all"
 LOCKED = "--locked"
 DEFAULT_LOCK = "trencadis.lock"
 
@@ -36,6 +33,7 @@ class CommandParser(argparse.ArgumentParser):
         summary: What it does.
         settings: Makes the catalogue of settings; called only for help. None: the command takes no configuration.
         short_flags: Config flag of each short form that the command has.
+        main_settings: Settings that its help shows beside those of :data:`trencadis.cli.help.MAIN_SETTINGS`.
         can_be_locked: The command resolves a plan, which a lock file can fix.
     """
 
@@ -46,12 +44,18 @@ class CommandParser(argparse.ArgumentParser):
         settings: Callable[[], Settings] | None,
         *,
         short_flags: Mapping[str, str] | None = None,
+        main_settings: Sequence[str] = (),
         can_be_locked: bool = False,
     ) -> None:
-        super().__init__(prog=f"trencadis {command}", description=summary, allow_abbrev=False)
+        super().__init__(
+            prog=f"trencadis {command}", description=summary, allow_abbrev=False, formatter_class=HelpFormatter
+        )
         self._settings = settings
         self._short_flags = dict(short_flags or {})
+        self._main_settings = frozenset({*MAIN_SETTINGS, *main_settings})
+        self._shows_all = False
         if settings is not None:
+            self.add_argument(HELP_ALL, action="help", help="show this help with every flag of the configuration")
             self.add_argument("--config", metavar="FILE", type=Path, help="config file, TOML; else TRENCADIS_CONFIG")
         if can_be_locked:
             self.add_argument(
@@ -65,17 +69,20 @@ class CommandParser(argparse.ArgumentParser):
         self.add_argument("--traceback", action="store_true", help="show where an error was raised")
 
     def format_help(self) -> str:
-        """Return argparse's help, followed by the short flags and every config flag."""
+        """Return argparse's help, followed by the short flags and by the config flags that matter most; all after :meth:`show_all`."""
         if self._settings is None:
             return super().format_help()
         settings = self._settings()
-        switches = {setting.flag for setting in settings if setting.type is bool}
-        short = [
-            f"  {flag}{'' if long in switches else ' VALUE'}  short for {long}"
-            for flag, long in self._short_flags.items()
-        ]
-        lines = ["", "short forms of config flags:", *short] if short else []
-        return "\n".join([super().format_help().rstrip("\n"), *lines, "", config_flags_help(settings)])
+        parts = [super().format_help(), short_flags_help(self._short_flags, settings)]
+        if self._shows_all:
+            parts.append(config_flags_help(settings))
+        else:
+            parts.append(config_flags_help(settings, only=self._main_settings, all_of=f"{self.prog} {HELP_ALL}"))
+        return "\n".join(f"{part.rstrip()}\n" for part in parts if part)
+
+    def show_all(self) -> None:
+        """Have the help list every config flag."""
+        self._shows_all = True
 
     def own_flags(self) -> list[str]:
         """Return all spellings of the flags that the command itself has. Pure."""
@@ -155,15 +162,3 @@ def config_file(arguments: Sequence[str]) -> Path | None:
     except argparse.ArgumentError as error:
         raise ConfigError(f"trencadis: {error}.", hint="Write --config FILE.") from error
     return found
-
-
-def config_flags_help(settings: Settings) -> str:
-    """Return the section of ``--help`` on config flags. Pure."""
-    lines = ["configuration (each also in the config file and the environment; see trencadis config --explain):"]
-    for setting in settings:
-        default = "required" if setting.default is attrs.NOTHING else f"default: {show(setting.default)}"
-        unit = f", {setting.unit}" if setting.unit else ""
-        lines.append(f"  {setting.flag}")
-        text = f"{setting.help} ({describe(setting)}{unit}; {default})".strip()
-        lines.extend(textwrap.wrap(text, width=100, initial_indent=" " * 8, subsequent_indent=" " * 8))
-    return "\n".join(lines) + "\n"

@@ -19,13 +19,14 @@ from functools import partial
 from typing import Any
 
 import trencadis
-from trencadis.cli.flags import CommandParser, config_file, set_aside_config_flags, spell_out
+from trencadis.cli.flags import HELP_ALL, CommandParser, config_file, set_aside_config_flags, spell_out
+from trencadis.cli.help import commands_help
 from trencadis.cli.spelling import refuse_foreign_flags, whole_flags
 from trencadis.config import ConfigFile, Settings, load_config, plugin_rules, read_config_file, settings_of
 from trencadis.config.check_sources import rules_or_defaults
 from trencadis.config.sources import split_flags
 from trencadis.errors import ConfigError, InternalError, PluginError, TrencadisError, did_you_mean
-from trencadis.interfaces.command import Command
+from trencadis.interfaces.command import Command, CommandGroup
 from trencadis.log import configure_logging
 from trencadis.other_engines import Command as ForeignCommand
 from trencadis.other_engines import commands
@@ -41,26 +42,31 @@ COMMANDS: Mapping[str, Command] = {
         Command(
             name="generate",
             summary="Continue prompts and print the texts.",
+            group=CommandGroup.RUNNING,
             load=partial(importlib.import_module, "trencadis.cli.generate_command"),
         ),
         Command(
             name="run",
             summary='Answer one prompt: run MODEL "...".',
+            group=CommandGroup.RUNNING,
             load=partial(importlib.import_module, "trencadis.cli.run_command"),
         ),
         Command(
             name="chat",
             summary="Converse with a model on the terminal.",
+            group=CommandGroup.RUNNING,
             load=partial(importlib.import_module, "trencadis.cli.chat_command"),
         ),
         Command(
             name="plugins",
             summary="List installed components: where each comes from, and which this configuration uses.",
+            group=CommandGroup.LOOKING,
             load=partial(importlib.import_module, "trencadis.cli.plugins_command"),
         ),
         Command(
             name="config",
             summary="Show every setting: its value, who set it, its unit and meaning.",
+            group=CommandGroup.LOOKING,
             load=partial(importlib.import_module, "trencadis.cli.config_command"),
         ),
     )
@@ -147,8 +153,8 @@ def _find(name: str, plugins: PluginLoader) -> Command:
             raise ConfigError(f"trencadis: {name} is a command of other engines. {_does_it(foreign)}")
         causes = " ".join(f"Commands of a plugin are left out: {error}" for error in found.broken.values())
         raise ConfigError(
-            f'trencadis: no such command: "{name}". Choose one of: {", ".join(found.commands)}.'
-            f"{did_you_mean(name, found.commands)}",
+            f'trencadis: no such command: "{name}".{did_you_mean(name, found.commands)} '
+            f"Choose one of: {', '.join(found.commands)}.",
             hint=causes,
         )
     return found.commands[name]
@@ -177,12 +183,9 @@ def _plugins(file: ConfigFile, arguments: Sequence[str]) -> PluginLoader:
 
 def _usage() -> str:
     found = all_commands(_plugins(read_config_file(), ()))
-    lines = ["usage: trencadis COMMAND [flags]", "", trencadis.__doc__.splitlines()[0] if trencadis.__doc__ else "", ""]
-    lines += [f"  {command.name:10} {command.summary}" for command in found.commands.values()]
-    lines += [f"\nwarning: commands of a plugin are left out: {error}" for error in found.broken.values()]
-    return "\n".join(
-        [*lines, "", "trencadis COMMAND --help lists a command's flags; trencadis --version prints the version."]
-    )
+    # Those of plugins first: of the first group, serve is most wanted.
+    ordered = {name: one for name, one in found.commands.items() if name not in COMMANDS} | dict(COMMANDS)
+    return commands_help(ordered, [str(error) for error in found.broken.values()])
 
 
 def _run(command: Command, arguments: list[str], file: ConfigFile, plugins: PluginLoader | None) -> int:
@@ -190,8 +193,10 @@ def _run(command: Command, arguments: list[str], file: ConfigFile, plugins: Plug
     own = _parser(command, module, settings_of).own_flags()
     arguments = spell_out(arguments, {flag: long for flag, long in _short_flags(module).items() if flag not in own})
     before = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    if "-h" in before or "--help" in before:
+    if {"-h", "--help", HELP_ALL}.intersection(before):
         parser = _parser(command, module, lambda: _settings_for_help(file, arguments, plugins))
+        if HELP_ALL in before:
+            parser.show_all()
         print(parser.format_help(), end="")
         return 0
     if hasattr(module, "run_alone"):
@@ -273,6 +278,7 @@ def _parser(command: Command, module: Any, settings: Callable[[], Settings]) -> 
         command.summary,
         settings if _takes_config(module) else None,
         short_flags=_short_flags(module),
+        main_settings=getattr(module, "MAIN_SETTINGS", ()),
         can_be_locked=_can_be_locked(module),
     )
     module.add_arguments(parser)

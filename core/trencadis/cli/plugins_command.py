@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
 import attrs
 
 from trencadis.config import Config
-from trencadis.console import print_table
-from trencadis.errors import PluginError
+from trencadis.console import print_table, print_text
+from trencadis.errors import ConfigError, PluginError, did_you_mean
 from trencadis.hookspecs import NOUNS
 from trencadis.interfaces.component import Stability
 from trencadis.registry import Registry, ResolvedPlan, resolve_plan
@@ -20,19 +20,46 @@ from trencadis.registry.listing import ComponentRow, processors_of, rows_of
 
 __all__ = ["add_arguments", "run"]
 
+_NARROW: Mapping[str, Callable[[ComponentRow], str]] = {
+    "noun": lambda row: row.noun,
+    "name": lambda row: row.name,
+    "state": lambda row: row.role,
+    "summary": lambda row: row.summary,
+}
+"""Columns, as text of a row each."""
+
+_WIDE: Mapping[str, Callable[[ComponentRow], str]] = {
+    **{heading: _NARROW[heading] for heading in ("noun", "name", "state")},
+    "default": lambda row: "yes" if row.default else "",
+    "stability": lambda row: row.stability,
+    "distribution": lambda row: row.distribution or "(in code)",
+    "version": lambda row: row.version,
+    "requires": lambda row: ", ".join(row.requires),
+    "provides": lambda row: ", ".join(row.provides),
+    "summary": lambda row: row.summary,
+}
+"""All columns, for ``--wide``."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's own flags."""
-    parser.add_argument("--json", action="store_true", help="print JSON, with capabilities")
+    parser.add_argument("noun", nargs="?", default="", metavar="NOUN", help=f"only of one noun: {', '.join(NOUNS)}")
+    parser.add_argument("--wide", action="store_true", help="print origin, version, stability and capabilities as well")
+    parser.add_argument("--json", action="store_true", help="print JSON, with everything, of all nouns")
 
 
 def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
     """Print the list, then the installed plugins that cannot be used; returns 0.
 
     Raises:
+        ConfigError: There is no such noun.
         PluginError: The configuration names a component that does not exist or does not fit the others. If a plugin is broken,
             everything is printed first, without roles.
     """
+    if args.noun not in ("", *NOUNS):
+        raise ConfigError(
+            f'plugins: there is no noun "{args.noun}".{did_you_mean(args.noun, NOUNS)} Choose one of: {", ".join(NOUNS)}.'
+        )
     try:
         plan, unresolved = resolve_plan(config, registry, sources=args.resolved.sources), None
     except PluginError as error:
@@ -67,47 +94,33 @@ def _print(args: argparse.Namespace, registry: Registry, plan: ResolvedPlan | No
     if args.json:
         print(json.dumps(_listing(registry, plan, rows), indent=2, ensure_ascii=False))
         return
-    headings = (
-        "noun",
-        "component",
-        "role",
-        "default",
-        "stability",
-        "distribution",
-        "version",
-        "requires",
-        "provides",
-        "summary",
-    )
-    cells = [
-        (
-            row.noun,
-            row.name,
-            row.role,
-            "yes" if row.default else "",
-            row.stability,
-            row.distribution or "(in code)",
-            row.version,
-            ", ".join(row.requires),
-            ", ".join(row.provides),
-            row.summary,
-        )
-        for row in rows
-    ]
-    print_table(headings, cells)
-    for stability in get_args(Stability):
-        contracts = [f"{noun} {interface_version(noun)}" for noun in NOUNS if stability_of(noun) == stability]
-        if contracts:
-            print(f"{stability} contracts: {', '.join(contracts)}")
-    empty = [noun for noun in NOUNS if not any(row.noun == noun for row in rows)]
-    if empty:
-        print(f"no component installed: {', '.join(empty)}")
-    for row in processors_of(plan):
-        role = f" ({row.role})" if row.role else ""
-        print(
-            f"logits processor: {row.name}{role} {row.value} of {row.distribution or 'no distribution'} {row.version}"
+    shown = [row for row in rows if args.noun in ("", row.noun)]
+    columns = _WIDE if args.wide else _NARROW
+    headings = [heading for heading in columns if heading != "noun" or not args.noun]
+    print_table(headings, [[columns[heading](row) for heading in headings] for row in shown])
+    if not args.noun or not shown:
+        empty = [noun for noun in NOUNS if args.noun in ("", noun) and not any(row.noun == noun for row in rows)]
+        if empty:
+            print_text(f"no component installed: {', '.join(empty)}", indent="  ")
+    if args.wide:
+        _print_contracts(args.noun)
+    for one in processors_of(plan) if args.noun in ("", "sampling") else ():
+        role = f" ({one.role})" if one.role else ""
+        print_text(
+            f"logits processor: {one.name}{role} {one.value} of {one.distribution or 'no distribution'} {one.version}",
+            indent="  ",
         )
     for item in registry.broken.values():
-        print(f"broken: {item.error}")
-    for error in registry.contested.values():
-        print(f"contested: {error}")
+        print_text(f"broken: {item.error}", indent="  ")
+    for (noun, _), error in registry.contested.items():
+        if args.noun in ("", noun):
+            print_text(f"contested: {error}", indent="  ")
+
+
+def _print_contracts(noun: str) -> None:
+    """Print the version of each noun's contract, by stability; of one noun only if it is not empty."""
+    nouns = [noun] if noun else list(NOUNS)
+    for stability in get_args(Stability):
+        contracts = [f"{one} {interface_version(one)}" for one in nouns if stability_of(one) == stability]
+        if contracts:
+            print_text(f"{stability} contracts: {', '.join(contracts)}", indent="  ")

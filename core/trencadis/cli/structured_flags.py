@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 from collections.abc import Sequence
 
-from trencadis.errors import InvalidRequestError
+from trencadis.errors import ConfigError, InvalidRequestError
 from trencadis.files import read_text
 from trencadis.records import FinishReason, RequestOutput, StructuredOutput
 
 __all__ = ["add_structured_flags", "cut_notice", "structured_of"]
+
+_FLAGS = frozenset({"json_schema", "json_object", "regex", "choice", "grammar_file"})
+_LIBRARY = "llguidance"
+"""Which the extra ``structured`` brings."""
 
 
 def add_structured_flags(parser: argparse.ArgumentParser) -> None:
@@ -42,8 +47,12 @@ def structured_of(args: argparse.Namespace) -> StructuredOutput | None:
     """Return what the flags ask the text to be; None: anything. Reads the file that they name.
 
     Raises:
+        ConfigError: The extra that this needs is not installed.
         InvalidRequestError: The file cannot be read, or what it holds is not what the flag says.
     """
+    for flag, value in vars(args).items():
+        if flag in _FLAGS and value:
+            _check_extra(f"--{flag.replace('_', '-')}")
     if args.json_schema is not None:
         return StructuredOutput.json_schema(_read("--json-schema", args.json_schema))
     if args.json_object:
@@ -55,6 +64,15 @@ def structured_of(args: argparse.Namespace) -> StructuredOutput | None:
     if args.grammar_file is not None:
         return StructuredOutput.grammar(_read("--grammar-file", args.grammar_file))
     return None
+
+
+def _check_extra(flag: str) -> None:
+    """Refuse a flag whose library is missing, before a model is loaded for it."""
+    if importlib.util.find_spec(_LIBRARY) is None:
+        raise ConfigError(
+            f"{flag}: structured output needs {_LIBRARY}, which is not installed.",
+            hint='Run pip install "trencadis[structured]".',
+        )
 
 
 def _read(flag: str, name: str) -> str:

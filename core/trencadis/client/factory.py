@@ -15,12 +15,13 @@ from trencadis.console import track
 from trencadis.errors import ConfigValueError
 from trencadis.registry import Registry, load_with_plugins
 from trencadis.startup import rare_collections
-from trencadis.text import Tokenizer, load_tokenizer
+from trencadis.text import Tokenizer, check_model_path, load_tokenizer
+from trencadis.text.tokenizer import NO_TOKENIZER
 
 if TYPE_CHECKING:
     from trencadis.client.process.engine_loop import EngineLoop
 
-__all__ = ["configure", "load_frontend_tokenizer", "open_local_frontend", "open_frontend", "open_runner"]
+__all__ = ["check_model", "configure", "load_frontend_tokenizer", "open_local_frontend", "open_frontend", "open_runner"]
 
 
 def configure(
@@ -43,6 +44,24 @@ def configure(
     file = None if config_file is None else Path(config_file)
     resolved, registry = load_with_plugins(file=file, overrides=overrides)
     return resolved.config, registry
+
+
+def check_model(config: Config, sources: Mapping[str, str], *, asks_hub: bool = True) -> None:
+    """Refuse a model or tokenizer that is nowhere, before anything is loaded.
+
+    Args:
+        config: Table ``model`` is read.
+        sources: Who set each value, by dotted path.
+        asks_hub: See :func:`trencadis.text.check_model_path`.
+
+    Raises:
+        ModelLoadError: With the path and who set it.
+    """
+    model = config.model
+    for key, path in (("path", model.path), ("tokenizer", model.tokenizer)):
+        if path and not (key == "tokenizer" and path == NO_TOKENIZER):
+            where = spot(f"model.{key}", path, sources.get(f"model.{key}", ""))
+            check_model_path(path, where=where, revision=model.revision, asks_hub=asks_hub)
 
 
 def load_frontend_tokenizer(config: Config) -> Tokenizer:
@@ -90,6 +109,7 @@ def open_frontend(config: Config, registry: Registry, *, show_progress: bool | N
         PluginError: A plugin that was given in code cannot travel to another process.
         TrencadisError: See :func:`trencadis.client.open_local_frontend`, wherever it happened.
     """
+    check_model(config, registry.sources)
     if not _is_remote(config, registry):
         return open_local_frontend(config, registry, show_progress=show_progress)
     return _connect(config, registry, show_progress=show_progress)
@@ -101,6 +121,7 @@ def open_runner(config: Config, registry: Registry) -> EngineThread | EngineLoop
     Raises:
         TrencadisError: See :func:`open_frontend`.
     """
+    check_model(config, registry.sources)
     if not _is_remote(config, registry):
         return EngineThread(lambda: open_local_frontend(config, registry))
     from trencadis.client.process.engine_loop import EngineLoop

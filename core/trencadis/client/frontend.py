@@ -13,6 +13,7 @@ from trencadis.client.output_processor import OutputProcessor
 from trencadis.client.prompts import Prompt, as_token_ids
 from trencadis.clock import Clock, SystemClock
 from trencadis.errors import BackendError, EngineEndedError, InvalidRequestError, RequestError, TrencadisError
+from trencadis.faults import shown
 from trencadis.records import (
     DEFAULT_TERMS,
     Embedding,
@@ -98,6 +99,11 @@ class Frontend:
             self._check_open(request_id)
             if request_id in self._live:
                 raise InvalidRequestError(f"request {request_id!r} is live already.", hint="Choose another request id.")
+            if not isinstance(params, SamplingParams):
+                raise InvalidRequestError(
+                    f"sampling_params = {shown(params)}: no SamplingParams.",
+                    hint="Give SamplingParams(temperature=0.7, max_tokens=64), for instance.",
+                )
             tokens = self._encode(prompt)
             if params.stop and not self.tokenizer.has_text:
                 raise needs_tokenizer("a stop string", field="stop")

@@ -188,7 +188,8 @@ class LLM:
             InvalidRequestError: The model has no chat template, or it refuses the messages.
             RequestError: See :meth:`generate`.
         """
-        several = bool(messages) and not isinstance(messages[0], Mapping)
+        # What is neither a conversation nor a list of them is refused by encode_chat, as a whole.
+        several = isinstance(messages, list | tuple) and bool(messages) and isinstance(messages[0], list | tuple)
         chats: Sequence[Any] = messages if several else [messages]
         prompts: Any = [encode_chat(self.tokenizer, chat, template_arguments=template_arguments) for chat in chats]
         prompts = prompts if several else prompts[0]

@@ -19,7 +19,7 @@ import attrs
 from trencadis.config.messages import value_error
 from trencadis.config.settings import Setting, Settings
 from trencadis.config.sources import RawValue
-from trencadis.errors import did_you_mean
+from trencadis.errors import did_you_mean, must_be_one_of
 
 __all__ = ["Alias", "alias_rows", "aliases_of", "from_aliases", "truth", "warn_of_unused"]
 
@@ -69,7 +69,7 @@ def _inverted(text: str) -> bool:
 def _strategy(text: str) -> str:
     names = {"exp": "exponential", "lin": "linear", "pad": "padding_aware"}
     if text not in names:
-        raise ValueError(f"must be one of: {', '.join(names)}.{did_you_mean(text, names)}")
+        raise ValueError(must_be_one_of(text, names))
     return names[text]
 
 

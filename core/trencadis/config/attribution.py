@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 
 from trencadis.config.messages import show
-from trencadis.errors import did_you_mean
+from trencadis.errors import must_be_one_of
 
 __all__ = ["culprit", "demand", "reason"]
 
@@ -62,7 +62,7 @@ def reason(validator: Any, value: Any, error: Exception) -> str:
     """
     wanted = demand(validator)
     if wanted.startswith(_CHOICES):
-        return f"must be {wanted}.{did_you_mean(str(value), wanted.removeprefix(_CHOICES).split(', '))}"
+        return must_be_one_of(str(value), wanted.removeprefix(_CHOICES).split(", "))
     if wanted and _is_number(value):
         return f"must be {wanted}."
     text = str(error.args[0]) if error.args else type(error).__name__

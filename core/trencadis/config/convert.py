@@ -23,7 +23,7 @@ import cattrs
 from cattrs.strategies import configure_union_passthrough
 
 from trencadis.config.named_tables import is_named_tables, structure_tables
-from trencadis.errors import did_you_mean
+from trencadis.errors import must_be_one_of
 
 __all__ = ["WrongValueError", "describe_type", "has_classes", "is_readable", "parse_text", "structure"]
 
@@ -184,7 +184,7 @@ def _member(value: Any, kind: Any) -> Any:
 
 
 def _not_among(value: Any, choices: list[str]) -> str:
-    return f"must be one of: {', '.join(choices)}.{did_you_mean(str(value), choices)}"
+    return must_be_one_of(str(value), choices)
 
 
 def _collection_hook(converter: cattrs.Converter, kind: Any) -> Callable[[Any, Any], Any]:

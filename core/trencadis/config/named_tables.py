@@ -48,11 +48,11 @@ def _table(name: str, config_class: type[Any], entry: Any, convert: Callable[[An
     values = {}
     for key, value in entry.items():
         if key not in keys:
-            raise ValueError(f"{name}: no such key as {key}. It has: {', '.join(keys)}.{did_you_mean(str(key), keys)}")
+            raise ValueError(f"{name}: no such key as {key}.{did_you_mean(str(key), keys)} It has: {', '.join(keys)}.")
         try:
             values[key] = convert(value, hints[key])
         except ValueError as error:
-            raise ValueError(f"{name}: {key} = {show(value)} {error}") from error
+            raise ValueError(f"{name}: {key} = {show(value)}: {error}") from error
     try:
         return config_class(**values)
     except ValueError as error:

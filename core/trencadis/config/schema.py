@@ -18,6 +18,8 @@ from trencadis.interfaces.setting import setting
 __all__ = [
     "BUCKETING_BY_LAYOUT",
     "DEFAULT_BACKEND",
+    "DEFAULT_EXECUTOR",
+    "EXECUTOR_OF_RANKS",
     "BucketingConfig",
     "BudgetConfig",
     "CacheConfig",
@@ -41,6 +43,12 @@ T = TypeVar("T")
 
 DEFAULT_BACKEND = "torch"
 """What ``[backend] name = "auto"`` becomes if no plugin answers ``trencadis_select_backend``."""
+
+DEFAULT_EXECUTOR = "inline"
+"""What ``[executor] name = "auto"`` becomes for a model on one rank."""
+
+EXECUTOR_OF_RANKS = "processes"
+"""What ``[executor] name = "auto"`` becomes for a model that is divided over several ranks."""
 
 BUCKETING_BY_LAYOUT: Mapping[str, str] = {"ragged": "exact", "padded": "exponential", "unified": "unified"}
 """What ``[bucketing] name = "auto"`` becomes, by the backend's batch layout: padding is paid only where graphs pay it back."""
@@ -456,7 +464,7 @@ class Config:
     kv_policy: NounConfig = attrs.field(factory=lambda: NounConfig(name="cost_aware"))
     router: RouterConfig = attrs.field(factory=lambda: RouterConfig(name="prefix_affinity", fallback="least_loaded"))
     backend: NounConfig = attrs.field(factory=lambda: NounConfig(name="auto"))
-    executor: NounConfig = attrs.field(factory=lambda: NounConfig(name="inline"))
+    executor: NounConfig = attrs.field(factory=lambda: NounConfig(name="auto"))
     observer: ObserverConfig = attrs.field(factory=lambda: ObserverConfig(names=("log",)))
     budget: BudgetConfig = attrs.field(factory=BudgetConfig)
     plugins: PluginsConfig = attrs.field(factory=PluginsConfig)

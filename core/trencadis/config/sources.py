@@ -177,17 +177,17 @@ def _unknown(table: str, key: str, value: Any, settings: Settings, source: str) 
             if isinstance(value, Mapping)
             else f"{key}{origin(source)}: no such key."
         )
-        return UnknownKeyError(f"{found} The tables are: {', '.join(tables)}.{did_you_mean(key, tables)}")
+        return UnknownKeyError(f"{found}{did_you_mean(key, tables)} The tables are: {', '.join(tables)}.")
     if table in NOUN_TABLES and isinstance(value, Mapping):
         names = settings.components_of(table)
         choices = f"Choose one of: {', '.join(names)}." if names else "No plugin offers any."
         return UnknownKeyError(
-            f"[{table}.{key}]{origin(source)}: no such component. {choices}{did_you_mean(key, names)}"
+            f"[{table}.{key}]{origin(source)}: no such component.{did_you_mean(key, names)} {choices}"
         )
     keys = settings.keys_of(table)
     known = f"The table has: {', '.join(keys)}." if keys else "The table has no keys."
     meant = did_you_mean(key, keys) or f" {home}".rstrip()
-    return UnknownKeyError(f"[{table}] {key}{origin(source)}: no such key. {known}{meant}")
+    return UnknownKeyError(f"[{table}] {key}{origin(source)}: no such key.{meant} {known}")
 
 
 def flat_names(settings: Settings) -> dict[str, str]:

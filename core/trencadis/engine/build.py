@@ -40,7 +40,7 @@ from trencadis.engine.inspect.decisions import Decisions
 from trencadis.engine.inspect.flight_files import FlightFiles
 from trencadis.engine.inspect.flight_recorder import FlightFacts, FlightRecorder
 from trencadis.engine.inspect.observers import Observers
-from trencadis.engine.layout_support import CONNECTOR_RANKS, check_features
+from trencadis.engine.layout_support import CONNECTOR_RANKS, check_layout
 from trencadis.engine.request_validation import check_honoured
 from trencadis.engine.scheduling.partitioned import PartitionedScheduler
 from trencadis.engine.scheduling.pipelined import PipelinedScheduling
@@ -117,7 +117,6 @@ __all__ = [
     "build_engine",
     "check_adapters",
     "check_drafter",
-    "check_layout",
     "check_misses",
     "check_trees",
     "compose_embedding_engine",
@@ -273,9 +272,11 @@ class _Builder:
     def __reduce__(self) -> tuple[Any, ...]:
         given = [str(plugin) for plugin in self._registry.plugins.values() if not plugin.distribution]
         if given:
+            several = self._config.parallel.tensor * self._config.parallel.pipeline > 1
+            here = "" if several else ', or set executor.name = "inline"'
             raise PluginError(
                 f"[executor] name = {self._label('executor')}: {'; '.join(given)} cannot travel to another process.",
-                hint='Install it with an entry point, name its component by import path, or set executor.name = "inline".',
+                hint=f"Install it with an entry point, or name its component by import path{here}.",
             )
         level = logging.getLevelName(logging.getLogger("trencadis").getEffectiveLevel()).lower()
         tables = pickle.dumps((dump_config(self._config), dict(self._registry.sources), level))
@@ -1255,44 +1256,6 @@ def check_adapters(config: Config, capabilities: BackendCapabilities) -> None:
             f"[engine] max_loras = {config.engine.max_loras}: the backend does not compute with LoRA adapters (it does not "
             f'provide "{ADAPTERS}"), so a request would get the text of the model itself.',
             hint="Leave it at 0, or choose a backend that serves adapters.",
-        )
-
-
-def check_layout(config: Config, plan: ResolvedPlan) -> None:
-    """Refuse sizes that no layout has, layouts that the components do not serve, and features that do not go with them.
-
-    Raises:
-        ConfigValueError: Sizes contradict each other.
-        CapabilityError: Something is not served; see :mod:`trencadis.engine.layout_support`.
-    """
-    sizes = config.parallel
-    if sizes.expert not in (1, sizes.tensor):
-        raise ConfigValueError(
-            f"[parallel] expert = {sizes.expert} with tensor = {sizes.tensor}: experts are divided over the ranks of a stage.",
-            hint=f"Set it to 1, where every rank holds a share of each expert, or to {sizes.tensor}.",
-        )
-    if sizes.attention == "data":
-        _check_data_attention(config)
-    check_features(config, plan)
-
-
-def _check_data_attention(config: Config) -> None:
-    sizes, num_rows = config.parallel, config.engine.max_num_seqs
-    where = '[parallel] attention = "data"'
-    if sizes.expert == 1:
-        raise ConfigValueError(
-            f"{where} with tensor = {sizes.tensor} and expert = 1: ranks that have different tokens share nothing but whole experts.",
-            hint='Set tensor and expert to the number of ranks, or attention to "tensor".',
-        )
-    if sizes.pipeline > 1:
-        raise CapabilityError(
-            f"{where} with pipeline = {sizes.pipeline}: stages of ranks that have different tokens are not built.",
-            hint='Set pipeline to 1, or attention to "tensor".',
-        )
-    if num_rows % sizes.tensor:
-        raise ConfigValueError(
-            f"[engine] max_num_seqs = {num_rows} with {where}: it is no multiple of the {sizes.tensor} ranks, each of which runs as many.",
-            hint=f"Set it to {num_rows // sizes.tensor * sizes.tensor or sizes.tensor}, for instance.",
         )
 
 

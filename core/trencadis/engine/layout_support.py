@@ -10,15 +10,19 @@ from typing import Final
 
 import attrs
 
+from trencadis.config.messages import origin, spot
 from trencadis.config.schema import Config
-from trencadis.errors import CapabilityError
+from trencadis.errors import CapabilityError, ConfigValueError
 from trencadis.records import LayoutFeature
 from trencadis.registry import RegisteredComponent, ResolvedPlan
 
-__all__ = ["CONNECTOR_RANKS", "FEATURES", "LAYOUTS", "RANKS", "Layout", "check_features", "unserved_layout"]
+__all__ = ["CONNECTOR_RANKS", "FEATURES", "LAYOUTS", "RANKS", "Layout", "check_layout", "unserved_layout"]
 
 RANKS = "executor.ranks"
 """Capability of an executor that hosts ranks in other processes."""
+
+_HOSTED = 'Leave executor.name at "auto", or set it to "processes".'
+"""What to do where an executor hosts no ranks."""
 
 CONNECTOR_RANKS = "kv_connector.ranks"
 """Capability of a KV connector whose worker sides can be in the processes of ranks."""
@@ -46,13 +50,13 @@ LAYOUTS: Final = (
         name="processes",
         summary="a rank in a process of its own",
         capabilities=(RANKS,),
-        hint='Set executor.name to "processes".',
+        hint=_HOSTED,
     ),
     Layout(
         name="tensor",
         summary="ranks share each layer; a backend's capabilities name the collectives that it computes with",
         capabilities=(RANKS,),
-        hint='Set executor.name to "processes".',
+        hint=_HOSTED,
     ),
     Layout(
         name="pipeline",
@@ -101,7 +105,7 @@ FEATURES: Final = (
             "processes": _NOT_THERE,
             "attention": "ranks have blocks of other sequences, and all worker sides are told the same",
         },
-        remedy='Set kv_connector.name to one that goes with the layout (docs/layouts.md), or to "none", or executor.name to "inline".',
+        remedy='Set kv_connector.name to one that goes with the layout (docs/layouts.md), or to "none"; a single rank can also run with executor.name = "inline".',
     ),
     LayoutFeature(
         name="LoRA adapters, where a backend computes them",
@@ -133,7 +137,45 @@ def unserved_layout(
     return ""
 
 
-def check_features(config: Config, plan: ResolvedPlan) -> None:
+def check_layout(config: Config, plan: ResolvedPlan) -> None:
+    """Refuse sizes that no layout has, layouts that the components do not serve, and features that do not go with them.
+
+    Raises:
+        ConfigValueError: Sizes contradict each other.
+        CapabilityError: Something is not served.
+    """
+    sizes = config.parallel
+    if sizes.expert not in (1, sizes.tensor):
+        raise ConfigValueError(
+            f"{_spot(plan, 'parallel.expert', sizes.expert)} with tensor = {sizes.tensor}: experts are divided over the ranks of a stage.",
+            hint=f"Set it to 1, where every rank holds a share of each expert, or to {sizes.tensor}.",
+        )
+    if sizes.attention == "data":
+        _check_data_attention(config, plan)
+    _check_features(config, plan)
+
+
+def _check_data_attention(config: Config, plan: ResolvedPlan) -> None:
+    sizes, num_rows = config.parallel, config.engine.max_num_seqs
+    where = _spot(plan, "parallel.attention", "data")
+    if sizes.expert == 1:
+        raise ConfigValueError(
+            f"{where} with tensor = {sizes.tensor} and expert = 1: ranks that have different tokens share nothing but whole experts.",
+            hint='Set tensor and expert to the number of ranks, or attention to "tensor".',
+        )
+    if sizes.pipeline > 1:
+        raise CapabilityError(
+            f"{where} with pipeline = {sizes.pipeline}: stages of ranks that have different tokens are not built.",
+            hint='Set pipeline to 1, or attention to "tensor".',
+        )
+    if num_rows % sizes.tensor:
+        raise ConfigValueError(
+            f"{_spot(plan, 'engine.max_num_seqs', num_rows)} with {where}: it is no multiple of the {sizes.tensor} ranks, each of which runs as many.",
+            hint=f"Set it to {num_rows // sizes.tensor * sizes.tensor or sizes.tensor}, for instance.",
+        )
+
+
+def _check_features(config: Config, plan: ResolvedPlan) -> None:
     """Refuse layouts that the chosen components do not serve, and features that do not go with the layout.
 
     Raises:
@@ -145,8 +187,10 @@ def check_features(config: Config, plan: ResolvedPlan) -> None:
     for layout in LAYOUTS:
         why = unserved_layout(plan, layout.name, sizes[layout.name])
         if why:
-            asked = '"data"' if layout.name == "attention" else sizes[layout.name]
-            raise CapabilityError(f"[parallel] {layout.name} = {asked}: {why}.", hint=layout.hint)
+            asked = "data" if layout.name == "attention" else sizes[layout.name]
+            where = _spot(plan, f"parallel.{layout.name}", asked)
+            hint = _HOSTED if RANKS in why else layout.hint
+            raise CapabilityError(f"{where}: {why}.", hint=hint)
     for feature in FEATURES:
         refused = [name for name, size in sizes.items() if size > 1 and name in feature.refused]
         if not refused or not feature.is_asked(value := _value(config, feature.setting)):
@@ -158,7 +202,13 @@ def check_features(config: Config, plan: ResolvedPlan) -> None:
             if capability and lacking is None:
                 continue
             shown = lacking or (plan.choices[table].component if key == "name" and table in plan.choices else value)
-            raise CapabilityError(f"[{table}] {key} = {shown}: {feature.refused[name]}.", hint=feature.remedy)
+            source = origin(plan.sources.get(feature.setting, ""))
+            raise CapabilityError(f"[{table}] {key} = {shown}{source}: {feature.refused[name]}.", hint=feature.remedy)
+
+
+def _spot(plan: ResolvedPlan, path: str, value: object) -> str:
+    """Return a setting with its value and who set it."""
+    return spot(path, value, plan.sources.get(path, ""))
 
 
 def _lacking(plan: ResolvedPlan, noun: str, capability: str) -> RegisteredComponent | None:

@@ -12,7 +12,7 @@ from trencadis.interfaces.backend import AllocationPlan, Backend, BackendCapabil
 from trencadis.interfaces.block_store import BlockStore
 from trencadis.interfaces.bucketing import BucketingStrategy
 from trencadis.interfaces.collective import Collective, RankGroups
-from trencadis.interfaces.command import Command
+from trencadis.interfaces.command import Command, CommandGroup
 from trencadis.interfaces.component import (
     Component,
     ComponentContext,
@@ -98,6 +98,7 @@ __all__ = [
     "BucketingStrategy",
     "Collective",
     "Command",
+    "CommandGroup",
     "Component",
     "ComponentContext",
     "ConfigTable",

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable
 from types import ModuleType
 
 import attrs
 
-__all__ = ["Command"]
+__all__ = ["Command", "CommandGroup"]
+
+
+class CommandGroup(enum.StrEnum):
+    """Headings of ``trencadis --help``, in order."""
+
+    RUNNING = "Run a model"
+    LOOKING = "See what is here"
+    OPERATING = "Operate and size"
+    LABORATORY = "Measure and simulate"
+    WRITING = "Write plugins"
+    OTHER = "Other"
 
 
 def _check_name(_: object, __: attrs.Attribute[str], name: str) -> None:
@@ -29,15 +41,19 @@ class Command:
       ``args.plugins`` the ``PluginLoader`` with which the command was found, see :mod:`trencadis.api`;
     * optionally ``SHORT_FLAGS: Mapping[str, str]``: the config flag that each short form stands for;
     * optionally ``MODEL_ARGUMENT: str``: the argument, of those that it adds, that stands for ``--model.path`` where it is given;
+    * optionally ``MAIN_SETTINGS: Sequence[str]``: dotted paths of settings that its ``--help`` shows beside the usual ones;
+      ``--help-all`` shows all;
     * optionally ``TAKES_CONFIG = False``: it takes no config flags;
     * optionally ``CAN_BE_LOCKED = False``: it has no ``--locked``, as it runs several configurations, or none.
 
     Attributes:
         name: Lower-case with hyphens; unique.
         summary: One line.
+        group: Heading under which ``trencadis --help`` lists it.
         load: Imports and returns the module; called once, when the command was chosen.
     """
 
     name: str = attrs.field(validator=_check_name)
     summary: str
+    group: CommandGroup = CommandGroup.OTHER
     load: Callable[[], ModuleType]

@@ -76,8 +76,8 @@ class MemoryReport:
         activation_bytes: The peak of temporaries in the largest step.
         cache_bytes: What the KV cache gets, where the backend shares the memory out itself; None leaves it to
             ``cache.memory_fraction``.
-        shared_cache_bytes: Where other processes use the same memory, and the cache takes it only as blocks are written: what it may take
-            though its sequences need less; None: all that it gets.
+        shared_cache_bytes: Most bytes of a cache that is larger than its sequences need, where other processes use the same memory and
+            the cache takes it only as blocks are written; None: no such bound.
     """
 
     total_bytes: int

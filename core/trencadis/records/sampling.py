@@ -112,16 +112,21 @@ class OneOf:
             _refuse(attribute.name, value, " or ".join(map(str, self.allowed)))
 
 
-def _strings(value: str | list[str] | tuple[str, ...] | None) -> tuple[str, ...]:
-    return () if value is None else (value,) if isinstance(value, str) else tuple(value)
+def _strings(value: Any) -> Any:
+    return () if value is None else (value,) if isinstance(value, str) else _listed(value)
 
 
 def _ids(value: Any) -> Any:
-    return () if value is None else tuple(value)
+    return () if value is None else _listed(value)
 
 
 def _optional_ids(value: Any) -> Any:
-    return None if value is None else tuple(value)
+    return None if value is None else _listed(value)
+
+
+def _listed(value: Any) -> Any:
+    """Return a tuple of what can be iterated; anything else as it is: the validator refuses it, by its name."""
+    return tuple(value) if isinstance(value, Iterable) else value
 
 
 def _bias(value: Mapping[Any, Any] | None) -> dict[int, float]:
@@ -136,7 +141,7 @@ def _bias(value: Mapping[Any, Any] | None) -> dict[int, float]:
 
 
 def _words(value: Any) -> Any:
-    return () if value is None else tuple(tuple(word) for word in value)
+    return () if value is None else tuple(map(_listed, value)) if isinstance(value, Iterable) else value
 
 
 def _arguments(value: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
@@ -157,8 +162,12 @@ def _check_structured(_: object, attribute: attrs.Attribute[Any], value: Any) ->
 
 
 def _check_words(_: object, attribute: attrs.Attribute[Any], value: Any) -> None:
-    for word in value:
-        if not word or not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in word):
+    for word in value if isinstance(value, tuple) else (value,):
+        if (
+            not isinstance(word, tuple)
+            or not word
+            or not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in word)
+        ):
             _refuse(attribute.name, word, "a list of lists of token ids from 0, none of them empty")
 
 
@@ -170,12 +179,14 @@ def _check_names(_: object, attribute: attrs.Attribute[Any], value: Any) -> None
 
 
 def _check_ids(_: object, attribute: attrs.Attribute[Any], value: Any) -> None:
-    if value is not None and not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in value):
+    if value is not None and not (
+        isinstance(value, tuple) and all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in value)
+    ):
         _refuse(attribute.name, value, "a list of token ids from 0")
 
 
 def _check_strings(_: object, attribute: attrs.Attribute[Any], value: Any) -> None:
-    if not all(is_text(text) and text for text in value):
+    if not isinstance(value, tuple) or not all(is_text(text) and text for text in value):
         _refuse(attribute.name, value, "a list of strings, none of them empty and none with half a surrogate pair")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 
-from trencadis.errors import InvalidRequestError, did_you_mean
+from trencadis.errors import InvalidRequestError, must_be_one_of
 from trencadis.faults import shown
 from trencadis.keywords import suggesting
 from trencadis.records.plain import is_text
@@ -51,8 +51,7 @@ class StructuredOutput:
 
     def __attrs_post_init__(self) -> None:
         if self.kind not in _KINDS:
-            hint = did_you_mean(str(self.kind), _KINDS)
-            raise _refusal(f"kind = {shown(self.kind)} must be one of {', '.join(_KINDS)}.{hint}")
+            raise _refusal(f"kind = {shown(self.kind)}: {must_be_one_of(str(self.kind), _KINDS)}")
         if not isinstance(self.text, str) or not all(isinstance(choice, str) for choice in self.choices):
             raise _refusal(f"{self.kind}: text and choices must be strings.")
         self._check_parts()

@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 
 from trencadis.config import Config
-from trencadis.config.schema import BUCKETING_BY_LAYOUT, DEFAULT_BACKEND
+from trencadis.config.schema import BUCKETING_BY_LAYOUT, DEFAULT_BACKEND, DEFAULT_EXECUTOR
 from trencadis.hookspecs import NOUNS, PROCESSOR_GROUP
 from trencadis.interfaces.component import Stability
 from trencadis.registry.collect import RegisteredComponent
@@ -138,4 +138,9 @@ def _defaults(noun: str) -> tuple[str, ...]:
     name: str = getattr(default, noun).name
     if name != "auto":
         return (name,)
-    return (DEFAULT_BACKEND,) if noun == "backend" else tuple(BUCKETING_BY_LAYOUT.values())
+    become = {
+        "backend": (DEFAULT_BACKEND,),
+        "executor": (DEFAULT_EXECUTOR,),
+        "bucketing": tuple(BUCKETING_BY_LAYOUT.values()),
+    }
+    return become[noun]

@@ -16,7 +16,7 @@ import attrs
 
 from trencadis.config import Config
 from trencadis.config.messages import DEFAULT, spot
-from trencadis.config.schema import BUCKETING_BY_LAYOUT, DEFAULT_BACKEND
+from trencadis.config.schema import BUCKETING_BY_LAYOUT, DEFAULT_BACKEND, DEFAULT_EXECUTOR, EXECUTOR_OF_RANKS
 from trencadis.errors import CapabilityError, ConfigValueError, ContractError, UnknownComponentError
 from trencadis.faults import shown
 from trencadis.hookspecs import NOUNS
@@ -27,7 +27,7 @@ from trencadis.registry.registry import Registry
 __all__ = ["AUTO", "NOTHING_CHOSEN", "UNIFIED_SHAPES", "Choice", "ResolvedPlan", "resolve_plan"]
 
 AUTO = "auto"
-"""Name in ``[backend]`` and ``[bucketing]`` that leaves the choice to plugins and to the backend's layout."""
+"""Name in ``[backend]``, ``[bucketing]`` and ``[executor]`` that leaves the choice to plugins, the backend's layout and the number of ranks."""
 
 UNIFIED_SHAPES = "bucketing.unified"
 """Capability of a bucketing that knows the shapes of a backend with the layout ``unified``."""
@@ -261,6 +261,8 @@ class _Resolver:
             name = getattr(self._config, noun).name
             if noun == "backend" and name == AUTO:
                 found[noun] = self._backend()
+            elif noun == "executor" and name == AUTO:
+                found[noun] = self._executor()
             elif self._is_chosen(noun, name) and not (noun == "bucketing" and name == AUTO):
                 found[noun] = self.choice(noun, name, "name")
         return found
@@ -272,6 +274,11 @@ class _Resolver:
         return self.choice(
             "backend", self._registry.select_backend(DEFAULT_BACKEND), "name", "trencadis_select_backend"
         )
+
+    def _executor(self) -> Choice:
+        parallel = self._config.parallel
+        is_divided = parallel.tensor * parallel.pipeline > 1
+        return self.choice("executor", EXECUTOR_OF_RANKS if is_divided else DEFAULT_EXECUTOR, "name")
 
     def fallbacks(self) -> dict[str, Choice]:
         named = {noun: getattr(self._config, noun).fallback for noun in NOUNS if noun != "observer"}

@@ -274,8 +274,8 @@ class Registry:
         trouble = self._trouble()
         choices = f"Choose one of: {', '.join(names)}." if names else f"No plugin offers any {noun} component."
         raise UnknownComponentError(
-            f"{spot(f'{noun}.{key}', name, source)}: no such component. {choices}{did_you_mean(name, names)}",
-            hint=trouble or 'Another takes its package installed, or an import path "package.module:Class".',
+            f"{spot(f'{noun}.{key}', name, source)}: no such component.{did_you_mean(name, names)} {choices}",
+            hint=trouble or 'To use another one, install its package, or give an import path "package.module:Class".',
         )
 
     def prepare(self, registered: RegisteredComponent, config: Any) -> None:

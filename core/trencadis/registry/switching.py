@@ -61,7 +61,7 @@ class SchedulingChange:
             if key not in _KEYS:
                 known = ", ".join(_KEYS)
                 raise UnknownKeyError(
-                    f"{key}{origin(source)}: no such key. There are: {known}.{did_you_mean(key, _KEYS)}"
+                    f"{key}{origin(source)}: no such key.{did_you_mean(key, _KEYS)} There are: {known}."
                 )
         if not table:
             raise ConfigValueError(f"there is nothing to change{origin(source)}.", hint="Give a name or a shadow.")

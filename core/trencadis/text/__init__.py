@@ -6,9 +6,10 @@ from trencadis.text.chat import encode_chat, render_chat
 from trencadis.text.chat_template import ChatTemplate, Message, chat_template_of
 from trencadis.text.detokenizer import Detokenizer
 from trencadis.text.ends import ends_of_turn
+from trencadis.text.model_path import check_model_path, is_hub_id, resolve_model_path
 from trencadis.text.prefixes import read_prefixes
 from trencadis.text.stop import StopChecker
-from trencadis.text.tokenizer import Tokenizer, load_tokenizer, needs_tokenizer, resolve_model_path
+from trencadis.text.tokenizer import Tokenizer, load_tokenizer, needs_tokenizer
 from trencadis.text.vocabulary import model_finder, vocabulary_of, vocabulary_reader
 
 __all__ = [
@@ -18,8 +19,10 @@ __all__ = [
     "StopChecker",
     "Tokenizer",
     "chat_template_of",
+    "check_model_path",
     "encode_chat",
     "ends_of_turn",
+    "is_hub_id",
     "load_tokenizer",
     "model_finder",
     "needs_tokenizer",

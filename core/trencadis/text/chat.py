@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
 from trencadis.errors import InvalidRequestError
+from trencadis.faults import cut, shown
 from trencadis.text.chat_template import Message, chat_template_of
 from trencadis.text.template_pool import template_pool
 from trencadis.text.tokenizer import Tokenizer, needs_tokenizer
 
 __all__ = ["encode_chat", "render_chat"]
+
+_MAX_QUOTED = 60
+"""Characters of a text in an example."""
 
 
 def encode_chat(
@@ -92,13 +97,23 @@ def render_chat(
 
 
 def _check(messages: Sequence[Message]) -> None:
-    if isinstance(messages, str | Mapping) or not messages:
+    if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence) or not messages:
         raise InvalidRequestError(
-            f"messages = {messages!r}: a chat needs a list of at least one message.",
-            hint='Give [{"role": "user", "content": "..."}].',
+            f"messages = {shown(messages)}: a chat needs a list of at least one message.",
+            hint=f"Give {_as_chat(messages)}.",
         )
     for index, message in enumerate(messages):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            is_message = isinstance(message, Mapping)
             raise InvalidRequestError(
-                f"messages[{index}] = {message!r} has no role.", hint='Give {"role": "user", "content": "..."}.'
+                f"messages[{index}] = {shown(message)} {'has no role' if is_message else 'is no message'}.",
+                hint='Give {"role": "user", "content": "..."}.' if is_message else f"Give {_as_chat(message)}.",
             )
+
+
+def _as_chat(value: object) -> str:
+    """Return how a text or a message is given as a conversation. Pure."""
+    if isinstance(value, Mapping) and "role" in value:
+        return f"[{shown(value)}]"
+    text = json.dumps(cut(value, _MAX_QUOTED), ensure_ascii=False) if isinstance(value, str) and value else '"..."'
+    return f'[{{"role": "user", "content": {text}}}]'

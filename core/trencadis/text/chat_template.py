@@ -1,4 +1,4 @@
-"""A model's chat template: what form of content it wants, found by trial, and conversations as it writes them.
+"""A model's chat template: finds by trial which form of content it wants, and renders conversations with it.
 
 Some templates write ``message.content`` as it is, others loop over its parts; either loses what comes in the other form. The first
 conversation has both forms tried for each role, in the worker process in which every template is rendered.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.resources
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
@@ -13,16 +12,14 @@ from typing import Any, TypeVar, cast
 from trencadis.errors import InvalidRequestError, ModelLoadError, TrencadisError
 from trencadis.faults import as_words, reraise_interrupt
 from trencadis.text.byte_fallback import ByteFallback
+from trencadis.text.model_path import resolve_model_path
 from trencadis.text.token_bounds import max_bytes_per_token
 from trencadis.text.token_bytes import ByteTable, TokenBytes, is_byte_level
 
-__all__ = ["NO_TOKENIZER", "NoTokenizer", "Tokenizer", "load_tokenizer", "needs_tokenizer", "resolve_model_path"]
+__all__ = ["NO_TOKENIZER", "NoTokenizer", "Tokenizer", "load_tokenizer", "needs_tokenizer"]
 
 NO_TOKENIZER = "none"
 """The value of ``model.tokenizer`` that serves token ids alone."""
-
-_BUILT_IN = {"demo": "target", "demo-draft": "draft", "demo-parallel": "parallel"}
-"""Names of the models in this package, and their directories under ``demo/``."""
 
 _BEGINNINGS = ("\n", "a", ".")
 """Texts to encode another after; a token may join one of them to it, which no token does with all."""
@@ -31,17 +28,6 @@ _GENERIC_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 
 _TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "*.tiktoken")
 """Patterns of which a directory with a tokenizer has at least one file."""
-
-
-def resolve_model_path(path: str) -> str:
-    """Return where a model is. Pure.
-
-    ``"demo"``, its draft model ``"demo-draft"`` and its parallel draft model ``"demo-parallel"`` are directories in
-    this package; anything else is returned as it is.
-    """
-    if path not in _BUILT_IN:
-        return path
-    return str(Path(str(importlib.resources.files("trencadis"))) / "demo" / _BUILT_IN[path])
 
 
 def load_tokenizer(path: str, *, revision: str = "", trust_remote_code: bool = False) -> Tokenizer:
@@ -60,7 +46,9 @@ def load_tokenizer(path: str, *, revision: str = "", trust_remote_code: bool = F
         return NoTokenizer()
     place = Path(resolve_model_path(path))
     if place.suffix == ".gguf" and not place.is_file():
-        raise ModelLoadError(f"the model file {str(place)!r} does not exist.", hint="Check model.path.")
+        raise ModelLoadError(
+            f"the model file {str(place)!r} does not exist.", hint="Correct model.path or model.tokenizer."
+        )
     if place.is_dir() and not any(file for pattern in _TOKENIZER_FILES for file in place.glob(pattern)):
         raise ModelLoadError(
             f"the directory {str(place)!r} holds no tokenizer: tokenizer.json is missing.",

@@ -9,8 +9,9 @@ from functools import cache
 from trencadis.config import Config
 from trencadis.interfaces import NamedModel, Vocabulary
 from trencadis.records import ModelSource
+from trencadis.text.model_path import resolve_model_path
 from trencadis.text.token_check import token_fault
-from trencadis.text.tokenizer import Tokenizer, load_tokenizer, needs_tokenizer, resolve_model_path
+from trencadis.text.tokenizer import Tokenizer, load_tokenizer, needs_tokenizer
 
 __all__ = ["model_finder", "vocabulary_of", "vocabulary_reader"]
 

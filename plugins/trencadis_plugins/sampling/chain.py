@@ -138,8 +138,8 @@ def _processor(name: str, vocabulary: Callable[[], Vocabulary]) -> LogitsProcess
     if processor is None:
         known = [*_BUILT_IN, *installed_processors()]
         raise ConfigValueError(
-            f"[sampling.standard] chain or processors names {name!r}: there is no such processor. Choose among "
-            f"{', '.join(known)}.{did_you_mean(name, known)}",
+            f"[sampling.standard] chain or processors names {name!r}: there is no such processor."
+            f"{did_you_mean(name, known)} Choose among {', '.join(known)}.",
             hint="Or give an import path, package.module:Class, or install the package whose entry point has this name.",
         )
     return IsolatedProcessor(processor, name)

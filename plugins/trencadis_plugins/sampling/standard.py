@@ -71,8 +71,8 @@ class StandardSampler(Sampler, SupportsPreparation):
         for name, arguments in params.logits_processors.items():
             if name not in known:
                 raise InvalidRequestError(
-                    f"logits_processors names {name!r}, which is not enabled here; enabled: "
-                    f"{', '.join(known) or 'none'}.{did_you_mean(name, known)}",
+                    f"logits_processors names {name!r}, which is not enabled here.{did_you_mean(name, known)} "
+                    f"Enabled: {', '.join(known) or 'none'}.",
                     hint="Choose one of those, or ask the operator to list it in [sampling.standard] processors.",
                     field="logits_processors",
                 )

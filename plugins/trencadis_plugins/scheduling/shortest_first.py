@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from trencadis.errors import ConfigValueError
+from trencadis.errors import ConfigValueError, did_you_mean
 from trencadis.interfaces import SchedulerView, import_attribute, plain_state
 from trencadis.records import FloatArray, Int32Array, Request
 from trencadis_plugins.scheduling.columns import SlotColumn
@@ -111,7 +111,8 @@ def make_predictor(name: str) -> Predictor:
     module, _, attribute = name.partition(":")
     if not module or not attribute:
         raise ConfigValueError(
-            f"[scheduling.shortest_first] predictor = {name!r}: no such predictor. Choose one of: {', '.join(_BY_NAME)}.",
+            f"[scheduling.shortest_first] predictor = {name!r}: no such predictor."
+            f"{did_you_mean(name, _BY_NAME)} Choose one of: {', '.join(_BY_NAME)}.",
             hint="A function of yours takes an import path: package.module:function.",
         )
     try:

@@ -13,13 +13,24 @@ from trencadis.api import Config, Registry
 if TYPE_CHECKING:
     from trencadis_server.lifecycle.opening import OpenServer
 
-__all__ = ["MODEL_ARGUMENT", "SHORT_FLAGS", "add_arguments", "give_back_large_blocks", "run"]
+__all__ = ["MAIN_SETTINGS", "MODEL_ARGUMENT", "SHORT_FLAGS", "add_arguments", "give_back_large_blocks", "run"]
 
 SHORT_FLAGS: Mapping[str, str] = {
     "--host": "--server.host",
     "--port": "--server.port",
     "--role": "--engine.role",
 }
+MAIN_SETTINGS = (
+    "server.host",
+    "server.port",
+    "server.api_keys",
+    "server.admin_key",
+    "server.allowed_origins",
+    "server.model_name",
+    "server.max_requests",
+    "server.drain_timeout_s",
+    "engine.role",
+)
 _RECORD_SIGNAL = getattr(signal, "SIGUSR2", None)
 """Has an engine's process write its flight record; operators send it to this process too."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8

@@ -63,7 +63,7 @@ def check_model(context: ServerContext, name: str | None) -> str:
         served = ", ".join(f'"{one}"' for one in names)
         raise ApiError(
             404,
-            f"The model {name[:200]!r} does not exist. Served here: {served}.{did_you_mean(name[:200], names)}",
+            f"The model {name[:200]!r} does not exist.{did_you_mean(name[:200], names)} Served here: {served}.",
             param="model",
             code="model_not_found",
         )

@@ -12,11 +12,12 @@ from trencadis.api import Config, Registry
 from trencadis.console import print_table, track
 from trencadis.errors import ConfigError, ImportPathRefusedError
 from trencadis_tools.compare.candidates import candidates_of
-from trencadis_tools.compare.comparison import Arguments, Comparison, arguments_from, compare
+from trencadis_tools.compare.comparison import Arguments, Comparison, arguments_from, candidates_in, compare
 from trencadis_tools.compare.metrics import DEFAULT_METRICS, METRIC_FORMS, metric_of
 from trencadis_tools.compare.plots import check_plots
 from trencadis_tools.compare.record import (
     changes_since,
+    check_code,
     comparison_bytes,
     differences_between,
     read_record,
@@ -76,7 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trust",
         action="store_true",
-        help="with --verify: import what the record names by import path; it can then run any code",
+        help="with --verify: run it with other components than it was made with, and import what it names by import path, which can run any code",
     )
 
 
@@ -209,6 +210,8 @@ def _verify(args: argparse.Namespace) -> int:
             hint="Measure again with the command in its report, and compare the verdicts.",
         )
     try:
+        if not args.trust:
+            check_code(record, candidates_in(arguments))
         again = _compare(arguments, may_import=args.trust)
     except ImportPathRefusedError as error:
         raise ImportPathRefusedError(
@@ -216,12 +219,14 @@ def _verify(args: argparse.Namespace) -> int:
             hint="If you trust the file as you trust your own code, add --trust: what it names is imported and run.",
         ) from None
     except ConfigError as error:
-        raise ConfigError(f"{args.verify}: {str(error).removesuffix(error.hint).strip()}", hint=error.hint) from error
+        raise ConfigError(
+            f"{args.verify}: {str(error).removesuffix(error.hint).rstrip(' ')}", hint=error.hint
+        ) from error
     if comparison_bytes(again.record) == comparison_bytes(record):
         print(f"{args.verify}: the same bytes.")
         return 0
     if comparison_bytes(again.record, plan_hashes=False) == comparison_bytes(record, plan_hashes=False):
-        print(f"{args.verify}: the same bytes but for the hashes of plans: code of plugins has changed, and no number.")
+        print(f"{args.verify}: the same numbers. The hashes of plans differ: code has changed since.")
         return 0
     print(f"{args.verify}: not the same.")
     for difference in differences_between(record["comparison"], again.record["comparison"]):

@@ -14,11 +14,13 @@ __all__ = ["add_arguments", "run_alone"]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's own flags."""
+    parser.add_argument("-v", "--verbose", action="store_true", help="print what is right as well")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run_alone(args: argparse.Namespace, flags: Sequence[str]) -> int:
     """Examine and print; returns 0 if nothing is wrong, else 1. Warnings are not wrong."""
+    from trencadis.console import print_text
     from trencadis.interfaces import Severity
     from trencadis_tools.doctor import examine
 
@@ -30,8 +32,11 @@ def run_alone(args: argparse.Namespace, flags: Sequence[str]) -> int:
         print(json.dumps({**counts, "findings": items}, indent=2, ensure_ascii=False))
         return 1 if num_failed else 0
     for item in found:
-        print(f"{item.severity.value.upper():4}  {item.section}: {item.message}")
-        if item.remedy:
-            print(f"      → {item.remedy}")
-    print(f"{found.count(Severity.OK)} ok, {found.count(Severity.WARN)} doubtful, {num_failed} wrong")
+        if args.verbose or item.severity is not Severity.OK:
+            print_text(f"{item.severity.value.upper():4}  {item.section}: {item.message}", indent=" " * 6)
+            if item.remedy:
+                print_text(f"      → {item.remedy}", indent=" " * 8)
+    num_ok = found.count(Severity.OK)
+    summary = f"{num_ok} ok, {found.count(Severity.WARN)} doubtful, {num_failed} wrong"
+    print_text(summary if args.verbose else f"{summary}; trencadis doctor -v shows all.", indent="  ")
     return 1 if num_failed else 0

@@ -12,6 +12,7 @@ from trencadis.console import print_table, track
 from trencadis.errors import ConfigError
 from trencadis_tools.compare.candidates import described
 from trencadis_tools.compare.wording import show
+from trencadis_tools.lab import scipy_stats
 from trencadis_tools.simulation.drafts import speculates
 from trencadis_tools.simulation.fleet import notes_on
 from trencadis_tools.tune.search import SPANS, Effect, Found
@@ -85,6 +86,7 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
             )
             raise ConfigError(f"trencadis tune: --{flag} is missing.", hint=hint)
     parse_slo(args.slo)
+    scipy_stats()  # before anything is measured
     settings = Settings(
         slo=args.slo,
         workload=args.workload,

@@ -22,7 +22,7 @@ from trencadis_tools.simulation.drafts import one_seed, speculates
 from trencadis_tools.simulation.step_times import LinearStepTimes, load_step_times
 from trencadis_tools.workloads import Workload, load_workload
 
-__all__ = ["Arguments", "Comparison", "arguments_from", "compare"]
+__all__ = ["Arguments", "Comparison", "arguments_from", "candidates_in", "compare"]
 
 _NUM_SEEDS, _MOST_SEEDS = 10, 200
 
@@ -94,6 +94,21 @@ def arguments_from(table: object) -> Arguments:
         raise ValueError(str(error)) from None
 
 
+def candidates_in(arguments: Arguments, *, may_import: bool = False) -> list[Candidate]:
+    """Return the configurations of a comparison, before any setting is swept.
+
+    Args:
+        arguments: What is compared.
+        may_import: See :func:`compare`.
+
+    Raises:
+        ImportPathRefusedError: An import path, in what is not the operator's own.
+        ConfigError: A value cannot be used.
+        PluginError: A component that no plugin offers.
+    """
+    return [restored(name, given, may_import=may_import) for name, given in arguments.configs]
+
+
 def compare(
     arguments: Arguments,
     *,
@@ -114,7 +129,7 @@ def compare(
         TrencadisError: A run failed.
     """
     _check(arguments)
-    candidates = [restored(name, given, may_import=may_import) for name, given in arguments.configs]
+    candidates = candidates_in(arguments, may_import=may_import)
     experiment = _experiment(arguments, candidates)
     if warn is not None:
         for line in [*left_open(experiment), *_one_seed(arguments, experiment)]:

@@ -29,6 +29,7 @@ from trencadis_tools.workloads import Workload
 __all__ = [
     "FORMAT",
     "changes_since",
+    "check_code",
     "comparison_bytes",
     "differences_between",
     "plain",
@@ -158,12 +159,56 @@ def changes_since(record: Mapping[str, Any], candidates: Sequence[Candidate]) ->
     Raises:
         ConfigError: A lock in it has another form.
     """
-    try:
-        locked = {name: lock_from(lock) for name, lock in record.get("locks", {}).items()}
-    except (AttributeError, ValueError) as error:
-        raise ConfigError(f"the locks of the record cannot be read: {error}.") from error
+    locked = _locks_in(record)
     now = locks_of([one for one in candidates if one.name in locked])
     return [f"{name}: {line}" for name, lock in now.items() for line in differences(locked[name], lock)]
+
+
+def _locks_in(record: Mapping[str, Any]) -> dict[str, PlanLock]:
+    try:
+        return {name: lock_from(lock) for name, lock in record.get("locks", {}).items()}
+    except (AttributeError, ValueError) as error:
+        raise ConfigError(f"the locks of the record cannot be read: {error}.") from error
+
+
+def check_code(record: Mapping[str, Any], candidates: Sequence[Candidate]) -> None:
+    """Refuse a record that was made with other components than are installed here, in name or code, or does not say with which.
+
+    Args:
+        record: Read from a file.
+        candidates: Its configurations, as they are here.
+
+    Raises:
+        ConfigError: Something differs; names it.
+    """
+    now = locks_of(candidates)
+    locked = _locks_in(record)
+    lines = [
+        f"{name}: {line}"
+        for name, lock in now.items()
+        for line in (_differences_of_code(locked[name], lock) if name in locked else ["the record holds no lock of it"])
+    ]
+    if lines:
+        shown = [*lines[:_SHOWN], *(["and more"] if len(lines) > _SHOWN else [])]
+        raise ConfigError(
+            "it was made with other components than are installed here, or does not say with which:"
+            + "".join(f"\n  {line}" for line in shown)
+            + "\n",
+            hint="Install those; or run it with what is here, which may give other numbers: add --trust.",
+        )
+
+
+def _differences_of_code(locked: PlanLock, here: PlanLock) -> list[str]:
+    """Return in words which components and which of their files differ, whatever was set. Pure."""
+    as_set = attrs.evolve(
+        here,
+        plan_hash=locked.plan_hash,
+        versions=locked.versions,
+        settings=locked.settings,
+        model=locked.model,
+        tokenizer=locked.tokenizer,
+    )
+    return differences(locked, as_set)
 
 
 def write_record(file: Path, record: Mapping[str, Any], candidates: Sequence[Candidate]) -> None:

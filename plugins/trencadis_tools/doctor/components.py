@@ -7,7 +7,16 @@ from typing import Any
 
 import attrs
 
-from trencadis.api import AUTO, NOTHING_CHOSEN, Choice, Config, Registry, ResolvedPlan, resolve_plan
+from trencadis.api import (
+    AUTO,
+    NOTHING_CHOSEN,
+    Choice,
+    Config,
+    Registry,
+    ResolvedPlan,
+    check_layout,
+    resolve_plan,
+)
 from trencadis.clock import SystemClock
 from trencadis.errors import TransferError, TrencadisError
 from trencadis.hookspecs import NOUNS
@@ -53,6 +62,10 @@ def check_components(
     except TrencadisError as error:
         _check_names(found, registry, config, sources, error)
         return
+    try:
+        check_layout(config, plan)
+    except TrencadisError as error:
+        found.fail_with(error)
     context = _context(config, registry, plan, model or _NOMINAL)
     for noun, role, choice in _active(plan):
         _check_one(found, registry, context, noun, role, choice)

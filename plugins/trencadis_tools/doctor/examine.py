@@ -42,7 +42,7 @@ def examine(*, file: ConfigFile, plugins: PluginLoader, flags: Sequence[str], en
         registry = found.run("plugins", check_plugins, rules, plugins) or Registry.discover(entry_points=())
         resolved = found.run("configuration", check_configuration, registry, file, flags, environ)
         config = resolved.config if resolved is not None else Config()
-        facts = found.run("model", check_model, config)
+        facts = found.run("model", check_model, config, resolved.sources if resolved else {})
         found.run("components", check_components, registry, config, resolved.sources if resolved else {}, facts)
         for plugin in registry.plugins:
             for check in found.run("plugins", _checks_of, registry, plugin) or ():

@@ -10,7 +10,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trencadis.api import Config, Tokenizer, load_tokenizer, resolve_model_path, vocabulary_of
+from trencadis.api import (
+    Config,
+    Tokenizer,
+    check_model_path,
+    is_hub_id,
+    load_tokenizer,
+    resolve_model_path,
+    vocabulary_of,
+)
 from trencadis.records import ModelFacts
 from trencadis_tools.doctor.chat import check_ends, check_template
 from trencadis_tools.doctor.findings import Findings
@@ -22,12 +30,13 @@ __all__ = ["check_model"]
 _LOOK = "Correct model.path: a directory with config.json and *.safetensors, a .gguf file, a hub id, or demo."
 
 
-def check_model(found: Findings, config: Config) -> ModelFacts | None:
+def check_model(found: Findings, config: Config, sources: Mapping[str, str]) -> ModelFacts | None:
     """Check the path, the weights, the tokenizer, the chat template and the memory; returns what the files say.
 
     Args:
         found: Takes the findings.
         config: Tables ``model``, ``cache`` and ``engine`` are read.
+        sources: Who set each value, by dotted path.
     """
     path = config.model.path
     place = Path(resolve_model_path(path))
@@ -36,9 +45,10 @@ def check_model(found: Findings, config: Config) -> ModelFacts | None:
         facts = _check_directory(found, place, path)
     elif place.is_file():
         _check_gguf(found, place)
-    elif _is_hub_id(path):
+    elif is_hub_id(path):
         cached = _cached(path, config.model.revision)
         if cached is None:
+            check_model_path(path, where=_where(path, sources), revision=config.model.revision)
             found.warn(
                 f"model {path}: not on this machine; taken for a hub id that is fetched at the first start",
                 "Fetch it before: huggingface-cli download, or set model.path to a directory.",
@@ -46,7 +56,7 @@ def check_model(found: Findings, config: Config) -> ModelFacts | None:
             return None
         facts = _check_directory(found, cached, path)
     else:
-        found.fail(f"model {path}: there is no such file or directory", _LOOK)
+        found.fail(f"{_where(path, sources)}: there is no such file or directory", _LOOK)
         return None
     tokenizer = found.run("model", _check_tokenizer, config)
     if tokenizer is not None and tokenizer.has_text:
@@ -62,6 +72,12 @@ def check_model(found: Findings, config: Config) -> ModelFacts | None:
     if facts is not None:
         found.run("memory", check_memory, config, facts)
     return facts
+
+
+def _where(path: str, sources: Mapping[str, str]) -> str:
+    """Return the setting that holds the path, with who set it."""
+    source = sources.get("model.path", "default")
+    return f"[model] path = {json.dumps(path)} (from {source})"
 
 
 def _files_of(place: Path, path: str, revision: str) -> Path | None:
@@ -169,11 +185,6 @@ def facts_of(told: Mapping[str, Any], weights_bytes: int) -> ModelFacts:
         weights_bytes=weights_bytes,
         kv_bytes_per_token=2 * layers * kv_heads * head_dim * width,
     )
-
-
-def _is_hub_id(path: str) -> bool:
-    """True for ``owner/name``, which is no path that somebody mistyped. Pure."""
-    return path.count("/") == 1 and not path.startswith((".", "/", "~")) and not path.endswith((".gguf", "/"))
 
 
 def _cached(path: str, revision: str) -> Path | None:

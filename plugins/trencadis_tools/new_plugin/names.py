@@ -43,7 +43,7 @@ class PluginNames:
         tidy = noun.strip().lower().replace("-", "_")
         if tidy not in NOUNS:
             raise ConfigValueError(
-                f'new-plugin: there is no noun "{noun}". Choose one of: {", ".join(NOUNS)}.{did_you_mean(tidy, NOUNS)}'
+                f'new-plugin: there is no noun "{noun}".{did_you_mean(tidy, NOUNS)} Choose one of: {", ".join(NOUNS)}.'
             )
         if not _NAME.fullmatch(name) or len(name) > _MOST_LETTERS:
             raise ConfigValueError(

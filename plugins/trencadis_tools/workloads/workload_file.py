@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import attrs
 
-from trencadis.errors import ConfigError, ConfigValueError, UnknownKeyError, did_you_mean
+from trencadis.errors import ConfigError, ConfigValueError, UnknownKeyError, did_you_mean, must_be_one_of
 from trencadis.files import is_file, read_toml
 from trencadis_tools.workloads.arrivals import stretch
 from trencadis_tools.workloads.distributions import Distribution
@@ -114,8 +114,8 @@ def _check_exists(file: Path) -> None:
     if not is_file(file):
         names = builtin_names()
         raise ConfigError(
-            f"{file}: no such workload.",
-            hint=f"Give a file, or one of: {', '.join(names)}.{did_you_mean(str(file), names)}",
+            f"{file}: no such workload.{did_you_mean(str(file), names)}",
+            hint=f"Give a file, or one of: {', '.join(names)}.",
         )
 
 
@@ -188,9 +188,7 @@ def _structure(kind: Any, value: Any, where: str, source: str) -> Any:
         choices = typing.get_args(kind)
         if value in choices:
             return value
-        raise ConfigValueError(
-            f"{where} = {value!r} (from {source}) must be one of: {', '.join(choices)}.{did_you_mean(str(value), choices)}"
-        )
+        raise ConfigValueError(f"{where} = {value!r} (from {source}): {must_be_one_of(str(value), choices)}")
     elif typing.get_origin(kind) is tuple:
         if isinstance(value, list):
             return tuple(_structure(typing.get_args(kind)[0], one, where, source) for one in value)

@@ -36,9 +36,47 @@ def test_the_explanation_is_what_comes_without_a_flag(capsys):
     assert capsys.readouterr().out == plain
 
 
-def test_a_wrong_component_name_can_still_be_explained(capsys):
-    assert main(["config", "--bucketing.name", "exponentail"]) == 0
-    assert '"exponentail"' in capsys.readouterr().out
+@pytest.mark.parametrize("form", ["--explain", "--json"])
+def test_a_wrong_component_name_is_explained_and_then_refused(capsys, form):
+    assert main(["config", form, "--bucketing.name", "exponentail"]) == 2
+    captured = capsys.readouterr()
+    assert "exponentail" in captured.out
+    assert captured.err.startswith(
+        'error: [bucketing] name = "exponentail" (from flag --bucketing.name): no such component. '
+        'Did you mean "exponential"? Choose one of: '
+    )
+
+
+def test_a_layout_that_the_executor_does_not_serve_is_refused(capsys):
+    assert main(["config", "--parallel.tensor", "2", "--executor.name", "inline"]) == 2
+    captured = capsys.readouterr()
+    assert "parallel.tensor" in captured.out
+    assert captured.err.startswith(
+        'error: [parallel] tensor = 2 (from flag --parallel.tensor): executor component "inline"'
+    )
+
+
+@pytest.mark.parametrize("key", ["path", "tokenizer"])
+def test_a_model_that_is_nowhere_is_refused_with_who_named_it(capsys, monkeypatch, key):
+    monkeypatch.setenv(f"TRENCADIS_MODEL__{key.upper()}", "/no/such/dir")
+    assert main(["config"]) == 2
+    assert capsys.readouterr().err.startswith(
+        f'error: [model] {key} = "/no/such/dir" (from environment TRENCADIS_MODEL__{key.upper()}): '
+        "there is no such file or directory. "
+    )
+
+
+def test_one_table_is_shown_alone(capsys):
+    assert main(["config", "engine"]) == 0
+    paths = [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]]
+    assert "engine.seed" in paths
+    assert {path.partition(".")[0] for path in paths} == {"engine"}
+
+
+def test_an_unknown_table_is_refused_with_a_suggestion(capsys):
+    assert main(["config", "enigne"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith('error: config: there is no table "enigne". Did you mean "engine"? The tables are: model, ')
 
 
 def test_the_reference_page_is_printed(capsys):

@@ -13,7 +13,25 @@ def test_findings_are_printed_with_remedies_and_counted(installed, capsys):
     (place,) = (i for i, line in enumerate(lines) if "no such component" in line)
     assert lines[place].startswith('FAIL  components: [scheduling] name = "fcsf" (from flag --scheduling.name)')
     assert lines[place + 1].startswith("      → ")
-    assert lines[-1].endswith(" wrong")
+    assert lines[-1].endswith(", 0 doubtful, 1 wrong; trencadis doctor -v shows all.")
+    assert not [line for line in lines if line.startswith("OK")]
+
+
+def test_what_is_right_is_printed_on_demand(installed, capsys):
+    run_main(["doctor"])
+    assert "OK " not in capsys.readouterr().out
+    run_main(["doctor", "-v"])
+    lines = capsys.readouterr().out.splitlines()
+    assert len([line for line in lines if line.startswith("OK ")]) > 10
+    assert "shows all" not in lines[-1]
+
+
+def test_a_layout_that_the_executor_does_not_serve_is_wrong(installed, capsys):
+    assert run_main(["doctor", "--parallel.tensor", "2", "--executor.name", "inline"]) == 1
+    assert (
+        'FAIL  components: [parallel] tensor = 2 (from flag --parallel.tensor): executor component "inline"'
+        in capsys.readouterr().out
+    )
 
 
 def test_json_has_every_finding_and_nothing_else_is_on_standard_output(installed, capsys):
@@ -48,5 +66,5 @@ def test_broken_plugin_and_broken_config_are_findings_not_errors(installed, tmp_
 
 
 def test_help_lists_the_config_flags(installed, capsys):
-    assert run_main(["doctor", "--help"]) == 0
+    assert run_main(["doctor", "--help-all"]) == 0
     assert "--bucketing.exponential.limit" in capsys.readouterr().out

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from trencadis.cli.flags import CommandParser, config_file, config_flags_help, set_aside_config_flags, spell_out
+from trencadis.cli.flags import CommandParser, config_file, set_aside_config_flags, spell_out
+from trencadis.cli.help import MAIN_SETTINGS, config_flags_help
 from trencadis.config import settings_of
 from trencadis.errors import ConfigError
 
@@ -37,7 +38,14 @@ def test_a_wrong_value_is_an_error_in_words_and_no_exit(parser):
     assert "argument --num-tiles: invalid int value: 'many'" in _said(parser.parse, ["--num-tiles", "many"])
 
 
-def test_help_lists_every_config_flag(parser):
+def test_help_lists_the_config_flags_that_matter_most(parser):
+    text = parser.format_help()
+    assert {setting.path for setting in settings_of() if f"  {setting.flag}\n" in text} == set(MAIN_SETTINGS)
+    assert "trencadis make --help-all lists all." in text
+
+
+def test_all_help_lists_every_config_flag(parser):
+    parser.show_all()
     text = parser.format_help()
     assert all(setting.flag in text for setting in settings_of())
     assert "--num-tiles" in text

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import re
 import types
 from importlib.metadata import EntryPoint
 
@@ -83,26 +84,50 @@ def test_the_plan_hash_changes_with_an_option(capsys):
 def test_the_table_has_one_line_for_each_component(capsys):
     assert main(["plugins"]) == 0
     head, *lines = capsys.readouterr().out.splitlines()
+    assert head.split() == ["noun", "name", "state", "summary"]
+    assert lines[0].split() == ["bucketing", "exact", "by", "layout", "The", "exact", "one."]
+    assert len(lines) == 17
+    assert lines[-1] == "no component installed: speculation"
+
+
+def test_the_wide_table_has_everything(capsys):
+    assert main(["plugins", "--wide"]) == 0
+    head, *lines = capsys.readouterr().out.splitlines()
     assert head.split() == [
-        "noun", "component", "role", "default", "stability", "distribution", "version", "requires", "provides", "summary",
+        "noun", "name", "state", "default", "stability", "distribution", "version", "requires", "provides", "summary",
     ]  # fmt: skip
-    assert lines[0].split() == [
+    assert re.split(" {2,}", lines[0]) == [
         "bucketing",
         "exact",
-        "by",
-        "layout",
+        "by layout",
         "yes",
         "provisional",
-        "(in",
-        "code)",
-        "The",
-        "exact",
-        "one.",
+        "(in code)",
+        "The exact one.",
     ]
-    assert len(lines) == 19
-    assert lines[-3].startswith("stable contracts: bucketing 1, scheduling 1, eviction 2, ")
-    assert lines[-2].startswith("provisional contracts: kv_connector 2, ")
-    assert lines[-1] == "no component installed: speculation"
+    assert lines[-3] == "no component installed: speculation"
+    assert lines[-2].startswith("stable contracts: bucketing 1, scheduling 1, eviction 2, ")
+    assert lines[-1].startswith("provisional contracts: kv_connector 2, ")
+
+
+def test_one_noun_is_listed_alone(capsys):
+    assert main(["plugins", "scheduling"]) == 0
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head.split() == ["name", "state", "summary"]
+    assert [line.split()[0] for line in lines] == ["fair_share", "fcfs", "other"]
+
+
+def test_a_noun_without_components_says_so(capsys):
+    assert main(["plugins", "speculation"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "no component installed: speculation"
+
+
+def test_an_unknown_noun_is_refused_with_a_suggestion(capsys):
+    assert main(["plugins", "schedulin"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(
+        'error: plugins: there is no noun "schedulin". Did you mean "scheduling"? Choose one of: bucketing, '
+    )
 
 
 def test_a_wrong_name_ends_with_the_choices_and_exit_code_2(capsys):

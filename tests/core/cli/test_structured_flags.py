@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from trencadis.cli.structured_flags import add_structured_flags, cut_notice, structured_of
-from trencadis.errors import InvalidRequestError
+from trencadis.errors import ConfigError, InvalidRequestError
 from trencadis.records import CompletionOutput, FinishReason, RequestOutput, StructuredOutput
 
 
@@ -26,6 +26,20 @@ def test_each_flag_asks_for_its_kind(tmp_path: Path) -> None:
     assert asked("--regex", "a+") == StructuredOutput.regex("a+")
     assert asked("--choice", "a", "--choice", "b c") == StructuredOutput.choice(["a", "b c"])
     assert asked("--grammar-file", str(grammar)) == StructuredOutput.grammar('start: "é"')
+
+
+@pytest.mark.parametrize(
+    "flags", [["--json-object"], ["--regex", "a"], ["--json-schema", "no.json"], ["--choice", "a"]]
+)
+def test_a_missing_extra_is_said_before_anything_else(monkeypatch: pytest.MonkeyPatch, flags: list[str]) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError) as caught:
+        asked(*flags)
+    assert str(caught.value) == (
+        f"{flags[0]}: structured output needs llguidance, which is not installed. "
+        'Run pip install "trencadis[structured]".'
+    )
+    assert asked() is None
 
 
 def test_two_of_them_contradict_each_other() -> None:

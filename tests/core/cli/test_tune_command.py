@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -145,3 +146,12 @@ def test_what_cannot_be_searched_is_refused(folder, capsys, arguments, message) 
     (folder / "burst.toml").write_text(WORKLOAD.replace("2.0", "inf"))
     assert main(["tune", *arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_missing_extra_is_said_before_anything_is_measured(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "scipy.stats", None)
+    assert main(["tune", "--slo", "ttft_p99=1s", "--workload", "nowhere.toml"]) == 2
+    error = capsys.readouterr().err
+    assert "needs scipy, which is not installed. Run pip install" in error

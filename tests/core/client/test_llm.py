@@ -56,6 +56,21 @@ def test_one_prompt_gives_one_output(llm: LLM, prompts: Any) -> None:
     assert output.outputs[0].token_ids == reference(output.prompt_token_ids, 4)
 
 
+@pytest.mark.parametrize("params", [5, "hot", {"temperature": 1}])
+def test_what_is_no_sampling_params_is_shown_with_the_right_form(llm: LLM, params: Any) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        llm.generate("Hello", params)
+    assert str(caught.value) == (
+        f"sampling_params = {params!r}: no SamplingParams. Give SamplingParams(temperature=0.7, max_tokens=64), for instance."
+    )
+
+
+@pytest.mark.parametrize("messages", ["hi", {"role": "user", "content": "hi"}, ["hi"], 5, None])
+def test_what_is_no_chat_is_shown_whole(llm: LLM, messages: Any) -> None:
+    with pytest.raises(InvalidRequestError, match=r"^messages(\[0\])? = .*(hi|5|None).* Give \["):
+        llm.chat(messages)
+
+
 def test_no_prompts_give_no_outputs(llm: LLM) -> None:
     assert llm.generate([]) == []
 

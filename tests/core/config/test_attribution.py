@@ -59,7 +59,7 @@ def test_a_validators_demand_is_said_in_words(validator, words):
     ("validator", "value", "words"),
     [
         (ge(1), 0, "must be >= 1."),
-        (in_(["auto", "float32"]), "flaot32", 'must be one of: auto, float32. Did you mean "float32"?'),
+        (in_(["auto", "float32"]), "flaot32", 'did you mean "float32"? It must be one of: auto, float32.'),
         (optional(instance_of(int)), "x", "said the validator."),
         (None, 1, "said the validator."),
     ],

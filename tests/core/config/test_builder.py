@@ -58,7 +58,7 @@ def test_a_components_own_validator_keeps_its_words(components):
 def test_a_choice_is_suggested(components):
     overrides = {"kv_connector.store": {"url": "x", "policy": "eagre"}}
     assert _said(components, overrides) == (
-        '[kv_connector.store] policy = "eagre" (from argument): must be one of: lazy, eager. Did you mean "eager"?'
+        '[kv_connector.store] policy = "eagre" (from argument): did you mean "eager"? It must be one of: lazy, eager.'
     )
 
 

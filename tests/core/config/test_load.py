@@ -123,7 +123,7 @@ def test_a_whole_number_may_stand_for_a_float(tmp_path):
         ),
         (
             {"overrides": {"log.level": "inof"}},
-            '[log] level = "inof" (from argument): must be one of: debug, info, warning, error. Did you mean "info"?',
+            '[log] level = "inof" (from argument): did you mean "info"? It must be one of: debug, info, warning, error.',
         ),
     ],
 )

@@ -49,7 +49,7 @@ def test_defaults_of_nouns_are_the_roots_own():
     assert {noun: settings.get(f"{noun}.name").default for noun in ("bucketing", "scheduling", "executor")} == {
         "bucketing": "auto",
         "scheduling": "fair_share",
-        "executor": "inline",
+        "executor": "auto",
     }
 
 

@@ -9,8 +9,7 @@ import attrs
 import pytest
 
 from trencadis.config import Config
-from trencadis.engine.build import check_layout
-from trencadis.engine.layout_support import FEATURES, LAYOUTS, unserved_layout
+from trencadis.engine.layout_support import FEATURES, LAYOUTS, check_layout, unserved_layout
 from trencadis.errors import CapabilityError, ConfigValueError
 from trencadis.registry import ResolvedPlan, load_with_plugins, resolve_plan
 
@@ -42,16 +41,33 @@ def test_defaults_and_one_rank_in_a_process_and_two_ranks_are_served() -> None:
 
 def test_ranks_need_an_executor_that_hosts_them() -> None:
     with pytest.raises(
-        CapabilityError, match=r'^\[parallel\] tensor = 2: executor component "inline".* "executor\.ranks"\.'
+        CapabilityError,
+        match=r'^\[parallel\] tensor = 2 \(from argument\): executor component "inline".* "executor\.ranks"\.',
     ) as caught:
-        check_layout(*resolved(parallel__tensor=2))
-    assert caught.value.hint == 'Set executor.name to "processes".'
+        check_layout(*resolved(executor__name="inline", parallel__tensor=2))
+    assert caught.value.hint == 'Leave executor.name at "auto", or set it to "processes".'
+
+
+@pytest.mark.parametrize("name", ["tensor", "pipeline"])
+def test_several_ranks_have_an_executor_that_hosts_them_unless_another_is_named(name: str) -> None:
+    config, plan = resolved(**{f"parallel__{name}": 2})
+    check_layout(config, plan)
+    assert plan.choices["executor"].component.name == "processes"
+    assert resolved()[1].choices["executor"].component.name == "inline"
+
+
+def test_what_is_said_about_stages_without_a_host_mends_it() -> None:
+    with pytest.raises(CapabilityError) as caught:
+        check_layout(*resolved(executor__name="inline", parallel__pipeline=2))
+    assert caught.value.hint == 'Leave executor.name at "auto", or set it to "processes".'
 
 
 @pytest.mark.parametrize("name", ["pipeline", "expert"])
 def test_other_divisions_need_a_backend_that_provides_them(name: str) -> None:
     config, plan = resolved(**PROCESSES, parallel__tensor=2, **{f"parallel.{name}": 2})
-    message = rf'^\[parallel\] {name} = 2: backend component "torch".* does not provide "backend\.{name}"\.'
+    message = (
+        rf'^\[parallel\] {name} = 2 \(from argument\): backend component "torch".* does not provide "backend\.{name}"\.'
+    )
     with pytest.raises(CapabilityError, match=message) as caught:
         check_layout(config, providing(plan, "backend"))
     assert caught.value.hint
@@ -76,7 +92,7 @@ def test_copies_go_with_everything_that_one_engine_does() -> None:
 
 
 def test_experts_go_over_one_rank_or_all_of_a_stage() -> None:
-    with pytest.raises(ConfigValueError, match=r"expert = 3 with tensor = 2"):
+    with pytest.raises(ConfigValueError, match=r"expert = 3 \(from argument\) with tensor = 2"):
         check_layout(*resolved(parallel__tensor=2, parallel__expert=3))
 
 
@@ -90,7 +106,7 @@ def test_ranks_may_have_the_attention_of_their_own_sequences_beside_whole_expert
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"parallel__tensor": 2}, r'attention = "data" with tensor = 2 and expert = 1'),
+        ({"parallel__tensor": 2}, r'attention = "data" \(from argument\) with tensor = 2 and expert = 1'),
         ({}, r'attention = "data" with tensor = 1 and expert = 1'),
         (
             {"parallel__tensor": 2, "parallel__expert": 2, "parallel__pipeline": 2},
@@ -99,7 +115,7 @@ def test_ranks_may_have_the_attention_of_their_own_sequences_beside_whole_expert
         ({"parallel__tensor": 3, "parallel__expert": 3}, r"max_num_seqs = 8 with .*no multiple of the 3 ranks"),
         (
             {"parallel__tensor": 2, "parallel__expert": 2, "backend__name": "simulated"},
-            r'attention = "data": .*does not provide "backend.data_attention"|expert = 2: .*does not provide "backend.expert"',
+            r'attention = "data".*: .*does not provide "backend.data_attention"|expert = 2.*: .*does not provide "backend.expert"',
         ),
         (
             {"parallel__tensor": 2, "parallel__expert": 2, "kv_connector__name": "host_offload"},
@@ -129,7 +145,10 @@ def test_what_does_not_go_with_attention_of_own_sequences_is_refused(overrides: 
                 ("tiered", "p2p", {"kv_connector.tiered.children": ("host_offload", "p2p")}),
             )
         ),
-        ({"parallel.tensor": 2, "engine.max_loras": 3}, r"^\[engine\] max_loras = 3: adapters are not divided"),
+        (
+            {"parallel.tensor": 2, "engine.max_loras": 3},
+            r"^\[engine\] max_loras = 3 \(from argument\): adapters are not divided",
+        ),
     ],
 )
 def test_what_does_not_go_with_ranks_in_processes_is_refused_and_goes_without(

@@ -34,7 +34,7 @@ def test_one_choice_need_not_be_a_list() -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"kind": "regx", "text": "a"}, 'Did you mean "regex"'),
+        ({"kind": "regx", "text": "a"}, 'did you mean "regex"'),
         ({"kind": "regex"}, "regex needs a text"),
         ({"kind": "json_object", "text": "{}"}, "json_object takes no text"),
         ({"kind": "choice"}, "at least one text"),

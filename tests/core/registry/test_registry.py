@@ -91,8 +91,8 @@ def test_a_component_is_selected_by_name(registry):
 
 def test_an_unknown_name_lists_the_choices_and_suggests(registry):
     assert _said(UnknownComponentError, registry.select, "bucketing", "exponentail", source="serve.toml") == (
-        '[bucketing] name = "exponentail" (from serve.toml): no such component. Choose one of: exact, exponential. '
-        'Did you mean "exponential"? Another takes its package installed, or an import path "package.module:Class".'
+        '[bucketing] name = "exponentail" (from serve.toml): no such component. Did you mean "exponential"? '
+        'Choose one of: exact, exponential. To use another one, install its package, or give an import path "package.module:Class".'
     )
 
 

@@ -6,7 +6,8 @@ import pytest
 
 from trencadis.errors import InvalidRequestError
 from trencadis.text.chat import encode_chat
-from trencadis.text.tokenizer import Tokenizer, load_tokenizer, resolve_model_path
+from trencadis.text.model_path import resolve_model_path
+from trencadis.text.tokenizer import Tokenizer, load_tokenizer
 
 HELLO = [{"role": "user", "content": "Hello"}]
 
@@ -29,6 +30,36 @@ def test_messages_are_written_as_the_template_says(tokenizer: Tokenizer) -> None
 def test_what_is_no_conversation_is_refused(tokenizer: Tokenizer, messages: object) -> None:
     with pytest.raises(InvalidRequestError, match="message"):
         encode_chat(tokenizer, messages)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("messages", "said"),
+    [
+        (
+            "hi",
+            """messages = 'hi': a chat needs a list of at least one message. Give [{"role": "user", "content": "hi"}].""",
+        ),
+        (["hi"], """messages[0] = 'hi' is no message. Give [{"role": "user", "content": "hi"}]."""),
+        (
+            {"role": "user"},
+            "messages = {'role': 'user'}: a chat needs a list of at least one message. Give [{'role': 'user'}].",
+        ),
+        (
+            5,
+            """messages = 5: a chat needs a list of at least one message. Give [{"role": "user", "content": "..."}].""",
+        ),
+        (
+            [{"content": "a"}],
+            """messages[0] = {'content': 'a'} has no role. Give {"role": "user", "content": "..."}.""",
+        ),
+    ],
+)
+def test_what_is_no_conversation_is_shown_with_the_right_form(
+    tokenizer: Tokenizer, messages: object, said: str
+) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        encode_chat(tokenizer, messages)  # type: ignore[arg-type]
+    assert str(caught.value) == said
 
 
 def test_what_the_template_refuses_is_said_in_its_own_words(tokenizer: Tokenizer) -> None:

@@ -12,7 +12,8 @@ import pytest
 from support.broken_tokenizers import panics_at_a_token, panics_at_texts
 from support.tokenizer_zoo import zoo_tokenizer
 from trencadis.errors import InvalidRequestError, ModelLoadError
-from trencadis.text.tokenizer import Tokenizer, load_tokenizer, resolve_model_path
+from trencadis.text.model_path import resolve_model_path
+from trencadis.text.tokenizer import Tokenizer, load_tokenizer
 
 DEMO = Path(resolve_model_path("demo"))
 

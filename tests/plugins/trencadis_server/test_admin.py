@@ -258,7 +258,7 @@ def test_what_cannot_be_is_answered_400_in_the_words_of_the_configuration(placem
             ({"name": "fcfs", "options": {"victim": 1}}, "[scheduling.fcfs] victim = 1"),
             (
                 {"nmae": "fcfs"},
-                'nmae (from POST /admin/scheduling): no such key. There are: name, options, shadow. Did you mean "name"?',
+                'nmae (from POST /admin/scheduling): no such key. Did you mean "name"? There are: name, options, shadow.',
             ),
             ({"name": ["fcfs"]}, "must be text"),
             (

@@ -1,4 +1,4 @@
-"""Observers, contained: what they raise is counted, what takes too long is switched off for a while; no step fails for it."""
+"""Calls observers so that no step fails: errors are counted, and one that is too slow is switched off for a while."""
 
 from __future__ import annotations
 

@@ -185,8 +185,8 @@ def _format_of(row: Row, name: str, line: int, kind: str) -> TraceFormat:
         found = [one for one in FORMATS if one.name == kind]
         if not found:
             raise ConfigValueError(
-                f'format = "{kind}" of {name}: no such format. Choose one of: {", ".join(one.name for one in FORMATS)}.'
-                f"{did_you_mean(kind, [one.name for one in FORMATS])}"
+                f'format = "{kind}" of {name}: no such format.{did_you_mean(kind, [one.name for one in FORMATS])} '
+                f"Choose one of: {', '.join(one.name for one in FORMATS)}."
             )
         return found[0]
     for one in FORMATS:

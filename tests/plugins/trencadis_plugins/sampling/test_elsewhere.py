@@ -65,7 +65,7 @@ def test_installed_processors_are_among_the_choices_of_an_unknown_name(monkeypat
     monkeypatch.setattr(
         module, "entry_points", lambda *, group, name="": points.select(group=group, **({"name": name} if name else {}))
     )
-    with pytest.raises(ConfigValueError, match=r"Choose among .*top_k.*, mine\..*Did you mean \"mine\"\?"):
+    with pytest.raises(ConfigValueError, match=r"Did you mean \"mine\"\? Choose among .*top_k.*, mine\."):
         build_chain("vllm", processors=["mime"])
 
 

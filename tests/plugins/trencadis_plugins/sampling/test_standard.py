@@ -215,12 +215,13 @@ def test_only_processors_that_are_enabled_may_be_named_and_check_their_arguments
     sampler = StandardSampler([*standard_chain("vllm"), _Named(argmax_invariant=True)])
     sampler.check(SamplingParams(logits_processors={"named": {"strength": 1}}))
     with pytest.raises(
-        InvalidRequestError, match=r"names 'nmaed', which is not enabled here; enabled: named\. Did you mean"
+        InvalidRequestError,
+        match=r"names 'nmaed', which is not enabled here\. Did you mean \"named\"\? Enabled: named\.",
     ):
         sampler.check(SamplingParams(logits_processors={"nmaed": {}}))
     with pytest.raises(InvalidRequestError, match="takes a strength"):
         sampler.check(SamplingParams(logits_processors={"named": {"weight": 1}}))
-    with pytest.raises(InvalidRequestError, match="enabled: none"):
+    with pytest.raises(InvalidRequestError, match="Enabled: none"):
         StandardSampler(standard_chain("vllm")).check(SamplingParams(logits_processors={"min_p": {}}))
     with pytest.raises(InvalidRequestError, match="no processors that a request may switch on"):
         GreedySampler().check(SamplingParams(logits_processors={"named": {}}))

@@ -10,12 +10,16 @@ from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 
+import attrs
 import pytest
 
 from trencadis.cli import main
 from trencadis_tools import lab
+from trencadis_tools.commands import compare as compare_command
 from trencadis_tools.compare import candidates
 from trencadis_tools.compare.candidates import candidates_of, restored, sweep_points
+from trencadis_tools.compare.comparison import arguments_from, candidates_in
+from trencadis_tools.compare.record import write_record
 
 WORKLOAD = """
 num_requests = 8
@@ -123,7 +127,7 @@ def test_a_comparison_from_the_table_to_the_record_that_gives_the_same_bytes(com
     point["outcomes"][0]["plan_hash"] = "0" * 32  # a line of a plugin was other then
     Path("r.json").write_text(json.dumps(record))
     code, out, _ = compare("--verify", "r.json", workload=None)
-    assert (code, out.split(":")[1]) == (0, " the same bytes but for the hashes of plans")
+    assert (code, out) == (0, "r.json: the same numbers. The hashes of plans differ: code has changed since.\n")
 
 
 def test_a_comparison_of_one_seed_says_so(compare) -> None:
@@ -140,6 +144,36 @@ def test_a_record_that_gives_other_bytes_is_said_where(compare, folder) -> None:
     assert out.startswith("r.json: not the same.")
     assert "points[0].workloads[0].digest: " in out
     assert "points[0].outcomes[0].values.e2e_mean: " in out
+
+
+def test_a_record_of_other_code_runs_only_if_it_is_trusted(compare, folder, monkeypatch) -> None:
+    compare("narrow.toml", "wide.toml", "--seeds", "2", "--metric", "e2e_mean", "--no-sensitivity", "--json", "r.json")
+    record = json.loads(Path("r.json").read_text())
+    runs = []
+    monkeypatch.setattr(compare_command, "compare", lambda *_, **__: runs.append(1))
+
+    def refusal(changed: dict) -> str:
+        Path("r.json").write_text(json.dumps(changed))
+        code, out, err = compare("--verify", "r.json", workload=None)
+        assert (code, out, runs) == (2, "", [])
+        assert "add --trust" in err
+        return err
+
+    files = record["locks"]["narrow"]["files"]
+    file = next(name for name in files if name.startswith("trencadis_plugins/scheduling/"))
+    files[file], digest = "0" * 64, files[file]
+    assert f"narrow: the file {file} is sha256" in refusal(record)
+    files[file] = digest
+    record["locks"]["wide"]["components"]["scheduling.name"]["component"] = "other"
+    assert 'wide: scheduling.name is "fcfs" of the plugin "scheduling", locked "other"' in refusal(record)
+    del record["locks"]["wide"]
+    assert "wide: the record holds no lock of it" in refusal(record)
+    del record["locks"]
+    assert "narrow: the record holds no lock of it" in refusal(record)
+
+    monkeypatch.undo()
+    monkeypatch.chdir(folder)
+    assert compare("--verify", "r.json", "--trust", workload=None)[:2] == (0, "r.json: the same bytes.\n")
 
 
 def test_a_policy_that_was_changed_since_is_named(compare, folder, monkeypatch) -> None:
@@ -181,8 +215,9 @@ def test_a_policy_that_was_changed_since_is_named(compare, folder, monkeypatch) 
 def test_code_that_a_record_names_is_not_imported(compare, folder, given, sweep) -> None:
     configs = [["one", given], ["two", {"engine.seed": 3}]]
     arguments = {"configs": configs, "workload": "poisson", "sweep": sweep, "max_requests": 3, "metrics": ["e2e_mean"]}
+    written = attrs.evolve(arguments_from(arguments), configs=[("one", {}), configs[1]])
     record = {"format": "trencadis comparison 1", "comparison": {"arguments": arguments, "points": []}}
-    Path("r.json").write_text(json.dumps(record))
+    write_record(Path("r.json"), record, candidates_in(written))
     code, _, err = compare("--verify", "r.json", workload=None)
     assert code == 2
     assert "it would import os and call system" in err

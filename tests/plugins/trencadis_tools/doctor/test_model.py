@@ -32,7 +32,7 @@ def wrong(found):
 
 
 def test_demo_is_sound_and_its_facts_are_read(found, told):
-    facts = check_model(found, config("demo"))
+    facts = check_model(found, config("demo"), {})
     assert {kind for kind, _ in told()} == {"ok"}
     assert (facts.vocab_size, facts.max_model_len, facts.architecture) == (4096, 2048, "LlamaForCausalLM")
     # 2 (key and value) × 5 layers × 4 heads × 32 dimensions × 2 bytes
@@ -45,7 +45,7 @@ def test_demo_is_sound_and_its_facts_are_read(found, told):
 )
 def test_whether_structured_output_can_be_kept_with_the_tokenizer_is_told(found, told, copy, tmp_path, name, words):
     whole = Config(model=ModelConfig(path=str(copy), tokenizer=TOKENIZERS[name].make(tmp_path / "tokenizer")))
-    check_model(found, whole)
+    check_model(found, whole, {})
     (message,) = (message for _, message in told() if "structured output" in message)
     assert words in message
     assert ("have the bytes" in message) == (name == "gpt1")
@@ -55,7 +55,7 @@ def test_ends_of_a_turn_are_listed_with_their_sources(found, told, copy):
     for name, end in (("config.json", 9), ("generation_config.json", [7, 9])):
         values = json.loads((copy / name).read_text())
         (copy / name).write_text(json.dumps({**values, "eos_token_id": end}))
-    check_model(found, config(copy))
+    check_model(found, config(copy), {})
     assert any(
         message.startswith("ends of a turn: 7 $ (generation_config.json); 9 & (generation_config.json, config.json); ")
         and message.endswith("0 <|end|> (tokenizer, chat template)")
@@ -64,9 +64,9 @@ def test_ends_of_a_turn_are_listed_with_their_sources(found, told, copy):
 
 
 def test_form_of_content_that_the_template_wants_is_shown(found, told, copy):
-    check_model(found, config(copy))
+    check_model(found, config(copy), {})
     (copy / "chat_template.jinja").write_text(ZOO["mixed"].source)
-    check_model(found, config(copy))
+    check_model(found, config(copy), {})
     forms = [message for _, message in told() if message.startswith("chat template: ")]
     assert forms == [
         "chat template: content as text",
@@ -76,7 +76,7 @@ def test_form_of_content_that_the_template_wants_is_shown(found, told, copy):
 
 def test_template_that_loops_is_wrong_and_nothing_else_is(found, copy):
     (copy / "chat_template.jinja").write_text(HOSTILE["loops"])
-    check_model(found, config(copy))
+    check_model(found, config(copy), {})
     ((message, remedy),) = wrong(found)
     assert "ran longer than 2 s and was stopped" in message
     assert "template" in remedy
@@ -92,21 +92,36 @@ def test_model_whose_texts_never_end_is_doubtful(found, told, copy):
         del values[key]
         (copy / name).write_text(json.dumps(values))
     (copy / "chat_template.jinja").write_text(ZOO["plain"].source)
-    check_model(found, config(copy))
+    check_model(found, config(copy), {})
     assert ("warn", "ends of a turn: none; every text runs on to max_tokens") in told()
 
 
 def test_path_that_leads_nowhere_is_wrong(found, tmp_path):
     for path in (tmp_path / "no", "./no/such", "no.gguf", "a/b/c"):
-        assert check_model(found, config(path)) is None
+        assert check_model(found, config(path), {}) is None
     assert len(wrong(found)) == 4
     assert all(
         "no such file or directory" in message and "Correct model.path" in remedy for message, remedy in wrong(found)
     )
 
 
-def test_hub_id_that_is_not_on_this_machine_is_doubtful(found, told):
-    assert check_model(found, config("nobody/no-such-model")) is None
+def test_wrong_path_is_shown_with_who_set_it(found):
+    check_model(found, config("/no/such"), {"model.path": "flag --model.path"})
+    assert wrong(found)[0][0] == (
+        '[model] path = "/no/such" (from flag --model.path): there is no such file or directory'
+    )
+
+
+def test_hub_id_that_the_hub_may_not_be_asked_for_is_wrong(found):
+    found.run("model", check_model, config("nobody/no-such-model"), {})
+    ((message, remedy),) = wrong(found)
+    assert message.endswith("the hub may not be asked: HF_HUB_OFFLINE is set, and no model of that id is in the cache.")
+    assert remedy.startswith("Unset it, or correct the path.")
+
+
+def test_hub_id_that_the_hub_knows_is_doubtful_until_it_is_fetched(found, told, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *_, **__: None)
+    assert check_model(found, config("nobody/no-such-model"), {}) is None
     ((kind, message),) = told()
     assert kind == "warn"
     assert "taken for a hub id" in message
@@ -114,27 +129,27 @@ def test_hub_id_that_is_not_on_this_machine_is_doubtful(found, told):
 
 def test_directory_without_config_json_is_wrong(found, copy):
     (copy / "config.json").unlink()
-    check_model(found, config(copy))
+    check_model(found, config(copy), {})
     assert "config.json is missing" in wrong(found)[0][0]
 
 
 def test_config_json_that_is_no_json_is_wrong(found, copy):
     (copy / "config.json").write_text("{")
-    check_model(found, config(copy))
+    check_model(found, config(copy), {})
     assert "config.json cannot be read" in wrong(found)[0][0]
 
 
 def test_weights_that_are_cut_off_are_wrong(found, copy):
     weights = copy / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])
-    check_model(found, config(copy))
+    check_model(found, config(copy), {})
     assert "model.safetensors is cut off" in wrong(found)[0][0]
 
 
 def test_directory_without_a_tokenizer_is_wrong(found, copy):
     (copy / "tokenizer.json").unlink()
     (copy / "tokenizer_config.json").unlink()
-    check_model(found, config(copy))
+    check_model(found, config(copy), {})
     assert "holds no tokenizer" in wrong(found)[0][0]
 
 
@@ -145,7 +160,7 @@ def test_missing_chat_template_and_a_tokenizer_of_another_model_are_doubtful(fou
     (copy / "tokenizer_config.json").write_text(json.dumps(settings))
     description = json.loads((copy / "config.json").read_text())
     (copy / "config.json").write_text(json.dumps({**description, "vocab_size": 2000}))
-    check_model(found, config(copy))
+    check_model(found, config(copy), {})
     doubtful = [message for kind, message in told() if kind == "warn"]
     assert any("no chat template: chats will be refused" in message for message in doubtful)
     assert any("knows 4096 tokens, the model 2000" in message for message in doubtful)
@@ -154,8 +169,8 @@ def test_missing_chat_template_and_a_tokenizer_of_another_model_are_doubtful(fou
 def test_file_that_is_no_gguf_is_wrong(found, tmp_path):
     (tmp_path / "a.gguf").write_bytes(b"nonsense")
     (tmp_path / "a.bin").write_bytes(b"nonsense")
-    check_model(found, config(tmp_path / "a.gguf"))
-    check_model(found, config(tmp_path / "a.bin"))
+    check_model(found, config(tmp_path / "a.gguf"), {})
+    check_model(found, config(tmp_path / "a.bin"), {})
     messages = [message for message, _ in wrong(found)]
     assert any("does not start as a .gguf file does" in message or "takes gguf" in message for message in messages)
     assert any("a file, but no .gguf file" in message for message in messages)

@@ -178,7 +178,7 @@ def test_a_trace_file_alone_is_a_workload(load, tmp_path: Path) -> None:
         (DRAWN.replace("2.0", "-2.0"), r"\[arrivals\] \(from .*rate"),
         (
             DRAWN.replace("rate = 2.0", 'rate = 1\npattern = "burst"'),
-            r'must be one of: constant.*Did you mean "bursts"',
+            r'did you mean "bursts"\? It must be one of: constant',
         ),
         (DRAWN.replace("rate = 2.0", ""), r"says no \[arrivals\] rate"),
         (DRAWN.replace("rate = 2.0", 'times = "recorded"'), r'arrivals.times = "recorded", but there are none'),
@@ -240,7 +240,7 @@ def test_answers_that_no_one_recorded_must_be_described(load, tmp_path: Path) ->
 
 def test_a_name_that_there_is_not_lists_those_that_there_are() -> None:
     with pytest.raises(
-        ConfigError, match=r'azur_code: no such workload.*one of: azure_code.*Did you mean "azure_code"'
+        ConfigError, match=r'azur_code: no such workload. Did you mean "azure_code".*one of: azure_code'
     ):
         load_workload("azur_code")
 

@@ -1,0 +1,127 @@
+"""What commands print on a terminal of 80 columns: no line is longer, and no name is cut."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+
+import pytest
+
+from support.terminal import Terminal, look_at
+from trencadis.cli.help import MAIN_SETTINGS
+from trencadis.cli.main import all_commands
+from trencadis.hookspecs import NOUNS
+from trencadis.registry import Registry
+from trencadis.registry.manager import PluginLoader
+
+COMMANDS = sorted(all_commands(PluginLoader.of_installed()).commands)
+
+
+def screen(*arguments: str, status: int = 0) -> Terminal:
+    """Return what a command shows, after checks that hold for each."""
+    terminal = look_at([sys.executable, "-m", "trencadis", *arguments], env={"TRENCADIS_CONFIG": None})
+    assert terminal.process.returncode == status, terminal.text
+    assert terminal.wrapped == []
+    assert "…" not in terminal.text
+    return terminal
+
+
+def names_in(lines: Sequence[str]) -> set[str]:
+    return {word for line in lines for word in line.split()}
+
+
+def test_plugins_show_each_name_whole_with_state_and_summary() -> None:
+    terminal = screen("plugins")
+    assert terminal.lines[0].split() == ["noun", "name", "state", "summary"]
+    registry = Registry.discover()
+    names = {name for noun in NOUNS for name in registry.components(noun)}
+    assert {"prefix_affinity", "simulated_store"} < names <= names_in(terminal.lines)
+
+
+def test_plugins_of_one_noun_leave_the_noun_out() -> None:
+    terminal = screen("plugins", "scheduling")
+    assert terminal.lines[0].split() == ["name", "state", "summary"]
+    assert {"fcfs", "fair_share", "shortest_first"} <= {line.split()[0] for line in terminal.lines}
+    assert "exponential" not in terminal.text
+
+
+def test_wide_plugins_become_paragraphs_where_columns_do_not_fit() -> None:
+    text = screen("plugins", "eviction", "--wide").text
+    assert re.search(r"(?m)^s3_fifo$", text)
+    assert "  stability: stable" in text
+    assert "stable contracts: eviction" in text
+
+
+def test_config_shows_every_key_whole_by_tables() -> None:
+    terminal = screen("config")
+    shown = set()
+    table = ""
+    for line in terminal.lines:
+        if heading := re.fullmatch(r"\[([\w.-]+)\]", line):
+            table = heading[1]
+        elif line and not line.startswith(" "):
+            shown.add(f"{table}.{line.split()[0]}")
+    settings = {setting.path for setting in Registry.discover().settings}
+    missing = settings - shown
+    assert not missing
+
+
+def test_config_of_one_table_shows_that_table() -> None:
+    terminal = screen("config", "engine", "--engine.seed", "3")
+    assert terminal.lines[0] == "[engine]"
+    assert "max_num_batched_tokens" in names_in(terminal.lines)
+    assert "block_size" not in terminal.text
+    assert re.search(r"(?m)^\s*source: flag --engine.seed$|^seed +3 +flag --engine.seed", terminal.text)
+
+
+def test_doctor_shows_what_is_not_ok_and_a_count() -> None:
+    terminal = screen("doctor", "--scheduling.name", "nope", status=1)
+    assert not [line for line in terminal.lines if line.startswith("OK")]
+    assert [line[:4] for line in terminal.lines if line[:4].strip().isupper()] == ["FAIL"]
+    assert re.fullmatch(r"\d+ ok, \d+ doubtful, 1 wrong; trencadis doctor -v shows all\.", terminal.lines[-1])
+
+
+def test_doctor_shows_all_when_it_is_asked_to() -> None:
+    terminal = screen("doctor", "-v")
+    assert sum(line.startswith("OK") for line in terminal.lines) > 20
+    assert re.fullmatch(r"\d+ ok, \d+ doubtful, 0 wrong", terminal.lines[-1])
+
+
+def test_help_lists_every_command_in_groups_and_serve_first() -> None:
+    terminal = screen("--help")
+    indented = [line.split()[0] for line in terminal.lines if re.match(r"  \w", line)]
+    assert sorted(indented) == COMMANDS
+    assert indented[:2] == ["serve", "generate"]
+    groups = [line for line in terminal.lines if re.fullmatch(r"[A-Z][\w ]+:", line)]
+    assert groups == [
+        "Run a model:",
+        "See what is here:",
+        "Operate and size:",
+        "Measure and simulate:",
+        "Write plugins:",
+    ]
+
+
+@pytest.mark.representatives(3)
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_each_command_is_as_wide_as_the_terminal(command: str) -> None:
+    assert screen(command, "--help").lines[0].startswith(f"usage: trencadis {command}")
+
+
+def test_help_of_serve_shows_thirty_flags_and_where_all_are() -> None:
+    terminal = screen("serve", "--help")
+    flags = [line.split()[0] for line in terminal.lines if re.match(r"  --[a-z_]+\.[a-z-]+$", line)]
+    assert len(flags) == 30
+    assert {"--model.path", "--server.port", "--server.api-keys", "--parallel.tensor"} <= set(flags)
+    num_all = len(list(Registry.discover().settings))
+    assert f"30 of {num_all} flags of the configuration; trencadis serve --help-all lists" in terminal.text
+
+
+def test_all_flags_are_shown_on_demand() -> None:
+    terminal = screen("serve", "--help-all")
+    assert {setting.flag for setting in Registry.discover().settings} <= names_in(terminal.lines)
+
+
+def test_the_settings_that_help_shows_exist() -> None:
+    assert set(MAIN_SETTINGS) <= {setting.path for setting in Registry.discover().settings}

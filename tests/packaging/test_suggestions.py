@@ -1,0 +1,44 @@
+"""In an error the suggestion comes before the list of choices: a list may be longer than the screen."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from trencadis.errors import must_be_one_of
+
+ROOT = Path(__file__).parents[2]
+
+
+def _lists_before_suggestion(text: ast.JoinedStr) -> bool:
+    """Return whether an f-string joins choices, and suggests one of them after that."""
+    calls = [
+        call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+        for part in text.values
+        for call in ast.walk(part)
+        if isinstance(call, ast.Call)
+    ]
+    return "did_you_mean" in calls and "join" in calls[: calls.index("did_you_mean")]
+
+
+def test_no_message_lists_choices_before_it_suggests_one() -> None:
+    files = [file for room in ("core", "plugins", "backends") for file in (ROOT / room).rglob("*.py")]
+    assert len(files) > 500
+    wrong = [
+        f"{file.relative_to(ROOT)}:{node.lineno}"
+        for file in files
+        if "did_you_mean" in (source := file.read_text(encoding="utf-8"))
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.JoinedStr) and _lists_before_suggestion(node)
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [("inof", 'did you mean "info"? It must be one of: debug, info.'), ("xyz", "must be one of: debug, info.")],
+)
+def test_a_close_choice_is_suggested_first(word: str, said: str) -> None:
+    assert must_be_one_of(word, ["debug", "info"]) == said
