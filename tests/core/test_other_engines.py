@@ -55,7 +55,7 @@ def test_every_setting_and_command_that_a_note_names_exists() -> None:
     notes = [row.note for row in ROWS] + [one.note for one in commands().values()]
     codes = [code for note in notes for code in re.findall(r"`([^`]+)`", note)]
     paths = [code.partition(" = ")[0] for code in codes if re.fullmatch(r"[a-z_]+(\.[a-z_]+)+( = .*)?", code)]
-    assert len(paths) > 20
+    assert len(paths) > 10
     assert [path for path in paths if built_in_settings().get(path) is None] == ["usage.prompt_tokens_details"]
     named = {code.split()[1] for code in codes if code.startswith("trencadis ")}
     assert named <= set(all_commands(PluginLoader.of_installed()).commands)
