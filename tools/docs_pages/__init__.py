@@ -13,6 +13,7 @@ from docs_pages.hooks import hooks_page
 from docs_pages.http_api import http_api_page
 from docs_pages.layouts import layouts_page
 from docs_pages.metrics import metrics_page
+from docs_pages.other_engines import with_flags
 from docs_pages.python_api import python_page
 from docs_pages.records import with_records
 
@@ -29,6 +30,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "commands.md": commands_page,
     "layouts.md": layouts_page,
     "python.md": python_page,
+    "do/from-vllm.md": partial(with_flags, _DOCS / "do/from-vllm.md"),
     **{
         f"{page.parent.name}/{page.name}": partial(with_records, page)
         for page in sorted([*(_DOCS / "plugins").glob("*.md"), *(_DOCS / "do").glob("*.md")])

@@ -21,11 +21,12 @@ _HEAD = f"""# Command line
 
 `trencadis COMMAND [flags]`; `trencadis --version` prints the version.
 
-Unless it says otherwise, a command takes the config flags `--table.key VALUE` of [the configuration](configuration.md), which have a dot in their name, and these two:
+Unless it says otherwise, a command takes the config flags `--table.key VALUE` of [the configuration](configuration.md), which have a dot in their name. One whose key is in one table only may be written without the table, as `--max-num-seqs 64`. Beside these it takes:
 
 | argument | meaning |
 |---|---|
 | `--config FILE` | config file, TOML; else `TRENCADIS_CONFIG` |
+| `--model MODEL`, `-m MODEL` | short for `--model.path` |
 | `--traceback` | show where an error was raised |
 
 Exit codes: 0 if all went well, {ConfigError.exit_code} for an error of the user's, {InternalError.exit_code} for a bug in Trencadís, {INTERRUPTED} after Ctrl-C.

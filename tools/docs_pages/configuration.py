@@ -9,6 +9,7 @@ from docs_pages.markdown import heading_note, table
 from trencadis.config import Settings, settings_of
 from trencadis.config.reference import SPELLINGS, alias_table, describe, tables_reference
 from trencadis.config.settings import NOUN_TABLES
+from trencadis.other_engines import ENGINES, sections
 from trencadis.registry import Registry
 
 __all__ = ["CONFIGURATION_PAGES", "built_in_settings"]
@@ -16,6 +17,9 @@ __all__ = ["CONFIGURATION_PAGES", "built_in_settings"]
 _OURS = "trencadis"
 
 _NOTE = heading_note("the config classes")
+
+_ANSWERED = """A command that is given a flag of vLLM, SGLang or llama.cpp answers with the one that means the same here, from these tables.
+Those of vLLM are in [Coming from vLLM](../do/from-vllm.md)."""
 
 _FIRST: Mapping[str, str] = {
     "model.path": "always, but for a first try",
@@ -92,7 +96,7 @@ def _front_page() -> str:
             "A page for each noun, with the tables of its components:\n",
             table(("noun", "components"), listed),
             f"[Engine and server](configuration/general.md) has the tables that belong to no noun: {general}.",
-            "[Names of other software](configuration/other-names.md) has the environment variables of the vLLM plugin for Gaudi.\n",
+            "[Names of other software](configuration/other-names.md) has flags of SGLang and llama.cpp, and the environment variables of the vLLM plugin for Gaudi.\n",
             "```{toctree}\n:hidden:\n",
             "\n".join(["configuration/general", *(f"configuration/{noun}" for noun in NOUN_TABLES)]),
             "configuration/other-names\n```\n",
@@ -128,7 +132,17 @@ def _general_page() -> str:
 
 
 def _other_names_page() -> str:
-    return f"# Names of other software\n\n{_NOTE}\n\n{alias_table(built_in_settings())}"
+    from docs_pages.other_engines import flags_of, other_commands
+
+    parts = ["# Names of other software", f"{_NOTE}\n\n{_ANSWERED}"]
+    for engine in ("sglang", "llama"):
+        parts.append(f"## Flags of {ENGINES[engine]}")
+        for section in sections():
+            parts.append(f"{section.title}:")
+            parts.append(flags_of(engine, section.title, folder="configuration").rstrip("\n"))
+    parts += ["## Commands", other_commands().rstrip("\n")]
+    parts += ["## Environment variables of the vLLM plugin for Gaudi", alias_table(built_in_settings())]
+    return "\n\n".join(parts)
 
 
 CONFIGURATION_PAGES: Mapping[str, Callable[[], str]] = {

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from trencadis.cli.help import MAIN_SETTINGS, HelpFormatter, config_flags_help, short_flags_help
+from trencadis.cli.spelling import clear_keys
 from trencadis.config import Settings
 from trencadis.config.sources import is_config_flag
 from trencadis.errors import ConfigError, did_you_mean
@@ -83,6 +84,10 @@ class CommandParser(argparse.ArgumentParser):
         """Have the help list every config flag."""
         self._shows_all = True
 
+    def own_flags(self) -> list[str]:
+        """Return all spellings of the flags that the command itself has. Pure."""
+        return [flag for action in self._actions for flag in action.option_strings]
+
     def error(self, message: str) -> NoReturn:
         """Raise the error that argparse found.
 
@@ -103,7 +108,8 @@ class CommandParser(argparse.ArgumentParser):
         parse = self.parse_known_args if "--" in arguments else self.parse_known_intermixed_args
         known, unknown = parse(arguments)
         if unknown:
-            flags = [*self._short_flags, *(flag for action in self._actions for flag in action.option_strings)]
+            flags = [*self._short_flags, *self.own_flags()]
+            flags += [] if self._settings is None else clear_keys(self._settings())
             raise ConfigError(
                 f"{self.prog}: unknown argument {unknown[0]}.{did_you_mean(unknown[0], flags)}",
                 hint=f"{self.prog} --help lists the flags.",

@@ -9,19 +9,21 @@ import argparse
 import atexit
 import contextlib
 import faulthandler
+import functools
 import importlib
 import os
 import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import trencadis
 from trencadis.cli.flags import HELP_ALL, CommandParser, config_file, set_aside_config_flags, spell_out
 from trencadis.cli.help import commands_help
+from trencadis.cli.spelling import refuse_foreign_flags, whole_flags
 from trencadis.config import ConfigFile, Settings, load_config, plugin_rules, read_config_file, settings_of
 from trencadis.config.check_sources import rules_or_defaults
 from trencadis.config.messages import DEFAULT
@@ -30,6 +32,8 @@ from trencadis.console import on_terminal, write_line
 from trencadis.errors import ConfigError, InternalError, PluginError, TrencadisError, did_you_mean
 from trencadis.interfaces.command import Command, CommandGroup
 from trencadis.log import configure_logging
+from trencadis.other_engines import Command as ForeignCommand
+from trencadis.other_engines import commands
 from trencadis.registry import Registry
 from trencadis.registry.commands import InstalledCommands, installed_commands
 from trencadis.registry.manager import PluginLoader
@@ -46,6 +50,18 @@ COMMANDS: Mapping[str, Command] = {
             load=partial(importlib.import_module, "trencadis.cli.generate_command"),
         ),
         Command(
+            name="run",
+            summary='Answer one prompt: run MODEL "...".',
+            group=CommandGroup.RUNNING,
+            load=partial(importlib.import_module, "trencadis.cli.run_command"),
+        ),
+        Command(
+            name="chat",
+            summary="Converse with a model on the terminal.",
+            group=CommandGroup.RUNNING,
+            load=partial(importlib.import_module, "trencadis.cli.chat_command"),
+        ),
+        Command(
             name="plugins",
             summary="List installed components: where each comes from, and which this configuration uses.",
             group=CommandGroup.LOOKING,
@@ -60,6 +76,9 @@ COMMANDS: Mapping[str, Command] = {
     )
 }
 """Commands of the core: they are found without plugins."""
+
+_SHORT_FLAGS = {"--model": "--model.path", "-m": "--model.path", "--strict-plugins": "--plugins.strict"}
+"""Short forms that every command has which takes the configuration."""
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 + SIGINT, as shells do."""
@@ -160,6 +179,9 @@ def all_commands(plugins: PluginLoader) -> InstalledCommands:
 def _find(name: str, plugins: PluginLoader) -> Command:
     found = all_commands(plugins)
     if name not in found.commands:
+        foreign = commands().get(name)
+        if foreign is not None:
+            raise ConfigError(f"trencadis: {name} is a command of other engines. {_does_it(foreign)}")
         causes = " ".join(f"Commands of a plugin are left out: {error}" for error in found.broken.values())
         raise ConfigError(
             f'trencadis: no such command: "{name}".{did_you_mean(name, found.commands)} '
@@ -167,6 +189,14 @@ def _find(name: str, plugins: PluginLoader) -> Command:
             hint=causes,
         )
     return found.commands[name]
+
+
+def _does_it(foreign: ForeignCommand) -> str:
+    """Return what does here what a command of another engine does. Pure."""
+    if not foreign.ours:
+        return f"Here {foreign.said}."
+    note = f" ({foreign.said})" if foreign.note else ""
+    return f"Here it is {foreign.ours}{note}."
 
 
 def _config_file(arguments: Sequence[str]) -> ConfigFile:
@@ -191,21 +221,26 @@ def _usage() -> str:
 
 def _run(command: Command, arguments: list[str], file: ConfigFile, plugins: PluginLoader | None) -> int:
     module: Any = command.load()
-    arguments = spell_out(arguments, _short_flags(module))
-    own = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    if {"-h", "--help", HELP_ALL}.intersection(own):
+    own = _parser(command, module, settings_of).own_flags()
+    arguments = spell_out(arguments, {flag: long for flag, long in _short_flags(module).items() if flag not in own})
+    before = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    if {"-h", "--help", HELP_ALL}.intersection(before):
         parser = _parser(command, module, lambda: _settings_for_help(file, arguments, plugins))
-        if HELP_ALL in own:
+        if HELP_ALL in before:
             parser.show_all()
         print(parser.format_help(), end="")
         return 0
     if hasattr(module, "run_alone"):
         return _run_alone(command, module, arguments, file, plugins)
-    registry = _collect(file, arguments, plugins)
+    name = f"trencadis {command.name}"
+    registry, arguments = _whole(file, arguments, plugins, own=own if _takes_config(module) else None, name=name)
     settings = registry.settings
     with registry.naming_broken():
         flags, rest = split_flags(arguments, settings)
+        if _takes_config(module):
+            refuse_foreign_flags(rest, own, lambda: settings, command=name)
         args = _parser(command, module, lambda: settings).parse(rest)
+        flags += _model_flag(module, args, flags, name)
         args.resolved = load_config(settings=settings, file=file, flags=flags)
     registry.note_sources(args.resolved.sources)
     level, loading = _log_levels(module, args)
@@ -217,6 +252,19 @@ def _run(command: Command, arguments: list[str], file: ConfigFile, plugins: Plug
     return code
 
 
+def _model_flag(module: Any, args: argparse.Namespace, flags: Sequence[str], name: str) -> list[str]:
+    """Return the config flag that the argument MODEL of a command stands for, if it has one and was given one."""
+    model = getattr(args, getattr(module, "MODEL_ARGUMENT", ""), None)
+    if model is None:
+        return []
+    given = [flag.partition("=")[2] for flag in flags if flag.startswith("--model.path=")]
+    if given:
+        raise ConfigError(
+            f'{name}: the model is given twice: "{model}" and --model.path {given[0]}.', hint="Leave out one."
+        )
+    return [f"--model.path={model}"]
+
+
 def _collect(file: ConfigFile, arguments: Sequence[str], plugins: PluginLoader | None) -> Registry:
     """Return the registry of the plugins that were loaded to find the command; None: none were yet."""
     rules = plugin_rules(file=file, flags=arguments)
@@ -225,11 +273,31 @@ def _collect(file: ConfigFile, arguments: Sequence[str], plugins: PluginLoader |
     return Registry.of(plugins, strict=rules.strict)
 
 
+def _whole(
+    file: ConfigFile, arguments: list[str], plugins: PluginLoader | None, *, own: Collection[str] | None, name: str
+) -> tuple[Registry, list[str]]:
+    """Return the registry, and the command line with whole config flags; ``own`` is None where a command takes none."""
+    registry = _collect(file, arguments, plugins)
+    if own is None:
+        return registry, arguments
+    with registry.naming_broken():
+        whole = whole_flags(arguments, own, lambda: registry.settings, command=name)
+    if plugin_rules(file=file, flags=whole) != plugin_rules(file=file, flags=arguments):
+        return _collect(file, whole, None), whole
+    return registry, whole
+
+
 def _run_alone(
     command: Command, module: Any, arguments: list[str], file: ConfigFile, plugins: PluginLoader | None
 ) -> int:
     """Run a command for which neither components nor configuration are loaded: it must work where they cannot be."""
-    flags, rest = set_aside_config_flags(arguments) if _takes_config(module) else ([], arguments)
+    flags: list[str] = []
+    rest = arguments
+    if _takes_config(module):
+        own, name = _parser(command, module, settings_of).own_flags(), f"trencadis {command.name}"
+        settings = functools.cache(lambda: _settings_for_help(file, arguments, plugins))
+        flags, rest = set_aside_config_flags(whole_flags(arguments, own, settings, command=name))
+        refuse_foreign_flags(rest, own, settings, command=name)
     args = _parser(command, module, settings_of).parse(rest)
     args.config_file, args.plugins = file, plugins
     code: int = module.run_alone(args, flags)
@@ -276,7 +344,7 @@ def _can_be_locked(module: Any) -> bool:
 def _short_flags(module: Any) -> Mapping[str, str]:
     """Return the short forms of config flags that a command offers, if any. Pure."""
     own: Mapping[str, str] = getattr(module, "SHORT_FLAGS", {})
-    return {**own, "--strict-plugins": "--plugins.strict"} if _takes_config(module) else own
+    return {**own, **_SHORT_FLAGS} if _takes_config(module) else own
 
 
 def _settings_for_help(file: ConfigFile, arguments: Sequence[str], plugins: PluginLoader | None) -> Settings:

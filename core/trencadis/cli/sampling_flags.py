@@ -11,12 +11,21 @@ from typing import Any
 import attrs
 
 from trencadis.cli.structured_flags import add_structured_flags, structured_of
+from trencadis.errors import InvalidRequestError
 from trencadis.files import parse_json
 from trencadis.records import SamplingParams, parameter_help
 
-__all__ = ["add_sampling_flags", "sampling_params_of"]
+__all__ = [
+    "add_sampling_flags",
+    "default_of",
+    "parameter_from_text",
+    "parameter_names",
+    "sampling_params_of",
+    "show_parameter",
+]
 
 _LEFT_OUT = object()
+_TABLES = frozenset({"logit_bias", "logits_processors"})
 _FIELDS = tuple(field for field in attrs.fields(SamplingParams) if field.name != "structured")
 
 
@@ -53,9 +62,61 @@ def sampling_params_of(args: argparse.Namespace, *, defaults: Mapping[str, Any])
     """
     given = {field.name: getattr(args, field.name) for field in _FIELDS}
     given = {name: value for name, value in given.items() if value is not _LEFT_OUT}
-    for name in {"logit_bias", "logits_processors"} & set(given):
+    for name in _TABLES & set(given):
         given[name] = dict(given[name])
     return SamplingParams(**{**defaults, **given, "structured": structured_of(args)})
+
+
+def parameter_names() -> list[str]:
+    """Return the sampling parameters that have a flag of their own, in order. Pure."""
+    return [field.name for field in _FIELDS]
+
+
+def parameter_from_text(name: str, text: str) -> Any:
+    """Return what a text means as the value of a sampling parameter; of those that hold several values, it is one. Pure.
+
+    Args:
+        name: One of :func:`parameter_names`.
+        text: Such as ``0.7`` or ``none``.
+
+    Raises:
+        InvalidRequestError: The text is no value of the parameter's type.
+    """
+    argument = _argument(typing.get_type_hints(SamplingParams)[name])
+    read = argument.get("type", _truth)
+    try:
+        value = read(text)
+    except ValueError:
+        kind = getattr(read, "__name__", "value").strip("_")
+        raise InvalidRequestError(
+            f"sampling parameter {name} = {text!r} is impossible: it must be {_in_words(kind)}."
+        ) from None
+    if argument.get("action") is not _Collect:
+        return value
+    return dict([value]) if name in _TABLES else (value,)
+
+
+def default_of(name: str) -> Any:
+    """Return the default of a sampling parameter. Pure."""
+    return _default_of(getattr(attrs.fields(SamplingParams), name))
+
+
+def show_parameter(value: Any) -> str:
+    """Return the value of a sampling parameter as a person writes it. Pure."""
+    return _show(value)
+
+
+def _truth(text: str) -> bool:
+    if text.lower() not in {"true", "false"}:
+        raise ValueError(text)
+    return text.lower() == "true"
+
+
+def _in_words(kind: str) -> str:
+    words = {"int": "a whole number", "float": "a number", "truth": "true or false"}
+    plain, _, rest = kind.partition(" or ")
+    shown = words.get(plain, f"like {plain}")
+    return f"{shown} or {rest}" if rest else shown
 
 
 def _argument(hint: Any) -> dict[str, Any]:

@@ -7,9 +7,9 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 import attrs
 
-from trencadis.errors import InvalidRequestError, RequestError
+from trencadis.errors import InvalidRequestError, RequestError, did_you_mean
 from trencadis.faults import shown
-from trencadis.records import DEFAULT_TERMS, ListedTerms, RequestTerms
+from trencadis.records import DEFAULT_TERMS, ListedTerms, RequestTerms, SamplingParams
 
 __all__ = [
     "OnRefusal",
@@ -128,7 +128,9 @@ def terms_per_prompt(num_prompts: int, listed: ListedTerms) -> list[RequestTerms
     columns: dict[str, list[Any]] = {}
     for name, value in listed.items():
         if name not in _FIELDS:
-            raise TypeError(f"generate() got an unexpected keyword argument {name!r}")
+            is_sampling = name in {field.name for field in attrs.fields(SamplingParams)}
+            meant = f". Did you mean SamplingParams({name}=...)?" if is_sampling else did_you_mean(name, _FIELDS)
+            raise TypeError(f"generate() got an unexpected keyword argument {name!r}{meant}")
         field = _FIELDS[name]
         columns[field.name] = per_prompt(value, num_prompts, name=name, default=field.default)
     terms = []

@@ -17,7 +17,7 @@ import attrs
 
 from trencadis.config.aliases import from_aliases, warn_of_unused
 from trencadis.config.builder import ConfigBuilder
-from trencadis.config.messages import DEFAULT
+from trencadis.config.messages import ARGUMENT, DEFAULT
 from trencadis.config.schema import BUCKETING_BY_LAYOUT, Config, PluginsConfig
 from trencadis.config.settings import ComponentClasses, Settings, settings_of, settings_of_table
 from trencadis.config.sources import (
@@ -176,7 +176,7 @@ def plugin_rules(
     given = from_tree(_only_plugins(content.tree), settings, content.name, may_import=content.may_import)
     given += from_environment({key: text for key, text in environment.items() if key in names}, settings)
     given += from_flags(_flags_of_plugins(flags, settings), settings)
-    given += from_tree(_only_plugins(nest(overrides or {})), settings, "argument", may_import=True)
+    given += from_tree(_only_plugins(nest(overrides or {})), settings, ARGUMENT, may_import=True)
     last = {item.path: item for item in given}
     _add_blocked(last, environment)
     rules: PluginsConfig = ConfigBuilder(settings, last).component(_PLUGINS)
@@ -197,7 +197,7 @@ def _gather(
     yield from from_aliases(environ, settings)
     yield from from_environment(environ, settings)
     yield from (attrs.evolve(item, may_import=may_import) for item in from_flags(flags, settings))
-    yield from from_tree(nest(overrides), settings, "argument", may_import=may_import)
+    yield from from_tree(nest(overrides), settings, ARGUMENT, may_import=may_import)
 
 
 def _content(file: Path | ConfigFile | None, environ: Mapping[str, str]) -> ConfigFile:

@@ -13,12 +13,15 @@ import attrs
 
 from trencadis.errors import ConfigValueError
 
-__all__ = ["DEFAULT", "origin", "show", "spot", "value_error", "with_origin"]
+__all__ = ["ARGUMENT", "DEFAULT", "origin", "show", "spot", "value_error", "with_origin"]
 
 _SPOT = re.compile(r'\[([\w.-]+)\] (\w+) = ("(?:[^"\\]|\\.)*"|[^\s",:]++)(?! \()')
 
 DEFAULT = "default"
 """The source of a value that was not set."""
+
+ARGUMENT = "argument"
+"""The source of a value that Python gave."""
 
 
 def show(value: Any) -> str:

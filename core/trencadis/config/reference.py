@@ -29,7 +29,8 @@ One key has three spellings:
 | environment | `TRENCADIS_BUCKETING__EXPONENTIAL__LIMIT=12` |
 | flag | `--bucketing.exponential.limit 12` |
 
-In a flag, underscores of the key are dashes: `--engine.max-num-seqs`. A flag that takes true or false may stand alone for
+In a flag, underscores of the key are dashes: `--engine.max-num-seqs`. The table may be left out where no other table has the key:
+`--max-num-seqs`; keys of secrets are not given so. A flag that takes true or false may stand alone for
 true; a list is written with commas. `TRENCADIS_BLOCKED_PLUGINS` adds to `[plugins] blocked`.
 
 The table of a noun names a component; the component's own keys are in a table below it. A component may also be given by

@@ -14,7 +14,8 @@ from typing import Any
 
 import attrs
 
-from trencadis.config.messages import origin, value_error
+from trencadis.config.homes import where_it_belongs
+from trencadis.config.messages import ARGUMENT, origin, value_error
 from trencadis.config.settings import ENVIRONMENT_PREFIX, NOUN_TABLES, Settings
 from trencadis.errors import ConfigError, UnknownKeyError, did_you_mean
 from trencadis.files import check_plain, parse_toml, read_text
@@ -166,6 +167,9 @@ def _walk(tree: Mapping[str, Any], table: str, settings: Settings, source: str) 
 
 
 def _unknown(table: str, key: str, value: Any, settings: Settings, source: str) -> UnknownKeyError:
+    home = where_it_belongs(key, value, settings, in_python=source == ARGUMENT)
+    if not table and home and not isinstance(value, Mapping):
+        return UnknownKeyError(f"{key}{origin(source)}: no such key. {home}")
     if not table:
         tables = [name for name in settings.tables() if "." not in name]
         found = (
@@ -182,7 +186,8 @@ def _unknown(table: str, key: str, value: Any, settings: Settings, source: str) 
         )
     keys = settings.keys_of(table)
     known = f"The table has: {', '.join(keys)}." if keys else "The table has no keys."
-    return UnknownKeyError(f"[{table}] {key}{origin(source)}: no such key.{did_you_mean(key, keys)} {known}")
+    meant = did_you_mean(key, keys) or f" {home}".rstrip()
+    return UnknownKeyError(f"[{table}] {key}{origin(source)}: no such key.{meant} {known}")
 
 
 def flat_names(settings: Settings) -> dict[str, str]:

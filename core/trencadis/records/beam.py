@@ -10,6 +10,7 @@ import attrs
 
 from trencadis.errors import InvalidRequestError
 from trencadis.faults import shown
+from trencadis.keywords import suggesting
 from trencadis.records.sampling import MAX_INT, MAX_LOGPROBS
 
 __all__ = ["BeamSearchParams"]
@@ -51,6 +52,7 @@ def _ids(_: object, attribute: attrs.Attribute[Any], value: Any) -> None:
         _refuse(attribute.name, value, "a list of token ids from 0")
 
 
+@suggesting
 @attrs.frozen(kw_only=True)
 class BeamSearchParams:
     """How the most likely continuations of a prompt are searched. Frozen; validated at construction.

@@ -13,6 +13,7 @@ import attrs
 
 from trencadis.errors import InvalidRequestError
 from trencadis.faults import shown
+from trencadis.keywords import suggesting
 from trencadis.records.plain import check_plain, is_text
 from trencadis.records.sampling import SamplingParams
 
@@ -118,6 +119,7 @@ def _listed(name: str) -> dict[str, str]:
     return {"listed": name}
 
 
+@suggesting
 @attrs.frozen(kw_only=True)
 class RequestTerms:
     """Under which terms a request runs: who asks, how soon, and with what; checked when it is made.

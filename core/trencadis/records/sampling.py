@@ -11,6 +11,7 @@ import attrs
 
 from trencadis.errors import InvalidRequestError
 from trencadis.faults import shown
+from trencadis.keywords import suggesting
 from trencadis.records.plain import check_plain, is_text
 from trencadis.records.structured import StructuredOutput
 
@@ -199,6 +200,7 @@ def _flag(_: object, attribute: attrs.Attribute[Any], value: Any) -> None:
         _refuse(attribute.name, value, "True or False")
 
 
+@suggesting
 @attrs.frozen(kw_only=True)
 class SamplingParams:
     """How one request's tokens are chosen and when it ends. Frozen; validated at construction.

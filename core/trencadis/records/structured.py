@@ -10,6 +10,7 @@ import attrs
 
 from trencadis.errors import InvalidRequestError, must_be_one_of
 from trencadis.faults import shown
+from trencadis.keywords import suggesting
 from trencadis.records.plain import is_text
 
 __all__ = ["MAX_CHOICES", "MAX_STRUCTURE_CHARACTERS", "StructuredOutput"]
@@ -27,6 +28,7 @@ def _texts(value: Any) -> Any:
     return (value,) if isinstance(value, str) else tuple(value)
 
 
+@suggesting
 @attrs.frozen(kw_only=True)
 class StructuredOutput:
     """What a request's text must be. The classmethods make one of each kind.

@@ -15,7 +15,15 @@ from trencadis.console import write_line
 if TYPE_CHECKING:
     from trencadis_server.lifecycle.opening import OpenServer
 
-__all__ = ["MAIN_SETTINGS", "SHORT_FLAGS", "TERMINAL_LOG_LEVELS", "add_arguments", "give_back_large_blocks", "run"]
+__all__ = [
+    "MAIN_SETTINGS",
+    "MODEL_ARGUMENT",
+    "SHORT_FLAGS",
+    "TERMINAL_LOG_LEVELS",
+    "add_arguments",
+    "give_back_large_blocks",
+    "run",
+]
 
 SHORT_FLAGS: Mapping[str, str] = {
     "--host": "--server.host",
@@ -43,8 +51,14 @@ _KEPT_BYTES = 1 << 20
 _MAX_ARENAS = 2
 
 
+MODEL_ARGUMENT = "model"
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's own flags: there are none."""
+    """Add the argument that names the model; there are no flags of its own."""
+    parser.add_argument(
+        "model", nargs="?", metavar="MODEL", help="directory, .gguf file or hub id: short for --model.path"
+    )
     parser.epilog = (
         "SIGTERM and Ctrl-C end it in order: nothing new is taken, running requests have server.drain_timeout_s. "
         "A second one ends it at once. SIGUSR2 has the engines write flight records."

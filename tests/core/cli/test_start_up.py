@@ -25,6 +25,8 @@ PLUGINS = {point.name for point in entry_points(group="trencadis")}
 NO_MODEL = ["--model.path", "/no/such/model", "--engine.placement", "thread"]
 COMMANDS = {
     "generate": (2, ["hi", *NO_MODEL]),
+    "run": (2, ["/no/such/model", "hi"]),
+    "chat": (2, ["/no/such/model"]),
     "plugins": (0, []),
     "config": (0, []),
     "cluster": (2, ["down", "--port", "65121"]),
