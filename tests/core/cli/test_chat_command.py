@@ -40,7 +40,7 @@ def test_a_conversation_on_a_terminal(terminal: Terminal) -> None:
     assert len(first.splitlines()) >= 2
     assert "INFO" not in terminal.text
 
-    assert 'Did you mean\n"temperature"?' in after(terminal, "/set temprature 2\r")
+    assert 'Did you mean "temperature"?' in " ".join(after(terminal, "/set temprature 2\r").split())
     assert "temperature = 0.0" in after(terminal, "/set temperature 0\r")
     assert "system: You are a king." in after(terminal, "/system You are a king.\r")
     assert "Nothing was said so far." in after(terminal, "/reset\r")
