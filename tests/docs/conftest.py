@@ -27,6 +27,11 @@ class Server:
     admin_port: int
     output: Path
 
+    def printed(self) -> str:
+        """Return its standard output, without the line of the administration port, which the pages' command leaves closed."""
+        lines = self.output.read_text(encoding="utf-8").splitlines(keepends=True)
+        return "".join(line for line in lines if f":{self.admin_port}/" not in line)
+
     def at_its_ports(self, text: str) -> str:
         """Return a block with this server's addresses."""
         return text.replace("127.0.0.1:8000", f"127.0.0.1:{self.port}").replace(

@@ -42,11 +42,18 @@ def ready_text(request: pytest.FixtureRequest) -> Callable[[Block], str]:
 
 
 @pytest.mark.representatives(1000)
-@pytest.mark.parametrize("block", parameters("python"))
-def test_python_block_runs(block: Block, page_folder, python_blocks, ready_text) -> None:
+@pytest.mark.kept_in_ci(1000)
+@pytest.mark.parametrize("block", parameters("python", first=True))
+def test_python_block_of_a_first_page_runs(block: Block, page_folder, python_blocks, ready_text) -> None:
     result = python_blocks.run(ready_text(block), page_folder(block.page))
     assert result.returncode == 0, f"{result.output[-3000:]}\n{result.errors[-3000:]}"
     assert not block.output or shows(block.output, result.output), f"it prints:\n{result.output}"
+
+
+@pytest.mark.representatives(1000)
+@pytest.mark.parametrize("block", parameters("python"))
+def test_python_block_runs(block: Block, page_folder, python_blocks, ready_text) -> None:
+    test_python_block_of_a_first_page_runs(block, page_folder, python_blocks, ready_text)
 
 
 def test_a_wrong_python_block_would_be_found(python_blocks, tmp_path: Path) -> None:
@@ -59,17 +66,26 @@ def test_a_wrong_python_block_would_be_found(python_blocks, tmp_path: Path) -> N
 
 
 @pytest.mark.representatives(1000)
-@pytest.mark.parametrize("block", parameters("sh"))
-def test_commands_of_a_shell_block_work(block: Block, page_folder, shell, ready_text, request) -> None:
+@pytest.mark.kept_in_ci(1000)
+@pytest.mark.parametrize("block", parameters("sh", first=True))
+def test_commands_of_a_first_page_work(block: Block, page_folder, shell, ready_text, request) -> None:
     result = shell(ready_text(block), page_folder(block.page))
     assert result.returncode == 0, f"{result.stdout[-1500:]}\n{result.stderr[-1500:]}"
     if block.output:
         printed = result.stdout
         if block.text.startswith("trencadis serve"):  # the server of the pages runs beside them
-            printed = request.getfixturevalue("doc_server").output.read_text(encoding="utf-8")
+            printed = request.getfixturevalue("doc_server").printed()
         assert shows(block.output, printed), f"it prints:\n{printed}"
 
 
+@pytest.mark.representatives(1000)
+@pytest.mark.parametrize("block", parameters("sh"))
+def test_commands_of_a_shell_block_work(block: Block, page_folder, shell, ready_text, request) -> None:
+    test_commands_of_a_first_page_work(block, page_folder, shell, ready_text, request)
+
+
+@pytest.mark.representatives(1000)
+@pytest.mark.kept_in_ci(1000)
 @pytest.mark.parametrize(
     ("output", "printed", "is_shown"),
     [
@@ -82,6 +98,7 @@ def test_commands_of_a_shell_block_work(block: Block, page_folder, shell, ready_
         ("first\n…", "second", False),
         ('{"id":"…","object":"x"}', '{"id":"abc","object":"x"}', True),
         ('{"id":"…","object":"x"}', '{"id":"abc","object":"y"}', False),
+        ('{"id":"chat-…","n":1}', '{"id":"chat-5d7","n":2}', True),
     ],
 )
 def test_an_output_is_what_is_printed_but_for_numbers_and_what_is_left_out(
@@ -113,6 +130,8 @@ FIRST_COMMANDS = {
 } | {str(page.relative_to(ROOT)): ("",) for page in (ROOT / "docs/gallery").glob("*.md") if page.stem != "index"}
 
 
+@pytest.mark.representatives(1000)
+@pytest.mark.kept_in_ci(1000)
 @pytest.mark.parametrize("page", FIRST_COMMANDS)
 def test_what_a_newcomer_types_first_has_its_output_below_it(page: str) -> None:
     blocks = [block for block in BLOCKS if block.page == page and block.language in {"sh", "python"}]
@@ -122,7 +141,7 @@ def test_what_a_newcomer_types_first_has_its_output_below_it(page: str) -> None:
 
 
 @pytest.mark.representatives(1000)
-@pytest.mark.parametrize("block", parameters("toml"))
+@pytest.mark.parametrize("block", [*parameters("toml", first=True), *parameters("toml")])
 def test_toml_block_is_a_configuration_a_workload_events_drafts_a_device_sheet_or_a_part_of_pyproject(
     block: Block, tmp_path: Path
 ) -> None:
@@ -152,7 +171,9 @@ def test_toml_block_is_a_configuration_a_workload_events_drafts_a_device_sheet_o
 
 
 @pytest.mark.representatives(1000)
-@pytest.mark.parametrize("block", parameters("json", "jsonl", "yaml", "ini"))
+@pytest.mark.parametrize(
+    "block", [*parameters("json", "jsonl", "yaml", "ini", first=True), *parameters("json", "jsonl", "yaml", "ini")]
+)
 def test_data_block_can_be_read(block: Block) -> None:
     if block.language == "yaml":
         yaml = pytest.importorskip("yaml", reason="PyYAML comes with transformers")

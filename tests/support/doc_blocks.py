@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 _FENCE = re.compile(r"^```([^\n`]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 OUTPUT = "output"
-_NUMBER = re.compile(r"[+-]?\d[\d,]*(?:\.\d+)?")
+_NUMBER = re.compile(r"(?:(?<!\w)[+-])?\d+(?:[,.]\d+)*")
 _TIME = re.compile(r"#\s*(?:ns|µs|ms|s|min|h)\b")
 _FILE = re.compile(r"# ([\w./-]+\.\w+)\n")
 
@@ -75,26 +75,29 @@ def is_walked(block: Block) -> bool:
     return (block.page, block.language) == (page, "sh") and block.line < text[: text.index(f"\n## {end}\n")].count("\n")
 
 
-FIRST_PAGES = {"README.md", "docs/learn/quickstart.md", "docs/learn/python.md"}
-"""Pages whose blocks are in the default tier. A page's blocks stay together: later ones use what earlier ones wrote."""
+FIRST_PAGES = {"README.md", "docs/index.md", "docs/learn/quickstart.md", "docs/learn/python.md"}
+"""Pages whose blocks every tier runs. A page's blocks stay together: later ones use what earlier ones wrote."""
 
 
-def parameters(*languages: str) -> list[pytest.param]:
+def parameters(*languages: str, first: bool = False) -> list[pytest.param]:
     """Return the blocks of some languages as parameters of a test, each with its page and line as id.
 
-    A block that stands on several pages is there once, unless it names a file of its page or shows another output. Those of most pages are slow.
+    A block that stands on several pages is there once, unless it names a file of its page or shows another output.
+
+    Args:
+        languages: Languages of the blocks.
+        first: The blocks of `FIRST_PAGES`; else those of the other pages, which are slow.
     """
     chosen: dict[tuple[str, str, str], Block] = {}
-    for block in BLOCKS:
+    for block in sorted(BLOCKS, key=lambda block: block.page not in FIRST_PAGES):
         if block.language in set(languages) and not is_walked(block):
             files = [other.file for other in BLOCKS if other.page == block.page and other.file]
             place = block.page if any(file in block.text for file in files) else ""
             chosen.setdefault((place, block.text, block.output), block)
     return [
-        pytest.param(
-            block, id=f"{block.page}:{block.line}", marks=() if block.page in FIRST_PAGES else pytest.mark.slow
-        )
+        pytest.param(block, id=f"{block.page}:{block.line}", marks=() if first else pytest.mark.slow)
         for block in chosen.values()
+        if (block.page in FIRST_PAGES) is first
     ]
 
 
