@@ -17,7 +17,8 @@ class PrefillFirst(Fcfs):
     """A step computes prompts only, whole ones, while any can be admitted; else it decodes.
 
     New prompts answer soonest this way, and running texts stand still meanwhile. Where preemption is by swap, no new prompt is
-    admitted while a sequence is swapped out: those come back first, beside the decodes.
+    admitted while a sequence is swapped out: those come back first, beside the decodes. Where nothing runs and none of them can come
+    back, as when the engine keeps the place of an adapter for another request, new prompts are admitted all the same.
 
     Args:
         config: Delay, watermark, chunks.
@@ -33,6 +34,7 @@ class PrefillFirst(Fcfs):
         self._chunked = config.chunked
         self._budget = 0
         self._is_swapped = False
+        self._may_swap_in = True  # False: the last step was for swapped sequences alone, and nothing ran
         self._is_full = False  # a prompt of this step did not fit: nobody after it overtakes
         self._tried: tuple[int, int] | None = None  # what ran before a prompt step of which nothing may have come
         self._step_began_s = self._last_step_s = 0.0
@@ -45,7 +47,8 @@ class PrefillFirst(Fcfs):
         running = view.running
         state = (len(running), int(view.num_computed_tokens[running].sum()))
         self._budget = min(token_budget, super().split(view, token_budget=token_budget).prefill)
-        self._is_swapped = view.num_swapped > 0
+        self._is_swapped = view.num_swapped > 0 and (self._may_swap_in or len(running) > 0)
+        self._may_swap_in = len(running) > 0 or not self._is_swapped
         if self._is_swapped:
             return self._swap_in(view, token_budget)
         prefills = self._has_unfinished(view) or self._can_admit(view)
