@@ -1,24 +1,38 @@
 """Log lines of the command line: one format, on standard error, at the configured level.
 
+    record ▶ text | a JSON object | text with the priority that journald reads ▶ one write
+
+What is logged with ``extra={"fields": {...}}`` has these fields in the JSON object.
+
 A library does not configure logging; Python callers of ``LLM`` attach handlers to the logger ``trencadis`` themselves. Plugins of
 others log under the names of their own packages, which the command line shows as well.
 """
 
 from __future__ import annotations
 
+import datetime
+import json
 import logging
 import sys
+from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["adopt_package", "configure_logging"]
+__all__ = ["FORMATS", "adopt_package", "configure_logging", "log_format"]
 
-_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+FORMATS = ("text", "json", "journal")
+"""Values of ``log.format``."""
+
+_LINE = "%(levelname)s %(name)s: %(message)s"
+_PRIORITIES = ((logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6))
+"""Of syslog, by the least level that has one; source: sd-daemon(3)."""
+_DEBUG_PRIORITY = 7
 
 
 _names = {"trencadis"}
 """Loggers that are shown."""
 _level = ""
 """Of all of them; empty until the command line has said it."""
+_format = "text"
 
 
 class _StderrHandler(logging.StreamHandler[Any]):
@@ -29,16 +43,68 @@ class _StderrHandler(logging.StreamHandler[Any]):
         super().emit(record)
 
 
-def configure_logging(level: str) -> None:
-    """Show messages of Trencadís from ``level`` up on standard error; a second call changes the level.
+class _JsonFormatter(logging.Formatter):
+    """Writes a record as a JSON object in one line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        time = datetime.datetime.fromtimestamp(record.created, datetime.UTC)
+        line: dict[str, Any] = {
+            "time": time.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            "process": record.process,
+        }
+        fields: Mapping[str, Any] = getattr(record, "fields", {})
+        line |= {name: value for name, value in fields.items() if name not in line}
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+class _JournalFormatter(logging.Formatter):
+    """Writes the priority before each line, and no time, which the journal has."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        priority = next((number for level, number in _PRIORITIES if record.levelno >= level), _DEBUG_PRIORITY)
+        return "\n".join(f"<{priority}>{line}" for line in super().format(record).splitlines())
+
+
+def configure_logging(level: str, form: str = "text") -> None:
+    """Show messages of Trencadís from ``level`` up on standard error; a second call changes level and format.
+
+    Warnings of other libraries are shown in the same format, where these have no handler of their own.
 
     Args:
         level: ``debug``, ``info``, ``warning`` or ``error``.
+        form: One of ``FORMATS``.
     """
-    global _level  # noqa: PLW0603 - loggers are global as well
-    _level = level.upper()
+    global _format, _level
+    _level, _format = level.upper(), form
     for name in _names:
         _show(name)
+    others = _StderrHandler()
+    others.setLevel(logging.WARNING)
+    others.setFormatter(_formatter())
+    logging.lastResort = others
+    if form == "json":
+        logging.captureWarnings(True)
+        _show("py.warnings")
+
+
+def log_format() -> str:
+    """Return the format that is in force, ``text`` if none was configured. Pure."""
+    return _format
+
+
+def _formatter() -> logging.Formatter:
+    match _format:
+        case "json":
+            return _JsonFormatter()
+        case "journal":
+            return _JournalFormatter(_LINE)
+        case _:
+            return logging.Formatter(f"%(asctime)s {_LINE}", datefmt="%Y-%m-%d %H:%M:%S")
 
 
 def adopt_package(module: str) -> None:
@@ -57,7 +123,9 @@ def adopt_package(module: str) -> None:
 def _show(name: str) -> None:
     logger = logging.getLogger(name)
     logger.setLevel(_level)
-    if not any(isinstance(handler, _StderrHandler) for handler in logger.handlers):
-        handler = _StderrHandler()
-        handler.setFormatter(logging.Formatter(_FORMAT, datefmt="%H:%M:%S"))
-        logger.addHandler(handler)
+    handlers = [handler for handler in logger.handlers if isinstance(handler, _StderrHandler)]
+    if not handlers:
+        handlers = [_StderrHandler()]
+        logger.addHandler(handlers[0])
+    for handler in handlers:
+        handler.setFormatter(_formatter())

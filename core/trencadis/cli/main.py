@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import importlib
+import logging
 import os
 import signal
 import sys
@@ -23,7 +24,7 @@ from trencadis.config.check_sources import rules_or_defaults
 from trencadis.config.sources import split_flags
 from trencadis.errors import ConfigError, InternalError, PluginError, TrencadisError, did_you_mean
 from trencadis.interfaces.command import Command
-from trencadis.log import configure_logging
+from trencadis.log import configure_logging, log_format
 from trencadis.registry import Registry
 from trencadis.registry.commands import InstalledCommands, installed_commands
 from trencadis.registry.manager import PluginLoader
@@ -73,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if "--traceback" in arguments:
             traceback.print_exc()
         else:
-            print(f"error: {error}", file=sys.stderr)
+            _report(str(error))
         return error.exit_code
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -156,6 +157,14 @@ def _usage() -> str:
     )
 
 
+def _report(message: str) -> None:
+    """Print the error that ends a command, or log it where the log is for programs."""
+    if log_format() == "text":
+        print(f"error: {message}", file=sys.stderr)
+    else:
+        logging.getLogger("trencadis").error("%s", message)
+
+
 def _run(command: Command, arguments: list[str], file: ConfigFile, plugins: PluginLoader | None) -> int:
     module: Any = command.load()
     arguments = spell_out(arguments, _short_flags(module))
@@ -173,7 +182,7 @@ def _run(command: Command, arguments: list[str], file: ConfigFile, plugins: Plug
         args = _parser(command, module, lambda: settings).parse(rest)
         args.resolved = load_config(settings=settings, file=file, flags=flags)
     registry.note_sources(args.resolved.sources)
-    configure_logging(args.resolved.config.log.level)
+    configure_logging(args.resolved.config.log.level, args.resolved.config.log.format)
     if getattr(args, "locked", None):
         check_lock = importlib.import_module("trencadis.plan_lock").check_lock
         check_lock(args.locked, args.resolved.config, registry)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import logging
 import signal
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -20,6 +21,8 @@ SHORT_FLAGS: Mapping[str, str] = {
     "--port": "--server.port",
     "--role": "--engine.role",
 }
+logger = logging.getLogger("trencadis.server")
+
 _RECORD_SIGNAL = getattr(signal, "SIGUSR2", None)
 """Has an engine's process write its flight record; operators send it to this process too."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
@@ -49,10 +52,11 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
     if _RECORD_SIGNAL is not None:
         signal.signal(_RECORD_SIGNAL, signal.SIG_IGN)  # until there is a server, whose engines are asked for records
     with open_server(config, registry, resolved=args.resolved) as server:
-        return _serve(server)
+        return _serve(server, is_for_people=config.log.format == "text")
 
 
-def _serve(server: OpenServer) -> int:
+def _serve(server: OpenServer, *, is_for_people: bool) -> int:
+    """Serve; what is announced is printed for people, else logged, so that programs read one format."""
     import asyncio
     import contextlib
 
@@ -61,7 +65,10 @@ def _serve(server: OpenServer) -> int:
     signals: list[int] = []
 
     def announce(line: str) -> None:
-        print(line, flush=True)
+        if is_for_people:
+            print(line, flush=True)
+        else:
+            logger.info("%s", line)
 
     async def main() -> None:
         loop = asyncio.get_running_loop()

@@ -59,7 +59,7 @@ def main() -> int:
     from trencadis.client.process.conversion import fault_of
     from trencadis.log import configure_logging
 
-    configure_logging(start.log_level)
+    configure_logging(start.log_level, start.tables.get("log", {}).get("format", "text"))
     channel = Channel(start.address, binds=False)
     try:
         _serve(start, channel)
