@@ -157,8 +157,7 @@ class OpenServer:
         return Service(app, self._sockets[0], supervisor=supervisor, gate=gate, config=server_of(config), admin=admin)
 
     def _opened(self, announce: Callable[[str], None], llm: AsyncLLM) -> None:
-        """Announce that an engine serves, the first time with a command to try, and exclude the objects made by loading from garbage
-        collection.
+        """Announce that an engine serves, the first time with a command to try, and keep what was loaded out of garbage collection.
 
         Each full collection would look at a hundred thousand objects for nothing, and the event loop would wait for it.
         """
