@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol, TextIO
 
 from trencadis.clock import Clock, SystemClock
+from trencadis.log import say
 from trencadis.screen import TextWriter, dimmed, progress_line, stream_text, write_line
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "on_terminal",
     "print_table",
     "print_text",
+    "say",
     "stream_text",
     "track",
     "write_line",

@@ -1,5 +1,9 @@
 """Log lines of the command line: one format, on standard error, at the configured level.
 
+    record ▶ text | a JSON object | text with the priority that journald reads ▶ one write
+
+What is logged with ``extra={"fields": {...}}`` has these fields in the JSON object.
+
 A library does not configure logging; Python callers of ``LLM`` attach handlers to the logger ``trencadis`` themselves. Plugins of
 others log under the names of their own packages, which the command line shows as well.
 """
@@ -7,15 +11,24 @@ others log under the names of their own packages, which the command line shows a
 from __future__ import annotations
 
 import contextlib
+import datetime
+import json
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any, TextIO
 
 from trencadis.screen import write_line
 
-__all__ = ["adopt_package", "configure_logging", "loading_level", "log_levels"]
+__all__ = ["FORMATS", "adopt_package", "configure_logging", "loading_level", "log_levels", "say"]
 
-_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+FORMATS = ("text", "json", "journal")
+"""Values of ``log.format``."""
+
+_LINE = "%(levelname)s %(name)s: %(message)s"
+_PRIORITIES = ((logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6))
+"""Of syslog, by the least level that has one; source: sd-daemon(3)."""
+_DEBUG_PRIORITY = 7
 
 
 _names = {"trencadis"}
@@ -26,6 +39,7 @@ _loading_level = ""
 """In the place of ``_level`` while an engine loads."""
 _num_loading = 0
 _lock = threading.Lock()
+_format = "text"
 
 
 class _StderrHandler(logging.Handler):
@@ -38,17 +52,78 @@ class _StderrHandler(logging.Handler):
             self.handleError(record)
 
 
-def configure_logging(level: str, *, loading: str | None = None) -> None:
-    """Show messages of Trencadís from ``level`` up on standard error; a second call changes the level.
+class _JsonFormatter(logging.Formatter):
+    """Writes a record as a JSON object in one line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        time = datetime.datetime.fromtimestamp(record.created, datetime.UTC)
+        line: dict[str, Any] = {
+            "time": time.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            "process": record.process,
+        }
+        fields: Mapping[str, Any] = getattr(record, "fields", {})
+        line |= {name: value for name, value in fields.items() if name not in line}
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+class _JournalFormatter(logging.Formatter):
+    """Writes the priority before each line, and no time, which the journal has."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        priority = next((number for level, number in _PRIORITIES if record.levelno >= level), _DEBUG_PRIORITY)
+        return "\n".join(f"<{priority}>{line}" for line in super().format(record).splitlines())
+
+
+def configure_logging(level: str, form: str = "text", *, loading: str | None = None) -> None:
+    """Show messages of Trencadís from ``level`` up on standard error; a second call changes level and format.
+
+    Warnings of other libraries are shown in the same format, where these have no handler of their own.
 
     Args:
         level: ``debug``, ``info``, ``warning`` or ``error``.
-        loading: In its place while an engine loads; None: the same.
+        form: One of ``FORMATS``.
+        loading: Level while an engine loads; None: the same.
     """
-    global _level, _loading_level
+    global _format, _level, _loading_level
     with _lock:
-        _level, _loading_level = level.upper(), (loading or level).upper()
+        _level, _loading_level, _format = level.upper(), (loading or level).upper(), form
         _show_all()
+        others = _StderrHandler()
+        others.setLevel(logging.WARNING)
+        others.setFormatter(_formatter())
+        logging.lastResort = others
+        if form == "json":
+            logging.captureWarnings(True)
+            _show("py.warnings")
+
+
+def say(line: str, level: int = logging.INFO, *, stream: TextIO | None = None) -> None:
+    """Write a line for people; where the log is for programs, log it, so that they read one format.
+
+    Args:
+        line: Without the line break at its end.
+        level: In the log.
+        stream: Where people read it; None: standard error.
+    """
+    if _format == "text":
+        write_line(line, stream=stream)
+    else:
+        logging.getLogger("trencadis").log(level, "%s", line)
+
+
+def _formatter() -> logging.Formatter:
+    match _format:
+        case "json":
+            return _JsonFormatter()
+        case "journal":
+            return _JournalFormatter(_LINE)
+        case _:
+            return logging.Formatter(f"%(asctime)s {_LINE}", datefmt="%Y-%m-%d %H:%M:%S")
 
 
 def log_levels() -> tuple[str, str]:
@@ -96,7 +171,9 @@ def adopt_package(module: str) -> None:
 def _show(name: str) -> None:
     logger = logging.getLogger(name)
     logger.setLevel(_loading_level if _num_loading else _level)
-    if not any(isinstance(handler, _StderrHandler) for handler in logger.handlers):
-        handler = _StderrHandler()
-        handler.setFormatter(logging.Formatter(_FORMAT, datefmt="%H:%M:%S"))
-        logger.addHandler(handler)
+    handlers = [handler for handler in logger.handlers if isinstance(handler, _StderrHandler)]
+    if not handlers:
+        handlers = [_StderrHandler()]
+        logger.addHandler(handlers[0])
+    for handler in handlers:
+        handler.setFormatter(_formatter())

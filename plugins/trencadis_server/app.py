@@ -22,7 +22,7 @@ from trencadis_server.middleware.drain_guard import DrainGuard, DrainMiddleware
 from trencadis_server.middleware.failures import add_handlers
 from trencadis_server.middleware.request_context import RequestContextMiddleware
 from trencadis_server.middleware.transfer_rejections import TransferRejectionMiddleware
-from trencadis_server.routes import health, metrics
+from trencadis_server.routes import documents, health, metrics
 
 __all__ = ["HeadMiddleware", "endpoint_routers", "make_app"]
 
@@ -51,7 +51,7 @@ def make_app(
         title="Trencadís",
         version=trencadis.__version__,
         summary="An OpenAI-compatible server.",
-        docs_url=None,  # the page loads scripts from elsewhere
+        docs_url=None,  # FastAPI's page loads scripts from elsewhere
         redoc_url=None,
         redirect_slashes=False,
     )
@@ -61,6 +61,7 @@ def make_app(
         health.make_router(gate),
         metrics.make_router(http_metrics),
     ]
+    all_routers.append(documents.make_router(all_routers))
     for router in all_routers:
         app.include_router(router)
     paths = frozenset(route.path for router in all_routers for route in router.routes if isinstance(route, APIRoute))

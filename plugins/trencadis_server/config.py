@@ -22,7 +22,7 @@ class ServerConfig:
     """Table ``[server]``. Read by ``trencadis serve`` and ``trencadis run-batch`` only.
 
     Raises:
-        ConfigValueError: Both ports are the same, or a client's key is that of the administration.
+        ConfigValueError: Both ports are the same, a client's key is that of the administration, or a key is required and there is none.
     """
 
     host: str = setting("127.0.0.1", "Address to listen on; 0.0.0.0 for every interface.")
@@ -44,6 +44,11 @@ class ServerConfig:
         'comma is written in brackets: ["name:a,b"].',
         factory=tuple,
         secret=True,
+    )
+    require_key: bool = setting(
+        False,
+        "Refuse to start where other machines can reach the server and there are no api_keys; off: only a warning. Images for containers "
+        "set it.",
     )
     max_body_bytes: int = setting(16 * 2**20, "Largest request body.", unit="bytes", validator=ge(1024))
     max_body_values: int = setting(
@@ -114,6 +119,13 @@ class ServerConfig:
             raise ConfigValueError(
                 "[server] admin_key = ***: it is one of server.api_keys as well, so that a client could administer the server.",
                 hint="Choose another server.admin_key.",
+            )
+
+        if self.require_key and self.is_open_to_all:
+            raise ConfigValueError(
+                f'[server] host = "{self.host}" without api_keys, and server.require_key is set: every machine that reaches this one could '
+                "use the server.",
+                hint="Set server.api_keys, such as in the environment: TRENCADIS_SERVER__API_KEYS=name:key.",
             )
 
     @property

@@ -2,13 +2,17 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import json
 import logging
+import os
 import re
 from pathlib import Path
 
+import attrs
 import pytest
 
-from trencadis.log import adopt_package, configure_logging, loading_level, log_levels
+from trencadis.config.schema import LogConfig
+from trencadis.log import FORMATS, adopt_package, configure_logging, loading_level, log_levels
 from trencadis.registry.import_path import import_component
 from trencadis.registry.manager import PluginLoader
 
@@ -20,9 +24,13 @@ def logger(monkeypatch):
     logger.handlers = []
     monkeypatch.setattr("trencadis.log._names", {"trencadis"})
     monkeypatch.setattr("trencadis.log._level", "")
+    monkeypatch.setattr("trencadis.log._format", "text")
+    monkeypatch.setattr(logging, "lastResort", logging.lastResort)
+    monkeypatch.setattr(logging, "captureWarnings", lambda _: None)
     yield logger
     logger.setLevel(before)
     logger.handlers = handlers
+    logging.getLogger("py.warnings").handlers = []
 
 
 def test_messages_from_the_level_up_are_one_line_on_standard_error(logger, capsys) -> None:
@@ -33,6 +41,56 @@ def test_messages_from_the_level_up_are_one_line_on_standard_error(logger, capsy
     assert printed.out == ""
     assert printed.err.endswith(" INFO trencadis.engine: Prepared 3 buckets.\n")
     assert printed.err.count("\n") == 1
+
+
+def test_a_line_has_a_date(logger, capsys) -> None:
+    configure_logging("info")
+    logger.info("x")
+    assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d INFO trencadis: x\n", capsys.readouterr().err)
+
+
+def test_json_is_one_object_a_line_with_the_fields_of_the_record(logger, capsys) -> None:
+    configure_logging("info", "json")
+    try:
+        raise ValueError("two\nlines")
+    except ValueError:
+        logger.exception("It\nfailed: %d.", 7, extra={"fields": {"request_id": "r1", "status": 500, "level": "forged"}})
+    (line,) = capsys.readouterr().err.splitlines()
+    found = json.loads(line)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", found.pop("time"))
+    assert "ValueError: two\nlines" in found.pop("exception")
+    assert found == {
+        "level": "error",
+        "logger": "trencadis",
+        "message": "It\nfailed: 7.",
+        "process": os.getpid(),
+        "request_id": "r1",
+        "status": 500,
+    }
+
+
+def test_warnings_of_other_libraries_have_the_same_format(logger, capsys) -> None:
+    configure_logging("info", "json")
+    record = logging.LogRecord("acme", logging.WARNING, __file__, 1, "odd", (), None)
+    logging.lastResort.handle(record)
+    assert json.loads(capsys.readouterr().err)["logger"] == "acme"
+    assert logging.lastResort.level == logging.WARNING
+
+
+def test_the_journal_gets_a_priority_before_each_line_and_no_time(logger, capsys) -> None:
+    configure_logging("debug", "journal")
+    for level in (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR):
+        logger.log(level, "a\nb")
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[2:4] == ["<6>INFO trencadis: a", "<6>b"]
+    assert [line[:3] for line in lines] == ["<7>", "<7>", "<6>", "<6>", "<4>", "<4>", "<3>", "<3>"]
+
+
+def test_every_format_of_the_configuration_is_known() -> None:
+    (check,) = [field.validator for field in attrs.fields(LogConfig) if field.name == "format"]
+    for form in FORMATS:
+        LogConfig(format=form)
+    assert set(check.options) == set(FORMATS)
 
 
 def test_second_call_changes_the_level_and_adds_no_second_line(logger, capsys) -> None:

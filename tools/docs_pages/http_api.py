@@ -22,11 +22,13 @@ _HEAD = f"""# HTTP API
 | `POST /tokenize`, `POST /detokenize` | token ids of a text or a conversation, and back |
 | `GET /version` | the server's version |
 | `GET /health`, `GET /ready` | 200, or 503 with the reason |
+| `GET /` | version, models and routes: JSON with `Accept: application/json`, else text |
+| `GET /docs` | the API in a browser, where requests can be tried; nothing is loaded from elsewhere |
 | `GET /metrics` | [metrics](metrics.md) for Prometheus |
 
 | header | meaning |
 |---|---|
-| `Authorization: Bearer KEY` | needed if `server.api_keys` is set, except for `/health`, `/ready`, `/version` and `/metrics` |
+| `Authorization: Bearer KEY` | needed if `server.api_keys` is set, except for `/`, `/docs`, `/openapi.json`, `/health`, `/ready`, `/version` and `/metrics` |
 | `x-request-id` | on every response; a client's own is taken over if it is plain text of reasonable length |
 | `Retry-After`, `x-should-retry` | on 429 and 503: seconds to wait, and whether it is worth it |
 """

@@ -11,6 +11,7 @@ import contextlib
 import faulthandler
 import functools
 import importlib
+import logging
 import os
 import signal
 import sys
@@ -28,10 +29,10 @@ from trencadis.config import ConfigFile, Settings, load_config, plugin_rules, re
 from trencadis.config.check_sources import rules_or_defaults
 from trencadis.config.messages import DEFAULT
 from trencadis.config.sources import split_flags
-from trencadis.console import on_terminal, write_line
+from trencadis.console import on_terminal
 from trencadis.errors import ConfigError, InternalError, PluginError, TrencadisError, did_you_mean
 from trencadis.interfaces.command import Command, CommandGroup
-from trencadis.log import configure_logging
+from trencadis.log import configure_logging, say
 from trencadis.other_engines import Command as ForeignCommand
 from trencadis.other_engines import commands
 from trencadis.registry import Registry
@@ -107,11 +108,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if "--traceback" in arguments:
             traceback.print_exc()
         else:
-            write_line(f"error: {error}")
+            say(f"error: {error}", logging.ERROR)
         return error.exit_code
     except KeyboardInterrupt as interrupt:
         is_terminated = isinstance(interrupt, _Terminated)
-        write_line(f"trencadis {arguments[0]} was stopped by {'SIGTERM' if is_terminated else 'Ctrl-C'}.")
+        say(f"trencadis {arguments[0]} was stopped by {'SIGTERM' if is_terminated else 'Ctrl-C'}.")
         code = 128 + signal.SIGTERM if is_terminated else INTERRUPTED
         if argv is None:
             _leave_behind_threads(code)
@@ -244,7 +245,7 @@ def _run(command: Command, arguments: list[str], file: ConfigFile, plugins: Plug
         args.resolved = load_config(settings=settings, file=file, flags=flags)
     registry.note_sources(args.resolved.sources)
     level, loading = _log_levels(module, args)
-    configure_logging(level, loading=loading)
+    configure_logging(level, args.resolved.config.log.format, loading=loading)
     if getattr(args, "locked", None):
         check_lock = importlib.import_module("trencadis.plan_lock").check_lock
         check_lock(args.locked, args.resolved.config, registry)

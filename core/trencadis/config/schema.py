@@ -441,6 +441,12 @@ class LogConfig:
     """Table ``[log]``: what is printed."""
 
     level: str = setting("info", "Least severe messages shown.", validator=in_(["debug", "info", "warning", "error"]))
+    format: str = setting(
+        "text",
+        "text: lines for people; json: one JSON object a line, for collectors; journal: text with the priority that journald reads, without "
+        "the time, which it adds.",
+        validator=in_(["text", "json", "journal"]),
+    )
 
 
 @attrs.frozen(kw_only=True)

@@ -563,7 +563,7 @@ def _builder_in_rank(tables: bytes, model: ModelFacts | None, limits: BucketLimi
 def _resolved_in_rank(tables: bytes) -> tuple[Registry, ResolvedPlan, Config]:
     """Load plugins and configuration as the engine's process did, once: neither a file nor the environment is read again."""
     overrides, sources, (level, _) = pickle.loads(tables)  # later a rank has little to say
-    configure_logging(level)
+    configure_logging(level, overrides.get("log", {}).get("format", "text"))
     resolved, registry = load_with_plugins(environ={}, overrides=overrides)
     registry.note_sources(sources)
     registry.configure(resolved.config)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from trencadis.api import Config, Registry
-from trencadis.console import write_line
+from trencadis.console import say
 
 if TYPE_CHECKING:
     from trencadis_server.lifecycle.opening import OpenServer
@@ -90,7 +90,7 @@ def _serve(server: OpenServer) -> int:
     signals: list[int] = []
 
     def announce(line: str) -> None:
-        write_line(line, stream=sys.stdout)
+        say(line, stream=sys.stdout)
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
@@ -99,7 +99,7 @@ def _serve(server: OpenServer) -> int:
         def end(number: int) -> None:
             signals.append(number)
             if len(signals) == 1:
-                write_line(f"{_name_of(number)}: shutting down in order; a second signal ends it at once.")
+                say(f"{_name_of(number)}: shutting down in order; a second signal ends it at once.")
             service.stop()
             if len(signals) > 1:
                 # Should even a hurried end take too long, a third signal does what signals do.
@@ -117,7 +117,7 @@ def _serve(server: OpenServer) -> int:
     with asyncio.Runner(loop_factory=event_loop_factory()) as runner:
         runner.run(main())
     if signals:
-        write_line(f"trencadis serve was stopped by {_name_of(signals[-1])}.")
+        say(f"trencadis serve was stopped by {_name_of(signals[-1])}.")
     return 128 + signals[1] if len(signals) > 1 else 0
 
 

@@ -78,7 +78,9 @@ class EventStream(Response):
         try:
             await while_connected(receive, self._send_all(send))
         except ClientDisconnect:
-            logger.debug("The client of request %s left.", self._request_id)
+            logger.debug(
+                "The client of request %s left.", self._request_id, extra={"fields": {"request_id": self._request_id}}
+            )
 
     async def _send_all(self, send: Send) -> None:
         async with aclosing(self._events) as events:
@@ -95,7 +97,12 @@ class EventStream(Response):
         except Exception as error:
             answer = as_api_error(error, param=self._param, request_id=self._request_id)
             if answer.status == 500:
-                logger.error("Request %s failed in mid-stream.", self._request_id, exc_info=error)
+                logger.error(
+                    "Request %s failed in mid-stream.",
+                    self._request_id,
+                    exc_info=error,
+                    extra={"fields": {"request_id": self._request_id}},
+                )
             return event(answer.encoded())
 
 

@@ -90,6 +90,7 @@ class OpenServer:
             except BaseException:
                 self.close()
                 raise
+        self._shows_example = config.log.format == "text"  # no command to try stands in a log for programs
         self.url, self.admin_url = [*map(url_of, self._sockets), ""][:2]
         if server.is_open_to_all:
             logger.warning(
@@ -108,6 +109,25 @@ class OpenServer:
             lines[-1] += " (refuses every request: set server.admin_key, as server.api_keys do not open it)"
         return lines
 
+    def example(self, llm: AsyncLLM) -> list[str]:
+        """Return lines with a command to try, none longer than 80 columns, that works as typed. Pure.
+
+        Args:
+            llm: The engine, which says what can be asked of its model.
+        """
+        url = self.url.replace("0.0.0.0", "127.0.0.1").replace("[::]", "[::1]")
+        if not llm.model.generates:
+            route, body = "embeddings", '{"input": "Once upon a time"}'
+        else:
+            route, body = "completions", '{"prompt": "Once upon a time", "max_tokens": 32}'
+        key = """-H "Authorization: Bearer $API_KEY" """ if server_of(self._config).api_keys else ""
+        return [
+            f"API: {url}/docs" + (". Try, with one of server.api_keys:" if key else ". Try:"),
+            f"  curl {url}/v1/{route} \\",
+            f'    {key}-H "Content-Type: application/json" \\',
+            f"    -d '{body}'",
+        ]
+
     def service(self, announce: Callable[[str], None] = lambda _: None) -> Service:
         """Return the service on these sockets; call once, in the event loop.
 
@@ -122,7 +142,7 @@ class OpenServer:
             max_restarts=server_of(config).max_engine_restarts,
             window_s=server_of(config).restart_window_s,
             on_restart=metrics.note_restart,
-            on_open=functools.partial(_opened, announce),
+            on_open=functools.partial(self._opened, announce),
         )
         context = make_context(config, supervisor)
         app = make_app(context, gate=gate, http_metrics=metrics)
@@ -136,6 +156,19 @@ class OpenServer:
             admin = (pages, self._sockets[1])
         return Service(app, self._sockets[0], supervisor=supervisor, gate=gate, config=server_of(config), admin=admin)
 
+    def _opened(self, announce: Callable[[str], None], llm: AsyncLLM) -> None:
+        """Announce that an engine serves, the first time with a command to try, and keep what was loaded out of garbage collection.
+
+        Each full collection would look at a hundred thousand objects for nothing, and the event loop would wait for it.
+        """
+        if not gc.get_freeze_count():
+            gc.freeze()
+        model = llm.model
+        announce(f"Ready: {model.architecture}, {model.dtype}, {llm.max_model_len} tokens, plan {llm.plan_hash}.")
+        for line in self.example(llm) if self._shows_example else ():
+            announce(line)
+        self._shows_example = False
+
     def close(self) -> None:
         """Stop listening; may be called twice."""
         for listener in self._sockets:
@@ -148,17 +181,6 @@ class OpenServer:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _opened(announce: Callable[[str], None], llm: AsyncLLM) -> None:
-    """Announce that an engine serves, and exclude the objects made by loading from garbage collection.
-
-    Each full collection would look at a hundred thousand objects for nothing, and the event loop would wait for it.
-    """
-    if not gc.get_freeze_count():
-        gc.freeze()
-    model = llm.model
-    announce(f"Ready: {model.architecture}, {model.dtype}, {llm.max_model_len} tokens, plan {llm.plan_hash}.")
 
 
 def make_context(config: Config, supervisor: Supervisor) -> ServerContext:

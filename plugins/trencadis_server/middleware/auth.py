@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from trencadis.errors import ConfigValueError
 from trencadis_server.errors import ApiError
-from trencadis_server.middleware.drain_guard import OPEN_PATHS
+from trencadis_server.middleware.drain_guard import DOCUMENT_PATHS, OPEN_PATHS
 from trencadis_server.middleware.failures import refuse
 
 __all__ = ["ApiKeys", "AuthMiddleware"]
@@ -77,7 +77,7 @@ class AuthMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request."""
-        if scope["type"] == "http" and self._keys and scope["path"] not in OPEN_PATHS:
+        if scope["type"] == "http" and self._keys and not _needs_no_key(scope["path"]):
             try:
                 scope.setdefault("state", {})["caller"] = self._caller(Headers(scope=scope))
             except ApiError as error:
@@ -94,6 +94,10 @@ class AuthMiddleware:
         if caller is None:
             raise _refusal("The API key is not known to this server.")
         return caller
+
+
+def _needs_no_key(path: str) -> bool:
+    return path in OPEN_PATHS or path in DOCUMENT_PATHS or path.startswith("/docs/")
 
 
 def _refusal(message: str) -> ApiError:

@@ -11,10 +11,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from trencadis_server.errors import EngineUnavailableError, as_api_error
 from trencadis_server.middleware.failures import refuse
 
-__all__ = ["OPEN_PATHS", "DrainGuard", "DrainMiddleware", "draining_error"]
+__all__ = ["DOCUMENT_PATHS", "OPEN_PATHS", "DrainGuard", "DrainMiddleware", "draining_error"]
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/metrics", "/version"})
 """Paths for operators and their tools: no key is asked for, and they answer to the last."""
+DOCUMENT_PATHS = frozenset({"/", "/docs", "/openapi.json"})
+"""Paths that say how the API is used, with those below ``/docs``: no key is asked for, since a browser that opens one sends none, and
+they hold what is public with this software."""
 
 
 class DrainGuard:

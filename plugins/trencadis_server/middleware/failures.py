@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -18,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from trencadis.errors import TrencadisError, did_you_mean
 from trencadis_server.errors import ApiError, as_api_error
+from trencadis_server.routes.other_servers import instead_of
 
 __all__ = ["add_handlers", "error_headers", "has_body", "refuse", "send_error", "validation_error"]
 
@@ -106,9 +107,9 @@ def _of_http(request: Request, error: HTTPException) -> ApiError:
     method, path = request.method, request.url.path[:_MAX_PATH]
     headers = error.headers
     if error.status_code == 404:
-        near = did_you_mean(path, request.app.openapi()["paths"])
+        advice = _advice(path, request.app.openapi()["paths"])
         return ApiError(
-            404, f"There is no {ascii(path)[1:-1]} on this server.{near}", code="unknown_url", headers=headers
+            404, f"There is no {ascii(path)[1:-1]} on this server{advice}", code="unknown_url", headers=headers
         )
     if error.status_code == 405:
         allowed = (headers or {}).get("Allow", "")
@@ -119,6 +120,14 @@ def _of_http(request: Request, error: HTTPException) -> ApiError:
         message = "The body cannot be read: it is no JSON in UTF-8, has a number without end, or is nested too deeply."
         return ApiError(400, message, code="invalid_json", headers=headers)
     return ApiError(error.status_code, _sentence(str(error.detail)), headers=headers)
+
+
+def _advice(path: str, served: Collection[str]) -> str:
+    """Return how the sentence on a path that is not served ends: whose it is and what to use, or where to look. Pure."""
+    other = instead_of(path) if "/v1/models" in served else None  # else this is the port of the administration
+    if other is not None:
+        return f"{f': it is a route of {other.servers}' if other.servers else ''}. {other.instead}"
+    return f".{did_you_mean(path, served)}" + (" GET / lists the routes." if "/" in served else "")
 
 
 def _path(location: Sequence[str | int]) -> str:

@@ -83,7 +83,14 @@ class RequestContextMiddleware:
                 self._note(scope, answer, self._clock.now_s() - start_s)
 
     async def _fail(self, answer: _Answer, scope: Scope, error: BaseException, request_id: str) -> None:
-        logger.error("%s %s failed (%s).", scope["method"], _plain(scope["path"]), request_id, exc_info=error)
+        logger.error(
+            "%s %s failed (%s).",
+            scope["method"],
+            _plain(scope["path"]),
+            request_id,
+            exc_info=error,
+            extra={"fields": {"request_id": request_id}},
+        )
         # An answer that has begun is left incomplete, and the HTTP server cuts the connection: the client must notice.
         if not answer.status:
             await send_error(answer.send, as_api_error(error, request_id=request_id))
@@ -108,6 +115,17 @@ class RequestContextMiddleware:
             answer.num_bytes,
             state["request_id"],
             f" {state['caller']}" if state["caller"] else "",
+            extra={
+                "fields": {
+                    "method": scope["method"],
+                    "path": scope["path"],
+                    "status": status,
+                    "duration_s": round(duration_s, 6),
+                    "bytes": answer.num_bytes,
+                    "request_id": state["request_id"],
+                    "caller": state["caller"],
+                }
+            },
         )
 
 

@@ -13,6 +13,8 @@ __all__ = [
     "ModelCard",
     "ModelList",
     "PromptLogprob",
+    "RouteSummary",
+    "ServerIndex",
     "Usage",
     "Version",
 ]
@@ -109,6 +111,26 @@ class ModelList(msgspec.Struct, frozen=True, kw_only=True):
 
     object: Literal["list"] = "list"
     data: list[ModelCard]
+
+
+class RouteSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """A route of the server."""
+
+    method: str
+    path: str
+    summary: str
+
+
+class ServerIndex(msgspec.Struct, frozen=True, kw_only=True):
+    """The server's version, models and routes."""
+
+    name: Literal["trencadis"] = "trencadis"
+    version: str
+    models: list[str] | None
+    """None where keys are needed: ``/v1/models`` has them for clients with a key."""
+    docs: str = "/docs"
+    openapi: str = "/openapi.json"
+    routes: list[RouteSummary]
 
 
 class Version(msgspec.Struct, frozen=True, kw_only=True):

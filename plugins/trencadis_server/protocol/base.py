@@ -98,6 +98,8 @@ class EndpointRequest(RequestModel):
 
     endpoint: ClassVar[str] = ""
 
+    model: str | None = Field(None, description="A name that /v1/models lists; left out or empty: the model served.")
+
     @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         """Return the schema with the fields that have no effect, since they are accepted, too. Pure."""

@@ -18,7 +18,6 @@ class EmbeddingsRequest(EndpointRequest):
 
     endpoint: ClassVar[str] = "embeddings"
 
-    model: str = Field(description="A name that /v1/models lists.")
     input: Inputs = Field(description="Text, token ids, or a list of these.")
     encoding_format: Literal["float", "base64"] | None = Field(
         None, description="Numbers, or little-endian float32 in base64; float."

@@ -100,7 +100,6 @@ class StreamOptions(RequestModel):
 class GenerationRequest(SamplingFields):
     """How to continue a prompt, whatever form the prompt has. A field that is null has its default."""
 
-    model: str = Field(description="A name that /v1/models lists.")
     # OpenAI's
     n: Annotated[int, Field(ge=1, le=128)] | None = Field(None, description="Choices for each prompt; 1.")
     temperature: Annotated[float, Field(ge=0, le=2)] | None = Field(None, description="0 is greedy; 1.")

@@ -18,7 +18,6 @@ class TokenizeRequest(EndpointRequest):
 
     endpoint: ClassVar[str] = "tokenize"
 
-    model: str | None = Field(None, description="A name that /v1/models lists.")
     prompt: str | None = Field(None, description="A text; this or messages.")
     messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)] | None = Field(
         None, description="A conversation."
@@ -37,7 +36,6 @@ class DetokenizeRequest(EndpointRequest):
 
     endpoint: ClassVar[str] = "detokenize"
 
-    model: str | None = Field(None, description="A name that /v1/models lists.")
     tokens: TokenIds = Field(description="Token ids; those that the tokenizer does not know have no text.")
 
 

@@ -51,13 +51,15 @@ async def get_version() -> Response:
 
 
 def check_model(context: ServerContext, name: str | None) -> str:
-    """Return the requested model name, the first one if the request names none. Pure.
+    """Return the requested model name, or the first one if the request names none: every name is of the one model served. Pure.
+
+    Source: ``_is_model_supported`` of vLLM's server, which takes an empty name as none, too.
 
     Raises:
         ApiError: Nothing of that name is served (404).
     """
     names = context.model_names
-    if name is None:
+    if not name:
         return names[0]
     if name not in names:
         served = ", ".join(f'"{one}"' for one in names)

@@ -66,6 +66,7 @@ OPERATIONS = [
     ("GET", "/health"),
     ("GET", "/ready"),
     ("GET", "/metrics"),
+    ("GET", "/"),
 ]
 
 

@@ -182,3 +182,40 @@ def test_the_example_batch_runs_on_the_demo_and_a_second_run_does_nothing(tmp_pa
     assert main(command) == 0
     assert "1 answered, 0 failed, 5 done before" in capsys.readouterr().out
     assert len(output.read_bytes().splitlines()) == 6
+
+
+def test_with_json_logs_every_line_is_an_object_also_those_of_the_engine(tmp_path):
+    config = tmp_path / "serve.toml"
+    config.write_text(CONFIG + '[log]\nformat = "json"\nlevel = "debug"\n')
+    command = [sys.executable, "-m", "trencadis", "serve", "--config", str(config)]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT / "tests")}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environ, cwd=ROOT) as process:
+        assert process.stdout is not None
+        lines = []
+
+        def read_until(word: str) -> dict[str, object]:
+            while True:
+                lines.append(json.loads(process.stdout.readline()))
+                if word in lines[-1]["message"]:
+                    return lines[-1]
+
+        url = str(read_until("Listening at ")["message"]).split()[2].removesuffix("/v1")
+        read_until("Ready: ")
+        answer = httpx.post(
+            f"{url}/v1/completions", json={"prompt": [5], "max_tokens": 1}, headers={"x-request-id": "r7"}
+        )
+        assert answer.status_code == 200
+        access = read_until("POST /v1/completions")
+        process.send_signal(signal.SIGTERM)
+        lines += map(json.loads, process.stdout)
+        assert process.wait(TIMEOUT_S) == 0
+    assert {access[name] for name in ("logger", "method", "path", "status", "request_id")} == {
+        "trencadis.access",
+        "POST",
+        "/v1/completions",
+        200,
+        "r7",
+    }
+    assert access["duration_s"] > 0
+    assert access["process"] == process.pid
+    assert any(line["process"] != process.pid for line in lines), "the engine's process logs as well"

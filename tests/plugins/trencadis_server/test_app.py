@@ -41,11 +41,6 @@ def test_the_document_says_that_a_key_is_needed():
     assert document["security"] == [{"key": []}]
 
 
-def test_no_page_loads_anything_from_elsewhere():
-    docs, redoc = ask(app_with(), ("GET", "/docs"), ("GET", "/redoc"))
-    assert (docs.status_code, redoc.status_code) == (404, 404)
-
-
 def test_browsers_of_allowed_origins_may_call_without_a_key_for_the_question():
     app = app_with(api_keys=("k",), allowed_origins=("https://a.example",))
     headers = {"Origin": "https://a.example", "Access-Control-Request-Method": "POST"}

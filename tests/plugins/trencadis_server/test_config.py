@@ -53,3 +53,23 @@ def test_one_port_for_two_things_is_refused_with_who_set_it():
         "another. Choose another server.admin_port; 0: no administration pages."
     )
     assert server_of(load_config(environ={}, flags=["--server.port=0", "--server.admin-port=0"]).config).port == 0
+
+
+@pytest.mark.parametrize(
+    ("values", "starts"),
+    [
+        ({"host": "0.0.0.0"}, False),
+        ({"host": "::"}, False),
+        ({"host": "0.0.0.0", "api_keys": ("k",)}, True),
+        ({"host": "127.0.0.1"}, True),
+    ],
+)
+def test_a_server_that_requires_a_key_refuses_to_be_open_to_all(values, starts):
+    if starts:
+        ServerConfig(require_key=True, **values)
+        return
+    with pytest.raises(
+        ConfigValueError, match=r"without api_keys, and server.require_key is set.*TRENCADIS_SERVER__API_KEYS"
+    ):
+        ServerConfig(require_key=True, **values)
+    assert ServerConfig(**values).is_open_to_all

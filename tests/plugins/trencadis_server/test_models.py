@@ -48,6 +48,42 @@ def test_the_answer_has_the_name_the_client_asked_for(serve: Any) -> None:
     assert answer["model"] == "short"
 
 
+CALLS = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1},
+    "/v1/completions": {"prompt": [5], "max_tokens": 1},
+    "/v1/embeddings": {"input": [5]},
+    "/tokenize": {"prompt": "x"},
+    "/detokenize": {"tokens": [5]},
+}
+
+
+@pytest.mark.parametrize("named", [{}, {"model": None}, {"model": ""}])
+def test_the_model_may_be_left_out_of_every_request(serve: Any, named: dict[str, Any]) -> None:
+    async def use(api: Any) -> tuple[Any, set[str]]:
+        answers = {path: await api.http.post(path, json={**body, **named}) for path, body in CALLS.items()}
+        posts = {path for path, methods in api.app.openapi()["paths"].items() if "post" in methods}
+        return answers, posts
+
+    answers, posts = serve(use, config=NAMES)
+    assert set(answers) == posts
+    for path, answer in answers.items():
+        assert "model" not in (answer.json().get("error") or {}).get("message", ""), (path, answer.text)
+        assert answer.status_code == 200 or path in ("/v1/chat/completions", "/v1/embeddings"), (path, answer.text)
+        assert answer.json().get("model", "house/main") == "house/main"
+
+
+@pytest.mark.parametrize("path", sorted(CALLS))
+def test_the_document_says_that_the_model_may_be_left_out(serve: Any, path: str) -> None:
+    async def use(api: Any) -> Any:
+        return api.app.openapi()
+
+    document = serve(use)
+    content = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    schema = document["components"]["schemas"][content["$ref"].rpartition("/")[2]]
+    assert "model" not in schema.get("required", [])
+    assert "left out" in schema["properties"]["model"]["description"]
+
+
 def test_the_version_is_that_of_the_package(serve: Any) -> None:
     async def use(api: Any) -> Any:
         return (await api.http.get("/version")).json()

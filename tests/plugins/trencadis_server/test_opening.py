@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import json
 import socket
+import subprocess
 import threading
+import types
 
 import attrs
 import httpx
@@ -98,11 +102,35 @@ def test_it_serves_the_api_and_the_administration_on_ports_of_their_own(house):
         f"Listening at {server.url}/v1 for sea, ocean; loading.",
         f"Administration: http://127.0.0.1:{admin_port}/admin/plugins",
     ]
-    assert lines == [f"Ready: Fake, float32, 256 tokens, plan {shown.json()['engine']['plan_hash']}."]
+    assert lines[:1] == [f"Ready: Fake, float32, 256 tokens, plan {shown.json()['engine']['plan_hash']}."]
     assert ready.status_code == 200
     assert [model["id"] for model in models.json()["data"]] == ["sea", "ocean"]
     assert shown.status_code == 200
     assert outside.status_code == 404
+
+
+@pytest.mark.parametrize("keys", [(), ("secret",)])
+@pytest.mark.parametrize("generates", [True, False])
+def test_the_command_to_try_fits_a_terminal_and_works_as_typed(house, keys, generates):
+    llm = types.SimpleNamespace(model=types.SimpleNamespace(generates=generates))
+    with open_(*house(host="0.0.0.0", api_keys=keys)) as server:
+        lines = server.example(llm)
+    assert max(map(len, lines)) <= 80
+    typed = "\n".join(lines[1:])
+    shown = subprocess.run(
+        ["sh", "-c", f"curl() {{ printf '%s\\n' \"$@\"; }}\n{typed}"],
+        env={"API_KEY": "secret"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    url, *rest = shown.stdout.splitlines()
+    route = "completions" if generates else "embeddings"
+    assert url == f"http://127.0.0.1:{server.url.rpartition(':')[2]}/v1/{route}"
+    headers = [value for flag, value in itertools.pairwise(rest) if flag == "-H"]
+    assert headers == [*(["Authorization: Bearer secret"] if keys else []), "Content-Type: application/json"]
+    assert ("prompt" if generates else "input") in json.loads(rest[-1])
+    assert "secret" not in "".join(lines)
 
 
 def test_an_impossible_key_ends_it_in_words(house):

@@ -60,7 +60,7 @@ def main() -> int:
     from trencadis.log import configure_logging
 
     while_loading, level = start.log_levels
-    configure_logging(level, loading=while_loading)
+    configure_logging(level, start.tables.get("log", {}).get("format", "text"), loading=while_loading)
     channel = Channel(start.address, binds=False)
     try:
         _serve(start, channel)

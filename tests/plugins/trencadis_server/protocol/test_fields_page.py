@@ -21,7 +21,7 @@ def test_the_page_says_what_makes_a_field_harmless() -> None:
     page = fields_page()
     assert '| `tools` | refused unless `[]` or with `tool_choice` = `"none"` | Tool calls are not parsed. |' in page
     assert "| `metadata` | ignored | It labels stored answers, and none is stored. |" in page
-    assert "| `model` | required |" in page
+    assert "| `messages` | required |" in page
 
 
 def test_the_module_writes_the_page(capsys: Any) -> None:
