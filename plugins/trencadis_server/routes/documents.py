@@ -113,7 +113,7 @@ def _summaries(routers: Iterable[APIRouter]) -> Iterable[RouteSummary]:
     for route in (route for router in routers for route in router.routes):
         if isinstance(route, APIRoute) and route.include_in_schema:
             summary = route.summary or route.description.partition("\n")[0]
-            for method in sorted(route.methods):
+            for method in sorted(route.methods or ()):
                 yield RouteSummary(method=method, path=route.path_format, summary=summary)
 
 
