@@ -18,7 +18,7 @@ _OURS = "trencadis"
 _NOTE = heading_note("the config classes")
 
 _FIRST: Mapping[str, str] = {
-    "model.path": "always, but for a first try",
+    "model.path": "always, except for a first try",
     "model.max_model_len": "when the model's own length is more than your requests need: shorter means fewer buckets and less memory",
     "backend.name": "for Intel Gaudi; CPU and CUDA are found",
     "engine.max_num_seqs": "more for throughput, fewer for an even pace",

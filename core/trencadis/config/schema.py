@@ -296,6 +296,10 @@ class EmbeddingConfig:
     normalize: bool = setting(True, "Scale vectors to length 1.")
 
 
+def _fallback(without: str) -> Any:
+    return setting("", f"Component that replaces the chosen one after it raises in a step; empty: {without}.")
+
+
 @attrs.frozen(kw_only=True)
 class NounConfig:
     """Table of one noun: which component, and what to fall back to.
@@ -307,15 +311,31 @@ class NounConfig:
     """
 
     name: str = setting("", 'The component, or "package.module:Class".')
-    fallback: str = setting(
-        "",
-        "Component to go on with if the chosen one raises in a step; empty: the step fails, but for speculation and "
-        "draft_length: then no more drafts are made, acceptance: then none stands, and router: then the least loaded replica is "
-        "chosen. Backend, executor and the kv tables have none.",
-    )
+    fallback: str = _fallback("the step fails")
     components: Mapping[str, Any] = attrs.field(
         factory=dict, metadata={"help": "Config objects by component name.", "unit": ""}
     )
+
+
+@attrs.frozen(kw_only=True)
+class DraftingConfig(NounConfig):
+    """Tables ``[speculation]`` and ``[draft_length]``: which component makes drafts, or says how many."""
+
+    fallback: str = _fallback("no more drafts are made")
+
+
+@attrs.frozen(kw_only=True)
+class AcceptanceConfig(NounConfig):
+    """Table ``[acceptance]``: which rule decides on drafts."""
+
+    fallback: str = _fallback("no draft of the step is accepted, and no more are made")
+
+
+@attrs.frozen(kw_only=True)
+class IrreplaceableConfig(NounConfig):
+    """Tables ``[backend]``, ``[executor]`` and those of KV: nouns whose component cannot be replaced while the engine runs."""
+
+    fallback: str = setting("", "Not for this noun: leave it empty.")
 
 
 @attrs.frozen(kw_only=True)
@@ -353,6 +373,7 @@ class SchedulingConfig(NounConfig):
 class RouterConfig(NounConfig):
     """Table ``[router]``: which router, and how many requests it may move between replicas."""
 
+    fallback: str = _fallback("requests go to the replica with the fewest")
     max_moves: int = setting(
         4, "Times that one request is moved at most; after failures it moves in any case. 0: never.", validator=ge(0)
     )
@@ -448,15 +469,15 @@ class Config:
     scheduling: SchedulingConfig = attrs.field(factory=lambda: SchedulingConfig(name="fair_share", fallback="fcfs"))
     eviction: NounConfig = attrs.field(factory=lambda: NounConfig(name="lru", fallback="lru"))
     sampling: NounConfig = attrs.field(factory=lambda: NounConfig(name="standard"))
-    speculation: NounConfig = attrs.field(factory=lambda: NounConfig(name="none"))
-    draft_length: NounConfig = attrs.field(factory=lambda: NounConfig(name="fixed"))
-    acceptance: NounConfig = attrs.field(factory=lambda: NounConfig(name="match"))
-    kv_connector: NounConfig = attrs.field(factory=lambda: NounConfig(name="none"))
-    kv_codec: NounConfig = attrs.field(factory=lambda: NounConfig(name="none"))
-    kv_policy: NounConfig = attrs.field(factory=lambda: NounConfig(name="cost_aware"))
+    speculation: NounConfig = attrs.field(factory=lambda: DraftingConfig(name="none"))
+    draft_length: NounConfig = attrs.field(factory=lambda: DraftingConfig(name="fixed"))
+    acceptance: NounConfig = attrs.field(factory=lambda: AcceptanceConfig(name="match"))
+    kv_connector: NounConfig = attrs.field(factory=lambda: IrreplaceableConfig(name="none"))
+    kv_codec: NounConfig = attrs.field(factory=lambda: IrreplaceableConfig(name="none"))
+    kv_policy: NounConfig = attrs.field(factory=lambda: IrreplaceableConfig(name="cost_aware"))
     router: RouterConfig = attrs.field(factory=lambda: RouterConfig(name="prefix_affinity", fallback="least_loaded"))
-    backend: NounConfig = attrs.field(factory=lambda: NounConfig(name="auto"))
-    executor: NounConfig = attrs.field(factory=lambda: NounConfig(name="inline"))
+    backend: NounConfig = attrs.field(factory=lambda: IrreplaceableConfig(name="auto"))
+    executor: NounConfig = attrs.field(factory=lambda: IrreplaceableConfig(name="inline"))
     observer: ObserverConfig = attrs.field(factory=lambda: ObserverConfig(names=("log",)))
     budget: BudgetConfig = attrs.field(factory=BudgetConfig)
     plugins: PluginsConfig = attrs.field(factory=PluginsConfig)
