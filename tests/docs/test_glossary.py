@@ -48,9 +48,9 @@ VAGUE = vague_words()
 
 
 def prose(text: str) -> str:
-    """Return a page without fenced blocks, code spans, HTML comments and addresses. Pure."""
+    """Return a page without fenced blocks, code spans, HTML comments, addresses and laws of science. Pure."""
     text = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
-    return re.sub(r"`[^`]*`|<!--.*?-->|\]\([^)]*\)", " ", text, flags=re.DOTALL)
+    return re.sub(r"`[^`]*`|<!--.*?-->|\]\([^)]*\)|(?:\w+'s|[Pp]ower)[ -]law\b", " ", text, flags=re.DOTALL)
 
 
 def found_in(text: str, words: dict[str, str]) -> list[str]:
@@ -62,12 +62,14 @@ def found_in(text: str, words: dict[str, str]) -> list[str]:
     ]
 
 
+@pytest.mark.kept_in_ci(1000)
 @pytest.mark.representatives(1000)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_page_uses_the_words_of_the_glossary(page: Path) -> None:
     assert not found_in(prose(page.read_text(encoding="utf-8")), BANNED | RETIRED)
 
 
+@pytest.mark.kept_in_ci(1000)
 @pytest.mark.representatives(1000)
 @pytest.mark.parametrize("page", PLAIN_PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_page_has_no_word_that_needs_a_second_reading(page: Path) -> None:
@@ -120,5 +122,7 @@ def test_a_ruled_out_word_would_be_found() -> None:
     assert found_in(prose("All tokens are equal, but\nfor near ties."), VAGUE) == ['"but for": say except, without']
     assert not found_in(prose("| `everybody may write to it` | choose |"), VAGUE)
     assert not found_in(prose("```python\njob = 1\n```\n"), BANNED)
+    assert found_in(prose("The law of a token."), BANNED) == ['"law": say distribution']
+    assert not found_in(prose("Little's law, and a power law."), BANNED)
     assert found_in(words_of("num_iterations"), BANNED)
     assert found_in(words_of("JobQueue"), BANNED)

@@ -332,13 +332,6 @@ class AcceptanceConfig(NounConfig):
 
 
 @attrs.frozen(kw_only=True)
-class IrreplaceableConfig(NounConfig):
-    """Tables ``[backend]``, ``[executor]`` and those of KV: nouns whose component cannot be replaced while the engine runs."""
-
-    fallback: str = setting("", "Not for this noun: leave it empty.")
-
-
-@attrs.frozen(kw_only=True)
 class BucketingConfig(NounConfig):
     """Table ``[bucketing]``: which strategy, and what happens to a shape that was not prepared."""
 
@@ -472,12 +465,12 @@ class Config:
     speculation: NounConfig = attrs.field(factory=lambda: DraftingConfig(name="none"))
     draft_length: NounConfig = attrs.field(factory=lambda: DraftingConfig(name="fixed"))
     acceptance: NounConfig = attrs.field(factory=lambda: AcceptanceConfig(name="match"))
-    kv_connector: NounConfig = attrs.field(factory=lambda: IrreplaceableConfig(name="none"))
-    kv_codec: NounConfig = attrs.field(factory=lambda: IrreplaceableConfig(name="none"))
-    kv_policy: NounConfig = attrs.field(factory=lambda: IrreplaceableConfig(name="cost_aware"))
+    kv_connector: NounConfig = attrs.field(factory=lambda: NounConfig(name="none"))
+    kv_codec: NounConfig = attrs.field(factory=lambda: NounConfig(name="none"))
+    kv_policy: NounConfig = attrs.field(factory=lambda: NounConfig(name="cost_aware"))
     router: RouterConfig = attrs.field(factory=lambda: RouterConfig(name="prefix_affinity", fallback="least_loaded"))
-    backend: NounConfig = attrs.field(factory=lambda: IrreplaceableConfig(name="auto"))
-    executor: NounConfig = attrs.field(factory=lambda: IrreplaceableConfig(name="inline"))
+    backend: NounConfig = attrs.field(factory=lambda: NounConfig(name="auto"))
+    executor: NounConfig = attrs.field(factory=lambda: NounConfig(name="inline"))
     observer: ObserverConfig = attrs.field(factory=lambda: ObserverConfig(names=("log",)))
     budget: BudgetConfig = attrs.field(factory=BudgetConfig)
     plugins: PluginsConfig = attrs.field(factory=PluginsConfig)
