@@ -131,7 +131,7 @@ class GaudiConfig:
 
     fp8: str = setting(
         "off",
-        "Linear layers in fp8, but for the output layer and routers. static: scales of fp8_measurements; dynamic: of each token; "
+        "Linear layers in fp8, except the output layer and routers. static: scales of fp8_measurements; dynamic: of each token; "
         "inc: as quant_config says; off.",
         validator=in_(["off", "dynamic", "static", "inc"]),
     )

@@ -135,7 +135,7 @@ class UnknownKeyError(ConfigError):
     """A config key that no table has.
 
     Cause: a misspelt key, flag or environment variable.
-    Fix: use the suggested name, or one of those that ``trencadis config --explain`` prints.
+    Fix: use the suggested name, or a name that ``trencadis config --explain`` prints.
     """
 
 

@@ -22,7 +22,7 @@ _ANSWERED = """A command that is given a flag of vLLM, SGLang or llama.cpp answe
 Those of vLLM are in [Coming from vLLM](../do/from-vllm.md)."""
 
 _FIRST: Mapping[str, str] = {
-    "model.path": "always, but for a first try",
+    "model.path": "always, except for a first try",
     "model.max_model_len": "when the model's own length is more than your requests need: shorter means fewer buckets and less memory",
     "backend.name": "for Intel Gaudi; CPU and CUDA are found",
     "engine.max_num_seqs": "more for throughput, fewer for an even pace",

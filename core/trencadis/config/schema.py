@@ -304,6 +304,10 @@ class EmbeddingConfig:
     normalize: bool = setting(True, "Scale vectors to length 1.")
 
 
+def _fallback(without: str) -> Any:
+    return setting("", f"Component that replaces the chosen one after it raises in a step; empty: {without}.")
+
+
 @attrs.frozen(kw_only=True)
 class FixedNounConfig:
     """Table of a noun whose component nothing takes the place of while the engine runs: which component.
@@ -322,14 +326,23 @@ class FixedNounConfig:
 
 @attrs.frozen(kw_only=True)
 class NounConfig(FixedNounConfig):
-    """Table of one noun: which component, and what to fall back to."""
+    """Table of one noun: which component, and which one replaces it after an exception."""
 
-    fallback: str = setting(
-        "",
-        "Component to go on with if the chosen one raises in a step; empty: the step fails, but for speculation and "
-        "draft_length: then no more drafts are made, acceptance: then none stands, and router: then the least loaded replica is "
-        "chosen.",
-    )
+    fallback: str = _fallback("the step fails")
+
+
+@attrs.frozen(kw_only=True)
+class DraftingConfig(NounConfig):
+    """Tables ``[speculation]`` and ``[draft_length]``: which component makes drafts, or says how many."""
+
+    fallback: str = _fallback("no more drafts are made")
+
+
+@attrs.frozen(kw_only=True)
+class AcceptanceConfig(NounConfig):
+    """Table ``[acceptance]``: which rule decides on drafts."""
+
+    fallback: str = _fallback("no draft of the step is accepted, and no more are made")
 
 
 @attrs.frozen(kw_only=True)
@@ -367,6 +380,7 @@ class SchedulingConfig(NounConfig):
 class RouterConfig(NounConfig):
     """Table ``[router]``: which router, and how many requests it may move between replicas."""
 
+    fallback: str = _fallback("requests go to the replica with the fewest")
     max_moves: int = setting(
         4, "Times that one request is moved at most; after failures it moves in any case. 0: never.", validator=ge(0)
     )
@@ -468,9 +482,9 @@ class Config:
     scheduling: SchedulingConfig = attrs.field(factory=lambda: SchedulingConfig(name="fair_share", fallback="fcfs"))
     eviction: NounConfig = attrs.field(factory=lambda: NounConfig(name="lru", fallback="lru"))
     sampling: NounConfig = attrs.field(factory=lambda: NounConfig(name="standard"))
-    speculation: NounConfig = attrs.field(factory=lambda: NounConfig(name="none"))
-    draft_length: NounConfig = attrs.field(factory=lambda: NounConfig(name="fixed"))
-    acceptance: NounConfig = attrs.field(factory=lambda: NounConfig(name="match"))
+    speculation: NounConfig = attrs.field(factory=lambda: DraftingConfig(name="none"))
+    draft_length: NounConfig = attrs.field(factory=lambda: DraftingConfig(name="fixed"))
+    acceptance: NounConfig = attrs.field(factory=lambda: AcceptanceConfig(name="match"))
     kv_connector: FixedNounConfig = attrs.field(factory=lambda: FixedNounConfig(name="none"))
     kv_codec: FixedNounConfig = attrs.field(factory=lambda: FixedNounConfig(name="none"))
     kv_policy: FixedNounConfig = attrs.field(factory=lambda: FixedNounConfig(name="cost_aware"))

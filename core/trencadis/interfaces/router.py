@@ -35,7 +35,7 @@ class RoutingRequest:
 
     Attributes:
         token_ids: Of the prompt, and of output that another replica began; at least 1.
-        block_hashes: Of its full blocks but for the last token, head first, as the engines' prefix caches hash them, cut to 8 bytes;
+        block_hashes: Hashes of its full blocks without the last token, head first, as the engines' prefix caches hash them, cut to 8 bytes;
             cache salt and adapter are part of them. Empty unless ``Router.needs_prefixes``, without prefix caching, and for a text
             to embed.
         tenant: Who asks: the part before the first slash, as in ``[scheduling.tenants]``.

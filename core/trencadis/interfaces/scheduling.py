@@ -104,7 +104,7 @@ class SchedulerView:
 
 
 class SchedulingPolicy(ABC):  # noqa: B024 - every method has a default
-    """Decides who runs. Called on the engine thread, at most once per method and step but for ``chunk``, ``victim`` and ``give_way``.
+    """Decides who runs. Called on the engine thread, at most once per method and step except ``chunk``, ``victim`` and ``give_way``.
 
     Methods may keep state in the policy; they must not change the view. The same calls in the same order give the same
     answers: no wall clock, no global random source.

@@ -28,7 +28,7 @@ class StepStats:
         num_prompt_tokens_admitted: Prompt tokens of the sequences admitted in this step.
         num_recomputed_tokens: Tokens of this step that had been computed before a preemption.
         num_draft_tokens: Drafts verified.
-        num_accepted_tokens: Drafts emitted: those accepted, but for the ones after the end of their sequence.
+        num_accepted_tokens: Drafts emitted: accepted ones, without those after the end of their sequence.
         num_free_blocks: Blocks with nothing in them, after the step.
         num_cached_blocks: Unreferenced blocks kept for reuse, after the step.
         num_used_blocks: Blocks held by sequences or transfers, after the step.

@@ -15,7 +15,7 @@ __all__ = ["DirectoryOwner"]
 
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _REFUSED: Final = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
-_REMEDY: Final = "Name a directory of this user's own; or set trust_others, if everybody who can write there may decide what is generated."
+_REMEDY: Final = "Name a directory of this user's own; or set trust_others, if every user who can write there may decide what is generated."
 
 
 class DirectoryOwner:
@@ -75,4 +75,4 @@ class DirectoryOwner:
         if facts.st_uid != os.geteuid():
             raise self.unusable(f"it belongs to user {facts.st_uid}, not to {os.geteuid()}", _REMEDY)
         if facts.st_mode & stat.S_IWOTH:
-            raise self.unusable(f"everybody may write to it (mode {stat.S_IMODE(facts.st_mode):04o})", _REMEDY)
+            raise self.unusable(f"every user may write to it (mode {stat.S_IMODE(facts.st_mode):04o})", _REMEDY)

@@ -36,7 +36,7 @@ class StoreSettings:
     layerwise_saves: bool = setting(
         False,
         "Copy blocks out while the next step is computed, each layer before it is written, not before the step begins. "
-        "Needs a backend whose steps wait, which ``torch`` is; others, and tiers, copy as ever.",
+        "Needs a backend whose steps wait, which ``torch`` is; with others, and as a tier, it has no effect.",
     )
     lookup_timeout_s: float = setting(
         0.25, "A look-up that takes longer is a miss.", unit="s", validator=and_(gt(0), le(60))
@@ -56,7 +56,7 @@ class StoreSettings:
     num_load_threads: int = setting(2, "Loads that run side by side.", unit="threads", validator=and_(ge(1), le(64)))
     load_share: float = setting(
         0.025,
-        "The part of the time that a load works while the engine computes, so that nobody waits longer for a token; it rests for the "
+        "The part of the time that a load works while the engine computes, so that no request waits longer for a token; it rests for the "
         "others, but never beyond three quarters of the time that computing would take. 1: it does not rest, nor "
         "does it where steps are computed on a device.",
         unit="ratio",

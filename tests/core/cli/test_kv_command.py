@@ -122,7 +122,7 @@ def test_mistakes_are_said_in_words(blocks, tmp_path, capsys, arguments, message
 def test_directory_that_is_not_safe_is_refused_unless_others_are_trusted(blocks, capsys):
     blocks.directory.root.chmod(0o777)
     assert run("show", blocks.directory.root) == 2
-    assert "everybody may write to it (mode 0777)" in capsys.readouterr().err
+    assert "every user may write to it (mode 0777)" in capsys.readouterr().err
     assert run("show", blocks.directory.root, "--trust-others") == 0
 
 

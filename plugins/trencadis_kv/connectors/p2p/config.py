@@ -58,7 +58,7 @@ class P2PConfig:
     )
     lease_s: float = setting(
         30.0,
-        "Blocks of a finished prefill are kept so long for whoever is to go on with it, and so long again when that asks for it.",
+        "How long blocks of a finished prefill are kept for the engine that continues it; each request of that engine to keep them adds as long.",
         unit="s",
         validator=and_(gt(0), le(3600)),
     )
@@ -85,7 +85,7 @@ class P2PConfig:
     layerwise: bool = setting(
         False,
         "A request runs while its prefix is still being pulled, each layer as soon as it is there; else it waits for all of it. Needs a "
-        "backend whose steps wait, which ``torch`` is; others pull as ever.",
+        "backend whose steps wait, which ``torch`` is; with others it has no effect.",
     )
     connect_timeout_s: float = setting(
         1.0,
@@ -102,7 +102,7 @@ class P2PConfig:
     num_pull_threads: int = setting(4, "Pulls that run side by side.", unit="threads", validator=and_(ge(1), le(64)))
     load_share: float = setting(
         0.025,
-        "The part of the time that a pull works while the engine computes, so that nobody waits longer for a token; it rests for the "
+        "The part of the time that a pull works while the engine computes, so that no request waits longer for a token; it rests for the "
         "others, but never beyond half of the time that computing would take. 1: it does not rest, nor "
         "does it where steps are computed on a device.",
         unit="ratio",
@@ -161,8 +161,8 @@ class P2PConfig:
     )
     first_token: bool = setting(
         True,
-        "The engine that computes a prompt of this one chooses its first token, too, as this one would; what it cannot be told is chosen "
-        "here.",
+        "The engine that computes a prompt of this one chooses its first token, too, as this one would; if the choice cannot be "
+        "described to it, the token is chosen here.",
     )
     push: bool = setting(
         True,

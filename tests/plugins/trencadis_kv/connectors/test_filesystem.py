@@ -215,7 +215,7 @@ def test_what_cannot_be_used_is_said_at_start_up_and_nothing_is_served_from_it(h
 def test_required_directory_that_cannot_be_used_is_a_configuration_error(harnesses, tmp_path):
     (tmp_path / "store").mkdir()
     (tmp_path / "store").chmod(0o777)
-    with pytest.raises(ConfigValueError, match="everybody may write"):
+    with pytest.raises(ConfigValueError, match="every user may write"):
         harnesses(required=True)
 
 

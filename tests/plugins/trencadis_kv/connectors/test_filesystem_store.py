@@ -171,7 +171,7 @@ def test_directory_that_must_not_be_used_is_refused_in_every_call(tmp_path, stor
         lambda: store.delete(KEYS),
     ]
     for call in calls:
-        with pytest.raises(TransferError, match="everybody may write"):
+        with pytest.raises(TransferError, match="every user may write"):
             call()
 
 

@@ -103,7 +103,7 @@ def test_directory_that_everybody_may_write_to_is_refused(tmp_path):
     store = make(tmp_path)
     store.root.mkdir()
     store.root.chmod(0o1777)
-    with pytest.raises(TransferError, match=r"everybody may write to it \(mode 1777\).*trust_others") as caught:
+    with pytest.raises(TransferError, match=r"every user may write to it \(mode 1777\).*trust_others") as caught:
         store.check()
     assert caught.value.cause == "unreachable"
     with pytest.raises(TransferError, match="everybody"):
