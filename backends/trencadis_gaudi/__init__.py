@@ -35,7 +35,7 @@ def trencadis_commands() -> Iterable[Command]:
     yield Command(
         name="gaudi-check",
         summary="Test on a Gaudi each fact that the backend gaudi relies on, and say what it means if one does not hold.",
-        group=CommandGroup.LOOKING,
+        group=CommandGroup.OPERATING,
         load=partial(importlib.import_module, "trencadis_gaudi.checks.command"),
     )
 

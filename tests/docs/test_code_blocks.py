@@ -50,7 +50,7 @@ def test_python_block_of_a_first_page_runs(block: Block, page_folder, python_blo
     assert not block.output or shows(block.output, result.output), f"it prints:\n{result.output}"
 
 
-@pytest.mark.representatives(1000)
+@pytest.mark.release
 @pytest.mark.parametrize("block", parameters("python"))
 def test_python_block_runs(block: Block, page_folder, python_blocks, ready_text) -> None:
     test_python_block_of_a_first_page_runs(block, page_folder, python_blocks, ready_text)
@@ -78,7 +78,7 @@ def test_commands_of_a_first_page_work(block: Block, page_folder, shell, ready_t
         assert shows(block.output, printed), f"it prints:\n{printed}"
 
 
-@pytest.mark.representatives(1000)
+@pytest.mark.release
 @pytest.mark.parametrize("block", parameters("sh"))
 def test_commands_of_a_shell_block_work(block: Block, page_folder, shell, ready_text, request) -> None:
     test_commands_of_a_first_page_work(block, page_folder, shell, ready_text, request)

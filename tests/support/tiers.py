@@ -84,8 +84,9 @@ def mark_repeats(items: Sequence[pytest.Function], tier: Tier = DEFAULT) -> None
         if item.function.__module__.startswith("trencadis_testing."):
             suites[item.function].setdefault(item.parent, []).append(item)
         else:
-            mark = item.get_closest_marker(tier.kept_by)
-            kept = mark.args[0] if mark else None
+            # A tier has at least as many as each smaller one.
+            marks = [item.get_closest_marker(name) for name in {tier.kept_by, DEFAULT.kept_by}]
+            kept = max((mark.args[0] for mark in marks if mark), default=None)
             families[item.parent, item.originalname, kept].append(item)
     repeats = []
     for (*_, kept), members in families.items():

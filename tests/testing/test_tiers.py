@@ -68,6 +68,13 @@ def test_of_a_long_test_some_parameter_sets_are_kept_and_the_others_are_for_a_re
     assert mark(items) == [0]
 
 
+def test_ci_keeps_at_least_the_representatives() -> None:
+    items = [Item(number, len, pytest.mark.representatives(7)) for number in range(20)]
+    mark_release(items)  # type: ignore[arg-type]
+    assert len([item for item in items if not item.get_closest_marker("release")]) == 7
+    assert len(mark(items)) == 7
+
+
 @pytest.mark.parametrize("total", [1, CI.most_whole, CI.most_whole + 1, 100])
 def test_without_a_mark_all_of_a_few_parameter_sets_are_kept_in_ci(total: int) -> None:
     items = [Item(number, len) for number in range(total)]

@@ -15,7 +15,7 @@ import attrs
 import torch
 
 from trencadis.clock import Clock
-from trencadis.records import Bucket, MemoryReport, Phase, WarmUpReport
+from trencadis.records import Bucket, MemoryReport, WarmUpReport
 from trencadis_torch.attention.ragged import Workspace
 from trencadis_torch.cache.kv_cache import PagedKVCache
 from trencadis_torch.config import TorchConfig
@@ -95,7 +95,7 @@ class BucketMode:
     ) -> WarmUpReport:
         """Prepare buckets, the largest first: then the memory of the smaller ones is there.
 
-        Where nothing is kept for a shape, the largest bucket of each phase is run once: for memory, and for what is made at a first use.
+        Where nothing is kept for a shape, the smallest bucket of each phase is run once, for what is made at a first use.
 
         Args:
             buckets: All that will be used.
@@ -105,11 +105,11 @@ class BucketMode:
         Raises:
             BackendError: The model cannot become graphs, or one of them computes something else.
         """
-        phases: set[Phase] = set()
-        for done, bucket in enumerate(sorted(buckets, reverse=True), start=1):
-            if self._compiles_kernels or bucket.phase not in phases:
+        ordered = sorted(buckets, reverse=True)
+        smallest = {bucket.phase: bucket for bucket in ordered}
+        for done, bucket in enumerate(ordered, start=1):
+            if self._compiles_kernels or bucket == smallest[bucket.phase]:
                 run(bucket)
-                phases.add(bucket.phase)
             if progress is not None:
                 progress(done, len(buckets))
         return WarmUpReport(prepared=tuple(buckets))

@@ -40,10 +40,10 @@ BUCKETS = [
 ]
 
 
-def test_where_nothing_is_kept_for_a_shape_the_largest_bucket_of_each_phase_runs_once():
+def test_where_nothing_is_kept_for_a_shape_the_smallest_bucket_of_each_phase_runs_once():
     ran, progress = [], []
     report = chosen().warm_up(BUCKETS, run=ran.append, progress=lambda *done: progress.append(done))
-    assert sorted(ran) == sorted([Bucket(4, 1, 16, Phase.DECODE), Bucket(4, 512, 0)])
+    assert sorted(ran) == sorted([Bucket(1, 1, 4, Phase.DECODE), Bucket(1, 128, 0)])
     assert progress == [(done, len(BUCKETS)) for done in range(1, len(BUCKETS) + 1)]
     assert (report.prepared, report.num_graphs) == (tuple(BUCKETS), 0)
 
