@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import signal
 import tempfile
 from collections.abc import Generator, Iterator
 from importlib.metadata import entry_points
@@ -36,6 +37,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Set the environment for a device, which torch, triton, ``support.devices`` and child processes read."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a job in the background of a shell; commands would inherit it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     device = os.environ["PYTEST_TORCH_DEVICE"] = config.getoption("device")
     # Triton kernels run on the CPU, step by step.
     os.environ.setdefault("TRITON_INTERPRET", "1" if device == "cpu" else "0")

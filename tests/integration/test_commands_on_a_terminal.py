@@ -94,7 +94,7 @@ def test_what_is_logged_while_text_is_streamed_comes_after_it(tmp_path: Path, pl
     assert terminal.process.returncode == 0, terminal.text
     assert terminal.wrapped == []
     lines = terminal.lines
-    assert re.fullmatch(r"[\d:]+ WARNING trencadis.loud: A warning while it loads\.", lines[0])
+    assert re.fullmatch(r"[\d-]+ [\d:]+ WARNING trencadis.loud: A warning while it loads\.", lines[0])
     begin = next(number for number, line in enumerate(lines) if line.startswith("Hello"))
     first = next(number for number, line in enumerate(lines) if number > begin and "WARNING" in line)
     text, after = " ".join(lines[begin:first]), " ".join(line.strip() for line in lines[first:-1])
@@ -122,6 +122,15 @@ def test_generate_says_what_stopped_it(tmp_path: Path, number: int, name: str) -
         assert terminal.wait() == 128 + number
     assert terminal.lines[-1] == f"trencadis generate was stopped by {name}."
     assert "Traceback" not in terminal.text
+
+
+def test_sigterm_stops_a_background_job_which_ignores_ctrl_c(tmp_path: Path) -> None:
+    paced = fake(tmp_path, *GENERATE, "200", name="paced_backend:PacedBackend", options="{step_s = 0.2}")
+    with Terminal(["sh", "-c", 'trap "" INT; exec "$@"', "sh", *paced], env=ENVIRONMENT) as terminal:
+        terminal.wait_for("Hello", within_s=LONG_S)
+        terminal.process.send_signal(signal.SIGTERM)
+        assert terminal.wait() == 128 + signal.SIGTERM
+    assert terminal.lines[-1] == "trencadis generate was stopped by SIGTERM."
 
 
 @pytest.mark.parametrize("placement", ["thread", "process"])

@@ -162,7 +162,8 @@ class Terminal:
 
 
 def _take_terminal() -> None:
-    """Make the pseudo-terminal the one that Ctrl-C is typed at."""
+    """Make the pseudo-terminal the one that Ctrl-C is typed at; a shell's background jobs ignore it, and their children do."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 

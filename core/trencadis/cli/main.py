@@ -145,9 +145,14 @@ def _survive_signals() -> None:
             faulthandler.register(signal.SIGUSR1, all_threads=True)
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)
 
+    came: list[int] = []
+
     def terminate(number: int, frame: object) -> None:
-        signal.signal(number, signal.SIG_DFL)
-        raise _Terminated
+        came.append(number)
+        if len(came) > 1:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        raise _Terminated  # this stays the handler: what contains faults of plugins knows by it that a signal came
 
     signal.signal(signal.SIGTERM, terminate)
 

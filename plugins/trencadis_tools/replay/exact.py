@@ -176,6 +176,21 @@ def replay_exactly(
         return _replay(record, config, registry, name=name, may_import=may_import, note=note)
 
 
+def _with_recorded_drafts(record: FlightRecord, config: Config, registry: Registry, script: _Script) -> Config:
+    """Return the configuration with a speculator that drafts what was drafted; registers it, if anything was."""
+    if not record.max_draft_tokens:
+        return attrs.evolve(config, speculation=NounConfig(name="none"))
+    drafts = RecordedDrafts(record.max_draft_tokens)
+    drafts.next_event = script.next_event
+    registry.register(drafts)
+    return attrs.evolve(
+        config,
+        speculation=NounConfig(name=RECORDED),
+        draft_length=NounConfig(name="fixed"),
+        acceptance=NounConfig(name="match"),
+    )
+
+
 def _replay(
     record: FlightRecord,
     config: Config,
@@ -187,18 +202,7 @@ def _replay(
 ) -> ReplayedSteps:
     stand_ins, clock = StandIns(record.requests), ScriptedClock()
     script = _Script(record, stand_ins, clock)
-    if record.max_draft_tokens:
-        drafts = RecordedDrafts(record.max_draft_tokens)
-        drafts.next_event = script.next_event
-        registry.register(drafts)
-        config = attrs.evolve(
-            config,
-            speculation=NounConfig(name=RECORDED),
-            draft_length=NounConfig(name="fixed"),
-            acceptance=NounConfig(name="match"),
-        )
-    else:
-        config = attrs.evolve(config, speculation=NounConfig(name="none"))
+    config = _with_recorded_drafts(record, config, registry, script)
     engine = replayed_engine(record, config, registry, clock=clock, executor=script)
     recorder = engine.flight_recorder
     assert recorder is not None, "it is on in a replay"

@@ -101,7 +101,7 @@ def test_trace_need_not_be_known_but_other_flags_must_be_by_one(registry):
 def test_refused_value_names_flag_and_choices(registry):
     with pytest.raises(ConfigValueError) as caught:
         build(registry, "even", flags={"generation": "older"})
-    said = '[bucketing.even] generation = "older" (from flag --generation): must be one of: new, old.'
+    said = '[bucketing.even] generation = "older" (from flag --generation): did you mean "old"? It must be one of: new, old.'
     assert str(caught.value).startswith(said)
 
 

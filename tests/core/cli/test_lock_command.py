@@ -55,7 +55,7 @@ def test_a_locked_command_refuses_another_plan_and_does_nothing(arguments, capsy
 def test_the_word_after_locked_is_a_word_of_the_command(capsys) -> None:
     assert main(["generate", "--locked", "other.lock"]) == 2
     assert "lock file trencadis.lock: No such file or directory." in capsys.readouterr().err
-    assert main(["plugins", "--locked", "other.lock"]) == 2
+    assert main(["lock", "--locked", "other.lock"]) == 2
     assert "unknown argument other.lock" in capsys.readouterr().err
 
 

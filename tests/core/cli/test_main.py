@@ -280,7 +280,7 @@ def test_the_log_of_a_command_on_a_terminal_is_quieter_unless_it_is_asked_for(
 ):
     main = sys.modules["trencadis.cli.main"]
     shown: list[tuple[str, str]] = []
-    monkeypatch.setattr(main, "configure_logging", lambda level, *, loading: shown.append((level, loading)))
+    monkeypatch.setattr(main, "configure_logging", lambda level, form, *, loading: shown.append((level, loading)))
     monkeypatch.setattr(main, "on_terminal", lambda: is_terminal)
     monkeypatch.setattr(sys.modules["try_command"], "TERMINAL_LOG_LEVELS", ("info", "warning"), raising=False)
     assert run_main(["try", *flags]) == 7

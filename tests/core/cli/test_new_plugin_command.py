@@ -12,7 +12,7 @@ def test_package_is_written_and_the_next_steps_are_printed(installed, tmp_path, 
     out = capsys.readouterr().out
     home = tmp_path / "trencadis-scheduling-lottery"
     assert (home / "src/trencadis_scheduling_lottery/lottery.py").is_file()
-    assert f"cd {home} && pip install -e . && pytest" in out
+    assert f'cd {home} && pip install -e ".[test]" && pytest' in out
     assert '[scheduling] name = "lottery"' in out
 
 

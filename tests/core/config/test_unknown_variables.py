@@ -83,7 +83,7 @@ def test_loading_warns_once_of_each_and_keeps_its_value_untold(caplog):
     ("name", "meant"),
     [
         ("TRENCADIS_SCHEDULING", "TRENCADIS_SCHEDULING__NAME"),
-        ("TRENCADIS_LOG", "TRENCADIS_LOG__LEVEL"),
+        ("TRENCADIS_LOG", "TRENCADIS_LOG__KEY"),
         ("TRENCADIS_ENGINE", "TRENCADIS_ENGINE__KEY"),
     ],
 )

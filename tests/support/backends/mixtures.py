@@ -57,6 +57,7 @@ def ranks_in_threads(monkeypatch: Any, path: Path, size: int, **options: Any) ->
         "model.path": str(path),
         "backend.name": "support.backends.rank_threads:ranked_backend",
         "backend.options": {"size": size, "expert": size, "attention": "data", **options},
+        "executor.name": "inline",
         "parallel.tensor": size,
         "parallel.expert": size,
         "parallel.attention": "data",
