@@ -37,7 +37,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Set the environment for a device, which torch, triton, ``support.devices`` and child processes read."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a job in the background of a shell; commands would inherit it
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a shell: commands would inherit it
         signal.signal(signal.SIGINT, signal.default_int_handler)
     device = os.environ["PYTEST_TORCH_DEVICE"] = config.getoption("device")
     # Triton kernels run on the CPU, step by step.

@@ -14,6 +14,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from trencadis.client.factory import check_model
     from trencadis.client.replicas.connect import make_mover, make_router, make_routing
     from trencadis.client.replicas.mover import LiveRow, Mover
     from trencadis.client.replicas.routing import Routing
@@ -97,6 +98,7 @@ _HOMES = {
     "build_engine": "engine.build",
     "chat_template_of": "text",
     "check_layout": "engine.layout_support",
+    "check_model": "client.factory",
     "check_model_path": "text",
     "check_sources": "config.check_sources",
     "completing_buckets": "engine.batching.warmup",
@@ -162,6 +164,7 @@ __all__ = [
     "build_engine",
     "chat_template_of",
     "check_layout",
+    "check_model",
     "check_model_path",
     "check_sources",
     "completing_buckets",

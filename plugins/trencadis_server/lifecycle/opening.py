@@ -17,7 +17,7 @@ from typing import Any, Self
 import attrs
 
 from trencadis import AsyncLLM
-from trencadis.api import Config, Registry, ResolvedConfig, resolve_plan
+from trencadis.api import Config, Registry, ResolvedConfig, check_model, resolve_plan
 from trencadis.clock import SystemClock
 from trencadis.errors import ConfigError
 from trencadis_server.app import make_app
@@ -73,8 +73,9 @@ class OpenServer:
         self._config = config
         self._registry = registry
         self._resolved = resolved
-        # A component that does not exist is known before anything is opened.
+        # A component or a model that does not exist is known before anything is opened.
         self._plan = resolve_plan(config, registry)
+        check_model(config, resolved.sources, asks_hub=False)
         server = server_of(config)
         self._sockets = [listen(server.host, server.port)]
         if server.admin_port:

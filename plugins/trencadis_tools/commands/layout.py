@@ -16,7 +16,7 @@ from trencadis.api import RANKS, Config, Registry, ResolvedPlan, resolve_plan, u
 from trencadis.console import print_table
 from trencadis.errors import ConfigValueError
 from trencadis_tools.layout.layouts import LayoutNeeds, Limits, Traffic, all_layouts, propose
-from trencadis_tools.layout.model import ModelPlan, read_model, read_plan_file
+from trencadis_tools.layout.model import ModelPlan, read_configured_model
 
 __all__ = ["add_arguments", "run"]
 
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
         ModelLoadError: There is no such model, or none that can be laid out.
     """
     chosen = resolve_plan(config, registry)
-    plan = _read(config, chosen)
+    plan = read_configured_model(config, chosen)
     limits = _limits(args, config, plan)
     layouts, refused = all_layouts(plan, limits, partial(unserved_layout, chosen, nouns=("backend",)))
     proposed = propose(layouts)
@@ -83,19 +83,6 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
         print(_advice(proposed, layouts, limits))
         print(f"Start it with: {_settings(proposed, chosen, registry)}.")
     return 0
-
-
-def _read(config: Config, chosen: ResolvedPlan) -> ModelPlan:
-    model = config.model
-    backend = chosen.choices["backend"]
-    plan_file = getattr(backend.options, "tensor_plan", "")
-    return read_model(
-        model.path,
-        revision=model.revision,
-        dtype=model.dtype,
-        trust_remote_code=model.trust_remote_code,
-        configured=read_plan_file(plan_file, f"[backend.{backend.component.name}] tensor_plan") if plan_file else None,
-    )
 
 
 def _limits(args: argparse.Namespace, config: Config, plan: ModelPlan) -> Limits:

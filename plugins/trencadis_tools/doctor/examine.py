@@ -10,10 +10,11 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from trencadis.api import Config, ConfigFile, PluginLoader, Registry, rules_or_defaults
-from trencadis.interfaces import HealthCheck
+from trencadis.interfaces import HealthCheck, Severity
 from trencadis_tools.doctor.components import check_components
 from trencadis_tools.doctor.configuration import check_configuration
 from trencadis_tools.doctor.distributions import check_distributions
+from trencadis_tools.doctor.division import check_division
 from trencadis_tools.doctor.findings import Findings
 from trencadis_tools.doctor.installation import check_installation
 from trencadis_tools.doctor.model import check_model
@@ -44,6 +45,8 @@ def examine(*, file: ConfigFile, plugins: PluginLoader, flags: Sequence[str], en
         config = resolved.config if resolved is not None else Config()
         facts = found.run("model", check_model, config, resolved.sources if resolved else {})
         found.run("components", check_components, registry, config, resolved.sources if resolved else {}, facts)
+        if facts is not None and not found.count(Severity.FAIL):
+            found.run("model", check_division, config, registry)
         for plugin in registry.plugins:
             for check in found.run("plugins", _checks_of, registry, plugin) or ():
                 found.run(check.name, _run_check, check, config)

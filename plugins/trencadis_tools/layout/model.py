@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import attrs
 
-from trencadis.api import resolve_model_path
+from trencadis.api import Config, ResolvedPlan, resolve_model_path
 from trencadis.errors import ConfigValueError, ModelLoadError
 from trencadis.files import read_json, read_toml
 
@@ -227,6 +227,28 @@ def read_model(
     _check(path, config, text)
     model = _built(path, config, trust_remote_code)
     return _Reader(path, model, text, dtype, dict(configured or {})).plan()
+
+
+def read_configured_model(config: Config, chosen: ResolvedPlan) -> ModelPlan:
+    """Return :func:`read_model` of a configuration, with the plan of its backend's ``tensor_plan`` if that names a file.
+
+    Args:
+        config: Table ``model`` is read.
+        chosen: Its components.
+
+    Raises:
+        ConfigError: The plan's file cannot be read.
+        ModelLoadError: See :func:`read_model`.
+    """
+    model, backend = config.model, chosen.choices["backend"]
+    plan_file = getattr(backend.options, "tensor_plan", "")
+    return read_model(
+        model.path,
+        revision=model.revision,
+        dtype=model.dtype,
+        trust_remote_code=model.trust_remote_code,
+        configured=read_plan_file(plan_file, f"[backend.{backend.component.name}] tensor_plan") if plan_file else None,
+    )
 
 
 def _config(path: str, revision: str, trust_remote_code: bool) -> Any:
