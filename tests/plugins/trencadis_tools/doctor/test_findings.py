@@ -31,7 +31,7 @@ def test_an_error_of_ours_is_a_finding_with_its_hint_as_remedy(found):
 def test_an_error_without_a_hint_has_the_remedy_of_its_kind(found):
     found.fail_with(UnknownKeyError("there is no such key."))
     (item,) = found
-    assert item.remedy.startswith("Use the suggested name, or one of those that ``trencadis config --explain`` prints")
+    assert item.remedy.startswith("Use the suggested name, or a name that ``trencadis config --explain`` prints")
 
 
 @pytest.mark.parametrize("error", [ValueError("no\n  such thing"), SystemExit(3), ImportError("gone")])
