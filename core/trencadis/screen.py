@@ -70,14 +70,16 @@ def write_line(line: str, *, stream: TextIO | None = None) -> None:
 
 
 def _folded(text: str, out: TextIO) -> str:
-    """Return lines without words that are cut at the edge of a terminal; what is indented, such as code, stays as it is."""
+    """Return lines without words that are cut at the edge of a terminal; what goes on in the next line is indented."""
     columns = _columns(out)
     return "\n".join(
-        line
-        if len(line) <= columns or line[:1].isspace() or "\x1b" in line
-        else textwrap.fill(line, columns, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
-        for line in text.split("\n")
+        line if len(line) <= columns or "\x1b" in line else _folded_line(line, columns) for line in text.split("\n")
     )
+
+
+def _folded_line(line: str, columns: int) -> str:
+    indent = line[: len(line) - len(line.lstrip())]
+    return textwrap.fill(line, columns, subsequent_indent=f"{indent}  ", break_long_words=False, break_on_hyphens=False)
 
 
 def _write(line: str, out: TextIO) -> None:

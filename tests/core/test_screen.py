@@ -114,15 +114,18 @@ def test_lines_go_above_progress_which_goes_away() -> None:
     assert terminal.wrapped == []
 
 
-def test_long_lines_are_folded_between_words_and_code_is_left_alone() -> None:
+def test_long_lines_are_folded_between_words_and_indented() -> None:
     terminal = shown("""
         from trencadis.screen import write_line
         write_line("10:00:00 WARNING trencadis: the cache has room for two sequences")
+        write_line("  the cache has room for two sequences at once")
         write_line("    indented = 1")
     """)
     assert terminal.lines == [
         "10:00:00 WARNING trencadis: the cache",
         "  has room for two sequences",
+        "  the cache has room for two sequences",
+        "    at once",
         "    indented = 1",
     ]
 
