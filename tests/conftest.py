@@ -6,6 +6,7 @@ import gc
 import logging
 import os
 import signal
+import sys
 import tempfile
 from collections.abc import Generator, Iterator
 from importlib.metadata import entry_points
@@ -80,10 +81,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(autouse=True)
 def level_of_logs() -> Iterator[None]:
     """Give the loggers of Trencadís their level back, which commands set for their process."""
-    logger = logging.getLogger("trencadis")
-    level = logger.level
     yield
-    logger.setLevel(level)
+    logging.getLogger("trencadis").setLevel(logging.NOTSET)
+    if (log := sys.modules.get("trencadis.log")) is not None:
+        log._level = ""  # else an engine that is loaded later would set it again
 
 
 @pytest.hookimpl(wrapper=True)

@@ -238,7 +238,6 @@ def test_sixteen_bits_run_on_shares(model_path, ranked):
 
 
 @pytest.mark.kept_in_ci(3)
-@pytest.mark.representatives(4)
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("kind", MIXTURES)
 def test_ranks_may_have_whole_experts(tmp_path, ranked, kind, size):

@@ -247,6 +247,6 @@ def test_nothing_is_written_to_a_disk_that_is_nearly_full(directory, monkeypatch
 def test_sweep_of_a_directory_that_must_not_be_used_touches_nothing(directory):
     fill(directory, dict.fromkeys(range(30), 1.0))
     directory.root.chmod(0o777)
-    with pytest.raises(TransferError, match="everybody"):
+    with pytest.raises(TransferError, match="every user"):
         make(directory).sweep()
     assert not (directory.root / ".sweep").exists()
