@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from docs_pages.markdown import heading_note, table
-from trencadis.cli.main import INTERRUPTED, VERBOSE_HELP, all_commands
+from trencadis.cli.main import INTERRUPTED, add_arguments_of, all_commands
 from trencadis.errors import ConfigError, InternalError
 from trencadis.interfaces import Command
 from trencadis.registry.manager import PluginLoader
@@ -41,13 +41,11 @@ def commands_page() -> str:
 def _section(command: Command) -> str:
     module: Any = command.load()
     parser = argparse.ArgumentParser(prog=f"trencadis {command.name}", add_help=False)
-    module.add_arguments(parser)
+    add_arguments_of(module, parser)
     rows = list(_rows(parser))
     rows += [
         (f"`{flag} VALUE`", "", f"short for `{long}`") for flag, long in getattr(module, "SHORT_FLAGS", {}).items()
     ]
-    if hasattr(module, "TERMINAL_LOG_LEVELS"):
-        rows.append(("`-v`, `--verbose`", "", VERBOSE_HELP))
     parts = [f"## `trencadis {command.name}`", command.summary]
     if not getattr(module, "TAKES_CONFIG", True):
         parts.append("It takes no config flags, and no file.")

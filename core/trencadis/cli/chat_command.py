@@ -20,9 +20,9 @@ from trencadis.console import dimmed, stream_text, write_line
 from trencadis.errors import PromptTooLongError, RequestError, StepFailedError
 from trencadis.registry import Registry
 
-__all__ = ["MODEL_ARGUMENT", "TERMINAL_LOG_LEVELS", "add_arguments", "converse", "run"]
+__all__ = ["TAKES_MODEL", "TERMINAL_LOG_LEVELS", "add_arguments", "converse", "run"]
 
-MODEL_ARGUMENT = "model"
+TAKES_MODEL = True
 TERMINAL_LOG_LEVELS = "warning", "warning"
 
 _PROMPT = ">>> "
@@ -33,9 +33,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "Ctrl-C stops an answer, Ctrl-D leaves, /help lists the words that change the conversation. "
         "From a pipe each line is a message, and standard output gets the answers alone."
-    )
-    parser.add_argument(
-        "model", nargs="?", metavar="MODEL", help="directory, .gguf file or hub id: short for --model.path"
     )
     parser.add_argument("--system", default="", metavar="TEXT", help="what the model is told first")
     add_sampling_flags(parser, defaults=CHAT_DEFAULTS)

@@ -1,4 +1,4 @@
-"""Words of a conversation on a terminal that begin with a slash: what they do to it, and what they print."""
+"""Commands within a conversation on a terminal, such as ``/reset`` and ``/set``."""
 
 from __future__ import annotations
 

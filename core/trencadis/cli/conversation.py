@@ -1,4 +1,4 @@
-"""A conversation with a model: what was said, what the model is told first, and how its answers are sampled."""
+"""A conversation with a model: its messages, system prompt and sampling parameters."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Conversation:
     Args:
         llm: Answers.
         params: How answers are sampled; one text each.
-        system: What the model is told first; empty: nothing.
+        system: The system prompt; empty: none.
 
     Attributes:
         params: May be replaced between answers.
@@ -61,7 +61,7 @@ class Conversation:
         A message that is refused, fails or is stopped before its answer began was not said.
 
         Args:
-            message: Of the user.
+            message: The user's text.
             stops: Asked after each piece; True ends the answer, which counts as far as it came.
 
         Raises:

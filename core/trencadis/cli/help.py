@@ -66,7 +66,7 @@ def commands_help(commands: Mapping[str, Command], warnings: Sequence[str]) -> s
 
     Args:
         commands: By name; those of a group keep their order.
-        warnings: What is wrong with the plugins that offer commands.
+        warnings: Errors of plugins whose commands are left out.
     """
     width = max(len(name) for name in commands) + 4
     about = (trencadis.__doc__ or "").partition("\n")[0]

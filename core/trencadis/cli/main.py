@@ -39,7 +39,7 @@ from trencadis.registry import Registry
 from trencadis.registry.commands import InstalledCommands, installed_commands
 from trencadis.registry.manager import PluginLoader
 
-__all__ = ["COMMANDS", "INTERRUPTED", "VERBOSE_HELP", "all_commands", "main"]
+__all__ = ["COMMANDS", "INTERRUPTED", "add_arguments_of", "all_commands", "main"]
 
 COMMANDS: Mapping[str, Command] = {
     command.name: command
@@ -84,8 +84,6 @@ _SHORT_FLAGS = {"--model": "--model.path", "-m": "--model.path", "--strict-plugi
 INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 + SIGINT, as shells do."""
 
-VERBOSE_HELP = "log what happens; -vv: every detail"
-
 
 class _Terminated(KeyboardInterrupt):
     """SIGTERM came: everything is closed as after Ctrl-C."""
@@ -128,7 +126,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _leave_behind_threads(code: int) -> None:
-    """End the process if a thread still runs, such as one that loads a model: what was interrupted is not waited for."""
+    """End the process without waiting for threads that still run, such as one that loads a model."""
     if any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()):
         atexit._run_exitfuncs()  # noqa: SLF001 - Python itself calls it after it has waited for all threads
         sys.stdout.flush()
@@ -152,7 +150,7 @@ def _survive_signals() -> None:
         if len(came) > 1:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
-        raise _Terminated  # this stays the handler: what contains faults of plugins knows by it that a signal came
+        raise _Terminated  # it stays the handler: faults.reraise_interrupt looks for it in the traceback
 
     signal.signal(signal.SIGTERM, terminate)
 
@@ -220,7 +218,7 @@ def _plugins(file: ConfigFile, arguments: Sequence[str]) -> PluginLoader:
 
 def _usage() -> str:
     found = all_commands(_plugins(read_config_file(), ()))
-    # Those of plugins first: of the first group, serve is most wanted.
+    # Commands of plugins come first within a group, so that serve begins the list.
     ordered = {name: one for name, one in found.commands.items() if name not in COMMANDS} | dict(COMMANDS)
     return commands_help(ordered, [str(error) for error in found.broken.values()])
 
@@ -259,8 +257,8 @@ def _run(command: Command, arguments: list[str], file: ConfigFile, plugins: Plug
 
 
 def _model_flag(module: Any, args: argparse.Namespace, flags: Sequence[str], name: str) -> list[str]:
-    """Return the config flag that the argument MODEL of a command stands for, if it has one and was given one."""
-    model = getattr(args, getattr(module, "MODEL_ARGUMENT", ""), None)
+    """Return the config flag that a given argument MODEL stands for."""
+    model = args.model if _takes_model(module) else None
     if model is None:
         return []
     given = [flag.partition("=")[2] for flag in flags if flag.startswith("--model.path=")]
@@ -319,14 +317,28 @@ def _parser(command: Command, module: Any, settings: Callable[[], Settings]) -> 
         main_settings=getattr(module, "MAIN_SETTINGS", ()),
         can_be_locked=_can_be_locked(module),
     )
-    module.add_arguments(parser)
-    if hasattr(module, "TERMINAL_LOG_LEVELS"):
-        parser.add_argument("-v", "--verbose", action="count", default=0, help=VERBOSE_HELP)
+    add_arguments_of(module, parser)
     return parser
 
 
+def add_arguments_of(module: Any, parser: argparse.ArgumentParser) -> None:
+    """Add all arguments of a command but the flags of the configuration.
+
+    Args:
+        module: The command's.
+        parser: Gets them.
+    """
+    if _takes_model(module):
+        parser.add_argument(
+            "model", nargs="?", metavar="MODEL", help="directory, .gguf file or hub id: short for --model.path"
+        )
+    module.add_arguments(parser)
+    if hasattr(module, "TERMINAL_LOG_LEVELS"):
+        parser.add_argument("-v", "--verbose", action="count", default=0, help="log what happens; -vv: every detail")
+
+
 def _log_levels(module: Any, args: argparse.Namespace) -> tuple[str, str]:
-    """Return the level of the log, and the level while an engine loads: what is set wins, then ``-v``, then the command's own."""
+    """Return the level of the log, and the level while an engine loads: a configured level, else that of ``-v``, else the command's own."""
     level, is_set = args.resolved.config.log.level, args.resolved.sources["log.level"] != DEFAULT
     verbose = getattr(args, "verbose", 0) if hasattr(module, "TERMINAL_LOG_LEVELS") else 0
     if is_set or not (verbose or on_terminal()):
@@ -335,6 +347,11 @@ def _log_levels(module: Any, args: argparse.Namespace) -> tuple[str, str]:
         return ("info", "info") if verbose == 1 else ("debug", "debug")
     own: tuple[str, str] = getattr(module, "TERMINAL_LOG_LEVELS", (level, level))
     return own
+
+
+def _takes_model(module: Any) -> bool:
+    """Return whether a command's first argument names the model. Pure."""
+    return bool(getattr(module, "TAKES_MODEL", False))
 
 
 def _takes_config(module: Any) -> bool:

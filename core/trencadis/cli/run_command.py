@@ -15,9 +15,9 @@ from trencadis.errors import InvalidRequestError
 from trencadis.records import SamplingParams
 from trencadis.registry import Registry
 
-__all__ = ["MODEL_ARGUMENT", "TERMINAL_LOG_LEVELS", "add_arguments", "run"]
+__all__ = ["TAKES_MODEL", "TERMINAL_LOG_LEVELS", "add_arguments", "run"]
 
-MODEL_ARGUMENT = "model"
+TAKES_MODEL = True
 TERMINAL_LOG_LEVELS = "warning", "warning"
 
 
@@ -26,9 +26,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "A model with a chat template answers the prompt as a message, one without continues it. Without a prompt it is a "
         "conversation, as of trencadis chat; from a pipe all of standard input is the prompt."
-    )
-    parser.add_argument(
-        "model", nargs="?", metavar="MODEL", help="directory, .gguf file or hub id: short for --model.path"
     )
     parser.add_argument("prompt", nargs="*", metavar="PROMPT", help="one prompt; several words are joined by spaces")
     parser.add_argument("--system", default="", metavar="TEXT", help="what the model is told first")

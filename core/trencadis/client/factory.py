@@ -92,7 +92,7 @@ def loading(config: Config, part: Callable[[], str], *, show: bool | None) -> It
     """Show the progress of loading during a ``with`` block; meanwhile the log has the level that is meant for it.
 
     Args:
-        config: Of the engines.
+        config: The engines' configuration.
         part: Returns the part of loading that runs now.
         show: Draw a line; None: on a terminal only.
 

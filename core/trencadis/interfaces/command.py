@@ -40,7 +40,7 @@ class Command:
       configuration are loaded for it; ``flags`` are the config flags as given, ``args.config_file`` is the ``ConfigFile``, and
       ``args.plugins`` the ``PluginLoader`` with which the command was found, see :mod:`trencadis.api`;
     * optionally ``SHORT_FLAGS: Mapping[str, str]``: the config flag that each short form stands for;
-    * optionally ``MODEL_ARGUMENT: str``: the argument, of those that it adds, that stands for ``--model.path`` where it is given;
+    * optionally ``TAKES_MODEL: bool``: its first argument, ``MODEL``, stands for ``--model.path``, and is added before its own;
     * optionally ``MAIN_SETTINGS: Sequence[str]``: dotted paths of settings that its ``--help`` shows beside the usual ones;
       ``--help-all`` shows all;
     * optionally ``TAKES_CONFIG = False``: it takes no config flags;

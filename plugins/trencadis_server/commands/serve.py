@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MAIN_SETTINGS",
-    "MODEL_ARGUMENT",
     "SHORT_FLAGS",
+    "TAKES_MODEL",
     "TERMINAL_LOG_LEVELS",
     "add_arguments",
     "give_back_large_blocks",
@@ -51,14 +51,11 @@ _KEPT_BYTES = 1 << 20
 _MAX_ARENAS = 2
 
 
-MODEL_ARGUMENT = "model"
+TAKES_MODEL = True
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the argument that names the model; there are no flags of its own."""
-    parser.add_argument(
-        "model", nargs="?", metavar="MODEL", help="directory, .gguf file or hub id: short for --model.path"
-    )
+    """Add the command's own flags: there are none."""
     parser.epilog = (
         "SIGTERM and Ctrl-C end it in order: nothing new is taken, running requests have server.drain_timeout_s. "
         "A second one ends it at once. SIGUSR2 has the engines write flight records."

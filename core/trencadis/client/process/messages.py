@@ -75,7 +75,7 @@ class StartMessage(Message):
         address: Of the socket.
         tables: The configuration.
         sources: Source of each value, for messages.
-        log_levels: Of the logger ``trencadis``: while the engine loads, and afterwards.
+        log_levels: Levels of the logger ``trencadis``, while the engine loads and afterwards.
         python_path: ``PYTHONPATH`` as it was, or None.
         activity_file: Shared memory for the engine's activity, see :mod:`trencadis.activity`; -1: none.
         sends_load: Send ``LoadMessage``s.

@@ -41,7 +41,7 @@ class EngineProcess:
     Args:
         tables: The configuration.
         sources: Source of each value, for messages.
-        log_levels: Of the child's log, such as ``info``: while it loads, and afterwards.
+        log_levels: Levels of the child's log, such as ``info``, while it loads and afterwards.
         watchdog_s: Without progress for longer it is killed, seconds; see :class:`StallWatch`.
         sends_load: It sends messages about its load.
 
