@@ -14,7 +14,12 @@ __all__ = ["add_arguments", "run_alone"]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's own flags."""
-    parser.add_argument("-v", "--verbose", action="store_true", help="print what is right as well")
+    parser.add_argument(
+        "-v",
+        "--verbose",
+        action="store_true",
+        help="print what is right as well; of a model that is named by --model.path it is printed anyway",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -31,8 +36,9 @@ def run_alone(args: argparse.Namespace, flags: Sequence[str]) -> int:
         counts = {f"num_{severity.value}": found.count(severity) for severity in Severity}
         print(json.dumps({**counts, "findings": items}, indent=2, ensure_ascii=False))
         return 1 if num_failed else 0
+    names_a_model = any(flag.partition("=")[0] == "--model.path" for flag in flags)
     for item in found:
-        if args.verbose or item.severity is not Severity.OK:
+        if args.verbose or item.severity is not Severity.OK or (names_a_model and item.section == "model"):
             print_text(f"{item.severity.value.upper():4}  {item.section}: {item.message}", indent=" " * 6)
             if item.remedy:
                 print_text(f"      → {item.remedy}", indent=" " * 8)

@@ -68,3 +68,13 @@ def test_broken_plugin_and_broken_config_are_findings_not_errors(installed, tmp_
 def test_help_lists_the_config_flags(installed, capsys):
     assert run_main(["doctor", "--help-all"]) == 0
     assert "--bucketing.exponential.limit" in capsys.readouterr().out
+
+
+def test_all_that_is_known_of_a_model_is_printed_if_it_is_named(capsys) -> None:
+    run_main(["doctor", "--model.path", "demo"])
+    out = capsys.readouterr().out
+    assert "ends of a turn: " in out
+    assert "chat template: content as text" in out
+    assert "plugins:" not in out
+    run_main(["doctor"])
+    assert "ends of a turn" not in capsys.readouterr().out
