@@ -35,6 +35,9 @@ MIXTURES = (
 )  # fmt: skip
 """Of these, the ones with experts that ranks may have as wholes."""
 
+DIFFERING_KV_HEADS = {"mimo_v2_flash"}
+"""Of these, the ones whose layers differ in their KV heads."""
+
 REFUSED_ON_GAUDI = {
     "deepseek_v2": "complex numbers",
     "gemma3n_text": "writes through a view",

@@ -334,7 +334,7 @@ class Admission:
             state.blocks.acquire(hit, now_s=now_s, salt=sequence.request.cache_salt)
         blocks = np.concatenate([np.array(hit, np.int32), self._blocks.allocate(num_blocks - len(hit))])
         span = (len(hit), self._num_found(sequence, found))
-        state.transfers.load(sequence, found, blocks=blocks, span=span, now_s=now_s)
+        state.transfers.load(sequence, found, blocks=blocks, span=span, clock=state.clock)
 
     def _fits(self, num_new: int, hit: list[int]) -> bool:
         state = self._state

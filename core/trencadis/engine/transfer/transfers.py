@@ -31,6 +31,7 @@ from trencadis.interfaces import Lookup
 from trencadis.records import ConnectorReport, FailedLoad, Int32Array, Request, TransferCause
 
 if TYPE_CHECKING:
+    from trencadis.clock import HeldClock
     from trencadis.engine.cache.block_manager import BlockManager
     from trencadis.engine.state import EngineState
 
@@ -207,20 +208,23 @@ class Transfers:
         return False
 
     def load(
-        self, sequence: Sequence, found: Lookup, *, blocks: Int32Array, span: tuple[int, int], now_s: float
+        self, sequence: Sequence, found: Lookup, *, blocks: Int32Array, span: tuple[int, int], clock: HeldClock
     ) -> None:
-        """Begin a load into ``blocks[first:last]`` of ``span``; earlier blocks are a local hit, later ones will be computed."""
+        """Begin a load into ``blocks[first:last]`` of ``span``; earlier blocks are a local hit, later ones will be computed.
+
+        Its time counts from now, not from the step's moment: look-ups of this step may have waited for a slow store.
+        """
         assert self.connector is not None, "only a connector's hit is loaded"
-        transfer_id = found.transfer_id
-        sequence.transfer_id, sequence.load_deadline_s = transfer_id, now_s + min(self._load_timeout_s, found.timeout_s)
+        sequence.transfer_id = transfer_id = found.transfer_id
         load = self._loads[transfer_id] = WaitingLoad(
             sequence=sequence, blocks=blocks, first=span[0], last=span[1], is_approximate=found.approximate
         )
         self.num_loads += 1
-        if not self.connector.on_allocated(
+        takes = self.connector.on_allocated(
             transfer_id, blocks=blocks[load.filled].tolist(), block_hashes=sequence.block_hashes[load.filled]
-        ):
-            sequence.load_deadline_s = now_s
+        )
+        longest_s = min(self._load_timeout_s, found.timeout_s)
+        sequence.load_deadline_s = clock.source.now_s() + longest_s if takes else clock.now_s()
 
     def cancel(self, sequence: Sequence, blocks: BlockManager, *, now_s: float) -> None:
         """Cancel a load; blocks it may still write to stay pinned."""

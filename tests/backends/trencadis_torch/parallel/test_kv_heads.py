@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from support.backends import tiny_models
-from support.backends.families import SERVED, save_with_biases
+from support.backends.families import DIFFERING_KV_HEADS, SERVED, save_with_biases
 from trencadis.clock import SystemClock
 from trencadis.errors import BackendError
 from trencadis.interfaces import AllocationPlan
@@ -25,8 +25,6 @@ UNDIVIDED = {
     *("biogpt", "bitnet", "ctrl", "gpt-sw3", "gpt2", "gpt_bigcode", "jetmoe", "modernbert-decoder", "opt", "persimmon"),
 }
 """Without a plan of tensors in transformers."""
-DIFFER = {"mimo_v2_flash"}
-"""Layers differ in their KV heads."""
 
 
 def make():
@@ -75,7 +73,7 @@ def assert_parts(ranks, alone):
 def test_ranks_hold_the_heads_that_they_name(tmp_path, ranked, kind, size):
     path = save_with_biases(kind, tmp_path)
     backend = computed(ranked(functools.partial(make), size), path)
-    if kind in DIFFER:
+    if kind in DIFFERING_KV_HEADS:
         with pytest.raises(BackendError, match="differ in their KV heads"):
             backend.ranks.all[0].kv_cache()
         return

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from support.backends import tiny_encoders, tiny_models
-from support.backends.families import MIXTURES, SERVED, save_family, save_with_biases
+from support.backends.families import DIFFERING_KV_HEADS, MIXTURES, SERVED, save_family, save_with_biases
 from support.backends.rank_threads import Forbidden, make_groups
 from trencadis.clock import SystemClock
 from trencadis.errors import (
@@ -248,7 +248,11 @@ def test_ranks_may_have_whole_experts(tmp_path, ranked, kind, size):
     stacked = [parameter for one in experts for parameter in one.parameters() if parameter.dim() > 1]
     assert stacked
     assert all(len(parameter) == 4 // size for parameter in stacked)
-    assert all("+ep" in rank.kv_cache().layout.sums for rank in backend.ranks.all)
+    if kind in DIFFERING_KV_HEADS:
+        with pytest.raises(BackendError, match="differ in their KV heads"):
+            backend.ranks.all[0].kv_cache()
+    else:
+        assert all("+ep" in rank.kv_cache().layout.sums for rank in backend.ranks.all)
 
 
 def test_numbers_of_ranks_that_experts_do_not_go_over_are_refused(tmp_path, ranks):

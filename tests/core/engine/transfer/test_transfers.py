@@ -147,6 +147,29 @@ def test_load_is_given_up_at_the_look_ups_own_deadline(wild: WildConnector) -> N
     assert ends_well(engine).num_cached_tokens == 0
 
 
+def test_load_has_all_its_time_although_its_look_up_took_long(wild: WildConnector) -> None:
+    """Else a connector that measures it, too, sees a load cancelled by a client where the store was too slow."""
+    engine, clock = engine_on(wild)
+    wild.timeout_s, look_up = 2.0, wild.called
+
+    def slowly(name: str) -> None:
+        look_up(name)
+        if name in ("lookup", "on_allocated"):
+            clock.advance(0.5)
+            ordered_s.append(clock.now_s())
+
+    ordered_s: list[float] = []
+    wild.called = slowly
+    transfer_id = waiting_for_kv(engine, wild)
+    clock.advance(1.9)
+    engine.step()
+    assert transfer_id in wild.loads, "it was ordered 1.9 s ago"
+    clock.advance(0.2)
+    engine.step()
+    assert transfer_id in wild.cancelled
+    assert clock.now_s() - ordered_s[-1] >= 2.0
+
+
 def test_configured_deadline_holds_for_a_look_up_that_allows_more(wild: WildConnector) -> None:
     engine, clock = engine_on(wild, load_timeout_s=3.0)
     wild.timeout_s = 100.0
