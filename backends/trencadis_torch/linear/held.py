@@ -1,0 +1,172 @@
+"""Forms in which a weight is held, between the checkpoint that it is read from and the kernel that it is packed for.
+
+A checkpoint's format (:mod:`trencadis_torch.linear.formats`) turns what its files have into one of these, a layer at a time; what packs
+layers takes any of them. None is wider than the file, unless it is said.
+
+Shapes: N outputs, K inputs, G inputs of one group.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import attrs
+import torch
+
+__all__ = ["ChannelWeight", "FloatWeight", "GroupedWeight", "HeldWeight"]
+
+
+class HeldWeight(ABC):
+    """A matrix ``[N, K]`` in one of the forms that kernels multiply by."""
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, int]:
+        """N and K."""
+
+    @property
+    @abstractmethod
+    def form(self) -> str:
+        """The form in words, such as ``int4 in groups of 32``."""
+
+    @abstractmethod
+    def dequantised(self) -> torch.Tensor:
+        """Return float32 ``[N, K]``."""
+
+    @abstractmethod
+    def rows(self, index: slice | torch.Tensor) -> HeldWeight:
+        """Return some outputs; a view where there can be one."""
+
+    @abstractmethod
+    def columns(self, index: slice) -> HeldWeight:
+        """Return some inputs, which begin and end where groups do.
+
+        Raises:
+            ValueError: They do not.
+        """
+
+
+@attrs.frozen(eq=False)
+class FloatWeight(HeldWeight):
+    """Floats as stored.
+
+    Attributes:
+        values: float32, bfloat16 or float16 ``[N, K]``.
+    """
+
+    values: torch.Tensor
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """N and K."""
+        return self.values.shape[0], self.values.shape[1]
+
+    @property
+    def form(self) -> str:
+        """The dtype's name."""
+        return str(self.values.dtype).removeprefix("torch.")
+
+    def dequantised(self) -> torch.Tensor:
+        """Return float32 ``[N, K]``."""
+        return self.values.float()
+
+    def rows(self, index: slice | torch.Tensor) -> FloatWeight:
+        """Return some outputs."""
+        return FloatWeight(self.values[index])
+
+    def columns(self, index: slice) -> FloatWeight:
+        """Return some inputs."""
+        return FloatWeight(self.values[:, index])
+
+
+@attrs.frozen(eq=False)
+class ChannelWeight(HeldWeight):
+    """int8 with one scale for each output: ``weight = scale · value``.
+
+    Attributes:
+        values: int8 ``[N, K]``.
+        scales: float32 ``[N]``.
+    """
+
+    values: torch.Tensor
+    scales: torch.Tensor
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """N and K."""
+        return self.values.shape[0], self.values.shape[1]
+
+    @property
+    def form(self) -> str:
+        """The form in words."""
+        return "int8"
+
+    def dequantised(self) -> torch.Tensor:
+        """Return float32 ``[N, K]``."""
+        return self.values.float() * self.scales[:, None]
+
+    def rows(self, index: slice | torch.Tensor) -> ChannelWeight:
+        """Return some outputs."""
+        return ChannelWeight(self.values[index], self.scales[index])
+
+    def columns(self, index: slice) -> ChannelWeight:
+        """Return some inputs."""
+        return ChannelWeight(self.values[:, index], self.scales)
+
+
+@attrs.frozen(eq=False)
+class GroupedWeight(HeldWeight):
+    """Unsigned integers with a scale and a minimum for each group of inputs: ``weight = scale · value + minimum``.
+
+    Attributes:
+        values: uint8 ``[N, K]``, one value a byte, below ``2 ** bits``.
+        scales: float32 ``[N, K / G]``.
+        minimums: float32 ``[N, K / G]``.
+        bits: 4 or 8, of a value as it is packed.
+    """
+
+    values: torch.Tensor
+    scales: torch.Tensor
+    minimums: torch.Tensor
+    bits: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """N and K."""
+        return self.values.shape[0], self.values.shape[1]
+
+    @property
+    def group(self) -> int:
+        """G."""
+        return self.values.shape[1] // self.scales.shape[1]
+
+    @property
+    def form(self) -> str:
+        """The form in words."""
+        return f"int{self.bits} in groups of {self.group}"
+
+    def dequantised(self) -> torch.Tensor:
+        """Return float32 ``[N, K]``."""
+        grouped = self.values.float().unflatten(1, (-1, self.group))
+        return (grouped * self.scales[..., None] + self.minimums[..., None]).flatten(1)
+
+    def rows(self, index: slice | torch.Tensor) -> GroupedWeight:
+        """Return some outputs."""
+        return attrs.evolve(self, values=self.values[index], scales=self.scales[index], minimums=self.minimums[index])
+
+    def columns(self, index: slice) -> GroupedWeight:
+        """Return some inputs, whole groups of them.
+
+        Raises:
+            ValueError: A group would be cut.
+        """
+        first, last, _ = index.indices(self.shape[1])
+        if first % self.group or last % self.group:
+            raise ValueError(f"inputs {first} to {last} cut a group of {self.group}")
+        groups = slice(first // self.group, last // self.group)
+        return attrs.evolve(
+            self,
+            values=self.values[:, first:last],
+            scales=self.scales[:, groups],
+            minimums=self.minimums[:, groups],
+        )
