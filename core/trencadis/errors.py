@@ -64,15 +64,30 @@ __all__ = [
     "UnknownComponentError",
     "UnknownKeyError",
     "WrongRoleError",
+    "closest",
     "did_you_mean",
     "must_be_one_of",
 ]
 
 
+def closest(word: str, choices: Iterable[str], *, cutoff: float = 0.6) -> str:
+    """Return the choice that differs by two neighbouring letters in the other order, else the most similar one. Pure.
+
+    Args:
+        word: As it was typed.
+        choices: What it may have meant.
+        cutoff: Least similarity, between 0 and 1, by :func:`difflib.get_close_matches`; if none has it, the result is empty.
+    """
+    listed = list(choices)
+    swapped = {word[:i] + word[i + 1] + word[i] + word[i + 2 :] for i in range(len(word) - 1)} - {word}
+    close = [one for one in listed if one in swapped] or difflib.get_close_matches(word, listed, n=1, cutoff=cutoff)
+    return close[0] if close else ""
+
+
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """Return ``' Did you mean "x"?'`` for the choice closest to ``word``, or an empty string. Pure."""
-    close = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.6)
-    return f' Did you mean "{close[0]}"?' if close else ""
+    meant = closest(word, choices)
+    return f' Did you mean "{meant}"?' if meant else ""
 
 
 def must_be_one_of(word: str, choices: Iterable[str]) -> str:

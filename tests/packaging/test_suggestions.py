@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trencadis.errors import must_be_one_of
+from trencadis.errors import closest, must_be_one_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -42,3 +42,10 @@ def test_no_message_lists_choices_before_it_suggests_one() -> None:
 )
 def test_a_close_choice_is_suggested_first(word: str, said: str) -> None:
     assert must_be_one_of(word, ["debug", "info"]) == said
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"), [("--modle", "--model"), ("--mode", "--mode"), ("--modal", "--model"), ("--xyz", "")]
+)
+def test_two_letters_in_the_other_order_are_the_likeliest_slip(word: str, meant: str) -> None:
+    assert closest(word, ["--mode", "--model"]) == meant

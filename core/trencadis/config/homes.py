@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import Any
 
 import attrs
 
 from trencadis.config.messages import show
 from trencadis.config.settings import Setting, Settings
+from trencadis.errors import closest
 from trencadis.records import SamplingParams
 
 __all__ = ["where_it_belongs"]
@@ -36,8 +36,8 @@ def where_it_belongs(key: str, value: Any, settings: Settings, *, in_python: boo
         return f"It is a key of several tables. Write {_choices(found, value, in_python)}."
     if in_python and key in {field.name for field in attrs.fields(SamplingParams)}:
         return f"It is a sampling parameter: SamplingParams({key}={value!r})."
-    close = difflib.get_close_matches(key, {setting.key for setting in settings}, n=1, cutoff=_CLOSE)
-    meant = [setting for setting in settings if close and setting.key == close[0]]
+    typo_of = closest(key, sorted({setting.key for setting in settings}), cutoff=_CLOSE)
+    meant = [setting for setting in settings if setting.key == typo_of]
     return f"Did you mean {_choices(meant, value, in_python)}?" if meant else ""
 
 

@@ -5,13 +5,13 @@ They are no errors: an orchestrator names variables after a service, such as ``T
 
 from __future__ import annotations
 
-import difflib
 import logging
 from collections.abc import Mapping
 
 from trencadis.config.aliases import aliases_of
 from trencadis.config.settings import ENVIRONMENT_PREFIX, Settings
 from trencadis.config.sources import BLOCKED_VARIABLE, FILE_VARIABLE, flat_names
+from trencadis.errors import closest
 
 __all__ = ["unknown_variables", "warn_of_unknown"]
 
@@ -70,5 +70,5 @@ def _by_spelling(word: str, settings: Settings) -> str:
     names = (*_OWN, *(setting.environment for setting in settings))
     # Without the prefix, which all have: it would make every name alike.
     words = [name.removeprefix(ENVIRONMENT_PREFIX) for name in names]
-    close = difflib.get_close_matches(word, words, n=1, cutoff=0.6)
-    return f"{ENVIRONMENT_PREFIX}{close[0]}" if close else ""
+    meant = closest(word, words)
+    return f"{ENVIRONMENT_PREFIX}{meant}" if meant else ""

@@ -6,13 +6,14 @@ parameters has ``do_remote_prefill``: its prefix is pulled. A router need only c
 
 from __future__ import annotations
 
-import difflib
 import ipaddress
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import attrs
+
+from trencadis.errors import closest
 
 __all__ = ["ANY_PORT", "KeyCheck", "RemotePrefix", "address_of", "handover_params", "peer_of", "wants_hold"]
 
@@ -101,12 +102,12 @@ class KeyCheck:
             if key in _KEYS or key in self._seen or len(key) > _MAX_CHARACTERS or len(self._seen) >= _MAX_KEYS:
                 continue
             self._seen.add(key)
-            close = difflib.get_close_matches(key, _KEYS, n=1, cutoff=_MISSPELT)
-            if close:
+            meant = closest(key, _KEYS, cutoff=_MISSPELT)
+            if meant:
                 logger.warning(
                     "kv_transfer_params have the key %s, which has no effect. Did the client or router mean %r? Said once for each key.",
                     ascii(key),
-                    close[0],
+                    meant,
                 )
 
 
