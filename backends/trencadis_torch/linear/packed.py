@@ -43,9 +43,6 @@ INT4_GROUP: Final = 32
 MOST_GROUP: Final = 65_536
 """Inputs of one group whose sum fits into 32 bits: 255 · 127 each."""
 
-_LARGEST_RATIO: Final = 1024.0
-"""Of a minimum by its scale: above it float16 has no fractions."""
-
 
 class FusedLinear(nn.Module):
     """One linear layer in place of one or several that have the same input: their outputs stand side by side.
@@ -321,12 +318,14 @@ def _zero_of(weight: GroupedWeight) -> int:
 def _output_scales(weight: GroupedWeight) -> torch.Tensor:
     """Return what each output's scales and minimums are divided by, so that float16 holds them, float32 ``[N]``.
 
-    A power of two, which rounds nothing; where all groups have one scale, that scale, of which float16 would lose bits.
+    A power of two, which rounds nothing; where all groups have one scale, that scale, of which float16 would lose bits, unless
+    minimums would lose some by it.
     """
     largest = torch.maximum(weight.scales.abs(), weight.minimums.abs()).amax(1)
     power = torch.ldexp(torch.ones_like(largest), torch.frexp(largest).exponent)
     first = weight.scales[:, 0]
-    is_one = (weight.scales == first[:, None]).all(1) & (largest <= _LARGEST_RATIO * first.abs()) & (first != 0)
+    ratios = weight.minimums / first[:, None]
+    is_one = ((weight.scales == first[:, None]) & (ratios.half().float() == ratios)).all(1)
     return torch.where(largest.isfinite(), torch.where(is_one, first, power), torch.nan)
 
 

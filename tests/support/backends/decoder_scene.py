@@ -30,7 +30,7 @@ BLOCK_SIZE, MAX_LEN = 4, 320
 
 
 @cache
-def fused_model(kind: str, form: str = "float32") -> tuple[Any, Any]:
+def fused_model(kind: str, form: str) -> tuple[Any, Any]:
     """Return a model whose passes run in one call, its weights in a form of ``held_forms``, and its attention layers."""
     adapter.register()
     model = tiny_models.make_model(kind)

@@ -26,7 +26,7 @@ MASKS = {
 
 _FLAGS = (
     "-std=c++17",
-    "-O2",
+    "-O3",
     "-ffp-contract=fast",
     "-fno-math-errno",
     "-fno-trapping-math",

@@ -72,7 +72,7 @@ def test_a_model_of_a_known_family_that_differs_is_left(change, reason, caplog):
 
 
 def test_weights_are_held_once():
-    model, _ = fused_model("llama")
+    model, _ = fused_model("llama", "float32")
     decoder = decoder_of(model)
     first = model.model.layers[0]
     assert decoder.structure.layers[0].qkv.weights == first.self_attn.qkv.packed.weights.data_ptr()
@@ -102,7 +102,7 @@ def test_angles_are_those_of_the_models_own_module_however_far_they_were_compute
 
 
 def test_a_model_goes_layer_by_layer_again_when_nothing_is_attached():
-    model, layers = fused_model("llama")
+    model, layers = fused_model("llama", "float32")
     decoder = decoder_of(model)
     try:
         attach(model, None)
