@@ -190,8 +190,9 @@ def test_products_are_near_those_of_the_weights_as_they_are_held(lib, form):
     held, x = FORMS[form](drawn(130, 768)), drawn(5, 768, seed=1)
     x[:, 5] *= 30  # one input is large, as in trained models
     found, expected = layer(lib, held)(x), x @ held.dequantised().T
+    # Rows share a scale with the large input, in a group or all of them.
     allowed = (
-        1e-6 if held.form in ("float32", "bfloat16") else 0.05 if held.form == "int8" or "768" in held.form else 0.01
+        1e-6 if isinstance(held, FloatWeight) else 0.05 if "int8" in (held.form, form[:4]) or "128" in form else 0.01
     )
     assert float((found - expected).norm() / expected.norm()) < allowed
 
