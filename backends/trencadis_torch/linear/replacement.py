@@ -25,12 +25,13 @@ from trencadis_torch.attention.adapter import PAGED, switch
 from trencadis_torch.attention.kernel import PagedKernel
 from trencadis_torch.attention.native import NativeAttention
 from trencadis_torch.cache.kv_cache import AttentionLayer
-from trencadis_torch.linear.decoder import attach, read_decoder
+from trencadis_torch.linear.decoder import attach, how_it_runs, read_decoder
 from trencadis_torch.linear.fused import FusedKernels
 from trencadis_torch.linear.native import Native
-from trencadis_torch.linear.native_decoder import native_decoder
+from trencadis_torch.linear.native_decoder import NativeDecoder, native_decoder
 from trencadis_torch.linear.packed import BlockedLinear, FusedLinear, Int8Linear, PackedLinear, RowsEmbedding
 from trencadis_torch.linear.readers import Pack, Together, agree, candidates, replacement_of
+from trencadis_torch.linear.structure import OtherwiseError
 from trencadis_torch.linear.watch import Reads, Watched, watch
 from trencadis_torch.loading.self_check import paged_logits
 from trencadis_torch.parallel.modules import VocabEmbedding
@@ -144,28 +145,37 @@ def fuse_decoder(
         kernel: That attends over the cache; if it is not the compiled one, nothing is fused.
         native: The library of its linear layers; None: the same.
     """
+    name, why = type(model).__name__, "its kernels are not compiled here"
     library = native_decoder() if isinstance(kernel, NativeAttention) and native is not None else None
-    if native is None or library is None or not switch(model, PAGED):
-        return False
-    decoder = read_decoder(model, library, panel=native.panel)
-    if decoder is None:
-        return False
+    if native is not None and library is not None:
+        why = _fuse(model, native, library, layers, kernel)
+    if why:
+        attach(model, None, why)
+    logger.info("%s runs %s.", name, how_it_runs(model))
+    return not why
+
+
+def _fuse(
+    model: Any, native: Native, library: NativeDecoder, layers: tuple[AttentionLayer, ...], kernel: PagedKernel | None
+) -> str:
+    """Attach the decoder read off a model, if it computes the same; returns in words why it does not."""
+    try:
+        decoder = read_decoder(model, library, panel=native.panel)
+    except OtherwiseError as reason:
+        return str(reason)
+    finally:
+        switched = switch(model, PAGED)
+    if not switched:
+        return "it does not take its attention from transformers' AttentionInterface"
     tokens = [torch.arange(n) * 7 % 131 % decoder.vocab_size for n in (12, 6)]
     expected = paged_logits(model, layers, tokens, "ragged", kernel)
     attach(model, decoder)
     try:
         found = paged_logits(model, layers, tokens, "ragged", kernel)
-        fault = "it computes something else"
-        if all(agree(one, other) for one, other in zip(found, expected, strict=True)):
-            fault = ""
     except Exception as error:
-        fault = f"it fails: {as_words(error)}"
-    if fault:
-        logger.warning("%s runs layer by layer: in one call %s.", type(model).__name__, fault)
-        attach(model, None)
-        return False
-    logger.info("%s runs in one call.", type(model).__name__)
-    return True
+        return f"in one call it fails: {as_words(error)}"
+    alike = all(agree(one, other) for one, other in zip(found, expected, strict=True))
+    return "" if alike else "in one call it computes something else"
 
 
 def _packer(quantised: bool, native: Native | None) -> Pack:
