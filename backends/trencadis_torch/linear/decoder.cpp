@@ -253,7 +253,10 @@ class Member {
         if (!layer.gated) {
             multiply(w, in, Linear{w.bias, p.gated, w.num_outputs, w.num_outputs, w.num_inputs}, 1,
                      [&](int64_t first, int64_t last, int64_t row, int64_t end) {
-                         for (; row < end; ++row) activate_row(p.gated + row * w.num_outputs + first, last - first, layer.activation);
+                         for (; row < end; ++row) {
+                             float* const made = p.gated + row * w.num_outputs + first;
+                             activate_row(made, last - first, layer.activation, made);
+                         }
                      });
             mark(GATE_UP);
             return;

@@ -32,7 +32,7 @@ class FusedKernels(Protocol):
         ...
 
     def activate(self, x: torch.Tensor, activation: int) -> torch.Tensor:
-        """Return ``activation(x)``; the argument's memory may be used for it."""
+        """Return ``activation(x)``."""
         ...
 
     def gate(self, x: torch.Tensor, activation: int) -> torch.Tensor:

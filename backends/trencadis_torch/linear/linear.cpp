@@ -105,9 +105,9 @@ void trencadis_layer_norm(const float* x, int64_t num_rows, int64_t size, const 
     for (int64_t m = 0; m < num_rows; ++m) centre_row(x + m * size, weight, bias, eps, size, out + m * size);
 }
 
-void trencadis_activate(float* x, int64_t num_rows, int64_t size, int64_t kind, int64_t num_threads) {
+void trencadis_activate(const float* x, int64_t num_rows, int64_t size, int64_t kind, float* out, int64_t num_threads) {
 #pragma omp parallel for num_threads(num_threads) schedule(static) if (num_threads > 1 && num_rows * size > 65536)
-    for (int64_t m = 0; m < num_rows; ++m) activate_row(x + m * size, size, kind);
+    for (int64_t m = 0; m < num_rows; ++m) activate_row(x + m * size, size, kind, out + m * size);
 }
 
 // From gates and values side by side, [M, 2 N], to activation(gate) * value, [M, N].

@@ -38,7 +38,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "rms_norm": (_AT, _INT, _INT, _AT, _FLOAT, _AT, _INT),
     "layer_norm": (_AT, _INT, _INT, _AT, _AT, _FLOAT, _AT, _INT),
     "gate": (_AT, _INT, _INT, _INT, _AT, _INT),
-    "activate": (_AT, _INT, _INT, _INT, _INT),
+    "activate": (_AT, _INT, _INT, _INT, _AT, _INT),
     "rotate": (_AT, _INT, _INT, _INT, _INT, _INT, _AT, _AT, _FLOAT, _INT, _AT, _AT, _INT, _INT),
 }
 
@@ -208,10 +208,13 @@ class Native:
         return out
 
     def activate(self, x: torch.Tensor, activation: int) -> torch.Tensor:
-        """Return ``activation(x)``, in place if it is contiguous."""
+        """Return ``activation(x)``."""
         x, size = x.contiguous(), x.shape[-1]
-        self._library.trencadis_activate(x.data_ptr(), x.numel() // size, size, activation, threads_for(8 * x.numel()))
-        return x
+        out = torch.empty_like(x)
+        self._library.trencadis_activate(
+            x.data_ptr(), x.numel() // size, size, activation, out.data_ptr(), threads_for(8 * x.numel())
+        )
+        return out
 
     def gate(self, x: torch.Tensor, activation: int) -> torch.Tensor:
         """Return ``activation(gates) * values`` from both side by side, ``[..., 2 N]`` to ``[..., N]``."""

@@ -61,10 +61,10 @@ ALONE void gate_row(const float* gates, const float* values, int64_t size, int64
     for (; k < size; ++k) out[k] = activated(Floats{} + gates[k], kind)[0] * values[k];
 }
 
-ALONE void activate_row(float* x, int64_t size, int64_t kind) {
+ALONE void activate_row(const float* x, int64_t size, int64_t kind, float* out) {
     int64_t k = 0;
-    for (; k + LANES <= size; k += LANES) store(x + k, activated(load(x + k), kind));
-    for (; k < size; ++k) x[k] = activated(Floats{} + x[k], kind)[0];
+    for (; k + LANES <= size; k += LANES) store(out + k, activated(load(x + k), kind));
+    for (; k < size; ++k) out[k] = activated(Floats{} + x[k], kind)[0];
 }
 
 float sum_of_squares(const float* x, int64_t size) {
