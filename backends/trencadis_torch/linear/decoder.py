@@ -32,6 +32,7 @@ from trencadis_torch.linear.structure import (
     need,
     read_ending,
     read_layer,
+    same,
     scale_between,
 )
 from trencadis_torch.linear.watch import POSITIONS
@@ -319,6 +320,8 @@ class _Reader:
             need(weight.is_contiguous() and weight.shape[1] == head.in_features, "its embeddings have another size")
             structure.embeddings, structure.num_embeddings = self._at(weight), len(weight)
             scale = float(getattr(embedding, "scalar_embed_scale", 1.0))
+            rows = weight[self._seen.given(embedding)] * scale
+            need(same(self._seen.output(embedding, "its embeddings"), rows), "its embeddings are not rows of a weight")
         made, (hidden, _) = self._seen.output(embedding, "its embeddings"), self._seen.io(first, "its first layer")
         factor, norm = scale_between(made, hidden, self._seen.numbers), None
         if factor is None:

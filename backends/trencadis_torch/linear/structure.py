@@ -30,6 +30,7 @@ __all__ = [
     "need",
     "read_ending",
     "read_layer",
+    "same",
     "scale_between",
 ]
 
@@ -180,6 +181,12 @@ class Seen:
         need(self.has(module), f"{what} is not called")
         made: torch.Tensor = self.calls[self.names[id(module)]].output
         return made
+
+    def given(self, module: nn.Module) -> torch.Tensor:
+        """Return the first tensor that a module got, which was called."""
+        call = self.calls[self.names[id(module)]]
+        found: torch.Tensor = next(iter((*call.args, *call.options.values())))
+        return found
 
     def gives_pair(self, module: nn.Module) -> bool:
         """Return whether a module gave two tensors of one shape, as angles are."""
