@@ -57,7 +57,7 @@ from trencadis_torch.embedder import DecoderEmbedder, Embedder
 from trencadis_torch.graphs.mode import choose_mode
 from trencadis_torch.linear import native as native_linear
 from trencadis_torch.linear import native_decoder
-from trencadis_torch.linear.native import check_int8
+from trencadis_torch.linear.native import check_quantization
 from trencadis_torch.linear.replacement import Replacement, fuse_decoder, fuse_modules, replace_modules
 from trencadis_torch.loading.encoder import is_encoder, load_encoder
 from trencadis_torch.loading.fingerprint import fingerprint, quantised_fingerprint
@@ -167,7 +167,7 @@ class TorchBackend(Backend):
         with self._on_device(), self._together():
             files = find_model(source)
             if self._quantises:
-                check_int8(self._device, source.dtype)
+                check_quantization(self._config.quantization, self._device, source.dtype)
             if is_encoder(files.config):
                 self._refuse_shares(files)
                 self._embedder, self._facts = load_encoder(files, self._device, check=self._config.check_model)
@@ -285,7 +285,7 @@ class TorchBackend(Backend):
 
     @property
     def _quantises(self) -> bool:
-        return self._config.quantization == "int8"
+        return self._config.quantization != "none"
 
     def _replace_modules(self, model: Any, layers: tuple[AttentionLayer, ...]) -> None:
         """Pack linear layers and fuse modules where possible; updates the facts."""
@@ -300,7 +300,7 @@ class TorchBackend(Backend):
             return
         self._replacement = replace_modules(
             model,
-            quantised=self._quantises,
+            quantization=self._config.quantization,
             native=self._mode.native(),
             together=together,
         )
@@ -311,8 +311,9 @@ class TorchBackend(Backend):
         self._facts = attrs.evolve(self._facts, weights_bytes=self._replacement.weights_bytes)
         if self._quantises:
             # Both, for where files cannot be read there is no fingerprint.
+            name = self._config.quantization
             self._facts = attrs.evolve(
-                self._facts, dtype="int8", fingerprint=quantised_fingerprint(self._facts.fingerprint, "int8")
+                self._facts, dtype=name, fingerprint=quantised_fingerprint(self._facts.fingerprint, name)
             )
 
     def _set_threads(self) -> None:

@@ -22,8 +22,9 @@ from torch import nn
 from trencadis_torch.attention.options import ARGUMENTS, AttentionOptions
 from trencadis_torch.linear.fused import FusedNorm, RotaryAttention
 from trencadis_torch.linear.heads import Heads, in_order
-from trencadis_torch.linear.native_decoder import Decoder, Layer, NativeDecoder, Norm, layer_array, product
-from trencadis_torch.linear.packed import Int8Linear, PackedLinear, RowsEmbedding
+from trencadis_torch.linear.native import product
+from trencadis_torch.linear.native_decoder import Decoder, Layer, NativeDecoder, Norm, layer_array
+from trencadis_torch.linear.packed import PackedLinear, RowsEmbedding
 from trencadis_torch.linear.structure import (
     Ending,
     LayerParts,
@@ -182,7 +183,7 @@ class _Reader:
     def read(self) -> FusedDecoder:
         model = self._model
         head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-        need(isinstance(head, PackedLinear | Int8Linear), "its output projection is not packed")
+        need(isinstance(head, PackedLinear), "its output projection is not packed")
         layers = self._find_layers()
         self._seen = Seen(model)
         final = self._between(layers, head)
@@ -308,9 +309,7 @@ class _Reader:
             options=options,
         )
 
-    def _embeddings(
-        self, embedding: Any, first: nn.Module, head: PackedLinear | Int8Linear, structure: Decoder
-    ) -> None:
+    def _embeddings(self, embedding: Any, first: nn.Module, head: PackedLinear, structure: Decoder) -> None:
         structure.num_embeddings, scale = head.out_features, 1.0
         if isinstance(embedding, RowsEmbedding):
             scale = embedding.scale
@@ -336,12 +335,12 @@ class _Reader:
         return Norm(weight=self._at(norm.weight), bias=self._at(norm.bias), eps=norm.eps, centred=norm.centred)
 
     def _product(self, layer: Any) -> Any:
-        need(isinstance(layer, PackedLinear | Int8Linear), "a linear layer is not packed")
+        need(isinstance(layer, PackedLinear), "a linear layer is not packed")
         self._held.append(layer)
-        return product(layer)
+        return product(layer.packed)
 
     def _packed(self) -> list[Any]:
-        return [part for part in self._held if isinstance(part, PackedLinear | Int8Linear)]
+        return [part for part in self._held if isinstance(part, PackedLinear)]
 
     def _at(self, tensor: torch.Tensor | None) -> int | None:
         if tensor is None:

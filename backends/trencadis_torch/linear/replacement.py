@@ -25,11 +25,12 @@ from trencadis_torch.attention.adapter import PAGED, switch
 from trencadis_torch.attention.kernel import PagedKernel
 from trencadis_torch.attention.native import NativeAttention
 from trencadis_torch.cache.kv_cache import AttentionLayer
+from trencadis_torch.linear import packed
 from trencadis_torch.linear.decoder import attach, how_it_runs, read_decoder
 from trencadis_torch.linear.fused import FusedKernels
 from trencadis_torch.linear.native import Native
 from trencadis_torch.linear.native_decoder import NativeDecoder, native_decoder
-from trencadis_torch.linear.packed import BlockedLinear, FusedLinear, Int8Linear, PackedLinear, RowsEmbedding
+from trencadis_torch.linear.packed import FusedLinear, PackedLinear, RowsEmbedding, held_of
 from trencadis_torch.linear.readers import Pack, Together, agree, candidates, replacement_of
 from trencadis_torch.linear.structure import OtherwiseError
 from trencadis_torch.linear.watch import Reads, Watched, watch
@@ -63,18 +64,18 @@ class Replacement:
 
 @torch.no_grad()
 def replace_modules(
-    model: Any, *, quantised: bool, native: Native | None, together: Together | None = None
+    model: Any, *, quantization: str = "none", native: Native | None, together: Together | None = None
 ) -> Replacement:
     """Replace modules of a decoder in place; float32, on the CPU.
 
     Args:
         model: Of transformers. Its attention is switched to one that is of no use: another one must be switched on afterwards.
-        quantised: Weights in int8; needs ``native``.
+        quantization: What weights are rounded to: ``none``, ``int8`` or ``int4``; the latter two need ``native``.
         native: The compiled library; None: linear layers go to oneDNN one by one, and nothing is fused.
         together: Asked for each module that sums over ranks: all replace it or none, so that all go on with the same sums.
     """
     together = together or bool
-    pack = _packer(quantised, native)
+    pack = _packer(quantization, native)
     num_linears = sum(type(part) is nn.Linear for part in model.modules())
     num_fused = 0
     seen, reads = _watch(model)
@@ -83,7 +84,7 @@ def replace_modules(
             num_fused += _replace(model, name, seen.pop(name, None), reads, pack, native, together)
     kept = _replace_linears(model, reads, pack)
     replacement = Replacement(
-        kernels="onednn" if native is None else f"{'int8' if quantised else 'packed'}{native.panel}",
+        kernels="onednn" if native is None else f"{'packed' if quantization == 'none' else quantization}{native.panel}",
         weights_bytes=_weights_bytes(model),
         num_linears=num_linears - len(kept),
         num_fused=num_fused,
@@ -178,10 +179,10 @@ def _fuse(
     return "" if alike else "in one call it computes something else"
 
 
-def _packer(quantised: bool, native: Native | None) -> Pack:
-    if native is None:
-        return BlockedLinear
-    return lambda layers: Int8Linear(layers, native) if quantised else PackedLinear(layers, native)
+def _packer(quantization: str, native: Native | None) -> Pack:
+    return lambda layers: packed.pack(
+        [held_of(layer, quantization) for layer in layers], [layer.bias for layer in layers], native
+    )
 
 
 def _watch(model: Any) -> tuple[dict[str, Watched], Reads]:
@@ -251,7 +252,7 @@ def _replace_linears(model: Any, reads: Reads, pack: Pack) -> list[str]:
         new = pack([layer])
         _put(model, name, new)
         is_read = names[id(embedding)] in reads
-        if shares and scale is not None and not is_read and isinstance(new, PackedLinear | Int8Linear):
+        if shares and scale is not None and not is_read and isinstance(new, PackedLinear):
             _put(model, names[id(embedding)], RowsEmbedding(new, scale))
             del embedding.weight
     return kept

@@ -66,7 +66,7 @@ def errors_in_one_call(model, *, layout="ragged"):
     adapter.register()
     layers = attention_layers(model)
     check = ModelCheck(model, layers, layout="ragged")
-    replace_modules(model, quantised=False, native=native())
+    replace_modules(model, native=native())
     kernel = choose_kernel("native", device=torch.device("cpu"), layout="ragged", layers=layers)
     if not fuse_decoder(model, layers=layers, kernel=kernel, native=native()):
         return how_it_runs(model)
