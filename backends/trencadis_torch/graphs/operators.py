@@ -14,6 +14,7 @@ import torch
 
 from trencadis_torch.attention.native import compiled_kernel
 from trencadis_torch.attention.options import PACKED, AttentionOptions
+from trencadis_torch.linear.heads import Heads, How
 from trencadis_torch.linear.native import SOURCE, Native, Packed
 from trencadis_torch.native_build import Source, load_library
 
@@ -30,10 +31,12 @@ _SCHEMAS: Final = {
     "linear": f"(Tensor x, {_PACKED}) -> Tensor",
     "rows": f"(Tensor ids, {_PACKED}, float scale) -> Tensor",
     "rms_norm": "(Tensor x, Tensor weight, float eps) -> Tensor",
+    "layer_norm": "(Tensor x, Tensor weight, Tensor? bias, float eps) -> Tensor",
     "gate": "(Tensor x, int activation) -> Tensor",
+    "activate": "(Tensor x, int activation) -> Tensor",
     "rotate": (
         "(Tensor(a!) x, *, int num_heads, int num_kv_heads, int head_dim, Tensor? query_norm, Tensor? key_norm, float eps, "
-        "Tensor cosines, Tensor sines) -> ()"
+        "int how, Tensor? cosines, Tensor? sines) -> ()"
     ),
     "attend": (
         "(Tensor query, Tensor new_keys, Tensor new_values, Tensor(a!) keys, Tensor(b!) values, Tensor tables, Tensor slots, "
@@ -55,7 +58,9 @@ def define() -> Any:
         ("linear", _linear, _linear_shape),
         ("rows", _rows, _rows_shape),
         ("rms_norm", native.rms_norm, _rms_norm_shape),
+        ("layer_norm", native.layer_norm, _layer_norm_shape),
         ("gate", native.gate, _gate_shape),
+        ("activate", native.activate, _activate_shape),
         ("rotate", _rotate, _rotate_shape),
         ("attend", _attend, _attend_shape),
     ):
@@ -74,6 +79,14 @@ def _rows_shape(ids: torch.Tensor, *fields: Any) -> torch.Tensor:
 
 
 def _rms_norm_shape(x: torch.Tensor, _: Any, __: float) -> torch.Tensor:
+    return x.new_empty(x.shape)
+
+
+def _layer_norm_shape(x: torch.Tensor, _: Any, __: Any, ___: float) -> torch.Tensor:
+    return x.new_empty(x.shape)
+
+
+def _activate_shape(x: torch.Tensor, _: int) -> torch.Tensor:
     return x.new_empty(x.shape)
 
 
@@ -97,8 +110,11 @@ def _rows(ids: torch.Tensor, *fields: Any) -> torch.Tensor:
     return _library().rows(ids, Packed(*fields[:-1]), fields[-1])
 
 
-def _rotate(x: torch.Tensor, *, query_norm: torch.Tensor | None, key_norm: torch.Tensor | None, **options: Any) -> None:
-    _library().rotate(x, norms=(query_norm, key_norm), **options)
+def _rotate(
+    x: torch.Tensor, *, how: int, cosines: torch.Tensor | None, sines: torch.Tensor | None, **heads: Any
+) -> None:
+    angles = None if cosines is None or sines is None else (cosines, sines)
+    _library().rotate(x, Heads(how=How(how), **heads), angles)
 
 
 def _attend(
@@ -161,13 +177,35 @@ class GraphNative(Native):
         """As in ``Native``."""
         return _op("gate", x, activation) if torch.compiler.is_compiling() else super().gate(x, activation)
 
-    def rotate(self, x: torch.Tensor, **options: Any) -> None:
+    def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> torch.Tensor:
         """As in ``Native``."""
         if torch.compiler.is_compiling():
-            first, second = options.pop("norms")
-            _op("rotate", x, query_norm=first, key_norm=second, **options)
-        else:
-            super().rotate(x, **options)
+            return _op("layer_norm", x, weight, bias, eps)
+        return super().layer_norm(x, weight, bias, eps)
+
+    def activate(self, x: torch.Tensor, activation: int) -> torch.Tensor:
+        """As in ``Native``."""
+        return _op("activate", x, activation) if torch.compiler.is_compiling() else super().activate(x, activation)
+
+    def rotate(self, x: torch.Tensor, heads: Heads, angles: tuple[torch.Tensor, torch.Tensor] | None) -> None:
+        """As in ``Native``."""
+        if not torch.compiler.is_compiling():
+            super().rotate(x, heads, angles)
+            return
+        cosines, sines = (None, None) if angles is None else angles
+        _op(
+            "rotate",
+            x,
+            num_heads=heads.num_heads,
+            num_kv_heads=heads.num_kv_heads,
+            head_dim=heads.head_dim,
+            query_norm=heads.query_norm,
+            key_norm=heads.key_norm,
+            eps=heads.eps,
+            how=int(heads.how),
+            cosines=cosines,
+            sines=sines,
+        )
 
 
 def _op(name: str, *arguments: Any, **options: Any) -> torch.Tensor:

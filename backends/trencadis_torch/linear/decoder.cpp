@@ -1,8 +1,10 @@
 // A whole decoder on a CPU in one call and one team of threads: embeddings, layers, final norm, output projection.
 //
-//     layer    norm ▶ queries, keys, values, normed and turned where they are made ▶ cache and attention ▶ output, added
-//              norm ▶ gates and values, activated where they are made ▶ down, added
+//     layer    norm ▶ queries, keys, values, normed and turned where they are made ▶ cache and attention ▶ output ▶ norm, added
+//              norm ▶ gates and values, activated where they are made ▶ down ▶ norm, added
 //     last     behind its attention, only tokens go on whose logits are asked for
+//
+// Any of a layer's four norms may be missing. Where attention and MLP are parallel, both begin with the layer's input.
 //
 // Threads take panels of weights as they come and wait for each other where one operation reads what another wrote. Few rows are
 // normed, or quantised, by every thread for itself, which is quicker than waiting. All sums are those of linear.h: a row's bits depend
@@ -16,6 +18,7 @@
 #include <initializer_list>
 
 #include "linear.h"
+#include "rows.h"
 
 #ifdef _OPENMP
 #include <omp.h>
@@ -29,20 +32,37 @@ constexpr int64_t TILE_ROWS = 48;   // rows whose gates wait for their values
 constexpr int64_t TILE = TILE_ROWS * PANEL;
 
 // Mirrored by ctypes structures in native_decoder.py: the same fields in the same order, 8 bytes each.
+struct Norm {
+    const float *weight, *bias;  // null weight: no norm; null bias: none
+    double eps;
+    int64_t centred;             // by mean and variance; else by the mean square
+};
+
+// How attention's output a and the MLP's m are added to the hidden states h: the MLP begins with h + a, or with h as attention does.
+enum Order : int64_t { SEQUENTIAL, PARALLEL, PARALLEL_FIRST };  // parallel: (h + a) + m; first: h + (a + m)
+
 struct Layer {
-    Product qkv, out, gate_up, down;
-    const float *attention_norm, *query_norm, *key_norm, *mlp_norm;     // those of heads may be null
-    const float *attended_norm, *projected_norm;                        // before what is added; null: none
-    int64_t num_heads, num_kv_heads, head_dim, activation;
-    double eps, head_eps;
+    Product qkv, out, gate_up, down;                                    // gate_up is of gates and values, or of values alone
+    Norm attention_norm, attended_norm, mlp_norm, projected_norm;       // attended and projected: before what is added
+    const float *query_norm, *key_norm;                                 // both may be null
+    int64_t num_heads, num_kv_heads, head_dim, how, angles;             // how: see Heads; angles: which of them; below 0: none
+    int64_t activation, gated, order;
+    double head_eps, attended_scale, projected_scale;                   // scales: of what is added
 };
 
 struct Decoder {
     const Layer* layers;
     Product head;
-    const float *final_norm, *embeddings;  // embeddings [V, H]; null: rows of the head
+    Norm embedding_norm, final_norm;
+    const float* embeddings;  // [V, H]; null: rows of the head
     int64_t num_layers, hidden_size, num_embeddings;
-    double eps, embedding_scale;
+    double embedding_scale;
+};
+
+// Cosines and sines of every position, [positions, turned].
+struct Angles {
+    const float *cosines, *sines;
+    int64_t num_turned;
 };
 
 typedef int64_t (*Attend)(const void* call);
@@ -51,14 +71,15 @@ enum Part { EMBEDDINGS, NORMS, QKV, ATTENTION, OUT, GATE_UP, DOWN, HEAD, NUM_PAR
 
 struct Pass {
     const int64_t *token_ids, *positions, *kept;  // [T], [T], ascending indices [L]
-    const float *cosines, *sines;                 // of every position, [positions, turned]
+    const Angles* angles;
     const char* calls;                            // of attention, one for each layer
     Attend attend;
-    float *hidden, *normed, *qkv, *attended, *gated, *wide, *logits;  // [T, H], [T, H], [T, W], [T, H D], [T, I], [T, 2 I], [L, V]
+    float *hidden, *normed, *aside;                    // [T, H]
+    float *qkv, *attended, *gated, *wide, *logits;     // [T, W], [T, H D], [T, I], [T, 2 I], [L, V]
     uint8_t* bytes;        // [T, widest], of rows that are quantised
     float* scratch;        // of each thread
     double* seconds;       // CPU time of the first thread, added by part; null: not measured
-    int64_t num_tokens, num_kept, call_bytes, num_turned, scratch_floats, num_threads;
+    int64_t num_tokens, num_kept, call_bytes, scratch_floats, num_threads;
 };
 
 int64_t widest_input(const Decoder& d) {
@@ -104,11 +125,19 @@ class Member {
             mark(ATTENTION);
             const float* attended = p.attended;
             if (i + 1 == d.num_layers && p.num_kept < p.num_tokens) attended = keep(layer);
-            add(layer.out, input(attended, layer.out.num_inputs, layer.out), layer.attended_norm, layer.eps, OUT);
+            float* const first = layer.order == SEQUENTIAL ? hidden : p.aside;
+            float* const second = layer.order == PARALLEL_FIRST ? p.aside : hidden;
+            project(layer.out, input(attended, layer.out.num_inputs, layer.out), layer.attended_norm, layer.attended_scale, first,
+                    first == hidden);
+            mark(OUT);
             gates(layer);
-            add(layer.down, input(p.gated, layer.down.num_inputs, layer.down), layer.projected_norm, layer.eps, DOWN);
+            if (layer.order == PARALLEL) add_aside();
+            project(layer.down, input(p.gated, layer.down.num_inputs, layer.down), layer.projected_norm, layer.projected_scale, second,
+                    true);
+            if (layer.order == PARALLEL_FIRST) add_aside();
+            mark(DOWN);
         }
-        const Input last = input(hidden, d.hidden_size, d.head, d.final_norm, d.eps);
+        const Input last = input(hidden, d.hidden_size, d.head, d.final_norm);
         multiply(d.head, last, Linear{d.head.bias, p.logits, d.head.num_outputs, d.head.num_outputs, d.head.num_inputs});
         mark(HEAD);
         return failed;
@@ -148,30 +177,45 @@ class Member {
             } else {
                 read_row(d.head, id, scale, row);
             }
+            if (d.embedding_norm.weight) apply(d.embedding_norm, row, d.hidden_size, row);
         }
         mark(EMBEDDINGS);
+    }
+
+    static void apply(const Norm& norm, const float* x, int64_t size, float* out) {
+        const float eps = static_cast<float>(norm.eps);
+        if (norm.centred) centre_row(x, norm.weight, norm.bias, eps, size, out);
+        else norm_row(x, norm.weight, eps, size, out);
     }
 
     // Queries, keys and values of all tokens.
     void heads(const Layer& layer) {
         const int64_t size = layer.head_dim, stride = layer.qkv.num_outputs, turned = layer.num_heads + layer.num_kv_heads;
-        const Input in = input(hidden, d.hidden_size, layer.qkv, layer.attention_norm, layer.eps);
-        int64_t panels = 1;  // as many as end where a head does
-        while (panels * PANEL % size) ++panels;
-        multiply(layer.qkv, in, Linear{layer.qkv.bias, p.qkv, stride, stride, layer.qkv.num_inputs}, panels,
-                 [&](int64_t first, int64_t last, int64_t row, int64_t end) {
-                     for (; row < end; ++row)
-                         for (int64_t h = first / size; h < last / size && h < turned; ++h) turn(layer, row, h);
-                 });
+        const Input in = input(hidden, d.hidden_size, layer.qkv, layer.attention_norm);
+        const Linear linear{layer.qkv.bias, p.qkv, stride, stride, layer.qkv.num_inputs};
+        const Heads found{layer.num_heads, layer.num_kv_heads, size, layer.query_norm, layer.key_norm,
+                          static_cast<float>(layer.head_eps), layer.how};
+        const auto turn = [&](int64_t row, int64_t first, int64_t last) {
+            const Angles angles = layer.angles < 0 ? Angles{} : p.angles[layer.angles];
+            const int64_t at = p.positions[row] * angles.num_turned;
+            for (int64_t h = first; h < last && h < turned; ++h)
+                found.turn(p.qkv + row * stride, h, angles.cosines + at, angles.sines + at, angles.num_turned);
+        };
+        if (layer.how & NORMS_WHOLE) {
+            multiply(layer.qkv, in, linear);
+#pragma omp for schedule(static)
+            for (int64_t row = 0; row < rows; ++row) {
+                found.norm_whole(p.qkv + row * stride);
+                turn(row, 0, turned);
+            }
+        } else {
+            int64_t panels = 1;  // as many as end where a head does
+            while (panels * PANEL % size) ++panels;
+            multiply(layer.qkv, in, linear, panels, [&](int64_t first, int64_t last, int64_t row, int64_t end) {
+                for (; row < end; ++row) turn(row, first / size, last / size);
+            });
+        }
         mark(QKV);
-    }
-
-    void turn(const Layer& layer, int64_t row, int64_t h) const {
-        float* head = p.qkv + row * layer.qkv.num_outputs + h * layer.head_dim;
-        const float* norm = h < layer.num_heads ? layer.query_norm : layer.key_norm;
-        if (norm) norm_row(head, norm, static_cast<float>(layer.head_eps), layer.head_dim, head);
-        const int64_t at = p.positions[row] * p.num_turned;
-        rotate_head(head, p.cosines + at, p.sines + at, p.num_turned / 2);
     }
 
     // Only some tokens go on: theirs is copied together. Queries, keys and values have been used, and leave room.
@@ -192,7 +236,18 @@ class Member {
 
     void gates(const Layer& layer) {
         const Product& w = layer.gate_up;
-        const Input in = input(hidden, d.hidden_size, w, layer.mlp_norm, layer.eps);
+        const Input in = input(hidden, d.hidden_size, w, layer.mlp_norm);
+        if (!layer.gated) {
+            multiply(w, in, Linear{w.bias, p.gated, w.num_outputs, w.num_outputs, w.num_inputs}, 1,
+                     [&](int64_t first, int64_t last, int64_t row, int64_t end) {
+                         for (; row < end; ++row) {
+                             float* const made = p.gated + row * w.num_outputs + first;
+                             activate_row(made, last - first, layer.activation, made);
+                         }
+                     });
+            mark(GATE_UP);
+            return;
+        }
         const int64_t size = w.num_outputs / 2;
         if (!is_aligned(w)) {
             multiply(w, in, Linear{w.bias, p.wide, 2 * size, 2 * size, w.num_inputs});
@@ -227,41 +282,47 @@ class Member {
             gate_row(tiles + m * PANEL, values + m * PANEL, PANEL, layer.activation, p.gated + (row + m) * size + first);
     }
 
-    // Add a product to the hidden states; where it is normed before, by way of `wide`.
-    void add(const Product& w, const Input& in, const float* norm, double eps, Part part) {
+    // Write a product, or add it to what is there; where it is normed or scaled before, by way of `wide`.
+    void project(const Product& w, const Input& in, const Norm& norm, double scale, float* to, bool adds) {
         const int64_t size = d.hidden_size;
-        if (!norm) {
-            multiply(w, in, Linear{w.bias, hidden, size, w.num_outputs, w.num_inputs, true});
-        } else {
-            multiply(w, in, Linear{w.bias, p.wide, size, w.num_outputs, w.num_inputs});
-#pragma omp for schedule(static)
-            for (int64_t m = 0; m < rows; ++m) {
-                float *row = p.wide + m * size, *sum = hidden + m * size;
-                norm_row(row, norm, static_cast<float>(eps), size, row);
-                for (int64_t k = 0; k < size; ++k) sum[k] += row[k];
-            }
+        if (!norm.weight && scale == 1.0) {
+            multiply(w, in, Linear{w.bias, to, size, w.num_outputs, w.num_inputs, adds});
+            return;
         }
-        mark(part);
+        multiply(w, in, Linear{w.bias, p.wide, size, w.num_outputs, w.num_inputs});
+#pragma omp for schedule(static)
+        for (int64_t m = 0; m < rows; ++m) {
+            float *row = p.wide + m * size, *sum = to + m * size;
+            if (norm.weight) apply(norm, row, size, row);
+            if (scale != 1.0) scale_row(row, static_cast<float>(scale), size);
+            for (int64_t k = 0; k < size; ++k) sum[k] = adds ? sum[k] + row[k] : row[k];
+        }
+    }
+
+    void add_aside() {
+#pragma omp for schedule(static)
+        for (int64_t m = 0; m < rows; ++m)
+            for (int64_t k = m * d.hidden_size; k < (m + 1) * d.hidden_size; ++k) hidden[k] += p.aside[k];
     }
 
     // What goes into a product: rows, normed where a norm is given, quantised where the weights are.
-    Input input(const float* x, int64_t size, const Product& w, const float* norm = nullptr, double eps = 0.0) {
+    Input input(const float* x, int64_t size, const Product& w, const Norm& norm = Norm{}) {
         const int64_t bytes = row_bytes(w);
-        if (!norm && !bytes) return {x, nullptr};
+        if (!norm.weight && !bytes) return {x, nullptr};
         if (rows <= FEW) {
-            for (int64_t m = 0; m < rows; ++m) prepare(x + m * size, w, norm, eps, own_rows + m * size, own_bytes + m * bytes);
-            if (norm) mark(NORMS);
+            for (int64_t m = 0; m < rows; ++m) prepare(x + m * size, w, norm, own_rows + m * size, own_bytes + m * bytes);
+            if (norm.weight) mark(NORMS);
             return {own_rows, own_bytes};
         }
 #pragma omp for schedule(static)
-        for (int64_t m = 0; m < rows; ++m) prepare(x + m * size, w, norm, eps, bytes ? own_rows : normed + m * size, p.bytes + m * bytes);
-        if (norm) mark(NORMS);
+        for (int64_t m = 0; m < rows; ++m) prepare(x + m * size, w, norm, bytes ? own_rows : normed + m * size, p.bytes + m * bytes);
+        if (norm.weight) mark(NORMS);
         return {normed, p.bytes};
     }
 
-    static void prepare(const float* x, const Product& w, const float* norm, double eps, float* row, uint8_t* bytes) {
-        if (norm) norm_row(x, norm, static_cast<float>(eps), w.num_inputs, row);
-        if (is_quantised(w)) quantise_row(w, norm ? row : x, bytes);
+    static void prepare(const float* x, const Product& w, const Norm& norm, float* row, uint8_t* bytes) {
+        if (norm.weight) apply(norm, x, w.num_inputs, row);
+        if (is_quantised(w)) quantise_row(w, norm.weight ? row : x, bytes);
     }
 
     int64_t num_blocks() const { return (rows + ROW_BLOCK - 1) / ROW_BLOCK; }

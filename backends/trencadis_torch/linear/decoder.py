@@ -1,15 +1,18 @@
 """A plain decoder read off its modules, and laid out for ``decoder.cpp``: all of it runs in one call then.
 
 Its modules have been packed and fused before (see :mod:`trencadis_torch.linear.replacement`), and stay where they are for code that walks through
-them layer by layer; weights are shared with them, and held once. What is not exactly a stack of such layers is not read.
+them layer by layer; weights are shared with them, and held once. How they are put together is seen in one forward (see
+:mod:`trencadis_torch.linear.structure`). What is not exactly a stack of such layers is not read.
 
-    embeddings ▶ [norm ▶ attention ▶ + ▶ norm ▶ gated MLP ▶ +] × layers ▶ norm ▶ output projection
+    embeddings ▶ [norm ▶ attention ▶ + ▶ norm ▶ MLP ▶ +] × layers ▶ norm ▶ output projection
 """
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import logging
-import re
+from collections.abc import Iterator
 from typing import Any, Final
 
 import attrs
@@ -17,26 +20,29 @@ import torch
 from torch import nn
 
 from trencadis_torch.attention.options import ARGUMENTS, AttentionOptions
-from trencadis_torch.linear.fused import FusedNorm, GatedMLP, RotaryAttention
+from trencadis_torch.linear.fused import FusedNorm, RotaryAttention
+from trencadis_torch.linear.heads import Heads, in_order
 from trencadis_torch.linear.native import product
-from trencadis_torch.linear.native_decoder import Decoder, Layer, NativeDecoder, layer_array
+from trencadis_torch.linear.native_decoder import Decoder, Layer, NativeDecoder, Norm, layer_array
 from trencadis_torch.linear.packed import PackedLinear, RowsEmbedding
+from trencadis_torch.linear.structure import (
+    Ending,
+    LayerParts,
+    OtherwiseError,
+    Seen,
+    need,
+    read_ending,
+    read_layer,
+    same,
+    scale_between,
+)
+from trencadis_torch.linear.watch import POSITIONS
 
-__all__ = ["Angles", "LayerAttention", "FusedDecoder", "attach", "decoder_of", "read_decoder"]
+__all__ = ["Angles", "FusedDecoder", "LayerAttention", "attach", "decoder_of", "how_it_runs", "read_decoder"]
 
 logger = logging.getLogger("trencadis.torch")
 
-_FAMILIES: Final = r"(Llama|Mistral|Ministral|Qwen2|Qwen3|Gemma|Gemma2)"
-_MODEL: Final = re.compile(_FAMILIES + "ForCausalLM")
-_LAYER: Final = re.compile(_FAMILIES + "DecoderLayer")
-_NORMS: Final = ("input_layernorm", "post_attention_layernorm")
-_FOUR_NORMS: Final = (*_NORMS, "pre_feedforward_layernorm", "post_feedforward_layernorm")
-_PLACES: Final = {
-    2: ("attention_norm", "mlp_norm"),
-    4: ("attention_norm", "attended_norm", "mlp_norm", "projected_norm"),
-}
-"""Where the library looks for the weights of two norms, or of four."""
-
+_NORMS: Final = ("attention_norm", "attended_norm", "mlp_norm", "projected_norm")
 _KNOWN_ARGUMENTS: Final = {"dropout", "sliding_window", *ARGUMENTS}
 _MOVING_ANGLES: Final = ("dynamic", "longrope")
 """Positions are turned by other angles once a text is long."""
@@ -47,10 +53,17 @@ class Angles:
 
     Args:
         rotary: The module.
+        arguments: More of its arguments: the kind of layer.
+        spread: As of :class:`Heads`.
+
+    Attributes:
+        spread: As given.
     """
 
-    def __init__(self, rotary: nn.Module) -> None:
+    def __init__(self, rotary: nn.Module, arguments: tuple[str, ...] = (), *, spread: bool = False) -> None:
         self._rotary = rotary
+        self._arguments = arguments
+        self.spread = spread
         self.cosines = self.sines = torch.empty(0, 0)
 
     @torch.no_grad()
@@ -58,9 +71,15 @@ class Angles:
         """Have the angles of positions below a number in ``cosines`` and ``sines``, float32 ``[num_positions or more, R]``."""
         if num_positions <= len(self.cosines):
             return
-        positions = torch.arange(max(256, 1 << (num_positions - 1).bit_length()))[None]
-        cosines, sines = self._rotary(torch.empty(1, 1, 1), positions)
-        self.cosines, self.sines = (one[0].float().contiguous() for one in (cosines, sines))
+        positions = torch.arange(max(256, 1 << (num_positions - 1).bit_length()))
+        found = in_order(*self.at(positions), spread=self.spread)
+        self.cosines, self.sines = (one.float().contiguous() for one in found)
+
+    @torch.no_grad()
+    def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return cosines and sines as the module gives them, ``[T, R]`` each, of int64 positions ``[T]``."""
+        cosines, sines = self._rotary(torch.empty(1, 1, 1), positions[None], *self._arguments)
+        return cosines[0], sines[0]
 
 
 @attrs.frozen(kw_only=True)
@@ -90,30 +109,37 @@ class FusedDecoder:
         native: The library.
         structure: What it reads; refers to the memory of ``held``.
         attention: Of each layer.
-        angles: Of positions.
+        angles: Of positions; layers name theirs by its place here.
         vocab_size: V.
         intermediate_size: I, of the widest layer.
-        wide: Floats of a row between two operations of an MLP that are not one; 0: they are.
+        wide: Floats of a row between two operations that are not one; 0: all are.
         num_products: Of a token, how many numbers are multiplied by a weight in one of its operations, on average.
-        softcap: Of the logits; None: they are as they come.
+        ending: What makes logits of the output projection's values.
         held: Whose memory that is.
     """
 
     native: NativeDecoder
     structure: Decoder
     attention: tuple[LayerAttention, ...]
-    angles: Angles
+    angles: tuple[Angles, ...]
     vocab_size: int
     intermediate_size: int
     wide: int
     num_products: int
-    softcap: float | None
+    ending: Ending
     held: tuple[Any, ...]
 
 
-def attach(model: Any, decoder: FusedDecoder | None) -> None:
-    """Let a model's passes run in one call from now on; None: layer by layer again."""
+def attach(model: Any, decoder: FusedDecoder | None, why: str = "") -> None:
+    """Let a model's passes run in one call from now on; None: layer by layer again.
+
+    Args:
+        model: Of transformers.
+        decoder: Read off it.
+        why: It runs layer by layer, in words.
+    """
     model.trencadis_decoder = decoder
+    model.trencadis_layer_by_layer = why
 
 
 def decoder_of(model: Any) -> FusedDecoder | None:
@@ -122,28 +148,26 @@ def decoder_of(model: Any) -> FusedDecoder | None:
     return decoder
 
 
-def read_decoder(model: Any, native: NativeDecoder, *, panel: int) -> FusedDecoder | None:
-    """Return a model's decoder; None: it is not a plain one. Pure.
+def how_it_runs(model: Any) -> str:
+    """Return ``in one call``, or ``layer by layer`` with the reason if there is one."""
+    if decoder_of(model) is not None:
+        return "in one call"
+    why = getattr(model, "trencadis_layer_by_layer", "")
+    return f"layer by layer: {why}" if why else "layer by layer"
+
+
+def read_decoder(model: Any, native: NativeDecoder, *, panel: int) -> FusedDecoder:
+    """Return a model's decoder. Its attention is switched to one that attends to nothing.
 
     Args:
         model: Of transformers, its modules packed and fused.
         native: The library.
         panel: Outputs that packed layers store together.
+
+    Raises:
+        OtherwiseError: It is not a plain one; says where.
     """
-    try:
-        return _Reader(model, native, panel).read()
-    except _OtherwiseError as reason:
-        logger.info("%s runs layer by layer: %s.", type(model).__name__, reason)
-        return None
-
-
-class _OtherwiseError(Exception):
-    """A model is not a plain decoder; says where."""
-
-
-def _need(holds: Any, what: str) -> None:
-    if not holds:
-        raise _OtherwiseError(what)
+    return _Reader(model, native, panel).read()
 
 
 class _Reader:
@@ -154,57 +178,73 @@ class _Reader:
         self._native = native
         self._panel = panel
         self._held: list[Any] = []
+        self._angles: list[Angles] = []
 
     def read(self) -> FusedDecoder:
         model = self._model
-        _need(_MODEL.fullmatch(type(model).__name__), "its family is not known")
-        base, head = model.base_model, model.get_output_embeddings()
-        names = {name for name, _ in base.named_children()}
-        _need(names == {"embed_tokens", "layers", "norm", "rotary_emb"}, f"it is made of {sorted(names)}")
-        _need(isinstance(head, PackedLinear), "its output projection is not packed")
-        _need(isinstance(base.norm, FusedNorm), "its last norm is its own")
-        rope = getattr(base.rotary_emb, "rope_type", "default")
-        _need(rope not in _MOVING_ANGLES, f"its angles are {rope}")
-        layers = [self._layer(layer) for layer in base.layers]
+        head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+        need(isinstance(head, PackedLinear), "its output projection is not packed")
+        layers = self._find_layers()
+        self._seen = Seen(model)
+        final = self._between(layers, head)
+        parts = [read_layer(layer, self._seen) for layer in layers]
+        made = [self._layer(one) for one in parts]
         structure = Decoder(
-            layers=layer_array(layers),
+            layers=layer_array(made),
             head=self._product(head),
-            final_norm=self._at(base.norm.weight),
-            num_layers=len(layers),
+            final_norm=self._norm(final),
+            num_layers=len(made),
             hidden_size=head.in_features,
-            eps=base.norm.eps,
         )
-        self._embeddings(base.embed_tokens, head, structure)
-        gates = [layer.gate_up.num_outputs for layer in layers]
-        norms = [head.in_features for layer in layers if layer.attended_norm]
+        self._embeddings(embedding, layers[0], head, structure)
+        _, projected = self._seen.io(head, "its output projection")
         weights = sum(part.out_features * part.in_features for part in self._packed())
         return FusedDecoder(
             native=self._native,
             structure=structure,
-            attention=tuple(self._attention(layer.self_attn) for layer in base.layers),
-            angles=Angles(base.rotary_emb),
+            attention=tuple(self._attention(one.attention) for one in parts),
+            angles=tuple(self._angles),
             vocab_size=head.out_features,
-            intermediate_size=max(gates) // 2,
-            wide=max([0, *norms, *(size for size in gates if size // 2 % self._panel)]),
+            intermediate_size=max(one.down.num_inputs for one in made),
+            wide=max(map(self._wide, made)),
             num_products=weights // len(self._packed()),
-            softcap=getattr(model.config, "final_logit_softcapping", None),
-            held=(layers, *self._held),
+            ending=read_ending(projected, self._seen.logits, self._seen.numbers),
+            held=(made, *self._held),
         )
 
-    def _layer(self, layer: Any) -> Layer:
-        kind = type(layer).__name__
-        _need(_LAYER.fullmatch(kind), f"its layers are of {kind}")
-        parts: dict[str, Any] = dict(layer.named_children())
-        norms: list[Any] = [parts[name] for name in _FOUR_NORMS if name in parts]
-        attention: Any = parts.get("self_attn")
-        mlp: Any = parts.get("mlp")
-        _need(
-            isinstance(attention, RotaryAttention) and isinstance(mlp, GatedMLP), "its attention or its MLP is its own"
-        )
-        _need(all(isinstance(norm, FusedNorm) for norm in norms), "its norms are their own")
-        names = set(parts) - {"self_attn", "mlp"}
-        _need(names in (set(_NORMS), set(_FOUR_NORMS)), f"its layers have {sorted(names)}")
-        _need(len({norm.eps for norm in norms}) == 1, "its norms differ in eps")
+    def _wide(self, layer: Layer) -> int:
+        """Return the floats of a row that one layer puts between two of its operations."""
+        by_way = any(getattr(layer, name).weight for name in ("attended_norm", "projected_norm"))
+        by_way = by_way or (layer.attended_scale, layer.projected_scale) != (1.0, 1.0)
+        gates = layer.gate_up.num_outputs if layer.gated and layer.gate_up.num_outputs // 2 % self._panel else 0
+        return max(gates, layer.out.num_outputs if by_way else 0)
+
+    def _find_layers(self) -> list[nn.Module]:
+        """Return modules that have an attention as a child, in their order."""
+        modules = self._model.modules()
+        found = [part for part in modules if any(isinstance(child, RotaryAttention) for child in part.children())]
+        count = self._model.config.get_text_config().num_hidden_layers
+        need(len(found) == count, f"its attention is its own in {count - len(found)} of {count} layers")
+        return found
+
+    def _between(self, layers: list[nn.Module], head: nn.Module) -> FusedNorm:
+        """Return the last norm; layers follow each other, and it stands between them and the output projection."""
+        calls = [self._seen.io(layer, "a layer") for layer in layers]
+        for (_, made), (given, _) in itertools.pairwise(calls):
+            need(torch.equal(made, given), "something happens between its layers")
+        last, given = calls[-1][1], self._seen.io(head, "its output projection")[0]
+        for norm in self._norms():
+            x, y = self._seen.io(norm, "its last norm")
+            if torch.equal(y, given):
+                need(torch.equal(x, last), "something happens behind its last layer")
+                return norm
+        raise OtherwiseError("its last norm is its own")
+
+    def _norms(self) -> list[FusedNorm]:
+        return [part for part in self._model.modules() if isinstance(part, FusedNorm) and self._seen.has(part)]
+
+    def _layer(self, parts: LayerParts) -> Layer:
+        attention, mlp, heads = parts.attention, parts.mlp, parts.attention.heads
         found = Layer(
             qkv=self._product(attention.qkv),
             out=self._product(attention.o_proj),
@@ -212,42 +252,90 @@ class _Reader:
             down=self._product(mlp.down_proj),
             query_norm=self._at(attention.query_norm),
             key_norm=self._at(attention.key_norm),
-            num_heads=attention.num_heads,
-            num_kv_heads=attention.num_kv_heads,
-            head_dim=attention.head_dim,
+            num_heads=heads.num_heads,
+            num_kv_heads=heads.num_kv_heads,
+            head_dim=heads.head_dim,
+            how=heads.how,
+            angles=self._place(parts, heads),
             activation=mlp.activation,
-            eps=norms[0].eps,
-            head_eps=attention.eps,
+            gated=mlp.gated,
+            order=parts.order,
+            head_eps=heads.eps,
+            attended_scale=parts.attended_scale,
+            projected_scale=parts.projected_scale,
         )
-        for name, norm in zip(_PLACES[len(norms)], norms, strict=True):
-            setattr(found, name, self._at(norm.weight))
+        for name in _NORMS:
+            setattr(found, name, self._norm(getattr(parts, name)))
         return found
 
-    def _attention(self, attention: Any) -> LayerAttention:
+    def _place(self, parts: LayerParts, heads: Heads) -> int:
+        """Return the place of a layer's angles among all; below 0: it has none."""
+        if parts.angles is None:
+            return -1
+        positions = torch.tensor(POSITIONS)
+        known = [one for one in self._angles if one.spread == heads.spread]
+        for angles in (*known, *self._possible_angles(heads.spread)):
+            if all(map(torch.equal, angles.at(positions), parts.angles)):
+                if angles not in self._angles:
+                    self._angles.append(angles)
+                return self._angles.index(angles)
+        raise OtherwiseError("its angles are those of no module that is known")
+
+    def _possible_angles(self, spread: bool) -> Iterator[Angles]:
+        """Yield angles of modules that give two tensors of one shape, by the arguments that they may take."""
+        kinds = dict.fromkeys(getattr(self._model.config.get_text_config(), "layer_types", None) or ())
+        for part in self._model.modules():
+            if not self._seen.gives_pair(part):
+                continue
+            ropes = getattr(part, "rope_type", "default")
+            moving = {str(one) for one in (ropes.values() if isinstance(ropes, dict) else [ropes])} & {*_MOVING_ANGLES}
+            need(not moving, f"its angles are {', '.join(moving)}: other ones once a text is long")
+            for arguments in ((), *((kind,) for kind in kinds)):
+                angles = Angles(part, arguments, spread=spread)
+                with contextlib.suppress(TypeError, KeyError, AttributeError):
+                    angles.at(torch.tensor(POSITIONS))
+                    yield angles
+
+    def _attention(self, attention: RotaryAttention) -> LayerAttention:
         arguments, options = attention.options, AttentionOptions.of(attention.options)
         is_known = arguments.keys() <= _KNOWN_ARGUMENTS and not arguments.get("dropout") and options.sinks is None
-        _need(is_known, f"its attention takes {sorted(arguments)}")
+        need(is_known, f"its attention takes {sorted(arguments)}")
+        heads = attention.heads
         return LayerAttention(
             index=attention.layer_idx,
-            num_heads=attention.num_heads,
-            num_kv_heads=attention.num_kv_heads,
-            head_dim=attention.head_dim,
+            num_heads=heads.num_heads,
+            num_kv_heads=heads.num_kv_heads,
+            head_dim=heads.head_dim,
             options=options,
         )
 
-    def _embeddings(self, embedding: Any, head: PackedLinear, structure: Decoder) -> None:
-        structure.num_embeddings, structure.embedding_scale = head.out_features, 1.0
+    def _embeddings(self, embedding: Any, first: nn.Module, head: PackedLinear, structure: Decoder) -> None:
+        structure.num_embeddings, scale = head.out_features, 1.0
         if isinstance(embedding, RowsEmbedding):
-            structure.embedding_scale = embedding.scale
-            return
-        weight: Any = getattr(embedding, "weight", None)
-        _need(isinstance(weight, torch.Tensor) and weight.dtype is torch.float32, "its embeddings are not float32")
-        _need(weight.is_contiguous() and weight.shape[1] == head.in_features, "its embeddings have another size")
-        structure.embeddings, structure.num_embeddings = self._at(weight), len(weight)
-        structure.embedding_scale = float(getattr(embedding, "scalar_embed_scale", 1.0))
+            scale = embedding.scale
+        else:
+            weight: Any = getattr(embedding, "weight", None)
+            need(isinstance(weight, torch.Tensor) and weight.dtype is torch.float32, "its embeddings are not float32")
+            need(weight.is_contiguous() and weight.shape[1] == head.in_features, "its embeddings have another size")
+            structure.embeddings, structure.num_embeddings = self._at(weight), len(weight)
+            scale = float(getattr(embedding, "scalar_embed_scale", 1.0))
+            rows = weight[self._seen.given(embedding)] * scale
+            need(same(self._seen.output(embedding, "its embeddings"), rows), "its embeddings are not rows of a weight")
+        made, (hidden, _) = self._seen.output(embedding, "its embeddings"), self._seen.io(first, "its first layer")
+        factor, norm = scale_between(made, hidden, self._seen.numbers), None
+        if factor is None:
+            factor = 1.0
+            norm = next((one for one in self._norms() if torch.equal(one(made), hidden)), None)
+            need(norm is not None, "something happens between its embeddings and its first layer")
+        structure.embedding_scale, structure.embedding_norm = scale * factor, self._norm(norm)
+
+    def _norm(self, norm: FusedNorm | None) -> Norm:
+        if norm is None:
+            return Norm()
+        return Norm(weight=self._at(norm.weight), bias=self._at(norm.bias), eps=norm.eps, centred=norm.centred)
 
     def _product(self, layer: Any) -> Any:
-        _need(isinstance(layer, PackedLinear), "a linear layer is not packed")
+        need(isinstance(layer, PackedLinear), "a linear layer is not packed")
         self._held.append(layer)
         return product(layer.packed)
 

@@ -25,7 +25,7 @@ from trencadis_torch.attention.ragged import RaggedPass
 from trencadis_torch.cache.kv_cache import PagedKVCache
 from trencadis_torch.linear.decoder import FusedDecoder
 from trencadis_torch.linear.native import threads_for
-from trencadis_torch.linear.native_decoder import PARTS, Pass
+from trencadis_torch.linear.native_decoder import PARTS, AngleTable, Pass
 
 __all__ = ["DecoderPasses", "queries_together"]
 
@@ -46,6 +46,7 @@ class DecoderPasses:
         self._scratch = torch.empty(0)
         self._widest, self._scratch_floats = decoder.native.sizes(decoder.structure)
         self._calls = _calls(decoder, cache)
+        self._angles = (AngleTable * len(decoder.angles))()
         assert isinstance(cache.kernel, NativeAttention), "asked for by whoever makes it"
         last = decoder.attention[-1]
         self._together = queries_together(cache.kernel.rows_together, last.num_heads // last.num_kv_heads)
@@ -53,6 +54,7 @@ class DecoderPasses:
             attend=cache.kernel.in_team,
             calls=self._calls.ctypes.data,
             call_bytes=self._calls.itemsize,
+            angles=ctypes.addressof(self._angles),
             scratch_floats=self._scratch_floats,
         )
         self._at = (ctypes.addressof(decoder.structure), ctypes.addressof(self._pass))
@@ -90,19 +92,23 @@ class DecoderPasses:
         kept, order = _kept(tokens, num_tokens)
         num_threads = threads_for(num_tokens * decoder.num_products)
         self._reserve(num_tokens, num_threads)
-        decoder.angles.reach(int((attention.starts + attention.query_lens).max()))
+        self._reach(int((attention.starts + attention.query_lens).max()))
         held = self._aim(attention, kept, num_tokens, num_threads)
         logits = torch.empty(len(kept), decoder.vocab_size)
         one.token_ids, one.positions, one.kept = token_ids.data_ptr(), positions.data_ptr(), kept.ctypes.data
-        one.cosines, one.sines = decoder.angles.cosines.data_ptr(), decoder.angles.sines.data_ptr()
-        one.num_turned = decoder.angles.cosines.shape[1]
         one.num_tokens, one.num_kept, one.num_threads = num_tokens, len(kept), num_threads
         one.logits = logits.data_ptr()
         _check(decoder.native.decode(*self._at))
         del held
-        if decoder.softcap is not None:
-            logits.div_(decoder.softcap).tanh_().mul_(decoder.softcap)
+        decoder.ending.apply(logits)
         return logits if order is None else logits.index_select(0, torch.from_numpy(order))
+
+    def _reach(self, num_positions: int) -> None:
+        """Have the angles of positions below a number."""
+        for table, angles in zip(self._angles, self._decoder.angles, strict=True):
+            angles.reach(num_positions)
+            table.cosines, table.sines = angles.cosines.data_ptr(), angles.sines.data_ptr()
+            table.num_turned = angles.cosines.shape[1]
 
     def _reserve(self, num_tokens: int, num_threads: int) -> None:
         """Have buffers for so many tokens; memory that was never written costs nothing, so they grow in powers of two."""
@@ -117,6 +123,7 @@ class DecoderPasses:
         widths = {
             "hidden": decoder.structure.hidden_size,
             "normed": decoder.structure.hidden_size,
+            "aside": decoder.structure.hidden_size if any(layers[i].order for i in count) else 0,
             "qkv": max(layers[i].qkv.num_outputs for i in count),
             "attended": max(layers[i].out.num_inputs for i in count),
             "gated": decoder.intermediate_size,

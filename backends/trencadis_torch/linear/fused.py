@@ -1,7 +1,7 @@
-"""Modules in place of whole norms, gated MLPs and rotary attentions of transformers: fewer, larger operations, the same sums.
+"""Modules in place of whole norms, MLPs and rotary attentions of transformers: fewer, larger operations, the same sums.
 
-What a module computes is read off its class's name by :mod:`trencadis_torch.linear.replacement` and then proved on what really went through it:
-nothing here is used for a module that it does not reproduce.
+What a module computes is read by :mod:`trencadis_torch.linear.readers`, off its parts and what really went through it: nothing here is used
+for a module that it does not reproduce.
 
 Shapes: T tokens, H query heads, KV key-value heads, D head dimension.
 """
@@ -11,10 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import attrs
 import torch
 from torch import nn
 
-__all__ = ["FusedKernels", "FusedNorm", "GatedMLP", "RotaryAttention"]
+from trencadis_torch.linear.heads import Heads
+
+__all__ = ["FusedKernels", "FusedMLP", "FusedNorm", "RotaryAttention"]
 
 
 class FusedKernels(Protocol):
@@ -24,88 +27,110 @@ class FusedKernels(Protocol):
         """Return ``x / sqrt(mean(x²) + eps) * weight``, over the last axis."""
         ...
 
+    def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> torch.Tensor:
+        """Return ``(x - mean(x)) / sqrt(variance(x) + eps) * weight + bias``, over the last axis."""
+        ...
+
+    def activate(self, x: torch.Tensor, activation: int) -> torch.Tensor:
+        """Return ``activation(x)``."""
+        ...
+
     def gate(self, x: torch.Tensor, activation: int) -> torch.Tensor:
         """Return ``activation(gates) * values`` from both side by side, ``[..., 2 N]`` to ``[..., N]``."""
         ...
 
-    def rotate(
-        self,
-        x: torch.Tensor,
-        *,
-        num_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
-        norms: tuple[torch.Tensor | None, torch.Tensor | None],
-        eps: float,
-        cosines: torch.Tensor,
-        sines: torch.Tensor,
-    ) -> None:
+    def rotate(self, x: torch.Tensor, heads: Heads, angles: tuple[torch.Tensor, torch.Tensor] | None) -> None:
         """Norm, where weights are given, and turn query and key heads in place.
 
         Args:
             x: Queries, keys and values side by side, ``[..., T, (H + 2 KV) D]``, contiguous.
-            num_heads: H.
-            num_kv_heads: KV.
-            head_dim: D.
-            norms: Weights of the queries' and the keys' norm, ``[D]`` each, or None.
-            eps: Of the norms.
-            cosines: ``[..., T, R]``, R at most D: the pairs are (i, i + R / 2).
-            sines: The same.
+            heads: Sizes, norms and the way of turning.
+            angles: Cosines and sines, ``[..., T, R]`` each, R at most D, in the order that :meth:`Heads.angles` gives; None: nothing is
+                turned.
         """
         ...
 
 
 class FusedNorm(nn.Module):
-    """Root mean square norm over the last axis.
+    """Norm over the last axis: by the root mean square, or by mean and variance.
 
     Args:
         weight: What the normed values are multiplied by, ``[size]``.
-        eps: Added to the mean square.
+        eps: Added to the mean square, or to the variance.
         native: The kernels.
+        bias: Added in the end, or None.
+        centred: By mean and variance.
 
     Attributes:
         weight: As given, a parameter: it is small, and tells the model's dtype and device.
+        bias: As given.
         eps: As given.
+        centred: As given.
     """
 
-    def __init__(self, weight: torch.Tensor, eps: float, native: FusedKernels) -> None:
+    def __init__(
+        self,
+        weight: torch.Tensor,
+        eps: float,
+        native: FusedKernels,
+        *,
+        bias: torch.Tensor | None = None,
+        centred: bool = False,
+    ) -> None:
         super().__init__()
         self.weight = nn.Parameter(weight, requires_grad=False)
+        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
         self.eps = eps
+        self.centred = centred
         self._native = native
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return as many elements, of the same dtype."""
+        if self.centred:
+            return self._native.layer_norm(x, self.weight, self.bias, self.eps)
         return self._native.rms_norm(x, self.weight, self.eps)
 
 
-class GatedMLP(nn.Module):
-    """``down(activation(gate(x)) * up(x))``, gate and up in one product.
+class FusedMLP(nn.Module):
+    """``down(activation(gate(x)) * up(x))``, gate and up in one product; or ``down(activation(up(x)))``.
 
     Args:
-        gate_up: Both side by side.
+        gate_up: Both side by side, or up alone.
         down: Back.
         activation: Its number in ``ACTIVATIONS``.
         native: The kernels.
+        gated: Whether there are gates.
 
     Attributes:
         gate_up: As given.
         down_proj: As given.
         activation: As given.
+        gated: As given.
     """
 
     def __init__(
-        self, gate_up: Callable[..., Any], down: Callable[..., Any], activation: int, native: FusedKernels
+        self,
+        gate_up: Callable[..., Any],
+        down: Callable[..., Any],
+        activation: int,
+        native: FusedKernels,
+        *,
+        gated: bool = True,
     ) -> None:
         super().__init__()
         self.gate_up = gate_up
         self.down_proj = down
         self.activation = activation
+        self.gated = gated
         self._native = native
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return ``[..., K]`` from ``[..., K]``."""
-        out: torch.Tensor = self.down_proj(self._native.gate(self.gate_up(x), self.activation))
+        made = self.gate_up(x)
+        active = (
+            self._native.gate(made, self.activation) if self.gated else self._native.activate(made, self.activation)
+        )
+        out: torch.Tensor = self.down_proj(active)
         return out
 
 
@@ -117,23 +142,18 @@ class RotaryAttention(nn.Module):
     Args:
         qkv: Queries, keys and values side by side.
         out: Back to the hidden size.
-        original: The module it stands for, whose sizes and norms it takes.
+        original: The module it stands for, whose configuration and place it takes.
         options: What the original hands to attention besides tensors.
         unused: Names of what the original is given and does not hand on, a cache among them: each release of
             transformers has names of its own.
-        norms: Weights of the queries' and the keys' norm, or None.
-        eps: Of the norms.
+        heads: Sizes, norms and the way of turning.
         native: The kernels.
 
     Attributes:
         qkv: As given.
         o_proj: Back to the hidden size.
-        num_heads: H.
-        num_kv_heads: KV.
+        heads: As given, its norms parameters.
         head_dim: D.
-        query_norm: Weights of the queries' norm, or None.
-        key_norm: The same of the keys.
-        eps: Of the norms.
         options: What attention is told besides tensors.
     """
 
@@ -145,8 +165,7 @@ class RotaryAttention(nn.Module):
         original: Any,
         options: dict[str, Any],
         unused: frozenset[str],
-        norms: tuple[torch.Tensor | None, torch.Tensor | None],
-        eps: float,
+        heads: Heads,
         native: FusedKernels,
     ) -> None:
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -156,42 +175,33 @@ class RotaryAttention(nn.Module):
         self.o_proj = out
         self.config = original.config
         self.layer_idx = original.layer_idx
-        self.head_dim = int(original.head_dim)
-        self.num_heads = original.q_proj.out_features // self.head_dim
-        self.num_kv_heads = original.k_proj.out_features // self.head_dim
-        self.num_key_value_groups = self.num_heads // self.num_kv_heads
+        self.head_dim = heads.head_dim
+        self.num_key_value_groups = heads.num_heads // heads.num_kv_heads
         self.is_causal = True
         self.options = options
         self._unused = unused
         # Parameters, though small, for whoever counts a model's memory.
         self.query_norm, self.key_norm = (
-            None if norm is None else nn.Parameter(norm, requires_grad=False) for norm in norms
+            None if norm is None else nn.Parameter(norm, requires_grad=False)
+            for norm in (heads.query_norm, heads.key_norm)
         )
-        self.eps = eps
+        self.heads = attrs.evolve(heads, query_norm=self.query_norm, key_norm=self.key_norm)
         self._native = native
         self._attention_functions = ALL_ATTENTION_FUNCTIONS
 
     def forward(
         self,
         hidden_states: torch.Tensor,
-        position_embeddings: tuple[torch.Tensor, torch.Tensor],
+        position_embeddings: tuple[torch.Tensor, torch.Tensor] | None = None,
         attention_mask: torch.Tensor | None = None,
         **others: Any,
     ) -> tuple[torch.Tensor, Any]:
         """Return ``[..., T, hidden size]``, and attention's second result; as transformers' layers call it."""
-        whole = self.qkv(hidden_states)
-        self._native.rotate(
-            whole,
-            num_heads=self.num_heads,
-            num_kv_heads=self.num_kv_heads,
-            head_dim=self.head_dim,
-            norms=(self.query_norm, self.key_norm),
-            eps=self.eps,
-            cosines=position_embeddings[0],
-            sines=position_embeddings[1],
-        )
-        heads = whole.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-        query, key, value = heads.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=1)
+        whole, heads = self.qkv(hidden_states), self.heads
+        turns = heads.turns and position_embeddings is not None
+        self._native.rotate(whole, heads, heads.angles(*position_embeddings) if turns else None)
+        split = whole.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        query, key, value = split.split((heads.num_heads, heads.num_kv_heads, heads.num_kv_heads), dim=1)
         handed = {name: value for name, value in others.items() if name not in self._unused}
         attend = self._attention_functions[getattr(self.config, "_attn_implementation", "")]
         attended, weights = attend(self, query, key, value, attention_mask, **{**handed, **self.options})

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "linear.h"
+#include "rows.h"
 
 extern "C" {
 
@@ -98,24 +99,34 @@ void trencadis_rms_norm(const float* x, int64_t num_rows, int64_t size, const fl
     for (int64_t m = 0; m < num_rows; ++m) norm_row(x + m * size, weight, eps, size, out + m * size);
 }
 
+void trencadis_layer_norm(const float* x, int64_t num_rows, int64_t size, const float* weight, const float* bias, float eps,
+                          float* out, int64_t num_threads) {
+#pragma omp parallel for num_threads(num_threads) schedule(static) if (num_threads > 1 && num_rows * size > 65536)
+    for (int64_t m = 0; m < num_rows; ++m) centre_row(x + m * size, weight, bias, eps, size, out + m * size);
+}
+
+void trencadis_activate(const float* x, int64_t num_rows, int64_t size, int64_t kind, float* out, int64_t num_threads) {
+#pragma omp parallel for num_threads(num_threads) schedule(static) if (num_threads > 1 && num_rows * size > 65536)
+    for (int64_t m = 0; m < num_rows; ++m) activate_row(x + m * size, size, kind, out + m * size);
+}
+
 // From gates and values side by side, [M, 2 N], to activation(gate) * value, [M, N].
 void trencadis_gate(const float* x, int64_t num_rows, int64_t size, int64_t kind, float* out, int64_t num_threads) {
 #pragma omp parallel for num_threads(num_threads) schedule(static) if (num_threads > 1 && num_rows * size > 65536)
     for (int64_t m = 0; m < num_rows; ++m) gate_row(x + m * 2 * size, x + (m * 2 + 1) * size, size, kind, out + m * size);
 }
 
-// Norm, where weights are given, and turn the query and key heads of rows [M, stride] in place.
+// Norm, where weights are given, and turn the query and key heads of rows [M, stride] in place; see Heads.
 void trencadis_rotate(float* x, int64_t num_rows, int64_t stride, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim,
-                      const float* query_norm, const float* key_norm, float eps, const float* cosines, const float* sines,
-                      int64_t num_turned, int64_t num_threads) {
+                      const float* query_norm, const float* key_norm, float eps, int64_t how, const float* cosines,
+                      const float* sines, int64_t num_turned, int64_t num_threads) {
+    const Heads heads{num_heads, num_kv_heads, head_dim, query_norm, key_norm, eps, how};
 #pragma omp parallel for num_threads(num_threads) schedule(static) if (num_threads > 1 && num_rows * stride > 65536)
-    for (int64_t m = 0; m < num_rows; ++m)
-        for (int64_t h = 0; h < num_heads + num_kv_heads; ++h) {
-            float* head = x + m * stride + h * head_dim;
-            const float* norm = h < num_heads ? query_norm : key_norm;
-            if (norm) norm_row(head, norm, eps, head_dim, head);
-            rotate_head(head, cosines + m * num_turned, sines + m * num_turned, num_turned / 2);
-        }
+    for (int64_t m = 0; m < num_rows; ++m) {
+        if (how & NORMS_WHOLE) heads.norm_whole(x + m * stride);
+        for (int64_t h = 0; h < num_heads + num_kv_heads; ++h)
+            heads.turn(x + m * stride, h, cosines + m * num_turned, sines + m * num_turned, num_turned);
+    }
 }
 
 }  // extern "C"

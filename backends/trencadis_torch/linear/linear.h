@@ -12,8 +12,8 @@
 // Sums of a group are exact in int32.
 //
 // Every output is summed over K in one order and by one accumulator: the bits of a row do not depend on the rows beside it, nor on the
-// number of threads. What ends a row (a norm, a rotation, the last additions) is never inlined: compiled once, it rounds the same way
-// wherever it is called from.
+// number of threads. What ends a row (the last additions, and what is in rows.h) is never inlined: compiled once, it rounds the same
+// way wherever it is called from.
 //
 // Vectors are GCC's and clang's own: portable. Instructions for integers are chosen by what the compiler may use. Each library is one file
 // that includes this one.
@@ -467,66 +467,6 @@ ALONE void quantise_row(const Product& w, const float* x, uint8_t* out) {
         head.total = head.scale * static_cast<float>(sum);
         head.start = sum * ((bits == 8 ? TAKEN8 : 0) - static_cast<int32_t>(w.zero < 0 ? 0 : w.zero));
         std::memcpy(out + g * sizeof(Head), &head, sizeof head);
-    }
-}
-
-// exp of what is at most 87 and at least -87; relative error below 2e-7. Source: Cephes, expf.
-Floats exp_of(Floats x) {
-    x = x > 87.0f ? Floats{} + 87.0f : x;
-    x = x < -87.0f ? Floats{} - 87.0f : x;
-    constexpr float INTEGERS = 12582912.0f;
-    const Floats n = x * 1.44269504088896341f + INTEGERS - INTEGERS;
-    const Floats r = x - n * 0.693359375f + n * 2.12194440e-4f;
-    Floats y = Floats{} + 1.9875691500e-4f;
-    y = y * r + 1.3981999507e-3f;
-    y = y * r + 8.3334519073e-3f;
-    y = y * r + 4.1665795894e-2f;
-    y = y * r + 1.6666665459e-1f;
-    y = y * r + 5.0000001201e-1f;
-    y = y * (r * r) + r + 1.0f;
-    const Ints power = (__builtin_convertvector(n, Ints) + 127) << 23;
-    Floats two;
-    std::memcpy(&two, &power, sizeof two);
-    return y * two;
-}
-
-enum Activation : int64_t { SILU, GELU_TANH };
-
-// x * sigmoid(x), or x * sigmoid(2 u), which is x / 2 * (1 + tanh(u)). Source: arXiv:1606.08415, section 2.
-Floats activated(Floats x, int64_t kind) {
-    Floats u = x;
-    if (kind == GELU_TANH) u = 1.5957691216057308f * (x + 0.044715f * x * x * x);
-    return x / (1.0f + exp_of(-u));
-}
-
-// From gates and values to activation(gate) * value.
-ALONE void gate_row(const float* gates, const float* values, int64_t size, int64_t kind, float* out) {
-    int64_t k = 0;
-    for (; k + LANES <= size; k += LANES) store(out + k, activated(load(gates + k), kind) * load(values + k));
-    for (; k < size; ++k) out[k] = activated(Floats{} + gates[k], kind)[0] * values[k];
-}
-
-float sum_of_squares(const float* x, int64_t size) {
-    Floats sums = {};
-    int64_t k = 0;
-    for (; k + LANES <= size; k += LANES) sums += load(x + k) * load(x + k);
-    float total = 0.0f;
-    for (int i = 0; i < LANES; ++i) total += sums[i];
-    for (; k < size; ++k) total += x[k] * x[k];
-    return total;
-}
-
-ALONE void norm_row(const float* x, const float* weight, float eps, int64_t size, float* out) {
-    const float factor = 1.0f / std::sqrt(sum_of_squares(x, size) / static_cast<float>(size) + eps);
-    for (int64_t k = 0; k < size; ++k) out[k] = x[k] * factor * weight[k];
-}
-
-// Turn pairs (i, i + half) of a head. Source: arXiv:2104.09864, as transformers lays it out.
-ALONE void rotate_head(float* x, const float* cosines, const float* sines, int64_t half) {
-    for (int64_t i = 0; i < half; ++i) {
-        const float first = x[i], second = x[i + half];
-        x[i] = first * cosines[i] - second * sines[i];
-        x[i + half] = second * cosines[i + half] + first * sines[i + half];
     }
 }
 

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from trencadis.errors import BackendError, ModelLoadError
+from trencadis_torch.linear.heads import Heads
 from trencadis_torch.native_build import Source, load_library
 
 __all__ = [
@@ -31,7 +32,7 @@ logger = logging.getLogger("trencadis.torch")
 
 SOURCE: Final = Path(__file__).with_name("linear.cpp")
 
-ACTIVATIONS: Final = {"silu": 0, "gelu_pytorch_tanh": 1}
+ACTIVATIONS: Final = {"silu": 0, "gelu_pytorch_tanh": 1, "gelu": 2, "relu2": 3, "relu": 4}
 """Names in transformers' configurations, and their numbers in the library."""
 
 KINDS: Final = {"float": 0, "bfloat": 1, "channels": 2, "groups8": 3, "groups4": 4}
@@ -48,8 +49,10 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "linear": (_AT, _AT, _INT, _INT, _AT, _INT, _INT),
     "rows": (_AT, _AT, _INT, _FLOAT, _AT),
     "rms_norm": (_AT, _INT, _INT, _AT, _FLOAT, _AT, _INT),
+    "layer_norm": (_AT, _INT, _INT, _AT, _AT, _FLOAT, _AT, _INT),
     "gate": (_AT, _INT, _INT, _INT, _AT, _INT),
-    "rotate": (_AT, _INT, _INT, _INT, _INT, _INT, _AT, _AT, _FLOAT, _AT, _AT, _INT, _INT),
+    "activate": (_AT, _INT, _INT, _INT, _AT, _INT),
+    "rotate": (_AT, _INT, _INT, _INT, _INT, _INT, _AT, _AT, _FLOAT, _INT, _AT, _AT, _INT, _INT),
 }
 
 _NUMBERS: Final = frozenset({"rows", "packed_bytes"})
@@ -235,6 +238,25 @@ class Native:
         )
         return out
 
+    def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> torch.Tensor:
+        """Return ``(x - mean(x)) / sqrt(variance(x) + eps) * weight + bias``, over the last axis."""
+        x, size = x.contiguous(), x.shape[-1]
+        out = torch.empty_like(x)
+        num_rows, at = x.numel() // size, None if bias is None else bias.data_ptr()
+        self._library.trencadis_layer_norm(
+            x.data_ptr(), num_rows, size, weight.data_ptr(), at, eps, out.data_ptr(), threads_for(8 * x.numel())
+        )
+        return out
+
+    def activate(self, x: torch.Tensor, activation: int) -> torch.Tensor:
+        """Return ``activation(x)``."""
+        x, size = x.contiguous(), x.shape[-1]
+        out = torch.empty_like(x)
+        self._library.trencadis_activate(
+            x.data_ptr(), x.numel() // size, size, activation, out.data_ptr(), threads_for(8 * x.numel())
+        )
+        return out
+
     def gate(self, x: torch.Tensor, activation: int) -> torch.Tensor:
         """Return ``activation(gates) * values`` from both side by side, ``[..., 2 N]`` to ``[..., N]``."""
         size = x.shape[-1] // 2
@@ -245,34 +267,24 @@ class Native:
         )
         return out
 
-    def rotate(
-        self,
-        x: torch.Tensor,
-        *,
-        num_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
-        norms: tuple[torch.Tensor | None, torch.Tensor | None],
-        eps: float,
-        cosines: torch.Tensor,
-        sines: torch.Tensor,
-    ) -> None:
+    def rotate(self, x: torch.Tensor, heads: Heads, angles: tuple[torch.Tensor, torch.Tensor] | None) -> None:
         """Norm and turn heads in place; see :meth:`FusedKernels.rotate`."""
-        cosines, sines, stride = cosines.contiguous(), sines.contiguous(), x.shape[-1]
-        first, second = (None if norm is None else norm.data_ptr() for norm in norms)
+        stride = x.shape[-1]
+        cosines, sines = (None, None) if angles is None else (one.contiguous() for one in angles)
+        norms = (None if norm is None else norm.data_ptr() for norm in (heads.query_norm, heads.key_norm))
         self._library.trencadis_rotate(
             x.data_ptr(),
             x.numel() // stride,
             stride,
-            num_heads,
-            num_kv_heads,
-            head_dim,
-            first,
-            second,
-            eps,
-            cosines.data_ptr(),
-            sines.data_ptr(),
-            cosines.shape[-1],
+            heads.num_heads,
+            heads.num_kv_heads,
+            heads.head_dim,
+            *norms,
+            heads.eps,
+            heads.how,
+            None if cosines is None else cosines.data_ptr(),
+            None if sines is None else sines.data_ptr(),
+            0 if cosines is None else cosines.shape[-1],
             threads_for(8 * x.numel()),
         )
 

@@ -16,9 +16,11 @@ from trencadis_torch.native_build import Source, load_library
 __all__ = [
     "PARTS",
     "SOURCE",
+    "AngleTable",
     "Decoder",
     "Layer",
     "NativeDecoder",
+    "Norm",
     "Pass",
     "layer_array",
     "native_decoder",
@@ -37,15 +39,22 @@ PARTS: Final = (
 _AT, _INT, _DOUBLE = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
 
 
+class Norm(ctypes.Structure):
+    """Mirrors ``Norm`` of the source, as the others do theirs: a norm; without a weight there is none."""
+
+    _fields_ = (("weight", _AT), ("bias", _AT), ("eps", _DOUBLE), ("centred", _INT))
+
+
 class Layer(ctypes.Structure):
-    """Mirrors ``Layer`` of the source, as the others do theirs: weights and sizes of one layer."""
+    """Weights, sizes and structure of one layer."""
 
     _fields_ = (
         *((name, Product) for name in ("qkv", "out", "gate_up", "down")),
-        *((name, _AT) for name in ("attention_norm", "query_norm", "key_norm", "mlp_norm")),
-        *((name, _AT) for name in ("attended_norm", "projected_norm")),
-        *((name, _INT) for name in ("num_heads", "num_kv_heads", "head_dim", "activation")),
-        *((name, _DOUBLE) for name in ("eps", "head_eps")),
+        *((name, Norm) for name in ("attention_norm", "attended_norm", "mlp_norm", "projected_norm")),
+        *((name, _AT) for name in ("query_norm", "key_norm")),
+        *((name, _INT) for name in ("num_heads", "num_kv_heads", "head_dim", "how", "angles")),
+        *((name, _INT) for name in ("activation", "gated", "order")),
+        *((name, _DOUBLE) for name in ("head_eps", "attended_scale", "projected_scale")),
     )
 
 
@@ -55,21 +64,27 @@ class Decoder(ctypes.Structure):
     _fields_ = (
         ("layers", ctypes.POINTER(Layer)),
         ("head", Product),
-        *((name, _AT) for name in ("final_norm", "embeddings")),
+        *((name, Norm) for name in ("embedding_norm", "final_norm")),
+        ("embeddings", _AT),
         *((name, _INT) for name in ("num_layers", "hidden_size", "num_embeddings")),
-        *((name, _DOUBLE) for name in ("eps", "embedding_scale")),
+        ("embedding_scale", _DOUBLE),
     )
+
+
+class AngleTable(ctypes.Structure):
+    """Cosines and sines of every position."""
+
+    _fields_ = (("cosines", _AT), ("sines", _AT), ("num_turned", _INT))
 
 
 class Pass(ctypes.Structure):
     """The inputs and buffers of one call."""
 
     _fields_ = (
-        *((name, _AT) for name in ("token_ids", "positions", "kept", "cosines", "sines", "calls", "attend")),
-        *((name, _AT) for name in ("hidden", "normed", "qkv", "attended", "gated", "wide", "logits")),
+        *((name, _AT) for name in ("token_ids", "positions", "kept", "angles", "calls", "attend")),
+        *((name, _AT) for name in ("hidden", "normed", "aside", "qkv", "attended", "gated", "wide", "logits")),
         *((name, _AT) for name in ("bytes", "scratch", "seconds")),
-        *((name, _INT) for name in ("num_tokens", "num_kept", "call_bytes", "num_turned", "scratch_floats")),
-        ("num_threads", _INT),
+        *((name, _INT) for name in ("num_tokens", "num_kept", "call_bytes", "scratch_floats", "num_threads")),
     )
 
 

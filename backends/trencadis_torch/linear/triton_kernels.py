@@ -10,10 +10,14 @@ Shapes: R rows, T tokens, H query heads, KV key-value heads, D head dimension.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.nn import functional
+
+from trencadis_torch.linear.heads import Heads, How
 
 try:
     import triton
@@ -25,6 +29,16 @@ __all__ = ["TritonModules"]
 
 _GATED = 1024
 """Elements of a gate that one program computes."""
+
+
+_ACTIVATIONS: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
+    functional.silu,
+    functools.partial(functional.gelu, approximate="tanh"),
+    functional.gelu,
+    lambda x: functional.relu(x).square(),
+    functional.relu,
+)
+"""By their numbers in ``ACTIVATIONS``."""
 
 
 def _kernel(function: Callable[..., None]) -> Any:
@@ -53,6 +67,12 @@ def gate_kernel(x, out, SIZE: tl.constexpr, WIDTH: tl.constexpr, ACTIVATION: tl.
     values = tl.load(x + row * 2 * SIZE + SIZE + places, mask=is_real, other=0.0).to(tl.float32)
     if ACTIVATION == 0:
         active = gates / (1.0 + tl.exp(tl.minimum(-gates, 80.0)))
+    elif ACTIVATION == 2:
+        active = 0.5 * gates * (1.0 + tl.erf(gates * 0.70710678118654752))
+    elif ACTIVATION == 3:
+        active = tl.maximum(gates, 0.0) * tl.maximum(gates, 0.0)
+    elif ACTIVATION == 4:
+        active = tl.maximum(gates, 0.0)
     else:
         # (1 + tanh(z)) / 2 = 1 / (1 + exp(-2 z)); beyond 40 it is 0 or 1.
         inner = 1.5957691216057308 * (gates + 0.044715 * gates * gates * gates)
@@ -75,6 +95,7 @@ def rotate_kernel(  # type: ignore[no-untyped-def]
     PAD: tl.constexpr,  # noqa: N803
     HALF_PAD: tl.constexpr,  # noqa: N803
     HAS_NORMS: tl.constexpr,  # noqa: N803
+    PAIRS: tl.constexpr,  # noqa: N803
 ):
     """Norm and turn one head in place.
 
@@ -85,15 +106,17 @@ def rotate_kernel(  # type: ignore[no-untyped-def]
     half: tl.constexpr = ROTATED // 2
     places = tl.arange(0, HALF_PAD)
     is_real = places < half
-    left = tl.load(start + places, mask=is_real, other=0.0).to(tl.float32)
-    right = tl.load(start + half + places, mask=is_real, other=0.0).to(tl.float32)
+    first = 2 * places if PAIRS else places
+    second = first + 1 if PAIRS else first + half
+    left = tl.load(start + first, mask=is_real, other=0.0).to(tl.float32)
+    right = tl.load(start + second, mask=is_real, other=0.0).to(tl.float32)
     if HAS_NORMS:
         weight = query_weight if head < HEADS else key_weight
         every = tl.arange(0, PAD)
         whole = tl.load(start + every, mask=every < DIM, other=0.0).to(tl.float32)
         scale = 1.0 / tl.sqrt(tl.sum(whole * whole, 0) / DIM + eps)
-        left *= scale * tl.load(weight + places, mask=is_real, other=0.0).to(tl.float32)
-        right *= scale * tl.load(weight + half + places, mask=is_real, other=0.0).to(tl.float32)
+        left *= scale * tl.load(weight + first, mask=is_real, other=0.0).to(tl.float32)
+        right *= scale * tl.load(weight + second, mask=is_real, other=0.0).to(tl.float32)
         if ROTATED < DIM:
             is_rest = (every >= ROTATED) & (every < DIM)
             factors = tl.load(weight + every, mask=is_rest, other=0.0).to(tl.float32)
@@ -103,8 +126,8 @@ def rotate_kernel(  # type: ignore[no-untyped-def]
     first_sin = tl.load(sines + angles, mask=is_real, other=0.0).to(tl.float32)
     second_cos = tl.load(cosines + angles + half, mask=is_real, other=0.0).to(tl.float32)
     second_sin = tl.load(sines + angles + half, mask=is_real, other=0.0).to(tl.float32)
-    tl.store(start + places, (left * first_cos - right * first_sin).to(x.dtype.element_ty), mask=is_real)
-    tl.store(start + half + places, (right * second_cos + left * second_sin).to(x.dtype.element_ty), mask=is_real)
+    tl.store(start + first, (left * first_cos - right * first_sin).to(x.dtype.element_ty), mask=is_real)
+    tl.store(start + second, (right * second_cos + left * second_sin).to(x.dtype.element_ty), mask=is_real)
 
 
 class TritonModules:
@@ -127,33 +150,44 @@ class TritonModules:
         gate_kernel[grid](x, out, SIZE=size, WIDTH=_GATED, ACTIVATION=activation)
         return out
 
-    def rotate(
-        self,
-        x: torch.Tensor,
-        *,
-        num_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
-        norms: tuple[torch.Tensor | None, torch.Tensor | None],
-        eps: float,
-        cosines: torch.Tensor,
-        sines: torch.Tensor,
-    ) -> None:
+    def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> torch.Tensor:
+        """Return the norm by mean and variance: PyTorch's own kernel, which is one."""
+        return torch.nn.functional.layer_norm(x, weight.shape, weight, bias, eps)
+
+    def activate(self, x: torch.Tensor, activation: int) -> torch.Tensor:
+        """Return ``activation(x)``, by PyTorch's own kernels."""
+        return _ACTIVATIONS[activation](x)
+
+    def rotate(self, x: torch.Tensor, heads: Heads, angles: tuple[torch.Tensor, torch.Tensor] | None) -> None:
         """Norm and turn heads in place; see :meth:`FusedKernels.rotate`."""
-        query_weight, key_weight = norms
-        rotated = cosines.shape[-1]
-        rotate_kernel[(x.numel() // x.shape[-1], num_heads + num_kv_heads)](
-            *(x, x if query_weight is None else query_weight, x if key_weight is None else key_weight),
-            *(cosines.contiguous(), sines.contiguous(), eps),
-            HEADS=num_heads,
-            STRIDE=x.shape[-1],
-            DIM=head_dim,
-            ROTATED=rotated,
-            PAD=_power(head_dim),
-            HALF_PAD=_power(rotated // 2),
-            HAS_NORMS=query_weight is not None,
-            num_warps=1,
-        )
+        is_normed = heads.query_norm is not None and heads.key_norm is not None
+        if is_normed and How.NORMS_WHOLE in heads.how:
+            self._norm_parts(x, heads, whole=True)
+        within = is_normed and angles is not None and not heads.how & (How.NORMS_AFTER | How.NORMS_WHOLE)
+        if angles is not None:
+            rotated = angles[0].shape[-1]
+            rotate_kernel[(x.numel() // x.shape[-1], heads.num_heads + heads.num_kv_heads)](
+                *(x, heads.query_norm if within else x, heads.key_norm if within else x),
+                *(angles[0].contiguous(), angles[1].contiguous(), heads.eps),
+                HEADS=heads.num_heads,
+                STRIDE=x.shape[-1],
+                DIM=heads.head_dim,
+                ROTATED=rotated,
+                PAD=_power(heads.head_dim),
+                HALF_PAD=_power(rotated // 2),
+                HAS_NORMS=within,
+                PAIRS=How.PAIRS in heads.how,
+                num_warps=1,
+            )
+        if is_normed and not within and How.NORMS_WHOLE not in heads.how:
+            self._norm_parts(x, heads, whole=False)
+
+    def _norm_parts(self, x: torch.Tensor, heads: Heads, *, whole: bool) -> None:
+        sizes = (heads.num_heads * heads.head_dim, heads.num_kv_heads * heads.head_dim)
+        for norm, part in zip((heads.query_norm, heads.key_norm), x[..., : sum(sizes)].split(sizes, -1), strict=True):
+            assert norm is not None, "both are there or none"
+            rows = part if whole else part.unflatten(-1, (-1, heads.head_dim))
+            rows.copy_(self.rms_norm(rows, norm, heads.eps))
 
 
 def _power(number: int) -> int:

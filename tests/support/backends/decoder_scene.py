@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from support.backends import tiny_models
+from support.backends import families, tiny_models
 from support.backends.held_forms import FORMS
 from trencadis.interfaces import AllocationPlan
 from trencadis.records import Bucket, Pass
@@ -33,7 +33,7 @@ BLOCK_SIZE, MAX_LEN = 4, 320
 def fused_model(kind: str, form: str) -> tuple[Any, Any]:
     """Return a model whose passes run in one call, its weights in a form of ``held_forms``, and its attention layers."""
     adapter.register()
-    model = tiny_models.make_model(kind)
+    model = tiny_models.make_model(kind) if kind in tiny_models.ARCHITECTURES else families.make_family(kind)
     layers = attention_layers(model)
     kernel = choose_kernel("native", device=CPU, layout="ragged", layers=layers)
     replace_modules(model, native=native())

@@ -9,7 +9,17 @@ import torch
 
 from support.backends import tiny_models
 
-__all__ = ["MIXTURES", "PUBLISHED", "REFUSED", "REFUSED_ON_GAUDI", "SERVED", "save_family", "save_with_biases"]
+__all__ = [
+    "IN_ONE_CALL",
+    "MIXTURES",
+    "PUBLISHED",
+    "REFUSED",
+    "REFUSED_ON_GAUDI",
+    "SERVED",
+    "make_family",
+    "save_family",
+    "save_with_biases",
+]
 
 SERVED = (
     "afmoe", "apertus", "apertus1p5_text", "arcee", "aria_text", "axk1", "biogpt", "bitnet", "codegen", "cohere", "cohere2",
@@ -34,6 +44,13 @@ MIXTURES = (
     "sarvam_moe", "solar_open",
 )  # fmt: skip
 """Of these, the ones with experts that ranks may have as wholes."""
+
+IN_ONE_CALL = (
+    "arcee", "cohere", "cohere2", "cwm", "ernie4_5", "exaone", "exaone4", "gemma", "gemma2", "gemma3", "gemma3_text", "glm", "glm4",
+    "granite", "helium", "hunyuan_v1_dense", "hyperclovax", "internlm3", "iquestcoder", "jais2", "llama", "ministral", "mistral",
+    "olmo", "olmo2", "olmo3", "phi", "phi3", "qwen2", "qwen3", "seed_oss", "smollm3", "starcoder2", "vaultgemma",
+)  # fmt: skip
+"""Of these, the ones whose passes the backend ``torch`` runs in one call on a CPU."""
 
 DIFFERING_KV_HEADS = {"mimo_v2_flash"}
 """Of these, the ones whose layers differ in their KV heads."""
@@ -139,11 +156,34 @@ _UNSETTABLE = {"falcon": {"head_dim"}}
 
 def save_family(kind: str, directory: Path) -> Path:
     """Write a tiny random model of a family as ``directory/<kind>`` and return that path."""
+    if kind in tiny_models.ARCHITECTURES:
+        return tiny_models.save_model(kind, directory)
+    _made(kind).save_pretrained(directory / kind)
+    return directory / kind
+
+
+def make_family(kind: str, **changes: Any) -> Any:
+    """Return a tiny random model of a family in evaluation mode, with random numbers added to its biases and to the weights of its norms.
+
+    Args:
+        kind: The family.
+        changes: Of its configuration.
+    """
+    generator = torch.Generator().manual_seed(4)
+    model = (
+        tiny_models.make_model(kind) if kind in tiny_models.ARCHITECTURES and not changes else _made(kind, **changes)
+    )
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+    return model.float().eval()
+
+
+def _made(kind: str, **changes: Any) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging
 
-    if kind in tiny_models.ARCHITECTURES:
-        return tiny_models.save_model(kind, directory)
     logging.disable_progress_bar()
     own = _OWN.get(kind, {})
     sizes = own if "text_config" in own else {**_SIZES, **_EXPERTS, **own}
@@ -151,11 +191,10 @@ def save_family(kind: str, directory: Path) -> Path:
         del sizes[name]
     with torch.random.fork_rng():
         torch.manual_seed(1)
-        config = AutoConfig.for_model(kind.removesuffix("-dense"), **sizes)
+        config = AutoConfig.for_model(kind.removesuffix("-dense"), **{**sizes, **changes})
         model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     model.generation_config.eos_token_id = 2
-    model.save_pretrained(directory / kind)
-    return directory / kind
+    return model
 
 
 def save_with_biases(kind: str, directory: Path) -> Path:

@@ -11,6 +11,7 @@ from trencadis_torch.attention.native import compiled_kernel
 from trencadis_torch.attention.options import AttentionOptions
 from trencadis_torch.cache.kv_cache import AttentionLayer, PagedKVCache
 from trencadis_torch.graphs import operators as graph_ops
+from trencadis_torch.linear.heads import Heads, How
 from trencadis_torch.linear.native import ACTIVATIONS, native
 from trencadis_torch.linear.packed import pack
 
@@ -46,19 +47,23 @@ def test_norms_and_gates(ops):
     x, weight = normal(1, 3, K), normal(K)
     opcheck(ops.rms_norm.default, (x, weight, 1e-5), test_utils=CHECKS)
     assert torch.equal(ops.rms_norm(x, weight, 1e-5), native().rms_norm(x, weight, 1e-5))
-    opcheck(ops.gate.default, (x, ACTIVATIONS["silu"]), test_utils=CHECKS)
-    assert torch.equal(ops.gate(x, ACTIVATIONS["silu"]), native().gate(x, ACTIVATIONS["silu"]))
+    opcheck(ops.layer_norm.default, (x, weight, weight, 1e-5), test_utils=CHECKS)
+    assert torch.equal(ops.layer_norm(x, weight, None, 1e-5), native().layer_norm(x, weight, None, 1e-5))
+    for name in ("gate", "activate"):
+        opcheck(getattr(ops, name).default, (x, ACTIVATIONS["silu"]), test_utils=CHECKS)
+        found, expected = (getattr(one, name)(x, ACTIVATIONS["silu"]) for one in (ops, native()))
+        assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize("norms", [(None, None), (normal(8), normal(8) + 1)])
 def test_rotation_in_place(ops, norms):
-    sizes = {"num_heads": 2, "num_kv_heads": 1, "head_dim": 8, "eps": 1e-6}
+    sizes = {"num_heads": 2, "num_kv_heads": 1, "head_dim": 8, "eps": 1e-6, "how": How.PAIRS}
     angles = {"cosines": normal(1, 3, 8).cos(), "sines": normal(1, 3, 8).sin()}
     named = {"query_norm": norms[0], "key_norm": norms[1]}
     found, expected = normal(1, 3, 32), normal(1, 3, 32)
     opcheck(ops.rotate.default, (found.clone(),), {**sizes, **angles, **named}, test_utils=CHECKS)
     ops.rotate(found, **sizes, **angles, **named)
-    native().rotate(expected, norms=norms, **sizes, **angles)
+    native().rotate(expected, Heads(**sizes, **named), tuple(angles.values()))
     assert torch.equal(found, expected)
     assert not torch.equal(found, normal(1, 3, 32))
 

@@ -6,7 +6,7 @@ import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from support.backends import tiny_models
+from support.backends import families, tiny_models
 from support.backends.decoder_scene import Scene, make_pass
 from support.backends.held_forms import FORMS
 from trencadis.interfaces import LayerGate
@@ -19,7 +19,7 @@ from trencadis_torch.runner import GatedPass
 
 pytestmark = pytest.mark.skipif(native() is None, reason="there is no C++ compiler on this machine")
 
-KINDS = ("llama", "qwen2", "qwen3", "mistral", "gemma2")
+KINDS = families.IN_ONE_CALL
 LENGTHS = (23, 11, 120)
 
 

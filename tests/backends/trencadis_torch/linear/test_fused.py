@@ -7,7 +7,7 @@ import torch
 
 from support.backends import tiny_models
 from trencadis_torch.attention import adapter
-from trencadis_torch.linear.fused import FusedNorm, GatedMLP, RotaryAttention
+from trencadis_torch.linear.fused import FusedMLP, FusedNorm, RotaryAttention
 from trencadis_torch.linear.native import ACTIVATIONS, native
 from trencadis_torch.linear.replacement import replace_modules
 
@@ -23,12 +23,12 @@ def test_norm_has_its_weight_as_a_parameter_that_tells_dtype_and_device():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.parametrize("name", ["silu", "gelu_pytorch_tanh"])
 def test_gated_mlp_is_that_of_the_definition(name):
     gate, up, down = (torch.nn.Linear(*size, bias=False) for size in ((8, 20), (8, 20), (20, 8)))
     x = torch.randn(1, 5, 8)
     activation = {"silu": torch.nn.functional.silu, "gelu_pytorch_tanh": torch.nn.GELU("tanh")}[name]
-    mlp = GatedMLP(lambda x: torch.cat([gate(x), up(x)], -1), down, ACTIVATIONS[name], native())
+    mlp = FusedMLP(lambda x: torch.cat([gate(x), up(x)], -1), down, ACTIVATIONS[name], native())
     torch.testing.assert_close(mlp(x), down(activation(gate(x)) * up(x)), atol=1e-6, rtol=1e-5)
 
 

@@ -3,13 +3,22 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional
 
 from support.backends.held_forms import FORMS
 from support.backends.masked_kernels import MASKS, masked
+from trencadis_torch.linear.heads import Heads, How
 from trencadis_torch.linear.held import ChannelWeight, FloatWeight, GroupedWeight
 from trencadis_torch.linear.native import ACTIVATIONS, native
 from trencadis_torch.linear.packed import pack, quantise
 
+FORMULAS = {
+    "silu": functional.silu,
+    "gelu_pytorch_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+    "gelu": functional.gelu,
+    "relu2": lambda x: functional.relu(x).square(),
+    "relu": functional.relu,
+}
 SHAPES = [(1, 1), (3, 5), (63, 7), (64, 64), (65, 33), (130, 100)]
 ROWS = [1, 2, 5, 6, 7, 13, 32]
 
@@ -232,9 +241,20 @@ def test_gates_are_those_of_the_definition(lib, name, size):
     gates, values = 20 * drawn(4, size), drawn(4, size, seed=1)
     gates[0, 0], gates[1, 0] = 200.0, -200.0
     wide = gates.double()
-    activated = torch.nn.functional.silu(wide) if name == "silu" else torch.nn.functional.gelu(wide, approximate="tanh")
+    activated = FORMULAS[name](wide)
     found = lib.gate(torch.cat([gates, values], -1), ACTIVATIONS[name])
-    torch.testing.assert_close(found.double(), activated * values, atol=1e-6, rtol=2e-6)
+    torch.testing.assert_close(found.double(), activated * values, atol=3e-6, rtol=2e-6)
+    torch.testing.assert_close(lib.activate(gates, ACTIVATIONS[name]).double(), activated, atol=3e-6, rtol=2e-6)
+
+
+@pytest.mark.parametrize("size", [1, 16, 40, 100])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_norms_by_mean_and_variance_are_those_of_the_definition(lib, size, has_bias):
+    x, weight, bias = drawn(2, 3, size) + 5, drawn(size, seed=1), drawn(size, seed=2) if has_bias else None
+    wide = torch.nn.functional.layer_norm(
+        x.double(), (size,), weight.double(), bias.double() if has_bias else None, eps=1e-5
+    )
+    torch.testing.assert_close(lib.layer_norm(x, weight, bias, 1e-5).double(), wide, atol=2e-5, rtol=1e-5)
 
 
 def test_only_the_turned_elements_of_queries_and_keys_change(lib):
@@ -242,16 +262,7 @@ def test_only_the_turned_elements_of_queries_and_keys_change(lib):
     x = drawn(tokens, (heads + 2 * kv_heads) * size)
     angles = drawn(tokens, turned // 2, seed=1).repeat(1, 2)
     found = x.clone()
-    lib.rotate(
-        found,
-        num_heads=heads,
-        num_kv_heads=kv_heads,
-        head_dim=size,
-        norms=(None, None),
-        eps=0.0,
-        cosines=angles.cos(),
-        sines=angles.sin(),
-    )
+    lib.rotate(found, Heads(num_heads=heads, num_kv_heads=kv_heads, head_dim=size), (angles.cos(), angles.sin()))
     before, after = x.view(tokens, -1, size), found.view(tokens, -1, size)
     assert torch.equal(after[:, heads + kv_heads :], before[:, heads + kv_heads :])
     assert torch.equal(after[..., turned:], before[..., turned:])
@@ -259,6 +270,42 @@ def test_only_the_turned_elements_of_queries_and_keys_change(lib):
     expected = pairs * torch.exp(1j * angles[:, None, :3].double())
     torch.testing.assert_close(after[:, :5, :3].double(), expected.real, atol=1e-6, rtol=1e-6)
     torch.testing.assert_close(after[:, :5, 3:6].double(), expected.imag, atol=1e-6, rtol=1e-6)
+
+
+def test_heads_turn_in_pairs_and_norms_have_their_places(lib):
+    heads, kv_heads, size, tokens = 3, 2, 10, 4
+    x = drawn(tokens, (heads + 2 * kv_heads) * size)
+    angles = drawn(tokens, size // 2, seed=1)
+    given = [torch.cat([one, one], -1) for one in (angles.cos(), angles.sin())]
+    turn = torch.exp(1j * angles[:, None].double())
+    for how, whole in ((How.PAIRS, False), (How.PAIRS | How.NORMS_AFTER, False), (How.PAIRS | How.NORMS_WHOLE, True)):
+        widths = (heads * size, kv_heads * size)
+        weights = [drawn(width if whole else size, seed=3 + i) for i, width in enumerate(widths)]
+        found = x.clone()
+        lib.rotate(
+            found,
+            Heads(
+                num_heads=heads,
+                num_kv_heads=kv_heads,
+                head_dim=size,
+                query_norm=weights[0],
+                key_norm=weights[1],
+                eps=1e-5,
+                how=how,
+            ),
+            tuple(given),
+        )
+        for part, after, weight in zip(
+            x.split((*widths, widths[1]), -1), found.split((*widths, widths[1]), -1), weights, strict=False
+        ):
+            rows = part.double() if whole else part.double().unflatten(-1, (-1, size))
+            norm = lambda y, w=weight: y / (y.square().mean(-1, keepdim=True) + 1e-5).sqrt() * w  # noqa: E731
+            rows = rows if How.NORMS_AFTER in how else norm(rows)
+            turned = torch.view_as_complex(rows.reshape(tokens, -1, size // 2, 2)) * turn
+            expected = torch.view_as_real(turned).flatten(-2)
+            expected = norm(expected) if How.NORMS_AFTER in how else expected
+            torch.testing.assert_close(after.double(), expected.flatten(1), atol=2e-6, rtol=2e-6)
+        assert torch.equal(found[:, sum(widths) :], x[:, sum(widths) :])
 
 
 def test_without_a_compiler_there_is_a_line_in_the_log_and_no_library(monkeypatch, tmp_path, caplog):

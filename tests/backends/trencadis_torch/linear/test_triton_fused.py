@@ -12,7 +12,8 @@ from support.backends import tiny_models
 from support.devices import DEVICE, ON_CUDA
 from trencadis_torch.attention import adapter
 from trencadis_torch.attention import triton_kernels as attention_kernels
-from trencadis_torch.linear.fused import FusedNorm, GatedMLP, RotaryAttention
+from trencadis_torch.linear.fused import FusedMLP, FusedNorm, RotaryAttention
+from trencadis_torch.linear.heads import Heads
 from trencadis_torch.linear.native import ACTIVATIONS
 from trencadis_torch.linear.replacement import fuse_modules
 from trencadis_torch.loading.inspection import attention_layers
@@ -59,10 +60,13 @@ def test_norm_is_that_of_its_formula(kernels, size, dtype):
 def test_gate_is_that_of_its_formula(kernels, size, activation, dtype):
     x = drawn(3, 2 * size, dtype=dtype) * 4
     gates, values = x.double().chunk(2, -1)
-    if activation == "silu":
-        active = gates * gates.sigmoid()
-    else:
-        active = 0.5 * gates * (1 + (math.sqrt(2 / math.pi) * (gates + 0.044715 * gates**3)).tanh())
+    active = {
+        "silu": lambda x: x * x.sigmoid(),
+        "gelu_pytorch_tanh": lambda x: 0.5 * x * (1 + (math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)).tanh()),
+        "gelu": lambda x: 0.5 * x * (1 + (x / math.sqrt(2)).erf()),
+        "relu2": lambda x: x.relu() ** 2,
+        "relu": torch.relu,
+    }[activation](gates)
     near(kernels.gate(x, ACTIVATIONS[activation]), active * values, dtype)
 
 
@@ -86,16 +90,10 @@ def test_heads_are_normed_and_turned_and_values_left_alone(kernels, head_dim, ro
         turned = turned * cosines.double()[..., None, :] + halves * sines.double()[..., None, :]
         expected.append(torch.cat([turned, rest], -1))
     whole = torch.cat([*expected, parts[2]], dim=-2).flatten(-2)
-    kernels.rotate(
-        x,
-        num_heads=heads,
-        num_kv_heads=kv_heads,
-        head_dim=head_dim,
-        norms=norms,
-        eps=1e-5,
-        cosines=cosines,
-        sines=sines,
+    sizes = Heads(
+        num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, query_norm=norms[0], key_norm=norms[1], eps=1e-5
     )
+    kernels.rotate(x, sizes, (cosines, sines))
     near(x, whole, dtype)
 
 
@@ -112,9 +110,9 @@ def test_fused_models_give_the_logits_of_transformers(kernels, kind):
         logits.append(torch.cat(paged_logits(one, layers, tokens, "ragged")))
     torch.testing.assert_close(logits[1], logits[0], atol=1e-4 * float(logits[0].abs().max()), rtol=0)
     kinds = {type(part) for part in fused.modules()}
-    is_plain = kind not in ("mixtral", "phi3", "gpt2")
-    assert ({FusedNorm, GatedMLP, RotaryAttention} <= kinds) == is_plain
-    assert (found.num_fused > 0) == (kind != "gpt2")
+    is_plain = kind not in ("mixtral", "gpt2")
+    assert ({FusedNorm, FusedMLP, RotaryAttention} <= kinds) == is_plain
+    assert found.num_fused > 0
     assert found.weights_bytes == sum({one.data_ptr(): one.nbytes for one in fused.parameters()}.values())
 
 
@@ -124,4 +122,4 @@ def test_a_module_that_computes_something_else_stays(kernels):
     strange.register_forward_hook(lambda _, __, output: output + 1)
     fuse_modules(model, kernels=kernels)
     assert model.model.layers[1].mlp is strange
-    assert isinstance(model.model.layers[0].mlp, GatedMLP)
+    assert isinstance(model.model.layers[0].mlp, FusedMLP)
