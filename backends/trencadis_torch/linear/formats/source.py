@@ -52,3 +52,6 @@ class WeightSource(ABC):
             KeyError: There is no such weight.
             ModelLoadError: As of :meth:`weight`.
         """
+
+    def let_go(self) -> None:  # noqa: B027 - a source that maps nothing has nothing to let go of
+        """Take pages of mapped files out of this process's memory, where files are mapped; what was returned before stays valid."""
