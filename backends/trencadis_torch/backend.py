@@ -60,9 +60,9 @@ from trencadis_torch.linear import native as native_linear
 from trencadis_torch.linear import native_decoder
 from trencadis_torch.linear.formats.choose import open_source
 from trencadis_torch.linear.formats.source import WeightSource
-from trencadis_torch.linear.holding import Holding
-from trencadis_torch.linear.native import check_int8
-from trencadis_torch.linear.replacement import Replacement, fuse_decoder, fuse_modules, replace_modules
+from trencadis_torch.linear.holding import AS_STORED, FLOAT32, Holding
+from trencadis_torch.linear.native import check_quantization
+from trencadis_torch.linear.replacement import Replacement, forms_of, fuse_decoder, fuse_modules, replace_modules
 from trencadis_torch.loading.encoder import is_encoder, load_encoder
 from trencadis_torch.loading.fingerprint import fingerprint, quantised_fingerprint
 from trencadis_torch.loading.inspection import attention_layers, model_facts
@@ -172,7 +172,7 @@ class TorchBackend(Backend):
         with self._on_device(), self._together():
             files = find_model(source)
             if self._quantises:
-                check_int8(self._device, source.dtype)
+                check_quantization(self._config.quantization, self._device, source.dtype)
             if is_encoder(files.config):
                 self._refuse_shares(files)
                 self._embedder, self._facts = load_encoder(files, self._device, check=self._config.check_model)
@@ -252,18 +252,34 @@ class TorchBackend(Backend):
             NotLayerwiseError: It cannot be loaded layer by layer.
         """
         num_parameters = sum(math.prod(source.shape(name)) for name in source.names())
-        stored = dtype_of(files.config) or source.dtype
-        dtype = choose_dtype(files.source.dtype, stored=stored, device=self._device, num_parameters=num_parameters)
-        if dtype != torch.float32 and not self._quantises:
-            raise NotLayerwiseError(f"it computes in {dtype}")
-        holding = Holding("int8" if self._quantises else "float32")
+        holding = self._holding(files, source, num_parameters)
         begin([Source(native_linear.SOURCE), Source(native_decoder.SOURCE)])
         self._set_threads(num_parameters)
         loaded = load_layerwise(
             files, source, holding=holding, native=self._mode.native(), prepare=fix_dynamic_frequencies
         )
-        logger.info("%s: %s, held as %s.", files.source.path, source.format, holding.form)
+        logger.info("%s: %s, held as %s.", files.source.path, source.format, forms_of(loaded.model))
         return loaded
+
+    def _holding(self, files: ModelFiles, source: WeightSource, num_parameters: int) -> Holding:
+        """Return the form in which a checkpoint's matrices are held.
+
+        Raises:
+            NotLayerwiseError: A dtype was asked for, or is the files', in which no packed layer computes.
+        """
+        if self._quantises:
+            return Holding(self._config.quantization)
+        if files.source.dtype == "auto" and source.dtype is not torch.float16 and self._mode.native() is not None:
+            return Holding(AS_STORED)
+        dtype = choose_dtype(
+            files.source.dtype,
+            stored=dtype_of(files.config) or source.dtype,
+            device=self._device,
+            num_parameters=num_parameters,
+        )
+        if dtype is not torch.float32:
+            raise NotLayerwiseError(f"it computes in {str(dtype).removeprefix('torch.')}")
+        return Holding(FLOAT32)
 
     def _obstacle_to_layers(self, files: ModelFiles) -> str:
         """Return why a decoder is not to be loaded layer by layer; empty: nothing speaks against it."""
@@ -378,7 +394,7 @@ class TorchBackend(Backend):
 
     @property
     def _quantises(self) -> bool:
-        return self._config.quantization == "int8"
+        return self._config.quantization != "none"
 
     def _replace_modules(self, model: Any) -> None:
         """Pack linear layers and fuse modules where possible."""
@@ -389,7 +405,7 @@ class TorchBackend(Backend):
             self._replacement = fuse_modules(model, kernels=TritonModules(), together=together)
         elif self._packs or self._quantises:
             self._replacement = replace_modules(
-                model, quantised=self._quantises, native=self._mode.native(), together=together
+                model, quantization=self._config.quantization, native=self._mode.native(), together=together
             )
 
     def _note_replaced(self, model: Any, layers: tuple[AttentionLayer, ...]) -> None:
@@ -405,8 +421,9 @@ class TorchBackend(Backend):
             fuse_decoder(model, layers=layers, kernel=self._kernel, native=self._mode.native())
         if self._quantises:
             # Both, for where files cannot be read there is no fingerprint.
+            name = self._config.quantization
             self._facts = attrs.evolve(
-                self._facts, dtype="int8", fingerprint=quantised_fingerprint(self._facts.fingerprint, "int8")
+                self._facts, dtype=name, fingerprint=quantised_fingerprint(self._facts.fingerprint, name)
             )
 
     def _set_threads(self, num_parameters: int) -> None:

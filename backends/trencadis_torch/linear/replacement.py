@@ -13,7 +13,8 @@ Of a plain decoder whose modules have all been replaced, passes run in one call,
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import attrs
@@ -26,11 +27,12 @@ from trencadis_torch.attention.adapter import PAGED, switch
 from trencadis_torch.attention.kernel import PagedKernel
 from trencadis_torch.attention.native import NativeAttention
 from trencadis_torch.cache.kv_cache import AttentionLayer
+from trencadis_torch.linear import packed
 from trencadis_torch.linear.decoder import attach, read_decoder
 from trencadis_torch.linear.fused import FusedKernels
 from trencadis_torch.linear.native import Native
 from trencadis_torch.linear.native_decoder import native_decoder
-from trencadis_torch.linear.packed import BlockedLinear, FusedLinear, Int8Linear, PackedLinear, RowsEmbedding
+from trencadis_torch.linear.packed import FusedLinear, PackedLinear, RowsEmbedding, held_of
 from trencadis_torch.linear.readers import Pack, Together, agree, candidates, replacement_of
 from trencadis_torch.linear.watch import Reads, Watched, watch
 from trencadis_torch.loading.self_check import paged_logits
@@ -40,6 +42,7 @@ __all__ = [
     "Replacement",
     "Replacing",
     "embedding_of",
+    "forms_of",
     "fuse_decoder",
     "fuse_modules",
     "kernels_of",
@@ -72,20 +75,20 @@ class Replacement:
 
 @torch.no_grad()
 def replace_modules(
-    model: Any, *, quantised: bool, native: Native | None, together: Together | None = None
+    model: Any, *, quantization: str = "none", native: Native | None, together: Together | None = None
 ) -> Replacement:
     """Replace modules of a decoder in place; float32, on the CPU.
 
     Args:
         model: Of transformers. Its attention is switched to one that is of no use: another one must be switched on afterwards.
-        quantised: Weights in int8; needs ``native``.
+        quantization: What weights are rounded to: ``none``, ``int8`` or ``int4``; the latter two need ``native``.
         native: The compiled library; None: linear layers go to oneDNN one by one, and nothing is fused.
         together: Asked for each module that sums over ranks: all replace it or none, so that all go on with the same sums.
     """
-    replacing = Replacing(model, pack=_packer(quantised, native), native=native, together=together)
+    replacing = Replacing(model, pack=_packer(quantization, native), native=native, together=together)
     replacing.note(*_watch(model))
     replacing.replace("")
-    return replacing.result(kernels_of(native, "int8" if quantised else "packed"))
+    return replacing.result(kernels_of(native, quantization))
 
 
 def kernels_of(native: Native | None, form: str) -> str:
@@ -93,9 +96,9 @@ def kernels_of(native: Native | None, form: str) -> str:
 
     Args:
         native: The compiled library, or None.
-        form: ``packed``, ``int8`` or another form of weights.
+        form: Which weights are rounded to; ``none``: they are not.
     """
-    return "onednn" if native is None else f"{form}{native.panel}"
+    return "onednn" if native is None else f"{'packed' if form == 'none' else form}{native.panel}"
 
 
 class Replacing:
@@ -161,14 +164,27 @@ class Replacing:
             return
         new = self._pack([layer])
         _put(self._model, name, new)
-        if name != self._shared or not isinstance(new, PackedLinear | Int8Linear):
+        if name != self._shared or not isinstance(new, PackedLinear):
             return
+        self.embed_by_rows(lambda: new)
+
+    def embed_by_rows(self, pack: Callable[[], nn.Module]) -> bool:
+        """Let embeddings read their rows out of a packed matrix, if they do no more than that; returns whether they do.
+
+        Args:
+            pack: Returns the matrix, ``[vocabulary, K]``; not called if they do not.
+        """
         embedding = embedding_of(self._model)
-        names = {id(part): name for name, part in self._model.named_modules()}
+        name = next(name for name, part in self._model.named_modules() if part is embedding)
         scale = _scale_of(embedding)
-        if scale is not None and names[id(embedding)] not in self._reads:
-            _put(self._model, names[id(embedding)], RowsEmbedding(new, scale))
-            del embedding.weight
+        if scale is None or name in self._reads:
+            return False
+        matrix = pack()
+        if not isinstance(matrix, PackedLinear):
+            return False
+        _put(self._model, name, RowsEmbedding(matrix, scale))
+        del embedding.weight
+        return True
 
     def reads_of(self, module: nn.Module) -> frozenset[str]:
         """Return what other code reads of a module of the model."""
@@ -288,10 +304,10 @@ def fuse_decoder(
     return True
 
 
-def _packer(quantised: bool, native: Native | None) -> Pack:
-    if native is None:
-        return BlockedLinear
-    return lambda layers: Int8Linear(layers, native) if quantised else PackedLinear(layers, native)
+def _packer(quantization: str, native: Native | None) -> Pack:
+    return lambda layers: packed.pack(
+        [held_of(layer, quantization) for layer in layers], [layer.bias for layer in layers], native
+    )
 
 
 def watched_modules(model: Any) -> tuple[dict[str, nn.Module], dict[str, nn.Module]]:
@@ -361,5 +377,29 @@ def _put(model: Any, name: str, module: nn.Module) -> None:
 
 def _weights_bytes(model: Any) -> int:
     plain: dict[int, int] = {parameter.data_ptr(): parameter.nbytes for parameter in model.parameters()}
-    packed = sum(part.weights_bytes for part in model.modules() if isinstance(part, FusedLinear))
-    return sum(plain.values()) + packed
+    packed = {id(part): part.weights_bytes for part in _packed_parts(model)}
+    return sum(plain.values()) + sum(packed.values())
+
+
+def _packed_parts(model: Any) -> Iterator[FusedLinear]:
+    """Yield packed layers, and the matrices that embeddings read rows of, some of them twice."""
+    for part in model.modules():
+        if isinstance(part, FusedLinear):
+            yield part
+        elif isinstance(part, RowsEmbedding):
+            yield part.head
+
+
+def forms_of(model: Any) -> str:
+    """Return the forms in which a model's weights are held, in words, that of the most bytes first. Pure.
+
+    Args:
+        model: Of transformers, its modules replaced.
+    """
+    sizes: Counter[str] = Counter()
+    for part in {id(part): part for part in _packed_parts(model)}.values():
+        sizes[part.form] += part.weights_bytes
+    for parameter in {id(one): one for one in model.parameters()}.values():
+        sizes[str(parameter.dtype).removeprefix("torch.")] += parameter.nbytes
+    total = max(1, sizes.total())
+    return ", ".join(f"{form} ({100 * size / total:.0f} %)" for form, size in sizes.most_common() if 50 * size > total)

@@ -29,8 +29,9 @@ from trencadis_torch.attention.adapter import switch
 from trencadis_torch.cache.kv_cache import AttentionLayer
 from trencadis_torch.linear.formats.source import WeightSource
 from trencadis_torch.linear.held import HeldWeight
-from trencadis_torch.linear.holding import Holding, pack
+from trencadis_torch.linear.holding import AS_STORED, FLOAT32, Holding
 from trencadis_torch.linear.native import Native
+from trencadis_torch.linear.packed import pack
 from trencadis_torch.linear.replacement import Replacement, Replacing, embedding_of, kernels_of, watched_modules
 from trencadis_torch.linear.watch import Watching
 from trencadis_torch.loading.inspection import check_takes_positions, in_order, note_layer, vocab_size, window_of
@@ -243,7 +244,7 @@ class _Loading:
         self._holding = holding
         self._native = native
         self._held: dict[int, HeldWeight] = {}
-        self._replacing = Replacing(model, pack=self._pack, native=native, keep=self._keep)
+        self._replacing = Replacing(model, pack=self._pack, native=native, keep=self._refuse_kept)
         self._places = _places(model)
         self._units = _units(model)
         self._handles: list[Any] = []
@@ -294,8 +295,8 @@ class _Loading:
 
     def result(self) -> Replacement:
         """Return what was replaced."""
-        form = "int8" if self._holding.form == "int8" else "packed"
-        return self._replacing.result(kernels_of(self._native, form))
+        form = self._holding.form
+        return self._replacing.result(kernels_of(self._native, "none" if form in (AS_STORED, FLOAT32) else form))
 
     def _hook(self, prefix: str, unit: nn.Module, watching: Watching) -> None:
         """Have a unit filled before its forward, and packed after it."""
@@ -336,9 +337,7 @@ class _Loading:
             raise NotLayerwiseError("its code reads the embeddings' weights")
         self._replace("")
         if self._embedding is not None and embedding is embedding_of(self._model):
-            self._places.update(dict.fromkeys(self._embedding.names, self._embedding))
-            self._embedding.is_linear = False
-            self._fill(self._embedding.names)
+            self._hold_embeddings(self._embedding)
         left = [name for name, part in self._model.named_parameters() if part.is_meta]
         if left:
             raise NotLayerwiseError(f"nothing gives {left[0]}")
@@ -370,6 +369,15 @@ class _Loading:
         weight = torch.empty(place.shape)
         weight[rows] = (self._holding.hold(held) if place.is_linear else held).dequantised()
         _set(embedding, "weight", nn.Parameter(weight, requires_grad=False))
+
+    def _hold_embeddings(self, place: _Place) -> None:
+        """Hold embeddings of their own, which are not rounded: packed where the files have them narrower than float32."""
+        source = self._weights.source_name(next(filter(self._weights.has, place.names)))
+        assert source is not None, "rows of it were read"
+        held = self._weights.matrix(source)
+        is_narrow = self._holding.form != FLOAT32 and self._native is not None and held.form != FLOAT32
+        if not is_narrow or not self._replacing.embed_by_rows(lambda: pack([held], [None], self._native)):
+            _give(place, held.dequantised())
 
     def _fill(self, names: Iterable[str]) -> None:
         """Read weights, and give them to the modules that have them."""
@@ -409,8 +417,10 @@ class _Loading:
     def _pack(self, layers: list[nn.Linear]) -> nn.Module:
         return pack([self._take(layer) for layer in layers], [layer.bias for layer in layers], self._native)
 
-    def _keep(self, layer: nn.Linear) -> None:
-        layer.weight = nn.Parameter(self._take(layer).dequantised().clone(), requires_grad=False)
+    @staticmethod
+    def _refuse_kept(layer: nn.Linear) -> None:
+        """Give up: the model's code has read a weight that was not there, perhaps not only its dtype."""
+        raise NotLayerwiseError(f"its code reads weights of linear layers, as of one of {list(layer.weight.shape)}")
 
 
 def _give(place: _Place, tensor: torch.Tensor) -> None:
