@@ -54,7 +54,8 @@ struct Decoder {
     const Layer* layers;
     Product head;
     Norm embedding_norm, final_norm;
-    const float* embeddings;  // [V, H]; null: rows of the head
+    const float* embeddings;  // [V, H]; null: rows of the table
+    const Product* table;     // packed; null: the head
     int64_t num_layers, hidden_size, num_embeddings;
     double embedding_scale;
 };
@@ -175,7 +176,7 @@ class Member {
             if (d.embeddings) {
                 for (int64_t k = 0; k < d.hidden_size; ++k) row[k] = d.embeddings[id * d.hidden_size + k] * scale;
             } else {
-                read_row(d.head, id, scale, row);
+                read_row(d.table ? *d.table : d.head, id, scale, row);
             }
             if (d.embedding_norm.weight) apply(d.embedding_norm, row, d.hidden_size, row);
         }

@@ -10,6 +10,7 @@ them layer by layer; weights are shared with them, and held once. How they are p
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import itertools
 import logging
 from collections.abc import Iterator
@@ -313,6 +314,10 @@ class _Reader:
         structure.num_embeddings, scale = head.out_features, 1.0
         if isinstance(embedding, RowsEmbedding):
             scale = embedding.scale
+            if embedding.head is not head:
+                table = self._product(embedding.head)
+                self._held.append(table)
+                structure.table, structure.num_embeddings = ctypes.addressof(table), embedding.head.out_features
         else:
             weight: Any = getattr(embedding, "weight", None)
             need(isinstance(weight, torch.Tensor) and weight.dtype is torch.float32, "its embeddings are not float32")

@@ -65,7 +65,7 @@ class Decoder(ctypes.Structure):
         ("layers", ctypes.POINTER(Layer)),
         ("head", Product),
         *((name, Norm) for name in ("embedding_norm", "final_norm")),
-        ("embeddings", _AT),
+        *((name, _AT) for name in ("embeddings", "table")),
         *((name, _INT) for name in ("num_layers", "hidden_size", "num_embeddings")),
         ("embedding_scale", _DOUBLE),
     )
