@@ -22,7 +22,24 @@ import numpy as np
 
 from trencadis.errors import ModelLoadError
 
-__all__ = ["KINDS", "GgufFile", "GgufTensor", "StringList", "TensorKind", "read_gguf"]
+__all__ = [
+    "KINDS",
+    "ROTARY_FREQUENCIES",
+    "ROTARY_LONG",
+    "ROTARY_SHORT",
+    "ROTARY_TENSORS",
+    "GgufFile",
+    "GgufTensor",
+    "StringList",
+    "TensorKind",
+    "read_gguf",
+]
+
+ROTARY_FREQUENCIES: Final = "rope_freqs.weight"
+ROTARY_LONG: Final = "rope_factors_long.weight"
+ROTARY_SHORT: Final = "rope_factors_short.weight"
+ROTARY_TENSORS: Final = frozenset((ROTARY_FREQUENCIES, ROTARY_LONG, ROTARY_SHORT))
+"""Tensors that are settings of rotary embeddings, and no weights."""
 
 
 @attrs.frozen

@@ -13,9 +13,9 @@ from typing import Any, Final
 import numpy as np
 
 from trencadis.errors import ModelLoadError
-from trencadis.gguf_file import GgufFile, StringList
+from trencadis.gguf_file import ROTARY_FREQUENCIES, ROTARY_LONG, ROTARY_SHORT, GgufFile, StringList
 
-__all__ = ["gguf_config", "rotary_tensors"]
+__all__ = ["gguf_config"]
 
 _MODEL_TYPES: Final[Mapping[str, str]] = {
     "qwen2moe": "qwen2_moe",
@@ -54,14 +54,6 @@ _SCALING: Final[Mapping[str, str]] = {
 
 _LLAMA3: Final = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 """Of all Llama 3 models whose rotary embeddings are scaled; a file has the quotients that they lead to."""
-
-_FREQUENCIES: Final = "rope_freqs.weight"
-_LONG, _SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
-
-
-def rotary_tensors() -> frozenset[str]:
-    """Return the names of tensors that are settings of rotary embeddings, and part of the configuration. Pure."""
-    return frozenset((_FREQUENCIES, _LONG, _SHORT))
 
 
 def gguf_config(file: GgufFile) -> Any:
@@ -166,10 +158,10 @@ def _rotary_scaling(file: GgufFile, settings: Mapping[str, Any]) -> dict[str, An
     """
     own = _own(file)
     given = {name: own[f"rope.scaling.{key}"] for key, name in _SCALING.items() if f"rope.scaling.{key}" in own}
-    if _LONG in file.tensors or _SHORT in file.tensors:
-        factors = {"long_factor": _floats(file, _LONG), "short_factor": _floats(file, _SHORT)}
+    if ROTARY_LONG in file.tensors or ROTARY_SHORT in file.tensors:
+        factors = {"long_factor": _floats(file, ROTARY_LONG), "short_factor": _floats(file, ROTARY_SHORT)}
         return {"rope_type": "longrope", **given, **factors}
-    if _FREQUENCIES in file.tensors:
+    if ROTARY_FREQUENCIES in file.tensors:
         return _llama3_scaling(file, settings)
     kind = own.get("rope.scaling.type", "none")
     if kind == "none":
@@ -186,7 +178,7 @@ def _llama3_scaling(file: GgufFile, settings: Mapping[str, Any]) -> dict[str, An
 
     Source: ``convert_hf_to_gguf.py`` of ggml-org/llama.cpp, and ``_compute_llama3_parameters`` of transformers.
     """
-    quotients = np.array(_floats(file, _FREQUENCIES))
+    quotients = np.array(_floats(file, ROTARY_FREQUENCIES))
     factor = float(quotients.max(initial=1.0))
     width, low, high = 2 * len(quotients), _LLAMA3["low_freq_factor"], _LLAMA3["high_freq_factor"]
     base = float(settings.get("rope_theta", 10000.0))
@@ -195,7 +187,7 @@ def _llama3_scaling(file: GgufFile, settings: Mapping[str, Any]) -> dict[str, An
     expected = 1 / ((1 - share.clip(0, 1)) / factor + share.clip(0, 1))
     if not np.allclose(quotients, expected, rtol=1e-4):
         raise ModelLoadError(
-            f"{file.path}: {_FREQUENCIES} scales the rotary embeddings in a way that is not that of Llama 3.",
+            f"{file.path}: {ROTARY_FREQUENCIES} scales the rotary embeddings in a way that is not that of Llama 3.",
             hint="Give the model as a directory with config.json and *.safetensors.",
         )
     return {"rope_type": "llama3", "factor": factor, **_LLAMA3} if factor > 1 else {}

@@ -6,7 +6,6 @@ Nothing is made up: weights that the files lack are an error here, where transfo
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,11 @@ import attrs
 import torch
 
 from trencadis.errors import ModelLoadError, OutOfMemoryError
+from trencadis.gguf_file import read_gguf
 from trencadis.records import ModelSource
 from trencadis_torch.device import choose_dtype
+from trencadis_torch.linear.formats.gguf import GgufSource
+from trencadis_torch.loading.gguf_config import gguf_config
 
 __all__ = [
     "ModelFiles",
@@ -124,7 +126,6 @@ def _locate(source: ModelSource) -> tuple[str, dict[str, Any]]:
     if path.suffix == ".gguf":
         if not path.is_file():
             raise ModelLoadError(f"{path}: no such file.")
-        _need_gguf(path)
         return str(path.parent), {"gguf_file": path.name}
     if path.is_dir():
         _check_directory(path)
@@ -135,16 +136,6 @@ def _locate(source: ModelSource) -> tuple[str, dict[str, Any]]:
             hint="Give a directory with config.json, a .gguf file, or a hub id such as Qwen/Qwen3-0.6B.",
         )
     return source.path, {"revision": source.revision or "main"}
-
-
-def _need_gguf(path: Path) -> None:
-    # transformers reads .gguf files with these two.
-    missing = [name for name in ("gguf", "accelerate") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ModelLoadError(
-            f"{path}: reading .gguf files needs the packages gguf and accelerate; not installed: {', '.join(missing)}.",
-            hint="pip install gguf accelerate",
-        )
 
 
 def _check_directory(path: Path) -> None:
@@ -163,6 +154,8 @@ def _check_directory(path: Path) -> None:
 
 
 def _load_config(name: str, options: dict[str, Any], source: ModelSource) -> Any:
+    if "gguf_file" in options:
+        return gguf_config(read_gguf(Path(name) / options["gguf_file"]))
     from transformers import AutoConfig
 
     try:
@@ -242,26 +235,39 @@ def own_code(config: Any) -> Collection[str]:
 
 def _load_weights(files: ModelFiles, auto_class: Any, unused: str, options: dict[str, Any]) -> Any:
     source, config = files.source, files.config
-    options = {**files.options, **options}
-    if "gguf_file" not in options:
-        options["use_safetensors"] = True
+    options = {**options, "dtype": "auto" if source.dtype == "auto" else source.dtype, "output_loading_info": True}
     try:
         with _no_progress_bars():
-            model, report = auto_class.from_pretrained(
-                files.name,
-                config=config,
-                dtype="auto" if source.dtype == "auto" else source.dtype,
-                output_loading_info=True,
-                trust_remote_code=source.trust_remote_code,
-                **options,
-            )
+            if "gguf_file" in files.options:
+                model, report = _load_gguf(files, auto_class, options)
+            else:
+                model, report = auto_class.from_pretrained(
+                    files.name,
+                    config=config,
+                    use_safetensors=True,
+                    trust_remote_code=source.trust_remote_code,
+                    **files.options,
+                    **options,
+                )
     except torch.OutOfMemoryError as error:
         raise OutOfMemoryError(f"No room for the weights of {source.path}: {error}") from error
+    except ModelLoadError:
+        raise
     except Exception as error:
         raise ModelLoadError(f"{source.path} ({config.model_type}) cannot be loaded: {_first_line(error)}") from error
     missing = sorted(map(str, [*report["missing_keys"], *report.get("mismatched_keys", ())]))
     refuse_missing(source.path, [name for name in missing if not unused or not name.startswith(unused)])
     return model
+
+
+def _load_gguf(files: ModelFiles, auto_class: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Return a model with the dequantised weights of a file, and what transformers reports."""
+    weights = GgufSource(read_gguf(Path(files.name) / files.options["gguf_file"]), files.config)
+    with torch.device("meta"):
+        kind = type(auto_class.from_config(files.config))  # an automatic class takes no weights without a name
+    tensors = {name: weights.tensor(name) for name in weights.names()}
+    found: tuple[Any, dict[str, Any]] = kind.from_pretrained(None, config=files.config, state_dict=tensors, **options)
+    return found
 
 
 def refuse_missing(path: str, names: Sequence[str]) -> None:
@@ -283,16 +289,13 @@ def refuse_missing(path: str, names: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def _no_progress_bars() -> Iterator[None]:
-    from transformers import modeling_gguf_pytorch_utils as gguf
     from transformers.utils import logging
 
-    was_enabled, bar = logging.is_progress_bar_enabled(), gguf.tqdm
+    was_enabled = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
-    gguf.tqdm = lambda tensors, **_: tensors  # a bar of tqdm itself, which knows nothing of transformers' switch
     try:
         yield
     finally:
-        gguf.tqdm = bar
         if was_enabled:
             logging.enable_progress_bar()
 

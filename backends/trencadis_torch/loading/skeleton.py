@@ -53,6 +53,8 @@ def skeleton(files: ModelFiles) -> Any:
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
         raise ModelLoadError(f"{files.source.path} ({files.config.model_type}) cannot be built: {reason}") from error
+    if "gguf_file" in files.options:  # a file is whole: what lies beside it is of another model
+        return model
     with contextlib.suppress(OSError):
         revision = {name: value for name, value in files.options.items() if name == "revision"}
         model.generation_config = GenerationConfig.from_pretrained(files.name, **revision)

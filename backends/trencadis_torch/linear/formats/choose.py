@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+from trencadis.gguf_file import read_gguf
 from trencadis_torch.linear.formats.floats import FloatSource
+from trencadis_torch.linear.formats.gguf import GgufSource
 from trencadis_torch.linear.formats.mapped import MappedTensors, weight_files
 from trencadis_torch.linear.formats.source import WeightSource
 
@@ -23,6 +26,8 @@ def open_source(name: str, options: dict[str, Any], config: Any) -> WeightSource
         ModelLoadError: A file is not what it says it is.
         OSError: Files are missing.
     """
-    if "gguf_file" in options or getattr(config, "quantization_config", None) is not None:
+    if "gguf_file" in options:
+        return GgufSource(read_gguf(Path(name) / options["gguf_file"]), config)
+    if getattr(config, "quantization_config", None) is not None:
         return None
     return FloatSource(MappedTensors(weight_files(name, revision=options.get("revision"))))

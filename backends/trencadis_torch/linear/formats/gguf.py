@@ -11,20 +11,20 @@ import math
 import mmap
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
 
 from trencadis.errors import ModelLoadError
-from trencadis.gguf_file import KINDS, GgufFile, GgufTensor
+from trencadis.gguf_file import KINDS, ROTARY_TENSORS, GgufFile, GgufTensor
 from trencadis_torch.linear.formats.gguf_blocks import FORMS, unpacked
 from trencadis_torch.linear.formats.source import WeightSource
 from trencadis_torch.linear.held import FloatWeight, HeldWeight
 
 __all__ = ["GgufSource"]
 
-_FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_FLOATS: Final = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 class GgufSource(WeightSource):
@@ -33,14 +33,13 @@ class GgufSource(WeightSource):
     Args:
         file: The file's description.
         config: The model's configuration.
-        beside: Tensors that are no weights.
 
     Raises:
         ModelLoadError: The file has a tensor of a kind that is not read, or one that the model has no place for; or the package ``gguf``
             is not installed.
     """
 
-    def __init__(self, file: GgufFile, config: Any, *, beside: Iterable[str] = ()) -> None:
+    def __init__(self, file: GgufFile, config: Any) -> None:
         if importlib.util.find_spec("gguf") is None:
             raise ModelLoadError(
                 f"{file.path}: reading .gguf files needs the package gguf, which is not installed.",
@@ -53,7 +52,7 @@ class GgufSource(WeightSource):
         self._processor = TENSOR_PROCESSORS.get(file.architecture, TensorProcessor)(config=config.to_dict())
         self._shapes = _shapes_of(config)
         self._names, self._parts = _named(file, self._shapes, config, self._processor)
-        homeless = sorted(set(file.tensors) - {one for parts in self._parts.values() for one in parts} - set(beside))
+        homeless = sorted(set(file.tensors) - {one for parts in self._parts.values() for one in parts} - ROTARY_TENSORS)
         if homeless:
             raise ModelLoadError(
                 f"{file.path}: a model of type {config.model_type} has no place for {len(homeless)} of its tensors, {homeless[0]} for one."
@@ -67,6 +66,14 @@ class GgufSource(WeightSource):
             if len(tensor.shape) > 1:
                 counts[tensor.kind.name] += math.prod(tensor.shape)
         return f"GGUF, {', '.join(kind for kind, _ in counts.most_common())}"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of floats which most elements have; float32 where most are in blocks."""
+        counts: Counter[torch.dtype] = Counter()
+        for tensor in self._file.tensors.values():
+            counts[_FLOATS.get(tensor.kind.name, torch.float32)] += math.prod(tensor.shape)
+        return max(counts, key=counts.__getitem__, default=torch.float32)
 
     def names(self) -> frozenset[str]:
         """Return the names of all weights that the file has."""
