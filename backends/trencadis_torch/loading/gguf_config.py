@@ -35,6 +35,11 @@ _MORE_NAMES: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "gemma3": {"final_logit_softcapping": "final_logit_softcapping"},
     "qwen3": {"attention.key_length": "head_dim"},
+    "qwen3_moe": {"expert_feed_forward_length": "moe_intermediate_size"},
+    "qwen2_moe": {
+        "expert_feed_forward_length": "moe_intermediate_size",
+        "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+    },
 }
 """Settings by their names in files, beside those in transformers' tables."""
 
