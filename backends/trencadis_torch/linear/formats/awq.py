@@ -66,4 +66,5 @@ class AwqSource(QuantisedSource):
 def _in_order(words: torch.Tensor) -> torch.Tensor:
     """Return the values of int32 words ``[R, N / 8]`` as uint8 ``[R, N]``. Pure."""
     places = torch.tensor([ORDER.index(output) for output in range(len(ORDER))])
-    return nibbles(words).unflatten(1, (-1, len(ORDER)))[..., places].flatten(1)
+    values = nibbles(words)
+    return values.reshape(len(values), -1, len(ORDER))[..., places].flatten(1)

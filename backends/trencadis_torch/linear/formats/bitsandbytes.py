@@ -17,15 +17,15 @@ __all__ = ["BitsAndBytesSource"]
 _PARTS: Final = ("absmax", "quant_map", "nested_absmax", "nested_quant_map")
 _STATE: Final = ".quant_state.bitsandbytes__"
 _DTYPES: Final[dict[str, torch.dtype | None]] = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": None}
-"""Data types before quantisation, in which weights are held; of float32 the model's, for no 4 bit weight is worth 32."""
+"""Data types before quantisation, in which :meth:`tensor` has them; of float32 the model's, for no 4 bit weight is worth 32."""
 
 
 class BitsAndBytesSource(QuantisedSource):
     """A checkpoint of bitsandbytes as transformers saves it: 4 bit with and without double quantisation, or int8.
 
     4 bit, over the row-major weight: ``weight[i] = quant_map[value[i]] · absmax[i / blocksize]``, the even values in the high bits;
-    doubly quantised ``absmax[j] = nested_quant_map[absmax[j]] · nested_absmax[j / nested_blocksize] + nested_offset``. Held in the data
-    type that the weight had before, rounded as bitsandbytes' dequantisation rounds. int8: ``weight = value · SCB / 127``, held as int8.
+    doubly quantised ``absmax[j] = nested_quant_map[absmax[j]] · nested_absmax[j / nested_blocksize] + nested_offset``. Held as bfloat16;
+    :meth:`tensor` has the data type that the weight had before, as bitsandbytes' dequantisation. int8: ``weight = value · SCB / 127``, held as int8.
 
     Source: bitsandbytes 0.50, functional.py (``QuantState.from_dict``), backends/default/ops.py (``_dequantize_4bit_compute``).
     """
@@ -40,10 +40,10 @@ class BitsAndBytesSource(QuantisedSource):
 
     @property
     def format(self) -> str:
-        """The format, and the data type that is held for 4 bit."""
+        """The format, and how 4 bit are held."""
         if self._bits == 8:
             return "bitsandbytes, int8 by output"
-        return f"bitsandbytes, 4 bit ({self._kind}), held as 16 bit floats"
+        return f"bitsandbytes, 4 bit ({self._kind}), held as bfloat16"
 
     def _owner(self, stored: str) -> tuple[str, str] | None:
         module, _, last = stored.rpartition(".")

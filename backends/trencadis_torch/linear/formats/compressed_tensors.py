@@ -77,7 +77,7 @@ class CompressedTensorsSource(QuantisedSource):
     """A checkpoint of LLM Compressor; integers are exact in the form in which they are held.
 
     * int: ``weight = scale · (value - zero)``, values plus half their range in int32 words along inputs (zeros: along outputs) if packed.
-    * FP8: ``weight = scale · value``, rounded to the data type of scales of 16 bits, else to the model's.
+    * FP8: ``weight = scale · value``, held as bfloat16.
     * NVFP4: ``weight = e2m1 · (scale / global_scale)``; MXFP4: ``e2m1 · 2 ** (scale - 127)``; both held in 8 bits.
 
     Scales of activations and of the KV cache are not used: neither is rounded by them.
@@ -145,7 +145,7 @@ class CompressedTensorsSource(QuantisedSource):
         """The format with its kinds of weights, and how those are held that change their form."""
         kinds = {scheme.kind for scheme in self._schemes}
         held = [f"{kind} held in 8 bits" for kind in ("MXFP4", "NVFP4") if kind in kinds]
-        held += [f"{kind} held as 16 bit floats" for kind in ("FP8", "MXFP8") if kind in kinds]
+        held += [f"{kind} held as bfloat16" for kind in ("FP8", "MXFP8") if kind in kinds]
         return ", ".join([self.method, *dict.fromkeys(scheme.words for scheme in self._schemes), *held])
 
     def _owner(self, stored: str) -> tuple[str, str] | None:

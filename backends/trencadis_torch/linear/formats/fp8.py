@@ -20,8 +20,9 @@ _OF_ACTIVATIONS: Final = frozenset({"input_scale", "activation_scale", "input_sc
 class Fp8Source(QuantisedSource):
     """A checkpoint of DeepSeek's kind: ``weight`` in e4m3 and ``weight_scale_inv`` by blocks; also ``weight_scale`` by output or matrix.
 
-    ``weight[n, k] = value[n, k] · scale[n / block, k / block]``, the last blocks cut. Rounded to the model's 16 bit data type, as
-    transformers' own dequantisation rounds: no narrower form is exact. Scales of activations are not used: activations are not rounded.
+    ``weight[n, k] = value[n, k] · scale[n / block, k / block]``, the last blocks cut. Held as bfloat16: no narrower form is exact.
+    :meth:`tensor` has the model's 16 bit data type, as transformers' own dequantisation. Scales of activations are not used:
+    activations are not rounded by them.
 
     Source: DeepSeek-V3, inference/kernel.py (``weight_dequant``); transformers 5.24, integrations/finegrained_fp8.py.
     """
@@ -39,9 +40,9 @@ class Fp8Source(QuantisedSource):
 
     @property
     def format(self) -> str:
-        """The format with its blocks, and the data type that is held."""
+        """The format with its blocks, and how it is held."""
         scales = "" if self._block is None else f" in blocks of {self._block[0]} x {self._block[1]}"
-        return f"FP8{scales}, held as {str(self._dtype).removeprefix('torch.')}"
+        return f"FP8{scales}, held as bfloat16"
 
     def _owner(self, stored: str) -> tuple[str, str] | None:
         if stored.rpartition(".")[2] in _OF_ACTIVATIONS:

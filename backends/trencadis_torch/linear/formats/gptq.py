@@ -24,7 +24,7 @@ class GptqSource(QuantisedSource):
 
     ``weight[n, k] = scales[g_idx[k], n] · (qweight[k, n] - qzeros[g_idx[k], n])``, int32 words along inputs for values, along outputs
     for zeros. Where groups are consecutive inputs, the form in which it is held is exact. With act-order they are not: such a weight has
-    another scale from input to input, and is held as floats of the scales' data type, rounded as GPTQModel's dequantisation rounds.
+    another scale from input to input, and is held as bfloat16; :meth:`tensor` has the scales' data type, as GPTQModel's dequantisation.
 
     Source: GPTQModel 7.7, gptqmodel/nn_modules/qlinear/__init__.py (``dequantize_weight``) and gptqmodel/utils/model.py
     (``convert_gptq_v1_to_v2_format_module``: one is added to each value of a word, and carries within the word).
@@ -48,7 +48,7 @@ class GptqSource(QuantisedSource):
     def format(self) -> str:
         """The format with its bits and groups, and how it is held with act-order."""
         groups = f"in groups of {self._group}" if self._group > 0 else "by output"
-        order = ", act-order: layers whose groups are scattered are held as 16 bit floats" if self._act_order else ""
+        order = ", act-order: layers whose groups are scattered are held as bfloat16" if self._act_order else ""
         return f"GPTQ{' v2' if self._layout == 'gptq_v2' else ''}, {self._bits} bit {groups}{order}"
 
     def _owner(self, stored: str) -> tuple[str, str] | None:

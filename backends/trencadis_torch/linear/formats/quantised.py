@@ -90,7 +90,7 @@ class QuantisedSource(WeightSource):
 
     @abstractmethod
     def _quantised_weight(self, name: str) -> HeldWeight:
-        """Return a quantised matrix in the form in which it is held."""
+        """Return a quantised matrix in a form that has it, or as the floats that the format's own dequantisation gives."""
 
     def _quantised_tensor(self, name: str) -> torch.Tensor:
         """Return a quantised weight as floats."""
@@ -110,12 +110,13 @@ class QuantisedSource(WeightSource):
         return self._shapes[name] if name in self._shapes else self._files.shape(self._parts[name][WHOLE])
 
     def weight(self, name: str) -> HeldWeight:
-        """Return a matrix in the form nearest to the file's."""
+        """Return a matrix in the form nearest to the file's: where only floats can have it, bfloat16, the narrowest that kernels take."""
         if not self.is_quantised(name):
             return FloatWeight(self._plain(name))
         if len(self.shape(name)) != 2:
             raise self._fault(name, f"it is no matrix: {self.shape(name)}")
-        return self._quantised_weight(name)
+        held = self._quantised_weight(name)
+        return FloatWeight(held.values.bfloat16()) if isinstance(held, FloatWeight) else held
 
     def tensor(self, name: str) -> torch.Tensor:
         """Return any weight as floats."""

@@ -65,8 +65,8 @@ def integer_groups(
 ) -> HeldWeight:
     """Return ``scale · (value - zero)``; exact where groups are runs of inputs and scales have 16 bits.
 
-    With act-order groups are scattered over the inputs: no run of inputs has one scale, and the weight is held as 16 bit floats, rounded
-    as quantisers' own dequantisation rounds.
+    With act-order groups are scattered over the inputs: no run of inputs has one scale, and the weight becomes floats of 16 bits,
+    rounded as quantisers' own dequantisation rounds.
 
     Args:
         values: uint8 ``[N, K]``, below ``2 ** bits``.
@@ -74,7 +74,7 @@ def integer_groups(
         scales: ``[N, groups]``.
         bits: 4 or 8.
         index: Group of each input, ``[K]``; None: groups are equal runs of inputs, in order.
-        dtype: Floats that are held where groups are scattered and scales are float32.
+        dtype: Floats it becomes where groups are scattered and scales are float32.
     """
     runs = torch.arange(scales.shape[1]) if index is None else _runs(index, values.shape[1] // scales.shape[1])
     if runs is not None:
@@ -89,7 +89,7 @@ def _runs(index: torch.Tensor, group: int) -> torch.Tensor | None:
     """Return the groups in the order of their inputs, if each run of ``group`` inputs has one; None: they are scattered. Pure."""
     if group == 0 or index.shape[0] % group:
         return None
-    runs = index.unflatten(0, (-1, group))
+    runs = index.reshape(-1, group)
     return runs[:, 0] if bool((runs == runs[:, :1]).all()) else None
 
 

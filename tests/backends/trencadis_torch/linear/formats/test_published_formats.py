@@ -31,16 +31,20 @@ def table(kind, **changes):
     return {**made.FORMATS[kind].table, **changes}
 
 
-def check(source, expected, form, *, name=NAME):
+def check(source, expected, form, *, name=NAME, floats=None):
     """The weight is held in the form, has the formula's bits, and so has what is read of it as floats and by rows."""
     held = source.weight(f"{name}.weight")
     assert (type(held), held.form) == form
     assert source.shape(f"{name}.weight") == held.shape == tuple(expected.shape)
-    assert torch.equal(held.dequantised(), expected)
     assert torch.equal(source.tensor(f"{name}.weight").float(), expected)
+    assert source.tensor(f"{name}.weight").dtype == (floats or torch.float32)
+    if isinstance(held, FloatWeight):
+        expected = expected.bfloat16().float()
+    assert torch.equal(held.dequantised(), expected)
     assert torch.equal(held.rows(slice(8, 16)).dequantised(), expected[8:16])
 
 
+AS_FLOATS = (FloatWeight, "bfloat16")
 INT4, INT8 = (GroupedWeight, "int4 in groups of 16"), (GroupedWeight, "int8 in groups of 16")
 
 
@@ -77,11 +81,11 @@ def test_gptq_without_g_idx_has_groups_in_order(tmp_path):
     check(read(tmp_path, table("gptq"), stored), expected, INT4)
 
 
-def test_gptq_act_order_is_held_as_floats_of_the_scales_and_says_so(tmp_path):
+def test_gptq_act_order_is_held_as_bfloat16_and_says_so(tmp_path):
     stored, expected = made.gptq(weight(), order=shuffled(INPUTS))
     source = read(tmp_path, table("gptq", desc_act=True), stored)
-    check(source, expected.half().float(), (FloatWeight, "float16"))
-    assert "act-order: layers whose groups are scattered are held as 16 bit floats" in source.format
+    check(source, expected.half().float(), AS_FLOATS, floats=torch.float16)
+    assert "act-order: layers whose groups are scattered are held as bfloat16" in source.format
 
 
 def test_gptq_groups_that_are_runs_in_another_order_stay_groups(tmp_path):
@@ -117,10 +121,10 @@ def test_compressed_tensors_odd_sizes_leave_part_of_a_word(tmp_path):
     assert torch.equal(held.dequantised(), expected)
 
 
-def test_compressed_tensors_act_order_is_held_as_floats_of_the_scales(tmp_path):
+def test_compressed_tensors_act_order_is_held_as_bfloat16(tmp_path):
     stored, expected = made.compressed_ints(weight(), order=shuffled(INPUTS))
     source = read(tmp_path, packed("group", 4, True), stored)
-    check(source, expected.bfloat16().float(), (FloatWeight, "bfloat16"))
+    check(source, expected.bfloat16().float(), AS_FLOATS, floats=torch.bfloat16)
 
 
 @pytest.mark.parametrize("group", [-1, 16])
@@ -138,23 +142,23 @@ def test_compressed_tensors_int8_is_held_exactly(tmp_path, group, symmetric):
 @pytest.mark.parametrize("held", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8])
 @pytest.mark.parametrize("scales", ["block", "channel", "tensor"])
-def test_fp8_is_held_as_the_models_floats(tmp_path, scales, dtype, held):
+def test_fp8_is_held_as_bfloat16_and_read_as_the_models_floats(tmp_path, scales, dtype, held):
     """Blocks of 16 x 36 leave part of a block at the end of either side."""
     block = (16, 36) if scales == "block" else None
     stored, expected = made.fp8(weight(), block=block, scales=scales, dtype=dtype, held=held)
     source = read(tmp_path, table("fp8", weight_block_size=block), stored, dtype=held)
-    check(source, expected, (FloatWeight, str(held)[6:]))
-    assert source.format == f"FP8{' in blocks of 16 x 36' if block else ''}, held as {str(held)[6:]}"
+    check(source, expected, AS_FLOATS, floats=held)
+    assert source.format == f"FP8{' in blocks of 16 x 36' if block else ''}, held as bfloat16"
 
 
 def test_fp8_of_a_float32_model_is_held_in_16_bits(tmp_path):
     stored, expected = made.fp8(weight())
-    check(read(tmp_path, table("fp8"), stored, dtype=torch.float32), expected, (FloatWeight, "bfloat16"))
+    check(read(tmp_path, table("fp8"), stored, dtype=torch.float32), expected, AS_FLOATS, floats=torch.bfloat16)
 
 
 def test_fp8_of_fbgemm_has_scales_by_output(tmp_path):
     stored, expected = made.fp8(weight(), scales="channel", suffix=".weight_scale")
-    check(read(tmp_path, {"quant_method": "fbgemm_fp8"}, stored), expected, (FloatWeight, "bfloat16"))
+    check(read(tmp_path, {"quant_method": "fbgemm_fp8"}, stored), expected, AS_FLOATS, floats=torch.bfloat16)
 
 
 @pytest.mark.parametrize("strategy", ["block", "channel", "tensor"])
@@ -164,8 +168,8 @@ def test_compressed_tensors_fp8_is_held_as_floats(tmp_path, strategy):
     weights = {"num_bits": 8, "type": "float", "strategy": strategy, "block_structure": block}
     groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
     source = read(tmp_path, table("compressed_fp8", config_groups=groups), stored)
-    check(source, expected, (FloatWeight, "bfloat16"))
-    assert source.format.endswith("FP8 held as 16 bit floats")
+    check(source, expected, AS_FLOATS, floats=torch.bfloat16)
+    assert source.format.endswith("FP8 held as bfloat16")
 
 
 def test_compressed_tensors_mxfp4_is_held_exactly_in_8_bits(tmp_path):
@@ -216,11 +220,11 @@ def test_mxfp4_scales_from_subnormal_to_enormous_are_exact(tmp_path, exponent):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("double", [False, True])
 @pytest.mark.parametrize("kind", ["nf4", "fp4"])
-def test_bitsandbytes_4_bit_is_held_as_the_floats_it_was_made_of(tmp_path, kind, double, dtype):
+def test_bitsandbytes_4_bit_is_held_as_bfloat16_and_read_as_the_floats_it_was_made_of(tmp_path, kind, double, dtype):
     stored, expected = made.bitsandbytes(weight(), kind=kind, double=double, dtype=dtype)
     source = read(tmp_path, table("bitsandbytes_nf4", bnb_4bit_quant_type=kind), stored)
-    check(source, expected, (FloatWeight, str(dtype)[6:]))
-    assert source.format == f"bitsandbytes, 4 bit ({kind}), held as 16 bit floats"
+    check(source, expected, AS_FLOATS, floats=dtype)
+    assert source.format == f"bitsandbytes, 4 bit ({kind}), held as bfloat16"
 
 
 def test_bitsandbytes_blocks_go_over_the_ends_of_rows_and_words_may_be_stored_as_floats(tmp_path):
