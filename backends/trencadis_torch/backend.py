@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -52,17 +53,21 @@ from trencadis_torch.blend.blender import make_blender
 from trencadis_torch.cache.host_blocks import HostBlocks
 from trencadis_torch.cache.kv_cache import AttentionLayer, PagedKVCache, stored_layers
 from trencadis_torch.config import TorchConfig
-from trencadis_torch.device import choose_device, numbered_device, to_device
+from trencadis_torch.device import choose_device, choose_dtype, numbered_device, to_device
 from trencadis_torch.embedder import DecoderEmbedder, Embedder
 from trencadis_torch.graphs.mode import choose_mode
 from trencadis_torch.linear import native as native_linear
 from trencadis_torch.linear import native_decoder
-from trencadis_torch.linear.native import check_int8
-from trencadis_torch.linear.replacement import Replacement, fuse_decoder, fuse_modules, replace_modules
+from trencadis_torch.linear.formats.choose import open_source
+from trencadis_torch.linear.formats.source import WeightSource
+from trencadis_torch.linear.holding import AS_STORED, FLOAT32, Holding
+from trencadis_torch.linear.native import check_quantization
+from trencadis_torch.linear.replacement import Replacement, forms_of, fuse_decoder, fuse_modules, replace_modules
 from trencadis_torch.loading.encoder import is_encoder, load_encoder
 from trencadis_torch.loading.fingerprint import fingerprint, quantised_fingerprint
 from trencadis_torch.loading.inspection import attention_layers, model_facts
-from trencadis_torch.loading.loader import ModelFiles, find_model, load_decoder
+from trencadis_torch.loading.layerwise import LoadedDecoder, NotLayerwiseError, load_layerwise
+from trencadis_torch.loading.loader import ModelFiles, check_architecture, dtype_of, find_model, load_decoder, own_code
 from trencadis_torch.loading.pooling_config import read_pooling_config
 from trencadis_torch.loading.positions import fix_dynamic_frequencies
 from trencadis_torch.loading.profile_run import measure_memory
@@ -167,11 +172,11 @@ class TorchBackend(Backend):
         with self._on_device(), self._together():
             files = find_model(source)
             if self._quantises:
-                check_int8(self._device, source.dtype)
+                check_quantization(self._config.quantization, self._device, source.dtype)
             if is_encoder(files.config):
                 self._refuse_shares(files)
                 self._embedder, self._facts = load_encoder(files, self._device, check=self._config.check_model)
-                self._set_threads()
+                self._set_threads(self._facts.num_parameters)
             else:
                 self._load_decoder(files, phases)
         logger.info("Loading took %s.", phases.end())
@@ -196,14 +201,120 @@ class TorchBackend(Backend):
     def _load_checked(self, files: ModelFiles, phases: Phases) -> str:
         """Load a decoder and check it; returns why it has to be loaded again without packed layers, or an empty string."""
         pooling_config = read_pooling_config(files, default_pooling="last", device=self._device)
+        check_architecture(files.config)
         phases.begin("weights")
+        loaded = self._load_layerwise(files)
+        if loaded is None:
+            model, layers = self._load_whole(files, phases)
+        else:
+            model, layers = loaded.model, loaded.layers
+            self._model, self._replacement = model, loaded.replacement
+        self._learn(model, layers, files, None if loaded is None else loaded.num_parameters)
+        phases.begin("check")
+        check = self._make_check(model, layers, None if loaded is None else loaded.expected)
+        try:
+            phases.begin("packing")
+            if loaded is None:
+                self._replace_modules(model)
+            self._note_replaced(model, layers)
+            phases.begin("check")
+            if check is not None:
+                check.compare(model, quantised=self._quantises, replaced=self._replacement is not None)
+        except ModelLoadError as error:
+            if self._quantises or not (self._packs or self._fuses):
+                raise
+            return str(error)
+        adapter.switch(model, adapter.PAGED)
+        embedder = DecoderEmbedder(model.base_model, pooling_config, layers)
+        if model.base_model is not model:
+            self._embedder = embedder
+            self._facts = attrs.evolve(self._facts, embedding_size=embedder.embed([np.zeros(1, np.int32)]).shape[1])
+        return ""
+
+    def _load_layerwise(self, files: ModelFiles) -> LoadedDecoder | None:
+        """Load a decoder layer by layer; None: transformers has to load it whole, as the log says."""
+        reason = self._obstacle_to_layers(files)
+        if not reason:
+            try:
+                source = open_source(files.name, files.options, files.config)
+                if source is not None:
+                    return self._load_source(files, source)
+                reason = "its format is read by transformers alone"
+            except (NotLayerwiseError, OSError) as error:
+                reason = str(error)
+        logger.info("%s is loaded whole: %s.", files.source.path, reason)
+        return None
+
+    def _load_source(self, files: ModelFiles, source: WeightSource) -> LoadedDecoder:
+        """Load a decoder from its weights' source.
+
+        Raises:
+            NotLayerwiseError: It cannot be loaded layer by layer.
+        """
+        num_parameters = sum(math.prod(source.shape(name)) for name in source.names())
+        holding = self._holding(files, source, num_parameters)
+        begin([Source(native_linear.SOURCE), Source(native_decoder.SOURCE)])
+        self._set_threads(num_parameters)
+        loaded = load_layerwise(
+            files, source, holding=holding, native=self._mode.native(), prepare=fix_dynamic_frequencies
+        )
+        logger.info("%s: %s, held as %s.", files.source.path, source.format, forms_of(loaded.model))
+        return loaded
+
+    def _holding(self, files: ModelFiles, source: WeightSource, num_parameters: int) -> Holding:
+        """Return the form in which a checkpoint's matrices are held.
+
+        Raises:
+            NotLayerwiseError: A dtype was asked for, or is the files', in which no packed layer computes.
+        """
+        if self._quantises:
+            return Holding(self._config.quantization)
+        if files.source.dtype == "auto" and source.dtype is not torch.float16 and self._mode.native() is not None:
+            return Holding(AS_STORED)
+        dtype = choose_dtype(
+            files.source.dtype,
+            stored=dtype_of(files.config) or source.dtype,
+            device=self._device,
+            num_parameters=num_parameters,
+        )
+        if dtype is not torch.float32:
+            raise NotLayerwiseError(f"it computes in {str(dtype).removeprefix('torch.')}")
+        return Holding(FLOAT32)
+
+    def _obstacle_to_layers(self, files: ModelFiles) -> str:
+        """Return why a decoder is not to be loaded layer by layer; empty: nothing speaks against it."""
+        if self._share is not None:
+            return "ranks divide it"
+        if self._device.type != "cpu":
+            return f"it goes to {self._device}"
+        if self._config.pack != "auto" or not self._may_replace:
+            return "its layers are not packed"
+        if self._mode.compiles or not self._mode.packs:
+            return "graphs are made of it"
+        return "it brings code of its own" if own_code(files.config) and files.source.trust_remote_code else ""
+
+    def _load_whole(self, files: ModelFiles, phases: Phases) -> tuple[Any, tuple[AttentionLayer, ...]]:
+        """Load a decoder, or this rank's share of it, by transformers; returns it with its attention layers."""
         share = self._share
         model = self._model = load_decoder(files, self._device) if share is None else share.load(files, self._device)
         if self._quantises:
             model.float()
         fix_dynamic_frequencies(model)
         phases.begin("inspection")
-        layers = attention_layers(model, own=None if share is None else share.layers)
+        return model, attention_layers(model, own=None if share is None else share.layers)
+
+    def _learn(
+        self, model: Any, layers: tuple[AttentionLayer, ...], files: ModelFiles, num_parameters: int | None
+    ) -> None:
+        """Choose cache, kernel and threads for a model, and note the facts.
+
+        Args:
+            model: Loaded.
+            layers: Its attention layers.
+            files: Where it comes from.
+            num_parameters: Before it was packed; None: it is not.
+        """
+        share = self._share
         self._layers = stored_layers(layers, self._config.kv_dtype)
         self._begin_compiling(layers)
         self._kernel = choose_kernel(
@@ -219,36 +330,34 @@ class TorchBackend(Backend):
         if share is not None:
             self._facts = attrs.evolve(self._facts, num_parameters=share.num_parameters)
             logger.info("%s", share.summary)
-        self._set_threads()
-        phases.begin("check")
-        check = None
-        if self._config.check_model:
-            # In the model's own dtype: what a narrower cache rounds off is no error.
-            check = ModelCheck(
-                model,
-                layers,
-                layout=self._config.layout,
-                kernel=self._kernel,
-                agree=None if share is None else share.accept,
-            )
-            if self._quantises:
-                check.compare(model)  # afterwards, errors of rounding would hide others
-        try:
-            phases.begin("packing")
-            self._replace_modules(model, layers)
-            phases.begin("check")
-            if check is not None:
-                check.compare(model, quantised=self._quantises, replaced=self._replacement is not None)
-        except ModelLoadError as error:
-            if self._quantises or not (self._packs or self._fuses):
-                raise
-            return str(error)
-        adapter.switch(model, adapter.PAGED)
-        embedder = DecoderEmbedder(model.base_model, pooling_config, layers)
-        if model.base_model is not model:
-            self._embedder = embedder
-            self._facts = attrs.evolve(self._facts, embedding_size=embedder.embed([np.zeros(1, np.int32)]).shape[1])
-        return ""
+        if num_parameters is not None:
+            self._facts = attrs.evolve(self._facts, num_parameters=num_parameters)
+        self._set_threads(self._facts.num_parameters)
+
+    def _make_check(
+        self, model: Any, layers: tuple[AttentionLayer, ...], expected: list[torch.Tensor] | None
+    ) -> ModelCheck | None:
+        """Return the check of the paged forward; None: it is not wanted.
+
+        Args:
+            model: Loaded.
+            layers: Its attention layers.
+            expected: Logits of its original modules; None: it still has them.
+        """
+        if not self._config.check_model:
+            return None
+        # In the model's own dtype: what a narrower cache rounds off is no error.
+        check = ModelCheck(
+            model,
+            layers,
+            layout=self._config.layout,
+            kernel=self._kernel,
+            agree=None if self._share is None else self._share.accept,
+            expected=expected,
+        )
+        if self._quantises and expected is None:
+            check.compare(model)  # afterwards, errors of rounding would hide others
+        return check
 
     def _begin_compiling(self, layers: tuple[AttentionLayer, ...]) -> None:
         """Have the kernels that the model needs compiled side by side, if they are not there; each is waited for where it is used."""
@@ -285,40 +394,42 @@ class TorchBackend(Backend):
 
     @property
     def _quantises(self) -> bool:
-        return self._config.quantization == "int8"
+        return self._config.quantization != "none"
 
-    def _replace_modules(self, model: Any, layers: tuple[AttentionLayer, ...]) -> None:
-        """Pack linear layers and fuse modules where possible; updates the facts."""
+    def _replace_modules(self, model: Any) -> None:
+        """Pack linear layers and fuse modules where possible."""
         together = None if self._share is None else self._share.agree
         if self._fuses:
             from trencadis_torch.linear.triton_kernels import TritonModules
 
             self._replacement = fuse_modules(model, kernels=TritonModules(), together=together)
-            self._facts = attrs.evolve(self._facts, weights_bytes=self._replacement.weights_bytes)
+        elif self._packs or self._quantises:
+            self._replacement = replace_modules(
+                model, quantization=self._config.quantization, native=self._mode.native(), together=together
+            )
+
+    def _note_replaced(self, model: Any, layers: tuple[AttentionLayer, ...]) -> None:
+        """Let a model whose modules were replaced run in one call if it can; updates the facts."""
+        if self._replacement is None:
             return
-        if not self._packs and not self._quantises:
+        self._facts = attrs.evolve(self._facts, weights_bytes=self._replacement.weights_bytes)
+        if self._fuses:
             return
-        self._replacement = replace_modules(
-            model,
-            quantised=self._quantises,
-            native=self._mode.native(),
-            together=together,
-        )
         if self._share is not None:
             logger.info("%s runs layer by layer: ranks exchange something between.", self._facts.architecture)
         elif not self._mode.compiles:
             fuse_decoder(model, layers=layers, kernel=self._kernel, native=self._mode.native())
-        self._facts = attrs.evolve(self._facts, weights_bytes=self._replacement.weights_bytes)
         if self._quantises:
             # Both, for where files cannot be read there is no fingerprint.
+            name = self._config.quantization
             self._facts = attrs.evolve(
-                self._facts, dtype="int8", fingerprint=quantised_fingerprint(self._facts.fingerprint, "int8")
+                self._facts, dtype=name, fingerprint=quantised_fingerprint(self._facts.fingerprint, name)
             )
 
-    def _set_threads(self) -> None:
+    def _set_threads(self, num_parameters: int) -> None:
         """Choose the threads of one operation: a small model's are over before a second thread has begun."""
         if self._device.type == "cpu":
-            is_small = self._facts.num_parameters < SINGLE_THREAD_PARAMETERS
+            is_small = num_parameters < SINGLE_THREAD_PARAMETERS
             num_threads = self._config.num_threads or (1 if is_small else 0)
             if not num_threads and (self._share is not None or self._num_replicas > 1):
                 available = torch.get_num_threads() if self._share is None else self._share.num_threads()

@@ -44,8 +44,8 @@ COMPILES = ("off", "buckets")
 EXPERT_PLACEMENTS = ("linear", "balanced")
 """``linear``: experts that follow each other are on one rank. ``balanced``: by measured loads, the busiest ones with copies."""
 
-QUANTIZATIONS = ("none", "int8")
-"""``int8``: weights with one scale per output, activations with one per row; on the CPU."""
+QUANTIZATIONS = ("none", "int8", "int4")
+"""``int8``: weights with one scale per output, activations with one per row. ``int4``: both with one for each 32 inputs. On the CPU."""
 
 
 def _check_device(_: object, __: attrs.Attribute[str], device: str) -> None:
@@ -70,7 +70,7 @@ class TorchConfig:
         check_model: Compare the paged forward with the model's own after loading, and refuse the model if they differ; of an
             encoder, compare padded texts with bare ones.
         pack: ``auto`` or ``off``.
-        quantization: ``none`` or ``int8``.
+        quantization: ``none``, ``int8`` or ``int4``.
         compile: ``off`` or ``buckets``; ``buckets`` needs the CPU, ``layout = "padded"`` and a C++ compiler.
         compile_cache: Where compiled graphs are kept between starts; empty: ``TORCHINDUCTOR_CACHE_DIR``, else
             ``~/.cache/trencadis/inductor``.
@@ -119,7 +119,8 @@ class TorchConfig:
     )
     quantization: str = setting(
         "none",
-        "int8: hold weights in 8 bits with a scale per output, and round activations to 8 bits row by row; on the CPU.",
+        "int8: hold weights in 8 bits with a scale per output, and round activations to 8 bits row by row; int4: weights in 4 bits, both "
+        "with a scale for each 32 inputs; on the CPU.",
         validator=in_(QUANTIZATIONS),
     )
     compile: str = setting(

@@ -1,4 +1,4 @@
-"""Linear layers on the CPU: PyTorch's, oneDNN's packed ones, ours in float32 and in int8, as shares of the machine's ceilings.
+"""Linear layers on the CPU: PyTorch's, oneDNN's packed ones, ours in each form, as shares of the machine's ceilings.
 
     python benchmarks/micro/linear.py --json > benchmarks/results/linear.json
     python benchmarks/micro/linear.py --models qwen3_05b --rows 1 8 --rounds 10
@@ -22,9 +22,12 @@ from random_models import LLAMA_110M, QWEN3_05B
 from torch import nn
 
 from trencadis_torch.linear.native import Native, native
-from trencadis_torch.linear.packed import BlockedLinear, FusedLinear, Int8Linear, PackedLinear
+from trencadis_torch.linear.packed import FusedLinear, held_of, pack
 
 MODELS = {"llama_110m": LLAMA_110M, "qwen3_05b": QWEN3_05B}
+BITS = {"bf16": 16, "int8": 8, "int4": 4.5}
+"""Of a weight, where they are not 32."""
+
 COLD_BYTES = 100_000_000
 """Weights of one shape together: several times what a cache holds."""
 
@@ -47,13 +50,20 @@ def variants(shape: tuple[int, int], library: Native) -> dict[str, list[Callable
     """Return for each variant its layers, all of one shape."""
     copies = max(1, -(-COLD_BYTES // (4 * shape[0] * shape[1])))
     plain = [nn.Linear(shape[1], shape[0], bias=False) for _ in range(copies)]
-    packed: list[FusedLinear] = [PackedLinear([layer], library) for layer in plain]
+
+    def held(layer: nn.Linear, native: Native | None, quantization: str = "none") -> FusedLinear:
+        return pack([held_of(layer, quantization)], [None], native)
+
+    half = [nn.Linear(shape[1], shape[0], bias=False, dtype=torch.bfloat16) for _ in range(2 * copies)]
+    packed = [held(layer, library) for layer in plain]
     return {
         "plain": list(plain),
-        "onednn": [BlockedLinear([layer]) for layer in plain],
+        "onednn": [held(layer, None) for layer in plain],
         "packed": list(packed),
-        # Four times as many, for they are a quarter as large.
-        "int8": [Int8Linear([plain[index % copies]], library) for index in range(4 * copies)],
+        # So many more as they are smaller.
+        "bf16": [held(layer, library) for layer in half],
+        "int8": [held(plain[index % copies], library, "int8") for index in range(4 * copies)],
+        "int4": [held(plain[index % copies], library, "int4") for index in range(7 * copies)],
         "packed_again": list(packed),
     }
 
@@ -77,7 +87,7 @@ def rates(shape: tuple[int, int], num_rows: int, times: dict[str, list[float]], 
     found: dict[str, Any] = {}
     for name, values in times.items():
         best = min(values)
-        weights = shape[0] * shape[1] * (1 if name == "int8" else 4)
+        weights = shape[0] * shape[1] * BITS.get(name, 32) / 8
         gflop = 2e-9 * num_rows * shape[0] * shape[1] / best
         read = 1e-9 * weights / best
         found[name] = {

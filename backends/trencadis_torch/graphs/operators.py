@@ -14,18 +14,21 @@ import torch
 
 from trencadis_torch.attention.native import compiled_kernel
 from trencadis_torch.attention.options import PACKED, AttentionOptions
-from trencadis_torch.linear.native import SOURCE, Native
+from trencadis_torch.linear.native import SOURCE, Native, Packed
 from trencadis_torch.native_build import Source, load_library
 
 __all__ = ["NAMESPACE", "GraphNative", "define", "graph_native", "kernel_attention"]
 
 NAMESPACE: Final = "trencadis"
 
+_PACKED: Final = (
+    "Tensor weights, Tensor? scales, Tensor? bias, int kind, int group, int zero, int num_outputs, int num_inputs"
+)
+"""The fields of packed weights."""
+
 _SCHEMAS: Final = {
-    "linear_float": "(Tensor x, Tensor weights, Tensor? bias, int num_outputs) -> Tensor",
-    "linear_int8": "(Tensor x, Tensor weights, Tensor scales, Tensor sums, Tensor? bias, int num_outputs) -> Tensor",
-    "rows_float": "(Tensor ids, Tensor weights, int num_rows, int size, float scale) -> Tensor",
-    "rows_int8": "(Tensor ids, Tensor weights, Tensor scales, int num_rows, int size, float scale) -> Tensor",
+    "linear": f"(Tensor x, {_PACKED}) -> Tensor",
+    "rows": f"(Tensor ids, {_PACKED}, float scale) -> Tensor",
     "rms_norm": "(Tensor x, Tensor weight, float eps) -> Tensor",
     "gate": "(Tensor x, int activation) -> Tensor",
     "rotate": (
@@ -49,10 +52,8 @@ def define() -> Any:
     native = _library()
     library: Any = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
     for name, kernel, shape in (
-        ("linear_float", native.linear_float, _linear_float_shape),
-        ("linear_int8", native.linear_int8, _linear_int8_shape),
-        ("rows_float", _rows_float, _rows_float_shape),
-        ("rows_int8", _rows_int8, _rows_int8_shape),
+        ("linear", _linear, _linear_shape),
+        ("rows", _rows, _rows_shape),
         ("rms_norm", native.rms_norm, _rms_norm_shape),
         ("gate", native.gate, _gate_shape),
         ("rotate", _rotate, _rotate_shape),
@@ -64,20 +65,12 @@ def define() -> Any:
     return library
 
 
-def _linear_float_shape(x: torch.Tensor, _: Any, __: Any, num_outputs: int) -> torch.Tensor:
-    return x.new_empty(*x.shape[:-1], num_outputs)
+def _linear_shape(x: torch.Tensor, *fields: Any) -> torch.Tensor:
+    return x.new_empty(*x.shape[:-1], Packed(*fields).num_outputs)
 
 
-def _linear_int8_shape(x: torch.Tensor, _: Any, __: Any, ___: Any, ____: Any, num_outputs: int) -> torch.Tensor:
-    return x.new_empty(*x.shape[:-1], num_outputs)
-
-
-def _rows_float_shape(ids: torch.Tensor, _: Any, __: int, size: int, ___: float) -> torch.Tensor:
-    return ids.new_empty(*ids.shape, size, dtype=torch.float32)
-
-
-def _rows_int8_shape(ids: torch.Tensor, _: Any, __: Any, ___: int, size: int, ____: float) -> torch.Tensor:
-    return ids.new_empty(*ids.shape, size, dtype=torch.float32)
+def _rows_shape(ids: torch.Tensor, *fields: Any) -> torch.Tensor:
+    return ids.new_empty(*ids.shape, Packed(*fields[:-1]).num_inputs, dtype=torch.float32)
 
 
 def _rms_norm_shape(x: torch.Tensor, _: Any, __: float) -> torch.Tensor:
@@ -96,14 +89,12 @@ def _attend_shape(query: torch.Tensor, _: Any, new_values: torch.Tensor, *__: An
     return query.new_empty(*query.shape[:2], new_values.shape[2])
 
 
-def _rows_float(ids: torch.Tensor, weights: torch.Tensor, num_rows: int, size: int, scale: float) -> torch.Tensor:
-    return _library().rows_float(ids, weights, (num_rows, size), scale)
+def _linear(x: torch.Tensor, *fields: Any) -> torch.Tensor:
+    return _library().linear(x, Packed(*fields))
 
 
-def _rows_int8(
-    ids: torch.Tensor, weights: torch.Tensor, scales: torch.Tensor, num_rows: int, size: int, scale: float
-) -> torch.Tensor:
-    return _library().rows_int8(ids, weights, scales, (num_rows, size), scale)
+def _rows(ids: torch.Tensor, *fields: Any) -> torch.Tensor:
+    return _library().rows(ids, Packed(*fields[:-1]), fields[-1])
 
 
 def _rotate(x: torch.Tensor, *, query_norm: torch.Tensor | None, key_norm: torch.Tensor | None, **options: Any) -> None:
@@ -152,43 +143,13 @@ def kernel_attention(query: torch.Tensor, *arguments: Any, options: AttentionOpt
 class GraphNative(Native):
     """The library of :mod:`trencadis_torch.linear.native`, which graphs can call, too; eager code calls it as directly as ever."""
 
-    def linear_float(
-        self, x: torch.Tensor, weights: torch.Tensor, bias: torch.Tensor | None, num_outputs: int
-    ) -> torch.Tensor:
+    def linear(self, x: torch.Tensor, packed: Packed) -> torch.Tensor:
         """As in ``Native``."""
-        if torch.compiler.is_compiling():
-            return _op("linear_float", x, weights, bias, num_outputs)
-        return super().linear_float(x, weights, bias, num_outputs)
+        return _op("linear", x, *packed) if torch.compiler.is_compiling() else super().linear(x, packed)
 
-    def linear_int8(
-        self,
-        x: torch.Tensor,
-        weights: torch.Tensor,
-        scales: torch.Tensor,
-        sums: torch.Tensor,
-        bias: torch.Tensor | None,
-        num_outputs: int,
-    ) -> torch.Tensor:
+    def rows(self, ids: torch.Tensor, packed: Packed, scale: float) -> torch.Tensor:
         """As in ``Native``."""
-        if torch.compiler.is_compiling():
-            return _op("linear_int8", x, weights, scales, sums, bias, num_outputs)
-        return super().linear_int8(x, weights, scales, sums, bias, num_outputs)
-
-    def rows_float(
-        self, ids: torch.Tensor, weights: torch.Tensor, shape: tuple[int, int], scale: float
-    ) -> torch.Tensor:
-        """As in ``Native``."""
-        if torch.compiler.is_compiling():
-            return _op("rows_float", ids, weights, *shape, scale)
-        return super().rows_float(ids, weights, shape, scale)
-
-    def rows_int8(
-        self, ids: torch.Tensor, weights: torch.Tensor, scales: torch.Tensor, shape: tuple[int, int], scale: float
-    ) -> torch.Tensor:
-        """As in ``Native``."""
-        if torch.compiler.is_compiling():
-            return _op("rows_int8", ids, weights, scales, *shape, scale)
-        return super().rows_int8(ids, weights, scales, shape, scale)
+        return _op("rows", ids, *packed, scale) if torch.compiler.is_compiling() else super().rows(ids, packed, scale)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """As in ``Native``."""

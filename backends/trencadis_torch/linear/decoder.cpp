@@ -29,14 +29,6 @@ constexpr int64_t TILE_ROWS = 48;   // rows whose gates wait for their values
 constexpr int64_t TILE = TILE_ROWS * PANEL;
 
 // Mirrored by ctypes structures in native_decoder.py: the same fields in the same order, 8 bytes each.
-struct Product {
-    const void* weights;         // packed, float32, or int8 with scales
-    const float* scales;         // null: float32
-    const int32_t* sums;
-    const float* bias;
-    int64_t num_outputs, num_inputs;
-};
-
 struct Layer {
     Product qkv, out, gate_up, down;
     const float *attention_norm, *query_norm, *key_norm, *mlp_norm;     // those of heads may be null
@@ -63,18 +55,10 @@ struct Pass {
     const char* calls;                            // of attention, one for each layer
     Attend attend;
     float *hidden, *normed, *qkv, *attended, *gated, *wide, *logits;  // [T, H], [T, H], [T, W], [T, H D], [T, I], [T, 2 I], [L, V]
-    uint8_t* bytes;        // [T, widest input], of int8 products
-    float* scales;         // [T]
+    uint8_t* bytes;        // [T, widest], of rows that are quantised
     float* scratch;        // of each thread
     double* seconds;       // CPU time of the first thread, added by part; null: not measured
     int64_t num_tokens, num_kept, call_bytes, num_turned, scratch_floats, num_threads;
-};
-
-// Rows that go into a product: floats, or int8 and their scales.
-struct Input {
-    const float* rows;
-    const uint8_t* bytes;
-    const float* scales;
 };
 
 int64_t widest_input(const Decoder& d) {
@@ -82,13 +66,19 @@ int64_t widest_input(const Decoder& d) {
     for (int64_t i = 0; i < d.num_layers; ++i)
         for (int64_t inputs : {d.layers[i].out.num_inputs, d.layers[i].down.num_inputs})
             widest = inputs > widest ? inputs : widest;
-    return padded(widest);
+    return whole(widest, 16);
 }
 
-int64_t scratch_floats(const Decoder& d) {
-    const int64_t rows = FEW * widest_input(d), tiles = 2 * TILE;
-    return (rows + rows / 4 + FEW + tiles + 63) / 16 * 16;
+// Bytes of the widest row that is quantised; 0: none is.
+int64_t widest_bytes(const Decoder& d) {
+    int64_t widest = row_bytes(d.head);
+    for (int64_t i = 0; i < d.num_layers; ++i)
+        for (const Product* w : {&d.layers[i].qkv, &d.layers[i].out, &d.layers[i].gate_up, &d.layers[i].down})
+            widest = row_bytes(*w) > widest ? row_bytes(*w) : widest;
+    return widest;
 }
+
+int64_t scratch_floats(const Decoder& d) { return FEW * (widest_input(d) + widest_bytes(d) / 4) + 2 * TILE; }
 
 bool is_aligned(const Product& gate_up) { return gate_up.num_outputs / 2 % PANEL == 0; }
 
@@ -96,10 +86,9 @@ bool is_aligned(const Product& gate_up) { return gate_up.num_outputs / 2 % PANEL
 class Member {
    public:
     Member(const Decoder& decoder, const Pass& pass, int64_t thread)
-        : d(decoder), p(pass), widest(widest_input(decoder)), rows(pass.num_tokens), hidden(pass.hidden), normed(pass.normed) {
+        : d(decoder), p(pass), rows(pass.num_tokens), hidden(pass.hidden), normed(pass.normed) {
         own_rows = p.scratch + thread * p.scratch_floats;
-        own_scales = own_rows + FEW * widest;
-        tiles = own_scales + FEW;
+        tiles = own_rows + FEW * widest_input(d);
         own_bytes = reinterpret_cast<uint8_t*>(tiles + 2 * TILE);
         timed = thread == 0 && p.seconds;
         if (timed) since = now();
@@ -128,9 +117,9 @@ class Member {
    private:
     const Decoder& d;
     const Pass& p;
-    int64_t widest, rows;
+    int64_t rows;
     float *hidden, *normed;  // change places when rows become fewer
-    float *own_rows, *own_scales, *tiles;
+    float *own_rows, *tiles;
     uint8_t* own_bytes;
     bool timed;
     double since = 0.0;
@@ -156,10 +145,8 @@ class Member {
             float* row = hidden + m * d.hidden_size;
             if (d.embeddings) {
                 for (int64_t k = 0; k < d.hidden_size; ++k) row[k] = d.embeddings[id * d.hidden_size + k] * scale;
-            } else if (d.head.scales) {
-                read_row(static_cast<const int8_t*>(d.head.weights), d.head.scales, id, d.hidden_size, scale, row);
             } else {
-                read_row(static_cast<const float*>(d.head.weights), id, d.hidden_size, scale, row);
+                read_row(d.head, id, scale, row);
             }
         }
         mark(EMBEDDINGS);
@@ -259,26 +246,22 @@ class Member {
 
     // What goes into a product: rows, normed where a norm is given, quantised where the weights are.
     Input input(const float* x, int64_t size, const Product& w, const float* norm = nullptr, double eps = 0.0) {
-        const bool quantised = w.scales;
-        if (!norm && !quantised) return {x, nullptr, nullptr};
-        const int64_t depth = padded(size);
+        const int64_t bytes = row_bytes(w);
+        if (!norm && !bytes) return {x, nullptr};
         if (rows <= FEW) {
-            for (int64_t m = 0; m < rows; ++m)
-                prepare(x + m * size, size, norm, eps, quantised, own_rows + m * size, own_bytes + m * depth, own_scales + m);
+            for (int64_t m = 0; m < rows; ++m) prepare(x + m * size, w, norm, eps, own_rows + m * size, own_bytes + m * bytes);
             if (norm) mark(NORMS);
-            return {own_rows, own_bytes, own_scales};
+            return {own_rows, own_bytes};
         }
 #pragma omp for schedule(static)
-        for (int64_t m = 0; m < rows; ++m)
-            prepare(x + m * size, size, norm, eps, quantised, quantised ? own_rows : normed + m * size, p.bytes + m * depth, p.scales + m);
+        for (int64_t m = 0; m < rows; ++m) prepare(x + m * size, w, norm, eps, bytes ? own_rows : normed + m * size, p.bytes + m * bytes);
         if (norm) mark(NORMS);
-        return {normed, p.bytes, p.scales};
+        return {normed, p.bytes};
     }
 
-    static void prepare(const float* x, int64_t size, const float* norm, double eps, bool quantised, float* row, uint8_t* bytes,
-                        float* scale) {
-        if (norm) norm_row(x, norm, static_cast<float>(eps), size, row);
-        if (quantised) quantise_row(norm ? row : x, size, bytes, scale);
+    static void prepare(const float* x, const Product& w, const float* norm, double eps, float* row, uint8_t* bytes) {
+        if (norm) norm_row(x, norm, static_cast<float>(eps), w.num_inputs, row);
+        if (is_quantised(w)) quantise_row(w, norm ? row : x, bytes);
     }
 
     int64_t num_blocks() const { return (rows + ROW_BLOCK - 1) / ROW_BLOCK; }
@@ -304,15 +287,7 @@ class Member {
 
     // Some rows' outputs of one panel.
     void panel(const Product& w, const Input& in, const Linear& layer, int64_t row, int count, int64_t first) const {
-        if (!w.scales) {
-            const float* weights = static_cast<const float*>(w.weights) + first * w.num_inputs;
-            BY_SIZE(count, float_rows, layer, in.rows, w.num_inputs, weights, row, first)
-            return;
-        }
-        const int64_t depth = padded(w.num_inputs);
-        const Quantised given{in.bytes, in.scales, w.scales, w.sums, depth};
-        const int8_t* weights = static_cast<const int8_t*>(w.weights) + first * depth;
-        BY_SIZE(count, int_rows, layer, given, weights, row, first)
+        multiply_panel(w, layer, in, w.num_inputs, row, count, first);
     }
 };
 
@@ -325,8 +300,8 @@ int64_t trencadis_decoder_bytes() { return sizeof(Decoder) + sizeof(Layer) + siz
 
 int64_t trencadis_decoder_parts() { return NUM_PARTS; }
 
-// Elements of the widest row that is quantised, and floats of one thread's scratch.
-int64_t trencadis_decoder_widest(const Decoder* decoder) { return widest_input(*decoder); }
+// Bytes of the widest row that is quantised, and floats of one thread's scratch.
+int64_t trencadis_decoder_widest(const Decoder* decoder) { return widest_bytes(*decoder); }
 int64_t trencadis_decoder_scratch(const Decoder* decoder) { return scratch_floats(*decoder); }
 
 // Write the logits of the kept tokens, and keys and values of all. Returns 0; 1 if attention found no memory; 2 if a token has no

@@ -18,8 +18,9 @@ from torch import nn
 
 from trencadis_torch.attention.options import ARGUMENTS, AttentionOptions
 from trencadis_torch.linear.fused import FusedNorm, GatedMLP, RotaryAttention
-from trencadis_torch.linear.native_decoder import Decoder, Layer, NativeDecoder, layer_array, product
-from trencadis_torch.linear.packed import Int8Linear, PackedLinear, RowsEmbedding
+from trencadis_torch.linear.native import product
+from trencadis_torch.linear.native_decoder import Decoder, Layer, NativeDecoder, layer_array
+from trencadis_torch.linear.packed import PackedLinear, RowsEmbedding
 
 __all__ = ["Angles", "LayerAttention", "FusedDecoder", "attach", "decoder_of", "read_decoder"]
 
@@ -160,7 +161,7 @@ class _Reader:
         base, head = model.base_model, model.get_output_embeddings()
         names = {name for name, _ in base.named_children()}
         _need(names == {"embed_tokens", "layers", "norm", "rotary_emb"}, f"it is made of {sorted(names)}")
-        _need(isinstance(head, PackedLinear | Int8Linear), "its output projection is not packed")
+        _need(isinstance(head, PackedLinear), "its output projection is not packed")
         _need(isinstance(base.norm, FusedNorm), "its last norm is its own")
         rope = getattr(base.rotary_emb, "rope_type", "default")
         _need(rope not in _MOVING_ANGLES, f"its angles are {rope}")
@@ -234,7 +235,7 @@ class _Reader:
             options=options,
         )
 
-    def _embeddings(self, embedding: Any, head: PackedLinear | Int8Linear, structure: Decoder) -> None:
+    def _embeddings(self, embedding: Any, head: PackedLinear, structure: Decoder) -> None:
         structure.num_embeddings, structure.embedding_scale = head.out_features, 1.0
         if isinstance(embedding, RowsEmbedding):
             structure.embedding_scale = embedding.scale
@@ -246,12 +247,12 @@ class _Reader:
         structure.embedding_scale = float(getattr(embedding, "scalar_embed_scale", 1.0))
 
     def _product(self, layer: Any) -> Any:
-        _need(isinstance(layer, PackedLinear | Int8Linear), "a linear layer is not packed")
+        _need(isinstance(layer, PackedLinear), "a linear layer is not packed")
         self._held.append(layer)
-        return product(layer)
+        return product(layer.packed)
 
     def _packed(self) -> list[Any]:
-        return [part for part in self._held if isinstance(part, PackedLinear | Int8Linear)]
+        return [part for part in self._held if isinstance(part, PackedLinear)]
 
     def _at(self, tensor: torch.Tensor | None) -> int | None:
         if tensor is None:

@@ -121,11 +121,9 @@ class DecoderPasses:
             "attended": max(layers[i].out.num_inputs for i in count),
             "gated": decoder.intermediate_size,
             "wide": decoder.wide,
-            "scales": 1,
         }
-        quantised = bool(decoder.structure.head.scales)
         self._buffers = {name: torch.empty(capacity * width) for name, width in widths.items()}
-        self._buffers["bytes"] = torch.empty(capacity * self._widest if quantised else 0, dtype=torch.uint8)
+        self._buffers["bytes"] = torch.empty(capacity * self._widest, dtype=torch.uint8)
         for name, buffer in self._buffers.items():
             setattr(self._pass, name, buffer.data_ptr())
         self._place_calls()

@@ -1,4 +1,4 @@
-// Linear layers on a CPU: weights packed once, float32 or int8, and the small operations between them, one by one.
+// Linear layers on a CPU: weights packed once, as floats or integers, and the small operations between them, one by one.
 //
 // A plain C interface: loaded by ctypes, compiled for the machine it runs on. See linear.h.
 
@@ -10,84 +10,84 @@ extern "C" {
 
 int64_t trencadis_panel() { return PANEL; }
 
-int64_t trencadis_has_vnni() { return HAS_VNNI; }
+int64_t trencadis_has_dot() { return HAS_DOT; }
 
-// Write weights [N, K] as panels; `out` has room for whole panels.
-void trencadis_pack_float(const float* weights, int64_t num_outputs, int64_t num_inputs, float* out) {
-#pragma omp parallel for
-    for (int64_t first = 0; first < num_outputs; first += PANEL)
-        for (int64_t k = 0; k < num_inputs; ++k)
-            for (int64_t n = first; n < first + PANEL; ++n)
-                out[first * num_inputs + k * PANEL + n - first] = n < num_outputs ? weights[n * num_inputs + k] : 0.0f;
-}
+// Bytes of a layer's panels.
+int64_t trencadis_packed_bytes(const Product* w) { return whole(w->num_outputs, PANEL) / PANEL * panel_bytes(*w); }
 
-// Write int8 weights [N, K] as panels, and 128 times each output's sum.
-void trencadis_pack_int8(const int8_t* weights, int64_t num_outputs, int64_t num_inputs, int8_t* out, int32_t* sums) {
-    const int64_t depth = padded(num_inputs);
+// Write floats [N, K] as panels, for `w`, whose outputs they are from the panel on that begins with `first`.
+void trencadis_pack_floats(const Product* w, const void* given, int64_t num_outputs, int64_t first, void* out) {
+    const int64_t size = panel_bytes(*w), num_inputs = w->num_inputs;
 #pragma omp parallel for
-    for (int64_t first = 0; first < num_outputs; first += PANEL)
-        for (int64_t n = first; n < first + PANEL; ++n) {
-            int32_t sum = 0;
-            for (int64_t k = 0; k < depth; ++k) {
-                const int8_t value = n < num_outputs && k < num_inputs ? weights[n * num_inputs + k] : 0;
-                out[first * depth + k / 4 * 4 * PANEL + (n - first) * 4 + k % 4] = value;
-                sum += value;
-            }
-            sums[n] = 128 * sum;
+    for (int64_t n = 0; n < num_outputs; n += PANEL) {
+        char* const panel = static_cast<char*>(out) + (first + n) / PANEL * size;
+        const int64_t count = num_outputs - n < PANEL ? num_outputs - n : PANEL;
+        std::memset(panel, 0, size);
+        if (w->kind == FLOAT) {
+            const float* weights = static_cast<const float*>(given) + n * num_inputs;
+            float* const to = reinterpret_cast<float*>(panel);
+            for (int64_t k = 0; k < num_inputs; ++k)
+                for (int64_t i = 0; i < count; ++i) to[k * PANEL + i] = weights[i * num_inputs + k];
+        } else {
+            const uint16_t* weights = static_cast<const uint16_t*>(given) + n * num_inputs;
+            uint16_t* const to = reinterpret_cast<uint16_t*>(panel);
+            for (int64_t k = 0; k < num_inputs; ++k)
+                for (int64_t i = 0; i < count; ++i) to[(k / 2 * PANEL + i) * 2 + k % 2] = weights[i * num_inputs + k];
         }
+    }
 }
 
-void trencadis_linear_float(const float* x, int64_t num_rows, int64_t stride, const float* weights, const float* bias,
-                            int64_t num_outputs, int64_t num_inputs, float* out, int64_t out_stride, int64_t num_threads) {
-    const Linear layer{bias, out, out_stride, num_outputs, num_inputs};
-#pragma omp parallel for num_threads(num_threads) schedule(static) if (num_threads > 1)
-    for (int64_t first = 0; first < num_outputs; first += PANEL)
-        in_runs(0, num_rows, [&](int64_t row, int size) {
-            BY_SIZE(size, float_rows, layer, x, stride, weights + first * num_inputs, row, first)
-        });
+// The same of integers [N, K] below 2 ** bits, with the scales and minimums of their groups, float16 [N, K / G]; null where there are none.
+void trencadis_pack_ints(const Product* w, const uint8_t* values, const uint16_t* scales, const uint16_t* minimums,
+                         int64_t num_outputs, int64_t first, uint8_t* out) {
+    const Grouping groups = grouping(*w);
+    const int64_t size = panel_bytes(*w), bits = bits_of(*w);
+#pragma omp parallel for
+    for (int64_t n = 0; n < num_outputs; n += PANEL) {
+        uint8_t* group = out + (first + n) / PANEL * size;
+        const int64_t count = num_outputs - n < PANEL ? num_outputs - n : PANEL;
+        std::memset(group, 0, size);
+        for (int64_t g = 0; g < groups.count; ++g, group += groups.bytes) {
+            uint16_t* const after = reinterpret_cast<uint16_t*>(group + groups.value_bytes);
+            for (int64_t i = 0; i < count; ++i) {
+                const uint8_t* from = values + (n + i) * w->num_inputs + g * w->group;
+                for (int64_t k = 0; k < w->group; ++k) {
+                    const Place at = place(bits, k, i);
+                    group[at.byte] |= static_cast<uint8_t>(from[k] << at.shift);
+                }
+                if (scales) after[i] = scales[(n + i) * groups.count + g];
+                if (minimums) after[PANEL + i] = minimums[(n + i) * groups.count + g];
+            }
+        }
+    }
 }
 
-void trencadis_linear_int8(const float* x, int64_t num_rows, int64_t stride, const int8_t* weights,
-                           const float* weight_scales, const int32_t* weight_sums, const float* bias, int64_t num_outputs,
-                           int64_t num_inputs, float* out, int64_t out_stride, int64_t num_threads) {
-    const int64_t depth = padded(num_inputs);
-    thread_local std::vector<uint8_t> rows;
-    thread_local std::vector<float> scales;
-    if (static_cast<int64_t>(rows.size()) < num_rows * depth) rows.resize(num_rows * depth);
-    if (static_cast<int64_t>(scales.size()) < num_rows) scales.resize(num_rows);
-    const Linear layer{bias, out, out_stride, num_outputs, num_inputs};
-    uint8_t* const quantised = rows.data();
-    float* const row_scales = scales.data();
-    const Quantised given{quantised, row_scales, weight_scales, weight_sums, depth};
+void trencadis_linear(const Product* w, const float* x, int64_t num_rows, int64_t stride, float* out, int64_t out_stride,
+                      int64_t num_threads) {
+    const int64_t bytes = row_bytes(*w);
+    thread_local std::vector<uint8_t> buffer;
+    if (static_cast<int64_t>(buffer.size()) < num_rows * bytes) buffer.resize(num_rows * bytes);
+    uint8_t* const quantised = buffer.data();
+    const Linear layer{w->bias, out, out_stride, w->num_outputs, w->num_inputs};
 #pragma omp parallel num_threads(num_threads) if (num_threads > 1)
     {
+        if (bytes) {
 #pragma omp for schedule(static)
-        for (int64_t row = 0; row < num_rows; ++row)
-            quantise_row(x + row * stride, num_inputs, quantised + row * depth, row_scales + row);
+            for (int64_t row = 0; row < num_rows; ++row) quantise_row(*w, x + row * stride, quantised + row * bytes);
+        }
 #pragma omp for schedule(static)
-        for (int64_t first = 0; first < num_outputs; first += PANEL)
+        for (int64_t first = 0; first < w->num_outputs; first += PANEL)
             in_runs(0, num_rows, [&](int64_t row, int size) {
-                BY_SIZE(size, int_rows, layer, given, weights + first * depth, row, first)
+                multiply_panel(*w, layer, Input{x, quantised}, stride, row, size, first);
             });
     }
 }
 
-// Write rows of packed float32 weights: embeddings out of the panels of an output projection, times a scale. Returns which id has
-// no row, or -1.
-int64_t trencadis_rows_float(const float* weights, int64_t num_outputs, const int64_t* ids, int64_t num_rows,
-                             int64_t num_inputs, float scale, float* out) {
+// Write rows of packed weights: embeddings out of the panels of an output projection, times a scale. Returns which id has no row, or -1.
+int64_t trencadis_rows(const Product* w, const int64_t* ids, int64_t num_rows, float scale, float* out) {
     for (int64_t m = 0; m < num_rows; ++m) {
-        if (ids[m] < 0 || ids[m] >= num_outputs) return m;
-        read_row(weights, ids[m], num_inputs, scale, out + m * num_inputs);
-    }
-    return -1;
-}
-
-int64_t trencadis_rows_int8(const int8_t* weights, const float* weight_scales, int64_t num_outputs, const int64_t* ids,
-                            int64_t num_rows, int64_t num_inputs, float scale, float* out) {
-    for (int64_t m = 0; m < num_rows; ++m) {
-        if (ids[m] < 0 || ids[m] >= num_outputs) return m;
-        read_row(weights, weight_scales, ids[m], num_inputs, scale, out + m * num_inputs);
+        if (ids[m] < 0 || ids[m] >= w->num_outputs) return m;
+        read_row(*w, ids[m], scale, out + m * w->num_inputs);
     }
     return -1;
 }

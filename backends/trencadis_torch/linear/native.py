@@ -5,16 +5,27 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
+from torch import nn
 
 from trencadis.errors import BackendError, ModelLoadError
 from trencadis_torch.native_build import Source, load_library
 
-__all__ = ["ACTIVATIONS", "SOURCE", "Native", "check_int8", "native", "threads_for"]
+__all__ = [
+    "ACTIVATIONS",
+    "KINDS",
+    "SOURCE",
+    "Native",
+    "Packed",
+    "Product",
+    "check_quantization",
+    "native",
+    "product",
+    "threads_for",
+]
 
 logger = logging.getLogger("trencadis.torch")
 
@@ -23,21 +34,68 @@ SOURCE: Final = Path(__file__).with_name("linear.cpp")
 ACTIVATIONS: Final = {"silu": 0, "gelu_pytorch_tanh": 1}
 """Names in transformers' configurations, and their numbers in the library."""
 
+KINDS: Final = {"float": 0, "bfloat": 1, "channels": 2, "groups8": 3, "groups4": 4}
+"""Kinds of packed weights, see linear.h, and their numbers in the library."""
+
 SMALL: Final = 1 << 18
 """Multiplications below which one thread is quicker than waking others."""
 
 _INT, _AT, _FLOAT = ctypes.c_int64, ctypes.c_void_p, ctypes.c_float
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
-    "pack_float": (_AT, _INT, _INT, _AT),
-    "pack_int8": (_AT, _INT, _INT, _AT, _AT),
-    "linear_float": (_AT, _INT, _INT, _AT, _AT, _INT, _INT, _AT, _INT, _INT),
-    "linear_int8": (_AT, _INT, _INT, _AT, _AT, _AT, _AT, _INT, _INT, _AT, _INT, _INT),
-    "rows_float": (_AT, _INT, _AT, _INT, _INT, _FLOAT, _AT),
-    "rows_int8": (_AT, _AT, _INT, _AT, _INT, _INT, _FLOAT, _AT),
+    "packed_bytes": (_AT,),
+    "pack_floats": (_AT, _AT, _INT, _INT, _AT),
+    "pack_ints": (_AT, _AT, _AT, _AT, _INT, _INT, _AT),
+    "linear": (_AT, _AT, _INT, _INT, _AT, _INT, _INT),
+    "rows": (_AT, _AT, _INT, _FLOAT, _AT),
     "rms_norm": (_AT, _INT, _INT, _AT, _FLOAT, _AT, _INT),
     "gate": (_AT, _INT, _INT, _INT, _AT, _INT),
     "rotate": (_AT, _INT, _INT, _INT, _INT, _INT, _AT, _AT, _FLOAT, _AT, _AT, _INT, _INT),
 }
+
+_NUMBERS: Final = frozenset({"rows", "packed_bytes"})
+"""Functions that return one."""
+
+
+class Product(ctypes.Structure):
+    """Mirrors ``Product`` of linear.h."""
+
+    _fields_ = (
+        *((name, _AT) for name in ("weights", "scales", "bias")),
+        *((name, _INT) for name in ("kind", "group", "zero", "num_outputs", "num_inputs")),
+    )
+
+
+class Packed(NamedTuple):
+    """A layer's weights as the library reads them.
+
+    Attributes:
+        weights: Panels, uint8.
+        scales: float32 ``[N]``, padded to whole panels: what outputs are multiplied by in the end; None for floats.
+        bias: float32 ``[N]``, or None.
+        kind: Number of a kind.
+        group: Inputs that share a scale.
+        zero: ``weight = scale · (value - zero)``; -1: groups have minimums instead.
+        num_outputs: N.
+        num_inputs: K.
+    """
+
+    weights: torch.Tensor
+    scales: torch.Tensor | None
+    bias: torch.Tensor | None
+    kind: int
+    group: int
+    zero: int
+    num_outputs: int
+    num_inputs: int
+
+
+def product(packed: Packed) -> Product:
+    """Return the library's view of packed weights, which must outlive it."""
+    return Product(*(_address(part) if isinstance(part, torch.Tensor) else part for part in packed))
+
+
+def _address(tensor: torch.Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
 
 
 class Native:
@@ -48,140 +106,123 @@ class Native:
 
     Attributes:
         panel: Outputs that are stored together.
-        has_vnni: Whether int8 products use the processor's own instruction for them.
+        has_dot: Whether products of 8 bits use the processor's own instruction for them.
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
         for name, arguments in _SIGNATURES.items():
             function = getattr(library, f"trencadis_{name}")
-            function.argtypes, function.restype = arguments, _INT if name.startswith("rows") else None
+            function.argtypes, function.restype = arguments, _INT if name in _NUMBERS else None
         self.panel = int(library.trencadis_panel())
-        self.has_vnni = bool(library.trencadis_has_vnni())
+        self.has_dot = bool(library.trencadis_has_dot())
 
-    def pack_float(self, *weights: torch.Tensor) -> torch.Tensor:
-        """Return weights ``[N, K]``, the outputs of several side by side, as panels: float32, one-dimensional."""
+    def pack_floats(self, *weights: torch.Tensor, bias: torch.Tensor | None = None) -> Packed:
+        """Return weights ``[N, K]``, all float32 or all bfloat16, the outputs of several side by side.
+
+        Args:
+            weights: Of each layer.
+            bias: float32, of all outputs, or None.
+        """
+        kind = KINDS["bfloat" if weights[0].dtype is torch.bfloat16 else "float"]
         num_inputs = weights[0].shape[1]
-        packed = torch.empty(self._whole(sum(map(len, weights))) * num_inputs)
-        for first, part in self._parts(weights):
-            plain = part.detach().float().contiguous()
-            at = packed.data_ptr() + first * num_inputs * packed.itemsize
-            self._library.trencadis_pack_float(plain.data_ptr(), len(plain), num_inputs, at)
+        packed, at = self._room(sum(map(len, weights)), num_inputs, kind, num_inputs, 0, None, bias)
+        first = 0
+        for (part,) in self._parts(*((weight,) for weight in weights)):
+            self._library.trencadis_pack_floats(at, part.data_ptr(), len(part), first, packed.weights.data_ptr())
+            first += len(part)
         return packed
 
-    def pack_int8(self, *weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return int8 weights as panels likewise, and 128 times the sum of each output's, int32, padded to whole panels."""
-        num_inputs, whole = weights[0].shape[1], self._whole(sum(map(len, weights)))
-        depth = -(-num_inputs // 4) * 4
-        packed = torch.empty(whole * depth, dtype=torch.int8)
-        sums = torch.empty(whole, dtype=torch.int32)
-        for first, part in self._parts(weights):
-            plain = part.contiguous()
-            at = (packed.data_ptr() + first * depth, sums.data_ptr() + first * sums.itemsize)
-            self._library.trencadis_pack_int8(plain.data_ptr(), len(plain), num_inputs, *at)
-        return packed, sums
-
-    def linear_float(
-        self, x: torch.Tensor, weights: torch.Tensor, bias: torch.Tensor | None, num_outputs: int
-    ) -> torch.Tensor:
-        """Return ``x @ weight.T + bias``, ``[..., N]``.
+    def pack_channels(self, *weights: tuple[torch.Tensor, torch.Tensor], bias: torch.Tensor | None = None) -> Packed:
+        """Return int8 weights ``[N, K]`` with the scale of each output, float32 ``[N]``; several side by side.
 
         Args:
-            x: float32 ``[..., K]``.
-            weights: Packed.
-            bias: float32 ``[N]``, or None.
-            num_outputs: N.
+            weights: Values and scales of each layer.
+            bias: float32, of all outputs, or None.
         """
-        x, num_inputs = x.contiguous(), x.shape[-1]
-        num_rows = x.numel() // num_inputs
-        out = x.new_empty(*x.shape[:-1], num_outputs)
-        self._library.trencadis_linear_float(
-            x.data_ptr(),
-            num_rows,
-            num_inputs,
-            weights.data_ptr(),
-            None if bias is None else bias.data_ptr(),
-            num_outputs,
-            num_inputs,
-            out.data_ptr(),
-            num_outputs,
-            threads_for(num_rows * num_inputs * num_outputs),
-        )
-        return out
+        scales = torch.cat([scales for _, scales in weights])
+        num_inputs = weights[0][0].shape[1]
+        packed, at = self._room(len(scales), num_inputs, KINDS["channels"], num_inputs, 128, scales, bias)
+        first = 0
+        for (part,) in self._parts(*((values,) for values, _ in weights)):
+            values = part.view(torch.uint8) ^ 128
+            self._library.trencadis_pack_ints(
+                at, values.data_ptr(), None, None, len(part), first, packed.weights.data_ptr()
+            )
+            first += len(part)
+        return packed
 
-    def linear_int8(
+    def pack_groups(
         self,
-        x: torch.Tensor,
-        weights: torch.Tensor,
+        *weights: tuple[torch.Tensor, ...],
+        bits: int,
+        group: int,
+        zero: int,
         scales: torch.Tensor,
-        sums: torch.Tensor,
-        bias: torch.Tensor | None,
-        num_outputs: int,
-    ) -> torch.Tensor:
-        """Return the same with int8 weights; each row of ``x`` is quantised by its own largest magnitude.
+        bias: torch.Tensor | None = None,
+    ) -> Packed:
+        """Return unsigned weights ``[N, K]`` with the scale of each group; several side by side.
+
+        Args:
+            weights: Of each layer: values, uint8 ``[N, K]``, then scales, float16 ``[N, K / G]``, then, if ``zero`` is negative, minimums.
+            bits: 4 or 8.
+            group: G.
+            zero: As in :class:`Packed`.
+            scales: float32, of all outputs.
+            bias: float32, of all outputs, or None.
+        """
+        num_inputs = weights[0][0].shape[1]
+        packed, at = self._room(len(scales), num_inputs, KINDS[f"groups{bits}"], group, zero, scales, bias)
+        first = 0
+        for parts in self._parts(*weights):
+            values, its_scales, *minimums = parts
+            least = minimums[0].data_ptr() if minimums else None
+            self._library.trencadis_pack_ints(
+                at, values.data_ptr(), its_scales.data_ptr(), least, len(values), first, packed.weights.data_ptr()
+            )
+            first += len(values)
+        return packed
+
+    def linear(self, x: torch.Tensor, packed: Packed) -> torch.Tensor:
+        """Return ``x @ weight.T + bias``, float32 ``[..., N]``; rows are quantised where weights are integers.
 
         Args:
             x: float32 ``[..., K]``.
-            weights: Packed.
-            scales: Of each output's weights, float32, padded to whole panels.
-            sums: From :meth:`pack_int8`.
-            bias: float32 ``[N]``, or None.
-            num_outputs: N.
+            packed: Weights and bias.
         """
-        x, num_inputs = x.contiguous(), x.shape[-1]
+        x, num_inputs = x.contiguous(), packed.num_inputs
         num_rows = x.numel() // num_inputs
-        out = x.new_empty(*x.shape[:-1], num_outputs)
-        self._library.trencadis_linear_int8(
+        out = x.new_empty(*x.shape[:-1], packed.num_outputs)
+        self._library.trencadis_linear(
+            ctypes.addressof(view := product(packed)),
             x.data_ptr(),
             num_rows,
             num_inputs,
-            weights.data_ptr(),
-            scales.data_ptr(),
-            sums.data_ptr(),
-            None if bias is None else bias.data_ptr(),
-            num_outputs,
-            num_inputs,
             out.data_ptr(),
-            num_outputs,
-            threads_for(num_rows * num_inputs * num_outputs),
+            packed.num_outputs,
+            threads_for(num_rows * num_inputs * packed.num_outputs),
         )
+        del view
         return out
 
-    def rows_float(
-        self, ids: torch.Tensor, weights: torch.Tensor, shape: tuple[int, int], scale: float
-    ) -> torch.Tensor:
-        """Return rows of packed weights, times a scale, ``[..., K]``.
+    def rows(self, ids: torch.Tensor, packed: Packed, scale: float) -> torch.Tensor:
+        """Return rows of packed weights, times a scale, float32 ``[..., K]``.
 
         Args:
             ids: int64 ``[...]``.
-            weights: Packed.
-            shape: N and K.
+            packed: Weights.
             scale: Of the result.
 
         Raises:
             IndexError: There is no such row.
         """
-        ids, out = ids.contiguous(), torch.empty(*ids.shape, shape[1])
-        _check_rows(
-            self._library.trencadis_rows_float(
-                weights.data_ptr(), shape[0], ids.data_ptr(), ids.numel(), shape[1], scale, out.data_ptr()
-            ),
-            shape[0],
+        ids, out = ids.contiguous(), torch.empty(*ids.shape, packed.num_inputs)
+        wrong = self._library.trencadis_rows(
+            ctypes.addressof(view := product(packed)), ids.data_ptr(), ids.numel(), scale, out.data_ptr()
         )
-        return out
-
-    def rows_int8(
-        self, ids: torch.Tensor, weights: torch.Tensor, scales: torch.Tensor, shape: tuple[int, int], scale: float
-    ) -> torch.Tensor:
-        """Return the same of int8 weights, with the scale of each output."""
-        ids, out = ids.contiguous(), torch.empty(*ids.shape, shape[1])
-        at = (weights.data_ptr(), scales.data_ptr())
-        _check_rows(
-            self._library.trencadis_rows_int8(
-                *at, shape[0], ids.data_ptr(), ids.numel(), shape[1], scale, out.data_ptr()
-            ),
-            shape[0],
-        )
+        del view
+        if wrong >= 0:
+            raise IndexError(f"index {wrong} of the ids is outside the {packed.num_outputs} rows of the weights")
         return out
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -235,22 +276,29 @@ class Native:
             threads_for(8 * x.numel()),
         )
 
-    def _parts(self, weights: tuple[torch.Tensor, ...]) -> Iterator[tuple[int, torch.Tensor]]:
-        """Yield weights with the output that each begins at; as one where another than the last would end within a panel."""
-        if any(len(part) % self.panel for part in weights[:-1]):
-            weights = (torch.cat(weights),)
-        first = 0
-        for part in weights:
-            yield first, part
-            first += len(part)
+    def _room(
+        self,
+        num_outputs: int,
+        num_inputs: int,
+        kind: int,
+        group: int,
+        zero: int,
+        scales: torch.Tensor | None,
+        bias: torch.Tensor | None,
+    ) -> tuple[Packed, Any]:
+        """Return packed weights that are still to be written, and the library's view of them."""
+        if scales is not None:
+            scales = nn.functional.pad(scales.float(), (0, -num_outputs % self.panel))
+        packed = Packed(torch.empty(0, dtype=torch.uint8), scales, bias, kind, group, zero, num_outputs, num_inputs)
+        view = product(packed)
+        size = int(self._library.trencadis_packed_bytes(ctypes.addressof(view)))
+        return packed._replace(weights=torch.empty(size, dtype=torch.uint8)), ctypes.byref(view)
 
-    def _whole(self, num_outputs: int) -> int:
-        return -(-num_outputs // self.panel) * self.panel
-
-
-def _check_rows(wrong: int, num_rows: int) -> None:
-    if wrong >= 0:
-        raise IndexError(f"index {wrong} of the ids is outside the {num_rows} rows of the weights")
+    def _parts(self, *parts: tuple[torch.Tensor, ...]) -> list[tuple[torch.Tensor, ...]]:
+        """Return contiguous weights; as one where another than the last would end within a panel."""
+        if any(len(part[0]) % self.panel for part in parts[:-1]):
+            parts = (tuple(map(torch.cat, zip(*parts, strict=True))),)
+        return [tuple(tensor.detach().contiguous() for tensor in part) for part in parts]
 
 
 def threads_for(num_multiplications: int) -> int:
@@ -268,18 +316,19 @@ def native() -> Native | None:
         return None
 
 
-def check_int8(device: torch.device, dtype: str) -> None:
-    """Refuse int8 layers where nothing computes them.
+def check_quantization(quantization: str, device: torch.device, dtype: str) -> None:
+    """Refuse integer layers where nothing computes them.
 
     Args:
+        quantization: That was asked for: ``int8`` or ``int4``.
         device: Of the model.
         dtype: That was asked for.
 
     Raises:
         BackendError: Another device than the CPU, or no compiler.
-        ModelLoadError: A dtype that int8 layers do not take.
+        ModelLoadError: A dtype that integer layers do not take.
     """
-    where = '[backend.torch] quantization = "int8"'
+    where = f'[backend.torch] quantization = "{quantization}"'
     if device.type != "cpu":
         raise BackendError(
             f"{where}: only on the CPU, and the device is {device}.",

@@ -9,10 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import torch
-
 from trencadis.errors import BackendError
-from trencadis_torch.linear.packed import Int8Linear, PackedLinear
+from trencadis_torch.linear.native import Product
 from trencadis_torch.native_build import Source, load_library
 
 __all__ = [
@@ -22,10 +20,8 @@ __all__ = [
     "Layer",
     "NativeDecoder",
     "Pass",
-    "Product",
     "layer_array",
     "native_decoder",
-    "product",
 ]
 
 logger = logging.getLogger("trencadis.torch")
@@ -41,17 +37,8 @@ PARTS: Final = (
 _AT, _INT, _DOUBLE = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
 
 
-class Product(ctypes.Structure):
-    """Mirrors ``Product`` of the source, as the others do theirs."""
-
-    _fields_ = (
-        *((name, _AT) for name in ("weights", "scales", "sums", "bias")),
-        *((name, _INT) for name in ("num_outputs", "num_inputs")),
-    )
-
-
 class Layer(ctypes.Structure):
-    """Weights and sizes of one layer."""
+    """Mirrors ``Layer`` of the source, as the others do theirs: weights and sizes of one layer."""
 
     _fields_ = (
         *((name, Product) for name in ("qkv", "out", "gate_up", "down")),
@@ -80,7 +67,7 @@ class Pass(ctypes.Structure):
     _fields_ = (
         *((name, _AT) for name in ("token_ids", "positions", "kept", "cosines", "sines", "calls", "attend")),
         *((name, _AT) for name in ("hidden", "normed", "qkv", "attended", "gated", "wide", "logits")),
-        *((name, _AT) for name in ("bytes", "scales", "scratch", "seconds")),
+        *((name, _AT) for name in ("bytes", "scratch", "seconds")),
         *((name, _INT) for name in ("num_tokens", "num_kept", "call_bytes", "num_turned", "scratch_floats")),
         ("num_threads", _INT),
     )
@@ -108,18 +95,9 @@ class NativeDecoder:
         self._library = library
 
     def sizes(self, decoder: Decoder) -> tuple[int, int]:
-        """Return bytes of the widest row that may be quantised, and floats of one thread's scratch."""
+        """Return bytes of the widest row that is quantised, 0 if none is, and floats of one thread's scratch."""
         at = ctypes.addressof(decoder)
         return int(self._library.trencadis_decoder_widest(at)), int(self._library.trencadis_decoder_scratch(at))
-
-
-def product(layer: PackedLinear | Int8Linear) -> Product:
-    """Return the library's view of a packed layer, which must outlive it."""
-    return Product(*map(_address, layer.tensors), layer.out_features, layer.in_features)
-
-
-def _address(tensor: torch.Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
 
 
 def layer_array(layers: Sequence[Layer]) -> Any:

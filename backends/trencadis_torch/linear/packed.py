@@ -1,44 +1,71 @@
-"""Linear layers whose weights are packed once, and embeddings that read their rows out of a packed output projection.
+"""Linear layers whose weights are packed once, and embeddings that read their rows out of packed weights.
 
-    PackedLinear   float32, by linear.cpp: a row's bits depend on that row alone
-    BlockedLinear  float32, by oneDNN through torch, where there is no compiler: low bits may depend on how many rows there are
-    Int8Linear     int8 weights, one scale for each output; activations int8, one scale for each row; sums are exact
+    HeldWeight of each layer ─▶ pack ─┬▶ PackedLinear   by linear.cpp, in the form held: a row's bits depend on that row alone
+                                      └▶ BlockedLinear  float32, by oneDNN through torch, where there is no compiler: low bits may depend
+                                                        on how many rows there are
 
-Shapes: N outputs, K inputs.
+Floats are multiplied as they are. Where weights are integers, rows are rounded to int8 with a scale for each group of inputs, and the sums
+of a group are exact.
+
+Shapes: N outputs, K inputs, G inputs of one group.
 """
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Final
 
 import torch
 from torch import nn
 
-from trencadis_torch.linear.native import Native
+from trencadis_torch.linear.held import ChannelWeight, FloatWeight, GroupedWeight, HeldWeight
+from trencadis_torch.linear.native import Native, Packed
 
-__all__ = ["BlockedLinear", "FusedLinear", "Int8Linear", "PackedLinear", "RowsEmbedding", "quantise"]
+__all__ = [
+    "BlockedLinear",
+    "FusedLinear",
+    "PackedLinear",
+    "RowsEmbedding",
+    "held_of",
+    "pack",
+    "quantise",
+    "quantise_groups",
+]
 
 AT_ONCE: Final = 1 << 18
 """Weights that are rounded at a time."""
+
+INT4_GROUP: Final = 32
+"""Inputs that share a scale, where this engine rounds to 4 bits."""
+
+MOST_GROUP: Final = 65_536
+"""Inputs of one group whose sum fits into 32 bits: 255 · 127 each."""
+
+_LARGEST_RATIO: Final = 1024.0
+"""Of a minimum by its scale: above it float16 has no fractions."""
 
 
 class FusedLinear(nn.Module):
     """One linear layer in place of one or several that have the same input: their outputs stand side by side.
 
     Args:
-        layers: What it stands for; they may be let go of afterwards.
+        shape: N of all together, and K.
 
     Attributes:
         in_features: K.
-        out_features: N, of all together.
+        out_features: N.
     """
 
-    def __init__(self, layers: list[nn.Linear]) -> None:
+    def __init__(self, shape: tuple[int, int]) -> None:
         super().__init__()
-        self.in_features = layers[0].in_features
-        self.out_features = sum(layer.out_features for layer in layers)
-        self._bias = _side_by_side_biases(layers)
+        self.out_features, self.in_features = shape
+
+    @property
+    @abstractmethod
+    def form(self) -> str:
+        """The form of the weights in words."""
 
     @property
     @abstractmethod
@@ -51,90 +78,63 @@ class FusedLinear(nn.Module):
 
 
 class PackedLinear(FusedLinear):
-    """float32 weights in panels.
+    """Weights in panels of the library.
 
     Args:
-        layers: What it stands for.
+        packed: They.
+        form: In words.
         native: The library.
+
+    Attributes:
+        packed: As given.
     """
 
-    def __init__(self, layers: list[nn.Linear], native: Native) -> None:
-        super().__init__(layers)
+    def __init__(self, packed: Packed, form: str, native: Native) -> None:
+        super().__init__((packed.num_outputs, packed.num_inputs))
+        self.packed = packed
+        self._form = form
         self._native = native
-        self._weights = native.pack_float(*_weights_of(layers))
+
+    @property
+    def form(self) -> str:
+        """The form of the weights in words."""
+        return self._form
 
     @property
     def weights_bytes(self) -> int:
-        """Memory of the weights."""
-        return self._weights.nbytes + (0 if self._bias is None else self._bias.nbytes)
-
-    @property
-    def tensors(self) -> tuple[torch.Tensor | None, ...]:
-        """Packed weights, scales and sums of int8 weights or None, and biases or None."""
-        return self._weights, None, None, self._bias
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return float32 ``[..., N]`` from float32 ``[..., K]``."""
-        return self._native.linear_float(x, self._weights, self._bias, self.out_features)
-
-    def rows(self, ids: torch.Tensor, scale: float) -> torch.Tensor:
-        """Return rows of the weights, times a scale, ``[..., K]``."""
-        return self._native.rows_float(ids, self._weights, (self.out_features, self.in_features), scale)
-
-
-class Int8Linear(FusedLinear):
-    """int8 weights in panels.
-
-    Args:
-        layers: What it stands for.
-        native: The library.
-    """
-
-    def __init__(self, layers: list[nn.Linear], native: Native) -> None:
-        super().__init__(layers)
-        self._native = native
-        weights, scales = zip(*map(quantise, _weights_of(layers)), strict=True)
-        self._weights, self._sums = native.pack_int8(*weights)
-        self._scales = torch.zeros(len(self._sums))
-        torch.cat(scales, out=self._scales[: self.out_features])
-
-    @property
-    def weights_bytes(self) -> int:
-        """Memory of the weights, with scales and sums."""
-        parts = (self._weights, self._scales, self._sums, self._bias)
-        return sum(part.nbytes for part in parts if part is not None)
-
-    @property
-    def tensors(self) -> tuple[torch.Tensor | None, ...]:
-        """As in :class:`PackedLinear`."""
-        return self._weights, self._scales, self._sums, self._bias
+        """Memory of the weights, with scales and biases."""
+        return sum(part.nbytes for part in self.packed if isinstance(part, torch.Tensor))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return float32 ``[..., N]`` from ``[..., K]``."""
-        return self._native.linear_int8(
-            x.float(), self._weights, self._scales, self._sums, self._bias, self.out_features
-        )
+        return self._native.linear(x.float(), self.packed)
 
     def rows(self, ids: torch.Tensor, scale: float) -> torch.Tensor:
-        """Return rows of the weights as they were rounded, times a scale, ``[..., K]``."""
-        return self._native.rows_int8(ids, self._weights, self._scales, (self.out_features, self.in_features), scale)
+        """Return rows of the weights as they are held, times a scale, float32 ``[..., K]``."""
+        return self._native.rows(ids, self.packed, scale)
 
 
 class BlockedLinear(FusedLinear):
     """float32 weights in oneDNN's blocks.
 
     Args:
-        layers: What it stands for.
+        weights: float32 ``[N, K]`` of each layer.
+        bias: float32, of all outputs, or None.
     """
 
     ROWS_HINT = 32
 
-    def __init__(self, layers: list[nn.Linear]) -> None:
-        super().__init__(layers)
-        weights = _weights_of(layers)
-        weight = weights[0].contiguous() if len(weights) == 1 else torch.cat(weights)
+    def __init__(self, weights: Sequence[torch.Tensor], bias: torch.Tensor | None) -> None:
+        weight = weights[0].contiguous() if len(weights) == 1 else torch.cat([*weights])
+        super().__init__((len(weight), weight.shape[1]))
         self._weights = torch.ops.mkldnn._reorder_linear_weight(weight, self.ROWS_HINT)  # noqa: SLF001 - as torch.compile
         self._bytes = weight.nbytes
+        self._bias = bias
+
+    @property
+    def form(self) -> str:
+        """The form of the weights in words."""
+        return "float32"
 
     @property
     def weights_bytes(self) -> int:
@@ -149,46 +149,192 @@ class BlockedLinear(FusedLinear):
 
 
 class RowsEmbedding(nn.Module):
-    """Embeddings that share the weights of a packed output projection, as they did before it was packed.
+    """Embeddings out of packed weights, such as those of the output projection that shared them before they were packed.
 
     Args:
-        head: The output projection.
+        head: The output projection, or another packed matrix ``[N, K]``.
         scale: Of the embeddings.
 
     Attributes:
         scale: As given.
     """
 
-    def __init__(self, head: PackedLinear | Int8Linear, scale: float) -> None:
+    def __init__(self, head: PackedLinear, scale: float) -> None:
         super().__init__()
         # In a tuple, for a module that is an attribute would be a part of this one as well.
         self._head = (head,)
         self.scale = scale
+
+    @property
+    def head(self) -> PackedLinear:
+        """As given."""
+        return self._head[0]
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Return float32 ``[..., K]`` from int64 ids ``[...]``."""
         return self._head[0].rows(input_ids, self.scale)
 
 
-def quantise(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return int8 weights ``[N, K]`` and the scale of each output, float32 ``[N]``: symmetric, to nearest. Pure."""
+def pack(weights: Sequence[HeldWeight], biases: Sequence[torch.Tensor | None], native: Native | None) -> FusedLinear:
+    """Return one layer in place of those that have these weights and the same input, in the form in which they are held.
+
+    Floats of both widths become float32, and so does float16, for which there is no kernel, unless bfloat16 holds all its values.
+    Integers of different forms become the narrowest that holds all of their values: 8 bits, in the largest groups that fit into all.
+    Integers beside floats become float32. Scales of groups are float16, times a float32 of each output: those of more bits are rounded,
+    which changes a weight by less than a hundredth of what rounding it to an integer changed.
+
+    Args:
+        weights: ``[N, K]`` of each layer, the outputs side by side.
+        biases: ``[N]`` of each layer, or None.
+        native: The library; None: all become float32, for oneDNN.
+
+    Raises:
+        ValueError: More inputs share a scale than their sum has room for.
+    """
+    bias = _side_by_side_biases(weights, biases)
+    if native is None:
+        return BlockedLinear([weight.dequantised() for weight in weights], bias)
+    if all(isinstance(weight, ChannelWeight) for weight in weights):
+        _check_group(weights[0].shape[1])
+        channels = [(weight.values, weight.scales) for weight in weights if isinstance(weight, ChannelWeight)]
+        return PackedLinear(native.pack_channels(*channels, bias=bias), weights[0].form, native)
+    if any(isinstance(weight, FloatWeight) for weight in weights):
+        floats = _of_one_width(weights)
+        return PackedLinear(native.pack_floats(*floats, bias=bias), FloatWeight(floats[0]).form, native)
+    grouped = _of_one_grouping(weights)
+    return PackedLinear(_pack_groups(grouped, bias, native), grouped[0].form, native)
+
+
+def held_of(layer: nn.Linear, quantization: str = "none") -> HeldWeight:
+    """Return a layer's weight as it is, or rounded.
+
+    Args:
+        layer: Of PyTorch.
+        quantization: ``none``, ``int8``, or ``int4``, which is int8 where inputs cannot be cut into groups.
+    """
+    weight = layer.weight.detach()
+    if quantization == "none":
+        return FloatWeight(weight)
+    if quantization == "int4" and not weight.shape[1] % INT4_GROUP:
+        return quantise_groups(weight, INT4_GROUP)
+    return quantise(weight)
+
+
+def quantise(weight: torch.Tensor) -> ChannelWeight:
+    """Return int8 weights with the scale of each output: symmetric, to nearest. Pure."""
     rounded, scales = torch.empty(weight.shape, dtype=torch.int8), torch.empty(len(weight))
-    # A few rows at a time: what lies between stays in the processor's caches.
-    num_rows = max(1, AT_ONCE // weight.shape[1])
-    parts = (torch.split(tensor, num_rows) for tensor in (weight.detach(), rounded, scales))
-    for part, into, scale in zip(*parts, strict=True):
+    for part, into, scale in _a_few_rows(weight.detach(), rounded, scales):
         plain = part.float()
         torch.div(plain.abs().amax(1), 127, out=scale)
         into.copy_((plain / scale.clamp_min(torch.finfo(torch.float32).tiny)[:, None]).round_())
-    return rounded, scales
+    return ChannelWeight(rounded, scales)
 
 
-def _weights_of(layers: list[nn.Linear]) -> list[torch.Tensor]:
-    return [layer.weight.detach() for layer in layers]
+def quantise_groups(weight: torch.Tensor, group: int) -> GroupedWeight:
+    """Return weights of 4 bits with a scale for each group: values from -8 to 7, the largest magnitude being -8, to nearest. Pure.
+
+    Args:
+        weight: ``[N, K]``.
+        group: Inputs that share a scale; K is a multiple.
+
+    Source: llama.cpp, ``quantize_row_q4_0_ref``.
+    """
+    num_groups = weight.shape[1] // group
+    rounded, scales = torch.empty(weight.shape, dtype=torch.uint8), torch.empty(len(weight), num_groups)
+    for part, into, scale in _a_few_rows(weight.detach(), rounded, scales):
+        plain = part.float().unflatten(1, (num_groups, group))
+        largest = plain.gather(2, plain.abs().argmax(2, keepdim=True))
+        torch.div(largest[..., 0], -8, out=scale)
+        factor = torch.where(largest == 0, 0, -8 / largest)
+        into.copy_((plain * factor).round_().add_(8).clamp_(0, 15).flatten(1))
+    return GroupedWeight(rounded, scales, -8 * scales, 4)
 
 
-def _side_by_side_biases(layers: list[nn.Linear]) -> torch.Tensor | None:
-    if all(layer.bias is None for layer in layers):
+def _a_few_rows(weight: torch.Tensor, *into: torch.Tensor) -> zip[tuple[torch.Tensor, ...]]:
+    """Cut tensors into a few rows at a time: what lies between stays in the processor's caches."""
+    num_rows = max(1, AT_ONCE // weight.shape[1])
+    return zip(*(torch.split(tensor, num_rows) for tensor in (weight, *into)), strict=True)
+
+
+def _of_one_width(weights: Sequence[HeldWeight]) -> list[torch.Tensor]:
+    """Return all as bfloat16 if that holds every value, else as float32."""
+    narrow = [weight.values for weight in weights if isinstance(weight, FloatWeight)]
+    if len(narrow) == len(weights) and all(_fits_bfloat16(values) for values in narrow):
+        return [values.bfloat16() for values in narrow]
+    return [weight.dequantised() for weight in weights]
+
+
+def _fits_bfloat16(values: torch.Tensor) -> bool:
+    if values.dtype is torch.bfloat16:
+        return True
+    return values.dtype is torch.float16 and bool((values.bfloat16().float() == values.float()).all())
+
+
+def _of_one_grouping(weights: Sequence[HeldWeight]) -> list[GroupedWeight]:
+    """Return all with the same bits and groups, the values as they are."""
+    grouped = [_in_groups(weight) if isinstance(weight, ChannelWeight) else weight for weight in weights]
+    found = [weight for weight in grouped if isinstance(weight, GroupedWeight)]
+    bits, group = max(weight.bits for weight in found), math.gcd(*(weight.group for weight in found))
+    _check_group(group)
+    return [
+        GroupedWeight(
+            weight.values,
+            *(part.repeat_interleave(weight.group // group, 1) for part in (weight.scales, weight.minimums)),
+            bits,
+        )
+        for weight in found
+    ]
+
+
+def _in_groups(weight: ChannelWeight) -> GroupedWeight:
+    scales = weight.scales[:, None]
+    return GroupedWeight(weight.values.view(torch.uint8) ^ 128, scales, -128 * scales, 8)
+
+
+def _check_group(group: int) -> None:
+    if group > MOST_GROUP:
+        raise ValueError(f"{group} inputs share a scale: at most {MOST_GROUP} can")
+
+
+def _pack_groups(weights: list[GroupedWeight], bias: torch.Tensor | None, native: Native) -> Packed:
+    zeros = {_zero_of(weight) for weight in weights}
+    zero = zeros.pop() if len(zeros) == 1 else -1
+    outputs = [_output_scales(weight) for weight in weights]
+    parts = []
+    for weight, output in zip(weights, outputs, strict=True):
+        kept = (weight.scales,) if zero >= 0 else (weight.scales, weight.minimums)
+        parts.append((weight.values, *((part / output[:, None]).half() for part in kept)))
+    return native.pack_groups(
+        *parts, bits=weights[0].bits, group=weights[0].group, zero=zero, scales=torch.cat(outputs), bias=bias
+    )
+
+
+def _zero_of(weight: GroupedWeight) -> int:
+    """Return the value that stands for nothing, if it is the same of all groups, else -1."""
+    ratios = -weight.minimums / weight.scales
+    known = ratios[ratios.isfinite()]
+    zero = int(known[0].round()) if known.numel() else 0
+    is_zero = 0 <= zero < 1 << weight.bits and torch.equal(weight.scales * -zero, weight.minimums)
+    return zero if is_zero else -1
+
+
+def _output_scales(weight: GroupedWeight) -> torch.Tensor:
+    """Return what each output's scales and minimums are divided by, so that float16 holds them, float32 ``[N]``.
+
+    A power of two, which rounds nothing; where all groups have one scale, that scale, of which float16 would lose bits.
+    """
+    largest = torch.maximum(weight.scales.abs(), weight.minimums.abs()).amax(1)
+    power = torch.ldexp(torch.ones_like(largest), torch.frexp(largest).exponent)
+    first = weight.scales[:, 0]
+    is_one = (weight.scales == first[:, None]).all(1) & (largest <= _LARGEST_RATIO * first.abs()) & (first != 0)
+    return torch.where(largest.isfinite(), torch.where(is_one, first, power), torch.nan)
+
+
+def _side_by_side_biases(weights: Sequence[HeldWeight], biases: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+    if all(bias is None for bias in biases):
         return None
-    none = [torch.zeros(layer.out_features) if layer.bias is None else layer.bias.detach().float() for layer in layers]
+    none = [
+        torch.zeros(weight.shape[0]) if bias is None else bias.detach().float()
+        for weight, bias in zip(weights, biases, strict=True)
+    ]
     return torch.cat(none)

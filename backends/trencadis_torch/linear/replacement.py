@@ -13,6 +13,8 @@ Of a plain decoder whose modules have all been replaced, passes run in one call,
 from __future__ import annotations
 
 import logging
+from collections import Counter
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import attrs
@@ -25,17 +27,28 @@ from trencadis_torch.attention.adapter import PAGED, switch
 from trencadis_torch.attention.kernel import PagedKernel
 from trencadis_torch.attention.native import NativeAttention
 from trencadis_torch.cache.kv_cache import AttentionLayer
+from trencadis_torch.linear import packed
 from trencadis_torch.linear.decoder import attach, read_decoder
 from trencadis_torch.linear.fused import FusedKernels
 from trencadis_torch.linear.native import Native
 from trencadis_torch.linear.native_decoder import native_decoder
-from trencadis_torch.linear.packed import BlockedLinear, FusedLinear, Int8Linear, PackedLinear, RowsEmbedding
+from trencadis_torch.linear.packed import FusedLinear, PackedLinear, RowsEmbedding, held_of
 from trencadis_torch.linear.readers import Pack, Together, agree, candidates, replacement_of
 from trencadis_torch.linear.watch import Reads, Watched, watch
 from trencadis_torch.loading.self_check import paged_logits
 from trencadis_torch.parallel.modules import VocabEmbedding
 
-__all__ = ["Replacement", "fuse_decoder", "fuse_modules", "replace_modules"]
+__all__ = [
+    "Replacement",
+    "Replacing",
+    "embedding_of",
+    "forms_of",
+    "fuse_decoder",
+    "fuse_modules",
+    "kernels_of",
+    "replace_modules",
+    "watched_modules",
+]
 
 logger = logging.getLogger("trencadis.torch")
 
@@ -62,42 +75,165 @@ class Replacement:
 
 @torch.no_grad()
 def replace_modules(
-    model: Any, *, quantised: bool, native: Native | None, together: Together | None = None
+    model: Any, *, quantization: str = "none", native: Native | None, together: Together | None = None
 ) -> Replacement:
     """Replace modules of a decoder in place; float32, on the CPU.
 
     Args:
         model: Of transformers. Its attention is switched to one that is of no use: another one must be switched on afterwards.
-        quantised: Weights in int8; needs ``native``.
+        quantization: What weights are rounded to: ``none``, ``int8`` or ``int4``; the latter two need ``native``.
         native: The compiled library; None: linear layers go to oneDNN one by one, and nothing is fused.
         together: Asked for each module that sums over ranks: all replace it or none, so that all go on with the same sums.
     """
-    together = together or bool
-    pack = _packer(quantised, native)
-    num_linears = sum(type(part) is nn.Linear for part in model.modules())
-    num_fused = 0
-    seen, reads = _watch(model)
-    if native is not None:
-        for name in [name for name, _ in candidates(model)]:
-            num_fused += _replace(model, name, seen.pop(name, None), reads, pack, native, together)
-    kept = _replace_linears(model, reads, pack)
-    replacement = Replacement(
-        kernels="onednn" if native is None else f"{'int8' if quantised else 'packed'}{native.panel}",
-        weights_bytes=_weights_bytes(model),
-        num_linears=num_linears - len(kept),
-        num_fused=num_fused,
-    )
-    logger.info(
-        "%s: %d linear layers packed, %d modules fused.", replacement.kernels, num_linears - len(kept), num_fused
-    )
-    if kept:
-        logger.info(
-            "%d linear layers stay as they are: the model's code reads what a packed layer does not have (%s: %s).",
-            len(kept),
-            kept[0],
-            ", ".join(sorted(reads[kept[0]])),
+    replacing = Replacing(model, pack=_packer(quantization, native), native=native, together=together)
+    replacing.note(*_watch(model))
+    replacing.replace("")
+    return replacing.result(kernels_of(native, quantization))
+
+
+def kernels_of(native: Native | None, form: str) -> str:
+    """Return the name of what computes linear layers, by which low bits of activations are told apart. Pure.
+
+    Args:
+        native: The compiled library, or None.
+        form: Which weights are rounded to; ``none``: they are not.
+    """
+    return "onednn" if native is None else f"{'packed' if form == 'none' else form}{native.panel}"
+
+
+class Replacing:
+    """Replaces modules of a decoder in place, all at once or layer by layer, as they have been watched.
+
+    Args:
+        model: Of transformers.
+        pack: Packs linear layers that have the same input.
+        native: The compiled library; None: nothing is fused.
+        together: As of :func:`replace_modules`.
+        keep: Called with each linear layer that stays as it is.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        pack: Pack,
+        native: Native | None,
+        together: Together | None = None,
+        keep: Callable[[nn.Linear], None] = lambda _: None,
+    ) -> None:
+        self._model = model
+        self._pack = pack
+        self._native = native
+        self._together: Together = together or bool
+        self._keep = keep
+        self._seen: dict[str, Watched] = {}
+        self._reads: dict[str, frozenset[str]] = {}
+        self._num_linears = sum(type(part) is nn.Linear for part in model.modules())
+        self._num_fused = 0
+        self._kept: list[str] = []
+        self._shared = _sharing_embeddings(model)
+
+    def note(self, seen: dict[str, Watched], reads: Reads) -> None:
+        """Take what was seen of modules, which may be replaced from now on."""
+        self._seen.update(seen)
+        self._reads.update(reads)
+
+    def replace(self, prefix: str) -> None:
+        """Replace what may be replaced, and was not yet.
+
+        Args:
+            prefix: Beginning of the modules' names, with its point; empty: all.
+        """
+        part = self._model.get_submodule(prefix.rstrip("."))
+        if self._native is not None:
+            for name in [prefix + name for name, _ in candidates(part)]:
+                seen = self._seen.pop(name, None)
+                self._num_fused += _replace(
+                    self._model, name, seen, self._reads, self._pack, self._native, self._together
+                )
+        for name in [prefix + name for name, layer in part.named_modules() if type(layer) is nn.Linear]:
+            self._replace_linear(name)
+
+    def _replace_linear(self, name: str) -> None:
+        """Pack a linear layer, with which embeddings may share their weights, unless others read what a packed one has not."""
+        layer = self._model.get_submodule(name)
+        if self._reads.get(name, frozenset()) - _SHAPE:
+            if name not in self._kept:
+                self._kept.append(name)
+                self._keep(layer)
+            return
+        new = self._pack([layer])
+        _put(self._model, name, new)
+        if name != self._shared or not isinstance(new, PackedLinear):
+            return
+        self.embed_by_rows(lambda: new)
+
+    def embed_by_rows(self, pack: Callable[[], nn.Module]) -> bool:
+        """Let embeddings read their rows out of a packed matrix, if they do no more than that; returns whether they do.
+
+        Args:
+            pack: Returns the matrix, ``[vocabulary, K]``; not called if they do not.
+        """
+        embedding = embedding_of(self._model)
+        name = next(name for name, part in self._model.named_modules() if part is embedding)
+        scale = _scale_of(embedding)
+        if scale is None or name in self._reads:
+            return False
+        matrix = pack()
+        if not isinstance(matrix, PackedLinear):
+            return False
+        _put(self._model, name, RowsEmbedding(matrix, scale))
+        del embedding.weight
+        return True
+
+    def reads_of(self, module: nn.Module) -> frozenset[str]:
+        """Return what other code reads of a module of the model."""
+        name = next((name for name, part in self._model.named_modules() if part is module), "")
+        return self._reads.get(name, frozenset())
+
+    def result(self, kernels: str) -> Replacement:
+        """Return what was replaced, and say so in the log.
+
+        Args:
+            kernels: Whose low bits activations have.
+        """
+        replacement = Replacement(
+            kernels=kernels,
+            weights_bytes=_weights_bytes(self._model),
+            num_linears=self._num_linears - len(self._kept),
+            num_fused=self._num_fused,
         )
-    return replacement
+        logger.info(
+            "%s: %d linear layers packed, %d modules fused.", kernels, replacement.num_linears, replacement.num_fused
+        )
+        if self._kept:
+            logger.info(
+                "%d linear layers stay as they are: the model's code reads what a packed layer does not have (%s: %s).",
+                len(self._kept),
+                self._kept[0],
+                ", ".join(sorted(self._reads[self._kept[0]])),
+            )
+        return replacement
+
+
+def embedding_of(model: Any) -> Any:
+    """Return the module that embeds tokens on this rank. Pure."""
+    embedding = model.get_input_embeddings()
+    return embedding.local if isinstance(embedding, VocabEmbedding) else embedding
+
+
+def _sharing_embeddings(model: Any) -> str:
+    """Return the name of the linear layer that shares its weights with the embeddings; empty: there is none."""
+    weight = getattr(embedding_of(model), "weight", None)
+    if weight is None:
+        return ""
+    for name, layer in model.named_modules():
+        is_same = type(layer) is nn.Linear and (
+            layer.weight is weight or (layer.weight.data_ptr() == weight.data_ptr() != 0)
+        )
+        if is_same:
+            return str(name)
+    return ""
 
 
 @torch.no_grad()
@@ -168,19 +304,24 @@ def fuse_decoder(
     return True
 
 
-def _packer(quantised: bool, native: Native | None) -> Pack:
-    if native is None:
-        return BlockedLinear
-    return lambda layers: Int8Linear(layers, native) if quantised else PackedLinear(layers, native)
+def _packer(quantization: str, native: Native | None) -> Pack:
+    return lambda layers: packed.pack(
+        [held_of(layer, quantization) for layer in layers], [layer.bias for layer in layers], native
+    )
+
+
+def watched_modules(model: Any) -> tuple[dict[str, nn.Module], dict[str, nn.Module]]:
+    """Return, by name, the modules whose calls are wanted, and those whose reads by others are. Pure."""
+    called = dict(candidates(model))
+    embedding = model.get_input_embeddings()
+    linears = {name: part for name, part in model.named_modules() if type(part) is nn.Linear or part is embedding}
+    return called, called | linears
 
 
 def _watch(model: Any) -> tuple[dict[str, Watched], Reads]:
     """Run a few tokens through the model; the calls of its known modules, and what its code reads of all that may be replaced."""
-    called = dict(candidates(model))
-    embedding = model.get_input_embeddings()
-    linears = {name: part for name, part in model.named_modules() if type(part) is nn.Linear or part is embedding}
     try:
-        return watch(model, called, called | linears)
+        return watch(model, *watched_modules(model))
     except Exception as error:
         name = type(model).__name__
         raise ModelLoadError(
@@ -220,33 +361,6 @@ def _has(model: Any, name: str) -> bool:
     return True
 
 
-def _replace_linears(model: Any, reads: Reads, pack: Pack) -> list[str]:
-    """Pack the remaining linear layers, the output projection among them, with which embeddings may share their weights.
-
-    Returns:
-        Names of those that stay, since others read what a packed one has not.
-    """
-    kept = []
-    embedding = model.get_input_embeddings()
-    embedding = embedding.local if isinstance(embedding, VocabEmbedding) else embedding
-    names = {id(part): name for name, part in model.named_modules()}
-    tied = getattr(embedding, "weight", None)
-    scale = _scale_of(embedding)
-    for name in [name for name, part in model.named_modules() if type(part) is nn.Linear]:
-        if reads.get(name, frozenset()) - _SHAPE:
-            kept.append(name)
-            continue
-        layer = model.get_submodule(name)
-        shares = tied is not None and layer.weight.data_ptr() == tied.data_ptr()
-        new = pack([layer])
-        _put(model, name, new)
-        is_read = names[id(embedding)] in reads
-        if shares and scale is not None and not is_read and isinstance(new, PackedLinear | Int8Linear):
-            _put(model, names[id(embedding)], RowsEmbedding(new, scale))
-            del embedding.weight
-    return kept
-
-
 def _scale_of(embedding: Any) -> float | None:
     """Return the scale of an embedding's rows; None: it does something else."""
     if not isinstance(embedding, nn.Embedding) or embedding.max_norm is not None:
@@ -263,5 +377,29 @@ def _put(model: Any, name: str, module: nn.Module) -> None:
 
 def _weights_bytes(model: Any) -> int:
     plain: dict[int, int] = {parameter.data_ptr(): parameter.nbytes for parameter in model.parameters()}
-    packed = sum(part.weights_bytes for part in model.modules() if isinstance(part, FusedLinear))
-    return sum(plain.values()) + packed
+    packed = {id(part): part.weights_bytes for part in _packed_parts(model)}
+    return sum(plain.values()) + sum(packed.values())
+
+
+def _packed_parts(model: Any) -> Iterator[FusedLinear]:
+    """Yield packed layers, and the matrices that embeddings read rows of, some of them twice."""
+    for part in model.modules():
+        if isinstance(part, FusedLinear):
+            yield part
+        elif isinstance(part, RowsEmbedding):
+            yield part.head
+
+
+def forms_of(model: Any) -> str:
+    """Return the forms in which a model's weights are held, in words, that of the most bytes first. Pure.
+
+    Args:
+        model: Of transformers, its modules replaced.
+    """
+    sizes: Counter[str] = Counter()
+    for part in {id(part): part for part in _packed_parts(model)}.values():
+        sizes[part.form] += part.weights_bytes
+    for parameter in {id(one): one for one in model.parameters()}.values():
+        sizes[str(parameter.dtype).removeprefix("torch.")] += parameter.nbytes
+    total = max(1, sizes.total())
+    return ", ".join(f"{form} ({100 * size / total:.0f} %)" for form, size in sizes.most_common() if 50 * size > total)

@@ -6,10 +6,9 @@ padding row of an embedding) a replacement must have as well.
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Self
 
 import attrs
 import torch
@@ -17,7 +16,7 @@ from torch import nn
 
 from trencadis_torch.attention.adapter import switch
 
-__all__ = ["HANDED", "Reads", "Watched", "watch"]
+__all__ = ["HANDED", "Reads", "Watched", "Watching", "watch"]
 
 HANDED: Final = "trencadis_seen"
 """Name of the attention function, and of its argument that takes what it was called with."""
@@ -61,60 +60,78 @@ def watch(
 
     AttentionInterface.register(HANDED, _attention)
     AttentionMaskInterface.register(HANDED, lambda **_: None)
-    seen: dict[str, Watched] = {}
     if not switch(model, HANDED):
         raise TypeError(f"{type(model).__name__} does not take its attention from transformers' AttentionInterface")
     positions = torch.tensor([POSITIONS], device=model.device)
-    with _calls(called, seen), _reads(read) as reads:
+    with Watching(called, read) as watching:
         model(input_ids=positions % 7 + 1, position_ids=positions, use_cache=False, trencadis_seen={})
-    return seen, {name: frozenset(names) for name, names in reads.items() if names}
+        return watching.take(None)
 
 
-@contextlib.contextmanager
-def _calls(modules: Mapping[str, nn.Module], seen: dict[str, Watched]) -> Iterator[None]:
-    def noting(name: str) -> Callable[..., None]:
+class Watching:
+    """Modules that are watched while a forward runs, until what was seen of them is taken. As a context: until it ends.
+
+    Each module whose reads are wanted has a class of its own meanwhile, whose instances report what is looked up of them while
+    their own ``forward`` does not run.
+
+    Args:
+        called: Modules whose calls are wanted, by name.
+        read: Modules whose reads by others are wanted, by name.
+    """
+
+    def __init__(self, called: Mapping[str, nn.Module], read: Mapping[str, nn.Module]) -> None:
+        self._seen: dict[str, Watched] = {}
+        self._reads: dict[str, set[str]] = {name: set() for name in read}
+        self._names = {id(module): name for name, module in read.items()}
+        self._running: Counter[int] = Counter()
+        self._handles: dict[str, list[Any]] = {}
+        self._originals = {name: (module, type(module)) for name, module in read.items()}
+        for name, module in called.items():
+            handle = module.register_forward_hook(self._noting(name), with_kwargs=True)
+            self._handles.setdefault(name, []).append(handle)
+        kinds = {kind: _reporting(kind, self._note) for kind in {type(module) for module in read.values()}}
+        for name, module in read.items():
+            self._handles.setdefault(name, []).extend(
+                (
+                    module.register_forward_pre_hook(lambda one, _: self._running.update([id(one)])),
+                    module.register_forward_hook(lambda one, *_: self._running.subtract([id(one)])),
+                )
+            )
+            module.__class__ = kinds[type(module)]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.take(None)
+
+    def take(self, prefix: str | None) -> tuple[dict[str, Watched], Reads]:
+        """Return what was seen of the modules below a name, which are watched no longer, nor held here.
+
+        Args:
+            prefix: Beginning of their names, with its point; None: all.
+        """
+        names = [name for name in self._handles if prefix is None or name.startswith(prefix)]
+        for name in names:
+            for handle in self._handles.pop(name):
+                handle.remove()
+            if name in self._originals:
+                module, kind = self._originals.pop(name)
+                module.__class__ = kind
+                del self._names[id(module)]
+        seen = {name: self._seen.pop(name) for name in names if name in self._seen}
+        reads = {name: frozenset(self._reads[name]) for name in names if self._reads.get(name)}
+        return seen, reads
+
+    def _noting(self, name: str) -> Callable[..., None]:
         def note(_: nn.Module, args: tuple[Any, ...], options: dict[str, Any], output: Any) -> None:
-            seen[name] = Watched(args, dict(options), output, dict(options.get(HANDED) or {}))
+            self._seen[name] = Watched(args, dict(options), output, dict(options.get(HANDED) or {}))
 
         return note
 
-    handles = [module.register_forward_hook(noting(name), with_kwargs=True) for name, module in modules.items()]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-@contextlib.contextmanager
-def _reads(modules: Mapping[str, nn.Module]) -> Iterator[dict[str, set[str]]]:
-    """Note attributes that are read of a module while its own ``forward`` does not run.
-
-    Each module has a class of its own meanwhile, whose instances report what is looked up of them.
-    """
-    reads: dict[str, set[str]] = {name: set() for name in modules}
-    names = {id(module): name for name, module in modules.items()}
-    running: Counter[int] = Counter()
-
-    def note(module: nn.Module, attribute: str) -> None:
-        if not attribute.startswith("_") and attribute not in _COMMON and not running[id(module)]:
-            reads[names[id(module)]].add(attribute)
-
-    kinds = {kind: _reporting(kind, note) for kind in {type(module) for module in modules.values()}}
-    handles = []
-    for module in modules.values():
-        handles.append(module.register_forward_pre_hook(lambda one, _: running.update([id(one)])))
-        handles.append(module.register_forward_hook(lambda one, *_: running.subtract([id(one)])))
-    originals = {name: type(module) for name, module in modules.items()}
-    try:
-        for module in modules.values():
-            module.__class__ = kinds[type(module)]
-        yield reads
-    finally:
-        for name, module in modules.items():
-            module.__class__ = originals[name]
-        for handle in handles:
-            handle.remove()
+    def _note(self, module: nn.Module, attribute: str) -> None:
+        if not attribute.startswith("_") and attribute not in _COMMON and not self._running[id(module)]:
+            self._reads[self._names[id(module)]].add(attribute)
 
 
 def _reporting(kind: type[nn.Module], note: Callable[[nn.Module, str], None]) -> type[nn.Module]:

@@ -18,7 +18,16 @@ from trencadis_torch.cache.kv_cache import AttentionLayer
 from trencadis_torch.loading.loader import attends_in_every_layer
 from trencadis_torch.loading.positions import max_positions
 
-__all__ = ["attention_layers", "encoder_facts", "model_facts", "vocab_size", "window_of"]
+__all__ = [
+    "attention_layers",
+    "check_takes_positions",
+    "encoder_facts",
+    "in_order",
+    "model_facts",
+    "note_layer",
+    "vocab_size",
+    "window_of",
+]
 
 PROBE = "trencadis_probe"
 FULL, REFUSED = 0, -1
@@ -37,11 +46,8 @@ def attention_layers(model: Any, *, own: range | None = None) -> tuple[Attention
     """
     from transformers import AttentionInterface, AttentionMaskInterface
 
+    check_takes_positions(model)
     name = type(model).__name__
-    if getattr(model, "_is_stateful", False) and not attends_in_every_layer(model.config):
-        raise ModelLoadError(f"{name} keeps recurrent state, which cannot be paged.")
-    if "position_ids" not in inspect.signature(model.forward).parameters:
-        raise ModelLoadError(f"{name} takes no positions (position_ids); its position encoding cannot be paged.")
     AttentionInterface.register(PROBE, _probe_attention)
     AttentionMaskInterface.register(PROBE, _probe_mask)
     if not switch(model, PROBE):
@@ -55,6 +61,36 @@ def attention_layers(model: Any, *, own: range | None = None) -> tuple[Attention
         raise
     except Exception as error:
         raise ModelLoadError(f"{name}: a forward of four tokens failed: {type(error).__name__}: {error}") from error
+    return in_order(model, found, own)
+
+
+def check_takes_positions(model: Any) -> None:
+    """Refuse a model whose state or positions no paged cache can keep. Pure.
+
+    Args:
+        model: Of transformers.
+
+    Raises:
+        ModelLoadError: With the reason.
+    """
+    name = type(model).__name__
+    if getattr(model, "_is_stateful", False) and not attends_in_every_layer(model.config):
+        raise ModelLoadError(f"{name} keeps recurrent state, which cannot be paged.")
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        raise ModelLoadError(f"{name} takes no positions (position_ids); its position encoding cannot be paged.")
+
+
+def in_order(model: Any, found: dict[int, AttentionLayer], own: range | None = None) -> tuple[AttentionLayer, ...]:
+    """Return attention layers in layer order. Pure.
+
+    Args:
+        model: Of transformers.
+        found: What a forward found, by ``layer_idx``.
+        own: As of :func:`attention_layers`.
+
+    Raises:
+        ModelLoadError: Layers are missing that would have to be there.
+    """
     _check_complete(model, found, own)
     return tuple(found[index] for index in sorted(found))
 
@@ -81,19 +117,46 @@ def _probe_attention(
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
     """Note the shape and the window of an attention module; returns outputs of the right shape."""
+    window = None if attention_mask is None else int(attention_mask.flatten()[0])
+    note_layer(trencadis_probe, module, key, value, window=window, options=options)
+    batch_size, num_heads, query_len, _ = query.shape
+    return query.new_zeros(batch_size, query_len, num_heads, value.shape[-1]), None
+
+
+def note_layer(
+    found: dict[int, AttentionLayer] | None,
+    module: Any,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    window: int | None,
+    options: dict[str, Any],
+) -> None:
+    """Note the shape and the window of an attention module that hands over its tensors.
+
+    Args:
+        found: Takes the layer, by its ``layer_idx``; None: it was not passed on.
+        module: The module.
+        key: ``[B, KV, T, D]``.
+        value: ``[B, KV, T, Dv]``.
+        window: As :func:`window_of` returns it; None: there is no mask.
+        options: What the module passes besides.
+
+    Raises:
+        ModelLoadError: The layer cannot be paged.
+    """
     name, index = type(module).__name__, getattr(module, "layer_idx", None)
-    if trencadis_probe is None or index is None:
+    if found is None or index is None:
         raise ModelLoadError(f"{name} passes no arguments of forward on to attention, or has no layer_idx.")
-    if index in trencadis_probe:
+    if index in found:
         raise ModelLoadError(f"{name}: layer {index} computes attention twice; that cannot be paged.")
     if options.get("position_bias") is not None or getattr(module, "is_causal", True) is False:
         raise ModelLoadError(f"{name}: layer {index} has relative position biases or sees the future.")
-    if attention_mask is None:
+    if window is None:
         raise ModelLoadError(f"{name}: layer {index} got no mask from the model; what it may see is unknown.")
-    window = int(attention_mask.flatten()[0])
     if window == REFUSED:
         raise ModelLoadError(f"{name}: the mask of layer {index} is neither causal nor a sliding window.")
-    trencadis_probe[index] = AttentionLayer(
+    found[index] = AttentionLayer(
         index=index,
         num_kv_heads=key.shape[1],
         key_dim=key.shape[-1],
@@ -101,8 +164,6 @@ def _probe_attention(
         window=window,
         dtype=key.dtype,
     )
-    batch_size, num_heads, query_len, _ = query.shape
-    return query.new_zeros(batch_size, query_len, num_heads, value.shape[-1]), None
 
 
 def _probe_mask(*, mask_function: Any, device: torch.device, local_size: int | None = None, **_: Any) -> torch.Tensor:

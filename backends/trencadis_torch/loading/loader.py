@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,13 @@ __all__ = [
     "ModelFiles",
     "attends_in_every_layer",
     "check_architecture",
+    "dtype_of",
     "find_model",
     "load_decoder",
     "load_weights",
     "load_whole",
+    "own_code",
+    "refuse_missing",
 ]
 
 _RECURRENT = ("linear_attention", "mamba", "conv", "recurrent", "moe_linear", "hybrid")
@@ -202,7 +205,7 @@ def _check_generates(config: Any) -> None:
     from transformers.models.auto import modeling_auto
 
     kind = config.model_type
-    if kind in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or "AutoModelForCausalLM" in _own_code(config):
+    if kind in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or "AutoModelForCausalLM" in own_code(config):
         return
     if kind in modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES:
         raise ModelLoadError(
@@ -215,8 +218,25 @@ def _check_generates(config: Any) -> None:
     )
 
 
-def _own_code(config: Any) -> Collection[str]:
-    """Return for which automatic classes a model brings code of its own. Pure."""
+def dtype_of(config: Any) -> torch.dtype | None:
+    """Return the dtype that a configuration names; None: it names none. Pure.
+
+    Args:
+        config: Of transformers.
+    """
+    for one in (config, config.get_text_config(decoder=True)):
+        if isinstance(getattr(one, "dtype", None), torch.dtype):
+            found: torch.dtype = one.dtype
+            return found
+    return None
+
+
+def own_code(config: Any) -> Collection[str]:
+    """Return for which automatic classes a model brings code of its own. Pure.
+
+    Args:
+        config: Of transformers.
+    """
     return getattr(config, "auto_map", None) or ()
 
 
@@ -240,13 +260,25 @@ def _load_weights(files: ModelFiles, auto_class: Any, unused: str, options: dict
     except Exception as error:
         raise ModelLoadError(f"{source.path} ({config.model_type}) cannot be loaded: {_first_line(error)}") from error
     missing = sorted(map(str, [*report["missing_keys"], *report.get("mismatched_keys", ())]))
-    missing = [name for name in missing if not unused or not name.startswith(unused)]
-    if missing:
+    refuse_missing(source.path, [name for name in missing if not unused or not name.startswith(unused)])
+    return model
+
+
+def refuse_missing(path: str, names: Sequence[str]) -> None:
+    """Refuse a model whose files lack weights.
+
+    Args:
+        path: As it was asked for.
+        names: Of the weights that are missing or of another shape.
+
+    Raises:
+        ModelLoadError: There are some.
+    """
+    if names:
         raise ModelLoadError(
-            f"{source.path}: {len(missing)} weights are missing or of another shape, {missing[0]} for one.",
+            f"{path}: {len(names)} weights are missing or of another shape, {names[0]} for one.",
             hint="The files are incomplete, or config.json is of another model.",
         )
-    return model
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ a mask of its own) shows as other logits; and so does an error of module replace
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from trencadis_torch.loading.inspection import vocab_size
 from trencadis_torch.rows import Rows
 from trencadis_torch.runner import PassRunner
 
-__all__ = ["ModelCheck", "check_graph", "check_model", "paged_logits"]
+__all__ = ["ModelCheck", "check_graph", "check_model", "check_sequences", "paged_logits"]
 
 BLOCK_SIZE = 4
 LENGTHS, LENGTHS_LARGE = (26, 13), (12, 6)
@@ -48,6 +48,7 @@ class ModelCheck:
         kernel: That attends over the cache, if not PyTorch's.
         agree: Whether something holds on every rank of several; None: there is one. Each rank compares its share's two forwards,
             and all refuse the model if one does.
+        expected: Its logits of :func:`check_sequences`, if they are known; None: a forward of each sequence computes them.
     """
 
     @torch.inference_mode()
@@ -59,15 +60,19 @@ class ModelCheck:
         layout: str,
         kernel: PagedKernel | None = None,
         agree: Callable[[bool], bool] | None = None,
+        expected: list[torch.Tensor] | None = None,
     ) -> None:
-        lengths = LENGTHS if model.num_parameters() < LARGE_MODEL else LENGTHS_LARGE
-        self._sequences = [(torch.arange(n) * 7919 + 31 * n) % vocab_size(model) for n in lengths]
+        if expected is None:
+            switch(model, "eager")
+            self._sequences = check_sequences(model, model.num_parameters())
+            self._expected = [_whole(model, tokens) for tokens in self._sequences]
+        else:
+            self._sequences = _check_sequences(model, [len(one) for one in expected])
+            self._expected = expected
         self._layers = layers
         self._layout = layout
         self._kernel = kernel
         self._agree = agree
-        switch(model, "eager")
-        self._expected = [_whole(model, tokens) for tokens in self._sequences]
 
     @torch.inference_mode()
     def compare(self, model: Any, *, quantised: bool = False, replaced: bool = False) -> None:
@@ -106,6 +111,20 @@ class ModelCheck:
                 f"{name}: {fault or f'{differ} on another rank'}.",
                 hint=f"This architecture cannot be served here; [backend.torch] {remedy}.",
             )
+
+
+def check_sequences(model: Any, num_parameters: int) -> list[torch.Tensor]:
+    """Return the token ids of the check, int64 of two sequences; the first is the longer one. Pure.
+
+    Args:
+        model: Of transformers.
+        num_parameters: Of all its layers.
+    """
+    return _check_sequences(model, LENGTHS if num_parameters < LARGE_MODEL else LENGTHS_LARGE)
+
+
+def _check_sequences(model: Any, lengths: Sequence[int]) -> list[torch.Tensor]:
+    return [(torch.arange(n) * 7919 + 31 * n) % vocab_size(model) for n in lengths]
 
 
 def check_model(

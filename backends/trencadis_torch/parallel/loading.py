@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import threading
-from collections.abc import Callable
 from typing import Any
 
 import attrs
 import torch
-from torch.overrides import TorchFunctionMode
 
 from trencadis.errors import ModelLoadError, OutOfMemoryError
 from trencadis.interfaces import RankGroups
 from trencadis_torch.device import choose_dtype
-from trencadis_torch.loading.loader import ModelFiles, check_architecture, load_whole
+from trencadis_torch.loading.loader import ModelFiles, check_architecture, dtype_of, load_whole
+from trencadis_torch.loading.skeleton import BUILDING, skeleton
 from trencadis_torch.parallel.placement import ExpertPlacement
 from trencadis_torch.parallel.reading import (
     READ_IN_PARTS,
@@ -28,56 +25,12 @@ from trencadis_torch.parallel.reading import (
 from trencadis_torch.parallel.sharding import Sharding, keep_whole, shard
 from trencadis_torch.parallel.stages import cut_stage
 
-__all__ = ["load_share", "skeleton"]
+__all__ = ["load_share"]
 
 logger = logging.getLogger("trencadis.torch")
 
-
-_BUILDING = threading.Lock()
-"""transformers changes its classes while it loads a model, and ranks may be threads of one process."""
-
 ALIGNMENT = 16
 """Bytes of which a row of an expert's weights must be a multiple for PyTorch's grouped products; of others the experts run one by one."""
-
-
-class _WithoutMemory(TorchFunctionMode):
-    """As a context, in this thread: tensors that are made without values have no memory, as those of parameters; any other is real."""
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        options = kwargs or {}
-        if func is torch.empty:
-            options = {**options, "device": "meta"}
-        return func(*args, **options)
-
-
-def skeleton(files: ModelFiles) -> Any:
-    """Return a decoder whose large parameters have no memory, with its own eager attention; buffers are as in a loaded one.
-
-    Args:
-        files: The model.
-
-    Raises:
-        ModelLoadError: transformers cannot build it.
-    """
-    from transformers import AutoModelForCausalLM, GenerationConfig
-
-    try:
-        with _BUILDING, _WithoutMemory():
-            model = AutoModelForCausalLM.from_config(
-                files.config,
-                dtype=torch.float32,
-                attn_implementation="eager",
-                trust_remote_code=files.source.trust_remote_code,
-            )
-    except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise ModelLoadError(f"{files.source.path} ({files.config.model_type}) cannot be built: {reason}") from error
-    with contextlib.suppress(OSError):
-        revision = {name: value for name, value in files.options.items() if name == "revision"}
-        model.generation_config = GenerationConfig.from_pretrained(files.name, **revision)
-    return model
 
 
 def load_share(
@@ -116,13 +69,13 @@ def load_share(
     stored = _stored(files, model, sharding)
     try:
         if stored is None:
-            with _BUILDING:
+            with BUILDING:
                 whole = load_whole(files)
             weights: Weights = LoadedWeights(whole)
             found = next(one.dtype for one in whole.parameters() if one.is_floating_point())
             _check_complete(model, sharding, weights, files)
         else:
-            weights, found = stored, _dtype_of(files.config) or stored.dtype()
+            weights, found = stored, dtype_of(files.config) or stored.dtype()
         dtype = choose_dtype(files.source.dtype, stored=found, device=device, num_parameters=sharding.num_parameters)
         materialise(model, sharding.pieces, weights, dtype=dtype, device=device)
         if any(width * dtype.itemsize % ALIGNMENT for width in sharding.expert_widths):
@@ -168,11 +121,3 @@ def _check_complete(model: Any, sharding: Sharding, weights: Weights, files: Mod
             f"{files.source.path}: as transformers loads it, it has no weight {names[0]}, which a share of it needs.",
             hint="A model that is quantised in its files cannot be divided; set [parallel] tensor = 1.",
         )
-
-
-def _dtype_of(config: Any) -> torch.dtype | None:
-    for one in (config, config.get_text_config(decoder=True)):
-        if isinstance(getattr(one, "dtype", None), torch.dtype):
-            found: torch.dtype = one.dtype
-            return found
-    return None

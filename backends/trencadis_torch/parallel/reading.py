@@ -9,15 +9,14 @@ Source of names: ``transformers.conversion_mapping``, transformers 5.24, entries
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Final, Protocol
 
 import torch
 from torch import nn
 
+from trencadis_torch.linear.formats.mapped import weight_files
 from trencadis_torch.loading.loader import ModelFiles
 from trencadis_torch.parallel.cuts import Cut
 from trencadis_torch.parallel.sharding import Piece
@@ -99,7 +98,7 @@ class StoredWeights:
         self._prefix = ""
         self._stack = contextlib.ExitStack()
         self._files: dict[str, Any] = {}
-        for path in _paths(files):
+        for path in weight_files(files.name, revision=files.options.get("revision")):
             opened = self._stack.enter_context(safe_open(path, framework="pt", device="cpu"))
             self._files.update(dict.fromkeys(opened.keys(), opened))
 
@@ -211,34 +210,6 @@ def _part(source: Any, piece: Piece) -> torch.Tensor:
 
 def _shape(source: Any) -> list[int]:
     return list(source.shape) if isinstance(source, torch.Tensor) else list(source.get_shape())
-
-
-def _paths(files: ModelFiles) -> list[Path]:
-    """Return the files of weights, that of an index first; of a hub's model they are fetched if need be."""
-    for name in ("model.safetensors.index.json", "model.safetensors"):
-        path = _file(files, name)
-        if path is None:
-            continue
-        if path.suffix == ".safetensors":
-            return [path]
-        names = sorted(set(json.loads(path.read_text())["weight_map"].values()))
-        found = [(one, _file(files, one)) for one in names]
-        missing = [one for one, at in found if at is None]
-        if missing:
-            raise OSError(f"{path} names {missing[0]}, which is not there")
-        return [at for _, at in found if at is not None]
-    raise OSError("no model.safetensors, and no index of several files")
-
-
-def _file(files: ModelFiles, name: str) -> Path | None:
-    if Path(files.name).is_dir():
-        path = Path(files.name) / name
-        return path if path.is_file() else None
-    from transformers.utils import cached_file
-
-    options = {"revision": files.options.get("revision"), "_raise_exceptions_for_missing_entries": False}
-    found = cached_file(files.name, name, **options)
-    return None if found is None else Path(found)
 
 
 @torch.no_grad()

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from support.backends import tiny_models
+from support.backends.held_forms import FORMS
 from trencadis.interfaces import AllocationPlan
 from trencadis.records import Bucket, Pass
 from trencadis_torch.attention import adapter
@@ -18,6 +19,7 @@ from trencadis_torch.attention.ragged import Workspace
 from trencadis_torch.cache.kv_cache import PagedKVCache
 from trencadis_torch.linear.decoder import attach, decoder_of
 from trencadis_torch.linear.native import native
+from trencadis_torch.linear.packed import PackedLinear, pack
 from trencadis_torch.linear.replacement import fuse_decoder, replace_modules
 from trencadis_torch.loading.inspection import attention_layers
 from trencadis_torch.rows import Rows
@@ -28,13 +30,19 @@ BLOCK_SIZE, MAX_LEN = 4, 320
 
 
 @cache
-def fused_model(kind: str, quantised: bool) -> tuple[Any, Any]:
-    """Return a model whose passes run in one call, and its attention layers."""
+def fused_model(kind: str, form: str = "float32") -> tuple[Any, Any]:
+    """Return a model whose passes run in one call, its weights in a form of ``held_forms``, and its attention layers."""
     adapter.register()
     model = tiny_models.make_model(kind)
     layers = attention_layers(model)
     kernel = choose_kernel("native", device=CPU, layout="ragged", layers=layers)
-    replace_modules(model, quantised=quantised, native=native())
+    replace_modules(model, native=native())
+    for part in model.modules():
+        if isinstance(part, PackedLinear):
+            weight = part.rows(torch.arange(part.out_features), 1.0)
+            again = pack([FORMS[form](weight)], [part.packed.bias], native())
+            assert isinstance(again, PackedLinear)
+            part.packed = again.packed
     assert fuse_decoder(model, layers=layers, kernel=kernel, native=native())
     return model, layers
 
@@ -44,13 +52,13 @@ class Scene:
 
     Args:
         kind: Of the tiny model.
-        quantised: int8.
+        form: Of the weights.
         in_one_call: Else module by module.
         num_rows: Sequences.
     """
 
-    def __init__(self, kind: str, *, quantised: bool = False, in_one_call: bool = True, num_rows: int = 3) -> None:
-        model, layers = fused_model(kind, quantised)
+    def __init__(self, kind: str, *, form: str = "float32", in_one_call: bool = True, num_rows: int = 3) -> None:
+        model, layers = fused_model(kind, form)
         kernel = choose_kernel("native", device=CPU, layout="ragged", layers=layers)
         per_row = MAX_LEN // BLOCK_SIZE
         plan = AllocationPlan(

@@ -32,6 +32,11 @@ class FloatSource(WeightSource):
         """``safetensors`` and the dtype that most weights have."""
         return f"safetensors, {str(self._dtype).removeprefix('torch.')}"
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype that most weights have."""
+        return self._dtype
+
     def names(self) -> frozenset[str]:
         """Return the names of all tensors."""
         return self._tensors.names()

@@ -23,6 +23,11 @@ class WeightSource(ABC):
     def format(self) -> str:
         """The checkpoint's format in words, such as ``GPTQ, 4 bit in groups of 128`` or ``safetensors, bfloat16``."""
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype that most weights are stored in as floats; float32 where most are not."""
+        return torch.float32
+
     @abstractmethod
     def names(self) -> frozenset[str]:
         """Return the names of all weights, as a checkpoint without quantisation has them: ``model.layers.0.self_attn.q_proj.weight``."""

@@ -6,12 +6,13 @@ import pytest
 import torch
 from torch.library import opcheck
 
+from support.backends.held_forms import FORMS
 from trencadis_torch.attention.native import compiled_kernel
 from trencadis_torch.attention.options import AttentionOptions
 from trencadis_torch.cache.kv_cache import AttentionLayer, PagedKVCache
 from trencadis_torch.graphs import operators as graph_ops
 from trencadis_torch.linear.native import ACTIVATIONS, native
-from trencadis_torch.linear.packed import quantise
+from trencadis_torch.linear.packed import pack
 
 pytestmark = pytest.mark.skipif(native() is None, reason="there is no C++ compiler on this machine")
 CHECKS = ("test_schema", "test_faketensor")
@@ -31,24 +32,14 @@ def normal(*shape):
 
 
 @pytest.mark.parametrize("bias", [None, normal(N)])
-def test_linear_layers(ops, bias):
-    x, weights = normal(1, 3, K), native().pack_float(normal(N, K))
-    arguments = (x, weights, bias, N)
-    opcheck(ops.linear_float.default, arguments, test_utils=CHECKS)
-    assert torch.equal(ops.linear_float(*arguments), native().linear_float(*arguments))
-    levels, scales = quantise(normal(N, K))
-    packed, sums = native().pack_int8(levels)
-    padded = torch.zeros(len(sums))
-    padded[:N] = scales
-    arguments = (x, packed, padded, sums, bias, N)
-    opcheck(ops.linear_int8.default, arguments, test_utils=CHECKS)
-    assert torch.equal(ops.linear_int8(*arguments), native().linear_int8(*arguments))
+@pytest.mark.parametrize("form", ["float32", "int8", "int4-minimums-16"])
+def test_linear_layers(ops, form, bias):
+    x, packed = normal(1, 3, K), pack([FORMS[form](normal(N, K))], [bias], native()).packed
+    opcheck(ops.linear.default, (x, *packed), test_utils=CHECKS)
+    assert torch.equal(ops.linear(x, *packed), native().linear(x, packed))
     ids = torch.tensor([[0, 69, 5]])
-    opcheck(ops.rows_float.default, (ids, weights, N, K, 2.0), test_utils=CHECKS)
-    assert torch.equal(ops.rows_float(ids, weights, N, K, 2.0), native().rows_float(ids, weights, (N, K), 2.0))
-    opcheck(ops.rows_int8.default, (ids, packed, padded, N, K, 2.0), test_utils=CHECKS)
-    found = ops.rows_int8(ids, packed, padded, N, K, 2.0)
-    assert torch.equal(found, native().rows_int8(ids, packed, padded, (N, K), 2.0))
+    opcheck(ops.rows.default, (ids, *packed, 2.0), test_utils=CHECKS)
+    assert torch.equal(ops.rows(ids, *packed, 2.0), native().rows(ids, packed, 2.0))
 
 
 def test_norms_and_gates(ops):
@@ -98,11 +89,11 @@ def test_attention_declares_that_it_writes_to_the_cache(ops):
 def test_a_graph_calls_operators_and_eager_code_the_library():
     seen = []
     native_ops = graph_ops.graph_native()
-    weights, weight = native_ops.pack_float(normal(2 * K, K)), normal(K)
+    packed, weight = native_ops.pack_floats(normal(2 * K, K)), normal(K)
 
     def layer(x, ids):
-        x = native_ops.rms_norm(x + native_ops.rows_float(ids, weights, (2 * K, K), 1.0), weight, 1e-5)
-        return native_ops.gate(native_ops.linear_float(x, weights, None, 2 * K), 0)
+        x = native_ops.rms_norm(x + native_ops.rows(ids, packed, 1.0), weight, 1e-5)
+        return native_ops.gate(native_ops.linear(x, packed), 0)
 
     def note(graph, _):
         seen.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
@@ -113,5 +104,5 @@ def test_a_graph_calls_operators_and_eager_code_the_library():
     with torch.inference_mode():
         assert torch.equal(torch.compile(layer, backend=note, fullgraph=True)(x, ids), layer(x, ids))
     assert [name for name in seen if "trencadis" in name] == [
-        f"trencadis.{name}" for name in ("rows_float", "rms_norm", "linear_float", "gate")
+        f"trencadis.{name}" for name in ("rows", "rms_norm", "linear", "gate")
     ]

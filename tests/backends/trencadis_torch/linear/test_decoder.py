@@ -22,7 +22,7 @@ def replaced(kind, **settings):
     model = tiny_models.make_model(kind)
     for name, value in settings.items():
         setattr(model.config, name, value)
-    replace_modules(model, quantised=False, native=native())
+    replace_modules(model, native=native())
     return model
 
 
@@ -72,10 +72,10 @@ def test_a_model_of_a_known_family_that_differs_is_left(change, reason, caplog):
 
 
 def test_weights_are_held_once():
-    model, _ = fused_model("llama", False)
+    model, _ = fused_model("llama")
     decoder = decoder_of(model)
     first = model.model.layers[0]
-    assert decoder.structure.layers[0].qkv.weights == first.self_attn.qkv.tensors[0].data_ptr()
+    assert decoder.structure.layers[0].qkv.weights == first.self_attn.qkv.packed.weights.data_ptr()
     assert decoder.structure.layers[0].attention_norm == first.input_layernorm.weight.data_ptr()
 
 
@@ -84,7 +84,7 @@ def test_shared_embeddings_are_read_out_of_the_output_projection():
     model = tiny_models.make_model("llama")
     model.config.tie_word_embeddings = True
     model.get_output_embeddings().weight = model.get_input_embeddings().weight
-    replace_modules(model, quantised=False, native=native())
+    replace_modules(model, native=native())
     found = read(model)
     assert found.structure.embeddings is None
     assert found.structure.num_embeddings == 131
@@ -102,7 +102,7 @@ def test_angles_are_those_of_the_models_own_module_however_far_they_were_compute
 
 
 def test_a_model_goes_layer_by_layer_again_when_nothing_is_attached():
-    model, layers = fused_model("llama", False)
+    model, layers = fused_model("llama")
     decoder = decoder_of(model)
     try:
         attach(model, None)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from support.backends import tiny_models
 from support.backends.decoder_scene import Scene, make_pass
+from support.backends.held_forms import FORMS
 from trencadis.interfaces import LayerGate
 from trencadis_torch.attention.native import NativeAttention
 from trencadis_torch.linear import decoder_pass
@@ -34,10 +35,10 @@ def two_threads(in_threads):
 
 
 @pytest.mark.representatives(3)
-@pytest.mark.parametrize("quantised", [False, True], ids=["float32", "int8"])
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_bits_of_logits_keys_and_values_are_those_of_the_modules(kind, quantised):
-    found, expected = (Scene(kind, quantised=quantised, in_one_call=one) for one in (True, False))
+def test_bits_of_logits_keys_and_values_are_those_of_the_modules(kind, form):
+    found, expected = (Scene(kind, form=form, in_one_call=one) for one in (True, False))
     passes = (
         ([0], [0], [23], range(23)),
         ([1, 2], [0, 0], [2, 1], [1, 2]),
@@ -60,9 +61,9 @@ def test_logits_are_those_of_transformers(kind, tmp_path):
     torch.testing.assert_close(found, expected, atol=1e-4 * float(expected.abs().max()), rtol=0)
 
 
-def alone(schedule, quantised):
+def alone(schedule, form):
     """Return logits of all tokens, computed module by module in one thread: the same chunks, one row at a time; and the cache then."""
-    scene, found = Scene("qwen3", quantised=quantised, in_one_call=False), {}
+    scene, found = Scene("qwen3", form=form, in_one_call=False), {}
     for rows, starts, lengths in schedule:
         for row, start, length in zip(rows, starts, lengths, strict=True):
             logits = scene.logits([row], [start], [length], list(range(length)))
@@ -85,7 +86,7 @@ def schedules(draw):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("quantised", [False, True], ids=["float32", "int8"])
+@pytest.mark.parametrize("form", FORMS)
 @settings(
     max_examples=10,
     phases=(Phase.explicit, Phase.generate),
@@ -93,11 +94,11 @@ def schedules(draw):
 )
 @given(schedule=schedules(), threads=st.sampled_from([1, 2]), data=st.data())
 def test_a_rows_bits_depend_neither_on_its_batch_nor_on_threads_nor_on_what_is_asked_for(
-    quantised, in_threads, schedule, threads, data
+    form, in_threads, schedule, threads, data
 ):
-    expected, content = alone(schedule, quantised)
+    expected, content = alone(schedule, form)
     in_threads(threads)
-    scene = Scene("qwen3", quantised=quantised)
+    scene = Scene("qwen3", form=form)
     for rows, starts, lengths in schedule:
         places = [(row, start + i) for row, start, n in zip(rows, starts, lengths, strict=True) for i in range(n)]
         asked = data.draw(st.lists(st.integers(0, len(places) - 1), min_size=1, max_size=6))

@@ -52,7 +52,7 @@ def test_attention_hands_on_what_the_original_hands_on(kind):
     for replaced in (False, True):
         model = tiny_models.make_model(kind)
         if replaced:
-            replace_modules(model, quantised=False, native=native())
+            replace_modules(model, native=native())
             assert sum(isinstance(part, RotaryAttention) for part in model.modules()) == 3
         adapter.switch(model, adapter.PAGED)
         recorder = Recorder()

@@ -4,23 +4,37 @@ import numpy as np
 import pytest
 import torch
 
+from support.backends.held_forms import FORMS
+from support.backends.masked_kernels import MASKS, masked
+from trencadis_torch.linear.held import ChannelWeight, FloatWeight, GroupedWeight
 from trencadis_torch.linear.native import ACTIVATIONS, native
-from trencadis_torch.linear.packed import quantise
+from trencadis_torch.linear.packed import pack, quantise
 
 SHAPES = [(1, 1), (3, 5), (63, 7), (64, 64), (65, 33), (130, 100)]
 ROWS = [1, 2, 5, 6, 7, 13, 32]
 
 
-@pytest.fixture(scope="module")
-def lib():
-    found = native()
+@pytest.fixture(scope="module", params=MASKS)
+def lib(request):
+    found = masked(request.param)
     if found is None:
-        pytest.skip("there is no C++ compiler on this machine")
+        pytest.skip(f"this machine does not run or compile for {request.param}")
     return found
+
+
+@pytest.fixture
+def in_threads():
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
 
 
 def drawn(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def layer(lib, held, bias=None):
+    return pack([held], [bias], lib)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -28,16 +42,25 @@ def drawn(*shape, seed=0):
 def test_float_products_are_those_of_float64(lib, shape, num_rows):
     weight, bias, x = drawn(*shape), drawn(shape[0], seed=1), drawn(num_rows, shape[1], seed=2)
     expected = x.double() @ weight.double().T + bias
-    found = lib.linear_float(x, lib.pack_float(weight), bias, shape[0])
+    found = layer(lib, FloatWeight(weight), bias)(x)
     torch.testing.assert_close(found.double(), expected, atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("num_rows", ROWS)
+def test_products_of_bfloat16_are_those_of_the_same_weights_in_float32_bit_by_bit(lib, shape, num_rows):
+    weight, bias, x = drawn(*shape).bfloat16(), drawn(shape[0], seed=1), drawn(num_rows, shape[1], seed=2)
+    found = layer(lib, FloatWeight(weight), bias)
+    assert found.form == "bfloat16"
+    assert torch.equal(found(x), layer(lib, FloatWeight(weight.float()), bias)(x))
 
 
 def exact_rows(x):
     """Return int8 rows and scales from the definition, in float64; no element may lie where float32 could round otherwise."""
-    largest = np.abs(x).max(1)
+    largest = np.abs(x).max(-1)
     factor = np.divide(np.float32(127), largest, out=np.zeros_like(largest), where=largest > 0)
-    wanted = x.astype(np.float64) * factor[:, None]
-    assert np.abs(np.abs(wanted - np.floor(wanted)) - 0.5).min() > 1e-5
+    wanted = x.astype(np.float64) * factor[..., None]
+    assert np.abs(np.abs(wanted - np.floor(wanted)) - 0.5).min() > 1e-6
     return np.rint(wanted).astype(np.int64), largest / np.float32(127)
 
 
@@ -45,111 +68,153 @@ def exact_rows(x):
 @pytest.mark.parametrize("num_rows", ROWS)
 def test_int8_products_are_those_of_integer_arithmetic(lib, shape, num_rows):
     weight, bias, x = drawn(*shape), drawn(shape[0], seed=1), drawn(num_rows, shape[1], seed=2)
-    weights, scales = quantise(weight)
-    packed, sums = lib.pack_int8(weights)
-    padded = torch.zeros(len(sums))
-    padded[: len(scales)] = scales
+    held = quantise(weight)
     rows, row_scales = exact_rows(x.numpy())
-    products = rows @ weights.numpy().astype(np.int64).T
-    expected = products.astype(np.float32) * scales.numpy() * row_scales[:, None]
-    found = lib.linear_int8(x, packed, padded, sums, None, shape[0])
-    np.testing.assert_array_equal(found.numpy(), expected)
-    biased = lib.linear_int8(x, packed, padded, sums, bias, shape[0])
+    products = rows @ held.values.numpy().astype(np.int64).T
+    expected = products.astype(np.float32) * row_scales[:, None] * held.scales.numpy()
+    np.testing.assert_array_equal(layer(lib, held)(x).numpy(), expected)
+    biased = layer(lib, held, bias)(x)
     np.testing.assert_allclose(biased.numpy(), expected + bias.numpy(), rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("num_panels", [(1, 1, 1), (3, 2, 1), (2,)])
-@pytest.mark.parametrize("more", [0, 5])
-@pytest.mark.parametrize("within", [False, True], ids=["at-borders", "within-panels"])
-def test_weights_side_by_side_are_packed_as_if_they_were_one(lib, num_panels, more, within):
-    sizes = [count * lib.panel + (3 if within else 0) for count in num_panels]
-    sizes[-1] += more
-    weights = [drawn(size, 33, seed=size) for size in sizes]
-    assert torch.equal(lib.pack_float(*weights), lib.pack_float(torch.cat(weights)))
-    rounded = [quantise(weight)[0] for weight in weights]
-    for found, expected in zip(lib.pack_int8(*rounded), lib.pack_int8(torch.cat(rounded)), strict=True):
-        assert torch.equal(found, expected)
+GROUPS = [(1, 1), (5, 1), (7, 7), (33, 11), (32, 16), (96, 32), (128, 64), (256, 128), (390, 390), (600, 200)]
+"""Inputs, and those of a group."""
 
 
-def test_any_number_of_threads_packs_the_same_bits(lib):
-    before = torch.get_num_threads()
-    weight = drawn(5 * lib.panel + 7, 65)
-    packed = {}
-    try:
-        for num_threads in (1, 2, 3):
-            torch.set_num_threads(num_threads)
-            rounded, scales = quantise(weight)
-            packed[num_threads] = (lib.pack_float(weight), *lib.pack_int8(rounded), scales)
-    finally:
-        torch.set_num_threads(before)
-    for parts in packed.values():
-        assert all(torch.equal(one, other) for one, other in zip(packed[1], parts, strict=True))
+def integers(num_outputs, num_inputs, group, bits, *, minimum):
+    """Return weights whose scales and minimums float16 holds."""
+    generator = torch.Generator().manual_seed(num_inputs + bits)
+    values = torch.randint(0, 2**bits, (num_outputs, num_inputs), generator=generator).byte()
+    scales = (1 + torch.rand(num_outputs, num_inputs // group, generator=generator)).half().float()
+    minimums = -(2 ** (bits - 1)) * scales if minimum is None else minimum * drawn(*scales.shape, seed=4).half().float()
+    return GroupedWeight(values, scales, minimums, bits)
 
 
-def test_extreme_integers_do_not_saturate(lib):
-    weights = torch.full((64, 4096), -127, dtype=torch.int8)
-    packed, sums = lib.pack_int8(weights)
+@pytest.mark.parametrize("minimum", [None, 1.0], ids=["symmetric", "minimums"])
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize(("num_inputs", "group"), GROUPS)
+@pytest.mark.parametrize("num_rows", [1, 3, 7, 13])
+def test_products_in_groups_are_those_of_integer_arithmetic(lib, num_inputs, group, bits, minimum, num_rows):
+    held = integers(67, num_inputs, group, bits, minimum=minimum)
+    x, bias = drawn(num_rows, num_inputs, seed=2), drawn(67, seed=1)
+    made = layer(lib, held, bias)
+    assert made.packed.zero == (2 ** (bits - 1) if minimum is None else -1)
+    rows, row_scales = exact_rows(x.numpy().reshape(num_rows, -1, group))
+    values = held.values.numpy().astype(np.int64).reshape(67, -1, group)
+    sums = np.einsum("mgk,ngk->mng", rows, values) * (held.scales.numpy().astype(np.float64))
+    sums += rows.sum(-1)[:, None] * held.minimums.numpy().astype(np.float64)
+    terms = sums * row_scales[:, None].astype(np.float64)
+    found = made(x).numpy()
+    assert (np.abs(found - terms.sum(-1) - bias.numpy()) <= 1e-5 * (np.abs(terms).sum(-1) + 10)).all()
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize(("num_inputs", "group"), [(64, 16), (64, 32), (256, 128), (250, 250)])
+def test_extreme_integers_do_not_saturate(lib, bits, num_inputs, group):
+    """All products at their largest, which float32 holds: scales are 1, and so are those of the rows."""
+    values = torch.full((64, num_inputs), 2**bits - 1, dtype=torch.uint8)
+    ones = torch.ones(64, num_inputs // group)
+    x = torch.full((2, num_inputs), 127.0)
+    x[1] = -127
+    for minimum in (-(2.0 ** (bits - 1)), -3.5):
+        found = layer(lib, GroupedWeight(values, ones, minimum * ones, bits))(x)
+        expected = (2**bits - 1 + minimum) * 127.0 * num_inputs
+        assert found[0].tolist() == [expected] * 64
+        assert found[1].tolist() == [-expected] * 64
+
+
+def test_extreme_integers_of_channels_do_not_saturate(lib):
+    held = ChannelWeight(torch.full((64, 4096), -127, dtype=torch.int8), torch.ones(64))
     x = torch.ones(2, 4096)
     x[1] = -1
-    found = lib.linear_int8(x, packed, torch.ones(64), sums, None, 64)
+    found = layer(lib, held)(x)
     assert found[0].tolist() == pytest.approx([-127.0 * 4096] * 64, rel=1e-6)
     assert found[1].tolist() == pytest.approx([127.0 * 4096] * 64, rel=1e-6)
 
 
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("num_panels", [(1, 1, 1), (3, 2, 1), (2,)])
+@pytest.mark.parametrize("more", [0, 5])
+@pytest.mark.parametrize("within", [False, True], ids=["at-borders", "within-panels"])
+def test_weights_side_by_side_are_packed_as_if_they_were_one(lib, form, num_panels, more, within):
+    sizes = [count * lib.panel + (3 if within else 0) for count in num_panels]
+    sizes[-1] += more
+    weights = [drawn(size, 33, seed=size) for size in sizes]
+    found = pack([FORMS[form](weight) for weight in weights], [None] * len(weights), lib).packed
+    expected = pack([FORMS[form](torch.cat(weights))], [None], lib).packed
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_any_number_of_threads_packs_the_same_bits(lib, form, in_threads):
+    packed = []
+    for num_threads in (1, 2, 3):
+        in_threads(num_threads)
+        packed.append(layer(lib, FORMS[form](drawn(5 * lib.panel + 7, 65))).packed)
+    for parts in packed:
+        for one, other in zip(packed[0], parts, strict=True):
+            assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
+
+
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("num_threads", [1, 2, 3])
-def test_a_rows_bits_depend_neither_on_its_neighbours_nor_on_threads(lib, num_threads):
-    weight, x = drawn(700, 390), drawn(40, 390, seed=3)
-    weights, scales = quantise(weight)
-    packed, (whole, sums) = lib.pack_float(weight), lib.pack_int8(weights)
-    padded = torch.zeros(len(sums))
-    padded[: len(scales)] = scales
-    alone = torch.cat([lib.linear_float(row[None], packed, None, 700) for row in x])
-    alone_int8 = torch.cat([lib.linear_int8(row[None], whole, padded, sums, None, 700) for row in x])
-    before = torch.get_num_threads()
-    torch.set_num_threads(num_threads)
-    try:
-        for size in (2, 7, 40):
-            assert torch.equal(lib.linear_float(x[:size], packed, None, 700), alone[:size])
-            assert torch.equal(lib.linear_int8(x[:size], whole, padded, sums, None, 700), alone_int8[:size])
-    finally:
-        torch.set_num_threads(before)
+def test_a_rows_bits_depend_neither_on_its_neighbours_nor_on_threads(lib, form, num_threads, in_threads):
+    made, x = layer(lib, FORMS[form](drawn(700, 390))), drawn(40, 390, seed=3)
+    in_threads(1)
+    alone = torch.cat([made(row[None]) for row in x])
+    in_threads(num_threads)
+    for size in range(1, 41):
+        assert torch.equal(made(x[:size]), alone[:size])
+    assert torch.equal(made(x[17:]), alone[17:])
 
 
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("place", [0, 20, 32])
-def test_what_is_no_number_spoils_its_own_row_alone(lib, wrong, place):
+def test_what_is_no_number_spoils_its_own_row_alone(lib, form, wrong, place):
     x = drawn(3, 33)
     x[1, place] = wrong
-    packed, sums = lib.pack_int8(torch.ones(64, 33, dtype=torch.int8))
-    found = lib.linear_int8(x, packed, torch.ones(64), sums, None, 64)
+    found = layer(lib, FORMS[form](1 + drawn(64, 33).abs()))(x)
     assert not torch.isfinite(found[1]).any()
     assert torch.isfinite(found[[0, 2]]).all()
 
 
-def test_rows_of_zeros_stay_zeros(lib):
-    packed, sums = lib.pack_int8(torch.ones(64, 8, dtype=torch.int8))
-    assert not lib.linear_int8(torch.zeros(2, 8), packed, torch.ones(64), sums, None, 64).any()
+@pytest.mark.parametrize("form", FORMS)
+def test_rows_of_zeros_stay_zeros(lib, form):
+    assert not layer(lib, FORMS[form](drawn(64, 8)))(torch.zeros(2, 8)).any()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_products_are_near_those_of_the_weights_as_they_are_held(lib, form):
+    held, x = FORMS[form](drawn(130, 768)), drawn(5, 768, seed=1)
+    x[:, 5] *= 30  # one input is large, as in trained models
+    found, expected = layer(lib, held)(x), x @ held.dequantised().T
+    allowed = (
+        1e-6 if held.form in ("float32", "bfloat16") else 0.05 if held.form == "int8" or "768" in held.form else 0.01
+    )
+    assert float((found - expected).norm() / expected.norm()) < allowed
 
 
 def test_a_view_is_read_by_its_strides(lib):
     x, weight = drawn(10, 6), drawn(5, 10, seed=1)
     expected = x.T @ weight.T
-    torch.testing.assert_close(lib.linear_float(x.T, lib.pack_float(weight), None, 5), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(layer(lib, FloatWeight(weight))(x.T), expected, atol=1e-5, rtol=1e-5)
 
 
 def test_rows_come_back_bit_by_bit_and_other_ids_are_refused(lib):
-    weight = drawn(130, 33)
-    packed, ids = lib.pack_float(weight), torch.tensor([[0, 129], [64, 63]])
-    assert torch.equal(lib.rows_float(ids, packed, (130, 33), 1.0), weight[ids])
-    assert torch.equal(lib.rows_float(ids, packed, (130, 33), 2.0), weight[ids] * 2)
-    weights, scales = quantise(weight)
-    whole, _ = lib.pack_int8(weights)
-    assert torch.equal(lib.rows_int8(ids, whole, scales, (130, 33), 1.0), weights[ids] * scales[ids][..., None])
-    for wrong in (-1, 130):
-        with pytest.raises(IndexError, match="index 1 of the ids is outside the 130 rows"):
-            lib.rows_float(torch.tensor([3, wrong]), packed, (130, 33), 1.0)
-        with pytest.raises(IndexError, match="index 0 of the ids"):
-            lib.rows_int8(torch.tensor([wrong]), whole, scales, (130, 33), 1.0)
+    ids = torch.tensor([[0, 129], [64, 63]])
+    helds = [FORMS[form](drawn(130, 33)) for form in ("float32", "bfloat16", "int8")]
+    helds += [integers(130, 33, 11, bits, minimum=minimum) for bits in (4, 8) for minimum in (None, 1.0)]
+    for held in helds:
+        made = layer(lib, held)
+        torch.testing.assert_close(
+            made.rows(ids, 1.0), held.dequantised()[ids], rtol=3e-7, atol=1e-5 if "in" in held.form else 0
+        )
+        assert torch.equal(made.rows(ids, 2.0), made.rows(ids, 1.0) * 2)
+        for wrong in (-1, 130):
+            with pytest.raises(IndexError, match="index 1 of the ids is outside the 130 rows"):
+                made.rows(torch.tensor([3, wrong]), 1.0)
 
 
 @pytest.mark.parametrize("size", [1, 16, 40, 100])

@@ -4,10 +4,9 @@ import ctypes
 
 import pytest
 import torch
-from torch import nn
 
 from trencadis.errors import BackendError
-from trencadis_torch.linear.native import native
+from trencadis_torch.linear.native import KINDS, Product, native
 from trencadis_torch.linear.native_decoder import (
     PARTS,
     Decoder,
@@ -15,9 +14,7 @@ from trencadis_torch.linear.native_decoder import (
     NativeDecoder,
     layer_array,
     native_decoder,
-    product,
 )
-from trencadis_torch.linear.packed import Int8Linear, PackedLinear
 
 needs_native = pytest.mark.skipif(native() is None, reason="there is no C++ compiler on this machine")
 
@@ -41,26 +38,18 @@ def test_a_library_of_other_structures_is_refused():
 
 
 @needs_native
-@pytest.mark.parametrize("kind", [PackedLinear, Int8Linear])
-def test_a_product_names_the_memory_of_its_layer(kind):
-    layer = kind([nn.Linear(20, 7), nn.Linear(20, 5, bias=False)], native())
-    found = product(layer)
-    weights, scales, _, bias = layer.tensors
-    assert (found.num_outputs, found.num_inputs) == (12, 20)
-    assert found.weights == weights.data_ptr()
-    assert found.bias == bias.data_ptr()
-    assert (found.scales is None) == (kind is PackedLinear)
-    assert scales is None or found.scales == scales.data_ptr()
-
-
-@needs_native
-def test_sizes_follow_from_the_widest_input():
+def test_sizes_follow_from_the_widest_input_and_from_what_is_quantised():
     layers = [Layer(), Layer()]
     layers[1].down.num_inputs = 90
     decoder = Decoder(layers=layer_array(layers), num_layers=2, hidden_size=48)
     widest, scratch = native_decoder().sizes(decoder)
-    assert widest == 92
-    assert scratch >= 4 * 92 + 92
+    assert widest == 0
+    assert scratch >= 4 * 90
+    layers[1].down = Product(kind=KINDS["groups4"], group=30, zero=8, num_outputs=48, num_inputs=90)
+    decoder.layers = layer_array(layers)
+    widest, quantised = native_decoder().sizes(decoder)
+    assert widest >= 90
+    assert quantised >= scratch + widest
 
 
 def test_without_a_compiler_there_is_a_line_in_the_log_and_no_library(monkeypatch, tmp_path, caplog):

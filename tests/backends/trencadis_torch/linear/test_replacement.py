@@ -43,7 +43,7 @@ def errors_after(model, *, quantised, library):
     """Return how far logits are from the model's own, at each position, over their spread."""
     layers = attention_layers(model)
     check = ModelCheck(model, layers, layout="ragged")
-    replace_modules(model, quantised=quantised, native=native() if library else None)
+    replace_modules(model, quantization="int8" if quantised else "none", native=native() if library else None)
     check.compare(model, quantised=quantised, replaced=True)
     with torch.inference_mode():
         found = self_check.paged_logits(model, layers, check._sequences, "ragged")
@@ -76,7 +76,7 @@ def count(model, kind):
 def test_known_families_are_fused_and_others_packed_layer_by_layer(kind):
     model = tiny_models.make_model(kind)
     num_linears = sum(type(part) is nn.Linear for part in model.modules())
-    done = replace_modules(model, quantised=False, native=native())
+    done = replace_modules(model, native=native())
     assert (count(model, RotaryAttention), count(model, GatedMLP), count(model, FusedNorm)) == FUSED[kind]
     assert (done.num_linears, done.num_fused) == (num_linears, sum(FUSED[kind]))
     assert not any(type(part) is nn.Linear for part in model.modules())
@@ -118,7 +118,7 @@ def test_linear_layers_of_another_class_are_left_alone():
 def test_replacement_that_goes_wrong_is_refused():
     model = tiny_models.make_model("llama")
     check = ModelCheck(model, attention_layers(model), layout="ragged")
-    replace_modules(model, quantised=False, native=None)
+    replace_modules(model, native=None)
     with torch.no_grad():
         model.model.layers[2].self_attn.o_proj._bias = torch.ones(48)
     with pytest.raises(ModelLoadError, match="packed layers differ from the model's own") as caught:
@@ -134,7 +134,7 @@ def test_a_layer_whose_weight_the_models_code_reads_stays_and_the_others_are_pac
     plain = layer.forward
     layer.forward = lambda *args, **options: plain(*args, **options) + 0 * layer.mlp.up_proj.weight.sum()
     with caplog.at_level("INFO"):
-        replace_modules(model, quantised=False, native=native() if library else None)
+        replace_modules(model, native=native() if library else None)
     assert type(layer.mlp.up_proj) is nn.Linear
     assert type(model.model.layers[1].mlp) is (GatedMLP if library else type(layer.mlp))
     assert isinstance(layer.mlp.down_proj, FusedLinear)
@@ -146,7 +146,7 @@ def test_a_layer_whose_weight_the_models_code_reads_stays_and_the_others_are_pac
 def test_a_forward_that_fails_with_packed_layers_is_said_in_words():
     model = tiny_models.make_model("llama")
     check = ModelCheck(model, attention_layers(model), layout="ragged")
-    replace_modules(model, quantised=False, native=None)
+    replace_modules(model, native=None)
     head = model.lm_head.forward
 
     def fail(x):
@@ -167,7 +167,7 @@ def test_shared_embeddings_stay_shared_and_bit_equal(kind):
     ids = torch.tensor([[0, 3, 130]])
     expected = model.get_input_embeddings()(ids)
     before = sum(parameter.nbytes for parameter in model.parameters())
-    done = replace_modules(model, quantised=False, native=native())
+    done = replace_modules(model, native=native())
     assert isinstance(model.get_input_embeddings(), RowsEmbedding)
     assert torch.equal(model.get_input_embeddings()(ids), expected)
     padding = sum(
@@ -204,7 +204,7 @@ def test_original_weights_are_let_go_layer_by_layer(library, monkeypatch):
 
         monkeypatch.setattr(made, "__init__", noted)
     done = []
-    replace_modules(model, quantised=False, native=native() if library else None)
+    replace_modules(model, native=native() if library else None)
     gc.collect()
     assert sum(ref() is not None for ref in alive) == 0
     # An attention of four layers is packed before its own are let go; never much more.
@@ -215,14 +215,14 @@ def test_original_weights_are_let_go_layer_by_layer(library, monkeypatch):
 def test_nothing_of_a_copy_of_the_model_is_touched():
     model = tiny_models.make_model("qwen3")
     other = copy.deepcopy(model)
-    replace_modules(model, quantised=False, native=None)
+    replace_modules(model, native=None)
     assert type(other.lm_head) is nn.Linear
 
 
 def fused(model, **changes):
     """Operate on a model and let it run in one call, if it does; return whether it does."""
     layers = attention_layers(model)
-    replace_modules(model, quantised=False, native=native())
+    replace_modules(model, native=native())
     kernel = choose_kernel("native", device=torch.device("cpu"), layout="ragged", layers=layers)
     return fuse_decoder(model, **{"layers": layers, "kernel": kernel, "native": native(), **changes})
 

@@ -23,9 +23,9 @@ from trencadis_torch.backend import TorchBackend
 from trencadis_torch.config import TorchConfig
 from trencadis_torch.loading.loader import find_model
 from trencadis_torch.loading.self_check import paged_logits
+from trencadis_torch.loading.skeleton import skeleton
 from trencadis_torch.parallel import experts as module
 from trencadis_torch.parallel.experts import ExpertLoads, OwnExperts, load_metrics
-from trencadis_torch.parallel.loading import skeleton
 from trencadis_torch.parallel.placement import ExpertSlots
 from trencadis_torch.parallel.sharding import shard
 

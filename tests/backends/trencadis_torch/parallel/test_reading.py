@@ -13,8 +13,9 @@ from support.backends.rank_threads import make_groups
 from trencadis.errors import ModelLoadError
 from trencadis.records import ModelSource
 from trencadis_torch.loading.loader import find_model, load_whole
+from trencadis_torch.loading.skeleton import skeleton
 from trencadis_torch.parallel import loading
-from trencadis_torch.parallel.loading import load_share, skeleton
+from trencadis_torch.parallel.loading import load_share
 from trencadis_torch.parallel.placement import ExpertPlacement
 from trencadis_torch.parallel.plan import expand_plan
 from trencadis_torch.parallel.reading import READ_IN_PARTS, LoadedWeights, StoredWeights, materialise, missing

@@ -22,7 +22,7 @@ from trencadis_tools.layout.model import read_model, read_plan_file
 from trencadis_torch.backend import TorchBackend
 from trencadis_torch.config import TorchConfig
 from trencadis_torch.loading.loader import find_model
-from trencadis_torch.parallel.loading import skeleton
+from trencadis_torch.loading.skeleton import skeleton
 from trencadis_torch.parallel.placement import ExpertPlacement
 from trencadis_torch.parallel.sharding import shard
 

@@ -1,0 +1,36 @@
+"""The form in which a model's matrices are held: that of its files, or one that they are rounded to."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import attrs
+
+from trencadis_torch.linear.held import FloatWeight, HeldWeight
+from trencadis_torch.linear.packed import INT4_GROUP, quantise, quantise_groups
+
+__all__ = ["AS_STORED", "FLOAT32", "Holding"]
+
+AS_STORED: Final = "as stored"
+FLOAT32: Final = "float32"
+
+
+@attrs.frozen
+class Holding:
+    """The form in which matrices are held. One that a checkpoint has rounded stays as it is.
+
+    Attributes:
+        form: ``as stored``, ``float32``, ``int8`` or ``int4``, which is int8 where inputs cannot be cut into groups.
+    """
+
+    form: str
+
+    def hold(self, weight: HeldWeight) -> HeldWeight:
+        """Return a matrix in the form that is held."""
+        if not isinstance(weight, FloatWeight) or self.form == AS_STORED:
+            return weight
+        if self.form == "int4" and not weight.shape[1] % INT4_GROUP:
+            return quantise_groups(weight.values, INT4_GROUP)
+        if self.form in ("int4", "int8"):
+            return quantise(weight.values)
+        return FloatWeight(weight.values.float())

@@ -1,0 +1,147 @@
+"""A checkpoint's weights by the names that the model has for them: renamed, split, stacked as transformers does it, a few at a time.
+
+Published names differ from a model's: prefixes, one weight of each expert where the model has one for all, projections side by side that
+the model has one by one. transformers' own rules say which (``transformers.conversion_mapping``); here they are applied to the weights of
+one layer, not to a whole checkpoint.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import attrs
+import torch
+
+from trencadis_torch.linear.formats.source import WeightSource
+from trencadis_torch.linear.held import FloatWeight, HeldWeight
+
+__all__ = ["NamedWeights"]
+
+
+@attrs.frozen(eq=False)
+class _Group:
+    """Weights of the files that become one or several of the model.
+
+    Attributes:
+        targets: Names in the model.
+        sources: Names in the files, each with the pattern of the rule that it matched.
+        rule: Of transformers; None: the one weight is as it is.
+    """
+
+    targets: tuple[str, ...]
+    sources: list[tuple[str, str]]
+    rule: Any | None
+
+
+class NamedWeights:
+    """Weights of a source, by a model's names.
+
+    Args:
+        model: Of transformers; its weights need no memory.
+        source: The checkpoint.
+    """
+
+    def __init__(self, model: Any, source: WeightSource) -> None:
+        self._model = model
+        self._source = source
+        self._groups: dict[str, _Group] = {}
+        self._wanted: dict[str, torch.Tensor] = dict(model.state_dict(keep_vars=True))
+        for name, renamed, rule, pattern in self._renamed():
+            first = self._groups.get(renamed)
+            if first is None:
+                targets = [renamed]
+                if rule is not None:
+                    targets = [renamed.replace(rule.target_patterns[0], other) for other in rule.target_patterns]
+                first = _Group(tuple(targets), [], copy.deepcopy(rule))
+                self._groups.update(dict.fromkeys(targets, first))
+            first.sources.append((name, pattern))
+
+    def _renamed(self) -> Iterable[tuple[str, str, Any | None, str]]:
+        """Yield the name of each weight of the files, its name in the model, and the rule with its pattern, if there is one.
+
+        Source: ``transformers.core_model_loading.convert_and_load_state_dict_in_model``, transformers 5.24.
+        """
+        from transformers.conversion_mapping import get_model_conversion_mapping
+        from transformers.core_model_loading import (
+            WeightConverter,
+            WeightRenaming,
+            dot_natural_key,
+            rename_source_key,
+        )
+
+        rules = get_model_conversion_mapping(self._model)
+        renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
+        converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
+        by_pattern = {pattern: rule for rule in converters for pattern in rule.source_patterns}
+        prefix, wanted = self._model.base_model_prefix, self._wanted
+        for name in sorted(self._source.names(), key=dot_natural_key):
+            renamed, pattern = rename_source_key(name, renamings, converters, prefix, wanted)
+            if renamed not in wanted and name in wanted:
+                renamed, pattern = rename_source_key(name, [], [], base_model_prefix=prefix, meta_state_dict=wanted)
+            if renamed in wanted:
+                yield name, renamed, None if pattern is None else by_pattern[pattern], pattern or ""
+
+    def has(self, name: str) -> bool:
+        """Return whether there is a weight of that name in the model."""
+        return name in self._groups
+
+    def names(self) -> frozenset[str]:
+        """Return the names in the model of all weights that there are."""
+        return frozenset(self._groups)
+
+    def of_another_shape(self) -> list[str]:
+        """Return names of weights that need no rule and whose shape is not the model's."""
+        return [
+            name
+            for name, group in self._groups.items()
+            if group.rule is None and self._source.shape(group.sources[0][0]) != tuple(self._wanted[name].shape)
+        ]
+
+    def source_name(self, name: str) -> str | None:
+        """Return the name in the files of a weight that is there as it is; None: it is made of others, or not there."""
+        group = self._groups.get(name)
+        return group.sources[0][0] if group is not None and group.rule is None else None
+
+    def matrix(self, source_name: str) -> HeldWeight:
+        """Return a matrix by its name in the files.
+
+        Raises:
+            ModelLoadError: Of the source.
+        """
+        return self._source.weight(source_name)
+
+    def read(self, names: Iterable[str], is_matrix: Callable[[str], bool]) -> Mapping[str, HeldWeight | torch.Tensor]:
+        """Return weights, and those that are made together with them.
+
+        Args:
+            names: In the model.
+            is_matrix: Whether a name is a matrix that may be held in a form of its own; any other comes as a tensor.
+
+        Raises:
+            ModelLoadError: Of the source.
+        """
+        groups = {id(group): group for name in names if (group := self._groups.get(name)) is not None}
+        found: dict[str, HeldWeight | torch.Tensor] = {}
+        for group in groups.values():
+            if group.rule is None:
+                (target,), ((name, _),) = group.targets, group.sources[:1]
+                found[target] = self._source.weight(name) if is_matrix(target) else self._source.tensor(name)
+            else:
+                for target, tensor in self._made(group).items():
+                    found[target] = FloatWeight(tensor) if is_matrix(target) else tensor
+        return found
+
+    def _made(self, group: _Group) -> dict[str, torch.Tensor]:
+        """Return weights that are made by a rule of transformers."""
+        rule = group.rule
+        assert rule is not None
+        for name, pattern in group.sources:
+            rule.collected_tensors[pattern].append(lambda name=name: self._source.tensor(name))
+        made = rule.convert(group.targets[0], model=self._model, config=self._model.config)
+        return {name: one[0] if isinstance(one, list) else one for name, one in made.items()}
+
+    def let_go(self) -> None:
+        """Take pages of mapped files out of this process's memory."""
+        self._source.let_go()
