@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import logging
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ import torch
 from trencadis.errors import ModelLoadError, OutOfMemoryError
 from trencadis.records import ModelSource
 from trencadis_torch.device import choose_dtype
+from trencadis_torch.linear.formats.choose import open_source, quantization_table, without_quantization
+from trencadis_torch.linear.formats.source import WeightSource
 
 __all__ = [
     "ModelFiles",
@@ -28,8 +31,11 @@ __all__ = [
     "load_weights",
     "load_whole",
     "own_code",
+    "read_generation_config",
     "refuse_missing",
 ]
+
+logger = logging.getLogger("trencadis.torch")
 
 _RECURRENT = ("linear_attention", "mamba", "conv", "recurrent", "moe_linear", "hybrid")
 _ATTENTION = frozenset({"full_attention", "sliding_attention", "attention"})
@@ -242,19 +248,19 @@ def own_code(config: Any) -> Collection[str]:
 
 def _load_weights(files: ModelFiles, auto_class: Any, unused: str, options: dict[str, Any]) -> Any:
     source, config = files.source, files.config
-    options = {**files.options, **options}
-    if "gguf_file" not in options:
-        options["use_safetensors"] = True
+    found: dict[str, Any] = {"config": config, "dtype": source.dtype, **files.options, **options}
+    if "gguf_file" not in found:
+        found["use_safetensors"] = True
+    name: str | None = files.name
+    if quantization_table(config) is not None:
+        name, found = None, {**_dequantised(files), **options}
     try:
         with _no_progress_bars():
             model, report = auto_class.from_pretrained(
-                files.name,
-                config=config,
-                dtype="auto" if source.dtype == "auto" else source.dtype,
-                output_loading_info=True,
-                trust_remote_code=source.trust_remote_code,
-                **options,
+                name, output_loading_info=True, trust_remote_code=source.trust_remote_code, **found
             )
+            if name is None:
+                read_generation_config(model, files)
     except torch.OutOfMemoryError as error:
         raise OutOfMemoryError(f"No room for the weights of {source.path}: {error}") from error
     except Exception as error:
@@ -262,6 +268,55 @@ def _load_weights(files: ModelFiles, auto_class: Any, unused: str, options: dict
     missing = sorted(map(str, [*report["missing_keys"], *report.get("mismatched_keys", ())]))
     refuse_missing(source.path, [name for name in missing if not unused or not name.startswith(unused)])
     return model
+
+
+class _Dequantised:
+    """A weight of a quantised checkpoint, made when transformers takes it: all of it, ``[...]``."""
+
+    def __init__(self, source: WeightSource, name: str) -> None:
+        self._source = source
+        self._name = name
+
+    def __getitem__(self, _: Any) -> torch.Tensor:
+        return self._source.tensor(self._name)
+
+
+def _dequantised(files: ModelFiles) -> dict[str, Any]:
+    """Return options for ``from_pretrained`` in place of a quantised checkpoint's name: its weights as floats.
+
+    transformers would ask for a package of each format; its layers of packed weights are for other devices.
+
+    Raises:
+        ModelLoadError: The format is not served, or files are missing.
+    """
+    try:
+        source = open_source(files.name, files.options, files.config)
+    except OSError as error:
+        raise ModelLoadError(f"{files.source.path}: its weights cannot be found: {_first_line(error)}") from error
+    assert source is not None, "of .gguf files there is no table"
+    dtype = dtype_of(files.config) or torch.bfloat16
+    if files.source.dtype != "auto":
+        dtype = getattr(torch, files.source.dtype)
+    logger.warning(
+        "%s: %s. It is loaded whole, and dequantised to %s: there it takes more memory than its files.",
+        files.source.path,
+        source.format,
+        str(dtype).removeprefix("torch."),
+    )
+    return {
+        "config": without_quantization(files.config),
+        "dtype": dtype,
+        "state_dict": {name: _Dequantised(source, name) for name in source.names()},
+    }
+
+
+def read_generation_config(model: Any, files: ModelFiles) -> None:
+    """Give a model that was made from its configuration what its files say of generation, if they say something."""
+    from transformers import GenerationConfig
+
+    with contextlib.suppress(OSError):
+        revision = {name: value for name, value in files.options.items() if name == "revision"}
+        model.generation_config = GenerationConfig.from_pretrained(files.name, **revision)
 
 
 def refuse_missing(path: str, names: Sequence[str]) -> None:

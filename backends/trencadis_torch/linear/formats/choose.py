@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
@@ -20,7 +21,7 @@ from trencadis_torch.linear.formats.mxfp4 import Mxfp4Source
 from trencadis_torch.linear.formats.quantised import QuantisedSource
 from trencadis_torch.linear.formats.source import WeightSource
 
-__all__ = ["open_source", "quantization_table", "source_class"]
+__all__ = ["open_source", "quantization_table", "source_class", "without_quantization"]
 
 _CLASSES: Final[Mapping[str, type[QuantisedSource]]] = {
     one.method: one
@@ -34,6 +35,9 @@ _CLASSES: Final[Mapping[str, type[QuantisedSource]]] = {
         Mxfp4Source,
     )
 }
+
+_KEYS: Final = ("quantization_config", "compression_config")
+"""Tables of a configuration; the second is that of older checkpoints of compressed-tensors."""
 
 _QUANTISED_NAME: Final = re.compile(r".*(\.qweight|\.weight_packed|\.weight_scale(_inv)?|_blocks|\.SCB|\.absmax)")
 """Names that tensors of quantised weights have in one format or another."""
@@ -69,12 +73,25 @@ def quantization_table(config: Any) -> Mapping[str, Any] | None:
         config: Of transformers.
     """
     for one in (config, config.get_text_config(decoder=True)):
-        for key in ("quantization_config", "compression_config"):
+        for key in _KEYS:
             table = getattr(one, key, None)
             if table is not None:
                 found: Mapping[str, Any] = table if isinstance(table, Mapping) else table.to_dict()
                 return found
     return None
+
+
+def without_quantization(config: Any) -> Any:
+    """Return a copy of a configuration that says nothing of quantisation. Pure.
+
+    Args:
+        config: Of transformers.
+    """
+    plain = copy.deepcopy(config)
+    for one in (plain, plain.get_text_config(decoder=True)):
+        for key in _KEYS:
+            vars(one).pop(key, None)
+    return plain
 
 
 def source_class(table: Mapping[str, Any], path: str) -> type[QuantisedSource]:
