@@ -6,6 +6,7 @@ Nothing is made up: weights that the files lack are an error here, where transfo
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ from trencadis.errors import ModelLoadError, OutOfMemoryError
 from trencadis.gguf_file import read_gguf
 from trencadis.records import ModelSource
 from trencadis_torch.device import choose_dtype
-from trencadis_torch.linear.formats.gguf import GgufSource
+from trencadis_torch.linear.formats.choose import open_source, quantization_table, without_quantization
+from trencadis_torch.linear.formats.source import WeightSource
 from trencadis_torch.loading.gguf_config import gguf_config
 
 __all__ = [
@@ -30,8 +32,11 @@ __all__ = [
     "load_weights",
     "load_whole",
     "own_code",
+    "read_generation_config",
     "refuse_missing",
 ]
+
+logger = logging.getLogger("trencadis.torch")
 
 _RECURRENT = ("linear_attention", "mamba", "conv", "recurrent", "moe_linear", "hybrid")
 _ATTENTION = frozenset({"full_attention", "sliding_attention", "attention"})
@@ -235,20 +240,23 @@ def own_code(config: Any) -> Collection[str]:
 
 def _load_weights(files: ModelFiles, auto_class: Any, unused: str, options: dict[str, Any]) -> Any:
     source, config = files.source, files.config
-    options = {**options, "dtype": "auto" if source.dtype == "auto" else source.dtype, "output_loading_info": True}
+    found: dict[str, Any] = {
+        "config": config,
+        "dtype": source.dtype,
+        "use_safetensors": True,
+        **files.options,
+        **options,
+    }
+    name: str | None = files.name
+    if "gguf_file" in files.options or quantization_table(config) is not None:
+        name, found = None, {**_dequantised(files), **options}
     try:
         with _no_progress_bars():
-            if "gguf_file" in files.options:
-                model, report = _load_gguf(files, auto_class, options)
-            else:
-                model, report = auto_class.from_pretrained(
-                    files.name,
-                    config=config,
-                    use_safetensors=True,
-                    trust_remote_code=source.trust_remote_code,
-                    **files.options,
-                    **options,
-                )
+            model, report = auto_class.from_pretrained(
+                name, output_loading_info=True, trust_remote_code=source.trust_remote_code, **found
+            )
+            if name is None:
+                read_generation_config(model, files)
     except torch.OutOfMemoryError as error:
         raise OutOfMemoryError(f"No room for the weights of {source.path}: {error}") from error
     except ModelLoadError:
@@ -260,14 +268,55 @@ def _load_weights(files: ModelFiles, auto_class: Any, unused: str, options: dict
     return model
 
 
-def _load_gguf(files: ModelFiles, auto_class: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Return a model with the dequantised weights of a file, and what transformers reports."""
-    weights = GgufSource(read_gguf(Path(files.name) / files.options["gguf_file"]), files.config)
-    with torch.device("meta"):
-        kind = type(auto_class.from_config(files.config))  # an automatic class takes no weights without a name
-    tensors = {name: weights.tensor(name) for name in weights.names()}
-    found: tuple[Any, dict[str, Any]] = kind.from_pretrained(None, config=files.config, state_dict=tensors, **options)
-    return found
+class _Dequantised:
+    """A weight of a quantised checkpoint, made when transformers takes it: all of it, ``[...]``."""
+
+    def __init__(self, source: WeightSource, name: str) -> None:
+        self._source = source
+        self._name = name
+
+    def __getitem__(self, _: Any) -> torch.Tensor:
+        return self._source.tensor(self._name)
+
+
+def _dequantised(files: ModelFiles) -> dict[str, Any]:
+    """Return options for ``from_pretrained`` in place of a quantised checkpoint's name: its weights as floats.
+
+    transformers would ask for a package of each format; its layers of packed weights are for other devices.
+
+    Raises:
+        ModelLoadError: The format is not served, or files are missing.
+    """
+    try:
+        source = open_source(files.name, files.options, files.config)
+    except OSError as error:
+        raise ModelLoadError(f"{files.source.path}: its weights cannot be found: {_first_line(error)}") from error
+    assert source is not None, "one of floats has a name"
+    dtype = dtype_of(files.config) or (source.dtype if "gguf_file" in files.options else torch.bfloat16)
+    if files.source.dtype != "auto":
+        dtype = getattr(torch, files.source.dtype)
+    logger.warning(
+        "%s: %s. It is loaded whole, and dequantised to %s: there it takes more memory than its files.",
+        files.source.path,
+        source.format,
+        str(dtype).removeprefix("torch."),
+    )
+    return {
+        "config": without_quantization(files.config),
+        "dtype": dtype,
+        "state_dict": {name: _Dequantised(source, name) for name in source.names()},
+    }
+
+
+def read_generation_config(model: Any, files: ModelFiles) -> None:
+    """Give a model that was made from its configuration what its files say of generation, if they say something."""
+    from transformers import GenerationConfig
+
+    if "gguf_file" in files.options:
+        return  # what lies beside such a file is of another model
+    with contextlib.suppress(OSError):
+        revision = {name: value for name, value in files.options.items() if name == "revision"}
+        model.generation_config = GenerationConfig.from_pretrained(files.name, **revision)
 
 
 def refuse_missing(path: str, names: Sequence[str]) -> None:
