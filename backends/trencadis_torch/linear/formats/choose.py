@@ -5,16 +5,19 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import torch
 
 from trencadis.errors import ModelLoadError
+from trencadis.gguf_file import read_gguf
 from trencadis_torch.linear.formats.awq import AwqSource
 from trencadis_torch.linear.formats.bitsandbytes import BitsAndBytesSource
 from trencadis_torch.linear.formats.compressed_tensors import CompressedTensorsSource
 from trencadis_torch.linear.formats.floats import FloatSource
 from trencadis_torch.linear.formats.fp8 import FbgemmFp8Source, Fp8Source
+from trencadis_torch.linear.formats.gguf import GgufSource
 from trencadis_torch.linear.formats.gptq import GptqSource
 from trencadis_torch.linear.formats.mapped import MappedTensors, weight_files
 from trencadis_torch.linear.formats.mxfp4 import Mxfp4Source
@@ -43,8 +46,8 @@ _QUANTISED_NAME: Final = re.compile(r".*(\.qweight|\.weight_packed|\.weight_scal
 """Names that tensors of quantised weights have in one format or another."""
 
 
-def open_source(name: str, options: dict[str, Any], config: Any) -> WeightSource | None:
-    """Return the weights of a checkpoint; None: its format is read by transformers alone.
+def open_source(name: str, options: dict[str, Any], config: Any) -> WeightSource:
+    """Return the weights of a checkpoint.
 
     Args:
         name: Directory or hub id.
@@ -56,7 +59,7 @@ def open_source(name: str, options: dict[str, Any], config: Any) -> WeightSource
         OSError: Files are missing.
     """
     if "gguf_file" in options:
-        return None
+        return GgufSource(read_gguf(Path(name) / options["gguf_file"]), config)
     table = quantization_table(config)
     chosen = None if table is None else source_class(table, name)
     tensors = MappedTensors(weight_files(name, revision=options.get("revision")))
