@@ -243,10 +243,7 @@ class TorchBackend(Backend):
         reason = self._obstacle_to_layers(files)
         if not reason:
             try:
-                source = open_source(files.name, files.options, files.config)
-                if source is not None:
-                    return self._load_source(files, source)
-                reason = "its format is read by transformers alone"
+                return self._load_source(files, open_source(files.name, files.options, files.config))
             except (NotLayerwiseError, OSError) as error:
                 reason = str(error)
         logger.info("%s is loaded whole: %s.", files.source.path, reason)

@@ -240,23 +240,21 @@ def own_code(config: Any) -> Collection[str]:
 
 def _load_weights(files: ModelFiles, auto_class: Any, unused: str, options: dict[str, Any]) -> Any:
     source, config = files.source, files.config
-    found: dict[str, Any] = {
-        "config": config,
-        "dtype": source.dtype,
-        "use_safetensors": True,
-        **files.options,
-        **options,
-    }
-    name: str | None = files.name
-    if "gguf_file" in files.options or quantization_table(config) is not None:
-        name, found = None, {**_dequantised(files), **options}
+    options = {**options, "output_loading_info": True}
     try:
         with _no_progress_bars():
-            model, report = auto_class.from_pretrained(
-                name, output_loading_info=True, trust_remote_code=source.trust_remote_code, **found
-            )
-            if name is None:
-                read_generation_config(model, files)
+            if "gguf_file" in files.options or quantization_table(config) is not None:
+                model, report = _load_dequantised(files, auto_class, options)
+            else:
+                model, report = auto_class.from_pretrained(
+                    files.name,
+                    config=config,
+                    dtype=source.dtype,
+                    use_safetensors=True,
+                    trust_remote_code=source.trust_remote_code,
+                    **files.options,
+                    **options,
+                )
     except torch.OutOfMemoryError as error:
         raise OutOfMemoryError(f"No room for the weights of {source.path}: {error}") from error
     except ModelLoadError:
@@ -279,33 +277,28 @@ class _Dequantised:
         return self._source.tensor(self._name)
 
 
-def _dequantised(files: ModelFiles) -> dict[str, Any]:
-    """Return options for ``from_pretrained`` in place of a quantised checkpoint's name: its weights as floats.
+def _load_dequantised(files: ModelFiles, auto_class: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Return a model with the weights of a quantised checkpoint as floats, and what transformers reports.
 
-    transformers would ask for a package of each format; its layers of packed weights are for other devices.
-
-    Raises:
-        ModelLoadError: The format is not served, or files are missing.
+    transformers itself would ask for a package of each format.
     """
-    try:
-        source = open_source(files.name, files.options, files.config)
-    except OSError as error:
-        raise ModelLoadError(f"{files.source.path}: its weights cannot be found: {_first_line(error)}") from error
-    assert source is not None, "one of floats has a name"
-    dtype = dtype_of(files.config) or (source.dtype if "gguf_file" in files.options else torch.bfloat16)
+    source = open_source(files.name, files.options, files.config)
+    dtype = dtype_of(files.config) or source.dtype
     if files.source.dtype != "auto":
-        dtype = getattr(torch, files.source.dtype)
+        dtype = getattr(torch, files.source.dtype, dtype)
     logger.warning(
-        "%s: %s. It is loaded whole, and dequantised to %s: there it takes more memory than its files.",
+        "%s: %s. Loaded whole, it is dequantised to %s, which takes more memory than its files.",
         files.source.path,
         source.format,
         str(dtype).removeprefix("torch."),
     )
-    return {
-        "config": without_quantization(files.config),
-        "dtype": dtype,
-        "state_dict": {name: _Dequantised(source, name) for name in source.names()},
-    }
+    config = without_quantization(files.config)
+    with torch.device("meta"):  # an automatic class takes no weights without a name
+        kind = type(auto_class.from_config(config, trust_remote_code=files.source.trust_remote_code))
+    weights = {name: _Dequantised(source, name) for name in source.names()}
+    model, report = kind.from_pretrained(None, config=config, dtype=dtype, state_dict=weights, **options)
+    read_generation_config(model, files)
+    return model, report
 
 
 def read_generation_config(model: Any, files: ModelFiles) -> None:
@@ -313,7 +306,7 @@ def read_generation_config(model: Any, files: ModelFiles) -> None:
     from transformers import GenerationConfig
 
     if "gguf_file" in files.options:
-        return  # what lies beside such a file is of another model
+        return  # a file is whole: what lies beside it is of another model
     with contextlib.suppress(OSError):
         revision = {name: value for name, value in files.options.items() if name == "revision"}
         model.generation_config = GenerationConfig.from_pretrained(files.name, **revision)

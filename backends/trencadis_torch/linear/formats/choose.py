@@ -46,8 +46,8 @@ _QUANTISED_NAME: Final = re.compile(r".*(\.qweight|\.weight_packed|\.weight_scal
 """Names that tensors of quantised weights have in one format or another."""
 
 
-def open_source(name: str, options: dict[str, Any], config: Any) -> WeightSource | None:
-    """Return the weights of a checkpoint; None: its format is read by transformers alone.
+def open_source(name: str, options: dict[str, Any], config: Any) -> WeightSource:
+    """Return the weights of a checkpoint.
 
     Args:
         name: Directory or hub id.
