@@ -67,7 +67,7 @@ from trencadis_torch.loading.pooling_config import read_pooling_config
 from trencadis_torch.loading.positions import fix_dynamic_frequencies
 from trencadis_torch.loading.profile_run import measure_memory
 from trencadis_torch.loading.self_check import ModelCheck, check_graph
-from trencadis_torch.native_build import Source, begin
+from trencadis_torch.native_build import Source, begin, limit_instructions
 from trencadis_torch.parallel.support import ONLY_EMBEDS
 from trencadis_torch.pending import StepTimer, TorchStep
 from trencadis_torch.rows import Rows
@@ -99,7 +99,7 @@ class TorchBackend(Backend):
 
     Raises:
         ConfigValueError: Two keys contradict each other.
-        BackendError: The device is not there, or graphs were asked for that it cannot make.
+        BackendError: The device is not there, the CPU lacks the instructions that are named, or graphs were asked for that it cannot make.
     """
 
     def __init__(self, config: TorchConfig, *, clock: Clock, replica: int = 0, num_replicas: int = 1) -> None:
@@ -108,6 +108,7 @@ class TorchBackend(Backend):
         self._replica = replica
         self._num_replicas = num_replicas
         config.check()
+        limit_instructions(config.instructions)
         self._device = self._numbered(choose_device(config.device), replica)
         self._mode = choose_mode(config, device=self._device, clock=clock)
         self._model: Any = None
