@@ -135,6 +135,11 @@ class TorchBackend(Backend):
         """As configured."""
         return self._capabilities
 
+    @property
+    def compiles(self) -> bool:
+        """Whether something may be compiled by PyTorch, or runs on another device than the CPU."""
+        return self._mode.compiles or self._device.type != "cpu"
+
     def join(self, groups: RankGroups) -> None:
         """Take a place among ranks that divide layers or share them out; on CUDA, with the device of that number unless one is named.
 

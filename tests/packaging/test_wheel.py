@@ -78,7 +78,7 @@ def test_wheel_registers_every_built_in_through_entry_points(wheel: zipfile.ZipF
         assert f"{plugin} = trencadis_{plugin}" in text
     assert "torch = trencadis_torch" in text
     assert "gaudi = trencadis_gaudi" in text
-    assert "trencadis = trencadis.cli:main" in text
+    assert "trencadis = trencadis.__main__:main" in text
 
 
 def test_wheel_carries_the_templates_of_new_plugins(wheel: zipfile.ZipFile) -> None:

@@ -104,7 +104,7 @@ from trencadis.records import (
 from trencadis.registry import Choice, RegisteredComponent, Registry, ResolvedPlan, load_with_plugins, resolve_plan
 from trencadis.registry.provenance import OUR_DISTRIBUTION
 from trencadis.registry.switching import SchedulingInForce
-from trencadis.startup import rare_collections
+from trencadis.startup import is_own_process, rare_collections
 from trencadis.text import model_finder, read_prefixes, resolve_model_path, vocabulary_reader
 
 __all__ = [
@@ -223,6 +223,7 @@ def _context(config: Config, clock: Clock) -> ComponentContext:
         named_model=model_finder(config),
         replica=config.parallel.replica,
         num_replicas=config.parallel.data,
+        own_process=is_own_process(),
     )
 
 
