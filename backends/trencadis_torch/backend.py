@@ -67,7 +67,7 @@ from trencadis_torch.loading.pooling_config import read_pooling_config
 from trencadis_torch.loading.positions import fix_dynamic_frequencies
 from trencadis_torch.loading.profile_run import measure_memory
 from trencadis_torch.loading.self_check import ModelCheck, check_graph
-from trencadis_torch.native_build import Source, begin, limit_instructions
+from trencadis_torch.native_build import Source, limit_instructions, prepare
 from trencadis_torch.parallel.support import ONLY_EMBEDS
 from trencadis_torch.pending import StepTimer, TorchStep
 from trencadis_torch.rows import Rows
@@ -211,7 +211,8 @@ class TorchBackend(Backend):
         phases.begin("inspection")
         layers = attention_layers(model, own=None if share is None else share.layers)
         self._layers = stored_layers(layers, self._config.kv_dtype)
-        self._begin_compiling(layers)
+        phases.begin("kernels")
+        self._prepare_kernels(layers, phases)
         self._kernel = choose_kernel(
             self._config.attention,
             device=self._device,
@@ -256,8 +257,8 @@ class TorchBackend(Backend):
             self._facts = attrs.evolve(self._facts, embedding_size=embedder.embed([np.zeros(1, np.int32)]).shape[1])
         return ""
 
-    def _begin_compiling(self, layers: tuple[AttentionLayer, ...]) -> None:
-        """Have the kernels that the model needs compiled side by side, if they are not there; each is waited for where it is used."""
+    def _prepare_kernels(self, layers: tuple[AttentionLayer, ...], phases: Phases) -> None:
+        """Have the kernels that the model needs compiled side by side, if they are not there."""
         if self._device.type != "cpu":
             return
         sources = []
@@ -272,7 +273,8 @@ class TorchBackend(Backend):
             sources.append(Source(native_linear.SOURCE))
             if attends and not self._mode.compiles and self._share is None:
                 sources.append(Source(native_decoder.SOURCE))
-        begin(sources)
+        if sources:
+            phases.note_cache(found=prepare(sources))
 
     @property
     def _packs(self) -> bool:

@@ -39,13 +39,13 @@ __all__ = [
     "INSTALL_HINT",
     "PREBUILT",
     "Source",
-    "begin",
     "cache_directory",
     "find_compiler",
     "instructions",
     "limit_instructions",
     "load_library",
     "openmp_runtime",
+    "prepare",
     "writable_directory",
 ]
 
@@ -69,6 +69,8 @@ _TEMPORARY: Final[list[tempfile.TemporaryDirectory[str]]] = []
 _WARNED: Final[set[Path]] = set()
 _LOADED: Final[set[str]] = set()
 """Names of kernels that this process has loaded."""
+_BUILT: Final[list[Path]] = []
+"""What this process has compiled."""
 _most = AUTO
 _RUNTIME = re.compile(r"lib(gomp|iomp5|omp)[-.\w]*\.so[.\d]*")
 
@@ -86,14 +88,24 @@ class Source:
     defines: tuple[str, ...] = ()
 
 
-def begin(sources: Iterable[Source], *, directory: Path | None = None) -> None:
-    """Compile sources missing in the cache, in parallel threads; :func:`load_library` waits for them."""
-    for source in sources:
-        thread = threading.Thread(target=_begin, args=(source, directory), name="trencadis-compile", daemon=True)
+def prepare(sources: Iterable[Source], *, directory: Path | None = None) -> bool:
+    """Load sources' libraries, those missing in the cache compiled side by side; returns whether none had to be compiled.
+
+    What cannot be compiled is said to those who need it, by :func:`load_library`.
+    """
+    before = len(_BUILT)
+    threads = [
+        threading.Thread(target=_prepare, args=(source, directory), name="trencadis-compile", daemon=True)
+        for source in sources
+    ]
+    for thread in threads:
         thread.start()
+    for thread in threads:
+        thread.join()
+    return len(_BUILT) == before
 
 
-def _begin(source: Source, directory: Path | None) -> None:
+def _prepare(source: Source, directory: Path | None) -> None:
     with contextlib.suppress(BackendError):  # who needs the library learns the reason
         load_library(source, directory=directory)
 
@@ -363,6 +375,7 @@ def _build(source: Source, file: Path, compiler: str, chosen: InstructionSet | N
         content = linked.read_bytes()
         linked.write_bytes(content + hashlib.sha256(content).digest())
         os.replace(linked, file)
+    _BUILT.append(file)
 
 
 def _run(command: list[str]) -> None:

@@ -112,6 +112,10 @@ class Phases:
             LEDGER.begin(name)
         self._name, self._since_s = name, now_s
 
+    def note_cache(self, *, found: bool) -> None:
+        """Note whether what the phase needs was in a cache; see :class:`trencadis.startup.Ledger`."""
+        LEDGER.note_cache(found=found)
+
     def end(self) -> str:
         """Return the whole and its phases in words; what comes later is not counted: ``1.5 s: weights 1.0 s, check 0.5 s``."""
         self.begin(self._name)

@@ -7,11 +7,14 @@ process starts ▶ python ▶ command ▶ components ▶ imports ▶ weights ▶
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
+import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Final, NamedTuple
 
 __all__ = [
@@ -20,8 +23,11 @@ __all__ = [
     "LedgerEntry",
     "claim_process",
     "is_own_process",
+    "keep_last_start",
+    "last_start",
     "rare_collections",
     "seconds_since_start",
+    "start_in_words",
 ]
 
 RARELY: Final = 50_000
@@ -49,13 +55,20 @@ def is_own_process() -> bool:
 
 
 def seconds_since_start() -> float:
-    """Return the time since this process started, seconds, to 0.01 s; where the system does not say it, since the first call."""
+    """Return the time since this process started, seconds, to 0.01 s; where the system does not say it, since this was imported."""
+    return time.perf_counter() - _FIRST_S + _before_import_s()
+
+
+@functools.cache
+def _before_import_s() -> float:
+    """Return what had passed when this module was imported, seconds; 0 where the system does not say it."""
     try:
         with open("/proc/self/stat", encoding="utf-8", errors="replace") as file:
             ticks = int(file.read().rpartition(")")[2].split()[_STARTED])
-        return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+        since_start_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
     except (OSError, AttributeError, ValueError, IndexError):
-        return time.perf_counter() - _FIRST_S
+        return 0.0
+    return max(0.0, since_start_s - (time.perf_counter() - _FIRST_S))
 
 
 _FIRST_S: Final = time.perf_counter()
@@ -107,11 +120,12 @@ class Ledger:
             if not self._is_closed:
                 self._cached[self._name] = self._cached.get(self._name, True) and found
 
-    def close(self) -> None:
-        """End the last phase: what comes later is no start. May be called twice."""
+    def close(self) -> bool:
+        """End the last phase: what comes later is no start. Returns whether it was open."""
         self.begin(self._name)
         with self._lock:
-            self._is_closed = True
+            was_open, self._is_closed = not self._is_closed, True
+        return was_open
 
     @property
     def entries(self) -> tuple[LedgerEntry, ...]:
@@ -121,13 +135,69 @@ class Ledger:
 
     def in_words(self) -> str:
         """Return the whole and its phases: ``4.1 s: python 0.2 s, … kernels 0.1 s (cached)``."""
-        notes = {None: "", True: " (cached)", False: " (not cached)"}
-        parts = (f"{one.phase} {one.seconds:.2f} s{notes[one.cached]}" for one in self.entries)
-        return f"{sum(one.seconds for one in self.entries):.2f} s: {', '.join(parts)}"
+        return start_in_words(self.entries)
+
+    def metrics(self) -> str:
+        """Return the same in Prometheus' text format."""
+        name = "trencadis_start_seconds"
+        lines = [
+            f"# HELP {name} What the start of the engine's process took, phase by phase; cached: whether what it needed was in a cache.",
+            f"# TYPE {name} gauge",
+        ]
+        for phase, seconds, cached in self.entries:
+            labels = f'phase="{phase}",cached="{_CACHED[cached]}"'
+            lines.append(f"{name}{{{labels}}} {seconds:.3f}")
+        return "\n".join(lines) + "\n"
+
+
+_SHOWN_S: Final = 0.005
+_CACHED: Final = {None: "", True: "yes", False: "no"}
+
+
+def start_in_words(entries: Iterable[LedgerEntry]) -> str:
+    """Return a sum and what it is made of, without what took no time. Pure.
+
+    Args:
+        entries: Of a ledger.
+    """
+    notes = {None: "", True: " (from cache)", False: " (not from cache)"}
+    every = tuple(one for one in entries if one.seconds >= _SHOWN_S)
+    parts = (f"{one.phase} {one.seconds:.2f} s{notes[one.cached]}" for one in every)
+    return f"{sum(one.seconds for one in every):.2f} s: {', '.join(parts)}"
 
 
 LEDGER: Final = Ledger()
 """Of this process."""
+
+
+def keep_last_start(model: str, ledger: Ledger = LEDGER) -> None:
+    """Keep a ledger in the user's cache, for ``trencadis doctor``; does nothing where it cannot be kept.
+
+    Args:
+        model: What was loaded.
+        ledger: This process's, if none.
+    """
+    with contextlib.suppress(OSError):
+        file = _last_start_file()
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        room = file.with_name(f"{file.name}.{os.getpid()}")
+        room.write_text(json.dumps({"model": model, "phases": ledger.entries}), encoding="utf-8")
+        os.replace(room, file)
+
+
+def last_start() -> tuple[str, tuple[LedgerEntry, ...]] | None:
+    """Return what the last start of this user loaded, and its ledger; None: there is none, or it cannot be read."""
+    try:
+        kept = json.loads(_last_start_file().read_text(encoding="utf-8"))
+        entries = (LedgerEntry(str(phase), float(took_s), cached) for phase, took_s, cached in kept["phases"])
+        return str(kept["model"]), tuple(one for one in entries if one.cached in (None, True, False))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _last_start_file() -> Path:
+    root = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(root) if root else Path.home() / ".cache") / "trencadis" / "last_start.json"
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -61,7 +62,7 @@ def test_generating_imports_nothing_that_it_does_not_need(started: Started, name
         (
             "trencadis.torch",
             "Loading",
-            ["imports", "weights", "inspection", "check", "packing"],
+            ["imports", "weights", "inspection", "kernels", "check", "packing"],
         ),
         ("trencadis.engine", "The engine", ["components", "backend and model", "strategies", "cache and warm-up"]),
     ],
@@ -77,6 +78,51 @@ def test_the_log_says_what_start_up_took_without_gaps(
 def test_loading_is_a_part_of_making_the_engine(started: Started) -> None:
     whole, _ = started.phases("trencadis.torch", "Loading")
     assert 0 < whole <= started.phases("trencadis.engine", "The engine")[1]["backend and model"] + 2 * ROUNDED_S
+
+
+WATCHED = """
+import sys, time
+import trencadis.startup as startup
+from trencadis.__main__ import main
+close = startup.Ledger.close
+def closed(ledger):
+    was_open = close(ledger)
+    if was_open:
+        now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+        print(now_s, sum(one.seconds for one in ledger.entries), *(f"{one.phase}={one.cached}" for one in ledger.entries), sep="|")
+    return was_open
+startup.Ledger.close = closed
+sys.argv = ["trencadis", "generate", "--no-stream", "--max-tokens", "1", "--log.level", "info", "Hello"]
+main()
+"""
+PHASES = (
+    *(
+        "python",
+        "command",
+        "tokenizer",
+        "components",
+        "backend and model",
+        "imports",
+        "weights",
+        "inspection",
+        "kernels",
+    ),
+    *("check", "packing", "strategies", "cache and warm-up"),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="Linux says when a process started")
+def test_the_ledger_of_a_start_adds_up_to_the_time_since_the_process_started() -> None:
+    began_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+    result = subprocess.run([sys.executable, "-c", WATCHED], capture_output=True, text=True, check=False)
+    ended_s, whole_s, *phases = result.stdout.splitlines()[0].split("|")
+    took_s = float(ended_s) - began_s
+    # To start a process takes a moment, which is none of its own; the system counts in hundredths.
+    assert 0.98 * took_s - 0.5 <= float(whole_s) <= took_s + 0.02
+    assert tuple(phase.partition("=")[0] for phase in phases) == PHASES
+    assert [phase for phase in phases if not phase.endswith("=None")] in (["kernels=True"], ["kernels=False"])
+    assert re.search(r"INFO trencadis\.engine: The start took \d+\.\d\d s: python \d", result.stderr)
 
 
 # --------------------------------------------------------------------------------------- what commands do not import

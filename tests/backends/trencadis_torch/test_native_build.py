@@ -20,13 +20,13 @@ from trencadis_torch.attention.native import NativeAttention
 from trencadis_torch.instruction_sets import texts_of
 from trencadis_torch.native_build import (
     Source,
-    begin,
     cache_directory,
     find_compiler,
     instructions,
     limit_instructions,
     load_library,
     openmp_runtime,
+    prepare,
 )
 
 TEXT = '#include <cstdint>\nextern "C" int64_t answer() { return 42; }\n'
@@ -364,9 +364,10 @@ def test_libraries_are_compiled_side_by_side_each_once(tmp_path, kept, monkeypat
         file = tmp_path / f"number{number}.cpp"
         file.write_text(TEXT.replace("42", "NUMBER"))
         sources.append(Source(file, (f"NUMBER={number}",)))
-    begin(sources, directory=kept)
+    assert not prepare(sources, directory=kept)
     assert [load_library(source, directory=kept).answer() for source in sources] == [1, 2]
     assert len(built) == 2
+    assert prepare(sources, directory=kept)
 
 
 def test_a_kernel_is_compiled_for_the_caches_that_a_model_has(monkeypatch, fresh_kernel):
