@@ -79,7 +79,7 @@ from trencadis_torch.loading.pooling_config import read_pooling_config
 from trencadis_torch.loading.positions import fix_dynamic_frequencies
 from trencadis_torch.loading.profile_run import measure_memory
 from trencadis_torch.loading.self_check import ModelCheck, check_graph
-from trencadis_torch.native_build import Source, begin
+from trencadis_torch.native_build import Source, limit_instructions, prepare
 from trencadis_torch.parallel.support import ONLY_EMBEDS
 from trencadis_torch.pending import StepTimer, TorchStep
 from trencadis_torch.rows import Rows
@@ -111,7 +111,7 @@ class TorchBackend(Backend):
 
     Raises:
         ConfigValueError: Two keys contradict each other.
-        BackendError: The device is not there, or graphs were asked for that it cannot make.
+        BackendError: The device is not there, the CPU lacks the instructions that are named, or graphs were asked for that it cannot make.
     """
 
     def __init__(self, config: TorchConfig, *, clock: Clock, replica: int = 0, num_replicas: int = 1) -> None:
@@ -120,6 +120,7 @@ class TorchBackend(Backend):
         self._replica = replica
         self._num_replicas = num_replicas
         config.check()
+        limit_instructions(config.instructions)
         self._device = self._numbered(choose_device(config.device), replica)
         self._mode = choose_mode(config, device=self._device, clock=clock)
         self._model: Any = None
@@ -145,6 +146,11 @@ class TorchBackend(Backend):
     def capabilities(self) -> BackendCapabilities:
         """As configured."""
         return self._capabilities
+
+    @property
+    def compiles(self) -> bool:
+        """Whether something may be compiled by PyTorch, or runs on another device than the CPU."""
+        return self._mode.compiles or self._device.type != "cpu"
 
     def join(self, groups: RankGroups) -> None:
         """Take a place among ranks that divide layers or share them out; on CUDA, with the device of that number unless one is named.
@@ -320,7 +326,8 @@ class TorchBackend(Backend):
         """
         share = self._share
         self._layers = stored_layers(layers, self._config.kv_dtype)
-        self._begin_compiling(layers)
+        phases.begin("kernels")
+        self._prepare_kernels(layers, phases)
         self._kernel = choose_kernel(
             self._config.attention,
             device=self._device,
@@ -364,8 +371,8 @@ class TorchBackend(Backend):
             check.compare(model)  # afterwards, errors of rounding would hide others
         return check
 
-    def _begin_compiling(self, layers: tuple[AttentionLayer, ...]) -> None:
-        """Have the kernels that the model needs compiled side by side, if they are not there; each is waited for where it is used."""
+    def _prepare_kernels(self, layers: tuple[AttentionLayer, ...], phases: Phases) -> None:
+        """Have the kernels that the model needs compiled side by side, if they are not there."""
         if self._device.type != "cpu":
             return
         sources = []
@@ -380,7 +387,8 @@ class TorchBackend(Backend):
             sources.append(Source(native_linear.SOURCE))
             if attends and not self._mode.compiles and self._share is None:
                 sources.append(Source(native_decoder.SOURCE))
-        begin(sources)
+        if sources:
+            phases.note_cache(found=prepare(sources))
 
     @property
     def _packs(self) -> bool:

@@ -9,6 +9,7 @@ from attrs.validators import ge, in_
 
 from trencadis.errors import ConfigValueError
 from trencadis.interfaces import setting
+from trencadis_torch.instruction_sets import AUTO, NAMES
 
 __all__ = [
     "ATTENTIONS",
@@ -65,6 +66,8 @@ class TorchConfig:
         kv_dtype: How keys and values are held in the cache; ``auto`` is the model's dtype.
         max_prefill_batch_size: Most sequences in one padded prefill pass.
         num_threads: Threads of one operation on the CPU; 0: one for a small model, else PyTorch's choice, divided among ranks and replicas.
+        instructions: The best set of instructions that the CPU's own kernels may use: ``auto`` (all that the CPU has), or a name of
+            :mod:`trencadis_torch.instruction_sets`. PyTorch's own kernels follow ``ATEN_CPU_CAPABILITY``. One for a process.
         prefault_cache: Write to all memory of the KV cache at the start, on the CPU. Else the system gives pages of it when a step writes
             there for the first time, which such a step waits for.
         check_model: Compare the paged forward with the model's own after loading, and refuse the model if they differ; of an
@@ -106,6 +109,11 @@ class TorchConfig:
         "Threads of one operation on the CPU; 0: one for a small model, else PyTorch's choice, divided among ranks and replicas.",
         unit="threads",
         validator=ge(0),
+    )
+    instructions: str = setting(
+        AUTO,
+        "The best set that the CPU's own kernels may use, to test or measure another CPU's code: auto is what the CPU has.",
+        validator=in_((AUTO, *NAMES)),
     )
     prefault_cache: bool = setting(
         False,

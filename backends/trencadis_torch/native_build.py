@@ -1,7 +1,10 @@
-"""C++ beside this package becomes a library of this machine: compiled when it is first needed, and kept in the user's cache.
+"""C++ of this package becomes a library for this CPU: one that the wheel brought, or one that is compiled once and kept in the user's cache.
 
-    source, compiler, CPU, OpenMP runtime ─▶ key ─▶ cached library, if its digest is right and it is this user's
-                                                 └▶ compile ▶ link ▶ put in its place at once ▶ load
+    source, instruction set ─▶ the library of the wheel, if it is of the same text
+          └▶ with compiler ─▶ key ─▶ cached library, if its digest is right and it is this user's
+                                  └▶ compile ▶ link ▶ put in its place at once ▶ load
+
+OpenMP's functions are those of the runtime that torch has loaded: it is made known to all libraries before one of ours is loaded.
 
 Any number of processes may do so at the same time: each builds a file of its own, and the last one in place is as good as the first.
 Code is loaded from directories and files only that belong to this user or root, and that no other may write to.
@@ -17,7 +20,6 @@ import logging
 import os
 import platform
 import re
-import shutil
 import stat
 import subprocess
 import sys
@@ -30,15 +32,20 @@ from typing import Final
 import attrs
 
 from trencadis.errors import BackendError
+from trencadis_torch import instruction_sets
+from trencadis_torch.instruction_sets import AUTO, COMPILERS, FLAGS, InstructionSet, find_compiler, texts_of
 
 __all__ = [
     "INSTALL_HINT",
+    "PREBUILT",
     "Source",
-    "begin",
     "cache_directory",
     "find_compiler",
+    "instructions",
+    "limit_instructions",
     "load_library",
     "openmp_runtime",
+    "prepare",
     "writable_directory",
 ]
 
@@ -48,11 +55,9 @@ INSTALL_HINT = (
     "Install a C++ compiler (Debian, Ubuntu: apt install g++; Fedora: dnf install gcc-c++), or name one in CXX."
 )
 
-_COMPILERS = ("g++", "c++", "clang++")
-_FLAGS = ("-std=c++17", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fPIC")
-"""None that lets a compiler reorder sums: rows must not depend on the rows beside them."""
+PREBUILT: Final = Path(__file__).with_name("prebuilt")
+"""Libraries that a wheel brings."""
 
-_NATIVE = "-march=native"
 _TIMEOUT_S = 300.0
 _DIGEST_BYTES = 32
 _TRUSTED: Final = frozenset({os.geteuid(), 0})
@@ -62,7 +67,11 @@ _LOCKS: Final[dict[str, threading.Lock]] = {}
 _LOCKS_LOCK: Final = threading.Lock()
 _TEMPORARY: Final[list[tempfile.TemporaryDirectory[str]]] = []
 _WARNED: Final[set[Path]] = set()
-_INCLUDE = re.compile(r'^\s*#include "([^"]+)"', re.MULTILINE)
+_LOADED: Final[set[str]] = set()
+"""Names of kernels that this process has loaded."""
+_BUILT: Final[list[Path]] = []
+"""What this process has compiled."""
+_most = AUTO
 _RUNTIME = re.compile(r"lib(gomp|iomp5|omp)[-.\w]*\.so[.\d]*")
 
 
@@ -72,21 +81,31 @@ class Source:
 
     Attributes:
         file: C++ that includes the standard library and headers beside it, by ``#include "name.h"``.
-        defines: For the preprocessor, such as ``"FORMATS=3"``.
+        defines: For the preprocessor, such as ``"FORMATS=3"``: they leave something out, so that less is compiled.
     """
 
     file: Path
     defines: tuple[str, ...] = ()
 
 
-def begin(sources: Iterable[Source], *, directory: Path | None = None) -> None:
-    """Compile sources missing in the cache, in parallel threads; :func:`load_library` waits for them."""
-    for source in sources:
-        thread = threading.Thread(target=_begin, args=(source, directory), name="trencadis-compile", daemon=True)
+def prepare(sources: Iterable[Source], *, directory: Path | None = None) -> bool:
+    """Load sources' libraries, those missing in the cache compiled side by side; returns whether none had to be compiled.
+
+    What cannot be compiled is said to those who need it, by :func:`load_library`.
+    """
+    before = len(_BUILT)
+    threads = [
+        threading.Thread(target=_prepare, args=(source, directory), name="trencadis-compile", daemon=True)
+        for source in sources
+    ]
+    for thread in threads:
         thread.start()
+    for thread in threads:
+        thread.join()
+    return len(_BUILT) == before
 
 
-def _begin(source: Source, directory: Path | None) -> None:
+def _prepare(source: Source, directory: Path | None) -> None:
     with contextlib.suppress(BackendError):  # who needs the library learns the reason
         load_library(source, directory=directory)
 
@@ -98,8 +117,41 @@ def _announce(text: str) -> None:
         sys.stderr.write(f"{text}\n")
 
 
+def limit_instructions(most: str) -> None:
+    """Use no better instruction set than this in this process; ``auto``: the best that the CPU has.
+
+    Args:
+        most: Its name.
+
+    Raises:
+        BackendError: The CPU does not have it, or kernels with other ones are loaded already.
+    """
+    global _most  # noqa: PLW0603 - one for a process, as its libraries are
+    with _LOCKS_LOCK:
+        if most != _most and _LOADED:
+            raise BackendError(
+                f'[backend.torch] instructions = "{most}": this process has loaded kernels with "{_most}" already.',
+                hint="Engines of one process use the same: give both the same value, or each a process of its own.",
+            )
+        try:
+            instruction_sets.chosen_set(most)
+        except ValueError as error:
+            raise BackendError(
+                f'[backend.torch] instructions = "{most}": {error}', hint='Choose one, or "auto".'
+            ) from error
+        _most = most
+
+
+def instructions() -> InstructionSet | None:
+    """Return the set that kernels are chosen for; None: this CPU has none of those, and kernels are compiled for it alone."""
+    return instruction_sets.chosen_set(_most, flags=_flags())
+
+
+_flags = functools.cache(instruction_sets.cpu_flags)
+
+
 def load_library(source: Source, *, directory: Path | None = None) -> ctypes.CDLL:
-    """Return the library of a C++ file, compiled if the cache does not have it; a few seconds then, else milliseconds.
+    """Return the library of a C++ file: of the wheel or the cache in milliseconds, else compiled in a few seconds.
 
     Args:
         source: What to compile.
@@ -108,35 +160,59 @@ def load_library(source: Source, *, directory: Path | None = None) -> ctypes.CDL
     Raises:
         BackendError: There is no compiler, or it fails; the message has its last words.
     """
+    texts = texts_of(source.file)
+    chosen = instructions()
+    if chosen is not None:
+        chosen = instruction_sets.narrowed(chosen, texts)
+    runtime = openmp_runtime()
+    with _lock_of(f"{source.file} {source.defines} {directory}"):
+        library = _load_prebuilt(source.file, chosen, texts, runtime) or _load_built(
+            source, chosen, texts, runtime, directory
+        )
+    _LOADED.add(source.file.stem)
+    return library
+
+
+def _load_prebuilt(file: Path, chosen: InstructionSet | None, texts: Iterable[str], runtime: str) -> ctypes.CDLL | None:
+    """Return the library that the wheel brought for this text; None: it brought none that can be loaded."""
+    if chosen is None or not runtime:
+        return None
+    path = PREBUILT / instruction_sets.library_name(file, chosen, tuple(texts))
+    if not path.is_file():
+        return None
+    try:
+        library = _open(path, runtime)
+    except OSError as error:
+        logger.warning("%s of the package cannot be loaded, and is compiled: %s.", path.name, error)
+        return None
+    logger.debug("%s comes with the package, for %s.", file.name, chosen.name)
+    return library
+
+
+def _load_built(
+    source: Source, chosen: InstructionSet | None, texts: Iterable[str], runtime: str, directory: Path | None
+) -> ctypes.CDLL:
+    """Return the library of the cache, compiled if it is not there."""
     compiler = find_compiler()
     if compiler is None:
         raise BackendError(
-            f"{source.file.name}: no C++ compiler in PATH ({', '.join(_COMPILERS)}) and none in CXX.", hint=INSTALL_HINT
+            f"{source.file.name}: no C++ compiler in PATH ({', '.join(COMPILERS)}) and none in CXX.", hint=INSTALL_HINT
         )
-    runtime = openmp_runtime()
-    name = f"{source.file.stem}-{_key(source, compiler, runtime)}.so"
+    name = f"{source.file.stem}-{_key(source, texts, compiler, chosen, runtime)}.so"
     asked = directory or cache_directory()
-    with _lock_of(name):
-        # One that may be read is good enough, such as that of an image.
-        library = None if _why_unsafe(asked) else _load(asked / name)
-        if library is None:
-            file = writable_directory(asked) / name
-            library = _load(file)
-        if library is None:
-            _build(source, file, compiler, runtime)
-            library = _load(file)
+    # One that may be read is good enough, such as that of an image.
+    library = None if _why_unsafe(asked) else _load(asked / name, runtime)
+    if library is None:
+        file = writable_directory(asked) / name
+        library = _load(file, runtime)
+    if library is None:
+        _build(source, file, compiler, chosen, runtime)
+        library = _load(file, runtime)
     if library is None:
         raise BackendError(
             f"{file} was just built and cannot be loaded.", hint='[backend.torch] attention = "sdpa" and pack = "off".'
         )
     return library
-
-
-def find_compiler() -> str | None:
-    """Return the C++ compiler: that of ``CXX``, else the first one in ``PATH``."""
-    named = os.environ.get("CXX", "").split()
-    found = (shutil.which(name) for name in (*named[:1], *_COMPILERS))
-    return next((path for path in found if path), None)
 
 
 def cache_directory(kind: str = "native") -> Path:
@@ -159,36 +235,31 @@ def openmp_runtime() -> str:
     return min(found, key=lambda path: "/torch" not in path, default="")
 
 
-def _key(source: Source, compiler: str, runtime: str) -> str:
-    facts = (*_texts(source.file), *source.defines, compiler, _version(compiler), _cpu(), runtime, *_FLAGS)
+def _key(source: Source, texts: Iterable[str], compiler: str, chosen: InstructionSet | None, runtime: str) -> str:
+    """Return the key of a library: home directories are shared between machines, so it says for which CPU."""
+    threads = "threads" if runtime else ""
+    options = _options(chosen)
+    # Nothing of a runtime is in a library, but whether it has threads.
+    facts = (*texts, *source.defines, compiler, _version(compiler), *options, "" if chosen else _cpu(), threads, *FLAGS)
     return hashlib.sha256("\0".join(facts).encode()).hexdigest()[:24]
 
 
-def _texts(source: Path) -> list[str]:
-    """Return the file's text, and those of the headers beside it that it includes, each once."""
-    found: dict[Path, str] = {}
-    left = [source]
-    while left:
-        path = left.pop()
-        if path not in found:
-            found[path] = path.read_text()
-            left.extend(path.parent / name for name in _INCLUDE.findall(found[path]))
-    return list(found.values())
+def _options(chosen: InstructionSet | None) -> tuple[str, ...]:
+    return ("-march=native",) if chosen is None else chosen.all_options
 
 
-@functools.cache
 def _version(compiler: str) -> str:
-    """Return the version text of a compiler, asked once for all libraries."""
-    return subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=60, check=False).stdout
+    """Return what changes with a compiler, without starting it, which each start of an engine would wait for."""
+    path = Path(compiler).resolve()
+    with contextlib.suppress(OSError):
+        facts = path.stat()
+        return f"{path} {facts.st_size} {facts.st_mtime_ns}"
+    return str(path)
 
 
 def _cpu() -> str:
-    """Return a key of the CPU's instruction set: home directories are shared between machines."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith(("flags", "Features")):
-                return f"{platform.machine()} {line}"
-    return f"{platform.machine()} {platform.processor()}"
+    """Return a key of a CPU whose instructions are in none of the sets."""
+    return f"{platform.machine()} {' '.join(sorted(_flags()))} {platform.processor()}"
 
 
 def writable_directory(directory: Path) -> Path:
@@ -251,7 +322,7 @@ def _lock_of(name: str) -> threading.Lock:
         return _LOCKS.setdefault(name, threading.Lock())
 
 
-def _load(file: Path) -> ctypes.CDLL | None:
+def _load(file: Path, runtime: str) -> ctypes.CDLL | None:
     """Return the library if it is there, whole and loadable: after its bytes lies their digest."""
     try:
         with open(os.open(file, os.O_RDONLY | os.O_NOFOLLOW), "rb") as opened:
@@ -263,7 +334,7 @@ def _load(file: Path) -> ctypes.CDLL | None:
         if hashlib.sha256(content[:-_DIGEST_BYTES]).digest() != content[-_DIGEST_BYTES:]:
             logger.warning("%s is damaged and is built again.", file)
             return None
-        return ctypes.CDLL(str(file))
+        return _open(file, runtime)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -271,23 +342,40 @@ def _load(file: Path) -> ctypes.CDLL | None:
         return None
 
 
-def _build(source: Source, file: Path, compiler: str, runtime: str) -> None:
-    _announce(f"Compiling {source.file.name} for this CPU, once on this machine; some seconds ...")
+def _open(file: Path, runtime: str) -> ctypes.CDLL:
+    """Load a library whose OpenMP functions are those of a runtime that the process has."""
+    if runtime:
+        ctypes.CDLL(runtime, mode=ctypes.RTLD_GLOBAL)
+    return ctypes.CDLL(str(file))
+
+
+def _build(source: Source, file: Path, compiler: str, chosen: InstructionSet | None, runtime: str) -> None:
+    while chosen is not None and not instruction_sets.understands(compiler, chosen):
+        chosen = instruction_sets.before(chosen)
+    what = "this CPU" if chosen is None else chosen.name
+    _announce(f"Compiling {source.file.name} for {what}, once on this machine; some seconds ...")
     with tempfile.TemporaryDirectory(dir=file.parent, prefix="building-") as room:
         compiled, linked = Path(room) / "one.o", Path(room) / "one.so"
-        threads = ["-fopenmp"] if runtime else []
-        defines = [f"-D{define}" for define in source.defines]
-        command = [compiler, *_FLAGS, *threads, *defines, "-c", str(source.file), "-o", str(compiled)]
+        command = functools.partial(
+            instruction_sets.compile_command,
+            compiler,
+            source.file,
+            compiled,
+            defines=source.defines,
+            threads=bool(runtime),
+        )
         try:
-            _run([*command, _NATIVE])
-        except BackendError:  # not every compiler knows the option on every machine
-            _run(command)
-        # Linked by its path and without -fopenmp, which would ask for the compiler's own runtime.
-        _run([compiler, "-shared", str(compiled), "-o", str(linked), *([runtime] if runtime else [])])
+            _run(command(options=_options(chosen)))
+        except BackendError:  # not every compiler knows -march=native on every machine
+            if chosen is not None:
+                raise
+            _run(command(options=()))
+        _run(instruction_sets.link_command(compiler, compiled, linked))
         linked.chmod(0o700)
         content = linked.read_bytes()
         linked.write_bytes(content + hashlib.sha256(content).digest())
         os.replace(linked, file)
+    _BUILT.append(file)
 
 
 def _run(command: list[str]) -> None:

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from trencadis.registry.manager import PluginLoader
     from trencadis.registry.plan import AUTO, NOTHING_CHOSEN
     from trencadis.registry.switching import SchedulingChange, SchedulingInForce, resolve_change
+    from trencadis.startup import last_start, start_in_words
     from trencadis.text import (
         Detokenizer,
         Tokenizer,
@@ -94,6 +95,8 @@ _HOMES = {
     "Settings": "config",
     "SourceCheck": "config.check_sources",
     "ThreadWatch": "thread_watch",
+    "last_start": "startup",
+    "start_in_words": "startup",
     "Tokenizer": "text",
     "build_engine": "engine.build",
     "chat_template_of": "text",
@@ -175,6 +178,7 @@ __all__ = [
     "is_hub_id",
     "load_tokenizer",
     "load_with_plugins",
+    "last_start",
     "lock_from",
     "lock_of",
     "make_mover",
@@ -189,6 +193,7 @@ __all__ = [
     "resolve_plan",
     "rows_of",
     "rules_or_defaults",
+    "start_in_words",
     "unserved_layout",
     "value_error",
     "vocabulary_of",

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from trencadis.activity import ACTIVITY
+from trencadis.startup import LEDGER
 
 __all__ = ["Clock", "Phases", "SimulatedClock", "SystemClock", "in_words"]
 
@@ -83,7 +84,7 @@ class HeldClock:
 class Phases:
     """Times the phases of loading, one after the other without gaps: their times add up to that of the whole.
 
-    The one that runs is noted in :data:`trencadis.activity.ACTIVITY`, for those who wait for it.
+    The one that runs is noted in :data:`trencadis.activity.ACTIVITY`, for those who wait for it, and in :data:`trencadis.startup.LEDGER`.
 
     Args:
         clock: Measures.
@@ -99,6 +100,7 @@ class Phases:
         self._since_s = clock.now_s()
         self.took_s: dict[str, float] = {first: 0.0}
         ACTIVITY.begin_part(first)
+        LEDGER.begin(first)
 
     def begin(self, name: str) -> None:
         """End the phase and begin another one."""
@@ -107,7 +109,12 @@ class Phases:
         self.took_s.setdefault(name, 0.0)
         if name != self._name:
             ACTIVITY.begin_part(name)
+            LEDGER.begin(name)
         self._name, self._since_s = name, now_s
+
+    def note_cache(self, *, found: bool) -> None:
+        """Note whether what the phase needs was in a cache; see :class:`trencadis.startup.Ledger`."""
+        LEDGER.note_cache(found=found)
 
     def end(self) -> str:
         """Return the whole and its phases in words; what comes later is not counted: ``1.5 s: weights 1.0 s, check 0.5 s``."""

@@ -1,14 +1,34 @@
-"""Starting up: garbage collection that does not get in the way."""
+"""Starting up: what it took, phase by phase, garbage collection that does not get in the way, and whose process it is.
+
+process starts ▶ python ▶ command ▶ components ▶ imports ▶ weights ▶ … ▶ ready
+                 each phase ends where the next begins: their seconds add up to the time since the process started
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
+import json
+import os
 import threading
-from collections.abc import Iterator
-from typing import Final
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
 
-__all__ = ["rare_collections"]
+__all__ = [
+    "LEDGER",
+    "Ledger",
+    "LedgerEntry",
+    "claim_process",
+    "is_own_process",
+    "keep_last_start",
+    "last_start",
+    "rare_collections",
+    "seconds_since_start",
+    "start_in_words",
+]
 
 RARELY: Final = 50_000
 """Objects made, less those freed, between collections of the young: by default 700."""
@@ -16,6 +36,168 @@ RARELY: Final = 50_000
 _lock = threading.Lock()
 _before: list[tuple[int, int, int]] = []
 """The thresholds as each of the contexts that are open now found them."""
+
+_STARTED: Final = 19
+"""Of the fields behind the name in ``/proc/self/stat``: when the process started, clock ticks since the system did. Source: proc(5)."""
+
+_own = False
+
+
+def claim_process() -> None:
+    """Note that no code but Trencadís' own and that of plugins runs in this process."""
+    global _own  # noqa: PLW0603 - one for the process
+    _own = True
+
+
+def is_own_process() -> bool:
+    """Return whether a command of Trencadís, or an engine that one started, is all that this process is for."""
+    return _own
+
+
+def seconds_since_start() -> float:
+    """Return the time since this process started, seconds, to 0.01 s; where the system does not say it, since this was imported."""
+    return time.perf_counter() - _FIRST_S + _before_import_s()
+
+
+@functools.cache
+def _before_import_s() -> float:
+    """Return what had passed when this module was imported, seconds; 0 where the system does not say it."""
+    try:
+        with open("/proc/self/stat", encoding="utf-8", errors="replace") as file:
+            ticks = int(file.read().rpartition(")")[2].split()[_STARTED])
+        since_start_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, AttributeError, ValueError, IndexError):
+        return 0.0
+    return max(0.0, since_start_s - (time.perf_counter() - _FIRST_S))
+
+
+_FIRST_S: Final = time.perf_counter()
+
+
+class LedgerEntry(NamedTuple):
+    """One phase of a start.
+
+    Attributes:
+        phase: Its name.
+        seconds: How long it took, all times together if it came again.
+        cached: Whether what it needed was in a cache; None: it needs none.
+    """
+
+    phase: str
+    seconds: float
+    cached: bool | None
+
+
+class Ledger:
+    """What the start of a process took, phase by phase, without gaps; the first phase began with the process.
+
+    Args:
+        since_start_s: Returns the seconds since the process started.
+    """
+
+    def __init__(self, since_start_s: Callable[[], float] = seconds_since_start) -> None:
+        self._since_start_s = since_start_s
+        self._name = "python"
+        self._since_s = 0.0
+        self._took_s: dict[str, float] = {self._name: 0.0}
+        self._cached: dict[str, bool] = {}
+        self._lock = threading.Lock()
+        self._is_closed = False
+
+    def begin(self, name: str) -> None:
+        """End the phase and begin another one; does nothing once the start is over."""
+        with self._lock:
+            if self._is_closed:
+                return
+            now_s = self._since_start_s()
+            self._took_s[self._name] += now_s - self._since_s
+            self._took_s.setdefault(name, 0.0)
+            self._name, self._since_s = name, now_s
+
+    def note_cache(self, *, found: bool) -> None:
+        """Note of the phase that runs whether something was in a cache; once it was not, the phase counts as without."""
+        with self._lock:
+            if not self._is_closed:
+                self._cached[self._name] = self._cached.get(self._name, True) and found
+
+    def close(self) -> bool:
+        """End the last phase: what comes later is no start. Returns whether it was open."""
+        self.begin(self._name)
+        with self._lock:
+            was_open, self._is_closed = not self._is_closed, True
+        return was_open
+
+    @property
+    def entries(self) -> tuple[LedgerEntry, ...]:
+        """Phases in order of their beginnings; the one that runs is counted as far as it was when the last one ended."""
+        with self._lock:
+            return tuple(LedgerEntry(name, took_s, self._cached.get(name)) for name, took_s in self._took_s.items())
+
+    def in_words(self) -> str:
+        """Return the whole and its phases: ``4.1 s: python 0.2 s, … kernels 0.1 s (cached)``."""
+        return start_in_words(self.entries)
+
+    def metrics(self) -> str:
+        """Return the same in Prometheus' text format."""
+        name = "trencadis_start_seconds"
+        lines = [
+            f"# HELP {name} What the start of the engine's process took, phase by phase; cached: whether what it needed was in a cache.",
+            f"# TYPE {name} gauge",
+        ]
+        for phase, seconds, cached in self.entries:
+            labels = f'phase="{phase}",cached="{_CACHED[cached]}"'
+            lines.append(f"{name}{{{labels}}} {seconds:.3f}")
+        return "\n".join(lines) + "\n"
+
+
+_SHOWN_S: Final = 0.005
+_CACHED: Final = {None: "", True: "yes", False: "no"}
+
+
+def start_in_words(entries: Iterable[LedgerEntry]) -> str:
+    """Return a sum and what it is made of, without what took no time. Pure.
+
+    Args:
+        entries: Of a ledger.
+    """
+    notes = {None: "", True: " (from cache)", False: " (not from cache)"}
+    every = tuple(one for one in entries if one.seconds >= _SHOWN_S)
+    parts = (f"{one.phase} {one.seconds:.2f} s{notes[one.cached]}" for one in every)
+    return f"{sum(one.seconds for one in every):.2f} s: {', '.join(parts)}"
+
+
+LEDGER: Final = Ledger()
+"""Of this process."""
+
+
+def keep_last_start(model: str, ledger: Ledger = LEDGER) -> None:
+    """Keep a ledger in the user's cache, for ``trencadis doctor``; does nothing where it cannot be kept.
+
+    Args:
+        model: What was loaded.
+        ledger: This process's, if none.
+    """
+    with contextlib.suppress(OSError):
+        file = _last_start_file()
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        room = file.with_name(f"{file.name}.{os.getpid()}")
+        room.write_text(json.dumps({"model": model, "phases": ledger.entries}), encoding="utf-8")
+        os.replace(room, file)
+
+
+def last_start() -> tuple[str, tuple[LedgerEntry, ...]] | None:
+    """Return what the last start of this user loaded, and its ledger; None: there is none, or it cannot be read."""
+    try:
+        kept = json.loads(_last_start_file().read_text(encoding="utf-8"))
+        entries = (LedgerEntry(str(phase), float(took_s), cached) for phase, took_s, cached in kept["phases"])
+        return str(kept["model"]), tuple(one for one in entries if one.cached in (None, True, False))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _last_start_file() -> Path:
+    root = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(root) if root else Path.home() / ".cache") / "trencadis" / "last_start.json"
 
 
 @contextlib.contextmanager

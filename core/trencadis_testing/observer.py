@@ -19,6 +19,7 @@ from trencadis.engine.transfer.transfer_metrics import transfer_metrics
 from trencadis.engine.transfer.transfers import Transfers
 from trencadis.interfaces import Observer
 from trencadis.records import Bucket, EngineGauges, FinishedSequence, FinishReason, Pass, Phase, StepStats
+from trencadis.startup import Ledger
 from trencadis.thread_watch import ENGINE_THREADS
 from trencadis_testing.resources import ends_its_threads, growth_bytes
 
@@ -309,7 +310,7 @@ def _median_s(call: Callable[[], None]) -> float:
 
 def _names_of_the_engine() -> set[str]:
     """Return the families that ``/metrics`` has without any observer: Prometheus refuses an answer that has one of them twice."""
-    shown = transfer_metrics(Transfers()) + off_metrics() + ENGINE_THREADS.format(1)
+    shown = transfer_metrics(Transfers()) + off_metrics() + Ledger().metrics() + ENGINE_THREADS.format(1)
     return _families(shown) | SHOWN_METRICS
 
 

@@ -3,12 +3,20 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
 from trencadis.activity import ACTIVITY
 from trencadis.clock import Phases, SimulatedClock, in_words
-from trencadis.startup import RARELY, rare_collections
+from trencadis.startup import (
+    RARELY,
+    Ledger,
+    LedgerEntry,
+    keep_last_start,
+    last_start,
+    rare_collections,
+)
 
 
 @pytest.fixture
@@ -78,3 +86,69 @@ def test_contexts_that_overlap_end_in_any_order() -> None:
     assert gc.get_threshold() == (RARELY, 11, 12)
     second.close()
     assert gc.get_threshold() == (701, 11, 12)
+
+
+# ------------------------------------------------------------------------------------------------------- the ledger
+
+
+class Times:
+    """Seconds since a process started, as a test sets them."""
+
+    now_s = 0.5
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_a_ledger_begins_with_the_process_and_has_no_gap() -> None:
+    times = Times()
+    ledger = Ledger(times)
+    ledger.begin("command")
+    times.now_s = 0.75
+    ledger.begin("kernels")
+    ledger.note_cache(found=True)
+    ledger.note_cache(found=False)
+    ledger.note_cache(found=True)
+    times.now_s = 2.0
+    ledger.begin("command")
+    times.now_s = 4.0
+    assert ledger.close()
+    assert ledger.entries == (
+        LedgerEntry("python", 0.5, None),
+        LedgerEntry("command", 2.25, None),
+        LedgerEntry("kernels", 1.25, False),
+    )
+    assert ledger.in_words() == "4.00 s: python 0.50 s, command 2.25 s, kernels 1.25 s (not from cache)"
+
+
+def test_what_comes_after_a_start_is_none() -> None:
+    times = Times()
+    ledger = Ledger(times)
+    assert ledger.close()
+    times.now_s = 9.0
+    ledger.begin("later")
+    ledger.note_cache(found=True)
+    assert not ledger.close()
+    assert ledger.entries == (LedgerEntry("python", 0.5, None),)
+
+
+def test_a_ledger_is_a_gauge_for_each_phase() -> None:
+    ledger = Ledger(Times())
+    ledger.begin("kernels")
+    ledger.note_cache(found=True)
+    ledger.close()
+    assert 'trencadis_start_seconds{phase="python",cached=""} 0.500\n' in ledger.metrics()
+    assert 'trencadis_start_seconds{phase="kernels",cached="yes"} 0.000\n' in ledger.metrics()
+
+
+def test_the_last_start_is_kept_for_those_who_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert last_start() is None
+    ledger = Ledger(Times())
+    ledger.close()
+    keep_last_start("demo", ledger)
+    assert last_start() == ("demo", ledger.entries)
+    (file,) = tmp_path.rglob("*.json")
+    for damage in ("", "[]", '{"model": "demo", "phases": [["a", "b", null]]}', '{"model": "demo", "phases": 3}'):
+        file.write_text(damage)
+        assert last_start() is None

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
+from pathlib import Path
 
 import attrs
 import pytest
@@ -59,7 +62,7 @@ def test_generating_imports_nothing_that_it_does_not_need(started: Started, name
         (
             "trencadis.torch",
             "Loading",
-            ["imports", "weights", "inspection", "check", "packing"],
+            ["imports", "weights", "inspection", "kernels", "check", "packing"],
         ),
         ("trencadis.engine", "The engine", ["components", "backend and model", "strategies", "cache and warm-up"]),
     ],
@@ -75,3 +78,127 @@ def test_the_log_says_what_start_up_took_without_gaps(
 def test_loading_is_a_part_of_making_the_engine(started: Started) -> None:
     whole, _ = started.phases("trencadis.torch", "Loading")
     assert 0 < whole <= started.phases("trencadis.engine", "The engine")[1]["backend and model"] + 2 * ROUNDED_S
+
+
+WATCHED = """
+import sys, time
+import trencadis.startup as startup
+from trencadis.__main__ import main
+close = startup.Ledger.close
+def closed(ledger):
+    was_open = close(ledger)
+    if was_open:
+        now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+        print(now_s, sum(one.seconds for one in ledger.entries), *(f"{one.phase}={one.cached}" for one in ledger.entries), sep="|")
+    return was_open
+startup.Ledger.close = closed
+sys.argv = ["trencadis", "generate", "--no-stream", "--max-tokens", "1", "--log.level", "info", "Hello"]
+main()
+"""
+PHASES = (
+    *(
+        "python",
+        "command",
+        "tokenizer",
+        "components",
+        "backend and model",
+        "imports",
+        "weights",
+        "inspection",
+        "kernels",
+    ),
+    *("check", "packing", "strategies", "cache and warm-up"),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="Linux says when a process started")
+def test_the_ledger_of_a_start_adds_up_to_the_time_since_the_process_started() -> None:
+    began_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+    result = subprocess.run([sys.executable, "-c", WATCHED], capture_output=True, text=True, check=False)
+    ended_s, whole_s, *phases = result.stdout.splitlines()[0].split("|")
+    took_s = float(ended_s) - began_s
+    # To start a process takes a moment, which is none of its own; the system counts in hundredths.
+    assert 0.98 * took_s - 0.5 <= float(whole_s) <= took_s + 0.02
+    assert tuple(phase.partition("=")[0] for phase in phases) == PHASES
+    assert [phase for phase in phases if not phase.endswith("=None")] in (["kernels=True"], ["kernels=False"])
+    assert re.search(r"INFO trencadis\.engine: The start took \d+\.\d\d s: python \d", result.stderr)
+
+
+# --------------------------------------------------------------------------------------- what commands do not import
+
+PLAIN = (
+    "torch._dynamo",
+    "torch._inductor",
+    "torch.distributed.tensor",
+    "torch.distributed.checkpoint",
+    "sympy",
+    "scipy.optimize",
+)
+"""What training, compiling and other kinds of models need, and a decoder on a CPU does not."""
+GENERATE = ["generate", "--no-stream", "--max-tokens", "4", "--backend.torch.device", "cpu", "Hello"]
+
+
+NOTES = """
+import atexit, os, sys
+def note():
+    names = [name for name, one in list(sys.modules.items()) if type(one).__name__ != "StandIn"]
+    with open(os.path.join(NOTED, str(os.getpid())), "w") as file:
+        file.write("\\n".join(names))
+atexit.register(note)
+"""
+
+
+def imported(arguments: list[str], cache: Path, notes: Path) -> tuple[frozenset[str], str]:
+    """Run a command as a user does; return the modules that it imported, in all its processes, and what it printed.
+
+    Args:
+        arguments: Of the command.
+        cache: The user's.
+        notes: A folder, made.
+    """
+    noted = notes / "noted"
+    noted.mkdir(parents=True, exist_ok=True)
+    for file in noted.iterdir():
+        file.unlink()
+    program = notes / "sitecustomize.py"
+    if not program.exists():
+        program.write_text(NOTES.replace("NOTED", repr(str(noted))))
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("TRENCADIS_")}
+    variables |= {"PYTHONPATH": str(notes), "XDG_CACHE_HOME": str(cache), "HF_HUB_OFFLINE": "1"}
+    result = subprocess.run(
+        [sys.executable, "-m", "trencadis", *arguments], env=variables, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    return frozenset(name for file in noted.iterdir() for name in file.read_text().split()), result.stdout
+
+
+def test_the_version_is_said_without_importing_anything_of_ours(tmp_path: Path) -> None:
+    modules, text = imported(["--version"], tmp_path, tmp_path / "notes")
+    assert text.startswith("trencadis ")
+    assert {name for name in modules if name.startswith("trencadis")} <= {"trencadis", "trencadis.__main__"}
+    assert not modules & {"attrs", "numpy", "pluggy", "importlib.metadata", "argparse"}
+
+
+def test_help_is_said_the_second_time_without_importing_plugins(tmp_path: Path) -> None:
+    first, made = imported(["--help"], tmp_path / "cache", tmp_path / "first")
+    second, kept = imported(["--help"], tmp_path / "cache", tmp_path / "first")
+    assert "trencadis_torch" in first
+    assert made == kept
+    assert "usage: trencadis COMMAND" in kept
+    ours = {name for name in second if name.startswith("trencadis")}
+    assert ours <= {"trencadis", "trencadis.__main__", "trencadis.saved_help"}
+    assert not second & {"attrs", "numpy", "pluggy", "importlib.metadata", "argparse"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("placement", ["thread", "process"])
+def test_generating_from_a_decoder_imports_no_compiler_and_no_symbols(placement: str, tmp_path: Path) -> None:
+    arguments = [*GENERATE, "--engine.placement", placement]
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    modules, text = imported(arguments, cache, tmp_path / "notes")
+    assert {"torch", "transformers.modeling_utils", "transformers.models.llama.modeling_llama"} <= modules
+    assert sorted(modules & set(PLAIN)) == []
+    code = f"import sys; from trencadis.cli import main; sys.exit(main({arguments!r}))"
+    whole = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert text == whole.stdout, "with everything that transformers imports the text is another one"

@@ -1,25 +1,44 @@
 from __future__ import annotations
 
+import os
+import platform
 import subprocess
 import sys
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+
+from trencadis_torch.instruction_sets import SETS, chosen_set, find_compiler, library_name, narrowed, texts_of
 
 APPLICATIONS = ("trencadis_server", "trencadis_tools")
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+SOURCES = sorted((ROOT / "backends").rglob("*.cpp"))
+
+
+def built(target: Path, *, kernels: str, environment: Mapping[str, str] | None = None) -> tuple[zipfile.ZipFile, str]:
+    """Build a wheel; return it, and what the build said.
+
+    Args:
+        target: Folder, made.
+        kernels: Names of instruction sets.
+        environment: Of the build, beside what names the kernels.
+    """
     pytest.importorskip("hatchling", reason="hatchling is not installed: pip install -e '.[dev]'")
-    target = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(target)]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    variables = {**(os.environ if environment is None else environment), "TRENCADIS_WHEEL_KERNELS": kernels}
+    result = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     (path,) = target.glob("*.whl")
-    return zipfile.ZipFile(path)
+    return zipfile.ZipFile(path), result.stdout + result.stderr
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    return built(tmp_path_factory.mktemp("wheel"), kernels="none")[0]
 
 
 @pytest.mark.slow
@@ -59,7 +78,7 @@ def test_wheel_registers_every_built_in_through_entry_points(wheel: zipfile.ZipF
         assert f"{plugin} = trencadis_{plugin}" in text
     assert "torch = trencadis_torch" in text
     assert "gaudi = trencadis_gaudi" in text
-    assert "trencadis = trencadis.cli:main" in text
+    assert "trencadis = trencadis.__main__:main" in text
 
 
 def test_wheel_carries_the_templates_of_new_plugins(wheel: zipfile.ZipFile) -> None:
@@ -75,3 +94,59 @@ def test_wheel_carries_the_kernels_with_their_headers(wheel: zipfile.ZipFile) ->
     sources = [path for suffix in ("cpp", "h") for path in (ROOT / "backends").rglob(f"*.{suffix}")]
     assert len(sources) > 2
     assert {str(path.relative_to(ROOT / "backends")) for path in sources} <= names
+
+
+def test_wheel_that_is_built_without_a_compiler_has_no_kernels_and_says_so(tmp_path: Path) -> None:
+    archive, said = built(tmp_path, kernels="", environment={"PATH": str(tmp_path), "HOME": str(tmp_path)})
+    assert archive.filename is not None
+    assert archive.filename.endswith("-py3-none-any.whl")
+    assert "The wheel has no compiled kernels: there is no C++ compiler here." in said
+
+
+ATTENDS = """
+import sys; sys.path.insert(0, sys.argv[1])
+from pathlib import Path
+import torch
+from trencadis_torch import native_build
+from trencadis_torch.linear import native, native_decoder
+from trencadis_torch.attention import native as attention
+assert native_build.__file__.startswith(sys.argv[1]), native_build.__file__
+native_build.limit_instructions(sys.argv[2])
+sources = [native_build.Source(path) for path in (native.SOURCE, native_decoder.SOURCE)]
+sources.append(attention.source_for(frozenset({torch.float32})))
+before = native_build.openmp_runtime()
+for source in sources:
+    native_build.load_library(source, directory=Path(sys.argv[3]))
+library = native.Native(native_build.load_library(sources[0]))
+torch.set_num_threads(2)
+x, weight = torch.randn(64, 512), torch.randn(1024, 512)
+torch.testing.assert_close(library.linear_float(x, library.pack_float(weight), None, 1024), x @ weight.T, atol=1e-3, rtol=1e-3)
+assert native_build.openmp_runtime() == before
+print("ran")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    find_compiler() is None or chosen_set() is None, reason="no compiler, or no instruction set of ours"
+)
+def test_wheel_brings_kernels_that_run_where_there_is_no_compiler(tmp_path: Path) -> None:
+    """One instruction set, for all take half a minute of both cores; it is not the best one that this machine has."""
+    first = next(one for one in SETS if one.machine == platform.machine())
+    archive, _ = built(tmp_path / "wheel", kernels=first.name)
+    names = {Path(name).name for name in archive.namelist() if name.startswith("trencadis_torch/prebuilt/")}
+    assert names == {library_name(source, first, texts_of(source)) for source in SOURCES}
+    assert archive.filename is not None
+    assert archive.filename.endswith(f"-py3-none-linux_{platform.machine()}.whl")
+    archive.extractall(tmp_path / "site")
+    command = [sys.executable, "-c", ATTENDS, str(tmp_path / "site"), first.name, str(tmp_path / "cache")]
+    result = subprocess.run(
+        command, env={"PATH": str(tmp_path), "HOME": str(tmp_path)}, capture_output=True, text=True, check=False
+    )
+    assert result.stdout == "ran\n", result.stderr
+    assert not (tmp_path / "cache").exists()
+
+
+def test_each_kernel_is_compiled_for_the_first_set_of_each_machine() -> None:
+    for one in SETS:
+        assert one.before or all(narrowed(one, texts_of(source)) == one for source in SOURCES)

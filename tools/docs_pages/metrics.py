@@ -16,6 +16,7 @@ from trencadis.engine.transfer.guarded_connector import GuardedConnector
 from trencadis.engine.transfer.transfers import Transfers
 from trencadis.faults import CallMeter
 from trencadis.records import Bucket, FinishReason, Phase
+from trencadis.startup import Ledger
 from trencadis.thread_watch import ENGINE_THREADS
 from trencadis_gaudi.config import GaudiConfig
 from trencadis_gaudi.graphs.counts import Watch
@@ -70,7 +71,11 @@ def metrics_page() -> str:
     engine = list(text_string_to_metric_families(_engine_text()))
     theirs = [metric for metric in engine if metric.name.startswith("vllm")]
     ours = [metric for metric in engine if metric not in theirs]
-    parts = [_HEAD, "## Engine\n", _rows([*ours, *text_string_to_metric_families(ENGINE_THREADS.format(1))])]
+    parts = [
+        _HEAD,
+        "## Engine\n",
+        _rows([*ours, *text_string_to_metric_families(Ledger().metrics() + ENGINE_THREADS.format(1))]),
+    ]
     if theirs:
         parts += ["## Engine, by vLLM's names\n", _VLLM, _rows(theirs)]
     parts += ["## KV transfers\n", _TRANSFERS, _rows(text_string_to_metric_families(_transfers_text()))]

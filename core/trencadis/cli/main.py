@@ -38,6 +38,8 @@ from trencadis.other_engines import commands
 from trencadis.registry import Registry
 from trencadis.registry.commands import InstalledCommands, installed_commands
 from trencadis.registry.manager import PluginLoader
+from trencadis.saved_help import keep
+from trencadis.startup import LEDGER, claim_process, is_own_process
 
 __all__ = ["COMMANDS", "INTERRUPTED", "add_arguments_of", "all_commands", "main"]
 
@@ -97,6 +99,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     if argv is None:
+        claim_process()
+        LEDGER.begin("command")
         _survive_signals()
     try:
         code = _dispatch(arguments)
@@ -158,7 +162,10 @@ def _survive_signals() -> None:
 def _dispatch(arguments: list[str]) -> int:
     command = arguments[0] if arguments else "--help"
     if command in {"-h", "--help"}:
-        print(_usage())
+        text = _usage()
+        print(text)
+        if is_own_process():
+            keep(text)
         return 0 if arguments else 2
     if command == "--version":
         print(f"trencadis {trencadis.__version__}")

@@ -17,7 +17,7 @@ from trencadis.console import Advance, track
 from trencadis.errors import ConfigValueError
 from trencadis.log import loading_level
 from trencadis.registry import Registry, load_with_plugins
-from trencadis.startup import rare_collections
+from trencadis.startup import LEDGER, rare_collections
 from trencadis.text import Tokenizer, check_model_path, load_tokenizer
 from trencadis.text.tokenizer import NO_TOKENIZER
 
@@ -119,6 +119,7 @@ def open_local_frontend(config: Config, registry: Registry, *, show_progress: bo
 
     with rare_collections(), loading(config, lambda: ACTIVITY.read().part, show=show_progress) as advance:
         ACTIVITY.begin_part("tokenizer")
+        LEDGER.begin("tokenizer")
         # The tokenizer first: it is cheap, and a wrong path is known before any weights are read.
         tokenizer = load_frontend_tokenizer(config)
         engine = build_engine(config, registry=registry, progress=advance)

@@ -104,7 +104,7 @@ from trencadis.records import (
 from trencadis.registry import Choice, RegisteredComponent, Registry, ResolvedPlan, load_with_plugins, resolve_plan
 from trencadis.registry.provenance import OUR_DISTRIBUTION
 from trencadis.registry.switching import SchedulingInForce
-from trencadis.startup import rare_collections
+from trencadis.startup import LEDGER, is_own_process, keep_last_start, rare_collections
 from trencadis.text import model_finder, read_prefixes, resolve_model_path, vocabulary_reader
 
 __all__ = [
@@ -162,6 +162,10 @@ def build_engine(
         engine = _build(config, registry, clock=clock, progress=progress, executor=executor, phases=phases)
     # A simulated fleet may build thousands of engines.
     logger.log(logging.INFO if isinstance(clock, SystemClock) else logging.DEBUG, "The engine took %s.", phases.end())
+    if isinstance(clock, SystemClock) and LEDGER.close():
+        logger.info("The start took %s.", LEDGER.in_words())
+        if is_own_process():
+            keep_last_start(config.model.path)
     return engine
 
 
@@ -189,6 +193,7 @@ def _build(
         builder.device_label = f"executor {type(executor).__name__}"
     try:
         phases.begin("backend and model")
+        LEDGER.begin("imports")
         ACTIVITY.begin_part("imports")  # the longest of what comes before the backend names its own
         model = builder.load(executor, _source(config))
         engine: Engine | EmbeddingEngine
@@ -223,6 +228,7 @@ def _context(config: Config, clock: Clock) -> ComponentContext:
         named_model=model_finder(config),
         replica=config.parallel.replica,
         num_replicas=config.parallel.data,
+        own_process=is_own_process(),
     )
 
 

@@ -35,6 +35,7 @@ from trencadis.records import (
     Request,
     TokenDeltas,
 )
+from trencadis.startup import LEDGER
 
 __all__ = ["EmbeddingEngine", "EmbeddingQueue"]
 
@@ -322,7 +323,7 @@ class EmbeddingEngine:
 
     def metrics(self) -> str:
         """Return what the observers measured, in Prometheus' text format; between steps."""
-        return self._observers.metrics() + off_metrics()
+        return self._observers.metrics() + off_metrics() + LEDGER.metrics()
 
     def step(self) -> TokenDeltas:
         """Embed one micro-batch."""

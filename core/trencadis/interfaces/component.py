@@ -100,6 +100,8 @@ class ComponentContext:
         named_model: ``named_model(path)`` finds a model by directory, file, hub id or built-in name.
         replica: Which copy of the model this engine is, 0 .. num_replicas - 1.
         num_replicas: Copies of the model that share this machine, each an engine in a process of its own.
+        own_process: No code but Trencadís' own and that of plugins runs in this process, as in those that its commands start: what no
+            component needs may be left out of it.
     """
 
     clock: Clock
@@ -116,6 +118,7 @@ class ComponentContext:
     named_model: Callable[[str], NamedModel] = _finds_nothing
     replica: int = 0
     num_replicas: int = 1
+    own_process: bool = False
 
 
 def _check_name(_: object, __: attrs.Attribute[str], name: str) -> None:

@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Iterator
 from typing import Any
 
+from trencadis.api import last_start, start_in_words
 from trencadis_tools.doctor.findings import Findings
 
 __all__ = ["check_installation"]
@@ -30,6 +31,15 @@ def check_installation(found: Findings) -> None:
     _check_packages(found, texts)
     _check_extras(found, texts)
     _check_torch(found)
+    _show_last_start(found)
+
+
+def _show_last_start(found: Findings) -> None:
+    """Say what the last start of this user took, and of what."""
+    last = last_start()
+    if last is not None:
+        model, entries = last
+        found.ok(f"the last start, of {model}, took {start_in_words(entries)}")
 
 
 def _check_python(found: Findings) -> None:

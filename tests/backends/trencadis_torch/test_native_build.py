@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
 import subprocess
 import sys
 import threading
@@ -12,11 +13,21 @@ import torch
 
 from support.backends.paged_attention_scene import Sequence, Shape, attend
 from trencadis.errors import BackendError, InternalError
-from trencadis_torch import native_build
+from trencadis_torch import instruction_sets, native_build
 from trencadis_torch.attention import native as native_attention
 from trencadis_torch.attention.choice import choose_kernel
 from trencadis_torch.attention.native import NativeAttention
-from trencadis_torch.native_build import Source, begin, cache_directory, find_compiler, load_library, openmp_runtime
+from trencadis_torch.instruction_sets import texts_of
+from trencadis_torch.native_build import (
+    Source,
+    cache_directory,
+    find_compiler,
+    instructions,
+    limit_instructions,
+    load_library,
+    openmp_runtime,
+    prepare,
+)
 
 TEXT = '#include <cstdint>\nextern "C" int64_t answer() { return 42; }\n'
 LAYERS: tuple = ()
@@ -188,24 +199,27 @@ def test_library_brings_no_second_pool_of_threads(source, kept):
     assert runtimes == {os.path.realpath(before)}
 
 
-def has_avx2():
-    return "avx2" in native_build._cpu().split()
+@pytest.fixture
+def no_kernels_yet(monkeypatch):
+    """Nothing is loaded yet in this process, so that its instructions may be limited."""
+    monkeypatch.setattr(native_build, "_LOADED", set())
+    monkeypatch.setattr(native_build, "_most", "auto")
+
+
+def has(name):
+    one = instruction_sets.SETS[instruction_sets.NAMES.index(name)]
+    return one.machine == platform.machine() and one.all_flags <= instruction_sets.cpu_flags()
 
 
 @pytest.mark.slow
 @needs_compiler
-@pytest.mark.parametrize(
-    "instructions",
-    [
-        "-g0",
-        pytest.param("-march=haswell", marks=pytest.mark.skipif(not has_avx2(), reason="a CPU without AVX2")),
-    ],
-    ids=["vectors of 4", "AVX2"],
-)
-def test_older_instructions_give_the_same_outputs(kept, monkeypatch, instructions):
+@pytest.mark.parametrize("name", ["sse4", "avx2"])
+def test_older_instructions_give_the_same_outputs(kept, monkeypatch, no_kernels_yet, name):
     """Vectors of 4 without conversions in hardware, or of 8; -O0 because it compiles in a tenth of the time."""
-    monkeypatch.setattr(native_build, "_NATIVE", instructions)
-    monkeypatch.setattr(native_build, "_FLAGS", (*native_build._FLAGS, "-O0"))
+    if not has(name):
+        pytest.skip(f"a CPU without {name}")
+    limit_instructions(name)
+    monkeypatch.setattr(instruction_sets, "FLAGS", (*instruction_sets.FLAGS, "-O0"))
     kernel = NativeAttention(load_library(Source(native_attention.SOURCE), directory=kept))
     for cache_dtype in (torch.float32, torch.float16, torch.bfloat16, torch.int8):
         shape = Shape(key_dim=24, value_dim=20, window=600, cache_dtype=cache_dtype)
@@ -233,7 +247,9 @@ def test_what_a_source_includes_beside_it_is_part_of_it(tmp_path, kept):
 
 def planted(source: Path, kept: Path) -> Path:
     """Return a library that lies where the cache looks for another's, whole and with its digest, and answers 13."""
-    key = native_build._key(Source(source), find_compiler(), openmp_runtime())
+    texts = texts_of(source)
+    chosen = instruction_sets.narrowed(instructions(), texts)
+    key = native_build._key(Source(source), texts, find_compiler(), chosen, openmp_runtime())
     kept.mkdir(mode=0o700, exist_ok=True)
     built = kept / f"one-{key}.so"
     other = source.with_name("other.cpp")
@@ -288,7 +304,7 @@ def test_nothing_is_loaded_from_a_directory_or_a_file_of_another_user(source, ke
         st_uid, st_mode = 12345, 0o100700
 
     monkeypatch.setattr(native_build.os, "fstat", lambda file: Facts)
-    assert native_build._load(built) is None
+    assert native_build._load(built, "") is None
     monkeypatch.setattr(native_build.os, "fstat", real)
     monkeypatch.setattr(native_build, "_TRUSTED", frozenset({12345}))
     assert "belongs to user" in native_build._why_unsafe(kept)
@@ -348,9 +364,10 @@ def test_libraries_are_compiled_side_by_side_each_once(tmp_path, kept, monkeypat
         file = tmp_path / f"number{number}.cpp"
         file.write_text(TEXT.replace("42", "NUMBER"))
         sources.append(Source(file, (f"NUMBER={number}",)))
-    begin(sources, directory=kept)
+    assert not prepare(sources, directory=kept)
     assert [load_library(source, directory=kept).answer() for source in sources] == [1, 2]
     assert len(built) == 2
+    assert prepare(sources, directory=kept)
 
 
 def test_a_kernel_is_compiled_for_the_caches_that_a_model_has(monkeypatch, fresh_kernel):
@@ -369,3 +386,73 @@ def test_a_cache_that_a_kernel_was_not_compiled_for_is_an_error_not_other_number
     kernel = NativeAttention(load_library(native_attention.source_for(frozenset({torch.float32}))))
     with pytest.raises(InternalError, match=r"was not compiled for a cache of torch\.int8"):
         attend(shape, [Sequence(shape, context=7, length=3, seed=1)], native=kernel)
+
+
+# ------------------------------------------------------------------------------------- which instructions are used
+
+
+@pytest.fixture
+def prebuilt(source, monkeypatch, tmp_path, no_kernels_yet):
+    """A folder as a wheel brings it, with a library for each set of this machine, which says how many sets are better than none."""
+    folder = tmp_path / "prebuilt"
+    folder.mkdir()
+    source.write_text(
+        TEXT.replace("42", "ANSWER") + f"// {' '.join(m for one in instruction_sets.SETS for m in one.macros)}\n"
+    )
+    monkeypatch.setattr(native_build, "PREBUILT", folder)
+    texts = texts_of(source)
+    for number, one in enumerate(instruction_sets.sets_for(texts, platform.machine())):
+        compiled, library = folder / "one.o", folder / instruction_sets.library_name(source, one, texts)
+        compile_it = instruction_sets.compile_command(
+            find_compiler(), source, compiled, options=(), defines=[f"ANSWER={number}"]
+        )
+        subprocess.run(compile_it, check=True)
+        subprocess.run(instruction_sets.link_command(find_compiler(), compiled, library), check=True)
+    return [one.name for one in instruction_sets.sets_for(texts, platform.machine())]
+
+
+@needs_compiler
+def test_a_library_of_the_wheel_needs_no_compiler(source, kept, prebuilt, without_compiler):
+    assert prebuilt[load_library(Source(source), directory=kept).answer()] == instructions().name
+    assert not kept.exists()
+
+
+@needs_compiler
+def test_a_library_of_the_wheel_is_not_for_another_text(source, kept, prebuilt, without_compiler):
+    source.write_text(source.read_text() + "// changed\n")
+    with pytest.raises(BackendError, match=r"no C\+\+ compiler"):
+        load_library(Source(source), directory=kept)
+
+
+@needs_compiler
+def test_a_library_of_the_wheel_that_is_damaged_is_compiled(source, kept, prebuilt, caplog):
+    for library in native_build.PREBUILT.glob("*.so"):
+        library.write_bytes(b"no library")
+    assert load_library(Source(source, ("ANSWER=42",)), directory=kept).answer() == 42
+    assert "of the package cannot be loaded, and is compiled" in caplog.text
+
+
+@needs_compiler
+@pytest.mark.representatives(9)
+@pytest.mark.parametrize("name", instruction_sets.NAMES)
+def test_no_better_instructions_than_the_named_ones_are_used(source, kept, prebuilt, name):
+    if not has(name):
+        with pytest.raises(BackendError, match=f'instructions = "{name}": this CPU .* does not have {name}'):
+            limit_instructions(name)
+        return
+    limit_instructions(name)
+    assert prebuilt[load_library(Source(source), directory=kept).answer()] == name
+
+
+@needs_compiler
+def test_instructions_are_one_for_a_process(source, kept, no_kernels_yet):
+    load_library(Source(source), directory=kept)
+    limit_instructions("auto")
+    with pytest.raises(BackendError, match='has loaded kernels with "auto" already'):
+        limit_instructions("sse4")
+
+
+def test_a_warm_start_starts_no_compiler(source, kept, monkeypatch):
+    load_library(Source(source), directory=kept)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("started"))
+    assert load_library(Source(source), directory=kept).answer() == 42

@@ -19,6 +19,7 @@ from trencadis.client.process.messages import FailedMessage, StartMessage, decod
 from trencadis.client.process.process import LENGTH
 from trencadis.client.process.record_signal import ignore_record_signal, record_at_signal
 from trencadis.client.process.stall_watch import DUMP_SIGNAL, beat_s
+from trencadis.startup import LEDGER, claim_process
 
 if TYPE_CHECKING:
     from trencadis.client.process.channel import Channel
@@ -38,6 +39,8 @@ logger = logging.getLogger("trencadis")
 def main() -> int:
     """Build the engine of the ``StartMessage`` on standard input and serve its one client; returns the exit code."""
     share_heaps()
+    claim_process()
+    LEDGER.begin("command")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     source = _take_standard_streams()
     faulthandler.enable()
