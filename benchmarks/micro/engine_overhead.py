@@ -19,6 +19,7 @@ from trencadis.clock import SystemClock
 from trencadis.engine.guards import GuardedBucketing, GuardedScheduling
 from trencadis.interfaces import SchedulerView, TokenSplit
 from trencadis.records import Batch, Bucket, Request, SamplingParams, Shape, StepOutput
+from trencadis_plugins.eviction.lru import Lru
 from trencadis_testing.engines import make_engine
 from trencadis_testing.fakes import FakeBackend
 
@@ -51,12 +52,13 @@ class InlinedExact(GuardedBucketing):
         return Bucket.of(shape)
 
 
-def build(num_sequences: int, *, inlined: bool = False) -> tuple[Any, TimedBackend]:
+def build(num_sequences: int, *, inlined: bool = False, num_blocks: int = 0) -> tuple[Any, TimedBackend]:
     backend = TimedBackend(strict=False, eos=-1, max_model_len=4096)
     engine = make_engine(
         backend=backend,
+        eviction=Lru(),
         clock=SystemClock(),
-        num_blocks=num_sequences * 256,
+        num_blocks=num_blocks + num_sequences * 256,
         block_size=16,
         max_num_seqs=num_sequences,
         max_num_batched_tokens=BUDGET,

@@ -24,19 +24,29 @@ from trencadis.api import build_engine, load_with_plugins
 from trencadis.records import Request, SamplingParams
 
 
+def without_recorder(engine: Any, backend: Any, num_steps: int) -> float:
+    """Return CPU seconds per step of an engine whose recorder is away, its trailing blocks too; they begin anew afterwards."""
+    recorder, engine._recorder = engine._recorder, None
+    for part in engine._state.blocks.partitions:
+        part.journal = None
+    spent_s = measure(engine, backend, num_steps)
+    engine._recorder = recorder
+    recorder.follow(recorder.take_frame)
+    recorder._trail.target = 2**62  # as in mid-run: what a step changes is changed again
+    return spent_s
+
+
 def pairs(num_sequences: int, *, rounds: int, num_steps: int) -> dict[str, float]:
-    """Return what the notes of a step cost, and the noise of the measurement."""
+    """Return what the notes of a step and the trailing blocks cost, and the noise of the measurement."""
     differences, floor, steps = [], [], []
     engine, backend = build(num_sequences)
-    recorder = engine._recorder
+    without_recorder(engine, backend, num_steps)
     for number in range(rounds):
         if number % 30 == 29:  # texts have an end
             engine, backend = build(num_sequences)
-            recorder = engine._recorder
+            without_recorder(engine, backend, num_steps)
         before = measure(engine, backend, num_steps)
-        engine._recorder = None
-        without = measure(engine, backend, num_steps)
-        engine._recorder = recorder
+        without = without_recorder(engine, backend, num_steps)
         after = measure(engine, backend, num_steps)
         differences.append((before + after) / 2 - without)
         floor.append(after - before)
@@ -68,27 +78,40 @@ def memory(num_sequences: int, *, num_steps: int = 800) -> dict[str, float]:
 
 
 def frame(num_blocks: int) -> dict[str, float]:
-    """Return what a key frame costs with a full prefix cache, at 256 running sequences."""
-    engine, _ = build(256)
-    blocks = engine._state.blocks
-    chain = [number.to_bytes(32, "little") for number in range(num_blocks)]
-    kept = blocks.allocate(num_blocks)
-    blocks.register_chain(kept.tolist(), chain, start=0, salt="", now_s=0.0)
-    blocks.release(kept, now_s=0.0)
-    recorder = engine.flight_recorder
-    lives = list(recorder._live.values())
+    """Return what a key frame costs with a full prefix cache, at 256 running sequences, and what the trailing blocks hold for it."""
+    engine, _ = build(256, num_blocks=num_blocks)
+    recorder, blocks = engine.flight_recorder, engine._state.blocks
+    for part in blocks.partitions:
+        part.journal = None
+    for first in range(0, num_blocks, 1000):
+        chain = [number.to_bytes(32, "little") for number in range(first, min(first + 1000, num_blocks))]
+        kept = blocks.allocate(len(chain))
+        blocks.register_chain(kept.tolist(), chain, start=0, salt="", now_s=0.0)
+        blocks.release(kept, now_s=0.0)
+    gc.collect()
+    tracemalloc.start()
+    recorder.follow(recorder.take_frame)
+    trailing = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
     spent = []
     for _ in range(9):
         start = time.process_time()
-        recorder.take_frame(lives)
+        recorder._new_segment(engine._scheduler.next_step)
         spent.append(time.process_time() - start)
-    gc.collect()
     tracemalloc.start()
-    kept_frame = recorder.take_frame(lives)
-    size = tracemalloc.get_traced_memory()[0]
+    recorder._new_segment(engine._scheduler.next_step)
+    size = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    del kept_frame
-    return {"num_blocks": num_blocks, "ms": round(1e3 * statistics.median(spent), 2), "bytes": size}
+    start = time.process_time()
+    recorder.record(reason="request")
+    record_s = time.process_time() - start
+    return {
+        "num_blocks": num_blocks,
+        "ms": round(1e3 * statistics.median(spent), 2),
+        "bytes": size,
+        "trailing_bytes": trailing,
+        "record_ms": round(1e3 * record_s),
+    }
 
 
 def model_step(num_sequences: int) -> dict[str, float]:
@@ -120,7 +143,7 @@ def main() -> None:
         "load_average": os.getloadavg()[0],
         "pairs": [pairs(n, rounds=args.rounds, num_steps=args.steps) for n in (32, 256)],
         "memory": [memory(n) for n in (1, 32, 256)],
-        "frames": [frame(n) for n in (4_000, 40_000)],
+        "frames": [frame(n) for n in (4_000, 100_000, 1_000_000)],
         "demo_model": model_step(32),
     }
     if args.json:

@@ -175,7 +175,7 @@ class Engine:
             stages=tuple(stage for stage in stages if isinstance(stage, Restorable)),
         )
         if recorder is not None and not self._is_connected:
-            recorder.take_frame = self._framed.take
+            recorder.follow(self._framed.take)
         self._first_tokens = state.transfers.first_tokens
         self._closed = False
         self.is_paused = False
@@ -375,6 +375,7 @@ class Engine:
         """Put an engine that was just built into a recorded state; see :meth:`~trencadis.engine.inspect.key_frame.FramedParts.restore`."""
         self._framed.restore(frame, **known)
         if self._recorder is not None:
+            self._recorder.follow(self._framed.take)
             for slot in self._state.slot_of.values():
                 self._recorder.adopted(self._state.table.sequence(slot))
 
@@ -514,8 +515,7 @@ class Engine:
         if recorder is not None:
             emitted = None if plan.drafts is None else output.num_emitted
             recorder.note((COMMIT, start_s, wait_s, end_s, step.plan_s, output.device_s, emitted, output.row_errors))
-            if plan.step >= recorder.frame_due:
-                recorder.new_segment(self._scheduler.next_step)
+            recorder.committed(plan.step, self._scheduler.next_step)
         if step is self._open:
             self._open = None
             if self._depth > 1:

@@ -7,12 +7,13 @@ answer is used, but only for a while: then it is made anew and tried again. With
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from operator import index
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 from typing import Generic, TypeVar
 
 import attrs
@@ -513,6 +514,22 @@ class GuardedEviction(Guarded[EvictionPolicy]):
         """Take the ids that another engine's policy knew."""
         self._id_of = dict(ids)
         self._block_of = {known: block for block, known in ids.items()}
+
+    def twin(self) -> GuardedEviction:
+        """Return one that knows the same and learns on its own, without a fallback.
+
+        Raises:
+            ContractError: The policy cannot be copied.
+        """
+        known = vars(self.strategy) if hasattr(self.strategy, "__dict__") else {}
+        shared = {id(value): value for value in known.values() if isinstance(value, ModuleType)}
+        try:
+            made = GuardedEviction(self.label, copy.deepcopy(self.strategy, shared))
+        except Exception as error:
+            raise ContractError(f"{type(self.strategy).__name__} cannot be copied: {as_words(error)}") from error
+        made.restore_ids(self.known_ids)
+        made._stale = self._stale
+        return made
 
     def swap(self, pairs: Iterable[tuple[int, int]]) -> None:
         """Exchange the contents of two blocks in each pair, without the policy's knowledge."""

@@ -377,7 +377,7 @@ _MAX_FREE_BYTES: Mapping[str, int] = {
     "config": 2**20,
     "model": 2**18,
     "capabilities": 2**16,
-    "frame": 24 * 2**20,
+    "frame": 64 * 2**20,
 }
 
 

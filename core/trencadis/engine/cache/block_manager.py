@@ -22,7 +22,10 @@ from trencadis.engine.inspect.snapshot import BlockSnapshot
 from trencadis.errors import InternalError
 from trencadis.records import Int32Array
 
-__all__ = ["BlockManager"]
+__all__ = ["BlockManager", "Change"]
+
+Change = tuple[str, int, Sequence[Any]]
+"""A call that changed a :class:`BlockManager`: its method, how many blocks it was about, and its arguments; none is changed later."""
 
 
 class BlockManager:
@@ -39,6 +42,7 @@ class BlockManager:
         num_free: Blocks whose content is not kept.
         num_available: Blocks that can be allocated now: free and cached ones.
         on_change: Each is called for every hash that becomes findable or ceases to be.
+        journal: Called for each change, so that it can be made again with :meth:`repeat`; None: nothing follows.
     """
 
     def __init__(
@@ -50,6 +54,7 @@ class BlockManager:
         self._stack: Int32Array = np.arange(first + num_blocks - 1, first - 1, -1, dtype=np.int32)
         self.num_free = self.num_available = num_blocks
         self.on_change: list[Callable[[bytes], None]] = []
+        self.journal: Callable[[Change], None] | None = None
         self._changed: list[bytes] | None = None
         self._eviction = eviction
         self._block_of: dict[bytes, int] = {}
@@ -78,12 +83,18 @@ class BlockManager:
         """
         if num_blocks > self.num_available:
             raise InternalError(f"{num_blocks} blocks asked for, {self.num_available} available")
-        if num_blocks > self.num_free:
+        evicts = num_blocks > self.num_free
+        noted: list[Any] = [num_blocks]
+        if (journal := self.journal) is not None:
+            journal(("allocate", num_blocks, noted))
+        if evicts:
             self._evict(num_blocks - self.num_free)
         blocks = self._stack[self.num_free - num_blocks : self.num_free][::-1].copy()
         self.num_free -= num_blocks
         self.num_available -= num_blocks
         self.ref_counts[blocks] = 1
+        if evicts and journal is not None:
+            noted.append(blocks.tolist())
         return blocks
 
     def longest_hit(self, hashes: Sequence[bytes]) -> list[int]:
@@ -109,6 +120,8 @@ class BlockManager:
 
     def acquire(self, blocks: Sequence[int], *, now_s: float, salt: str = "") -> None:
         """Reference blocks of a prefix hit, in chain order, for a sequence of this cache salt."""
+        if (journal := self.journal) is not None:
+            journal(("acquire", len(blocks), (list(blocks), now_s, salt)))
         woken = [block for block in blocks if block in self._cached]
         if woken:
             self._cached.difference_update(woken)
@@ -120,6 +133,8 @@ class BlockManager:
 
     def share(self, blocks: Int32Array) -> None:
         """Reference used blocks once more, for a transfer that may outlast the sequence they are of."""
+        if (journal := self.journal) is not None:
+            journal(("share", len(blocks), (blocks.copy(),)))
         self.ref_counts[blocks] += 1
 
     def release(self, blocks: Int32Array, *, now_s: float) -> None:
@@ -127,6 +142,8 @@ class BlockManager:
         counts = self.ref_counts[blocks] - 1
         if counts.size and counts.min() < 0:
             raise InternalError(f"blocks {blocks[counts < 0].tolist()} released more often than acquired")
+        if (journal := self.journal) is not None:
+            journal(("release", len(blocks), (blocks.copy(), now_s)))
         self.ref_counts[blocks] = counts
         idle = blocks[counts == 0]
         hash_of = self._hash_of
@@ -152,13 +169,19 @@ class BlockManager:
             salt: The sequence's cache salt.
             now_s: Engine clock, seconds.
         """
-        known = []
-        previous = hashes[start - 1] if start else b""
+        own = hashes[start : start + len(blocks)]
+        self._register_chain(list(blocks), own, hashes[start - 1] if start else b"", start, salt, now_s)
+
+    def _register_chain(
+        self, blocks: list[int], hashes: Sequence[bytes], previous: bytes, start: int, salt: str, now_s: float
+    ) -> None:
         if start and previous not in self._block_of:
             return  # evicted under this sequence, which has a copy of its own
-        for depth, block in enumerate(blocks, start):
-            block_hash = hashes[depth]
-            if self.register(block, block_hash, depth=depth):
+        if (journal := self.journal) is not None:
+            journal(("_register_chain", len(blocks), (blocks, hashes, previous, start, salt, now_s)))
+        known = []
+        for depth, (block, block_hash) in enumerate(zip(blocks, hashes, strict=True), start):
+            if self._register(block, block_hash, depth):
                 known.append(block)
                 if depth:
                     self._succeed(previous, block_hash)
@@ -168,6 +191,11 @@ class BlockManager:
 
     def register(self, block: int, block_hash: bytes, *, depth: int) -> bool:
         """Make a used, full, committed block findable; False if its content is cached under another block already."""
+        if (journal := self.journal) is not None:
+            journal(("_register", 1, (block, block_hash, depth)))
+        return self._register(block, block_hash, depth)
+
+    def _register(self, block: int, block_hash: bytes, depth: int) -> bool:
         if block_hash in self._block_of or block in self._hash_of:
             return False
         self._block_of[block_hash] = block
@@ -180,6 +208,8 @@ class BlockManager:
     def reset_cache(self) -> int:
         """Forget every hash and free every cached block; returns how many were freed."""
         cached = sorted(self._cached)
+        if (journal := self.journal) is not None:
+            journal(("reset_cache", len(self._hash_of), ()))
         self._eviction.forget(cached)
         self._cached.clear()
         for call in self.on_change:
@@ -203,6 +233,8 @@ class BlockManager:
         counts = self.ref_counts
         if counts[targets].any() or not counts[sources].all():
             raise InternalError(f"blocks {sources.tolist()} cannot take the places of {targets.tolist()}")
+        if (journal := self.journal) is not None:
+            journal(("swap", len(sources), (sources.copy(), targets.copy())))
         counts[targets], counts[sources] = counts[sources], 0
         to = dict(zip(targets.tolist(), sources.tolist(), strict=True))
         pushed = np.arange(len(self.ref_counts), dtype=np.int32)
@@ -247,6 +279,25 @@ class BlockManager:
         for block_hash, previous in values["previous"].items():
             self._succeed(previous, block_hash)
         self._cached = {block for block in self._hash_of if not self.ref_counts[block]}
+
+    def repeat(self, change: Change) -> None:
+        """Make a change that another manager's :attr:`journal` was told of.
+
+        Raises:
+            InternalError: This one evicts other blocks, or cannot make it.
+        """
+        name, _, arguments = change
+        if name == "allocate":
+            num_blocks, *taken = arguments
+            found = self.allocate(num_blocks).tolist()
+            if taken and taken[0] != found:
+                raise InternalError(f"blocks {found} were taken, not {taken[0]}")
+        elif name == "acquire":
+            self.acquire(arguments[0], now_s=arguments[1], salt=arguments[2])
+        elif name == "release":
+            self.release(arguments[0], now_s=arguments[1])
+        else:
+            getattr(self, name)(*arguments)
 
     def inspect(self) -> BlockSnapshot:
         """Return a copy of what is kept here, for tests and debuggers."""

@@ -94,6 +94,11 @@ class PartitionedBlocks(BlockManager):
         """Reference blocks of a prefix hit."""
         self._of(blocks).acquire(blocks, now_s=now_s, salt=salt)
 
+    def share(self, blocks: Int32Array) -> None:
+        """Reference used blocks of one partition once more."""
+        if blocks.size:
+            self._of(blocks).share(blocks)
+
     def release(self, blocks: Int32Array, *, now_s: float) -> None:
         """Drop one reference of each block of a sequence, given in table order."""
         if blocks.size:

@@ -23,6 +23,7 @@ from trencadis.engine.inspect.decisions import StepNotes
 from trencadis.engine.inspect.flight_files import FlightFiles
 from trencadis.engine.inspect.key_frame import KeyFrame
 from trencadis.engine.inspect.shared_beginnings import shared_beginnings
+from trencadis.engine.inspect.trailing_blocks import TrailingBlocks
 from trencadis.engine.sequences import Sequence as EngineSequence
 from trencadis.engine.state import EngineState
 from trencadis.records import FinishedSequence, FinishReason, Int32Array, Plan, Request
@@ -43,6 +44,7 @@ __all__ = ["FlightFacts", "FlightRecorder", "RecordedLife", "event_of"]
 
 
 _MAX_OBSTACLES = 16
+_IS_HELD = "another record was being made, and its blocks are not in this one"
 
 
 @attrs.frozen(kw_only=True)
@@ -99,18 +101,24 @@ class _Segment:
     Attributes:
         frame: The state before the first entry; None: the engine had just been built.
         scheduling: Scheduling in force at that moment, as a change of the configuration; None: nothing had changed.
+        position: Changes of blocks before it.
         entries: In order.
         obstacles: What of it cannot be replayed, in words.
         lives: Requests that were in the engine at the frame, or came later, in order of arrival.
         num_token_bytes: Of those that have ended.
     """
 
-    __slots__ = ("entries", "frame", "lives", "num_token_bytes", "obstacles", "scheduling")
+    __slots__ = ("entries", "frame", "lives", "num_token_bytes", "obstacles", "position", "scheduling")
 
     def __init__(
-        self, frame: KeyFrame | None, lives: list[RecordedLife], scheduling: RecordedChange | None = None
+        self,
+        frame: KeyFrame | None,
+        lives: list[RecordedLife],
+        scheduling: RecordedChange | None = None,
+        position: int = 0,
     ) -> None:
         self.frame = frame
+        self.position = position
         self.scheduling = scheduling
         self.entries: list[tuple[Any, ...]] = []
         self.obstacles: list[str] = []
@@ -120,9 +128,16 @@ class _Segment:
 
 @attrs.frozen(kw_only=True)
 class _Kept:
-    """What a record is made of; see :class:`~trencadis.records.flight_record.FlightRecord`."""
+    """What a record is made of; see :class:`~trencadis.records.flight_record.FlightRecord`.
+
+    Attributes:
+        position: Changes of blocks before the frame.
+        trail: Trailing blocks, held for this record; None: there are none, or another record holds them.
+    """
 
     frame: KeyFrame | None
+    position: int
+    trail: TrailingBlocks | None
     scheduling: RecordedChange | None
     lives: list[RecordedLife]
     entries: list[tuple[Any, ...]]
@@ -149,8 +164,8 @@ class FlightRecorder:
 
     Attributes:
         note: Adds an entry: a tuple that begins with one of the constants of this module.
-        take_frame: Returns a copy of the engine's state, given the requests in it; set by the engine.
-        frame_due: Number of the step after whose commit :meth:`new_segment` is to be called.
+        take_frame: Returns a copy of the engine's state but for its blocks, given the requests in it; see :meth:`follow`.
+        frame_due: Number of the step after whose commit a key frame is taken.
     """
 
     def __init__(
@@ -169,6 +184,7 @@ class FlightRecorder:
         self._num_steps = num_steps
         self._max_bytes = max_bytes // 2
         self.take_frame: Callable[[Sequence[RecordedLife]], KeyFrame | None] = lambda _: None
+        self._trail: TrailingBlocks | None = None
         self._plan_hash = plan_hash
         self._live: dict[int, RecordedLife] = {}  # by slot
         self._num_requests = 0
@@ -178,6 +194,15 @@ class FlightRecorder:
         self._segment = self._segments[-1]
         self.note = self._segment.entries.append
         self.frame_due = num_steps
+
+    def follow(self, take_frame: Callable[[Sequence[RecordedLife]], KeyFrame | None]) -> None:
+        """Take key frames from now on; called once nothing but steps changes the engine.
+
+        Args:
+            take_frame: Returns a copy of the engine's state but for its blocks, given the requests in it.
+        """
+        self.take_frame = take_frame
+        self._trail = TrailingBlocks(self._state.blocks.partitions)
 
     # --------------------------------------------------------------------------------------------------- notes
 
@@ -263,11 +288,25 @@ class FlightRecorder:
         if words not in noted and len(noted) < _MAX_OBSTACLES:
             noted.append(words)
 
-    def new_segment(self, next_step: int) -> None:
-        """Take a key frame and begin a new segment; called between two steps, after a commit."""
-        lives = list(self._live.values())
-        segment = _Segment(self.take_frame(lives), lives, self._scheduling)
+    def committed(self, step: int, next_step: int) -> None:
+        """Let the trailing blocks follow, and take a key frame if it is time; called between two steps, after a commit.
+
+        Args:
+            step: Number of the step that was committed.
+            next_step: Number of the next one to be planned.
+        """
+        if self._trail is not None:
+            self._trail.catch_up()
+        if step >= self.frame_due:
+            self._new_segment(next_step)
+
+    def _new_segment(self, next_step: int) -> None:
+        """Take a key frame and begin a new segment."""
+        lives, trail = list(self._live.values()), self._trail
+        segment = _Segment(self.take_frame(lives), lives, self._scheduling, trail.position if trail else 0)
         self._segments.append(segment)
+        if trail is not None:
+            trail.target = self._segments[0].position
         self._segment = segment
         self.note = segment.entries.append
         self.frame_due = next_step + self._num_steps
@@ -281,21 +320,36 @@ class FlightRecorder:
     def dump_fault(self, cause: str) -> None:
         """Write a record of a fault, unless the last one was a moment ago; the engine does not wait for it."""
         if self._files.may_write():
-            made = self._kept()
+            made = self._kept(waits=False)
             threading.Thread(
                 target=lambda: self._files.write(self._record(made, "fault", cause)), name="trencadis-flight-record"
             ).start()
 
     def record(self, *, reason: str, cause: str = "") -> FlightRecord:
-        """Return what is kept, as a record. O(entries + tokens)."""
-        return self._record(self._kept(), reason, cause)
+        """Return what is kept, as a record. O(entries + tokens + blocks)."""
+        return self._record(self._kept(waits=True), reason, cause)
 
-    def _kept(self) -> _Kept:
-        """Return what a record is made of: nothing of it changes when the engine goes on."""
+    def _kept(self, *, waits: bool) -> _Kept:
+        """Return what a record is made of: nothing of it changes when the engine goes on, until :meth:`_record` has made one.
+
+        Args:
+            waits: For a record that is being made, which holds the trailing blocks.
+        """
+        trail = self._trail if self._trail is not None and self._trail.hold(waits=waits) else None
+        try:
+            return self._copied(trail)
+        except BaseException:
+            if trail is not None:
+                trail.release()
+            raise
+
+    def _copied(self, trail: TrailingBlocks | None) -> _Kept:
         segments = list(self._segments)
         lives = list(dict.fromkeys(life for segment in segments for life in list(segment.lives)))
         return _Kept(
             frame=segments[0].frame,
+            position=segments[0].position,
+            trail=trail,
             scheduling=segments[0].scheduling,
             lives=lives,
             entries=[entry for segment in segments for entry in list(segment.entries)],
@@ -310,6 +364,14 @@ class FlightRecorder:
         )
 
     def _record(self, kept: _Kept, reason: str, cause: str) -> FlightRecord:
+        """Return the record of what was kept, and let the trailing blocks go."""
+        try:
+            return self._made(kept, reason, cause)
+        finally:
+            if kept.trail is not None:
+                kept.trail.release()
+
+    def _made(self, kept: _Kept, reason: str, cause: str) -> FlightRecord:
         state, facts = self._state, self._facts
         numbers = {id(life): number for number, life in enumerate(kept.lives)}
         salts: dict[str, str] = {}
@@ -321,8 +383,9 @@ class FlightRecorder:
                 request.cache_salt = _salt_name(request.cache_salt, salts)
         frame, obstacles = None, list(kept.obstacles)
         if kept.frame is not None:
-            frame, more = kept.frame.encoded(kept.lives, numbers)
-            obstacles += more
+            blocks, evictions, obstacle = ([], [], _IS_HELD) if kept.trail is None else kept.trail.state(kept.position)
+            frame, more = kept.frame.encoded(kept.lives, numbers, blocks, evictions)
+            obstacles += [*more, obstacle] if obstacle else more
         return FlightRecord(
             reason=reason,
             cause=cause,

@@ -1,7 +1,8 @@
 """Key frames: all that an engine's next steps depend on, copied between two steps, and put into an engine that was just built.
 
-    take ── copies of arrays and dictionaries, some milliseconds ──▶ KeyFrame ── encoded ──▶ FlightRecord.frame ── restore ──▶ Engine
+    take ── copies of what sequences and policy have ──▶ KeyFrame ── encoded, with the trailing blocks ──▶ FlightRecord.frame ── restore ──▶ Engine
 
+Blocks and eviction policies are not copied: :class:`~trencadis.engine.inspect.trailing_blocks.TrailingBlocks` has them as they were.
 Without a KV connector, and without sequences that wait for their sampler. Tokens are not in it: of each sequence only how many are known.
 """
 
@@ -52,19 +53,21 @@ class KeyFrame:
 
     Attributes:
         plain: Numbers, arrays, and dictionaries of them.
-        blocks: The same of each partition's blocks; hashes are ``bytes``.
         scheduling: What the scheduling policy remembers.
-        evictions: What the eviction policy of each partition remembers.
         obstacles: Why it cannot be restored exactly.
     """
 
     plain: dict[str, Any]
-    blocks: list[dict[str, Any]]
     scheduling: PolicyMemory
-    evictions: list[PolicyMemory]
     obstacles: list[str]
 
-    def encoded(self, lives: Sequence[RecordedLife], numbers: Mapping[int, int]) -> tuple[dict[str, Any], list[str]]:
+    def encoded(
+        self,
+        lives: Sequence[RecordedLife],
+        numbers: Mapping[int, int],
+        blocks: Sequence[Mapping[str, Any]],
+        evictions: Sequence[PolicyMemory],
+    ) -> tuple[dict[str, Any], list[str]]:
         """Return it as values of msgpack, and why it cannot be restored exactly.
 
         Hashes become numbers; of each that a recorded request has, which block of which request it is of.
@@ -72,13 +75,15 @@ class KeyFrame:
         Args:
             lives: The requests of the record.
             numbers: Their numbers, by ``id``.
+            blocks: State of each partition's blocks at the same moment; hashes are ``bytes``.
+            evictions: What the eviction policy of each partition remembered.
         """
         hashes: dict[bytes, int] = {}
 
         def number_of(block_hash: bytes) -> int:
             return hashes.setdefault(block_hash, len(hashes))
 
-        memories = [self.scheduling, *self.evictions]
+        memories = [self.scheduling, *evictions]
         frame = {
             **self.plain,
             "requests": [numbers[life] for life in self.plain["requests"]],
@@ -88,10 +93,10 @@ class KeyFrame:
                     "hash_of": [[block, number_of(one)] for block, one in part["hash_of"].items()],
                     "previous": [[number_of(one), number_of(before)] for one, before in part["previous"].items()],
                 }
-                for part in self.blocks
+                for part in blocks
             ],
             "scheduling": self.scheduling.encoded(number_of),
-            "evictions": [one.encoded(number_of) for one in self.evictions],
+            "evictions": [one.encoded(number_of) for one in evictions],
         }
         homes: dict[int, tuple[int, int]] = {}
         for life in lives:
@@ -143,7 +148,7 @@ class FramedParts:
         }
 
     def take(self, lives: Sequence[RecordedLife]) -> KeyFrame:
-        """Copy the state between two steps.
+        """Copy the state between two steps, without that of blocks and eviction policies.
 
         Args:
             lives: The requests of the engine, in order of arrival.
@@ -165,9 +170,7 @@ class FramedParts:
                 "in_flight": [_plan(step.plan) for step in self.in_flight],
                 **{name: part.copy_state() for name, part in self.restorable.items()},
             },
-            blocks=[{**part.copy_state(), "id_of": part.eviction.known_ids} for part in partitions],
             scheduling=PolicyMemory(policy.strategy),
-            evictions=[PolicyMemory(part.eviction.strategy) for part in partitions],
             obstacles=obstacles,
         )
 
