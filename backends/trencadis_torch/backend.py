@@ -52,6 +52,7 @@ from trencadis_torch.attention.ragged import Workspace
 from trencadis_torch.blend.blender import make_blender
 from trencadis_torch.cache.host_blocks import HostBlocks
 from trencadis_torch.cache.kv_cache import AttentionLayer, PagedKVCache, stored_layers
+from trencadis_torch.cache.storage import STORED_DTYPES
 from trencadis_torch.config import TorchConfig
 from trencadis_torch.device import choose_device, choose_dtype, numbered_device, to_device
 from trencadis_torch.embedder import DecoderEmbedder, Embedder
@@ -216,12 +217,13 @@ class TorchBackend(Backend):
         pooling_config = read_pooling_config(files, default_pooling="last", device=self._device)
         check_architecture(files.config)
         phases.begin("weights")
-        loaded = self._load_layerwise(files)
+        loaded = self._load_layerwise(files, phases)
         if loaded is None:
             model, layers = self._load_whole(files, phases)
         else:
             model, layers = loaded.model, loaded.layers
             self._model, self._replacement = model, loaded.replacement
+        self._prepare_kernels(self._kernels_for(layers), phases)
         self._learn(model, layers, files, None if loaded is None else loaded.num_parameters)
         phases.begin("check")
         check = self._make_check(model, layers, None if loaded is None else loaded.expected)
@@ -244,18 +246,18 @@ class TorchBackend(Backend):
             self._facts = attrs.evolve(self._facts, embedding_size=embedder.embed([np.zeros(1, np.int32)]).shape[1])
         return ""
 
-    def _load_layerwise(self, files: ModelFiles) -> LoadedDecoder | None:
+    def _load_layerwise(self, files: ModelFiles, phases: Phases) -> LoadedDecoder | None:
         """Load a decoder layer by layer; None: transformers has to load it whole, as the log says."""
         reason = self._obstacle_to_layers(files)
         if not reason:
             try:
-                return self._load_source(files, open_source(files.name, files.options, files.config))
+                return self._load_source(files, open_source(files.name, files.options, files.config), phases)
             except (NotLayerwiseError, OSError) as error:
                 reason = str(error)
         logger.info("%s is loaded whole: %s.", files.source.path, reason)
         return None
 
-    def _load_source(self, files: ModelFiles, source: WeightSource) -> LoadedDecoder:
+    def _load_source(self, files: ModelFiles, source: WeightSource, phases: Phases) -> LoadedDecoder:
         """Load a decoder from its weights' source.
 
         Raises:
@@ -263,7 +265,10 @@ class TorchBackend(Backend):
         """
         num_parameters = sum(math.prod(source.shape(name)) for name in source.names())
         holding = self._holding(files, source, num_parameters)
-        begin([Source(native_linear.SOURCE), Source(native_decoder.SOURCE)])
+        self._prepare_kernels(
+            [Source(native_linear.SOURCE), Source(native_decoder.SOURCE), *self._usual_attention()], phases
+        )
+        phases.begin("weights")
         self._set_threads(num_parameters)
         loaded = load_layerwise(
             files, source, holding=holding, native=self._mode.native(), prepare=fix_dynamic_frequencies
@@ -325,9 +330,6 @@ class TorchBackend(Backend):
             num_parameters: Before it was packed; None: it is not.
         """
         share = self._share
-        self._layers = stored_layers(layers, self._config.kv_dtype)
-        phases.begin("kernels")
-        self._prepare_kernels(layers, phases)
         self._kernel = choose_kernel(
             self._config.attention,
             device=self._device,
@@ -371,10 +373,22 @@ class TorchBackend(Backend):
             check.compare(model)  # afterwards, errors of rounding would hide others
         return check
 
-    def _prepare_kernels(self, layers: tuple[AttentionLayer, ...], phases: Phases) -> None:
-        """Have the kernels that the model needs compiled side by side, if they are not there."""
-        if self._device.type != "cpu":
-            return
+    def _prepare_kernels(self, sources: list[Source], phases: Phases) -> None:
+        """Have kernels that the model needs compiled side by side, if they are not there."""
+        if sources and self._device.type == "cpu":
+            phases.begin("kernels")
+            phases.note_cache(found=prepare(sources))
+
+    def _usual_attention(self) -> list[Source]:
+        """Return the attention kernel of most models, before the layers are known: while the others are compiled costs least."""
+        if self._config.attention not in ("auto", "native"):
+            return []
+        stored = STORED_DTYPES.get(self._config.kv_dtype, torch.float32)
+        return [native_attention.source_for(frozenset({torch.float32, stored}))]
+
+    def _kernels_for(self, layers: tuple[AttentionLayer, ...]) -> list[Source]:
+        """Return the kernels that a model needs; chooses what its cache holds."""
+        self._layers = stored_layers(layers, self._config.kv_dtype)
         sources = []
         layout = "ragged" if self._mode.compiles else self._config.layout
         attends = (
@@ -387,8 +401,7 @@ class TorchBackend(Backend):
             sources.append(Source(native_linear.SOURCE))
             if attends and not self._mode.compiles and self._share is None:
                 sources.append(Source(native_decoder.SOURCE))
-        if sources:
-            phases.note_cache(found=prepare(sources))
+        return sources
 
     @property
     def _packs(self) -> bool:
