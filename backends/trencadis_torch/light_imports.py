@@ -1,6 +1,6 @@
 """What torch and transformers import beside a plain decoder's code, left out of a process that is Trencadís' own.
 
-    torch._dynamo              for decorators alone            ─▶ a stand-in; when anything else of it is asked for,
+    torch._dynamo              for decorators alone            ─▶ a placeholder; when anything else of it is asked for,
     sympy, symbolic_shapes     to see that sizes are numbers   ─▶ the real one is imported in its place
     torch.distributed.tensor   for models that transformers divides, which a process of one rank does not do: as in a torch without it
     scipy.optimize             for losses of object detection: as where it is not installed
@@ -20,7 +20,7 @@ import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-__all__ = ["StandIn", "import_transformers", "stand_in_for_dynamo", "stand_in_for_sympy"]
+__all__ = ["Placeholder", "import_transformers", "placeholder_for_dynamo", "placeholder_for_sympy"]
 
 _DYNAMO: Final = "torch._dynamo"
 _WRAPPED: Final = f"{_DYNAMO}._trace_wrapped_higher_order_op"
@@ -32,8 +32,8 @@ def import_transformers() -> None:
     """Import what every decoder's code imports of transformers; does nothing where that was imported already."""
     if "transformers.modeling_utils" in sys.modules:
         return
-    stand_in_for_dynamo()
-    stand_in_for_sympy()
+    placeholder_for_dynamo()
+    placeholder_for_sympy()
     utils = importlib.import_module("transformers.utils")
     with _absent(utils, utils.import_utils):
         for name in _MODULES:
@@ -68,22 +68,22 @@ def _is_absent() -> bool:
     return False
 
 
-def stand_in_for_sympy() -> None:
-    """Put stand-ins in the places of ``sympy``, whose one class has no instances, and of what torch asks about symbols.
+def placeholder_for_sympy() -> None:
+    """Put placeholders in the places of ``sympy``, whose one class has no instances, and of what torch asks about symbols.
 
     Does nothing where these were imported already.
     """
     if "sympy" in sys.modules or _SYMBOLS in sys.modules:
         return
-    StandIn("sympy", {"Basic": type("Basic", (), {})}).take_place()
+    Placeholder("sympy", {"Basic": type("Basic", (), {})}).take_place()
     answers: dict[str, Any] = {}
-    one = StandIn(_SYMBOLS, answers)
+    one = Placeholder(_SYMBOLS, answers)
     answers |= {name: _plainly(name, answer, one) for name, answer in _OF_NUMBERS.items()}
     one.__dict__.update(answers)
     one.take_place()
 
 
-def _plainly(name: str, answer: Callable[..., Any], one: StandIn) -> Callable[..., Any]:
+def _plainly(name: str, answer: Callable[..., Any], one: Placeholder) -> Callable[..., Any]:
     """Return a function of numbers, which leaves anything else to the real one."""
 
     def asked(*values: Any) -> Any:
@@ -121,13 +121,13 @@ _OF_NUMBERS: Final[Mapping[str, Callable[..., Any]]] = {
 """What functions about symbols answer for numbers. Source: ``torch/fx/experimental/symbolic_shapes.py``."""
 
 
-def stand_in_for_dynamo() -> None:
-    """Put a stand-in in the place of ``torch._dynamo``, which notes what it decorates; does nothing where that was imported already."""
+def placeholder_for_dynamo() -> None:
+    """Put a placeholder in the place of ``torch._dynamo``, which notes what it decorates; does nothing where that was imported already."""
     if _DYNAMO in sys.modules:
         return
     notes = _Notes()
     wrapped = types.ModuleType(_WRAPPED)
-    one = StandIn(_DYNAMO, notes.decorators, modules={_WRAPPED: wrapped}, then=notes.apply)
+    one = Placeholder(_DYNAMO, notes.decorators, modules={_WRAPPED: wrapped}, then=notes.apply)
 
     def index() -> Any:
         one.become_real()
@@ -169,13 +169,13 @@ class _Notes:
             getattr(real, name)(function)
 
 
-class StandIn(types.ModuleType):
+class Placeholder(types.ModuleType):
     """Has a few names of a package; anything else of it, and any of its modules, imports the package in its place.
 
     Args:
         name: Of the package.
         given: What it has.
-        modules: Stand-ins for its modules.
+        modules: Placeholders for its modules.
         then: Called with the package once it is imported.
     """
 
@@ -221,7 +221,7 @@ class StandIn(types.ModuleType):
 class _Finder:
     """Imports the real package when one of its modules is asked for."""
 
-    def __init__(self, name: str, one: StandIn) -> None:
+    def __init__(self, name: str, one: Placeholder) -> None:
         self._prefix, self._one = f"{name}.", one
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> Any:

@@ -142,7 +142,7 @@ GENERATE = ["generate", "--no-stream", "--max-tokens", "4", "--backend.torch.dev
 NOTES = """
 import atexit, os, sys
 def note():
-    names = [name for name, one in list(sys.modules.items()) if type(one).__name__ != "StandIn"]
+    names = [name for name, one in list(sys.modules.items()) if type(one).__name__ != "Placeholder"]
     with open(os.path.join(NOTED, str(os.getpid())), "w") as file:
         file.write("\\n".join(names))
 atexit.register(note)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trencadis_torch.light_imports import StandIn
+from trencadis_torch.light_imports import Placeholder
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_what_is_given_is_had_without_the_package(package: str) -> None:
-    StandIn(package, {"double": lambda x: x + x}).take_place()
+    Placeholder(package, {"double": lambda x: x + x}).take_place()
     from heavy import double
 
     assert double(2) == 4
@@ -36,7 +36,7 @@ def test_what_is_given_is_had_without_the_package(package: str) -> None:
 
 def test_anything_else_imports_the_package_once_and_tells_it(package: str) -> None:
     told = []
-    one = StandIn(package, {}, then=told.append)
+    one = Placeholder(package, {}, then=told.append)
     one.take_place()
     from heavy import real
 
@@ -50,7 +50,7 @@ def test_anything_else_imports_the_package_once_and_tells_it(package: str) -> No
 
 @pytest.mark.parametrize("module", ["early", "late"])
 def test_a_module_of_the_package_imports_the_package(package: str, module: str) -> None:
-    StandIn(package, {}).take_place()
+    Placeholder(package, {}).take_place()
     found = importlib.import_module(f"heavy.{module}")
     assert found is sys.modules[f"heavy.{module}"]
     assert found.__spec__.origin.endswith(f"{module}.py")
@@ -59,7 +59,7 @@ def test_a_module_of_the_package_imports_the_package(package: str, module: str) 
 
 
 def test_those_who_look_through_all_modules_import_nothing(package: str) -> None:
-    StandIn(package, {}).take_place()
+    Placeholder(package, {}).take_place()
     for module in list(sys.modules.values()):
         hasattr(module, "__file__")
     assert "heavy.early" not in sys.modules
