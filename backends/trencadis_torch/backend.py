@@ -62,7 +62,14 @@ from trencadis_torch.linear.formats.choose import open_source
 from trencadis_torch.linear.formats.source import WeightSource
 from trencadis_torch.linear.holding import AS_STORED, FLOAT32, Holding
 from trencadis_torch.linear.native import check_quantization
-from trencadis_torch.linear.replacement import Replacement, forms_of, fuse_decoder, fuse_modules, replace_modules
+from trencadis_torch.linear.replacement import (
+    Replacement,
+    forms_of,
+    fuse_decoder,
+    fuse_modules,
+    replace_modules,
+    rounds_rows,
+)
 from trencadis_torch.loading.encoder import is_encoder, load_encoder
 from trencadis_torch.loading.fingerprint import fingerprint, quantised_fingerprint
 from trencadis_torch.loading.inspection import attention_layers, model_facts
@@ -219,7 +226,7 @@ class TorchBackend(Backend):
             self._note_replaced(model, layers)
             phases.begin("check")
             if check is not None:
-                check.compare(model, quantised=self._quantises, replaced=self._replacement is not None)
+                check.compare(model, quantised=rounds_rows(model), replaced=self._replacement is not None)
         except ModelLoadError as error:
             if self._quantises or not (self._packs or self._fuses):
                 raise
@@ -236,10 +243,7 @@ class TorchBackend(Backend):
         reason = self._obstacle_to_layers(files)
         if not reason:
             try:
-                source = open_source(files.name, files.options, files.config)
-                if source is not None:
-                    return self._load_source(files, source)
-                reason = "its format is read by transformers alone"
+                return self._load_source(files, open_source(files.name, files.options, files.config))
             except (NotLayerwiseError, OSError) as error:
                 reason = str(error)
         logger.info("%s is loaded whole: %s.", files.source.path, reason)
@@ -421,10 +425,12 @@ class TorchBackend(Backend):
         elif not self._mode.compiles:
             fuse_decoder(model, layers=layers, kernel=self._kernel, native=self._mode.native())
         if self._quantises:
-            # Both, for where files cannot be read there is no fingerprint.
-            name = self._config.quantization
+            self._facts = attrs.evolve(self._facts, dtype=self._config.quantization)
+        if self._quantises or rounds_rows(model):
+            # The dtype as well, for where files cannot be read there is no fingerprint.
             self._facts = attrs.evolve(
-                self._facts, dtype=name, fingerprint=quantised_fingerprint(self._facts.fingerprint, name)
+                self._facts,
+                fingerprint=quantised_fingerprint(self._facts.fingerprint, self._config.quantization),
             )
 
     def _set_threads(self, num_parameters: int) -> None:

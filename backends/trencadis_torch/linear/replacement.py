@@ -47,6 +47,7 @@ __all__ = [
     "fuse_modules",
     "kernels_of",
     "replace_modules",
+    "rounds_rows",
     "watched_modules",
 ]
 
@@ -388,6 +389,15 @@ def _packed_parts(model: Any) -> Iterator[FusedLinear]:
             yield part
         elif isinstance(part, RowsEmbedding):
             yield part.head
+
+
+def rounds_rows(model: Any) -> bool:
+    """Return whether a layer of a model rounds its inputs to int8, as those with weights of integers do. Pure.
+
+    Args:
+        model: Of transformers, its modules replaced.
+    """
+    return any(isinstance(part, PackedLinear) and part.packed.scales is not None for part in _packed_parts(model))
 
 
 def forms_of(model: Any) -> str:

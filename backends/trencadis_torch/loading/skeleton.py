@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +10,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from trencadis.errors import ModelLoadError
-from trencadis_torch.loading.loader import ModelFiles
+from trencadis_torch.loading.loader import ModelFiles, read_generation_config
 
 __all__ = ["BUILDING", "skeleton"]
 
@@ -40,7 +39,7 @@ def skeleton(files: ModelFiles) -> Any:
     Raises:
         ModelLoadError: transformers cannot build it.
     """
-    from transformers import AutoModelForCausalLM, GenerationConfig
+    from transformers import AutoModelForCausalLM
 
     try:
         with BUILDING, _WithoutMemory():
@@ -53,7 +52,5 @@ def skeleton(files: ModelFiles) -> Any:
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
         raise ModelLoadError(f"{files.source.path} ({files.config.model_type}) cannot be built: {reason}") from error
-    with contextlib.suppress(OSError):
-        revision = {name: value for name, value in files.options.items() if name == "revision"}
-        model.generation_config = GenerationConfig.from_pretrained(files.name, **revision)
+    read_generation_config(model, files)
     return model

@@ -12,6 +12,7 @@ from typing import Any, TypeVar, cast
 from trencadis.errors import InvalidRequestError, ModelLoadError, TrencadisError
 from trencadis.faults import as_words, reraise_interrupt
 from trencadis.text.byte_fallback import ByteFallback
+from trencadis.text.gguf_tokenizer import load_gguf_tokenizer
 from trencadis.text.model_path import resolve_model_path
 from trencadis.text.token_bounds import max_bytes_per_token
 from trencadis.text.token_bytes import ByteTable, TokenBytes, is_byte_level
@@ -57,6 +58,8 @@ def load_tokenizer(path: str, *, revision: str = "", trust_remote_code: bool = F
         )
     try:
         return Tokenizer(_load(place, path, revision=revision, trust_remote_code=trust_remote_code))
+    except ModelLoadError:
+        raise
     except BaseException as error:  # code in Rust that panics raises a class beside Exception
         reraise_interrupt(error)
         first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -378,13 +381,13 @@ def _load(place: Path, path: str, *, revision: str, trust_remote_code: bool) -> 
         from transformers import PreTrainedTokenizerFast
 
         return PreTrainedTokenizerFast.from_pretrained(str(place), local_files_only=True)
+    if place.is_file():
+        return load_gguf_tokenizer(place)
     if not place.exists() and (place.is_absolute() or path.startswith(".")):
         raise FileNotFoundError("there is no such directory.")
     from transformers import AutoTokenizer
 
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
-    if place.is_file():
-        return AutoTokenizer.from_pretrained(str(place.parent), gguf_file=place.name, local_files_only=True, **options)
     if place.is_dir():
         return AutoTokenizer.from_pretrained(str(place), local_files_only=True, **options)
     return AutoTokenizer.from_pretrained(path, revision=revision or "main", **options)

@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import json
 import os
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from trencadis.api import (
     resolve_model_path,
     vocabulary_of,
 )
+from trencadis.errors import ModelLoadError
+from trencadis.gguf_file import read_gguf
 from trencadis.records import ModelFacts
 from trencadis_tools.doctor.chat import check_ends, check_template
 from trencadis_tools.doctor.findings import Findings
@@ -111,17 +114,21 @@ def _check_directory(found: Findings, place: Path, path: str) -> ModelFacts | No
 def _check_gguf(found: Findings, place: Path) -> None:
     if place.suffix != ".gguf":
         found.fail(f"model {place}: a file, but no .gguf file", _LOOK)
-    elif missing := [name for name in ("gguf", "accelerate") if importlib.util.find_spec(name) is None]:
-        found.fail(f"model {place}: a .gguf file takes {' and '.join(missing)}", "Run pip install 'trencadis[gguf]'.")
-    elif _first_bytes(place) != b"GGUF":
-        found.fail(f"model {place}: does not start as a .gguf file does", "Fetch the file again.")
-    else:
-        found.ok(f"model {place}: {place.stat().st_size / 2**20:,.0f} MiB, .gguf")
-
-
-def _first_bytes(file: Path) -> bytes:
-    with file.open("rb") as stream:
-        return stream.read(4)
+        return
+    if importlib.util.find_spec("gguf") is None:
+        found.fail(f"model {place}: a .gguf file takes the package gguf", "Run pip install 'trencadis[gguf]'.")
+        return
+    try:
+        file = read_gguf(place)
+    except ModelLoadError as error:
+        found.fail(f"model {error}".rstrip("."), "Fetch the file again, or give another one.")
+        return
+    sizes: Counter[str] = Counter()
+    for tensor in file.tensors.values():
+        sizes[tensor.kind.name] += tensor.num_bytes
+    total = max(1, sizes.total())
+    kinds = ", ".join(f"{kind} ({100 * size / total:.0f} %)" for kind, size in sizes.most_common(4))
+    found.ok(f"model {place}: {file.architecture}, .gguf, {total / 2**20:,.0f} MiB of weights: {kinds}")
 
 
 def _check_tokenizer(found: Findings, config: Config) -> Tokenizer:

@@ -200,7 +200,7 @@ def test_int8_is_refused_on_another_device(model_path, monkeypatch):
 
 
 def test_gguf_file_is_served(tmp_path, model_path):
-    pytest.importorskip("accelerate", reason="transformers reads .gguf files with the package accelerate")
+    pytest.importorskip("gguf")
     backend = make()
     backend.load(ModelSource(path=str(tiny_models.save_gguf(tmp_path))), sampler=ArgmaxSampler())
     backend.allocate(PLAN)

@@ -200,7 +200,7 @@ def test_a_prompt_that_belongs_before_every_text_is_pointed_out(place, caplog):
 
 
 def test_files_beside_a_gguf_file_are_not_its_own(tmp_path):
-    pytest.importorskip("accelerate", reason="transformers reads .gguf files with the package accelerate")
+    pytest.importorskip("gguf")
     from support.backends import tiny_models
 
     path = tiny_models.save_gguf(tmp_path)

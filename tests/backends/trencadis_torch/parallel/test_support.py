@@ -72,7 +72,7 @@ def test_joining_others_is_refused_where_the_table_says_so_and_nowhere_else(feat
 
 
 def test_a_gguf_file_is_divided(tmp_path, model_path, ranked):
-    pytest.importorskip("accelerate", reason="transformers reads .gguf files with the package accelerate")
+    pytest.importorskip("gguf")
     backend = ranked(functools.partial(TorchBackend, TorchConfig(device="cpu"), clock=SystemClock()), 2)
     backend.load(ModelSource(path=str(tiny_models.save_gguf(tmp_path))), sampler=ArgmaxSampler())
     backend.allocate(PLAN)

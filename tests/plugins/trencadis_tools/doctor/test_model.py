@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from support.backends import tiny_models
 from support.template_zoo import HOSTILE, ZOO
 from support.tokenizer_zoo import ZOO as TOKENIZERS
 from trencadis.config import Config
@@ -166,13 +167,19 @@ def test_missing_chat_template_and_a_tokenizer_of_another_model_are_doubtful(fou
     assert any("knows 4096 tokens, the model 2000" in message for message in doubtful)
 
 
+def test_a_gguf_file_is_described(found, told, tmp_path):
+    pytest.importorskip("gguf")
+    check_model(found, config(tiny_models.save_gguf(tmp_path)), {})
+    assert any("llama, .gguf, 0 MiB of weights: F32 (100 %)" in message for _, message in told())
+
+
 def test_file_that_is_no_gguf_is_wrong(found, tmp_path):
     (tmp_path / "a.gguf").write_bytes(b"nonsense")
     (tmp_path / "a.bin").write_bytes(b"nonsense")
     check_model(found, config(tmp_path / "a.gguf"), {})
     check_model(found, config(tmp_path / "a.bin"), {})
     messages = [message for message, _ in wrong(found)]
-    assert any("does not start as a .gguf file does" in message or "takes gguf" in message for message in messages)
+    assert any("does not begin with GGUF" in message or "takes the package gguf" in message for message in messages)
     assert any("a file, but no .gguf file" in message for message in messages)
 
 
