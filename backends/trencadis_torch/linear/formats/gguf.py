@@ -137,7 +137,8 @@ class GgufSource(WeightSource):
             return None
         if result.name is None or result.weights.shape != numbers.shape:
             return None
-        return result.weights[:, 0]
+        order: np.ndarray[Any, Any] = result.weights[:, 0]
+        return order
 
     def _held(self, tensor: GgufTensor) -> HeldWeight:
         """Return a tensor's rows in the form of the file."""
