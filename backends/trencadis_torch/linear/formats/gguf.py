@@ -146,7 +146,7 @@ class GgufSource(WeightSource):
         rows = math.prod(tensor.shape[:-1])
         dtype = _FLOATS.get(tensor.kind.name)
         if dtype is None:
-            return unpacked(raw.view(rows, -1), tensor.kind)
+            return unpacked(raw.view(rows, -1), tensor.kind, self.let_go)
         return FloatWeight((raw if tensor.offset % dtype.itemsize == 0 else raw.clone()).view(dtype).view(rows, -1))
 
 

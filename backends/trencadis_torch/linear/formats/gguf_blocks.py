@@ -33,6 +33,9 @@ Unpacked = tuple[Bytes, Floats, Floats]
 _AT_ONCE: Final = 1 << 18
 """Bytes of blocks that are unpacked at a time, which bounds what is held beside the result."""
 
+_LET_GO_EVERY: Final = 64
+"""Pieces of that size."""
+
 
 @attrs.frozen
 class GroupedForm:
@@ -49,12 +52,13 @@ class GroupedForm:
     unpack: Callable[[Bytes], Unpacked]
 
 
-def unpacked(raw: torch.Tensor, kind: TensorKind) -> GroupedWeight:
+def unpacked(raw: torch.Tensor, kind: TensorKind, let_go: Callable[[], None]) -> GroupedWeight:
     """Return a matrix that is stored in blocks.
 
     Args:
         raw: Rows as stored, uint8 ``[N, bytes]``.
         kind: One of :data:`FORMS`.
+        let_go: Takes pages of ``raw`` that were read out of this process's memory; called time and again.
     """
     form, rows = FORMS[kind.name], raw.numpy()
     num_rows, num_columns = len(rows), rows.shape[1] // kind.num_bytes * kind.block
@@ -67,6 +71,9 @@ def unpacked(raw: torch.Tensor, kind: TensorKind) -> GroupedWeight:
         found = form.unpack(rows[at].reshape(-1, kind.num_bytes))
         values[at] = found[0].reshape(-1, num_columns)
         scales[at], minimums[at] = (part.reshape(-1, scales.shape[1]) for part in found[1:])
+        if first // step % _LET_GO_EVERY == _LET_GO_EVERY - 1:
+            let_go()
+    let_go()
     return GroupedWeight(torch.from_numpy(values), torch.from_numpy(scales), torch.from_numpy(minimums), form.bits)
 
 
