@@ -137,7 +137,8 @@ class GgufSource(WeightSource):
             return None
         if result.name is None or result.weights.shape != numbers.shape:
             return None
-        return result.weights[:, 0]
+        order: np.ndarray[Any, Any] = result.weights[:, 0]
+        return order
 
     def _held(self, tensor: GgufTensor) -> HeldWeight:
         """Return a tensor's rows in the form of the file."""
@@ -145,7 +146,7 @@ class GgufSource(WeightSource):
         rows = math.prod(tensor.shape[:-1])
         dtype = _FLOATS.get(tensor.kind.name)
         if dtype is None:
-            return unpacked(raw.view(rows, -1), tensor.kind)
+            return unpacked(raw.view(rows, -1), tensor.kind, self.let_go)
         return FloatWeight((raw if tensor.offset % dtype.itemsize == 0 else raw.clone()).view(dtype).view(rows, -1))
 
 

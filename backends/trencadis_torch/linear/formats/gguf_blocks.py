@@ -33,6 +33,9 @@ Unpacked = tuple[Bytes, Floats, Floats]
 _AT_ONCE: Final = 1 << 18
 """Bytes of blocks that are unpacked at a time, which bounds what is held beside the result."""
 
+_LET_GO_EVERY: Final = 64
+"""Pieces of that size."""
+
 
 @attrs.frozen
 class GroupedForm:
@@ -49,12 +52,13 @@ class GroupedForm:
     unpack: Callable[[Bytes], Unpacked]
 
 
-def unpacked(raw: torch.Tensor, kind: TensorKind) -> GroupedWeight:
+def unpacked(raw: torch.Tensor, kind: TensorKind, let_go: Callable[[], None]) -> GroupedWeight:
     """Return a matrix that is stored in blocks.
 
     Args:
         raw: Rows as stored, uint8 ``[N, bytes]``.
         kind: One of :data:`FORMS`.
+        let_go: Takes pages of ``raw`` that were read out of this process's memory; called time and again.
     """
     form, rows = FORMS[kind.name], raw.numpy()
     num_rows, num_columns = len(rows), rows.shape[1] // kind.num_bytes * kind.block
@@ -65,8 +69,11 @@ def unpacked(raw: torch.Tensor, kind: TensorKind) -> GroupedWeight:
     for first in range(0, num_rows, step):
         at = slice(first, first + step)
         found = form.unpack(rows[at].reshape(-1, kind.num_bytes))
-        for target, part in zip((values, scales, minimums), found, strict=True):
-            target[at] = part.reshape(-1, target.shape[1])
+        values[at] = found[0].reshape(-1, num_columns)
+        scales[at], minimums[at] = (part.reshape(-1, scales.shape[1]) for part in found[1:])
+        if first // step % _LET_GO_EVERY == _LET_GO_EVERY - 1:
+            let_go()
+    let_go()
     return GroupedWeight(torch.from_numpy(values), torch.from_numpy(scales), torch.from_numpy(minimums), form.bits)
 
 
@@ -91,8 +98,14 @@ def _bits(packed: Bytes) -> Bytes:
     return _fields(packed, 1, range(8), 1)
 
 
+def _joined(low: Bytes, high: Bytes, shift: int) -> Bytes:
+    """Return values out of their low bits and the others."""
+    joined: Bytes = low | high << np.uint8(shift)
+    return joined
+
+
 def _symmetric(values: Bytes, scales: Floats, zero: int) -> Unpacked:
-    return values, scales, -zero * scales
+    return values, scales, np.float32(-zero) * scales
 
 
 def _q4_0(blocks: Bytes) -> Unpacked:
@@ -104,17 +117,17 @@ def _q4_1(blocks: Bytes) -> Unpacked:
 
 
 def _q5_0(blocks: Bytes) -> Unpacked:
-    values = _nibbles(blocks[:, 6:], 16) | _bits(blocks[:, 2:6]) << 4
+    values = _joined(_nibbles(blocks[:, 6:], 16), _bits(blocks[:, 2:6]), 4)
     return _symmetric(values, _half(blocks, 0), 16)
 
 
 def _q5_1(blocks: Bytes) -> Unpacked:
-    values = _nibbles(blocks[:, 8:], 16) | _bits(blocks[:, 4:8]) << 4
+    values = _joined(_nibbles(blocks[:, 8:], 16), _bits(blocks[:, 4:8]), 4)
     return values, _half(blocks, 0), _half(blocks, 2)
 
 
 def _q8_0(blocks: Bytes) -> Unpacked:
-    return _symmetric(blocks[:, 2:] ^ 128, _half(blocks, 0), 128)  # int8 plus 128 is uint8
+    return _symmetric(blocks[:, 2:] ^ np.uint8(128), _half(blocks, 0), 128)  # int8 plus 128 is uint8
 
 
 def _q2_k(blocks: Bytes) -> Unpacked:
@@ -124,9 +137,9 @@ def _q2_k(blocks: Bytes) -> Unpacked:
 
 
 def _q3_k(blocks: Bytes) -> Unpacked:
-    values = _fields(blocks[:, 32:96], 32, (0, 2, 4, 6), 3) | _fields(blocks[:, :32], 32, range(8), 1) << 2
+    values = _joined(_fields(blocks[:, 32:96], 32, (0, 2, 4, 6), 3), _fields(blocks[:, :32], 32, range(8), 1), 2)
     low, high = _nibbles(blocks[:, 96:104], 8), _fields(blocks[:, 104:108], 4, (0, 2, 4, 6), 3)
-    return _symmetric(values, _half(blocks, 108) * ((low | high << 4).astype(np.float32) - 32), 4)
+    return _symmetric(values, _half(blocks, 108) * (_joined(low, high, 4).astype(np.float32) - np.float32(32)), 4)
 
 
 def _k_scales(blocks: Bytes) -> tuple[Floats, Floats]:
@@ -142,12 +155,12 @@ def _q4_k(blocks: Bytes) -> Unpacked:
 
 
 def _q5_k(blocks: Bytes) -> Unpacked:
-    values = _nibbles(blocks[:, 48:], 32) | _fields(blocks[:, 16:48], 32, range(8), 1) << 4
+    values = _joined(_nibbles(blocks[:, 48:], 32), _fields(blocks[:, 16:48], 32, range(8), 1), 4)
     return values, *_k_scales(blocks)
 
 
 def _q6_k(blocks: Bytes) -> Unpacked:
-    values = _nibbles(blocks[:, :128], 64) | _fields(blocks[:, 128:192], 32, (0, 2, 4, 6), 3) << 4
+    values = _joined(_nibbles(blocks[:, :128], 64), _fields(blocks[:, 128:192], 32, (0, 2, 4, 6), 3), 4)
     scales = blocks[:, 192:208].view(np.int8)
     return _symmetric(values, _half(blocks, 208) * scales, 32)
 
@@ -168,7 +181,7 @@ def _iq4_nl(blocks: Bytes) -> Unpacked:
 def _iq4_xs(blocks: Bytes) -> Unpacked:
     values = _looked_up(_nibbles(blocks[:, 8:], 16), _IQ4, 127)
     low, high = _nibbles(blocks[:, 4:8], 1), _fields(blocks[:, 2:4], 1, (0, 2, 4, 6), 3)
-    return _symmetric(values, _half(blocks, 0) * ((low | high << 4).astype(np.float32) - 32), 127)
+    return _symmetric(values, _half(blocks, 0) * (_joined(low, high, 4).astype(np.float32) - np.float32(32)), 127)
 
 
 def _mxfp4(blocks: Bytes) -> Unpacked:

@@ -1,0 +1,110 @@
+"""Quantised checkpoints as the backend serves them, against transformers with the weights that they stand for."""
+
+from __future__ import annotations
+
+import functools
+
+import attrs
+import pytest
+import torch
+
+from support.backends import quantised_checkpoints as made
+from support.backends import tiny_models
+from trencadis import LLM, SamplingParams
+from trencadis.errors import ModelLoadError
+
+GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
+PROMPT = tiny_models.prompt(20)
+
+ROUNDS = frozenset({"awq", "gptq", "gptq_v2", "compressed_int4", "compressed_int8", "compressed_nvfp4"})
+"""Formats whose weights are held as integers: the rows that meet them are rounded to 8 bits."""
+
+
+@functools.cache
+def checkpoint(kind, architecture, folder):
+    """Return paths of a quantised checkpoint and of the same weights as floats, which are those that bfloat16 has where it is held."""
+    form = made.FORMATS[kind]
+    if kind not in ROUNDS:
+        write = form.write
+        form = attrs.evolve(form, write=lambda weight: (write(weight)[0], write(weight)[1].bfloat16().float()))
+    plain = tiny_models.save_model(architecture, folder / kind)
+    made.quantise_checkpoint(plain, form, folder / kind / "quantised", folder / kind / "floats")
+    return folder / kind / "quantised", folder / kind / "floats"
+
+
+def engine(path, **backend):
+    return LLM({"path": str(path), "tokenizer": "none"}, backend={"torch": {"num_threads": 1, **backend}})
+
+
+def tokens(path, **backend):
+    with engine(path, **backend) as llm:
+        return list(llm.generate([PROMPT], GREEDY)[0].outputs[0].token_ids)
+
+
+def prompt_logprobs(path, **backend):
+    """Return the log-probability of each token of the prompt but the first."""
+    asked = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0)
+    with engine(path, **backend) as llm:
+        found = llm.generate([PROMPT], asked)[0].prompt_logprobs
+    assert [one.token_id for one in found] == PROMPT[1:]
+    return torch.tensor([one.logprob for one in found])
+
+
+@pytest.mark.parametrize("kind", sorted(made.FORMATS.keys() - ROUNDS))
+def test_weights_held_as_floats_give_the_tokens_of_transformers(tmp_path, kind, caplog):
+    quantised, floats = checkpoint(kind, "qwen3", tmp_path)
+    with caplog.at_level("INFO", "trencadis.torch"):
+        found = tokens(quantised)
+    assert found == tiny_models.greedy_reference(floats, PROMPT, 12)
+    assert "held as bfloat16" in caplog.text
+    assert "runs in one call" in caplog.text
+
+
+@pytest.mark.parametrize("kind", sorted(ROUNDS))
+def test_weights_held_as_integers_give_the_tokens_of_transformers_when_rows_are_not_rounded(tmp_path, kind, caplog):
+    quantised, floats = checkpoint(kind, "llama", tmp_path)
+    assert tokens(quantised, pack="off") == tiny_models.greedy_reference(floats, PROMPT, 12)
+    assert "Loaded whole, it is dequantised to float32" in caplog.text
+
+
+@pytest.mark.parametrize("kind", sorted(ROUNDS))
+def test_weights_held_as_integers_give_nearly_the_probabilities_of_transformers(tmp_path, kind, caplog):
+    """Rows are rounded to 8 bits; a scale or a zero in the wrong place moves log-probabilities by several units."""
+    quantised, floats = checkpoint(kind, "qwen3", tmp_path)
+    with caplog.at_level("INFO", "trencadis.torch"):
+        found = prompt_logprobs(quantised)
+    expected = prompt_logprobs(floats, pack="off")
+    assert (found - expected).abs().mean() < 0.1 * (expected - expected.roll(1)).abs().mean()
+    assert (
+        f"held as {'int8' if kind in ('gptq_v2', 'compressed_int8', 'compressed_nvfp4') else 'float32'}" in caplog.text
+    )
+    assert " in groups of " in caplog.text or "int8 (" in caplog.text
+
+
+def test_experts_of_a_quantised_mixture_give_the_tokens_of_transformers(tmp_path):
+    quantised, floats = checkpoint("gptq_act_order", "mixtral", tmp_path)
+    assert tokens(quantised) == tiny_models.greedy_reference(floats, PROMPT, 12)
+
+
+def test_a_format_that_is_not_served_is_refused_before_weights_are_read(tmp_path):
+    import json
+
+    path = tiny_models.save_model("llama", tmp_path)
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "aqlm"}}))
+    for backend in ({}, {"pack": "off"}):
+        with pytest.raises(ModelLoadError, match=r"quant_method is 'aqlm', which is not served") as caught:
+            tokens(path, **backend)
+        assert "in GGUF" in caught.value.hint
+
+
+def test_quantised_files_without_a_table_are_refused_with_the_remedy(tmp_path):
+    import json
+
+    quantised, _ = checkpoint("awq", "llama", tmp_path)
+    config = json.loads((quantised / "config.json").read_text())
+    del config["quantization_config"]
+    (quantised / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelLoadError, match=r"config\.json has no quantization_config") as caught:
+        tokens(quantised)
+    assert "quant_config.json (AWQ)" in caught.value.hint
