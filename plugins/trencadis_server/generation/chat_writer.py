@@ -110,7 +110,7 @@ class ChatWriter:
                 direct.write(data)
             return True
 
-        async with aclosing(generation.outputs(streams=True, on_output=direct and write)) as outputs:
+        async with aclosing(generation.outputs(streams=True, on_output=write if direct else None)) as outputs:
             async for _, output in outputs:
                 events = [] if is_open else self._opening(output, encoder)
                 is_open = True

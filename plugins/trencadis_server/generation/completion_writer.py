@@ -264,7 +264,7 @@ class CompletionWriter:
                 direct.write(encoder.chunk(choice, usage))
             return True
 
-        async with aclosing(generation.outputs(streams=True, on_output=direct and write)) as outputs:
+        async with aclosing(generation.outputs(streams=True, on_output=write if direct else None)) as outputs:
             async for i, output in outputs:
                 newest[i] = output
                 choices = await _taken(writers[i], output)

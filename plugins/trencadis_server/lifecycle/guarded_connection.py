@@ -19,6 +19,7 @@ import asyncio
 import logging
 import socket
 from http import HTTPStatus
+from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
@@ -161,8 +162,8 @@ class _GuardedConnection(HttpToolsProtocol):
         before = self.cycle
         super().on_headers_complete()
         if self.cycle is not before:
-            extensions = self.cycle.scope.setdefault("extensions", {})
-            extensions[DIRECT_WRITES] = _DirectWrites(self.cycle)
+            scope: dict[str, Any] = self.cycle.scope  # type: ignore[assignment]  # uvicorn's type names no extension of ours
+            scope["extensions"] = {**scope.get("extensions", {}), DIRECT_WRITES: _DirectWrites(self.cycle)}
         if self._active is None or self._active.response_complete:
             self._active = self.cycle
 
