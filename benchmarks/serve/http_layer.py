@@ -1,4 +1,4 @@
-"""What the HTTP layer itself costs per output token: CPU time of the server's process with HTTP and without.
+"""What the HTTP layer itself costs per output token at 1, 32 and 256 streams: CPU time of the server's process with HTTP and without.
 
 The engine is in its own process and is not counted. Without HTTP, coroutines in the server's process read ``AsyncLLM.generate``;
 with it, a third process reads as many streams over loopback. Rounds are interleaved; the A/A floor is the median absolute
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import statistics
 import sys
 import time
@@ -28,48 +29,49 @@ from trencadis_server.middleware.drain_guard import DrainGuard
 PROMPT = "The old man looked at the sea and the boat was far away from him when he"
 
 
-async def read_streams(port: int, num_streams: int, num_tokens: int) -> None:
-    """Read streams to their ends, as a client."""
+async def read_streams(port: int, num_streams: int, num_tokens: int) -> int:
+    """Read streams to their ends, as a client; returns how many events came."""
     body = {"model": "demo", "prompt": PROMPT, "max_tokens": num_tokens, "ignore_eos": True, "stream": True}
     content = json.dumps(body).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nhost: t\r\ncontent-type: application/json\r\ncontent-length: {len(content)}\r\nconnection: close\r\n\r\n"
 
-    async def one() -> None:
+    async def one() -> int:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(head.encode() + content)
         answer = await reader.read()
         writer.close()
         if not answer.startswith(b"HTTP/1.1 200 ") or b"data: [DONE]" not in answer:
             raise SystemExit(answer[:500].decode())
+        return answer.count(b"data: {")
 
-    await asyncio.gather(*(one() for _ in range(num_streams)))
+    return sum(await asyncio.gather(*(one() for _ in range(num_streams))))
 
 
 def be_client() -> None:
-    """Read streams whenever a line asks for it, and say when that is done."""
+    """Read streams whenever a line asks for it, and say how many events came."""
     for line in sys.stdin:
-        asyncio.run(read_streams(*map(int, line.split())))
-        print("done", flush=True)
+        print(asyncio.run(read_streams(*map(int, line.split()))), flush=True)
 
 
-async def without_http(llm: AsyncLLM, args: argparse.Namespace) -> None:
-    params = SamplingParams(max_tokens=args.tokens, ignore_eos=True)
+async def without_http(llm: AsyncLLM, num_streams: int, num_tokens: int) -> None:
+    params = SamplingParams(max_tokens=num_tokens, ignore_eos=True)
 
     async def one() -> None:
         async for _ in llm.generate(PROMPT, params):
             pass
 
-    await asyncio.gather(*(one() for _ in range(args.streams)))
+    await asyncio.gather(*(one() for _ in range(num_streams)))
 
 
 async def measure(args: argparse.Namespace) -> dict[str, object]:
-    config, registry = configure(
-        args.model, config_file=None, tables={"engine": {"placement": "process"}, "observer": {"names": []}}
-    )
+    tables = {
+        "engine": {"placement": "process", "max_num_seqs": max(args.streams)},
+        "observer": {"names": []},
+    }
+    config, registry = configure(args.model, config_file=None, tables=tables)
     supervisor = Supervisor(lambda: AsyncLLM.from_config(config, registry), max_restarts=0)
     config = with_server(config, model_name="demo")
     gate, listener = DrainGuard(), listen("127.0.0.1", 0)
-    port = listener.getsockname()[1]
     app = make_app(make_context(config, supervisor), gate=gate)
     service = Service(app, listener, supervisor=supervisor, gate=gate, config=server_of(config))
     running = asyncio.create_task(service.run())
@@ -77,26 +79,38 @@ async def measure(args: argparse.Namespace) -> dict[str, object]:
     client = await asyncio.create_subprocess_exec(
         sys.executable, __file__, "--client", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
     )
-
-    async def with_http() -> None:
-        client.stdin.write(f"{port} {args.streams} {args.tokens}\n".encode())
-        await client.stdout.readline()
-
-    spent: dict[str, list[float]] = {"with": [], "without": []}
-    for number in range(args.rounds + 1):
-        for name in ("with", "without") if number % 2 else ("without", "with"):
-            start_s = time.process_time()
-            await (with_http() if name == "with" else without_http(supervisor.llm, args))
-            if number:  # the first round warms up
-                spent[name].append((time.process_time() - start_s) / (args.streams * args.tokens) * 1e6)
+    port = listener.getsockname()[1]
+    load = os.getloadavg()[0]
+    rows = [await compare(args, supervisor.llm, client, port, num_streams) for num_streams in args.streams]
     client.stdin.close()
     await client.wait()
     service.stop()
     await running
+    return {"load_average": round(load, 1), "tokens": args.tokens, "rows": rows}
+
+
+async def compare(
+    args: argparse.Namespace, llm: AsyncLLM, client: asyncio.subprocess.Process, port: int, num_streams: int
+) -> dict[str, object]:
+    """Return microseconds a token with HTTP and without, in interleaved rounds."""
+    num_events = []
+
+    async def with_http() -> None:
+        client.stdin.write(f"{port} {num_streams} {args.tokens}\n".encode())
+        num_events.append(int(await client.stdout.readline()))
+
+    spent: dict[str, list[float]] = {"with": [], "without": []}
+    num_tokens = num_streams * args.tokens
+    for number in range(args.rounds + 1):
+        for name in ("with", "without") if number % 2 else ("without", "with"):
+            start_s = time.process_time()
+            await (with_http() if name == "with" else without_http(llm, num_streams, args.tokens))
+            if number:  # the first round warms up
+                spent[name].append((time.process_time() - start_s) / num_tokens * 1e6)
     without = statistics.median(spent["without"])
     return {
-        "streams": args.streams,
-        "tokens": args.tokens,
+        "streams": num_streams,
+        "events_per_token": round(statistics.median(num_events) / num_tokens, 3),
         "with_http_us_per_token": round(statistics.median(spent["with"]), 2),
         "without_http_us_per_token": round(without, 2),
         "http_us_per_token": round(statistics.median(spent["with"]) - without, 2),
@@ -109,7 +123,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--client", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--model", default="demo")
-    parser.add_argument("--streams", type=int, default=32)
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 32, 256])
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=7)
     args = parser.parse_args()

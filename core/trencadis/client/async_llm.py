@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, Unpack
@@ -120,6 +120,7 @@ class AsyncLLM(EngineControl):
         request_id: str | None = None,
         terms: RequestTerms | None = None,
         streams: bool = True,
+        on_output: Callable[[RequestOutput], bool] | None = None,
         **named: Unpack[TermKeywords],
     ) -> AsyncGenerator[RequestOutput, None]:
         """Continue a prompt and yield its output when it has grown; the last one is ``finished``.
@@ -133,6 +134,8 @@ class AsyncLLM(EngineControl):
             request_id: Unique among live requests; numbered if None.
             terms: Scheduling parameters as one value, instead of those by name; None: those by name.
             streams: False: only the finished output is wanted.
+            on_output: Called on the event loop with each output for which the loop over this generator waits, but the finished one;
+                True: it is done with and is not yielded, so that no task is woken for it. It must not wait.
             named: Scheduling parameters by name.
 
         Raises:
@@ -144,7 +147,7 @@ class AsyncLLM(EngineControl):
             raise InvalidRequestError(
                 "terms and scheduling parameters by name were both given.", hint="Give one of them."
             )
-        stream = OutputStream(asyncio.get_running_loop())
+        stream = OutputStream(asyncio.get_running_loop(), on_output)
         request_id = f"async-{next(self._numbers)}" if request_id is None else request_id
         submission = Submission(
             prompt=prompt,

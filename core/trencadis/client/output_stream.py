@@ -17,16 +17,21 @@ class OutputStream:
 
     Args:
         loop: The event loop of the reader; everything here runs on it.
+        on_output: Offered each output that the reader waits for, but the finished one; True: it is done with, and the reader goes on
+            waiting. None: the reader takes all.
 
     Attributes:
         loop: The event loop of the reader.
         is_empty: :meth:`take` would return None.
     """
 
-    __slots__ = ("_error", "_output", "_waiter", "is_empty", "loop")
+    __slots__ = ("_error", "_on_output", "_output", "_waiter", "is_empty", "loop")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, on_output: Callable[[RequestOutput], bool] | None = None
+    ) -> None:
         self.loop = loop
+        self._on_output = on_output
         self.is_empty = True
         self._waiter: asyncio.Future[None] | None = None
         self._output: RequestOutput | None = None
@@ -34,9 +39,16 @@ class OutputStream:
 
     def put(self, output: RequestOutput) -> None:
         """Replace the newest output."""
+        waiter = self._waiter
+        if self._on_output is not None and waiter is not None and not (waiter.done() or output.finished):
+            try:
+                if self._on_output(output):
+                    return
+            except Exception as error:  # no other request of this loop suffers
+                self.fail(error)
+                return
         self._output = output
         self.is_empty = False
-        waiter = self._waiter
         if waiter is not None:
             self._waiter = None
             if not waiter.done():

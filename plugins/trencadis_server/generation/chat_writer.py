@@ -12,6 +12,7 @@ from msgspec import UNSET
 
 from trencadis.api import Tokenizer
 from trencadis.records import CompletionOutput, RequestOutput
+from trencadis_server.generation.connection import DirectWrites
 from trencadis_server.generation.generation import Generation, transfer_fields, usage_of
 from trencadis_server.generation.logprobs import chat_logprobs, prompt_logprobs
 from trencadis_server.generation.sse import ChunkEncoder, Progress, finish_name
@@ -65,7 +66,12 @@ class ChatWriter:
         )
 
     async def stream(
-        self, generation: Generation, *, includes_usage: bool, is_continuous: bool
+        self,
+        generation: Generation,
+        *,
+        includes_usage: bool,
+        is_continuous: bool,
+        direct: DirectWrites | None = None,
     ) -> AsyncGenerator[bytes, None]:
         """Yield events; several at once if several choices have new tokens.
 
@@ -73,6 +79,7 @@ class ChatWriter:
             generation: Has one prompt.
             includes_usage: One more event with the usage, at the end.
             is_continuous: Every event has the usage.
+            direct: Where events of a stream with one choice may be written while it is ready, instead of being yielded; None: nowhere.
 
         Raises:
             TrencadisError: As :meth:`Generation.outputs`.
@@ -85,16 +92,31 @@ class ChatWriter:
             for _ in range(generation.params.n)
         ]
         is_open = False
-        async with aclosing(generation.outputs(streams=True)) as outputs:
+
+        def chunks(output: RequestOutput) -> list[bytes]:
+            usage = functools.partial(usage_of, [output])
+            return [
+                encoder.chunk(
+                    choice, usage, **(transfer_fields(output) if choice.index == 0 and choice.finish_reason else {})
+                )
+                for choice in self._new_chunks(output, sent)
+            ]
+
+        def write(output: RequestOutput) -> bool:
+            if direct is None or not is_open or not direct.is_ready:
+                return False
+            data = b"".join(chunks(output))
+            if data:
+                direct.write(data)
+            return True
+
+        async with aclosing(generation.outputs(streams=True, on_output=write if direct else None)) as outputs:
             async for _, output in outputs:
-                usage = functools.partial(usage_of, [output])
                 events = [] if is_open else self._opening(output, encoder)
                 is_open = True
-                for choice in self._new_chunks(output, sent):
-                    more = transfer_fields(output) if choice.index == 0 and choice.finish_reason else {}
-                    events.append(encoder.chunk(choice, usage, **more))
+                events += chunks(output)
                 if output.finished:
-                    events.append(encoder.last(usage()))
+                    events.append(encoder.last(usage_of([output])))
                 if events:
                     yield b"".join(events)
 

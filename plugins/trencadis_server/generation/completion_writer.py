@@ -14,6 +14,7 @@ from msgspec import UNSET
 
 from trencadis.api import Tokenizer
 from trencadis.records import CompletionOutput, RequestOutput, TokenLogprobs
+from trencadis_server.generation.connection import DirectWrites
 from trencadis_server.generation.generation import Generation, transfer_fields, usage_of
 from trencadis_server.generation.logprobs import CompletionLogprobsWriter, joined, prompt_logprobs
 from trencadis_server.generation.sse import ChunkEncoder, Progress, finish_name
@@ -229,7 +230,12 @@ class CompletionWriter:
         return msgspec.structs.replace(answer, **more) if more else answer
 
     async def stream(
-        self, generation: Generation, *, includes_usage: bool, is_continuous: bool
+        self,
+        generation: Generation,
+        *,
+        includes_usage: bool,
+        is_continuous: bool,
+        direct: DirectWrites | None = None,
     ) -> AsyncGenerator[bytes, None]:
         """Yield events; several at once if several choices of a prompt have new tokens.
 
@@ -237,6 +243,7 @@ class CompletionWriter:
             generation: What runs.
             includes_usage: One more event with the usage, at the end.
             is_continuous: Every event has the usage.
+            direct: Where events of a stream with one choice may be written while it is ready, instead of being yielded; None: nowhere.
 
         Raises:
             TrencadisError: As :meth:`Generation.outputs`.
@@ -247,7 +254,17 @@ class CompletionWriter:
         writers = [self._choices(i, generation.params.n) for i in range(len(generation.prompts))]
         newest: dict[int, RequestOutput] = {}
         usage = functools.partial(usage_of, newest.values(), counts_output=self.format.has_output)
-        async with aclosing(generation.outputs(streams=True)) as outputs:
+
+        def write(output: RequestOutput) -> bool:
+            if direct is None or output.prompt_logprobs or not direct.is_ready:
+                return False
+            newest[0] = output
+            choice = writers[0][0].take(output, output.outputs[0])
+            if choice is not None:
+                direct.write(encoder.chunk(choice, usage))
+            return True
+
+        async with aclosing(generation.outputs(streams=True, on_output=write if direct else None)) as outputs:
             async for i, output in outputs:
                 newest[i] = output
                 choices = await _taken(writers[i], output)

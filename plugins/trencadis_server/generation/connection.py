@@ -1,20 +1,41 @@
-"""Runs work for a request only while its client is connected."""
+"""The client's connection: work for a request only while it is there, and the way to it that does not wait."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import Receive
+from starlette.types import Receive, Scope
 
-__all__ = ["CLIENT_GONE", "answer_while_connected", "while_connected"]
+__all__ = ["CLIENT_GONE", "DIRECT_WRITES", "DirectWrites", "answer_while_connected", "direct_writes", "while_connected"]
 
 _T = TypeVar("_T")
 CLIENT_GONE = 499
 """Status of a request whose client left before the answer. Source: nginx; no RFC has one."""
+DIRECT_WRITES = "trencadis.direct_writes"
+"""Name of the ASGI extension by which a server offers :class:`DirectWrites`."""
+
+
+class DirectWrites(Protocol):
+    """Writes parts of the body of an answer that has begun, without an ASGI message and a task for each."""
+
+    @property
+    def is_ready(self) -> bool:
+        """True while nothing that was sent before waits: the answer has begun, the client takes it, and there is more to come."""
+        ...
+
+    def write(self, data: bytes) -> None:
+        """Write a part of the body; only if :attr:`is_ready`."""
+        ...
+
+
+def direct_writes(scope: Scope) -> DirectWrites | None:
+    """Return the direct way to the client of a request; None where the server has none, as in tests of the application alone."""
+    found: DirectWrites | None = scope.get("extensions", {}).get(DIRECT_WRITES)
+    return found
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, _T]) -> _T:

@@ -67,11 +67,14 @@ class Generation:
         """Tokens of all prompts together."""
         return sum(map(len, self.prompts))
 
-    async def outputs(self, *, streams: bool) -> AsyncGenerator[_Indexed, None]:
+    async def outputs(
+        self, *, streams: bool, on_output: Callable[[RequestOutput], bool] | None = None
+    ) -> AsyncGenerator[_Indexed, None]:
         """Yield the index of a prompt and its newest output, as they come.
 
         Args:
             streams: Every change; False: only finished outputs.
+            on_output: See :meth:`trencadis.AsyncLLM.generate`; called if there is one prompt with one choice.
 
         Raises:
             TooBusyError: There is no room now.
@@ -87,7 +90,9 @@ class Generation:
             self.admission.hold(self.num_prompt_tokens, num_requests, caller=self.caller) as hold,
         ):
             one = self._one if self.beams is None else self._search
-            sources = [one(index, prompt, streams) for index, prompt in enumerate(self.prompts)]
+            if num_requests > 1:
+                on_output = None  # a choice that failed is an output that must be looked at
+            sources = [one(index, prompt, streams, on_output) for index, prompt in enumerate(self.prompts)]
             waiting = set(range(len(self.prompts)))
             async with aclosing(_merged(sources)) as merged:
                 async for index, output in merged:
@@ -107,12 +112,19 @@ class Generation:
                 raise
             raise ApiError(error.http_status, str(error), param=self.http_field(error.field)) from error
 
-    def _one(self, index: int, prompt: tuple[int, ...], streams: bool) -> AsyncIterator[RequestOutput]:
+    def _one(
+        self,
+        index: int,
+        prompt: tuple[int, ...],
+        streams: bool,
+        on_output: Callable[[RequestOutput], bool] | None,
+    ) -> AsyncIterator[RequestOutput]:
         return self.llm.generate(
             prompt,
             self.params,
             request_id=f"{self.answer_id}-{index}",
             streams=streams,
+            on_output=on_output,
             terms=self._terms_of(index),
         )
 
@@ -121,7 +133,7 @@ class Generation:
         is_first = index == 0 or self.terms.transfer_params is None
         return self.terms if is_first else attrs.evolve(self.terms, transfer_params=None)
 
-    async def _search(self, index: int, prompt: tuple[int, ...], _: bool) -> AsyncIterator[RequestOutput]:
+    async def _search(self, index: int, prompt: tuple[int, ...], *_: object) -> AsyncIterator[RequestOutput]:
         """Yield the complete output of a beam search."""
         yield await self.llm.beam_search(prompt, self.beams, request_id=f"{self.answer_id}-{index}", terms=self.terms)
 

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from trencadis.records import BeamSearchParams, RequestOutput, RequestTerms, SamplingParams
 from trencadis_server.context import context_of
 from trencadis_server.errors import ApiError
-from trencadis_server.generation.connection import answer_while_connected
+from trencadis_server.generation.connection import DirectWrites, answer_while_connected, direct_writes
 from trencadis_server.generation.generation import Generation, answer_id, finished_outputs
 from trencadis_server.generation.sampling import http_field
 from trencadis_server.generation.sse import EventStream, check_stream_options
@@ -84,7 +84,12 @@ class StreamWriter(Protocol):
     """Writes the events of an answer."""
 
     def stream(
-        self, generation: Generation, *, includes_usage: bool, is_continuous: bool
+        self,
+        generation: Generation,
+        *,
+        includes_usage: bool,
+        is_continuous: bool,
+        direct: DirectWrites | None = None,
     ) -> AsyncGenerator[bytes, None]:
         """Yield events; see :class:`trencadis_server.generation.chat_writer.ChatWriter`."""
         ...
@@ -180,7 +185,12 @@ class GenerationCall:
             TrencadisError: As :meth:`Generation.outputs`, if nothing was sent yet; also ``ApiError``.
         """
         if self.body.stream:
-            events = writer.stream(generation, includes_usage=self.includes_usage, is_continuous=self.is_continuous)
+            events = writer.stream(
+                generation,
+                includes_usage=self.includes_usage,
+                is_continuous=self.is_continuous,
+                direct=direct_writes(self.request.scope),
+            )
             return EventStream(events, param=self.param, request_id=self.request.state.request_id)
 
         async def run() -> Response:

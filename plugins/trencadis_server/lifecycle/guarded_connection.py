@@ -19,10 +19,12 @@ import asyncio
 import logging
 import socket
 from http import HTTPStatus
+from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from trencadis_server.errors import ApiError
+from trencadis_server.generation.connection import DIRECT_WRITES
 from trencadis_server.middleware.failures import error_headers
 from trencadis_server.middleware.request_context import new_request_id
 
@@ -157,7 +159,11 @@ class _GuardedConnection(HttpToolsProtocol):
         if len(self.pipeline) >= _MAX_PIPELINED:
             self._problem = f"More than {_MAX_PIPELINED} requests were sent ahead of the answer to the first."
             raise ValueError(self._problem)
+        before = self.cycle
         super().on_headers_complete()
+        if self.cycle is not before:
+            scope: dict[str, Any] = self.cycle.scope  # type: ignore[assignment]  # uvicorn's type names no extension of ours
+            scope["extensions"] = {**scope.get("extensions", {}), DIRECT_WRITES: _DirectWrites(self.cycle)}
         if self._active is None or self._active.response_complete:
             self._active = self.cycle
 
@@ -256,6 +262,27 @@ class _GuardedConnection(HttpToolsProtocol):
         if self._send_timer is not None:
             self._send_timer.cancel()
             self._send_timer = None
+
+
+class _DirectWrites:
+    """Writes parts of one answer as uvicorn's ``send`` does, without a coroutine."""
+
+    __slots__ = ("_cycle",)
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+
+    @property
+    def is_ready(self) -> bool:
+        cycle = self._cycle
+        return (
+            cycle.response_started
+            and bool(cycle.chunked_encoding)
+            and not (cycle.response_complete or cycle.disconnected or cycle.flow.write_paused)
+        )
+
+    def write(self, data: bytes) -> None:
+        self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
 
 def _answer(status: int, message: str) -> bytes:

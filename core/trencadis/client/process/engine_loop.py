@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import cast
 
+from trencadis.client.client_request import ClientRequest
 from trencadis.client.dispatcher import (
     Abort,
     Command,
@@ -210,13 +211,23 @@ class EngineLoop:
                     is_likely = False  # sending may have reset the socket's file
                 # Also after sending, which may have reset the socket's file.
                 has_outputs = self._engine.receive(is_likely=is_likely)
-                while has_outputs:
-                    self.dispatcher.deliver(self.frontend.step())
-                    has_outputs = self._engine.has_outputs
+                if has_outputs:
+                    self._deliver()
                 if self._engine.has_rest and self._loop is not None:
                     self._loop.call_soon_threadsafe(self._turn)  # other callbacks of the loop run first
             except BaseException as error:
                 self._fail(error)
+
+    def _deliver(self) -> None:
+        """Process all received steps, then deliver once: a loop that is late sends what has come together."""
+        changed: dict[ClientRequest, None] = {}
+        try:
+            has_outputs = True
+            while has_outputs:
+                changed |= dict.fromkeys(self.frontend.step())
+                has_outputs = self._engine.has_outputs
+        finally:
+            self.dispatcher.deliver(changed)
 
     def _check_end(self) -> None:
         """Detect the end of the process while no loop does; called with the lock."""
