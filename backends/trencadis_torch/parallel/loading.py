@@ -119,5 +119,5 @@ def _check_complete(model: Any, sharding: Sharding, weights: Weights, files: Mod
     if names:
         raise ModelLoadError(
             f"{files.source.path}: as transformers loads it, it has no weight {names[0]}, which a share of it needs.",
-            hint="A model that is quantised in its files cannot be divided; set [parallel] tensor = 1.",
+            hint="The files are incomplete, or config.json is of another model.",
         )

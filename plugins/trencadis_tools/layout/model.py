@@ -286,8 +286,8 @@ def _check(path: str, config: Any, text: Any) -> None:
         )
     if getattr(config, "quantization_config", None) is not None:
         raise ModelLoadError(
-            f"{path}: it is quantised in its files: its sizes are not those of config.json, and it is not divided over ranks.",
-            hint="Take the model it was made from, or serve it with [parallel] tensor = 1.",
+            f"{path}: it is quantised in its files: its sizes are not those of config.json.",
+            hint="Take the model it was made from: weights that are divided over ranks are dequantised before.",
         )
     for layer, kind in enumerate(getattr(text, "layer_types", None) or ()):
         if any(word in kind for word in _RECURRENT):
