@@ -334,9 +334,10 @@ class TorchBackend(Backend):
         if share is not None:
             self._facts = attrs.evolve(self._facts, num_parameters=share.num_parameters)
             logger.info("%s", share.summary)
-        if num_parameters is not None:
+        if num_parameters is None:
+            self._set_threads(self._facts.num_parameters)
+        else:
             self._facts = attrs.evolve(self._facts, num_parameters=num_parameters)
-        self._set_threads(self._facts.num_parameters)
 
     def _make_check(
         self, model: Any, layers: tuple[AttentionLayer, ...], expected: list[torch.Tensor] | None

@@ -40,7 +40,8 @@ struct Layer {
 struct Decoder {
     const Layer* layers;
     Product head;
-    const float *final_norm, *embeddings;  // embeddings [V, H]; null: rows of the head
+    const float *final_norm, *embeddings;  // embeddings [V, H]; null: rows of the table
+    const Product* table;                  // packed; null: the head
     int64_t num_layers, hidden_size, num_embeddings;
     double eps, embedding_scale;
 };
@@ -146,7 +147,7 @@ class Member {
             if (d.embeddings) {
                 for (int64_t k = 0; k < d.hidden_size; ++k) row[k] = d.embeddings[id * d.hidden_size + k] * scale;
             } else {
-                read_row(d.head, id, scale, row);
+                read_row(d.table ? *d.table : d.head, id, scale, row);
             }
         }
         mark(EMBEDDINGS);

@@ -8,6 +8,7 @@ them layer by layer; weights are shared with them, and held once. What is not ex
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import re
 from typing import Any, Final
@@ -239,6 +240,10 @@ class _Reader:
         structure.num_embeddings, structure.embedding_scale = head.out_features, 1.0
         if isinstance(embedding, RowsEmbedding):
             structure.embedding_scale = embedding.scale
+            if embedding.head is not head:
+                table = self._product(embedding.head)
+                self._held.append(table)
+                structure.table, structure.num_embeddings = ctypes.addressof(table), embedding.head.out_features
             return
         weight: Any = getattr(embedding, "weight", None)
         _need(isinstance(weight, torch.Tensor) and weight.dtype is torch.float32, "its embeddings are not float32")

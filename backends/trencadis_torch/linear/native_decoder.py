@@ -55,7 +55,7 @@ class Decoder(ctypes.Structure):
     _fields_ = (
         ("layers", ctypes.POINTER(Layer)),
         ("head", Product),
-        *((name, _AT) for name in ("final_norm", "embeddings")),
+        *((name, _AT) for name in ("final_norm", "embeddings", "table")),
         *((name, _INT) for name in ("num_layers", "hidden_size", "num_embeddings")),
         *((name, _DOUBLE) for name in ("eps", "embedding_scale")),
     )

@@ -24,7 +24,7 @@ FEATURES: Final = (
     LayoutFeature(name="Attention by another kernel", setting="backend.torch.attention", unless=("auto",)),
     LayoutFeature(name="int8 weights", setting="backend.torch.quantization", unless=("none",)),
     LayoutFeature(name="KV cache in int8 or another dtype", setting="backend.torch.kv_dtype", unless=("auto",)),
-    LayoutFeature(name="A model from a .gguf file, dequantised when it is loaded"),
+    LayoutFeature(name="A model from a .gguf file, which several ranks dequantise when they load it"),
     ONLY_EMBEDS,
     LayoutFeature(
         name="torch.compile",

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from support.backends import tiny_models
 from support.template_zoo import HOSTILE, ZOO
 from support.tokenizer_zoo import ZOO as TOKENIZERS
 from trencadis.config import Config
