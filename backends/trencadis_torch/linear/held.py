@@ -147,7 +147,7 @@ class GroupedWeight(HeldWeight):
 
     def dequantised(self) -> torch.Tensor:
         """Return float32 ``[N, K]``."""
-        grouped = self.values.float().unflatten(1, (-1, self.group))
+        grouped = self.values.float().reshape(len(self.values), -1, self.group)
         return (grouped * self.scales[..., None] + self.minimums[..., None]).flatten(1)
 
     def rows(self, index: slice | torch.Tensor) -> GroupedWeight:

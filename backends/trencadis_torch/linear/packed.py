@@ -239,7 +239,7 @@ def quantise_groups(weight: torch.Tensor, group: int) -> GroupedWeight:
     num_groups = weight.shape[1] // group
     rounded, scales = torch.empty(weight.shape, dtype=torch.uint8), torch.empty(len(weight), num_groups)
     for part, into, scale in _a_few_rows(weight.detach(), rounded, scales):
-        plain = part.float().unflatten(1, (num_groups, group))
+        plain = part.float().reshape(len(part), num_groups, group)
         largest = plain.gather(2, plain.abs().argmax(2, keepdim=True))
         torch.div(largest[..., 0], -8, out=scale)
         factor = torch.where(largest == 0, 0, -8 / largest)
@@ -276,7 +276,8 @@ def _of_one_grouping(weights: Sequence[HeldWeight]) -> list[GroupedWeight]:
     return [
         GroupedWeight(
             weight.values,
-            *(part.repeat_interleave(weight.group // group, 1) for part in (weight.scales, weight.minimums)),
+            weight.scales.repeat_interleave(weight.group // group, 1),
+            weight.minimums.repeat_interleave(weight.group // group, 1),
             bits,
         )
         for weight in found
