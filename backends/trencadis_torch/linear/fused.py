@@ -198,8 +198,8 @@ class RotaryAttention(nn.Module):
     ) -> tuple[torch.Tensor, Any]:
         """Return ``[..., T, hidden size]``, and attention's second result; as transformers' layers call it."""
         whole, heads = self.qkv(hidden_states), self.heads
-        turns = heads.turns and position_embeddings is not None
-        self._native.rotate(whole, heads, heads.angles(*position_embeddings) if turns else None)
+        angles = position_embeddings if heads.turns else None
+        self._native.rotate(whole, heads, None if angles is None else heads.angles(*angles))
         split = whole.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
         query, key, value = split.split((heads.num_heads, heads.num_kv_heads, heads.num_kv_heads), dim=1)
         handed = {name: value for name, value in others.items() if name not in self._unused}
