@@ -76,14 +76,15 @@ def test_int4_logits_are_farther_from_those_of_transformers_than_int8_and_still_
         sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 131}
         config = LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2)
         model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
-        check = ModelCheck(model, attention_layers(model), layout="ragged")
+        layers = attention_layers(model)
+        check = ModelCheck(model, layers, layout="ragged")
         done = replace_modules(model, quantization=quantization, native=native())
         assert done.kernels == f"{quantization}{native().panel}"
         forms = {part.form for part in model.modules() if isinstance(part, PackedLinear)}
         assert forms == {"int8" if quantization == "int8" else "int4 in groups of 32"}
         check.compare(model, quantised=True, replaced=True)
         with torch.inference_mode():
-            found = self_check.paged_logits(model, attention_layers(model), check._sequences, "ragged")
+            found = self_check.paged_logits(model, layers, check._sequences, "ragged")
         pairs = zip(check._expected, found, strict=True)
         errors[quantization] = float(torch.cat([self_check._errors(*pair) for pair in pairs]).median())
     assert 1e-4 < errors["int8"] < errors["int4"] < 0.5
