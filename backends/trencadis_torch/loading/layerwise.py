@@ -190,7 +190,9 @@ class _Place:
 
 def _places(model: Any) -> dict[str, _Place]:
     """Return the weights that a model has, and its files have to give, by their names."""
-    stored, places, found = model.state_dict(keep_vars=True), {}, {}
+    stored = model.state_dict(keep_vars=True)
+    places: dict[str, _Place] = {}
+    found: dict[int, _Place] = {}
     for prefix, module in model.named_modules(remove_duplicate=False):
         for own, tensor in _own_tensors(module):
             name = f"{prefix}.{own}" if prefix else own
@@ -407,8 +409,9 @@ class _Loading:
     def _hold(self, place: _Place, weight: HeldWeight) -> None:
         """Let linear layers compute with a weight as it is held; they have no other."""
         for module, _ in place.owners:
+            assert isinstance(module, nn.Linear), "a place of linear layers"
             self._held[id(module)] = weight
-            module.forward = functools.partial(_product, weight, module)  # type: ignore[method-assign]
+            module.forward = functools.partial(_product, weight, module)
 
     def _take(self, layer: nn.Linear) -> HeldWeight:
         vars(layer).pop("forward", None)
