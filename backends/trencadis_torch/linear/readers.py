@@ -297,7 +297,7 @@ def _head_weights(module: Any, sizes: tuple[int, int], like: torch.Tensor) -> It
 def _turns_alike(heads: Heads, layers: list[Any], seen: Watched, native: FusedKernels) -> bool:
     """Return whether queries, keys and values are those that were handed to attention; without what ranks do together."""
     x = seen.args[0] if seen.args else seen.options["hidden_states"]
-    whole = _Beside(layers)(x)
+    whole: Any = _Beside(layers)(x)
     counts = (heads.num_heads, heads.num_kv_heads, heads.num_kv_heads)
     if whole.shape[-1] != sum(counts) * heads.head_dim:
         return False
