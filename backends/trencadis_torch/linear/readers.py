@@ -95,7 +95,9 @@ def agree(found: Any, expected: Any) -> bool:
 
 def _parts(module: nn.Module) -> tuple[list[Any], list[Any], list[Any]]:
     """Return children that are linear layers, other children with parameters, and those without."""
-    linears, weighted, bare = [], [], []
+    linears: list[Any] = []
+    weighted: list[Any] = []
+    bare: list[Any] = []
     for child in module.children():
         has_weights = next(child.parameters(), None) is not None
         (linears if _is_linear(child) else weighted if has_weights else bare).append(child)
@@ -188,13 +190,18 @@ def _splits(linears: Sequence[Any]) -> Iterator[tuple[list[Any], Any, bool]]:
     """Yield what may be gates and values, or values alone, what may go back, and whether there are gates."""
     if len(linears) == 2:
         up, down = linears
-        if up.out_features in (down.in_features, 2 * down.in_features):
-            yield [up], down, up.out_features != down.in_features
+        if up.out_features in (_width(down), 2 * _width(down)):
+            yield [up], down, up.out_features != _width(down)
         return
     for gate, up, down in ((0, 1, 2), (1, 0, 2)):
-        widths = {linears[gate].out_features, linears[up].out_features, linears[down].in_features}
+        widths = {linears[gate].out_features, linears[up].out_features, _width(linears[down])}
         if len(widths) == 1:
             yield [linears[gate], linears[up]], linears[down], True
+
+
+def _width(layer: Any) -> int:
+    """Return the inputs of a linear layer on this rank."""
+    return int((layer.local if isinstance(layer, RowLinear) else layer).in_features)
 
 
 def _same(new: nn.Module, module: nn.Module, seen: Watched) -> bool:
@@ -220,7 +227,7 @@ def _rotary_attention(
     if not any(isinstance(value, torch.Tensor) for value in common["options"].values()):
         heads = next((one for one in _heads(module, seen) if _turns_alike(one, layers, seen, native)), None)
     # Every rank is asked, also if here is nothing to try: what follows sums over them.
-    if not together(heads is not None):
+    if not together(heads is not None) or heads is None:
         return None
     candidate = RotaryAttention(_Beside(layers), last, heads=heads, **common)
     if not together(_attends_alike(candidate, seen, handed)) or not together(
@@ -282,7 +289,7 @@ def _head_weights(module: Any, sizes: tuple[int, int], like: torch.Tensor) -> It
         if tuple(map(len, plain)) != sizes:
             return
         found = [[one.clone() for one in plain], [1.0 + one for one in plain]]
-    for each in _EPS if eps[0] is None else eps[:1]:
+    for each in _EPS if eps[0] is None else (eps[0],):
         for query, key in found:
             yield {"query_norm": query, "key_norm": key, "eps": float(each)}
 
@@ -290,7 +297,7 @@ def _head_weights(module: Any, sizes: tuple[int, int], like: torch.Tensor) -> It
 def _turns_alike(heads: Heads, layers: list[Any], seen: Watched, native: FusedKernels) -> bool:
     """Return whether queries, keys and values are those that were handed to attention; without what ranks do together."""
     x = seen.args[0] if seen.args else seen.options["hidden_states"]
-    whole = _Beside(layers)(x)
+    whole: Any = _Beside(layers)(x)
     counts = (heads.num_heads, heads.num_kv_heads, heads.num_kv_heads)
     if whole.shape[-1] != sum(counts) * heads.head_dim:
         return False

@@ -159,7 +159,7 @@ class Seen:
         """
         need(self.has(module), f"{what} is not called")
         call = self.calls[self.names[id(module)]]
-        given = call.args[0] if call.args else call.options.get("hidden_states")
+        given: Any = call.args[0] if call.args else call.options.get("hidden_states")
         made = call.output[0] if isinstance(call.output, tuple) else call.output
         need(isinstance(given, torch.Tensor) and isinstance(made, torch.Tensor), f"{what} gives no tensor")
         return given, made
@@ -203,7 +203,8 @@ class Seen:
         given = call.options.get("position_embeddings")
         if given is None:
             given = next((one for one in call.args[1:] if isinstance(one, tuple)), None)
-        need(given is not None, "its attention is given no angles")
+        if given is None:
+            raise OtherwiseError("its attention is given no angles")
         cosines, sines = given
         return cosines[0], sines[0]
 
