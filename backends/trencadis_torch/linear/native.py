@@ -192,7 +192,12 @@ class Native:
         Args:
             x: float32 ``[..., K]``.
             packed: Weights and bias.
+
+        Raises:
+            ValueError: Rows have another size or dtype.
         """
+        if x.shape[-1:] != (packed.num_inputs,) or x.dtype is not torch.float32:
+            raise ValueError(f"{x.dtype} {list(x.shape)}: weights are for float32 [..., {packed.num_inputs}]")
         x, num_inputs = x.contiguous(), packed.num_inputs
         num_rows = x.numel() // num_inputs
         out = x.new_empty(*x.shape[:-1], packed.num_outputs)

@@ -134,6 +134,8 @@ class Replacing:
         self._num_fused = 0
         self._kept: list[str] = []
         self._shared = _sharing_embeddings(model)
+        # Found before anything is replaced: a replacement is no candidate, and is not to be tried as an activation.
+        self._candidates = [name for name, _ in candidates(model)]
 
     def note(self, seen: dict[str, Watched], reads: Reads) -> None:
         """Take what was seen of modules, which may be replaced from now on."""
@@ -148,7 +150,7 @@ class Replacing:
         """
         part = self._model.get_submodule(prefix.rstrip("."))
         if self._native is not None:
-            for name in [prefix + name for name, _ in candidates(part)]:
+            for name in filter(lambda name: name.startswith(prefix), self._candidates):
                 seen = self._seen.pop(name, None)
                 self._num_fused += _replace(
                     self._model, name, seen, self._reads, self._pack, self._native, self._together
