@@ -11,6 +11,7 @@ asked for in the target's own text, which is plainer than its books: that text i
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import sys
 import time
@@ -41,12 +42,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name in ("target", "draft")
     )
     tokenizer = PreTrainedTokenizerFast.from_pretrained(options.demo / "draft", local_files_only=True)
-    answers = write_answers(target, _prompts(options, tokenizer), seed=options.seed, log=_log)
+    answers = _answers(options, target, tokenizer)
     budget = Budget(steps=options.steps, seconds=options.minutes * 60, learning_rate=PEAK_LEARNING_RATE, dropout=0.0)
     steps, seconds = imitate(draft, say(target, answers, seed=options.seed), budget, seed=options.seed, log=_log)
     save_model(draft.eval(), tokenizer, options.demo / "distilled", torch.bfloat16)
     _log(f"{steps} steps in {seconds / 60:.1f} minutes over {sum(map(len, answers)):,} tokens")
     return 0
+
+
+def _answers(
+    options: argparse.Namespace, target: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast
+) -> list[list[int]]:
+    """Return the kept answers, or write them first."""
+    kept: Path | None = options.answers
+    if kept is not None and kept.exists():
+        found: list[list[int]] = json.loads(kept.read_text(encoding="utf-8"))
+        return found
+    answers = write_answers(target, _prompts(options, tokenizer), seed=options.seed, log=_log)
+    if kept is not None:
+        kept.write_text(json.dumps(answers), encoding="utf-8")
+    return answers
 
 
 def _prompts(options: argparse.Namespace, tokenizer: PreTrainedTokenizerFast) -> list[list[int]]:
@@ -66,6 +81,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--demo", type=Path, default=Path("core/trencadis/demo"), help="directory with target/ and draft/"
     )
     parser.add_argument("--prompts", type=int, default=1319, help="most questions, and as many other prompts")
+    parser.add_argument("--answers", type=Path, help="file to keep the target's answers in, and to read them from")
     parser.add_argument("--steps", type=int, default=UNLIMITED_STEPS, help="most optimiser steps")
     parser.add_argument("--minutes", type=float, default=15.0, help="training time, without the writing of answers")
     parser.add_argument("--seed", type=int, default=0, help="seed of prompts, draws and orders")
