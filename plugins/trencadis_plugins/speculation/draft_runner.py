@@ -88,7 +88,9 @@ class DraftRunner:
         for group in self._groups(queries):
             self._pending.append(self._backend.submit(self._batch([self._item(query) for query in group])))
 
-    def guess(self, queries: Sequence[Query], counts: Sequence[int], closed: BoolArray | None) -> list[Int32Array] | None:
+    def guess(
+        self, queries: Sequence[Query], counts: Sequence[int], closed: BoolArray | None
+    ) -> list[Int32Array] | None:
         """Return the most likely tokens after each query, computed at once; None where the backend cannot.
 
         Args:

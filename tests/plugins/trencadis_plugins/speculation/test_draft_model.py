@@ -91,7 +91,7 @@ def test_all_drafts_of_a_step_cost_one_call_and_no_token_is_computed_twice(tiny:
     # All four stand, and a token more: the last draft was never fed. Then one stands, and another token comes after it.
     texts = [texts[0] + [*first[0], 5], texts[1] + [first[1][0], 6]]
     second = propose()
-    texts = [tokens + [7] for tokens in texts]
+    texts = [[*tokens, 7] for tokens in texts]
     propose()
     assert calls == [[20, 7], [2, 1], [1, 1]]
     assert [len(drafts) for drafts in second] == [4, 4]
