@@ -410,9 +410,9 @@ def _write_back(tokens: torch.Tensor, plan: SamplePlan, rows: Rows) -> None:
         return
     if tokens.device.type == rows.tokens.device.type == "cpu" and not plan.padded:
         within = np.arange(tokens.shape[1]) < plan.counts[:, None]
-        places = np.broadcast_to(np.asarray(plan.context.rows)[plan.entries[:, :1]], within.shape)
-        columns = plan.firsts[:, None] + 1 + np.arange(tokens.shape[1])
-        rows.tokens.numpy()[places[within], columns[within]] = tokens.numpy()[within]
+        own = np.broadcast_to(np.asarray(plan.context.rows)[plan.entries[:, :1]], within.shape)
+        at = plan.firsts[:, None] + 1 + np.arange(tokens.shape[1])
+        rows.tokens.numpy()[own[within], at[within]] = tokens.numpy()[within]
         return
     # A step beyond a sequence's last is written where its last is: it must carry the same token, for writes know no order.
     steps = np.minimum(np.arange(tokens.shape[1]), _steps(plan)[:, None] - 1)

@@ -52,7 +52,8 @@ class GuessSteps:
     def slots_of_text(self) -> npt.NDArray[np.int64]:
         """Return where keys and values of the texts go, int64 ``[T]``."""
         rows = np.repeat(self._batch.rows, self._batch.query_lens)
-        return self._tables[rows, self.columns // self._size].astype(np.int64) * self._size + self.columns % self._size
+        blocks: npt.NDArray[np.int64] = self._tables[rows, self.columns // self._size].astype(np.int64)
+        return blocks * self._size + self.columns % self._size
 
     def take_first(self, logits: npt.NDArray[np.float32]) -> None:
         """Choose the first guess of each sequence, from logits ``[B, V]``; they are overwritten."""
@@ -62,7 +63,8 @@ class GuessSteps:
 
     def structure(self, vocab_size: int) -> Guesses:
         """Return what the library reads; it refers to arrays of this object."""
-        closed = self._batch.closed
+        closed, fields = self._batch.closed, CALL.fields
+        assert fields is not None, "a call is a record"
         return Guesses(
             tables=self._tables.ctypes.data,
             table_stride=self._tables.strides[0] // self._tables.itemsize,
@@ -77,8 +79,8 @@ class GuessSteps:
             closed=None if closed is None else closed.ctypes.data,
             num_sequences=len(self.rows),
             vocab_size=vocab_size,
-            sequences_at=CALL.fields["num_sequences"][1],
-            tokens_at=CALL.fields["num_tokens"][1],
+            sequences_at=fields["num_sequences"][1],
+            tokens_at=fields["num_tokens"][1],
         )
 
     def found(self) -> Int32Array:
