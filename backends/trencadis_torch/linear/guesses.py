@@ -53,7 +53,8 @@ class GuessSteps:
         """Return where keys and values of the texts go, int64 ``[T]``."""
         rows = np.repeat(self._batch.rows, self._batch.query_lens)
         blocks: npt.NDArray[np.int64] = self._tables[rows, self.columns // self._size].astype(np.int64)
-        return blocks * self._size + self.columns % self._size
+        slots: npt.NDArray[np.int64] = blocks * self._size + self.columns % self._size
+        return slots
 
     def take_first(self, logits: npt.NDArray[np.float32]) -> None:
         """Choose the first guess of each sequence, from logits ``[B, V]``; they are overwritten."""
