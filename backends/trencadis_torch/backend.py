@@ -28,6 +28,7 @@ from trencadis.interfaces import (
     Backend,
     BackendCapabilities,
     BlockCopies,
+    GuessBatch,
     LayerGate,
     PendingStep,
     RankGroups,
@@ -628,6 +629,11 @@ class TorchBackend(Backend):
             )
         pending.num_compilations = counts.num_compilations
         return pending
+
+    @torch.inference_mode()
+    def guess(self, batch: GuessBatch) -> Int32Array | None:
+        """Continue texts greedily, where the model runs in one call; see ``SupportsGuessing``."""
+        return None if self._runner is None or self._share is not None else self._runner.guess(batch)
 
     def _run(self, one: Pass, batch: Batch | None, gate: LayerGate | None = None) -> Any:
         if self._runner is None:

@@ -46,7 +46,7 @@ class Rows:
             sampler: Starts rows as well; None: another rank samples.
         """
         self._start(batch.row_starts, sampler)
-        self._write_tables(batch.table_writes)
+        self.write_tables(batch.table_writes)
         if len(batch.start_token_ids):
             for one in batch.passes:
                 self._write_starts(one, batch.start_token_ids[one.indices])
@@ -61,7 +61,8 @@ class Rows:
             if sampler is not None:
                 sampler.start_row(start)
 
-    def _write_tables(self, writes: TableWrites) -> None:
+    def write_tables(self, writes: TableWrites) -> None:
+        """Take new blocks of rows."""
         if not len(writes.rows):
             return
         # Of two writes to one entry the later counts, and a scatter knows no order.

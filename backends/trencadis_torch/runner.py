@@ -12,8 +12,8 @@ import numpy.typing as npt
 import torch
 
 from trencadis.errors import BackendError
-from trencadis.interfaces import AcceptanceRule, LayerGate, Sampler
-from trencadis.records import Drafts, Pass, Phase
+from trencadis.interfaces import AcceptanceRule, GuessBatch, LayerGate, Sampler
+from trencadis.records import Drafts, Int32Array, Pass, Phase
 from trencadis_torch.attention.adapter import PASS_ARGUMENT
 from trencadis_torch.attention.kernel import AttentionPass
 from trencadis_torch.attention.native import NativeAttention
@@ -191,6 +191,17 @@ class PassRunner:
             if trees is not None and emitted is not None:
                 self._close_up(trees, emitted, samples.sequences)
         return PassResult(emitted=emitted, prompt=prompt, num_padded_tokens=inputs.num_tokens)
+
+    def guess(self, batch: GuessBatch) -> Int32Array | None:
+        """Continue texts with the most likely tokens; None if the model does not run in one call.
+
+        Args:
+            batch: The texts.
+        """
+        if self._decoder is None or self._padded:
+            return None
+        self._rows.write_tables(batch.table_writes)
+        return self._decoder.guess(batch, self._rows.tables)
 
     def inputs(self, one: Pass, trees: DraftTrees | None = None) -> ModelInputs:
         """Return the model's inputs for a pass.

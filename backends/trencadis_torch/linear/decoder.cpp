@@ -83,6 +83,18 @@ struct Pass {
     int64_t num_tokens, num_kept, call_bytes, scratch_floats, num_threads;
 };
 
+// Greedy continuations: of each sequence the newest token, which every step replaces. Those with most guesses come first.
+struct Guesses {
+    const int32_t *tables, *rows;          // block tables [rows, table_stride], row of each sequence [B]
+    int32_t* starts;                       // where its newest token stands [B]
+    const int32_t* counts;                 // guesses of each, the first one there already, falling [B]
+    int64_t *slots, *token_ids, *positions;  // of the newest tokens [B]; attention and pass read these arrays
+    int32_t* tokens;                       // all guesses [most counts, B]; the first row is there
+    const uint8_t* closed;                 // tokens that are never chosen [V]; null: none
+    int64_t table_stride, block_size, num_sequences, vocab_size;
+    int64_t sequences_at, tokens_at;       // bytes from the start of a call of attention to its numbers
+};
+
 int64_t widest_input(const Decoder& d) {
     int64_t widest = d.hidden_size;
     for (int64_t i = 0; i < d.num_layers; ++i)
@@ -353,12 +365,20 @@ class Member {
     }
 };
 
+// Index of the largest of some logits that are not closed; the lowest of equal ones.
+int64_t largest(const float* logits, int64_t size, const uint8_t* closed) {
+    int64_t found = -1;
+    for (int64_t k = 0; k < size; ++k)
+        if ((found < 0 || logits[k] > logits[found]) && !(closed && closed[k])) found = k;
+    return found < 0 ? 0 : found;
+}
+
 }  // namespace
 
 extern "C" {
 
 // Bytes of the structures that the caller makes.
-int64_t trencadis_decoder_bytes() { return sizeof(Decoder) + sizeof(Layer) + sizeof(Pass); }
+int64_t trencadis_decoder_bytes() { return sizeof(Decoder) + sizeof(Layer) + sizeof(Pass) + sizeof(Guesses); }
 
 int64_t trencadis_decoder_parts() { return NUM_PARTS; }
 
@@ -382,6 +402,31 @@ int64_t trencadis_decode(const Decoder* decoder, const Pass* pass) {
         failed |= Member(*decoder, *pass, thread).run();
     }
     return failed ? 1 : 0;
+}
+
+// Add guesses until every sequence has its own number; writes keys and values of all but the last of each. Returns as trencadis_decode.
+int64_t trencadis_guess(const Decoder* decoder, Pass* pass, const Guesses* g) {
+    int64_t count = g->num_sequences;
+    for (int64_t step = 1;; ++step) {
+        while (count > 0 && g->counts[count - 1] <= step) --count;
+        if (count == 0) return 0;
+        for (int64_t i = 0; i < count; ++i) {
+            const int64_t at = g->positions[i] = g->starts[i];
+            g->slots[i] = g->tables[g->rows[i] * g->table_stride + at / g->block_size] * g->block_size + at % g->block_size;
+        }
+        for (int64_t i = 0; i < decoder->num_layers; ++i) {
+            char* call = const_cast<char*>(pass->calls) + i * pass->call_bytes;
+            *reinterpret_cast<int64_t*>(call + g->sequences_at) = *reinterpret_cast<int64_t*>(call + g->tokens_at) = count;
+        }
+        pass->num_tokens = pass->num_kept = count;
+        const int64_t failed = trencadis_decode(decoder, pass);
+        if (failed) return failed;
+        for (int64_t i = 0; i < count; ++i) {
+            g->token_ids[i] = largest(pass->logits + i * g->vocab_size, g->vocab_size, g->closed);
+            g->tokens[step * g->num_sequences + i] = static_cast<int32_t>(g->token_ids[i]);
+            ++g->starts[i];
+        }
+    }
 }
 
 }  // extern "C"

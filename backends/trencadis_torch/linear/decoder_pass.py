@@ -18,12 +18,14 @@ import numpy.typing as npt
 import torch
 
 from trencadis.errors import OutOfMemoryError
+from trencadis.interfaces import GuessBatch
 from trencadis.records import Int32Array
 from trencadis_torch.attention.native import CALL, DTYPES, NativeAttention
 from trencadis_torch.attention.options import NUMBERS
-from trencadis_torch.attention.ragged import RaggedPass
+from trencadis_torch.attention.ragged import RaggedPass, Workspace
 from trencadis_torch.cache.kv_cache import PagedKVCache
 from trencadis_torch.linear.decoder import FusedDecoder
+from trencadis_torch.linear.guesses import GuessSteps
 from trencadis_torch.linear.native import threads_for
 from trencadis_torch.linear.native_decoder import PARTS, AngleTable, Pass
 
@@ -109,6 +111,56 @@ class DecoderPasses:
             angles.reach(num_positions)
             table.cosines, table.sines = angles.cosines.data_ptr(), angles.sines.data_ptr()
             table.num_turned = angles.cosines.shape[1]
+
+    def guess(self, batch: GuessBatch, tables: torch.Tensor) -> Int32Array:
+        """Return the most likely tokens after texts, int32 ``[B, most guesses]``; see ``SupportsGuessing``.
+
+        The first ones come from a pass over what is new of the texts, the others from one call of the library.
+
+        Args:
+            batch: The texts, B of them.
+            tables: Block tables of all rows.
+
+        Raises:
+            IndexError: A token id has no embedding.
+            OutOfMemoryError: No room for the attention kernel's buffers.
+        """
+        # Those that go on longest come first: whoever has all its guesses is at the end, and is left out.
+        order = np.argsort(-batch.num_guesses, kind="stable")
+        guesses = GuessSteps(batch, tables.numpy(), self._cache.block_size, order)
+        attention = RaggedPass(
+            self._cache,
+            tables=tables,
+            slots=torch.from_numpy(guesses.slots_of_text()),
+            rows=batch.rows,
+            starts=batch.starts,
+            query_lens=batch.query_lens,
+            workspace=Workspace(),
+        )
+        text = torch.from_numpy(batch.token_ids.astype(np.int64))[None]
+        positions = torch.from_numpy(guesses.columns)[None]
+        logits = self.logits(attention, text, positions, guesses.lasts)
+        guesses.take_first(logits.numpy())
+        if guesses.num_steps > 1:
+            self._reach(int(guesses.starts.max()) + guesses.num_steps)
+            self._guess_on(guesses)
+        return guesses.found()
+
+    def _guess_on(self, guesses: GuessSteps) -> None:
+        """Compute all guesses but the first of each sequence, one token of each at a time."""
+        one, calls, count = self._pass, self._calls, len(guesses.rows)
+        one.num_threads = threads_for(count * self._decoder.num_products)
+        self._reserve(count, one.num_threads)
+        logits = torch.empty(count, self._decoder.vocab_size)
+        calls["num_threads"] = one.num_threads
+        calls["slots"] = guesses.slots.ctypes.data
+        held = [guesses.rows, guesses.starts, np.ones(count, np.int32), np.arange(count, dtype=np.int32)]
+        _set_sequences(calls, held)
+        kept = np.arange(count, dtype=np.int64)
+        one.token_ids, one.positions = guesses.token_ids.ctypes.data, guesses.positions.ctypes.data
+        one.kept, one.logits = kept.ctypes.data, logits.data_ptr()
+        steps = guesses.structure(self._decoder.vocab_size)
+        _check(self._decoder.native.guess(*self._at, ctypes.addressof(steps)))
 
     def _reserve(self, num_tokens: int, num_threads: int) -> None:
         """Have buffers for so many tokens; memory that was never written costs nothing, so they grow in powers of two."""

@@ -18,6 +18,7 @@ __all__ = [
     "SOURCE",
     "AngleTable",
     "Decoder",
+    "Guesses",
     "Layer",
     "NativeDecoder",
     "Norm",
@@ -88,6 +89,17 @@ class Pass(ctypes.Structure):
     )
 
 
+class Guesses(ctypes.Structure):
+    """The arrays of greedy continuations, and where a call of attention has its numbers of sequences and tokens."""
+
+    _fields_ = (
+        *((name, _AT) for name in ("tables", "rows", "starts", "counts", "slots", "token_ids", "positions")),
+        *((name, _AT) for name in ("tokens", "closed")),
+        *((name, _INT) for name in ("table_stride", "block_size", "num_sequences", "vocab_size")),
+        *((name, _INT) for name in ("sequences_at", "tokens_at")),
+    )
+
+
 class NativeDecoder:
     """The library, loaded.
 
@@ -103,10 +115,12 @@ class NativeDecoder:
             function = getattr(library, f"trencadis_decoder_{name}")
             function.restype, function.argtypes = _INT, [_AT] if name in ("widest", "scratch") else []
         library.trencadis_decode.restype, library.trencadis_decode.argtypes = _INT, [_AT, _AT]
-        size = ctypes.sizeof(Decoder) + ctypes.sizeof(Layer) + ctypes.sizeof(Pass)
+        library.trencadis_guess.restype, library.trencadis_guess.argtypes = _INT, [_AT, _AT, _AT]
+        size = sum(map(ctypes.sizeof, (Decoder, Layer, Pass, Guesses)))
         if (library.trencadis_decoder_bytes(), library.trencadis_decoder_parts()) != (size, len(PARTS)):
             raise BackendError(f"{SOURCE.name} takes other structures than are given: remove its cache.")
         self.decode: Any = library.trencadis_decode
+        self.guess: Any = library.trencadis_guess
         self._library = library
 
     def sizes(self, decoder: Decoder) -> tuple[int, int]:

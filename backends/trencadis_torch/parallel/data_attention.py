@@ -349,10 +349,11 @@ class OwnRows(Rows):
         self._own = own
         self._num_own = plan.num_rows // num_ranks
 
-    def _write_tables(self, writes: TableWrites) -> None:
+    def write_tables(self, writes: TableWrites) -> None:
+        """Take new blocks of this rank's rows."""
         is_own = writes.rows // self._num_own == self._own.rank
         blocks = writes.block_ids[is_own] - self._own.rank * self._own.num_blocks
-        super()._write_tables(TableWrites(rows=writes.rows[is_own], columns=writes.columns[is_own], block_ids=blocks))
+        super().write_tables(TableWrites(rows=writes.rows[is_own], columns=writes.columns[is_own], block_ids=blocks))
 
 
 @attrs.frozen(kw_only=True)

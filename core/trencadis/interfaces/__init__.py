@@ -56,8 +56,10 @@ from trencadis.interfaces.layer_gate import LayerGate
 from trencadis.interfaces.observer import Observer
 from trencadis.interfaces.optional_calls import (
     BlockCopies,
+    GuessBatch,
     SupportsDeferredWarmUp,
     SupportsEmbedding,
+    SupportsGuessing,
     SupportsKVConnector,
     SupportsKVPool,
     SupportsPreload,
@@ -94,6 +96,7 @@ __all__ = [
     "BlendChunk",
     "BlendOrder",
     "BlockCopies",
+    "GuessBatch",
     "BlockStore",
     "BucketingStrategy",
     "Collective",
@@ -148,6 +151,7 @@ __all__ = [
     "Stability",
     "SupportsDeferredWarmUp",
     "SupportsEmbedding",
+    "SupportsGuessing",
     "SupportsHandover",
     "SupportsKVConnector",
     "RankGroups",

@@ -5,6 +5,7 @@ A backend or executor that has the method has the capability; the engine looks o
     capability                backend        executor
     SupportsEmbedding         embed          embed                        models that turn text into a vector
     SupportsSwapping          swap_blocks    swap_blocks                  preempted sequences wait in host memory
+    SupportsGuessing          guess                                       a draft model makes several drafts in one call
     SupportsDeferredWarmUp    warm_up_rest   warm_up_rest                 buckets prepared while requests are served
     SupportsKVPool            kv_cache                                    a KV connector reads and writes its blocks
     SupportsKVConnector                      kv_layout, close_connector   it runs a connector's worker sides
@@ -25,12 +26,14 @@ import numpy as np
 
 from trencadis.interfaces.collective import RankGroups
 from trencadis.interfaces.kv_pool import KVPool
-from trencadis.records import Bucket, Float32Array, Int32Array, KVLayout
+from trencadis.records import BoolArray, Bucket, Float32Array, Int32Array, KVLayout, TableWrites
 
 __all__ = [
     "BlockCopies",
+    "GuessBatch",
     "SupportsDeferredWarmUp",
     "SupportsEmbedding",
+    "SupportsGuessing",
     "SupportsKVConnector",
     "SupportsKVPool",
     "SupportsPreload",
@@ -102,6 +105,48 @@ class SupportsSwapping(Protocol):
 
         Raises:
             BackendError: The capabilities do not say ``swaps_blocks``.
+        """
+        ...
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class GuessBatch:
+    """Texts that a model continues with the tokens it finds most likely. Sequences are parallel.
+
+    Attributes:
+        rows: Device row of each sequence, none twice, int32 ``[num_sequences]``.
+        starts: Tokens computed before, int32 ``[num_sequences]``.
+        query_lens: Tokens of the text that are computed now, at least 1, int32 ``[num_sequences]``.
+        token_ids: They, one sequence after another, int32 ``[sum(query_lens)]``.
+        num_guesses: Tokens to add to each, at least 1, int32 ``[num_sequences]``; there are blocks for all but the last of them.
+        table_writes: New blocks of the rows.
+        closed: Tokens that are never chosen, bool ``[vocab_size]``; None: there are none.
+    """
+
+    rows: Int32Array
+    starts: Int32Array
+    query_lens: Int32Array
+    token_ids: Int32Array
+    num_guesses: Int32Array
+    table_writes: TableWrites
+    closed: BoolArray | None = None
+
+
+@runtime_checkable
+class SupportsGuessing(Protocol):
+    """A backend that continues texts greedily, several tokens in one call: without sampler, row starts and a batch for each token."""
+
+    def guess(self, batch: GuessBatch) -> Int32Array | None:
+        """Return the most likely tokens, int32 ``[num_sequences, largest num_guesses]``; what is beyond a sequence's number does not count.
+
+        Writes keys and values of the text and of all guesses but the last. Of equally likely tokens the lowest is chosen. Called
+        where ``submit`` is, after ``allocate``.
+
+        Args:
+            batch: At most ``max_num_batched_tokens`` tokens of text.
+
+        Returns:
+            None where the loaded model cannot, and then always; nothing was changed.
         """
         ...
 

@@ -46,7 +46,7 @@ class TimeCurve:
         self._num_added = 0
         self._sizes: list[int] = []
         self._medians: list[float] = []
-        self._curve: tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]] | None = None
+        self._curve: tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]] | None = None  # None: to be made
 
     @property
     def is_known(self) -> bool:
@@ -72,12 +72,14 @@ class TimeCurve:
         self._medians[bisect.bisect_left(self._sizes, size)] = sorted(samples)[(len(samples) - 1) // 2]
         if self._num_added % _EXACT == 0:
             self._forget()
-        self._curve = self._extended()
+        self._curve = None
 
     def at(self, sizes: Int64Array) -> npt.NDArray[np.float64]:
-        """Return the seconds at each size; in an arbitrary unit if nothing was measured. Pure; about 3 µs."""
-        if self._curve is None:
+        """Return the seconds at each size; in an arbitrary unit if nothing was measured. About 3 µs, more after a measurement."""
+        if not self._sizes:
             return np.asarray(sizes + max(self._base, 1.0), np.float64)
+        if self._curve is None:
+            self._curve = self._extended()
         return np.interp(sizes, *self._curve)
 
     def _extended(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:

@@ -27,7 +27,7 @@ class DraftWithModelConfig:
         warmup: Prepare the draft backend's buckets before the first request.
     """
 
-    model: str = setting("demo-draft", "Draft model: a directory, a .gguf file, a hub id or a built-in name.")
+    model: str = setting("demo-distilled", "Draft model: a directory, a .gguf file, a hub id or a built-in name.")
     backend: str = setting(
         "", "Backend that runs it, with the options of its own table; empty: the engine's.", component="backend"
     )

@@ -83,8 +83,14 @@ class DraftModel(DraftingModel):
         if self.drafts_trees:
             self._grow(asked)
             return
-        runner = self.ready.runner
-        runner.run([one.query() for one in asked])
+        runner, queries = self.ready.runner, [one.query() for one in asked]
+        if all(one.is_greedy for one in asked):
+            guessed = runner.guess(queries, [one.count for one in asked], self._sampler.closed)
+            if guessed is not None:
+                for one, drafts in zip(asked, guessed, strict=True):
+                    one.drafts = drafts
+                return
+        runner.run(queries)
         for step in range(1, max(one.count for one in asked)):
             # The token was sampled by the forward before, and is on the device.
             runner.run([Query(one.held, len(one.tokens) + step - 1) for one in asked if one.count > step])
@@ -92,7 +98,8 @@ class DraftModel(DraftingModel):
     def _read(self, asked: Sequence[Asked], taken: Sequence[Guesses]) -> None:
         if self.drafts_trees:
             return
-        read_linear(asked, taken)
+        if taken:
+            read_linear(asked, taken)
         for one in asked:
             one.held.tokens = joined([one.tokens, one.drafts[:-1]])
 

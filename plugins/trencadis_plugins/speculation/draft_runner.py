@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 import attrs
 import numpy as np
 
-from trencadis.interfaces import AllocationPlan, Backend, PendingStep
-from trencadis.records import Batch, Drafts, Int32Array, Pass, Phase, RowStart, SamplingParams, TableWrites
+from trencadis.interfaces import AllocationPlan, Backend, GuessBatch, PendingStep, SupportsGuessing
+from trencadis.records import Batch, BoolArray, Drafts, Int32Array, Pass, Phase, RowStart, SamplingParams, TableWrites
 from trencadis_plugins.speculation.draft_memory import Held
 from trencadis_plugins.speculation.draft_shapes import Buckets, Extent, shape_of
 
@@ -71,6 +71,7 @@ class DraftRunner:
         self._starts: list[RowStart] = []
         self._writes: list[tuple[int, int, int]] = []
         self._pending: list[PendingStep] = []
+        self._guesses = isinstance(backend, SupportsGuessing)
         self._steps = 0
 
     def start(self, held: Held, tokens: Int32Array, *, params: SamplingParams, seed: int) -> None:
@@ -86,6 +87,40 @@ class DraftRunner:
         """Submit queries, each of another sequence, within the token budget; waits for nothing."""
         for group in self._groups(queries):
             self._pending.append(self._backend.submit(self._batch([self._item(query) for query in group])))
+
+    def guess(
+        self, queries: Sequence[Query], counts: Sequence[int], closed: BoolArray | None
+    ) -> list[Int32Array] | None:
+        """Return the most likely tokens after each query, computed at once; None where the backend cannot.
+
+        Args:
+            queries: Each of another sequence, with the new tokens of its text.
+            counts: How many tokens for each.
+            closed: Tokens that are never chosen; None: there are none.
+        """
+        if not self._guesses or not isinstance(self._backend, SupportsGuessing):
+            return None
+        wanted = {query.held.row: count for query, count in zip(queries, counts, strict=True)}
+        found: list[Int32Array] = []
+        for group in self._groups(queries):
+            num_guesses = np.array([wanted[query.held.row] for query in group], np.int32)
+            guesses = self._backend.guess(
+                GuessBatch(
+                    rows=np.array([query.held.row for query in group], np.int32),
+                    starts=np.array([query.start for query in group], np.int32),
+                    query_lens=np.array([query.length for query in group], np.int32),
+                    token_ids=np.concatenate([query.given for query in group]),
+                    num_guesses=num_guesses,
+                    table_writes=self._table_writes(),
+                    closed=closed,
+                )
+            )
+            if guesses is None:
+                self._guesses = False
+                return None
+            self._starts, self._writes = [], []  # rows start anew with every batch that is submitted
+            found.extend(row[:count] for row, count in zip(guesses, num_guesses.tolist(), strict=True))
+        return found
 
     def wait(self) -> None:
         """Wait for everything that was submitted.
@@ -125,20 +160,22 @@ class DraftRunner:
 
     def _batch(self, items: Sequence[_Item]) -> Batch:
         starts, self._starts = tuple(self._starts), []
-        columns = np.array(self._writes, np.int32).reshape(-1, 3)
-        self._writes = []
+        writes, self._writes = self._table_writes(), []
         batch = Batch(
             step=self._steps,
             num_sequences=len(items),
             row_starts=starts,
-            table_writes=TableWrites(
-                rows=columns[:, 0].copy(), columns=columns[:, 1].copy(), block_ids=columns[:, 2].copy()
-            ),
+            table_writes=writes,
             passes=tuple(self._passes(items)),
             drafts=_drafts(items),
         )
         self._steps += 1
         return batch
+
+    def _table_writes(self) -> TableWrites:
+        """Return the new blocks that the backend was not told yet."""
+        columns = np.array(self._writes, np.int32).reshape(-1, 3)
+        return TableWrites(rows=columns[:, 0].copy(), columns=columns[:, 1].copy(), block_ids=columns[:, 2].copy())
 
     def _passes(self, items: Sequence[_Item]) -> Iterator[Pass]:
         """Yield one pass, or of a padded layout prefills one by one and then one pass of decodes."""

@@ -51,11 +51,15 @@ class DraftSampler(Sampler):
 
     Args:
         num_kept: How many of the most likely tokens are kept of each logits row.
+
+    Attributes:
+        closed: Tokens that are never chosen, bool ``[V]``; None: there are none.
     """
 
     def __init__(self, *, num_kept: int = 0) -> None:
         self._num_kept = num_kept
         self._is_static = False
+        self.closed: BoolArray | None = None
         self._closed: torch.Tensor | None = None
         self._taken: list[Guesses] | None = None
         # The order of the standard sampler. Drafts are accepted the oftener, the nearer their distribution comes to the target's.
@@ -72,7 +76,8 @@ class DraftSampler(Sampler):
         Args:
             closed: Which, bool ``[V]``.
         """
-        self._closed = torch.from_numpy(closed.copy()) if closed.any() else None
+        self.closed = closed.copy() if closed.any() else None
+        self._closed = None if self.closed is None else torch.from_numpy(self.closed)
 
     def allocate(self, *, num_rows: int, vocab_size: int, device: torch.device) -> None:
         """Make room for ``num_rows`` sequences."""

@@ -3,12 +3,14 @@
     prompt ─▶ engine without speculation ─┐
            ─▶ engine with a drafter ──────┴▶ tokens compared, CPU seconds of the pair
 
-Both engines live at once and take turns, prompt by prompt, so that a machine whose speed changes changes it for both.
+Both engines live at once and take turns, prompt by prompt, so that a machine whose speed changes changes it for both. A prompt that is
+run again has another cache salt: a drafter that remembers answers, as it should, has not seen this one.
 """
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -34,7 +36,7 @@ class SpeculationWorkload:
     """What is run.
 
     Attributes:
-        prompts: Token ids of each prompt.
+        prompts: Token ids of each prompt. One that stands here several times is a repeat, whose answer no drafter remembers.
         max_tokens: Output tokens of each; end-of-sequence tokens do not end one.
         temperature: 0 for greedy.
         num_streams: Prompts that are served at once.
@@ -184,11 +186,11 @@ class _Run:
 
 
 def _compared(name: str, plain: Engine, engine: Engine, workload: SpeculationWorkload) -> SpeculationResult:
-    prompts, size = workload.prompts, workload.num_streams
+    prompts, size = _salted(workload.prompts), workload.num_streams
     groups = [prompts[i : i + size] for i in range(0, len(prompts), size)]
     for one in (plain, engine):
         # The first prompts backwards: a drafter that remembers answers must not have seen one of those that are measured.
-        _serve(one, [prompt[::-1] for prompt in groups[0]], workload, _Run())
+        _serve(one, [(prompt[::-1], "bench/warm-up") for prompt, _ in groups[0]], workload, _Run())
     before = attrs.asdict(engine.totals)
     without, with_drafts = _Run(), _Run()
     with track(f"Comparing {name}", total=len(groups), unit="pairs") as advance:
@@ -223,8 +225,20 @@ def _compared(name: str, plain: Engine, engine: Engine, workload: SpeculationWor
     )
 
 
-def _serve(engine: Engine, prompts: Sequence[tuple[int, ...]], workload: SpeculationWorkload, run: _Run) -> None:
-    """Serve prompts at once, and add what came of them to a run.
+def _salted(prompts: Sequence[tuple[int, ...]]) -> list[tuple[tuple[int, ...], str]]:
+    """Return each prompt with a cache salt that it has had at no earlier place; different prompts share theirs. Pure."""
+    seen: Counter[tuple[int, ...]] = Counter()
+    found = []
+    for prompt in prompts:
+        seen[prompt] += 1
+        found.append((prompt, f"bench/{seen[prompt]}"))
+    return found
+
+
+def _serve(
+    engine: Engine, prompts: Sequence[tuple[tuple[int, ...], str]], workload: SpeculationWorkload, run: _Run
+) -> None:
+    """Serve prompts, each with its cache salt, at once, and add what came of them to a run.
 
     Raises:
         StepFailedError: A request failed.
@@ -232,8 +246,9 @@ def _serve(engine: Engine, prompts: Sequence[tuple[int, ...]], workload: Specula
     params = SamplingParams(max_tokens=workload.max_tokens, temperature=workload.temperature, ignore_eos=True, seed=0)
     start_s = time.process_time()
     slots = []
-    for index, prompt in enumerate(prompts):
-        slots.append(engine.add(Request(request_id=f"bench/{index}", prompt_token_ids=prompt, params=params)))
+    for index, (prompt, salt) in enumerate(prompts):
+        request = Request(request_id=f"bench/{index}", prompt_token_ids=prompt, params=params, cache_salt=salt)
+        slots.append(engine.add(request))
     begun: set[int] = set()
     ended: dict[int, tuple[int, ...]] = {}
     while len(ended) < len(prompts):

@@ -47,6 +47,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--temperature", dest="spec_temperature", type=float, default=0.0, metavar="T", help="0 for greedy (default: 0)"
     )
+    group.add_argument(
+        "--rounds",
+        type=int,
+        default=1,
+        metavar="N",
+        help="runs of each prompt, none of which remembers its answers in another (default: 1)",
+    )
     group.add_argument("--streams", type=int, default=1, metavar="N", help="prompts served at once (default: 1)")
 
 
@@ -60,6 +67,10 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
     from trencadis.api import load_tokenizer
     from trencadis_tools.bench import SpeculationWorkload, measure_speculation, read_prompts
 
+    if args.rounds < 1:
+        raise ConfigValueError(
+            f"--rounds {args.rounds}: it must be 1 or more.", hint="Leave it out to run each prompt once."
+        )
     drafters = _drafters(args.drafters, registry)
     model = config.model
     tokenizer = load_tokenizer(model.path, revision=model.revision, trust_remote_code=model.trust_remote_code)
@@ -69,7 +80,7 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
         prompts = read_prompts(Path(args.prompts), tokenizer, limit=args.limit or 0)
     try:
         workload = SpeculationWorkload(
-            prompts=prompts,
+            prompts=prompts * args.rounds,
             max_tokens=args.spec_max_tokens,
             temperature=args.spec_temperature,
             num_streams=args.streams,

@@ -26,7 +26,8 @@ def test_demo_is_a_directory_of_this_package_and_other_paths_are_left_alone() ->
 
 
 @pytest.mark.parametrize(
-    ("name", "layers", "vocabulary"), [("demo", 5, 4096), ("demo-draft", 2, 4096), ("demo-parallel", 2, 4097)]
+    ("name", "layers", "vocabulary"),
+    [("demo", 5, 4096), ("demo-draft", 2, 4096), ("demo-distilled", 2, 4096), ("demo-parallel", 2, 4097)],
 )
 def test_each_built_in_name_is_a_model_of_its_own(name: str, layers: int, vocabulary: int) -> None:
     place = Path(resolve_model_path(name))

@@ -7,9 +7,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from support.backends import families, tiny_models
-from support.backends.decoder_scene import Scene, make_pass
+from support.backends.decoder_scene import BLOCK_SIZE, Scene, make_pass
 from support.backends.held_forms import FORMS
-from trencadis.interfaces import LayerGate
+from trencadis.interfaces import GuessBatch, LayerGate
+from trencadis.records import TableWrites
 from trencadis_torch.attention.native import NativeAttention
 from trencadis_torch.linear import decoder_pass
 from trencadis_torch.linear.decoder_pass import DecoderPasses, queries_together
@@ -184,3 +185,55 @@ def test_where_time_goes_can_be_measured():
     assert set(spent) == set(PARTS)
     assert not any(before.values())
     assert all(spent.values())
+
+
+def one_by_one(scene: Scene, row: int, start: int, tokens: list[int], count: int, closed: np.ndarray) -> list[int]:
+    """Return the most likely open tokens after a text, from a pass for each."""
+    found: list[int] = []
+    for _ in range(count):
+        scene.rows.tokens[row, start : start + len(tokens)] = torch.tensor(tokens, dtype=torch.int32)
+        logits = scene.logits([row], [start], [len(tokens)], [len(tokens) - 1])[0]
+        found.append(int(logits.masked_fill(torch.from_numpy(closed), -torch.inf).argmax()))
+        start, tokens = start + len(tokens), found[-1:]
+    return found
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma2"])
+@pytest.mark.parametrize("closes", [False, True], ids=["open", "closed"])
+def test_guesses_are_the_most_likely_tokens_computed_one_by_one(kind, closes):
+    scene, other = Scene(kind), Scene(kind)
+    texts, starts, counts = {2: 5, 0: 1, 1: 17}, [0, 0, 0], [1, 6, 3]
+    given = {row: scene.rows.tokens[row, :length].tolist() for row, length in texts.items()}
+    vocab_size = scene.logits([0], [0], [1], [0]).shape[1]
+    closed = np.zeros(vocab_size, np.bool_)
+    if closes:
+        for row, length in texts.items():
+            closed[int(scene.logits([row], [0], [length], [length - 1])[0].argmax())] = True
+    expected = [one_by_one(other, row, 0, given[row], n, closed) for row, n in zip(texts, counts, strict=True)]
+    before = scene.content()
+    none = np.empty(0, np.int32)
+    with torch.inference_mode():
+        found = scene.runner.guess(
+            GuessBatch(
+                rows=np.array(list(texts), np.int32),
+                starts=np.array(starts, np.int32),
+                query_lens=np.array(list(texts.values()), np.int32),
+                token_ids=np.concatenate([given[row] for row in texts]).astype(np.int32),
+                num_guesses=np.array(counts, np.int32),
+                table_writes=TableWrites(rows=none, columns=none, block_ids=none),
+                closed=closed if closes else None,
+            )
+        )
+    assert [row[:n].tolist() for row, n in zip(found, counts, strict=True)] == expected
+    # Keys and values of a sequence with all its guesses are left alone: behind its last one there may be no block.
+    changed = {
+        int(block)
+        for was, now in zip(before, scene.content(), strict=True)
+        for block in (was != now).flatten(1).any(1).nonzero()
+    }
+    reached = {
+        int(block)
+        for (row, length), n in zip(texts.items(), counts, strict=True)
+        for block in scene.rows.tables[row, : -(-(length + n - 1) // BLOCK_SIZE)]
+    }
+    assert changed <= reached

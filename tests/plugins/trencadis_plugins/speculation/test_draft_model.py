@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 import torch
 
+from support.devices import cpu_only
 from support.strategies.draft_models import LIMITS, VOCAB_SIZE, context_of, draft_model, greedy, logits_behind, runs
 from trencadis.errors import ConfigValueError
-from trencadis.interfaces import DraftView
-from trencadis.records import BucketLimits, Drafts, Request, SamplingParams
+from trencadis.interfaces import DraftView, GuessBatch
+from trencadis.records import Batch, BucketLimits, Drafts, Request, SamplingParams
 from trencadis_plugins.speculation.draft_model import DraftModel
 from trencadis_testing.speculation import SpeculationConformance, draft_view
+from trencadis_torch.backend import TorchBackend
 
 
 class LateDraftModel(DraftModel):
@@ -63,6 +65,36 @@ def test_drafts_are_what_the_model_itself_would_say(tiny: Path) -> None:
     histories = [text(seed, length) for seed, length in enumerate((1, 3, 17, 40, 90))]
     found = runs(draft_model(tiny).propose(draft_view(histories, most=[4, 1, 0, 3, 4])))
     assert found == [greedy(tiny, h, n) for h, n in zip(histories, [4, 1, 0, 3, 4], strict=True)]
+
+
+@cpu_only
+def test_all_drafts_of_a_step_cost_one_call_and_no_token_is_computed_twice(tiny: Path, monkeypatch) -> None:
+    calls: list[list[int]] = []
+    guess = TorchBackend.guess
+
+    def counted(backend: TorchBackend, batch: GuessBatch) -> np.ndarray | None:
+        calls.append(batch.query_lens.tolist())
+        return guess(backend, batch)
+
+    def refuse(backend: TorchBackend, batch: Batch) -> None:
+        raise AssertionError("a batch for a single draft")
+
+    monkeypatch.setattr(TorchBackend, "guess", counted)
+    monkeypatch.setattr(TorchBackend, "submit", refuse)
+    speculator, texts = draft_model(tiny), [text(1, 20), text(2, 7)]
+    asked = requests(SamplingParams(), 2)
+
+    def propose() -> list[list[int]]:
+        return runs(speculator.propose(draft_view(texts, most=[4, 4], requests=asked)))
+
+    first = propose()
+    # All four stand, and a token more: the last draft was never fed. Then one stands, and another token comes after it.
+    texts = [texts[0] + [*first[0], 5], texts[1] + [first[1][0], 6]]
+    second = propose()
+    texts = [[*tokens, 7] for tokens in texts]
+    propose()
+    assert calls == [[20, 7], [2, 1], [1, 1]]
+    assert [len(drafts) for drafts in second] == [4, 4]
 
 
 @pytest.mark.representatives(1)

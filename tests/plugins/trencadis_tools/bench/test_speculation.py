@@ -12,6 +12,7 @@ from trencadis.errors import ConfigError, StepFailedError
 from trencadis.interfaces import SchedulingPolicy
 from trencadis.registry import Registry
 from trencadis.text import Tokenizer
+from trencadis_plugins.speculation.suffix import Suffix
 from trencadis_testing.doubles import ScriptedSpeculator
 from trencadis_testing.fakes import fake_text
 from trencadis_tools.bench import NO_DRAFTER, SpeculationWorkload, measure_speculation, read_prompts
@@ -62,6 +63,24 @@ def test_no_drafter_is_measured_like_any_other(fake_house: House) -> None:
     assert result.acceptance_by_position == ()
     assert result.speed_up > 0
     assert sorted(result.speed_up_quartiles) == list(result.speed_up_quartiles)
+
+
+def test_a_drafter_that_remembers_answers_has_not_seen_those_of_repeats(fake_house: House) -> None:
+    prompts = ((1, 2, 3), (4, 5), (1, 2, 3), (1, 2, 3))
+    config, registry = fake_house(speculator=Suffix)
+    (once,) = measure_speculation(config, registry, attrs.evolve(WORKLOAD, prompts=prompts[:2]), drafters=["fake"])
+    (again,) = measure_speculation(config, registry, attrs.evolve(WORKLOAD, prompts=prompts), drafters=["fake"])
+    assert once.tokens_per_step == again.tokens_per_step == 1
+
+
+def test_a_drafter_remembers_answers_to_other_prompts(fake_house: House) -> None:
+    # The second prompt is how the answer to the first one goes on.
+    first = (1, 2, 3)
+    second = (*first, *fake_text(first, 4, vocab_size=4096, eos=-1))
+    config, registry = fake_house(speculator=Suffix)
+    workload = attrs.evolve(WORKLOAD, prompts=(first, second))
+    (result,) = measure_speculation(config, registry, workload, drafters=["fake"])
+    assert result.acceptance_ratio > 0
 
 
 def test_a_request_that_fails_ends_the_measurement(fake_house: House) -> None:
