@@ -12,11 +12,12 @@ import torch
 
 from trencadis.errors import BackendError, ModelLoadError
 
-__all__ = ["choose_device", "choose_dtype", "fill", "host_memory", "numbered_device", "to_device"]
+__all__ = ["DTYPES", "choose_device", "choose_dtype", "fill", "host_memory", "numbered_device", "to_device"]
 
 logger = logging.getLogger("trencadis.torch")
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+"""Data types that a model may have, by the names of configurations."""
 
 SMALL_MODEL = 200_000_000
 """Parameters below which float32 is faster than bfloat16 on a CPU: conversions cost more than the memory traffic saved."""
@@ -76,10 +77,10 @@ def choose_dtype(
         ModelLoadError: ``asked`` is none of these.
     """
     if asked != "auto":
-        if asked not in _DTYPES:
-            raise ModelLoadError(f'dtype = "{asked}": choose one of: auto, {", ".join(_DTYPES)}.')
-        return _DTYPES[asked]
-    if stored not in _DTYPES.values():
+        if asked not in DTYPES:
+            raise ModelLoadError(f'dtype = "{asked}": choose one of: auto, {", ".join(DTYPES)}.')
+        return DTYPES[asked]
+    if stored not in DTYPES.values():
         return torch.float32
     if device.type != "cpu" or stored is torch.float32:
         return stored

@@ -43,6 +43,7 @@ ALLOWED = {
         "trencadis_kv/connectors/lmcache/library.py",
     ): "modules of LMCache, by a version that is looked up",
     ("import_module", "trencadis_kv/connectors/nixl/agent.py"): "packages of NIXL, of a table of ours",
+    ("import_module", "trencadis_torch/light_imports.py"): "names of a table of ours",
     ("import_module", "trencadis_torch/preload.py"): "names of a table of ours",
     ("import_module", "trencadis_gaudi/checks/records.py"): "checks of a table of ours",
     ("import_module", "trencadis_gaudi/kernels.py"): "modules of the device's software, in a table of ours",

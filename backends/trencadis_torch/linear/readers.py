@@ -201,7 +201,8 @@ def _splits(linears: Sequence[Any]) -> Iterator[tuple[list[Any], Any, bool]]:
 
 def _width(layer: Any) -> int:
     """Return the inputs of a linear layer on this rank."""
-    return int((layer.local if isinstance(layer, RowLinear) else layer).in_features)
+    local: Any = layer.local if isinstance(layer, RowLinear) else layer
+    return int(local.in_features)
 
 
 def _same(new: nn.Module, module: nn.Module, seen: Watched) -> bool:

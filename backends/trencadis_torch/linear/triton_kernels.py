@@ -183,12 +183,12 @@ class TritonModules:
             self._norm_parts(x, heads, whole=False)
 
     def _norm_parts(self, x: torch.Tensor, heads: Heads, *, whole: bool) -> None:
-        sizes = (heads.num_heads * heads.head_dim, heads.num_kv_heads * heads.head_dim)
+        sizes = [heads.num_heads * heads.head_dim, heads.num_kv_heads * heads.head_dim]
         for norm, part in zip(
             (heads.query_norm, heads.key_norm), torch.split(x[..., : sum(sizes)], sizes, -1), strict=True
         ):
             assert norm is not None, "both are there or none"
-            rows = part if whole else part.unflatten(-1, (-1, heads.head_dim))
+            rows = part if whole else part.view(*part.shape[:-1], -1, heads.head_dim)
             rows.copy_(self.rms_norm(rows, norm, heads.eps))
 
 

@@ -411,7 +411,7 @@ class _Loading:
         for module, _ in place.owners:
             assert isinstance(module, nn.Linear), "a place of linear layers"
             self._held[id(module)] = weight
-            module.forward = functools.partial(_product, weight, module)
+            module.forward = functools.partial(_product, weight, module)  # type: ignore[method-assign]
 
     def _take(self, layer: nn.Linear) -> HeldWeight:
         vars(layer).pop("forward", None)

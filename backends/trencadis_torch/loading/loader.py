@@ -17,7 +17,7 @@ import torch
 from trencadis.errors import ModelLoadError, OutOfMemoryError
 from trencadis.gguf_file import read_gguf
 from trencadis.records import ModelSource
-from trencadis_torch.device import choose_dtype
+from trencadis_torch.device import DTYPES, choose_dtype
 from trencadis_torch.linear.formats.choose import open_source, quantization_table, without_quantization
 from trencadis_torch.linear.formats.source import WeightSource
 from trencadis_torch.loading.gguf_config import gguf_config
@@ -285,7 +285,7 @@ def _load_dequantised(files: ModelFiles, auto_class: Any, options: dict[str, Any
     source = open_source(files.name, files.options, files.config)
     dtype = dtype_of(files.config) or source.dtype
     if files.source.dtype != "auto":
-        dtype = getattr(torch, files.source.dtype, dtype)
+        dtype = DTYPES.get(files.source.dtype, dtype)
     logger.warning(
         "%s: %s. Loaded whole, it is dequantised to %s, which takes more memory than its files.",
         files.source.path,

@@ -12,6 +12,7 @@ import torch
 
 from trencadis.errors import ModelLoadError
 from trencadis.gguf_file import read_gguf
+from trencadis_torch.device import DTYPES
 from trencadis_torch.linear.formats.awq import AwqSource
 from trencadis_torch.linear.formats.bitsandbytes import BitsAndBytesSource
 from trencadis_torch.linear.formats.compressed_tensors import CompressedTensorsSource
@@ -138,5 +139,5 @@ def _check_floats(names: Iterable[str], path: str) -> None:
 def _dtype(config: Any) -> torch.dtype:
     """Return the model's data type by its configuration; bfloat16 where it says nothing. Pure."""
     dtype = getattr(config.get_text_config(decoder=True), "dtype", None) or getattr(config, "dtype", None)
-    found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    found = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
     return found if isinstance(found, torch.dtype) else torch.bfloat16
