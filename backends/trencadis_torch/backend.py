@@ -60,6 +60,7 @@ from trencadis_torch.embedder import DecoderEmbedder, Embedder
 from trencadis_torch.graphs.mode import choose_mode
 from trencadis_torch.linear import native as native_linear
 from trencadis_torch.linear import native_decoder
+from trencadis_torch.linear.decoder import how_it_runs
 from trencadis_torch.linear.formats.choose import open_source
 from trencadis_torch.linear.formats.source import WeightSource
 from trencadis_torch.linear.holding import AS_STORED, FLOAT32, Holding
@@ -126,6 +127,7 @@ class TorchBackend(Backend):
         self._device = self._numbered(choose_device(config.device), replica)
         self._mode = choose_mode(config, device=self._device, clock=clock)
         self._model: Any = None
+        self._held = ""
         self._layers: tuple[AttentionLayer, ...] = ()
         self._kernel: PagedKernel | None = None
         self._replacement: Replacement | None = None
@@ -241,6 +243,7 @@ class TorchBackend(Backend):
                 raise
             return str(error)
         adapter.switch(model, adapter.PAGED)
+        self._facts = attrs.evolve(self._facts, description=f"{self._held}; runs {how_it_runs(model)}")
         embedder = DecoderEmbedder(model.base_model, pooling_config, layers)
         if model.base_model is not model:
             self._embedder = embedder
@@ -255,7 +258,8 @@ class TorchBackend(Backend):
                 return self._load_source(files, open_source(files.name, files.options, files.config), phases)
             except (NotLayerwiseError, OSError) as error:
                 reason = str(error)
-        logger.info("%s is loaded whole: %s.", files.source.path, reason)
+        self._held = f"loaded whole: {reason}"
+        logger.info("%s is %s.", files.source.path, self._held)
         return None
 
     def _load_source(self, files: ModelFiles, source: WeightSource, phases: Phases) -> LoadedDecoder:
@@ -274,7 +278,8 @@ class TorchBackend(Backend):
         loaded = load_layerwise(
             files, source, holding=holding, native=self._mode.native(), prepare=fix_dynamic_frequencies
         )
-        logger.info("%s: %s, held as %s.", files.source.path, source.format, forms_of(loaded.model))
+        self._held = f"{source.format}; held as {forms_of(loaded.model)}"
+        logger.info("%s: %s.", files.source.path, self._held)
         return loaded
 
     def _holding(self, files: ModelFiles, source: WeightSource, num_parameters: int) -> Holding:

@@ -46,6 +46,7 @@ class ModelFacts:
         generates: False for an encoder, which can only embed.
         embedding_size: Length of the vectors it embeds texts as; 0: it cannot.
         fingerprint: Digest of config and weights, equal wherever the same files lie; empty if the backend made none.
+        description: The files' format, the form in which weights are held, and how the model runs, in words for people; may be empty.
     """
 
     architecture: str
@@ -59,6 +60,7 @@ class ModelFacts:
     generates: bool = True
     embedding_size: int = 0
     fingerprint: str = ""
+    description: str = ""
 
     @property
     def identity(self) -> str:

@@ -17,6 +17,7 @@ from trencadis_tools.doctor.distributions import check_distributions
 from trencadis_tools.doctor.division import check_division
 from trencadis_tools.doctor.findings import Findings
 from trencadis_tools.doctor.installation import check_installation
+from trencadis_tools.doctor.loading import check_loading
 from trencadis_tools.doctor.model import check_model
 from trencadis_tools.doctor.plugins import check_plugins
 
@@ -26,8 +27,8 @@ __all__ = ["examine"]
 def examine(*, file: ConfigFile, plugins: PluginLoader, flags: Sequence[str], environ: Mapping[str, str]) -> Findings:
     """Look at everything, and return what was found; raises nothing.
 
-    Imports torch and the tokenizer's library, and builds every active component; takes some seconds. What they
-    print goes to standard error.
+    Imports torch and the tokenizer's library, builds every active component, and loads a model that is named; takes some seconds.
+    What they print goes to standard error.
 
     Args:
         file: The content of the configuration file.
@@ -47,6 +48,8 @@ def examine(*, file: ConfigFile, plugins: PluginLoader, flags: Sequence[str], en
         found.run("components", check_components, registry, config, resolved.sources if resolved else {}, facts)
         if facts is not None and not found.count(Severity.FAIL):
             found.run("model", check_division, config, registry)
+        if resolved is not None and not found.count(Severity.FAIL):
+            found.run("model", check_loading, config, registry, resolved.sources, facts)
         for plugin in registry.plugins:
             for check in found.run("plugins", _checks_of, registry, plugin) or ():
                 found.run(check.name, _run_check, check, config)
