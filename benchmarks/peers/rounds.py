@@ -50,6 +50,7 @@ class Settings:
         rounds: At most.
         until_s: No round starts that would not be over by then (``time.monotonic``).
         options: By engine, settings of its own.
+        env: For all, as that which masks instructions.
         say: Tells the user what goes on.
     """
 
@@ -58,6 +59,7 @@ class Settings:
     rounds: int
     until_s: float
     options: Mapping[str, Mapping[str, Any]]
+    env: Mapping[str, str]
     say: Callable[[str], None]
 
 
@@ -67,7 +69,7 @@ class Phase:
 
     Attributes:
         shape: The model.
-        precision: ``fp32`` or ``int8``.
+        precision: ``fp32``, ``bf16``, ``int8`` or ``int4``.
         group: Which of the groups that fit the memory, from 0; ratios stay within one.
         workloads: In the order in which they are run.
         text: That prompts are passages of, token ids; empty: they are drawn at random.
@@ -226,6 +228,7 @@ def open_driver(engine: Engine, settings: Settings) -> DriverProcess:
         "HF_HUB_OFFLINE": "1",
         "VLLM_CACHE_ROOT": str(settings.cache / "vllm"),
         **engine.env,
+        **settings.env,
     }
     home, program = DRIVERS.parents[1], sys.executable
     if engine.home:
@@ -236,8 +239,6 @@ def open_driver(engine: Engine, settings: Settings) -> DriverProcess:
         env.pop("PYTHONPATH", None)
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(DRIVERS.parents[1]), env.get("PYTHONPATH", "")]))
     command = [program, "-m", f"peers.drivers.{engine.driver}"]
-    if engine.driver.endswith(".mjs"):
-        command = ["node", str(DRIVERS / engine.driver)]
     logs = settings.cache / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     log = logs / f"{engine.name}.log"

@@ -120,7 +120,7 @@ class Ceilings:
 
 
 def decode_limit_s(
-    shape: Shape, ceilings: Ceilings, *, weight_bytes: int, num_sequences: int, context_len: int, num_steps: int
+    shape: Shape, ceilings: Ceilings, *, weight_bytes: float, num_sequences: int, context_len: int, num_steps: int
 ) -> float:
     """Return the least time of some decode steps, whose first has ``context_len`` tokens in the cache of each sequence."""
     weights_s = max(
@@ -131,7 +131,7 @@ def decode_limit_s(
 
 
 def prefill_limit_s(
-    shape: Shape, ceilings: Ceilings, *, weight_bytes: int, num_sequences: int, prompt_len: int
+    shape: Shape, ceilings: Ceilings, *, weight_bytes: float, num_sequences: int, prompt_len: int
 ) -> float:
     """Return the least time to the first token of prompts; logits are needed for the last token of each."""
     num_tokens = num_sequences * prompt_len

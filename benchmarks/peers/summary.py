@@ -15,7 +15,10 @@ from peers.workloads import WORKLOADS, Workload
 
 __all__ = ["rows_of", "spread", "starts_of"]
 
-WEIGHT_BYTES = {"fp32": 4, "int8": 1}
+WEIGHT_BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1.0, "int4": 18 / 32}
+"""Of a weight; int4 has a scale of two bytes for each 32 weights."""
+MULTIPLIED = {"fp32": "fp32", "bf16": "fp32", "int8": "int8", "int4": "int8"}
+"""Which product's rate bounds a precision: bf16 weights are multiplied in fp32, int4 ones as int8."""
 
 Record = Mapping[str, Any]
 
@@ -80,9 +83,9 @@ def _share(
     shares = []
     for run in runs:
         found = rates.get(_round(run))
-        if found is None or run["precision"] not in found:
+        if found is None or MULTIPLIED[run["precision"]] not in found:
             continue
-        machine = Ceilings(read=found["read"][rate], multiply=found[run["precision"]][rate])
+        machine = Ceilings(read=found["read"][rate], multiply=found[MULTIPLIED[run["precision"]]][rate])
         shape, size = SHAPES[run["model"]], WEIGHT_BYTES[run["precision"]]
         if workload.is_prefill:
             limit_s = prefill_limit_s(

@@ -29,6 +29,8 @@ def load(
     properties: dict[str, Any] = {"INFERENCE_NUM_THREADS": threads, **options}
     if precision == "fp32":  # bf16 and an int8 cache are its defaults where the CPU has the instructions
         properties |= {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
+    elif precision == "bf16":
+        properties |= {"INFERENCE_PRECISION_HINT": "bf16", "KV_CACHE_PRECISION": "bf16"}
     _loaded["pipe"] = genai.ContinuousBatchingPipeline(model, scheduling, "CPU", properties)
     return {"versions": versions_of("openvino-genai", "openvino")}
 

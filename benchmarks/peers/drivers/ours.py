@@ -23,7 +23,7 @@ def load(
     from trencadis import LLM
 
     torch_table: dict[str, Any] = {"num_threads": threads}
-    if precision != "fp32":
+    if precision in ("int8", "int4"):
         torch_table["quantization"] = precision
     tables: dict[str, Any] = {
         "backend": {"name": "torch", "torch": torch_table},
@@ -33,7 +33,9 @@ def load(
     }
     for path, value in options.items():
         _put(tables, path.split("."), value)
-    _loaded["llm"] = LLM({"path": model, "dtype": "float32", "max_model_len": max_model_len}, **tables)
+    _loaded["llm"] = LLM(
+        {"path": model, "dtype": "auto" if precision == "bf16" else "float32", "max_model_len": max_model_len}, **tables
+    )
     return {"versions": versions_of("trencadis", "torch", "transformers"), "pid": os.getpid()}
 
 

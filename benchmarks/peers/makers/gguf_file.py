@@ -1,4 +1,4 @@
-"""Writes a GGUF file, F32 or Q8_0, from a directory of transformers. Runs where ``gguf`` and ``safetensors`` are installed.
+"""Writes a GGUF file, F32, BF16, Q8_0 or Q4_0, from a directory of transformers. Runs where ``gguf`` and ``safetensors`` are installed.
 
 The vocabulary in the file is made up: prompts are token ids, and nothing is decoded.
 """
@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+KINDS = {"fp32": "F32", "bf16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}
 NAMES = {
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
@@ -93,11 +94,13 @@ def make(source: str, target: str, precision: str) -> None:
     writer.add_rope_freq_base((config.get("rope_parameters") or config)["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
-    writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q8_0 if precision == "int8" else gguf.LlamaFileType.ALL_F32)
+    kind = getattr(gguf.GGMLQuantizationType, KINDS[precision])
+    writer.add_file_type(
+        getattr(gguf.LlamaFileType, "ALL_F32" if precision == "fp32" else f"MOSTLY_{KINDS[precision]}")
+    )
     add_vocabulary(writer, config["vocab_size"])
     for name, weight in tensors_of(directory, config):
-        if precision == "int8" and weight.ndim == 2:
-            kind = gguf.GGMLQuantizationType.Q8_0
+        if precision != "fp32" and weight.ndim == 2:
             writer.add_tensor(name, gguf.quants.quantize(weight, kind), raw_dtype=kind)
         else:
             writer.add_tensor(name, weight)

@@ -1,4 +1,4 @@
-"""Exports a model to OpenVINO, fp32 or int8 weights. Runs where optimum-intel and NNCF are installed."""
+"""Exports a model to OpenVINO, fp32 weights (which it converts to bf16 when it loads them), int8, or int4 in groups of 32. Runs where optimum-intel and NNCF are installed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ import sys
 def make(source: str, target: str, precision: str) -> None:
     from optimum.intel import OVModelForCausalLM, OVWeightQuantizationConfig
 
-    quantization = OVWeightQuantizationConfig(bits=8, sym=True) if precision == "int8" else None
+    quantization = None
+    if precision == "int8":
+        quantization = OVWeightQuantizationConfig(bits=8, sym=True)
+    elif precision == "int4":
+        quantization = OVWeightQuantizationConfig(bits=4, sym=True, group_size=32, ratio=1.0, all_layers=True)
     model = OVModelForCausalLM.from_pretrained(
         source, export=True, load_in_8bit=False, quantization_config=quantization, compile=False
     )

@@ -42,8 +42,3 @@ def test_one_of_other_versions_is_not_used(tmp_path: Path, monkeypatch: pytest.M
     prepare("gguf", tmp_path)
     monkeypatch.setitem(ENVIRONMENTS, "gguf", lambda: Environment(steps=[["gguf==0"]], check="import gguf"))
     assert find("gguf", tmp_path).reason == "prepared with other versions; run with --prepare"
-
-
-def test_without_npm_the_reason_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert prepare("llama_cpp", tmp_path).reason == "npm is not installed"
