@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from peers.catalogue import AGAIN, ENGINES, OURS, OWN, REFERENCE
+from peers.catalogue import AGAIN, ENGINES, OURS, OWN, PRECISIONS
 
 __all__ = ["GOALS", "Goal", "judge"]
 
@@ -23,9 +23,9 @@ class Goal:
         aim: The least value that meets it.
         precision: Of which runs.
         workload: Of which runs; empty for start-up.
-        kind: ``best`` (ours by the best peer's tokens per CPU second), ``against`` (by one peer's), ``start`` (one peer's start-up time by
+        kind: ``best`` (ours by the best peer's tokens per CPU second), ``start`` (one peer's start-up time by
             ours), ``share`` (of the limit, CPU time).
-        peer: For ``against`` and ``start``.
+        peer: For ``start``.
     """
 
     text: str
@@ -36,40 +36,20 @@ class Goal:
     peer: str = ""
 
 
+_AIMS = {"single": ("single stream", 1.15), "streams8": ("8 streams", 1.4), "batch32": ("batch of 32", 1.5)}
+_PREFILLS = {"prefill1024": "prefill 1 × 1024", "prefill8x512": "prefill 8 × 512"}
+
 GOALS = (
-    Goal(text="batch of 32 against the best peer, fp32", aim=1.5, precision="fp32", workload="batch32", kind="best"),
-    Goal(text="single stream against the best peer, fp32", aim=1.3, precision="fp32", workload="single", kind="best"),
-    Goal(
-        text="prefill 1 × 1024 by the share of the matmul limit that transformers reaches",
-        aim=0.95,
-        precision="fp32",
-        workload="prefill1024",
-        kind="against",
-        peer=REFERENCE,
+    *(
+        Goal(
+            text=f"{text} against the best peer, {precision}", aim=aim, precision=precision, workload=name, kind="best"
+        )
+        for precision in PRECISIONS
+        for name, (text, aim) in _AIMS.items()
     ),
-    Goal(
-        text="prefill 8 × 512 by the share of the matmul limit that transformers reaches",
-        aim=0.95,
-        precision="fp32",
-        workload="prefill8x512",
-        kind="against",
-        peer=REFERENCE,
-    ),
-    Goal(
-        text="single stream, int8 against Q8_0 of llama.cpp",
-        aim=1.0,
-        precision="int8",
-        workload="single",
-        kind="against",
-        peer="llama_cpp",
-    ),
-    Goal(
-        text="8 streams, int8 against Q8_0 of llama.cpp",
-        aim=1.5,
-        precision="int8",
-        workload="streams8",
-        kind="against",
-        peer="llama_cpp",
+    *(
+        Goal(text=f"{text} against the best peer, fp32", aim=1.3, precision="fp32", workload=name, kind="best")
+        for name, text in _PREFILLS.items()
     ),
     Goal(text="start-up of vLLM by ours", aim=10.0, precision="fp32", kind="start", peer="vllm"),
     Goal(text="decode, batch 1, share of the limit", aim=0.7, precision="fp32", workload="single", kind="share"),
@@ -111,13 +91,6 @@ def _best(goal: Goal, rows: Mapping[str, Row]) -> tuple[float | None, str]:
     return ratios[best], f"the best is {ENGINES[best].label}; {_noise(rows)}"
 
 
-def _against(goal: Goal, rows: Mapping[str, Row]) -> tuple[float | None, str]:
-    row = rows.get(goal.peer)
-    if row is None or not row["ratio"]:
-        return None, f"not measured: {ENGINES[goal.peer].label if row is None else 'ours'} was not"
-    return row["ratio"]["median"], _noise(rows)
-
-
 def _start(goal: Goal, rows: Mapping[str, Row]) -> tuple[float | None, str]:
     missing = [ENGINES[name].label for name in (OURS, goal.peer) if name not in rows]
     if missing:
@@ -147,7 +120,6 @@ def _noise(rows: Mapping[str, Row]) -> str:
 
 _KINDS: dict[str, Callable[[Goal, Mapping[str, Row]], tuple[float | None, str]]] = {
     "best": _best,
-    "against": _against,
     "start": _start,
     "share": _share,
 }

@@ -99,7 +99,7 @@ def test_there_is_no_share_where_the_ceiling_was_not_measured() -> None:
 def test_the_best_peer_is_who_comes_closest_to_ours_and_never_ours_again() -> None:
     runs = [run_of("ours", 1.0), run_of("ours_again", 0.5), run_of("vllm", 3.0), run_of("openvino", 1.8)]
     runs.append(run_of("ours_compiled", 1.1))
-    goal = goal_of(results_of(*runs), "batch of 32 against")
+    goal = goal_of(results_of(*runs), "batch of 32 against the best peer, fp32")
     assert goal["measured"] == 1.8
     assert goal["met"] is True
     assert goal["by"] == pytest.approx(0.2)
@@ -108,7 +108,7 @@ def test_the_best_peer_is_who_comes_closest_to_ours_and_never_ours_again() -> No
 
 
 def test_a_missed_goal_says_by_how_much() -> None:
-    goal = goal_of(results_of(run_of("ours", 1.0), run_of("vllm", 0.75)), "batch of 32 against")
+    goal = goal_of(results_of(run_of("ours", 1.0), run_of("vllm", 0.75)), "batch of 32 against the best peer, fp32")
     assert (goal["met"], goal["by"]) == (False, pytest.approx(-0.5))
 
 
