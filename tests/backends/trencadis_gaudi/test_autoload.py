@@ -58,7 +58,7 @@ def generate(software: Path, *words: str, before: str = "", **environ: str) -> t
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PT_HPU_")} | environ
     environ["PYTHONPATH"] = os.pathsep.join([str(software), *sys.path])
     environ["SEEN"] = str(software / "seen")
-    start = f"{before}\nimport sys\nfrom trencadis.__main__ import main\nsys.exit(main(sys.argv[1:]))"
+    start = f"{before}\nimport sys\nfrom trencadis.__main__ import main\nsys.exit(main())"
     flags = ["generate", "--backend.name", "gaudi", *words, "Hello"]
     found = subprocess.run(
         [sys.executable, "-c", start, *flags], env=environ, capture_output=True, text=True, check=False

@@ -287,9 +287,9 @@ def is_idle(module):
 MUTANTS = {
     "block tables by the offset of the first rank": (
         OwnRows,
-        "_write_tables",
+        "write_tables",
         lambda right: (
-            lambda self, writes: Rows._write_tables(
+            lambda self, writes: Rows.write_tables(
                 self, attrs.evolve(writes, block_ids=np.minimum(writes.block_ids, self._own.num_blocks - 1))
             )
         ),
