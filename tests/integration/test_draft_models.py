@@ -102,7 +102,7 @@ def test_the_demo_s_draft_models_save_steps(speculator: str, plain: list[list[in
 @pytest.mark.slow
 @pytest.mark.parametrize("prefix_caching", [True, False])
 def test_preempted_sequences_are_drafted_for_again(prefix_caching: bool) -> None:
-    params = attrs.evolve(GREEDY, max_tokens=60)
+    params = attrs.evolve(GREEDY, max_tokens=100)
     cache = {"num_blocks": 16, "prefix_caching": prefix_caching}
     prompts = tuple(f"{PROMPTS[0]} {i}" for i in range(4))
     expected, _, _ = serve(open_demo(cache={"num_blocks": 64}), params, prompts)

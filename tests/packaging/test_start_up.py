@@ -62,7 +62,7 @@ def test_generating_imports_nothing_that_it_does_not_need(started: Started, name
         (
             "trencadis.torch",
             "Loading",
-            ["imports", "weights", "inspection", "kernels", "check", "packing"],
+            ["imports", "weights", "kernels", "check", "packing"],
         ),
         ("trencadis.engine", "The engine", ["components", "backend and model", "strategies", "cache and warm-up"]),
     ],
@@ -104,7 +104,6 @@ PHASES = (
         "backend and model",
         "imports",
         "weights",
-        "inspection",
         "kernels",
     ),
     *("check", "packing", "strategies", "cache and warm-up"),

@@ -109,6 +109,8 @@ from pathlib import Path
 import torch
 from trencadis_torch import native_build
 from trencadis_torch.linear import native, native_decoder
+from trencadis_torch.linear.held import FloatWeight
+from trencadis_torch.linear.packed import pack
 from trencadis_torch.attention import native as attention
 assert native_build.__file__.startswith(sys.argv[1]), native_build.__file__
 native_build.limit_instructions(sys.argv[2])
@@ -120,7 +122,8 @@ for source in sources:
 library = native.Native(native_build.load_library(sources[0]))
 torch.set_num_threads(2)
 x, weight = torch.randn(64, 512), torch.randn(1024, 512)
-torch.testing.assert_close(library.linear_float(x, library.pack_float(weight), None, 1024), x @ weight.T, atol=1e-3, rtol=1e-3)
+layer = pack([FloatWeight(weight)], [None], library)
+torch.testing.assert_close(layer(x), x @ weight.T, atol=1e-3, rtol=1e-3)
 assert native_build.openmp_runtime() == before
 print("ran")
 """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
 import sys
 from pathlib import Path
 from typing import Any
@@ -32,18 +31,18 @@ def main(path: str, options: str) -> None:
     torch.nn.functional.linear(torch.randn(64, 64), torch.randn(64, 64))  # PyTorch's own threads and buffers
     settings: dict[str, Any] = json.loads(options)
     backend = TorchBackend(TorchConfig(device="cpu", **settings), clock=SystemClock())
-    before = _now()
+    before = _memory("VmRSS")
     facts = backend.load(ModelSource(path=path), sampler=ArgmaxSampler())
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    peak = _memory("VmHWM")  # getrusage would count the process that started this one
     sys.stdout.write(
-        json.dumps({"before": before, "peak": peak, "after": _now(), "weights": facts.weights_bytes}) + "\n"
+        json.dumps({"before": before, "peak": peak, "after": _memory("VmRSS"), "weights": facts.weights_bytes}) + "\n"
     )
 
 
-def _now() -> int:
-    """Return the memory that this process has now, bytes."""
+def _memory(name: str) -> int:
+    """Return the memory of this process, bytes: ``VmRSS`` now, ``VmHWM`` at its highest."""
     lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS"))
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
 
 
 if __name__ == "__main__":

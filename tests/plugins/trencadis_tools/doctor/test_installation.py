@@ -6,7 +6,13 @@ import types
 
 import pytest
 
+from trencadis_tools.doctor import installation
 from trencadis_tools.doctor.installation import check_installation
+
+
+@pytest.fixture(autouse=True)
+def _nothing_was_started(monkeypatch):
+    monkeypatch.setattr(installation, "last_start", lambda: None)
 
 
 def requires(monkeypatch, *texts):
