@@ -366,7 +366,7 @@ class TorchBackend(Backend):
         """
         if not self._config.check_model:
             return None
-        # In the model's own dtype: what a narrower cache rounds off is no error.
+        # Compared in the model's own dtype, for rounding by a narrower cache is no error.
         check = ModelCheck(
             model,
             layers,

@@ -59,8 +59,8 @@ class InstructionSet(NamedTuple):
         machine: As ``platform.machine()`` says it.
         before: Name of the set that this one adds to; empty: the first.
         options: For the compiler, beside those of the sets before.
-        flags: What Linux lists in ``/proc/cpuinfo`` where a CPU has it and the system saves its registers, beside those before.
-        macros: What a compiler defines then and not before; empty: any source is compiled for it.
+        flags: Flags of ``/proc/cpuinfo`` that a CPU needs for this set, beside those of the sets before.
+        macros: Macros that a compiler defines for this set and not for those before; empty: any source is compiled for it.
     """
 
     name: str
@@ -177,7 +177,7 @@ def chosen_set(most: str = AUTO, *, flags: frozenset[str] | None = None, machine
 
     Args:
         most: Name of the best one that may be used; ``auto``: any.
-        flags: What the CPU has; None: this machine's.
+        flags: Flags of the CPU, as in ``/proc/cpuinfo``; None: this machine's.
         machine: Its kind; empty: this machine's.
 
     Raises:
@@ -198,7 +198,7 @@ def narrowed(chosen: InstructionSet, texts: Sequence[str]) -> InstructionSet:
 
     Args:
         chosen: The best that the CPU has.
-        texts: Of the source.
+        texts: The source's text and those of its headers.
     """
     while chosen.macros and not any(macro in text for macro in chosen.macros for text in texts):
         chosen = _BY_NAME[chosen.before]

@@ -173,8 +173,8 @@ class Placeholder(types.ModuleType):
     """Has a few names of a package; anything else of it, and any of its modules, imports the package in its place.
 
     Args:
-        name: Of the package.
-        given: What it has.
+        name: The package, such as ``sympy``.
+        given: Names that it answers without the package, with their values.
         modules: Placeholders for its modules.
         then: Called with the package once it is imported.
     """

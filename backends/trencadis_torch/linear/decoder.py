@@ -115,7 +115,7 @@ class FusedDecoder:
         intermediate_size: I, of the widest layer.
         wide: Floats of a row between two operations that are not one; 0: all are.
         num_products: Of a token, how many numbers are multiplied by a weight in one of its operations, on average.
-        ending: What makes logits of the output projection's values.
+        ending: Scale and soft cap that turn the output projection's values into logits.
         held: Whose memory that is.
     """
 

@@ -125,7 +125,7 @@ class DecoderPasses:
             IndexError: A token id has no embedding.
             OutOfMemoryError: No room for the attention kernel's buffers.
         """
-        # Those that go on longest come first: whoever has all its guesses is at the end, and is left out.
+        # Sequences with most guesses come first: those that are done are at the end, and are left out.
         order = np.argsort(-batch.num_guesses, kind="stable")
         guesses = GuessSteps(batch, tables.numpy(), self._cache.block_size, order)
         attention = RaggedPass(

@@ -37,14 +37,6 @@ class HeldWeight(ABC):
     def rows(self, index: slice | torch.Tensor) -> HeldWeight:
         """Return some outputs; a view where there can be one."""
 
-    @abstractmethod
-    def columns(self, index: slice) -> HeldWeight:
-        """Return some inputs, which begin and end where groups do.
-
-        Raises:
-            ValueError: They do not.
-        """
-
 
 @attrs.frozen(eq=False)
 class FloatWeight(HeldWeight):
@@ -73,10 +65,6 @@ class FloatWeight(HeldWeight):
     def rows(self, index: slice | torch.Tensor) -> FloatWeight:
         """Return some outputs."""
         return FloatWeight(self.values[index])
-
-    def columns(self, index: slice) -> FloatWeight:
-        """Return some inputs."""
-        return FloatWeight(self.values[:, index])
 
 
 @attrs.frozen(eq=False)
@@ -108,10 +96,6 @@ class ChannelWeight(HeldWeight):
     def rows(self, index: slice | torch.Tensor) -> ChannelWeight:
         """Return some outputs."""
         return ChannelWeight(self.values[index], self.scales[index])
-
-    def columns(self, index: slice) -> ChannelWeight:
-        """Return some inputs."""
-        return ChannelWeight(self.values[:, index], self.scales)
 
 
 @attrs.frozen(eq=False)
@@ -153,20 +137,3 @@ class GroupedWeight(HeldWeight):
     def rows(self, index: slice | torch.Tensor) -> GroupedWeight:
         """Return some outputs."""
         return attrs.evolve(self, values=self.values[index], scales=self.scales[index], minimums=self.minimums[index])
-
-    def columns(self, index: slice) -> GroupedWeight:
-        """Return some inputs, whole groups of them.
-
-        Raises:
-            ValueError: A group would be cut.
-        """
-        first, last, _ = index.indices(self.shape[1])
-        if first % self.group or last % self.group:
-            raise ValueError(f"inputs {first} to {last} cut a group of {self.group}")
-        groups = slice(first // self.group, last // self.group)
-        return attrs.evolve(
-            self,
-            values=self.values[:, first:last],
-            scales=self.scales[:, groups],
-            minimums=self.minimums[:, groups],
-        )

@@ -52,7 +52,7 @@ def open_source(name: str, options: dict[str, Any], config: Any) -> WeightSource
 
     Args:
         name: Directory or hub id.
-        options: What transformers would take with the name: ``gguf_file``, ``revision``.
+        options: Arguments of ``from_pretrained``: ``gguf_file``, ``revision``.
         config: Its configuration, of transformers.
 
     Raises:

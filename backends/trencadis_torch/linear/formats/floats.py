@@ -1,4 +1,4 @@
-"""Weights as floats in safetensors files: what most checkpoints are."""
+"""Weights stored as floats in safetensors files, as in most checkpoints."""
 
 from __future__ import annotations
 

@@ -161,7 +161,7 @@ def weight_files(name: str, *, revision: str | None = None) -> list[Path]:
 
     Args:
         name: Directory or hub id.
-        revision: Of the hub's model.
+        revision: Branch, tag or commit of a model on the hub.
 
     Raises:
         OSError: There are none, or one that the index names is not there.
