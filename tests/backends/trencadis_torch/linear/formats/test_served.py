@@ -75,9 +75,10 @@ def test_weights_held_as_integers_give_nearly_the_probabilities_of_transformers(
         found = prompt_logprobs(quantised)
     expected = prompt_logprobs(floats, pack="off")
     assert (found - expected).abs().mean() < 0.1 * (expected - expected.roll(1)).abs().mean()
-    assert (
-        f"held as {'int8' if kind in ('gptq_v2', 'compressed_int8', 'compressed_nvfp4') else 'float32'}" in caplog.text
-    )
+    held = caplog.text.partition("held as ")[2].partition("\n")[
+        0
+    ]  # which form has most of it depends on the width of panels
+    assert ("int8" if kind in ("gptq_v2", "compressed_int8", "compressed_nvfp4") else "float32") in held
     assert " in groups of " in caplog.text or "int8 (" in caplog.text
 
 
