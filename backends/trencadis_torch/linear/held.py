@@ -9,11 +9,15 @@ Shapes: N outputs, K inputs, G inputs of one group.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Final
 
 import attrs
 import torch
 
-__all__ = ["ChannelWeight", "FloatWeight", "GroupedWeight", "HeldWeight"]
+__all__ = ["FLOAT8", "ChannelWeight", "Float8Weight", "FloatWeight", "GroupedWeight", "HeldWeight", "LevelWeight"]
+
+FLOAT8: Final = frozenset({torch.float8_e4m3fn, torch.float8_e5m2})
+"""Floats of 8 bits that kernels widen."""
 
 
 class HeldWeight(ABC):
@@ -68,6 +72,45 @@ class FloatWeight(HeldWeight):
 
 
 @attrs.frozen(eq=False)
+class Float8Weight(HeldWeight):
+    """Floats of 8 bits with a scale for each group of inputs: ``weight = scale · value``.
+
+    Attributes:
+        values: One of :data:`FLOAT8`, ``[N, K]``.
+        scales: float32 ``[N, K / G]``.
+    """
+
+    values: torch.Tensor
+    scales: torch.Tensor
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """N and K."""
+        return self.values.shape[0], self.values.shape[1]
+
+    @property
+    def group(self) -> int:
+        """G."""
+        return self.values.shape[1] // self.scales.shape[1]
+
+    @property
+    def form(self) -> str:
+        """The dtype's name, with its groups where there are several."""
+        groups = f" in groups of {self.group}" if self.scales.shape[1] > 1 else ""
+        return f"{str(self.values.dtype).removeprefix('torch.')}{groups}"
+
+    def dequantised(self) -> torch.Tensor:
+        """Return float32 ``[N, K]``."""
+        grouped = self.values.float().unflatten(1, (-1, self.group))
+        return (grouped * self.scales[..., None]).flatten(1)
+
+    def rows(self, index: slice | torch.Tensor) -> Float8Weight:
+        """Return some outputs."""
+        values = self.values.view(torch.uint8)[index].view(self.values.dtype)  # not all indexing is there for float8
+        return Float8Weight(values, self.scales[index])
+
+
+@attrs.frozen(eq=False)
 class ChannelWeight(HeldWeight):
     """int8 with one scale for each output: ``weight = scale · value``.
 
@@ -107,12 +150,14 @@ class GroupedWeight(HeldWeight):
         scales: float32 ``[N, K / G]``.
         minimums: float32 ``[N, K / G]``.
         bits: 4 or 8, of a value as it is packed.
+        order: Input of each column of the values, int64 ``[K]``, where groups are of inputs that lie apart; None: columns are inputs.
     """
 
     values: torch.Tensor
     scales: torch.Tensor
     minimums: torch.Tensor
     bits: int
+    order: torch.Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -127,13 +172,53 @@ class GroupedWeight(HeldWeight):
     @property
     def form(self) -> str:
         """The form in words."""
-        return f"int{self.bits} in groups of {self.group}"
+        return f"int{self.bits} in groups of {self.group}{'' if self.order is None else ', act-order'}"
 
     def dequantised(self) -> torch.Tensor:
         """Return float32 ``[N, K]``."""
         grouped = self.values.float().reshape(len(self.values), -1, self.group)
-        return (grouped * self.scales[..., None] + self.minimums[..., None]).flatten(1)
+        columns = (grouped * self.scales[..., None] + self.minimums[..., None]).flatten(1)
+        return columns if self.order is None else torch.empty_like(columns).index_copy_(1, self.order, columns)
 
     def rows(self, index: slice | torch.Tensor) -> GroupedWeight:
         """Return some outputs."""
         return attrs.evolve(self, values=self.values[index], scales=self.scales[index], minimums=self.minimums[index])
+
+
+@attrs.frozen(eq=False)
+class LevelWeight(HeldWeight):
+    """Places in a table of 16 integers, with a scale for each group of inputs: ``weight = scale · levels[value]``.
+
+    Attributes:
+        values: uint8 ``[N, K]``, one value a byte, below 16.
+        scales: float32 ``[N, K / G]``.
+        levels: int8 ``[16]``.
+    """
+
+    values: torch.Tensor
+    scales: torch.Tensor
+    levels: torch.Tensor
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """N and K."""
+        return self.values.shape[0], self.values.shape[1]
+
+    @property
+    def group(self) -> int:
+        """G."""
+        return self.values.shape[1] // self.scales.shape[1]
+
+    @property
+    def form(self) -> str:
+        """The form in words."""
+        return f"4 bit levels in groups of {self.group}"
+
+    def dequantised(self) -> torch.Tensor:
+        """Return float32 ``[N, K]``."""
+        grouped = self.levels.float()[self.values.int()].unflatten(1, (-1, self.group))
+        return (grouped * self.scales[..., None]).flatten(1)
+
+    def rows(self, index: slice | torch.Tensor) -> LevelWeight:
+        """Return some outputs."""
+        return attrs.evolve(self, values=self.values[index], scales=self.scales[index])

@@ -4,7 +4,7 @@
                                       └▶ BlockedLinear  float32, by oneDNN through torch, where there is no compiler: low bits may depend
                                                         on how many rows there are
 
-Floats are multiplied as they are. Where weights are integers, rows are rounded to int8 with a scale for each group of inputs, and the sums
+Floats of any width are multiplied in float32. Where weights are integers, rows are rounded to int8 with a scale for each group of inputs, and the sums
 of a group are exact.
 
 Shapes: N outputs, K inputs, G inputs of one group.
@@ -20,7 +20,14 @@ from typing import Final
 import torch
 from torch import nn
 
-from trencadis_torch.linear.held import ChannelWeight, FloatWeight, GroupedWeight, HeldWeight
+from trencadis_torch.linear.held import (
+    ChannelWeight,
+    Float8Weight,
+    FloatWeight,
+    GroupedWeight,
+    HeldWeight,
+    LevelWeight,
+)
 from trencadis_torch.linear.native import Native, Packed
 
 __all__ = [
@@ -175,9 +182,9 @@ class RowsEmbedding(nn.Module):
 def pack(weights: Sequence[HeldWeight], biases: Sequence[torch.Tensor | None], native: Native | None) -> FusedLinear:
     """Return one layer in place of those that have these weights and the same input, in the form in which they are held.
 
-    Floats of both widths become float32, and so does float16, for which there is no kernel, unless bfloat16 holds all its values.
+    Floats of different widths become float32, and so does float16, for which there is no kernel, unless bfloat16 holds all its values.
     Integers of different forms become the narrowest that holds all of their values: 8 bits, in the largest groups that fit into all.
-    Integers beside floats become float32. Scales of groups are float16, times a float32 of each output: those of more bits are rounded,
+    Integers beside floats become float32, and those of different orders of inputs bfloat16. Scales of groups are float16, times a float32 of each output: those of more bits are rounded,
     which changes a weight by less than a hundredth of what rounding it to an integer changed.
 
     Args:
@@ -195,7 +202,14 @@ def pack(weights: Sequence[HeldWeight], biases: Sequence[torch.Tensor | None], n
         _check_group(weights[0].shape[1])
         channels = [(weight.values, weight.scales) for weight in weights if isinstance(weight, ChannelWeight)]
         return PackedLinear(native.pack_channels(*channels, bias=bias), weights[0].form, native)
-    if any(isinstance(weight, FloatWeight) for weight in weights):
+    if _are_of_one_table(weights):
+        levels = [weight for weight in weights if isinstance(weight, LevelWeight)]
+        return PackedLinear(_pack_levels(levels, bias, native), levels[0].form, native)
+    if len({weight.form for weight in weights}) == 1 and isinstance(weights[0], Float8Weight):
+        octets = [weight for weight in weights if isinstance(weight, Float8Weight)]
+        return PackedLinear(_pack_float8(octets, bias, native), octets[0].form, native)
+    weights = _of_one_order(weights, native.most_apart)
+    if any(isinstance(weight, (FloatWeight, Float8Weight)) for weight in weights):
         floats = _of_one_width(weights)
         return PackedLinear(native.pack_floats(*floats, bias=bias), FloatWeight(floats[0]).form, native)
     grouped = _of_one_grouping(weights)
@@ -267,10 +281,31 @@ def _fits_bfloat16(values: torch.Tensor) -> bool:
     return values.dtype is torch.float16 and bool((values.bfloat16().float() == values.float()).all())
 
 
+def _are_of_one_table(weights: Sequence[HeldWeight]) -> bool:
+    """Return whether all are places in the same table, in groups of the same size."""
+    first = weights[0]
+    return isinstance(first, LevelWeight) and all(
+        isinstance(weight, LevelWeight) and weight.group == first.group and torch.equal(weight.levels, first.levels)
+        for weight in weights
+    )
+
+
+def _of_one_order(weights: Sequence[HeldWeight], most_apart: int) -> Sequence[HeldWeight]:
+    """Return all as they are if rows can be put in order for all of them at once; else those with an order of inputs as bfloat16."""
+    orders = [weight.order if isinstance(weight, GroupedWeight) else None for weight in weights]
+    found = [order for order in orders if order is not None]
+    is_small = all(weight.group <= most_apart for weight in weights if isinstance(weight, GroupedWeight))
+    if not found or (len(found) == len(orders) and is_small and all(torch.equal(order, found[0]) for order in found)):
+        return weights
+    return [
+        weight if order is None else FloatWeight(weight.dequantised().bfloat16())
+        for weight, order in zip(weights, orders, strict=True)
+    ]
+
+
 def _of_one_grouping(weights: Sequence[HeldWeight]) -> list[GroupedWeight]:
-    """Return all with the same bits and groups, the values as they are."""
-    grouped = [_in_groups(weight) if isinstance(weight, ChannelWeight) else weight for weight in weights]
-    found = [weight for weight in grouped if isinstance(weight, GroupedWeight)]
+    """Return all with the same bits and groups, the values as they are; they have one order of inputs."""
+    found = [weight if isinstance(weight, GroupedWeight) else _in_groups(weight) for weight in weights]
     bits, group = max(weight.bits for weight in found), math.gcd(*(weight.group for weight in found))
     _check_group(group)
     return [
@@ -279,14 +314,24 @@ def _of_one_grouping(weights: Sequence[HeldWeight]) -> list[GroupedWeight]:
             weight.scales.repeat_interleave(weight.group // group, 1),
             weight.minimums.repeat_interleave(weight.group // group, 1),
             bits,
+            weight.order,
         )
         for weight in found
     ]
 
 
-def _in_groups(weight: ChannelWeight) -> GroupedWeight:
+def _in_groups(weight: HeldWeight) -> GroupedWeight:
+    """Return a weight of signed integers as unsigned ones."""
+    if isinstance(weight, LevelWeight):
+        return GroupedWeight(_table_of(weight)[weight.values.int()], weight.scales, -128 * weight.scales, 8)
+    assert isinstance(weight, ChannelWeight), "floats were packed before"
     scales = weight.scales[:, None]
     return GroupedWeight(weight.values.view(torch.uint8) ^ 128, scales, -128 * scales, 8)
+
+
+def _table_of(weight: LevelWeight) -> torch.Tensor:
+    """Return the levels plus 128, uint8 ``[16]``."""
+    return weight.levels.view(torch.uint8) ^ 128
 
 
 def _check_group(group: int) -> None:
@@ -297,13 +342,50 @@ def _check_group(group: int) -> None:
 def _pack_groups(weights: list[GroupedWeight], bias: torch.Tensor | None, native: Native) -> Packed:
     zeros = {_zero_of(weight) for weight in weights}
     zero = zeros.pop() if len(zeros) == 1 else -1
-    outputs = [_output_scales(weight) for weight in weights]
+    outputs = [_output_scales(weight.scales, weight.minimums) for weight in weights]
     parts = []
     for weight, output in zip(weights, outputs, strict=True):
         kept = (weight.scales,) if zero >= 0 else (weight.scales, weight.minimums)
         parts.append((weight.values, *((part / output[:, None]).half() for part in kept)))
+    order = weights[0].order
     return native.pack_groups(
-        *parts, bits=weights[0].bits, group=weights[0].group, zero=zero, scales=torch.cat(outputs), bias=bias
+        *parts,
+        kind=f"groups{weights[0].bits}",
+        group=weights[0].group,
+        zero=zero,
+        scales=torch.cat(outputs),
+        bias=bias,
+        order=None if order is None else order.int(),
+    )
+
+
+def _pack_levels(weights: list[LevelWeight], bias: torch.Tensor | None, native: Native) -> Packed:
+    outputs = [_output_scales(weight.scales) for weight in weights]
+    parts = [
+        (weight.values, (weight.scales / output[:, None]).half()) for weight, output in zip(weights, outputs, strict=True)
+    ]
+    return native.pack_groups(
+        *parts,
+        kind="levels4",
+        group=weights[0].group,
+        zero=128,
+        scales=torch.cat(outputs),
+        bias=bias,
+        levels=_table_of(weights[0]),
+    )
+
+
+def _pack_float8(weights: list[Float8Weight], bias: torch.Tensor | None, native: Native) -> Packed:
+    """Return packed floats of 8 bits: the kernel's value of an e4m3 float is a 256th of it, which the scales of the outputs make good."""
+    dtype = weights[0].values.dtype
+    outputs = [_output_scales(weight.scales) for weight in weights]
+    parts = [
+        (weight.values.view(torch.uint8), (weight.scales / output[:, None]).half())
+        for weight, output in zip(weights, outputs, strict=True)
+    ]
+    scales = torch.cat(outputs) * (256 if dtype is torch.float8_e4m3fn else 1)
+    return native.pack_groups(
+        *parts, kind=str(dtype).removeprefix("torch."), group=weights[0].group, zero=0, scales=scales, bias=bias
     )
 
 
@@ -316,17 +398,18 @@ def _zero_of(weight: GroupedWeight) -> int:
     return zero if is_zero else -1
 
 
-def _output_scales(weight: GroupedWeight) -> torch.Tensor:
+def _output_scales(scales: torch.Tensor, minimums: torch.Tensor | None = None) -> torch.Tensor:
     """Return what each output's scales and minimums are divided by, so that float16 holds them, float32 ``[N]``.
 
     A power of two, which rounds nothing; where all groups have one scale, that scale, of which float16 would lose bits, unless
     minimums would lose some by it.
     """
-    largest = torch.maximum(weight.scales.abs(), weight.minimums.abs()).amax(1)
+    minimums = torch.zeros_like(scales) if minimums is None else minimums
+    largest = torch.maximum(scales.abs(), minimums.abs()).amax(1)
     power = torch.ldexp(torch.ones_like(largest), torch.frexp(largest).exponent)
-    first = weight.scales[:, 0]
-    ratios = weight.minimums / first[:, None]
-    is_one = ((weight.scales == first[:, None]) & (ratios.half().float() == ratios)).all(1)
+    first = scales[:, 0]
+    ratios = minimums / first[:, None]
+    is_one = ((scales == first[:, None]) & (ratios.half().float() == ratios)).all(1)
     return torch.where(largest.isfinite(), torch.where(is_one, first, power), torch.nan)
 
 
