@@ -8,12 +8,18 @@ Shapes: N outputs, K inputs, G inputs of one group.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
+from typing import Final
 
 import attrs
 import torch
 
 __all__ = ["ChannelWeight", "FloatWeight", "GroupedWeight", "HeldWeight"]
+
+
+SMALLEST_GROUP: Final = 16
+"""Inputs of the smallest group that cutting inputs leaves: the smallest of any format that is read."""
 
 
 class HeldWeight(ABC):
@@ -36,6 +42,10 @@ class HeldWeight(ABC):
     @abstractmethod
     def rows(self, index: slice | torch.Tensor) -> HeldWeight:
         """Return some outputs; a view where there can be one."""
+
+    @abstractmethod
+    def columns(self, index: slice) -> HeldWeight:
+        """Return a range of inputs, with the same values; a view where there can be one."""
 
 
 @attrs.frozen(eq=False)
@@ -65,6 +75,10 @@ class FloatWeight(HeldWeight):
     def rows(self, index: slice | torch.Tensor) -> FloatWeight:
         """Return some outputs."""
         return FloatWeight(self.values[index])
+
+    def columns(self, index: slice) -> FloatWeight:
+        """Return a range of inputs."""
+        return FloatWeight(self.values[:, index])
 
 
 @attrs.frozen(eq=False)
@@ -96,6 +110,10 @@ class ChannelWeight(HeldWeight):
     def rows(self, index: slice | torch.Tensor) -> ChannelWeight:
         """Return some outputs."""
         return ChannelWeight(self.values[index], self.scales[index])
+
+    def columns(self, index: slice) -> ChannelWeight:
+        """Return a range of inputs, with the scales of all."""
+        return ChannelWeight(self.values[:, index], self.scales)
 
 
 @attrs.frozen(eq=False)
@@ -137,3 +155,17 @@ class GroupedWeight(HeldWeight):
     def rows(self, index: slice | torch.Tensor) -> GroupedWeight:
         """Return some outputs."""
         return attrs.evolve(self, values=self.values[index], scales=self.scales[index], minimums=self.minimums[index])
+
+    def columns(self, index: slice) -> HeldWeight:
+        """Return a range of inputs. Where a group is cut, all groups become smaller, or floats if they would be smaller than 16."""
+        first, last, _ = index.indices(self.values.shape[1])
+        group = math.gcd(self.group, first, last)
+        if group < min(self.group, SMALLEST_GROUP):
+            return FloatWeight(self.dequantised()[:, index])
+        groups = slice(first // group, last // group)
+        return attrs.evolve(
+            self,
+            values=self.values[:, index],
+            scales=self.scales.repeat_interleave(self.group // group, 1)[:, groups],
+            minimums=self.minimums.repeat_interleave(self.group // group, 1)[:, groups],
+        )
