@@ -197,7 +197,7 @@ class Share:
             raise error
         if not everywhere:
             raise ModelLoadError("[parallel]: another rank could not load its share; it says why.")
-        return cast(T, result)
+        return cast("T", result)
 
     def cut(self, model: Any, weights: NamedWeights) -> ShareWeights:
         """Make a model this rank's share, in place; returns the share's weights by their names there.
