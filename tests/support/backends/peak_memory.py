@@ -75,7 +75,12 @@ def of_ranks(path: Path, options: dict[str, Any], **layout: int) -> list[dict[st
     try:
         for rank in range(sizes.num_ranks):
             own = stages[sizes.stage(rank)].address(sizes.tensor_rank(rank))
-            place = {"rank": rank, "layout": layout, "tensor": attrs.asdict(own), "world": attrs.asdict(world.address(rank))}
+            place = {
+                "rank": rank,
+                "layout": layout,
+                "tensor": attrs.asdict(own),
+                "world": attrs.asdict(world.address(rank)),
+            }
             command = [sys.executable, __file__, str(path), json.dumps(options), json.dumps(place)]
             children.append(subprocess.Popen(command, stdout=subprocess.PIPE))
         outputs = [child.communicate()[0] for child in children]

@@ -188,3 +188,11 @@ def test_loading_takes_the_packed_weights_one_layer_and_300_mib_at_most(dtype, o
     assert took["peak"] - took["before"] <= took["weights"] + layer + BOUND
     if not options:
         assert took["weights"] < 1.02 * sum(file.stat().st_size for file in tmp_path.glob("*.safetensors"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", [{"tensor": 2}, {"tensor": 1, "pipeline": 2}], ids=str)
+def test_a_rank_takes_its_packed_share_its_part_of_a_layer_and_300_mib_at_most(layout, tmp_path):
+    layer = save_large(tmp_path, "float32", num_hidden_layers=16, tie_word_embeddings=False)
+    for took in peak_memory.of_ranks(tmp_path, {}, **layout):
+        assert took["peak"] - took["before"] <= took["weights"] + layer // layout["tensor"] + BOUND
