@@ -687,7 +687,13 @@ def test_ranks_share_the_cores(model_path, ranked, monkeypatch):
 def test_shares_of_a_quantised_checkpoint_are_held_as_it_is_and_give_the_tokens_of_one_rank(
     ranked, tmp_path, kind, layout
 ):
-    plain, path = tiny_models.save_model("llama", tmp_path / "plain"), tmp_path / "quantised"
+    from transformers import AutoModelForCausalLM
+
+    config, plain, path = tiny_models._config("llama"), tmp_path / "plain", tmp_path / "quantised"
+    config.hidden_size, config.head_dim, config.intermediate_size = 64, 16, 96  # so that no group is cut
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        AutoModelForCausalLM.from_config(config).save_pretrained(plain)
     quantise_checkpoint(plain, FORMATS[kind], path, tmp_path / "reference")
     one = make()
     one.load(ModelSource(path=str(path)), sampler=ArgmaxSampler())
