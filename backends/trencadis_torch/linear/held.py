@@ -15,7 +15,7 @@ from typing import Final
 import attrs
 import torch
 
-__all__ = ["ChannelWeight", "FloatWeight", "GroupedWeight", "HeldWeight"]
+__all__ = ["ChannelWeight", "FloatWeight", "GroupedWeight", "HeldWeight", "IntegerGroups"]
 
 
 SMALLEST_GROUP: Final = 16
@@ -116,8 +116,32 @@ class ChannelWeight(HeldWeight):
         return ChannelWeight(self.values[:, index], self.scales)
 
 
+class IntegerGroups(HeldWeight):
+    """Unsigned integers with a scale and a minimum for each group of inputs, in memory or where they are stored.
+
+    Attributes:
+        bits: 4 or 8, of a value as it is packed.
+    """
+
+    bits: int
+
+    @property
+    @abstractmethod
+    def group(self) -> int:
+        """G."""
+
+    @property
+    def form(self) -> str:
+        """The form in words."""
+        return f"int{self.bits} in groups of {self.group}"
+
+    @abstractmethod
+    def unpacked(self) -> GroupedWeight:
+        """Return the values, a byte each, in memory."""
+
+
 @attrs.frozen(eq=False)
-class GroupedWeight(HeldWeight):
+class GroupedWeight(IntegerGroups):
     """Unsigned integers with a scale and a minimum for each group of inputs: ``weight = scale · value + minimum``.
 
     Attributes:
@@ -142,10 +166,9 @@ class GroupedWeight(HeldWeight):
         """G."""
         return self.values.shape[1] // self.scales.shape[1]
 
-    @property
-    def form(self) -> str:
-        """The form in words."""
-        return f"int{self.bits} in groups of {self.group}"
+    def unpacked(self) -> GroupedWeight:
+        """Return the same."""
+        return self
 
     def dequantised(self) -> torch.Tensor:
         """Return float32 ``[N, K]``."""

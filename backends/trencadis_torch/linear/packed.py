@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import torch
 from torch import nn
 
-from trencadis_torch.linear.held import ChannelWeight, FloatWeight, GroupedWeight, HeldWeight
+from trencadis_torch.linear.held import ChannelWeight, FloatWeight, GroupedWeight, HeldWeight, IntegerGroups
 from trencadis_torch.linear.native import Native, Packed
 
 __all__ = [
@@ -36,6 +36,9 @@ __all__ = [
 
 AT_ONCE: Final = 1 << 18
 """Weights that are rounded at a time."""
+
+PIECE: Final = 1 << 22
+"""Weights in groups that are packed at a time."""
 
 INT4_GROUP: Final = 32
 """Inputs that share a scale, where this engine rounds to 4 bits."""
@@ -198,8 +201,8 @@ def pack(weights: Sequence[HeldWeight], biases: Sequence[torch.Tensor | None], n
     if any(isinstance(weight, FloatWeight) for weight in weights):
         floats = _of_one_width(weights)
         return PackedLinear(native.pack_floats(*floats, bias=bias), FloatWeight(floats[0]).form, native)
-    grouped = _of_one_grouping(weights)
-    return PackedLinear(_pack_groups(grouped, bias, native), grouped[0].form, native)
+    bits, group = _one_grouping(weights)
+    return PackedLinear(_pack_groups(weights, bits, group, bias, native), f"int{bits} in groups of {group}", native)
 
 
 def held_of(layer: nn.Linear, quantization: str = "none") -> HeldWeight:
@@ -267,26 +270,25 @@ def _fits_bfloat16(values: torch.Tensor) -> bool:
     return values.dtype is torch.float16 and bool((values.bfloat16().float() == values.float()).all())
 
 
-def _of_one_grouping(weights: Sequence[HeldWeight]) -> list[GroupedWeight]:
-    """Return all with the same bits and groups, the values as they are."""
-    grouped = [_in_groups(weight) if isinstance(weight, ChannelWeight) else weight for weight in weights]
-    found = [weight for weight in grouped if isinstance(weight, GroupedWeight)]
-    bits, group = max(weight.bits for weight in found), math.gcd(*(weight.group for weight in found))
+def _one_grouping(weights: Sequence[HeldWeight]) -> tuple[int, int]:
+    """Return the bits and the inputs of a group that all may have, the values as they are."""
+    bits = max(weight.bits if isinstance(weight, IntegerGroups) else 8 for weight in weights)
+    group = math.gcd(*(weight.group if isinstance(weight, IntegerGroups) else weight.shape[1] for weight in weights))
     _check_group(group)
-    return [
-        GroupedWeight(
-            weight.values,
-            weight.scales.repeat_interleave(weight.group // group, 1),
-            weight.minimums.repeat_interleave(weight.group // group, 1),
-            bits,
-        )
-        for weight in found
-    ]
+    return bits, group
 
 
-def _in_groups(weight: ChannelWeight) -> GroupedWeight:
-    scales = weight.scales[:, None]
-    return GroupedWeight(weight.values.view(torch.uint8) ^ 128, scales, -128 * scales, 8)
+def _in_groups(weight: HeldWeight, group: int) -> GroupedWeight:
+    """Return a weight in groups of so many inputs, which divide its own."""
+    if isinstance(weight, ChannelWeight):
+        scales = weight.scales[:, None]
+        found = GroupedWeight(weight.values.view(torch.uint8) ^ 128, scales, -128 * scales, 8)
+    else:
+        assert isinstance(weight, IntegerGroups), "floats are packed as such"
+        found = weight.unpacked()
+    times = found.group // group
+    scales, minimums = (one.repeat_interleave(times, 1) for one in (found.scales, found.minimums))
+    return GroupedWeight(found.values, scales, minimums, found.bits)
 
 
 def _check_group(group: int) -> None:
@@ -294,23 +296,41 @@ def _check_group(group: int) -> None:
         raise ValueError(f"{group} inputs share a scale: at most {MOST_GROUP} can")
 
 
-def _pack_groups(weights: list[GroupedWeight], bias: torch.Tensor | None, native: Native) -> Packed:
-    zeros = {_zero_of(weight) for weight in weights}
-    zero = zeros.pop() if len(zeros) == 1 else -1
-    outputs = [_output_scales(weight) for weight in weights]
-    parts = []
-    for weight, output in zip(weights, outputs, strict=True):
-        kept = (weight.scales,) if zero >= 0 else (weight.scales, weight.minimums)
-        parts.append((weight.values, *((part / output[:, None]).half() for part in kept)))
+def _pack_groups(
+    weights: Sequence[HeldWeight], bits: int, group: int, bias: torch.Tensor | None, native: Native
+) -> Packed:
+    """Pack some outputs at a time, twice unpacked where they are stored: what they have in common decides how."""
+    num_inputs = weights[0].shape[1]
+    step = max(1, PIECE // (num_inputs * native.panel)) * native.panel
+
+    def pieces() -> Iterator[GroupedWeight]:
+        for weight in weights:
+            for first in range(0, weight.shape[0], step):
+                yield _in_groups(weight.rows(slice(first, first + step)), group)
+
+    zeros, outputs = set(), []
+    for piece in pieces():
+        zeros.add(_zero_of(piece))
+        outputs.append(_output_scales(piece))
+    zeros.discard(None)
+    zero = zeros.pop() if len(zeros) == 1 else -1 if zeros else 0
+
+    def parts() -> Iterator[tuple[torch.Tensor, ...]]:
+        for piece, output in zip(pieces(), outputs, strict=True):
+            kept = (piece.scales,) if zero >= 0 else (piece.scales, piece.minimums)
+            yield piece.values, *((part / output[:, None]).half() for part in kept)
+
     return native.pack_groups(
-        *parts, bits=weights[0].bits, group=weights[0].group, zero=zero, scales=torch.cat(outputs), bias=bias
+        parts(), num_inputs=num_inputs, bits=bits, group=group, zero=zero, scales=torch.cat(outputs), bias=bias
     )
 
 
-def _zero_of(weight: GroupedWeight) -> int:
-    """Return the value that stands for nothing, if it is the same of all groups, else -1."""
+def _zero_of(weight: GroupedWeight) -> int | None:
+    """Return the value that stands for nothing, if it is the same of all groups, else -1; None: all weights are zero."""
     ratios = -weight.minimums / weight.scales
     known = ratios[ratios.isfinite()]
+    if not known.numel() and not weight.minimums.any():
+        return None
     zero = int(known[0].round()) if known.numel() else 0
     is_zero = 0 <= zero < 1 << weight.bits and torch.equal(weight.scales * -zero, weight.minimums)
     return zero if is_zero else -1

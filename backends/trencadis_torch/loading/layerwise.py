@@ -28,7 +28,7 @@ from trencadis.faults import as_words
 from trencadis_torch.attention.adapter import switch
 from trencadis_torch.cache.kv_cache import AttentionLayer
 from trencadis_torch.linear.formats.source import WeightSource
-from trencadis_torch.linear.held import HeldWeight
+from trencadis_torch.linear.held import HeldWeight, IntegerGroups
 from trencadis_torch.linear.holding import AS_STORED, FLOAT32, Holding
 from trencadis_torch.linear.native import Native
 from trencadis_torch.linear.packed import pack
@@ -514,7 +514,9 @@ class _Loading:
                 _give(place, weight)
 
     def _hold(self, place: _Place, weight: HeldWeight) -> None:
-        """Let linear layers compute with a weight as it is held; they have no other."""
+        """Let linear layers compute with a weight as it is held; they have no other. A small one is unpacked once for all."""
+        if isinstance(weight, IntegerGroups) and weight.shape[0] * weight.shape[1] <= _ROWS_AT_ONCE:
+            weight = weight.unpacked()
         for module, _ in place.owners:
             assert isinstance(module, nn.Linear), "a place of linear layers"
             self._held[id(module)] = weight

@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from trencadis_torch.linear.held import ChannelWeight, FloatWeight, GroupedWeight, HeldWeight
+from trencadis_torch.linear.formats.gguf_blocks import BlocksWeight
+from trencadis_torch.linear.held import ChannelWeight, FloatWeight, GroupedWeight, HeldWeight, IntegerGroups
 from trencadis_torch.loading.named_weights import NamedWeights
 from trencadis_torch.parallel.cuts import Cut
 from trencadis_torch.parallel.reading import part_of
@@ -107,7 +108,7 @@ def _is_empty(piece: Piece) -> bool:
 
 
 def _part(weight: HeldWeight, cut: Cut | None) -> HeldWeight:
-    """Return a part of a matrix that holds no more than it: a view of a file, or a copy."""
+    """Return a part of a matrix that holds no more than it: a view of a file, a copy, or what is still to be unpacked."""
     if cut is None:
         return weight
     if len(cut.ranges) > 1:
@@ -116,7 +117,9 @@ def _part(weight: HeldWeight, cut: Cut | None) -> HeldWeight:
     one = slice(*cut.ranges[0])
     part = weight.rows(one) if cut.dim == 0 else weight.columns(one)
     missing = cut.size - part.shape[cut.dim]
-    return _copied(part, missing) if missing or cut.dim or not _is_of_a_file(part) else part
+    if not missing and not cut.dim and (_is_of_a_file(part) or isinstance(part, BlocksWeight)):
+        return part
+    return _copied(part.unpacked() if isinstance(part, IntegerGroups) else part, missing)
 
 
 def _is_of_a_file(weight: HeldWeight) -> bool:

@@ -21,9 +21,9 @@ import torch
 from numpy.typing import NDArray
 
 from trencadis.gguf_file import TensorKind
-from trencadis_torch.linear.held import GroupedWeight
+from trencadis_torch.linear.held import GroupedWeight, HeldWeight, IntegerGroups
 
-__all__ = ["FORMS", "GroupedForm", "unpacked"]
+__all__ = ["FORMS", "BlocksWeight", "GroupedForm", "unpacked"]
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
@@ -50,6 +50,52 @@ class GroupedForm:
     bits: int
     group: int
     unpack: Callable[[Bytes], Unpacked]
+
+
+@attrs.frozen(eq=False)
+class BlocksWeight(IntegerGroups):
+    """A matrix as it is stored: what is asked for is unpacked, some outputs of a large one at a time.
+
+    Attributes:
+        raw: Rows as stored, uint8 ``[N, bytes]``.
+        kind: One of :data:`FORMS`.
+        let_go: As of :func:`unpacked`.
+    """
+
+    raw: torch.Tensor
+    kind: TensorKind
+    let_go: Callable[[], None]
+
+    @property
+    def bits(self) -> int:  # type: ignore[override]
+        """4 or 8."""
+        return FORMS[self.kind.name].bits
+
+    @property
+    def group(self) -> int:
+        """G."""
+        return FORMS[self.kind.name].group
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """N and K."""
+        return self.raw.shape[0], self.raw.shape[1] // self.kind.num_bytes * self.kind.block
+
+    def unpacked(self) -> GroupedWeight:
+        """Return the values, a byte each."""
+        return unpacked(self.raw, self.kind, self.let_go)
+
+    def dequantised(self) -> torch.Tensor:
+        """Return float32 ``[N, K]``."""
+        return self.unpacked().dequantised()
+
+    def rows(self, index: slice | torch.Tensor) -> BlocksWeight:
+        """Return some outputs as they are stored."""
+        return attrs.evolve(self, raw=self.raw[index])
+
+    def columns(self, index: slice) -> HeldWeight:
+        """Return a range of inputs, unpacked."""
+        return self.unpacked().columns(index)
 
 
 def unpacked(raw: torch.Tensor, kind: TensorKind, let_go: Callable[[], None]) -> GroupedWeight:
