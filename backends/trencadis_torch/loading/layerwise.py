@@ -59,6 +59,9 @@ _WINDOW: Final = "trencadis_window"
 _ROWS_AT_ONCE: Final = 1 << 24
 """Weights of a linear layer that are dequantised at a time."""
 
+_UNPACKED: Final = 1 << 24
+"""Weights of the largest matrix that is unpacked once, and not whenever some of its rows are needed."""
+
 
 class NotLayerwiseError(Exception):
     """A model cannot be loaded layer by layer; says why. transformers has to load it whole."""
@@ -515,7 +518,7 @@ class _Loading:
 
     def _hold(self, place: _Place, weight: HeldWeight) -> None:
         """Let linear layers compute with a weight as it is held; they have no other. A small one is unpacked once for all."""
-        if isinstance(weight, IntegerGroups) and weight.shape[0] * weight.shape[1] <= _ROWS_AT_ONCE:
+        if isinstance(weight, IntegerGroups) and weight.shape[0] * weight.shape[1] <= _UNPACKED:
             weight = weight.unpacked()
         for module, _ in place.owners:
             assert isinstance(module, nn.Linear), "a place of linear layers"
