@@ -308,11 +308,12 @@ def _pack_groups(
             for first in range(0, weight.shape[0], step):
                 yield _in_groups(weight.rows(slice(first, first + step)), group)
 
-    zeros, outputs = set(), []
+    zeros: set[int] = set()
+    outputs = []
     for piece in pieces():
-        zeros.add(_zero_of(piece))
+        found = _zero_of(piece)
+        zeros |= set() if found is None else {found}
         outputs.append(_output_scales(piece))
-    zeros.discard(None)
     zero = zeros.pop() if len(zeros) == 1 else -1 if zeros else 0
 
     def parts() -> Iterator[tuple[torch.Tensor, ...]]:
