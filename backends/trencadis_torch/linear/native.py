@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -142,7 +143,7 @@ class Native:
         num_inputs = weights[0].shape[1]
         packed, at = self._room(sum(map(len, weights)), num_inputs, kind, num_inputs, 0, bias=bias)
         first = 0
-        for (part,) in self._parts(*((weight,) for weight in weights)):
+        for (part,) in self._parts((weight,) for weight in weights):
             self._library.trencadis_pack_floats(at, part.data_ptr(), len(part), first, packed.weights.data_ptr())
             first += len(part)
         return packed
@@ -158,7 +159,7 @@ class Native:
         num_inputs = weights[0][0].shape[1]
         packed, at = self._room(len(scales), num_inputs, KINDS["channels"], num_inputs, 128, scales=scales, bias=bias)
         first = 0
-        for (part,) in self._parts(*((values,) for values, _ in weights)):
+        for (part,) in self._parts((values,) for values, _ in weights):
             values = part.view(torch.uint8) ^ 128
             self._library.trencadis_pack_ints(
                 at, values.data_ptr(), None, None, len(part), first, packed.weights.data_ptr()
@@ -168,7 +169,9 @@ class Native:
 
     def pack_groups(
         self,
-        *weights: tuple[torch.Tensor, ...],
+        weights: Iterable[tuple[torch.Tensor, ...]],
+        *,
+        num_inputs: int,
         kind: str,
         group: int,
         zero: int,
@@ -180,7 +183,9 @@ class Native:
         """Return weights ``[N, K]`` of a byte or half of one, with the scale of each group; several side by side.
 
         Args:
-            weights: Values of each layer, uint8 ``[N, K]``, then scales, float16 ``[N, K / G]``, then, if ``zero`` is negative, minimums.
+            weights: Of each layer, or of some of its outputs: values, uint8 ``[N, K]``, then scales, float16 ``[N, K / G]``, then, if
+                ``zero`` is negative, minimums. Taken one at a time.
+            num_inputs: K.
             kind: Name in :data:`KINDS`.
             group: G.
             zero: As in :class:`Packed`; 0 for floats.
@@ -189,12 +194,11 @@ class Native:
             levels: As in :class:`Packed`.
             order: As in :class:`Packed`.
         """
-        num_inputs = weights[0][0].shape[1]
         packed, at = self._room(
             len(scales), num_inputs, KINDS[kind], group, zero, scales=scales, bias=bias, levels=levels, order=order
         )
         first = 0
-        for parts in self._parts(*weights):
+        for parts in self._parts(weights):
             values, its_scales, *minimums = parts
             least = minimums[0].data_ptr() if minimums else None
             self._library.trencadis_pack_ints(
@@ -332,11 +336,16 @@ class Native:
         size = int(self._library.trencadis_packed_bytes(ctypes.addressof(view)))
         return packed._replace(weights=torch.empty(size, dtype=torch.uint8)), ctypes.byref(view)
 
-    def _parts(self, *parts: tuple[torch.Tensor, ...]) -> list[tuple[torch.Tensor, ...]]:
-        """Return contiguous weights; as one where another than the last would end within a panel."""
-        if any(len(part[0]) % self.panel for part in parts[:-1]):
-            parts = (tuple(map(torch.cat, zip(*parts, strict=True))),)
-        return [tuple(tensor.detach().contiguous() for tensor in part) for part in parts]
+    def _parts(self, parts: Iterable[tuple[torch.Tensor, ...]]) -> Iterator[tuple[torch.Tensor, ...]]:
+        """Yield contiguous weights; one that would end within a panel together with the next."""
+        left: tuple[torch.Tensor, ...] = ()
+        for part in parts:
+            whole = tuple(map(torch.cat, zip(left, part, strict=True))) if left else part
+            left = whole if len(whole[0]) % self.panel else ()
+            if not left:
+                yield tuple(tensor.detach().contiguous() for tensor in whole)
+        if left:
+            yield tuple(tensor.detach().contiguous() for tensor in left)
 
 
 def threads_for(num_multiplications: int) -> int:

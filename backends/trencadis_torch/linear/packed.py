@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
 
+import attrs
 import torch
 from torch import nn
 
@@ -26,7 +27,8 @@ from trencadis_torch.linear.held import (
     FloatWeight,
     GroupedWeight,
     HeldWeight,
-    LevelWeight,
+    IntegerGroups,
+    form_of,
 )
 from trencadis_torch.linear.native import Native, Packed
 
@@ -43,6 +45,9 @@ __all__ = [
 
 AT_ONCE: Final = 1 << 18
 """Weights that are rounded at a time."""
+
+PIECE: Final = 1 << 22
+"""Weights in groups that are packed at a time."""
 
 INT4_GROUP: Final = 32
 """Inputs that share a scale, where this engine rounds to 4 bits."""
@@ -184,8 +189,8 @@ def pack(weights: Sequence[HeldWeight], biases: Sequence[torch.Tensor | None], n
 
     Floats of different widths become float32, and so does float16, for which there is no kernel, unless bfloat16 holds all its values.
     Integers of different forms become the narrowest that holds all of their values: 8 bits, in the largest groups that fit into all.
-    Integers beside floats become float32, and those of different orders of inputs bfloat16. Scales of groups are float16, times a float32 of each output: those of more bits are rounded,
-    which changes a weight by less than a hundredth of what rounding it to an integer changed.
+    Integers beside floats become float32, and those of different orders of inputs bfloat16. Scales of groups are
+    float16, times a float32 of each output: those of more bits are rounded, which changes a weight by at most a 2048th.
 
     Args:
         weights: ``[N, K]`` of each layer, the outputs side by side.
@@ -202,9 +207,6 @@ def pack(weights: Sequence[HeldWeight], biases: Sequence[torch.Tensor | None], n
         _check_group(weights[0].shape[1])
         channels = [(weight.values, weight.scales) for weight in weights if isinstance(weight, ChannelWeight)]
         return PackedLinear(native.pack_channels(*channels, bias=bias), weights[0].form, native)
-    if _are_of_one_table(weights):
-        levels = [weight for weight in weights if isinstance(weight, LevelWeight)]
-        return PackedLinear(_pack_levels(levels, bias, native), levels[0].form, native)
     if len({weight.form for weight in weights}) == 1 and isinstance(weights[0], Float8Weight):
         octets = [weight for weight in weights if isinstance(weight, Float8Weight)]
         return PackedLinear(_pack_float8(octets, bias, native), octets[0].form, native)
@@ -212,8 +214,8 @@ def pack(weights: Sequence[HeldWeight], biases: Sequence[torch.Tensor | None], n
     if any(isinstance(weight, (FloatWeight, Float8Weight)) for weight in weights):
         floats = _of_one_width(weights)
         return PackedLinear(native.pack_floats(*floats, bias=bias), FloatWeight(floats[0]).form, native)
-    grouped = _of_one_grouping(weights)
-    return PackedLinear(_pack_groups(grouped, bias, native), grouped[0].form, native)
+    common = _one_grouping(weights)
+    return PackedLinear(_pack_groups(weights, common, bias, native), common.form, native)
 
 
 def held_of(layer: nn.Linear, quantization: str = "none") -> HeldWeight:
@@ -281,20 +283,11 @@ def _fits_bfloat16(values: torch.Tensor) -> bool:
     return values.dtype is torch.float16 and bool((values.bfloat16().float() == values.float()).all())
 
 
-def _are_of_one_table(weights: Sequence[HeldWeight]) -> bool:
-    """Return whether all are places in the same table, in groups of the same size."""
-    first = weights[0]
-    return isinstance(first, LevelWeight) and all(
-        isinstance(weight, LevelWeight) and weight.group == first.group and torch.equal(weight.levels, first.levels)
-        for weight in weights
-    )
-
-
 def _of_one_order(weights: Sequence[HeldWeight], most_apart: int) -> Sequence[HeldWeight]:
     """Return all as they are if rows can be put in order for all of them at once; else those with an order of inputs as bfloat16."""
-    orders = [weight.order if isinstance(weight, GroupedWeight) else None for weight in weights]
+    orders = [weight.order if isinstance(weight, IntegerGroups) else None for weight in weights]
     found = [order for order in orders if order is not None]
-    is_small = all(weight.group <= most_apart for weight in weights if isinstance(weight, GroupedWeight))
+    is_small = all(weight.group <= most_apart for weight in weights if isinstance(weight, IntegerGroups))
     if not found or (len(found) == len(orders) and is_small and all(torch.equal(order, found[0]) for order in found)):
         return weights
     return [
@@ -303,35 +296,52 @@ def _of_one_order(weights: Sequence[HeldWeight], most_apart: int) -> Sequence[He
     ]
 
 
-def _of_one_grouping(weights: Sequence[HeldWeight]) -> list[GroupedWeight]:
-    """Return all with the same bits and groups, the values as they are; they have one order of inputs."""
-    found = [weight if isinstance(weight, GroupedWeight) else _in_groups(weight) for weight in weights]
-    bits, group = max(weight.bits for weight in found), math.gcd(*(weight.group for weight in found))
+class _Grouping(NamedTuple):
+    """What integers of layers side by side have in common.
+
+    Attributes:
+        bits: Of a value as it is packed.
+        group: Inputs that share a scale.
+        levels: Table in which values are places, or None.
+        order: Input of each column, or None.
+    """
+
+    bits: int
+    group: int
+    levels: torch.Tensor | None
+    order: torch.Tensor | None
+
+    @property
+    def form(self) -> str:
+        """It in words."""
+        return form_of(self.bits, self.group, has_levels=self.levels is not None, has_order=self.order is not None)
+
+
+def _one_grouping(weights: Sequence[HeldWeight]) -> _Grouping:
+    """Return the narrowest form and the largest groups that all may have, the values as they are; they have one order of inputs."""
+    integers = [weight for weight in weights if isinstance(weight, IntegerGroups)]
+    tables = [weight.levels for weight in integers if weight.levels is not None]
+    same = len(tables) == len(weights) and all(torch.equal(table, tables[0]) for table in tables)
+    is_wide = len(integers) < len(weights) or (bool(tables) and not same)
+    bits = 8 if is_wide else max(weight.bits for weight in integers)
+    group = math.gcd(*(weight.group if isinstance(weight, IntegerGroups) else weight.shape[1] for weight in weights))
     _check_group(group)
-    return [
-        GroupedWeight(
-            weight.values,
-            weight.scales.repeat_interleave(weight.group // group, 1),
-            weight.minimums.repeat_interleave(weight.group // group, 1),
-            bits,
-            weight.order,
-        )
-        for weight in found
-    ]
+    return _Grouping(bits, group, tables[0] if same else None, integers[0].order if integers else None)
 
 
-def _in_groups(weight: HeldWeight) -> GroupedWeight:
-    """Return a weight of signed integers as unsigned ones."""
-    if isinstance(weight, LevelWeight):
-        return GroupedWeight(_table_of(weight)[weight.values.int()], weight.scales, -128 * weight.scales, 8)
-    assert isinstance(weight, ChannelWeight), "floats were packed before"
-    scales = weight.scales[:, None]
-    return GroupedWeight(weight.values.view(torch.uint8) ^ 128, scales, -128 * scales, 8)
-
-
-def _table_of(weight: LevelWeight) -> torch.Tensor:
-    """Return the levels plus 128, uint8 ``[16]``."""
-    return weight.levels.view(torch.uint8) ^ 128
+def _in_groups(weight: HeldWeight, common: _Grouping) -> GroupedWeight:
+    """Return a weight in groups of so many inputs, which divide its own."""
+    if isinstance(weight, ChannelWeight):
+        scales = weight.scales[:, None]
+        found = GroupedWeight(weight.values.view(torch.uint8) ^ 128, scales, -128 * scales, 8)
+    else:
+        assert isinstance(weight, IntegerGroups), "floats are packed as such"
+        found = weight.unpacked()
+    times = found.group // common.group
+    scales, minimums = (one.repeat_interleave(times, 1) for one in (found.scales, found.minimums))
+    is_place = found.levels is None or common.levels is not None
+    values = found.values if is_place else found.levels[found.values.int()]
+    return attrs.evolve(found, values=values, scales=scales, minimums=minimums, levels=common.levels)
 
 
 def _check_group(group: int) -> None:
@@ -339,39 +349,41 @@ def _check_group(group: int) -> None:
         raise ValueError(f"{group} inputs share a scale: at most {MOST_GROUP} can")
 
 
-def _pack_groups(weights: list[GroupedWeight], bias: torch.Tensor | None, native: Native) -> Packed:
-    zeros = {_zero_of(weight) for weight in weights}
-    zero = zeros.pop() if len(zeros) == 1 else -1
-    outputs = [_output_scales(weight.scales, weight.minimums) for weight in weights]
-    parts = []
-    for weight, output in zip(weights, outputs, strict=True):
-        kept = (weight.scales,) if zero >= 0 else (weight.scales, weight.minimums)
-        parts.append((weight.values, *((part / output[:, None]).half() for part in kept)))
-    order = weights[0].order
+def _pack_groups(weights: Sequence[HeldWeight], common: _Grouping, bias: torch.Tensor | None, native: Native) -> Packed:
+    """Pack some outputs at a time, twice unpacked where they are stored: what they have in common decides how."""
+    num_inputs = weights[0].shape[1]
+    step = max(1, PIECE // (num_inputs * native.panel)) * native.panel
+
+    def pieces() -> Iterator[GroupedWeight]:
+        for weight in weights:
+            for first in range(0, weight.shape[0], step):
+                yield _in_groups(weight.rows(slice(first, first + step)), common)
+
+    zeros: set[int] = set()
+    outputs = []
+    for piece in pieces():
+        found = _zero_of(piece)
+        zeros |= set() if found is None else {found}
+        outputs.append(_output_scales(piece.scales, piece.minimums))
+    zero = zeros.pop() if len(zeros) == 1 else -1 if zeros else 0
+    if common.levels is not None and zero < 0:  # the kernel of tables has no minimums
+        return _pack_groups(weights, common._replace(bits=8, levels=None), bias, native)
+
+    def parts() -> Iterator[tuple[torch.Tensor, ...]]:
+        for piece, output in zip(pieces(), outputs, strict=True):
+            kept = (piece.scales,) if zero >= 0 else (piece.scales, piece.minimums)
+            yield piece.values, *((part / output[:, None]).half() for part in kept)
+
     return native.pack_groups(
-        *parts,
-        kind=f"groups{weights[0].bits}",
-        group=weights[0].group,
+        parts(),
+        num_inputs=num_inputs,
+        kind="levels4" if common.levels is not None else f"groups{common.bits}",
+        group=common.group,
         zero=zero,
         scales=torch.cat(outputs),
         bias=bias,
-        order=None if order is None else order.int(),
-    )
-
-
-def _pack_levels(weights: list[LevelWeight], bias: torch.Tensor | None, native: Native) -> Packed:
-    outputs = [_output_scales(weight.scales) for weight in weights]
-    parts = [
-        (weight.values, (weight.scales / output[:, None]).half()) for weight, output in zip(weights, outputs, strict=True)
-    ]
-    return native.pack_groups(
-        *parts,
-        kind="levels4",
-        group=weights[0].group,
-        zero=128,
-        scales=torch.cat(outputs),
-        bias=bias,
-        levels=_table_of(weights[0]),
+        levels=common.levels,
+        order=None if common.order is None else common.order.int(),
     )
 
 
@@ -383,18 +395,25 @@ def _pack_float8(weights: list[Float8Weight], bias: torch.Tensor | None, native:
         (weight.values.view(torch.uint8), (weight.scales / output[:, None]).half())
         for weight, output in zip(weights, outputs, strict=True)
     ]
-    scales = torch.cat(outputs) * (256 if dtype is torch.float8_e4m3fn else 1)
     return native.pack_groups(
-        *parts, kind=str(dtype).removeprefix("torch."), group=weights[0].group, zero=0, scales=scales, bias=bias
+        parts,
+        num_inputs=weights[0].shape[1],
+        kind=str(dtype).removeprefix("torch."),
+        group=weights[0].group,
+        zero=0,
+        scales=torch.cat(outputs) * (256 if dtype is torch.float8_e4m3fn else 1),
+        bias=bias,
     )
 
 
-def _zero_of(weight: GroupedWeight) -> int:
-    """Return the value that stands for nothing, if it is the same of all groups, else -1."""
+def _zero_of(weight: GroupedWeight) -> int | None:
+    """Return the value that stands for nothing, if it is the same of all groups, else -1; None: all weights are zero."""
     ratios = -weight.minimums / weight.scales
     known = ratios[ratios.isfinite()]
+    if not known.numel() and not weight.minimums.any():
+        return None
     zero = int(known[0].round()) if known.numel() else 0
-    is_zero = 0 <= zero < 1 << weight.bits and torch.equal(weight.scales * -zero, weight.minimums)
+    is_zero = 0 <= zero < 256 and torch.equal(weight.scales * -zero, weight.minimums)
     return zero if is_zero else -1
 
 
