@@ -123,7 +123,7 @@ class Float8Weight(HeldWeight):
 
     def dequantised(self) -> torch.Tensor:
         """Return float32 ``[N, K]``."""
-        grouped = self.values.float().unflatten(1, (-1, self.group))
+        grouped = self.values.float().reshape(len(self.values), -1, self.group)
         return (grouped * self.scales[..., None]).flatten(1)
 
     def rows(self, index: slice | torch.Tensor) -> Float8Weight:
@@ -133,7 +133,7 @@ class Float8Weight(HeldWeight):
 
     def columns(self, index: slice) -> HeldWeight:
         """Return a range of inputs. Where a group is cut, all groups become smaller, or floats if they would be smaller than 16."""
-        cut = _cut(index, *self.values.shape[1:], self.group)
+        cut = _cut(index, self.shape[1], self.group)
         if cut is None:
             return FloatWeight(self.dequantised()[:, index])
         times, groups = cut
@@ -252,7 +252,7 @@ class GroupedWeight(IntegerGroups):
 
     def columns(self, index: slice) -> HeldWeight:
         """Return a range of inputs. Where a group is cut, all groups become smaller, or floats if they would be smaller than 16."""
-        cut = None if self.order is not None else _cut(index, *self.values.shape[1:], self.group)
+        cut = None if self.order is not None else _cut(index, self.shape[1], self.group)
         if cut is None:
             floats = self.dequantised()[:, index]
             return FloatWeight(floats if self.order is None else floats.bfloat16())

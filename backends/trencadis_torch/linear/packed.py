@@ -214,8 +214,7 @@ def pack(weights: Sequence[HeldWeight], biases: Sequence[torch.Tensor | None], n
     if any(isinstance(weight, (FloatWeight, Float8Weight)) for weight in weights):
         floats = _of_one_width(weights)
         return PackedLinear(native.pack_floats(*floats, bias=bias), FloatWeight(floats[0]).form, native)
-    common = _one_grouping(weights)
-    return PackedLinear(_pack_groups(weights, common, bias, native), common.form, native)
+    return _pack_groups(weights, _one_grouping(weights), bias, native)
 
 
 def held_of(layer: nn.Linear, quantization: str = "none") -> HeldWeight:
@@ -339,8 +338,9 @@ def _in_groups(weight: HeldWeight, common: _Grouping) -> GroupedWeight:
         found = weight.unpacked()
     times = found.group // common.group
     scales, minimums = (one.repeat_interleave(times, 1) for one in (found.scales, found.minimums))
-    is_place = found.levels is None or common.levels is not None
-    values = found.values if is_place else found.levels[found.values.int()]
+    values = found.values
+    if found.levels is not None and common.levels is None:
+        values = found.levels[values.int()]
     return attrs.evolve(found, values=values, scales=scales, minimums=minimums, levels=common.levels)
 
 
@@ -349,7 +349,9 @@ def _check_group(group: int) -> None:
         raise ValueError(f"{group} inputs share a scale: at most {MOST_GROUP} can")
 
 
-def _pack_groups(weights: Sequence[HeldWeight], common: _Grouping, bias: torch.Tensor | None, native: Native) -> Packed:
+def _pack_groups(
+    weights: Sequence[HeldWeight], common: _Grouping, bias: torch.Tensor | None, native: Native
+) -> PackedLinear:
     """Pack some outputs at a time, twice unpacked where they are stored: what they have in common decides how."""
     num_inputs = weights[0].shape[1]
     step = max(1, PIECE // (num_inputs * native.panel)) * native.panel
@@ -374,7 +376,7 @@ def _pack_groups(weights: Sequence[HeldWeight], common: _Grouping, bias: torch.T
             kept = (piece.scales,) if zero >= 0 else (piece.scales, piece.minimums)
             yield piece.values, *((part / output[:, None]).half() for part in kept)
 
-    return native.pack_groups(
+    packed = native.pack_groups(
         parts(),
         num_inputs=num_inputs,
         kind="levels4" if common.levels is not None else f"groups{common.bits}",
@@ -385,6 +387,7 @@ def _pack_groups(weights: Sequence[HeldWeight], common: _Grouping, bias: torch.T
         levels=common.levels,
         order=None if common.order is None else common.order.int(),
     )
+    return PackedLinear(packed, common.form, native)
 
 
 def _pack_float8(weights: list[Float8Weight], bias: torch.Tensor | None, native: Native) -> Packed:

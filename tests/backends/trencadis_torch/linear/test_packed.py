@@ -94,7 +94,7 @@ def test_embeddings_are_the_rows_of_the_weights_they_share(form):
     ids = torch.tensor([[0, 130, 77]])
     found = RowsEmbedding(pack([held], [None], native()), 3.0)(ids)
     expected = held.dequantised()[ids] * 3.0
-    if "int4" in form or "minimums" in form or "group" in form:  # scales are held in float16
+    if "int" in form or "levels" in form:  # scales are held in float16, and multiplied by that of the embeddings first
         torch.testing.assert_close(found, expected, atol=float(expected.abs().max()) * 2**-10, rtol=0)
     else:
         assert torch.equal(found, expected)
@@ -177,7 +177,8 @@ def test_several_forms_become_the_narrowest_that_holds_them_all(weights, form):
     assert made.form == form
     found = made.rows(torch.arange(made.out_features), 1.0)
     expected = torch.cat([weight.dequantised() for weight in weights])
-    torch.testing.assert_close(found, expected, rtol=2**-8 if form == "bfloat16" else 2**-10, atol=2**-10)
+    is_rounded = "bfloat16" in form or (form == "float32" and any("act-order" in weight.form for weight in weights))
+    torch.testing.assert_close(found, expected, rtol=2**-8 if is_rounded else 2**-10, atol=2**-9)
 
 
 @needs_native
