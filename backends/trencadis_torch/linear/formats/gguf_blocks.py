@@ -132,8 +132,8 @@ def unpacked(raw: torch.Tensor, kind: TensorKind, let_go: Callable[[], None]) ->
         if first // step % _LET_GO_EVERY == _LET_GO_EVERY - 1:
             let_go()
     let_go()
-    found = (torch.from_numpy(values), torch.from_numpy(scales), torch.from_numpy(minimums))
-    return GroupedWeight(*found, form.bits, form.table)
+    tensors = (torch.from_numpy(values), torch.from_numpy(scales), torch.from_numpy(minimums))
+    return GroupedWeight(*tensors, form.bits, form.table)
 
 
 def _half(blocks: Bytes, at: int) -> Floats:
