@@ -4,7 +4,7 @@
 //
 //     FLOAT      float32   [K][PANEL]
 //     BFLOAT     bfloat16  [K / 2][PANEL][2], widened where it is used: the sums are those of the same weights in float32
-//     E4M3       float8    for each group of inputs [G][PANEL], then its scales [PANEL] in float16; widened where it is used
+//     E4M3       float8    for each group of inputs [G / 2][PANEL][2], then its scales [PANEL] in float16; widened where it is used
 //     E5M2       float8    the same
 //     CHANNELS   8 bits    [K / 4][PANEL][4], one scale for each output
 //     GROUPS8    8 bits    for each group of inputs [G / 4][PANEL][4], then its scales [PANEL] in float16, and its minimums, if it has some
@@ -317,7 +317,7 @@ Form form_of(const Product& w) { return w.kind == GROUPS4 ? INT4 : w.kind == LEV
 // What is the same of all groups of a layer.
 struct Grouping {
     int64_t count;        // groups
-    int64_t num_words;    // of each output; of float8: bytes
+    int64_t num_words;    // of each output; of float8: pairs
     int64_t value_bytes;  // of a panel's values, before its scales
     int64_t bytes;        // of a panel's group
     int64_t row_bytes;    // of a row's group
@@ -325,8 +325,8 @@ struct Grouping {
 
 Grouping grouping(const Product& w) {
     const Form form = form_of(w);
-    const int64_t each = is_float8(w) ? 1 : form == INT8 ? 4 : 8, num_words = (w.group + each - 1) / each;
-    const int64_t value_bytes = num_words * PANEL * (is_float8(w) ? 1 : 4), scales = w.kind == CHANNELS ? 0 : w.zero < 0 ? 2 : 1;
+    const int64_t each = is_float8(w) ? 2 : form == INT8 ? 4 : 8, num_words = (w.group + each - 1) / each;
+    const int64_t value_bytes = num_words * PANEL * (is_float8(w) ? 2 : 4), scales = w.kind == CHANNELS ? 0 : w.zero < 0 ? 2 : 1;
     const int64_t parts = form == INT4 ? PARTS<INT4> : form == LEVELS ? PARTS<LEVELS> : PARTS<INT8>;
     return {w.num_inputs / w.group, num_words, value_bytes, value_bytes + scales * PANEL * 2, num_words * 4 * parts};
 }
@@ -351,29 +351,42 @@ int64_t row_bytes(const Product& w) {
     return whole(groups.count * (sizeof(Head) + groups.row_bytes), 64);
 }
 
-// From float8, as float16 of the same exponent's range: E4M3 by a factor of 2 ** -8, which is in the scales of the outputs.
-Floats widened(const uint8_t* from, bool has_four) {
-    typedef int8_t Octets __attribute__((vector_size(LANES)));
-    Octets given;
-    std::memcpy(&given, from, sizeof given);
-    const Halves shifted = __builtin_convertvector(given, Halves) << 8;
-    return widened(has_four ? (shifted >> 1 & static_cast<int16_t>(0xbfff)) : shifted);
-}
+// Floats of 8 bits as float16, which has room for their exponents: E4M3 by a factor of 2 ** -8, which is in the scales of the outputs.
+struct Float8 {
+    int shift;
+    int16_t kept;
+
+    explicit Float8(const Product& w) : shift(w.kind == E4M3 ? 1 : 0), kept(static_cast<int16_t>(w.kind == E4M3 ? 0xbf80 : 0xff00)) {}
+
+    // Of those in the upper bytes.
+    Floats widened(Halves bytes) const { return ::widened(bytes >> shift & kept); }
+};
 
 template <int ROWS>
 void float8_rows(const Product& w, const Linear& layer, const float* x, int64_t stride, const uint8_t* panel, int64_t row, int64_t first) {
     const Grouping groups = grouping(w);
-    const bool has_four = w.kind == E4M3;
+    const Float8 float8(w);
     const float* source = x + row * stride;
     Floats sums[ROWS][COLUMNS] = {};
     for (int64_t g = 0; g < groups.count; ++g, panel += groups.bytes, source += w.group) {
         Floats parts[ROWS][COLUMNS] = {};
-        for (int64_t k = 0; k < w.group; ++k) {
+        for (int64_t k = 0; k < w.group; k += 2) {
+            const uint8_t* weights = panel + k * PANEL;
+            Halves both[COLUMNS];
+            for (int c = 0; c < COLUMNS; ++c) {
+                __builtin_prefetch(weights + c * LANES * 2 + AHEAD);
+                std::memcpy(both + c, weights + c * LANES * 2, sizeof both[c]);
+            }
             Floats values[COLUMNS];
-            __builtin_prefetch(panel + k * PANEL + AHEAD);
-            for (int c = 0; c < COLUMNS; ++c) values[c] = widened(panel + k * PANEL + c * LANES, has_four);
+            for (int c = 0; c < COLUMNS; ++c) values[c] = float8.widened(both[c] << 8);
             for (int m = 0; m < ROWS; ++m) {
                 const Floats value = source[m * stride + k] - Floats{};
+                for (int c = 0; c < COLUMNS; ++c) parts[m][c] += value * values[c];
+            }
+            if (k + 1 == w.group) break;
+            for (int c = 0; c < COLUMNS; ++c) values[c] = float8.widened(both[c]);
+            for (int m = 0; m < ROWS; ++m) {
+                const Floats value = source[m * stride + k + 1] - Floats{};
                 for (int c = 0; c < COLUMNS; ++c) parts[m][c] += value * values[c];
             }
         }
@@ -389,10 +402,10 @@ void float8_rows(const Product& w, const Linear& layer, const float* x, int64_t 
     }
 }
 
-// SCALES: of a group in a panel, none, scales, or scales and minimums.
-template <int ROWS, int FORM, int SCALES>
+template <int ROWS, int FORM>
 void int_rows(const Product& w, const Linear& layer, const uint8_t* rows, const uint8_t* panel, int64_t row, int64_t first) {
     const Grouping groups = grouping(w);
+    const bool has_scales = w.kind != CHANNELS, has_minimums = w.zero < 0;
     const int64_t stride = row_bytes(w), chunk = FORM == INT4 && WIDENS ? CHUNK : groups.num_words;
     const uint8_t* source = rows + row * stride;
     Words table = {};
@@ -430,12 +443,14 @@ void int_rows(const Product& w, const Linear& layer, const uint8_t* rows, const 
         }
         const uint16_t* scales = reinterpret_cast<const uint16_t*>(panel + groups.value_bytes);
         for (int c = 0; c < COLUMNS; ++c) {
-            const Floats scale = SCALES ? widened(scales + c * LANES) : Floats{} + 1.0f;
-            const Floats minimum = SCALES > 1 ? widened(scales + PANEL + c * LANES) : Floats{};
-            for (int m = 0; m < ROWS; ++m) {
+            const Floats scale = has_scales ? widened(scales + c * LANES) : Floats{} + 1.0f;
+            for (int m = 0; m < ROWS; ++m)
                 sums[m][c] += __builtin_convertvector(all[m][c], Floats) * (scale * heads[m].scale);
-                if (SCALES > 1) sums[m][c] += minimum * heads[m].total;
-            }
+        }
+        if (!has_minimums) continue;
+        for (int c = 0; c < COLUMNS; ++c) {
+            const Floats minimum = widened(scales + PANEL + c * LANES);
+            for (int m = 0; m < ROWS; ++m) sums[m][c] += minimum * heads[m].total;
         }
     }
     for (int m = 0; m < ROWS; ++m) {
@@ -465,11 +480,6 @@ void in_runs(int64_t row, int64_t end, const Run& run) {
         default: function<6 __VA_OPT__(, ) __VA_ARGS__> arguments; break;        \
     }
 
-template <int FORM, int SCALES>
-void int_panel(const Product& w, const Linear& layer, const uint8_t* rows, const uint8_t* panel, int64_t row, int count, int64_t first) {
-    BY_SIZE(count, int_rows, (w, layer, rows, panel, row, first), FORM, SCALES)
-}
-
 // Rows that go into a product: floats [M, K], and bytes of the rows that were quantised for it.
 struct Input {
     const float* rows;
@@ -484,15 +494,10 @@ void multiply_panel(const Product& w, const Linear& layer, const Input& in, int6
         case BFLOAT: BY_SIZE(count, bfloat_rows, (layer, in.rows, stride, reinterpret_cast<const uint16_t*>(panel), row, first)) break;
         case E4M3:
         case E5M2: BY_SIZE(count, float8_rows, (w, layer, in.rows, stride, panel, row, first)) break;
-        case CHANNELS: int_panel<INT8, 0>(w, layer, in.bytes, panel, row, count, first); break;
-        case GROUPS8:
-            if (w.zero < 0) int_panel<INT8, 2>(w, layer, in.bytes, panel, row, count, first);
-            else int_panel<INT8, 1>(w, layer, in.bytes, panel, row, count, first);
-            break;
-        case LEVELS4: int_panel<LEVELS, 1>(w, layer, in.bytes, panel, row, count, first); break;
-        default:
-            if (w.zero < 0) int_panel<INT4, 2>(w, layer, in.bytes, panel, row, count, first);
-            else int_panel<INT4, 1>(w, layer, in.bytes, panel, row, count, first);
+        case CHANNELS:
+        case GROUPS8: BY_SIZE(count, int_rows, (w, layer, in.bytes, panel, row, first), INT8) break;
+        case LEVELS4: BY_SIZE(count, int_rows, (w, layer, in.bytes, panel, row, first), LEVELS) break;
+        default: BY_SIZE(count, int_rows, (w, layer, in.bytes, panel, row, first), INT4)
     }
 }
 
@@ -571,7 +576,7 @@ struct Place {
 };
 
 Place place(const Product& w, int64_t k, int64_t output) {
-    if (is_float8(w)) return {k * PANEL + output, 0};
+    if (is_float8(w)) return {(k / 2 * PANEL + output) * 2 + k % 2, 0};
     const Form form = form_of(w);
     if (form == INT8) return {(k / 4 * PANEL + output) * 4 + PLACES[k % 4], 0};
     return {(k / 8 * PANEL + output) * 4 + (form == LEVELS ? PLACES[k % 4] : k % 4), k % 8 < 4 ? 0 : 4};
