@@ -11,10 +11,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+import attrs
 import torch
 
 from trencadis_torch.linear.formats.gguf_blocks import BlocksWeight
-from trencadis_torch.linear.held import ChannelWeight, FloatWeight, GroupedWeight, HeldWeight, IntegerGroups
+from trencadis_torch.linear.held import (
+    ChannelWeight,
+    Float8Weight,
+    FloatWeight,
+    GroupedWeight,
+    HeldWeight,
+    IntegerGroups,
+)
 from trencadis_torch.loading.named_weights import NamedWeights
 from trencadis_torch.parallel.cuts import Cut
 from trencadis_torch.parallel.reading import part_of
@@ -140,5 +148,8 @@ def _copied(weight: HeldWeight, missing: int) -> HeldWeight:
         return FloatWeight(copied(weight.values))
     if isinstance(weight, ChannelWeight):
         return ChannelWeight(copied(weight.values), copied(weight.scales))
+    if isinstance(weight, Float8Weight):
+        return Float8Weight(copied(weight.values.view(torch.uint8)).view(weight.values.dtype), copied(weight.scales))
     assert isinstance(weight, GroupedWeight), "one of the forms that there are"
-    return GroupedWeight(copied(weight.values), copied(weight.scales), copied(weight.minimums), weight.bits)
+    scales, minimums = copied(weight.scales), copied(weight.minimums)
+    return attrs.evolve(weight, values=copied(weight.values), scales=scales, minimums=minimums)
