@@ -252,10 +252,14 @@ class TorchBackend(Backend):
 
     def _load_layerwise(self, files: ModelFiles, phases: Phases) -> LoadedDecoder | None:
         """Load a decoder layer by layer; None: transformers has to load it whole, as the log says."""
-        reason = self._obstacle_to_layers(files)
+        reason, share = self._obstacle_to_layers(files), self._share
+        if share is not None and self._device.type == "cpu" and not share.agree_everywhere(not reason):
+            reason = reason or "it is on another rank"
         if not reason:
             try:
-                return self._load_source(files, open_source(files.name, files.options, files.config), phases)
+                open_files = functools.partial(open_source, files.name, files.options, files.config)
+                source = open_files() if share is None else share.prepared(open_files)
+                return self._load_source(files, source, phases)
             except (NotLayerwiseError, OSError) as error:
                 reason = str(error)
         self._held = f"loaded whole: {reason}"
@@ -270,14 +274,20 @@ class TorchBackend(Backend):
         """
         num_parameters = sum(math.prod(source.shape(name)) for name in source.names())
         holding = self._holding(files, source, num_parameters)
-        self._prepare_kernels(
-            [Source(native_linear.SOURCE), Source(native_decoder.SOURCE), *self._usual_attention()], phases
-        )
+        decoder = [Source(native_decoder.SOURCE)] if self._share is None else []
+        self._prepare_kernels([Source(native_linear.SOURCE), *decoder, *self._usual_attention()], phases)
         phases.begin("weights")
         self._set_threads(num_parameters)
         loaded = load_layerwise(
-            files, source, holding=holding, native=self._mode.native(), prepare=fix_dynamic_frequencies
+            files,
+            source,
+            holding=holding,
+            native=self._mode.native(),
+            prepare=fix_dynamic_frequencies,
+            share=self._share,
         )
+        if self._share is not None:
+            self._share.adopt(loaded.model)
         self._held = f"{source.format}; held as {forms_of(loaded.model)}"
         logger.info("%s: %s.", files.source.path, self._held)
         return loaded
@@ -304,8 +314,6 @@ class TorchBackend(Backend):
 
     def _obstacle_to_layers(self, files: ModelFiles) -> str:
         """Return why a decoder is not to be loaded layer by layer; empty: nothing speaks against it."""
-        if self._share is not None:
-            return "ranks divide it"
         if self._device.type != "cpu":
             return f"it goes to {self._device}"
         if self._config.pack != "auto" or not self._may_replace:

@@ -23,7 +23,8 @@ __all__ = ["NAMESPACE", "GraphNative", "define", "graph_native", "kernel_attenti
 NAMESPACE: Final = "trencadis"
 
 _PACKED: Final = (
-    "Tensor weights, Tensor? scales, Tensor? bias, int kind, int group, int zero, int num_outputs, int num_inputs"
+    "Tensor weights, Tensor? scales, Tensor? bias, Tensor? levels, Tensor? order, "
+    "int kind, int group, int zero, int num_outputs, int num_inputs"
 )
 """The fields of packed weights."""
 

@@ -11,6 +11,8 @@ extern "C" {
 
 int64_t trencadis_panel() { return PANEL; }
 
+int64_t trencadis_most_apart() { return MOST_APART; }
+
 int64_t trencadis_has_dot() { return HAS_DOT; }
 
 // Bytes of a layer's panels.
@@ -38,11 +40,11 @@ void trencadis_pack_floats(const Product* w, const void* given, int64_t num_outp
     }
 }
 
-// The same of integers [N, K] below 2 ** bits, with the scales and minimums of their groups, float16 [N, K / G]; null where there are none.
+// The same of what is stored in a byte or half of one, [N, K], with the scales and minimums of their groups, float16 [N, K / G]; null where there are none.
 void trencadis_pack_ints(const Product* w, const uint8_t* values, const uint16_t* scales, const uint16_t* minimums,
                          int64_t num_outputs, int64_t first, uint8_t* out) {
     const Grouping groups = grouping(*w);
-    const int64_t size = panel_bytes(*w), bits = bits_of(*w);
+    const int64_t size = panel_bytes(*w);
 #pragma omp parallel for
     for (int64_t n = 0; n < num_outputs; n += PANEL) {
         uint8_t* group = out + (first + n) / PANEL * size;
@@ -53,7 +55,7 @@ void trencadis_pack_ints(const Product* w, const uint8_t* values, const uint16_t
             for (int64_t i = 0; i < count; ++i) {
                 const uint8_t* from = values + (n + i) * w->num_inputs + g * w->group;
                 for (int64_t k = 0; k < w->group; ++k) {
-                    const Place at = place(bits, k, i);
+                    const Place at = place(*w, k, i);
                     group[at.byte] |= static_cast<uint8_t>(from[k] << at.shift);
                 }
                 if (scales) after[i] = scales[(n + i) * groups.count + g];

@@ -4,12 +4,15 @@
 //
 //     FLOAT      float32   [K][PANEL]
 //     BFLOAT     bfloat16  [K / 2][PANEL][2], widened where it is used: the sums are those of the same weights in float32
+//     E4M3       float8    for each group of inputs [G / 2][PANEL][2], then its scales [PANEL] in float16; widened where it is used
+//     E5M2       float8    the same
 //     CHANNELS   8 bits    [K / 4][PANEL][4], one scale for each output
 //     GROUPS8    8 bits    for each group of inputs [G / 4][PANEL][4], then its scales [PANEL] in float16, and its minimums, if it has some
 //     GROUPS4    4 bits    the same, [G / 8][PANEL][4]: four inputs in the lower halves of four bytes, four in the upper ones
+//     LEVELS4    4 bits    the same: a value is a place in a table of 16 integers of 8 bits
 //
 // Integers are unsigned. Rows that meet them are quantised to int8 by the largest magnitude of a group's inputs (CHANNELS: of the row's).
-// Sums of a group are exact in int32.
+// Sums of a group are exact in int32. Groups may be of inputs that lie apart: `order` says which input each column of the weights is for.
 //
 // Every output is summed over K in one order and by one accumulator: the bits of a row do not depend on the rows beside it, nor on the
 // number of threads. What ends a row (the last additions, and what is in rows.h) is never inlined: compiled once, it rounds the same
@@ -43,6 +46,7 @@ constexpr int LANES = 4, COLUMNS = 2, MOST_ROWS = 4;
 #endif
 constexpr int PANEL = LANES * COLUMNS;
 constexpr int AHEAD = 2048;  // bytes of weights asked for before they are needed
+constexpr int64_t MOST_APART = 1024;  // inputs of a group that may lie apart
 
 typedef float Floats __attribute__((vector_size(LANES * 4)));
 typedef float LooseFloats __attribute__((vector_size(LANES * 4), aligned(4)));
@@ -62,13 +66,15 @@ Floats as_floats(Words bits) { return reinterpret_cast<Floats>(bits); }
 
 #define ALONE __attribute__((noinline))
 
-enum Kind : int64_t { FLOAT, BFLOAT, CHANNELS, GROUPS8, GROUPS4 };
+enum Kind : int64_t { FLOAT, BFLOAT, E4M3, E5M2, CHANNELS, GROUPS8, GROUPS4, LEVELS4 };
 
 // Weights of a layer. Mirrored by a ctypes structure in native.py: the same fields in the same order, 8 bytes each.
 struct Product {
-    const void* weights;  // panels
-    const float* scales;  // of integers: what each output is multiplied by in the end, [N] padded to whole panels; else null
-    const float* bias;    // [N], or null
+    const void* weights;    // panels
+    const float* scales;    // what each output is multiplied by in the end, [N] padded to whole panels; null: FLOAT and BFLOAT
+    const float* bias;      // [N], or null
+    const uint8_t* levels;  // LEVELS4: the table, [16]; else null
+    const int32_t* order;   // of integers: the input of each column, [K]; null: as they come
     int64_t kind;
     int64_t group;  // inputs that share a scale
     int64_t zero;   // weight = scale * (value - zero); negative: weight = scale * value + minimum
@@ -197,28 +203,57 @@ constexpr int32_t TAKEN8 = 0;
 
 constexpr int CHUNK = 4;  // words of eight values whose sums fit into 16 bits: 8 * 2 * 15 * 127 < 2 ** 15
 
-template <int BITS>
-constexpr int HALVES = BITS == 4 || WIDENS ? 2 : 1;
+// How integers are stored, and by how many bits they are multiplied.
+enum Form { INT8, INT4, LEVELS };
 
-template <int BITS>
-Words half_of(Words w, int half) {
-    if (BITS == 4) return (half ? w >> 4 : w) & 0x0f0f0f0fu;
-    if (!WIDENS) return w;
-    return half ? w >> 8 & 0x00ff00ffu : w & 0x00ff00ffu;
+template <int FORM>
+constexpr int BITS = FORM == INT4 ? 4 : 8;
+
+template <int FORM>
+constexpr int PARTS = FORM == INT4 ? 2 : (FORM == LEVELS ? 2 : 1) * (WIDENS ? 2 : 1);
+
+// The entries of a table, which every 16 bytes hold, at places 0 to 15 in each byte.
+Words looked_up(Words table, Words places) {
+#if defined(__AVX512BW__)
+    return reinterpret_cast<Words>(_mm512_shuffle_epi8(reinterpret_cast<__m512i>(table), reinterpret_cast<__m512i>(places)));
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+    return reinterpret_cast<Words>(_mm256_shuffle_epi8(reinterpret_cast<__m256i>(table), reinterpret_cast<__m256i>(places)));
+#elif defined(__SSSE3__) && !defined(__AVX2__)
+    return reinterpret_cast<Words>(_mm_shuffle_epi8(reinterpret_cast<__m128i>(table), reinterpret_cast<__m128i>(places)));
+#elif defined(__aarch64__)
+    return reinterpret_cast<Words>(vqtbl1q_u8(reinterpret_cast<uint8x16_t>(table), reinterpret_cast<uint8x16_t>(places)));
+#else
+    uint8_t entries[sizeof(Words)], found[sizeof(Words)];
+    std::memcpy(entries, &table, sizeof table);
+    std::memcpy(found, &places, sizeof places);
+    for (uint8_t& one : found) one = entries[one];
+    return words(found);
+#endif
+}
+
+Words halves(Words w, int half) { return (half ? w >> 4 : w) & 0x0f0f0f0fu; }
+Words pairs(Words w, int pair) { return WIDENS ? (pair ? w >> 8 : w) & 0x00ff00ffu : w; }
+
+template <int FORM>
+Words part_of(Words w, int part, Words table) {
+    if (FORM == INT4) return halves(w, part);
+    if (FORM == INT8) return pairs(w, part);
+    constexpr int EACH = PARTS<LEVELS> / 2;
+    return pairs(looked_up(table, halves(w, part / EACH)), part % EACH);
 }
 
 // Four products of each output, added: those of int8 `x` in its bytes, or of two int16.
-template <int BITS>
+template <int FORM>
 Ints dot(Ints sums, Words w, int32_t x) {
 #if defined(DOT)
     return DOT(sums, w, x);
 #elif defined(MADDWD)
     const Ints all = Ints{} + x;
-    if (BITS == 8) return sums + MADDWD(w, all);
+    if (BITS<FORM> == 8) return sums + MADDWD(w, all);
     typedef int16_t Shorts __attribute__((vector_size(LANES * 4)));
     return reinterpret_cast<Ints>(reinterpret_cast<Shorts>(sums) + reinterpret_cast<Shorts>(MADDUBS(w, all)));
 #elif defined(SIGNED_DOT)
-    return SIGNED_DOT(sums, BITS == 8 ? w ^ 0x80808080u : w, x);
+    return SIGNED_DOT(sums, BITS<FORM> == 8 ? w ^ 0x80808080u : w, x);
 #else
     const Words b = Words{} + static_cast<uint32_t>(x);
     for (int shift = 0; shift < 32; shift += 8)
@@ -228,34 +263,42 @@ Ints dot(Ints sums, Words w, int32_t x) {
 }
 
 // From what a chunk begins with, and to what it leaves.
-template <int BITS>
+template <int FORM>
 Ints begun(Ints whole) {
-    return WIDENS && BITS == 4 ? Ints{} : whole;
+    return WIDENS && FORM == INT4 ? Ints{} : whole;
 }
 
-template <int BITS>
+template <int FORM>
 Ints ended(Ints whole, Ints part) {
 #if defined(MADDWD)
-    if (BITS == 4) return whole + MADDWD(part, Ints{} + 0x00010001);
+    if (FORM == INT4) return whole + MADDWD(part, Ints{} + 0x00010001);
 #endif
     return part;
 }
 
-typedef uint16_t Halves __attribute__((vector_size(LANES * 2)));
+typedef int16_t Halves __attribute__((vector_size(LANES * 2)));
 
 // From float16 that is finite.
-Floats widened(const uint16_t* from) {
+Floats widened(Halves given) {
 #if defined(__AVX512F__)
-    return reinterpret_cast<Floats>(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))));
+    return reinterpret_cast<Floats>(_mm512_cvtph_ps(reinterpret_cast<__m256i>(given)));
 #elif defined(__AVX2__) && defined(__F16C__)
-    return reinterpret_cast<Floats>(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+    return reinterpret_cast<Floats>(_mm256_cvtph_ps(reinterpret_cast<__m128i>(given)));
+#elif defined(__aarch64__)
+    return reinterpret_cast<Floats>(vcvt_f32_f16(reinterpret_cast<float16x4_t>(given)));
 #else
+    const Words bits = reinterpret_cast<Words>(__builtin_convertvector(given, Ints)), magnitude = bits & 0x7fffu;
+    // Without float32 below its normal numbers, which cost a hundred cycles each, or are taken for zero.
+    const Floats normal = as_floats((magnitude << 13) + (112u << 23));
+    const Floats least = __builtin_convertvector(reinterpret_cast<Ints>(magnitude), Floats) * 0x1p-24f;
+    return as_floats(reinterpret_cast<Words>(magnitude < 0x400u ? least : normal) | (bits & 0x8000u) << 16);
+#endif
+}
+
+Floats widened(const uint16_t* from) {
     Halves given;
     std::memcpy(&given, from, sizeof given);
-    const Words bits = __builtin_convertvector(given, Words);
-    const Floats magnitude = as_floats((bits & 0x7fffu) << 13) * 0x1p112f;
-    return as_floats(reinterpret_cast<Words>(magnitude) | (bits & 0x8000u) << 16);
-#endif
+    return widened(given);
 }
 
 float widened(uint16_t bits) {
@@ -267,23 +310,25 @@ float widened(uint16_t bits) {
 
 int64_t whole(int64_t number, int64_t of) { return (number + of - 1) / of * of; }
 
+bool is_float8(const Product& w) { return w.kind == E4M3 || w.kind == E5M2; }
 bool is_quantised(const Product& w) { return w.kind >= CHANNELS; }
-int64_t bits_of(const Product& w) { return w.kind == GROUPS4 ? 4 : 8; }
+Form form_of(const Product& w) { return w.kind == GROUPS4 ? INT4 : w.kind == LEVELS4 ? LEVELS : INT8; }
 
 // What is the same of all groups of a layer.
 struct Grouping {
     int64_t count;        // groups
-    int64_t num_words;    // of each output
+    int64_t num_words;    // of each output; of float8: pairs
     int64_t value_bytes;  // of a panel's values, before its scales
     int64_t bytes;        // of a panel's group
     int64_t row_bytes;    // of a row's group
 };
 
 Grouping grouping(const Product& w) {
-    const int64_t bits = bits_of(w), num_words = (w.group + 32 / bits - 1) / (32 / bits);
-    const int64_t value_bytes = num_words * 4 * PANEL, scales = w.kind == CHANNELS ? 0 : w.zero < 0 ? 2 : 1;
-    return {w.num_inputs / w.group, num_words, value_bytes, value_bytes + scales * PANEL * 2,
-            num_words * 4 * (bits == 4 ? HALVES<4> : HALVES<8>)};
+    const Form form = form_of(w);
+    const int64_t each = is_float8(w) ? 2 : form == INT8 ? 4 : 8, num_words = (w.group + each - 1) / each;
+    const int64_t value_bytes = num_words * PANEL * (is_float8(w) ? 2 : 4), scales = w.kind == CHANNELS ? 0 : w.zero < 0 ? 2 : 1;
+    const int64_t parts = form == INT4 ? PARTS<INT4> : form == LEVELS ? PARTS<LEVELS> : PARTS<INT8>;
+    return {w.num_inputs / w.group, num_words, value_bytes, value_bytes + scales * PANEL * 2, num_words * 4 * parts};
 }
 
 int64_t panel_bytes(const Product& w) {
@@ -306,12 +351,66 @@ int64_t row_bytes(const Product& w) {
     return whole(groups.count * (sizeof(Head) + groups.row_bytes), 64);
 }
 
-// SCALES: of a group in a panel, none, scales, or scales and minimums.
-template <int ROWS, int BITS, int SCALES>
+// Floats of 8 bits as float16, which has room for their exponents: E4M3 by a factor of 2 ** -8, which is in the scales of the outputs.
+struct Float8 {
+    int shift;
+    int16_t kept;
+
+    explicit Float8(const Product& w) : shift(w.kind == E4M3 ? 1 : 0), kept(static_cast<int16_t>(w.kind == E4M3 ? 0xbf80 : 0xff00)) {}
+
+    // Of those in the upper bytes.
+    Floats widened(Halves bytes) const { return ::widened(bytes >> shift & kept); }
+};
+
+template <int ROWS>
+void float8_rows(const Product& w, const Linear& layer, const float* x, int64_t stride, const uint8_t* panel, int64_t row, int64_t first) {
+    const Grouping groups = grouping(w);
+    const Float8 float8(w);
+    const float* source = x + row * stride;
+    Floats sums[ROWS][COLUMNS] = {};
+    for (int64_t g = 0; g < groups.count; ++g, panel += groups.bytes, source += w.group) {
+        Floats parts[ROWS][COLUMNS] = {};
+        for (int64_t k = 0; k < w.group; k += 2) {
+            const uint8_t* weights = panel + k * PANEL;
+            Halves both[COLUMNS];
+            for (int c = 0; c < COLUMNS; ++c) {
+                __builtin_prefetch(weights + c * LANES * 2 + AHEAD);
+                std::memcpy(both + c, weights + c * LANES * 2, sizeof both[c]);
+            }
+            Floats values[COLUMNS];
+            for (int c = 0; c < COLUMNS; ++c) values[c] = float8.widened(both[c] << 8);
+            for (int m = 0; m < ROWS; ++m) {
+                const Floats value = source[m * stride + k] - Floats{};
+                for (int c = 0; c < COLUMNS; ++c) parts[m][c] += value * values[c];
+            }
+            if (k + 1 == w.group) break;
+            for (int c = 0; c < COLUMNS; ++c) values[c] = float8.widened(both[c]);
+            for (int m = 0; m < ROWS; ++m) {
+                const Floats value = source[m * stride + k + 1] - Floats{};
+                for (int c = 0; c < COLUMNS; ++c) parts[m][c] += value * values[c];
+            }
+        }
+        const uint16_t* scales = reinterpret_cast<const uint16_t*>(panel + groups.value_bytes);
+        for (int c = 0; c < COLUMNS; ++c) {
+            const Floats scale = widened(scales + c * LANES);
+            for (int m = 0; m < ROWS; ++m) sums[m][c] += parts[m][c] * scale;
+        }
+    }
+    for (int m = 0; m < ROWS; ++m) {
+        for (int c = 0; c < COLUMNS; ++c) sums[m][c] *= load(w.scales + first + c * LANES);
+        finish(layer, row + m, first, sums[m]);
+    }
+}
+
+template <int ROWS, int FORM>
 void int_rows(const Product& w, const Linear& layer, const uint8_t* rows, const uint8_t* panel, int64_t row, int64_t first) {
     const Grouping groups = grouping(w);
-    const int64_t stride = row_bytes(w), chunk = BITS == 4 && WIDENS ? CHUNK : groups.num_words;
+    const bool has_scales = w.kind != CHANNELS, has_minimums = w.zero < 0;
+    const int64_t stride = row_bytes(w), chunk = FORM == INT4 && WIDENS ? CHUNK : groups.num_words;
     const uint8_t* source = rows + row * stride;
+    Words table = {};
+    if (FORM == LEVELS)
+        for (int i = 0; i < LANES / 4; ++i) std::memcpy(reinterpret_cast<uint8_t*>(&table) + 16 * i, w.levels, 16);
     Floats sums[ROWS][COLUMNS] = {};
     for (int64_t g = 0; g < groups.count; ++g, panel += groups.bytes) {
         const uint8_t* x = source + groups.count * sizeof(Head) + g * groups.row_bytes;
@@ -325,31 +424,33 @@ void int_rows(const Product& w, const Linear& layer, const uint8_t* rows, const 
             const int64_t end = begin + chunk < groups.num_words ? begin + chunk : groups.num_words;
             Ints parts[ROWS][COLUMNS];
             for (int m = 0; m < ROWS; ++m)
-                for (int c = 0; c < COLUMNS; ++c) parts[m][c] = begun<BITS>(all[m][c]);
+                for (int c = 0; c < COLUMNS; ++c) parts[m][c] = begun<FORM>(all[m][c]);
             for (int64_t i = begin; i < end; ++i) {
                 const uint8_t* weights = panel + i * PANEL * 4;
                 for (int c = 0; c < COLUMNS; ++c) __builtin_prefetch(weights + c * LANES * 4 + AHEAD);
-                for (int half = 0; half < HALVES<BITS>; ++half) {
+                for (int part = 0; part < PARTS<FORM>; ++part) {
                     Words values[COLUMNS];
-                    for (int c = 0; c < COLUMNS; ++c) values[c] = half_of<BITS>(words(weights + c * LANES * 4), half);
+                    for (int c = 0; c < COLUMNS; ++c) values[c] = part_of<FORM>(words(weights + c * LANES * 4), part, table);
                     for (int m = 0; m < ROWS; ++m) {
                         int32_t four;
-                        std::memcpy(&four, x + m * stride + (i * HALVES<BITS> + half) * 4, 4);
-                        for (int c = 0; c < COLUMNS; ++c) parts[m][c] = dot<BITS>(parts[m][c], values[c], four);
+                        std::memcpy(&four, x + m * stride + (i * PARTS<FORM> + part) * 4, 4);
+                        for (int c = 0; c < COLUMNS; ++c) parts[m][c] = dot<FORM>(parts[m][c], values[c], four);
                     }
                 }
             }
             for (int m = 0; m < ROWS; ++m)
-                for (int c = 0; c < COLUMNS; ++c) all[m][c] = ended<BITS>(all[m][c], parts[m][c]);
+                for (int c = 0; c < COLUMNS; ++c) all[m][c] = ended<FORM>(all[m][c], parts[m][c]);
         }
         const uint16_t* scales = reinterpret_cast<const uint16_t*>(panel + groups.value_bytes);
         for (int c = 0; c < COLUMNS; ++c) {
-            const Floats scale = SCALES ? widened(scales + c * LANES) : Floats{} + 1.0f;
-            const Floats minimum = SCALES > 1 ? widened(scales + PANEL + c * LANES) : Floats{};
-            for (int m = 0; m < ROWS; ++m) {
+            const Floats scale = has_scales ? widened(scales + c * LANES) : Floats{} + 1.0f;
+            for (int m = 0; m < ROWS; ++m)
                 sums[m][c] += __builtin_convertvector(all[m][c], Floats) * (scale * heads[m].scale);
-                if (SCALES > 1) sums[m][c] += minimum * heads[m].total;
-            }
+        }
+        if (!has_minimums) continue;
+        for (int c = 0; c < COLUMNS; ++c) {
+            const Floats minimum = widened(scales + PANEL + c * LANES);
+            for (int m = 0; m < ROWS; ++m) sums[m][c] += minimum * heads[m].total;
         }
     }
     for (int m = 0; m < ROWS; ++m) {
@@ -379,11 +480,6 @@ void in_runs(int64_t row, int64_t end, const Run& run) {
         default: function<6 __VA_OPT__(, ) __VA_ARGS__> arguments; break;        \
     }
 
-template <int BITS, int SCALES>
-void int_panel(const Product& w, const Linear& layer, const uint8_t* rows, const uint8_t* panel, int64_t row, int count, int64_t first) {
-    BY_SIZE(count, int_rows, (w, layer, rows, panel, row, first), BITS, SCALES)
-}
-
 // Rows that go into a product: floats [M, K], and bytes of the rows that were quantised for it.
 struct Input {
     const float* rows;
@@ -396,14 +492,12 @@ void multiply_panel(const Product& w, const Linear& layer, const Input& in, int6
     switch (w.kind) {
         case FLOAT: BY_SIZE(count, float_rows, (layer, in.rows, stride, reinterpret_cast<const float*>(panel), row, first)) break;
         case BFLOAT: BY_SIZE(count, bfloat_rows, (layer, in.rows, stride, reinterpret_cast<const uint16_t*>(panel), row, first)) break;
-        case CHANNELS: int_panel<8, 0>(w, layer, in.bytes, panel, row, count, first); break;
-        case GROUPS8:
-            if (w.zero < 0) int_panel<8, 2>(w, layer, in.bytes, panel, row, count, first);
-            else int_panel<8, 1>(w, layer, in.bytes, panel, row, count, first);
-            break;
-        default:
-            if (w.zero < 0) int_panel<4, 2>(w, layer, in.bytes, panel, row, count, first);
-            else int_panel<4, 1>(w, layer, in.bytes, panel, row, count, first);
+        case E4M3:
+        case E5M2: BY_SIZE(count, float8_rows, (w, layer, in.rows, stride, panel, row, first)) break;
+        case CHANNELS:
+        case GROUPS8: BY_SIZE(count, int_rows, (w, layer, in.bytes, panel, row, first), INT8) break;
+        case LEVELS4: BY_SIZE(count, int_rows, (w, layer, in.bytes, panel, row, first), LEVELS) break;
+        default: BY_SIZE(count, int_rows, (w, layer, in.bytes, panel, row, first), INT4)
     }
 }
 
@@ -457,15 +551,20 @@ int32_t quantise_group(const float* x, int64_t size, int64_t depth, Element* out
 // Write a row as `row_bytes` of a layer.
 ALONE void quantise_row(const Product& w, const float* x, uint8_t* out) {
     const Grouping groups = grouping(w);
-    const int64_t bits = bits_of(w), depth = groups.num_words * (32 / bits);
+    const Form form = form_of(w);
+    const int64_t depth = groups.num_words * (form == INT8 ? 4 : 8);
     uint8_t* values = out + groups.count * sizeof(Head);
-    for (int64_t g = 0; g < groups.count; ++g, values += groups.row_bytes, x += w.group) {
+    float apart[MOST_APART];
+    for (int64_t g = 0; g < groups.count; ++g, values += groups.row_bytes) {
         Head head;
+        const float* from = w.order ? apart : x + g * w.group;
+        if (w.order)
+            for (int64_t k = 0; k < w.group; ++k) apart[k] = x[w.order[g * w.group + k]];
         const bool is_wide = groups.row_bytes > depth;
-        const int32_t sum = is_wide ? quantise_group(x, w.group, depth, reinterpret_cast<int16_t*>(values), &head.scale)
-                                    : quantise_group(x, w.group, depth, reinterpret_cast<int8_t*>(values), &head.scale);
+        const int32_t sum = is_wide ? quantise_group(from, w.group, depth, reinterpret_cast<int16_t*>(values), &head.scale)
+                                    : quantise_group(from, w.group, depth, reinterpret_cast<int8_t*>(values), &head.scale);
         head.total = head.scale * static_cast<float>(sum);
-        head.start = sum * ((bits == 8 ? TAKEN8 : 0) - static_cast<int32_t>(w.zero < 0 ? 0 : w.zero));
+        head.start = sum * ((form == INT4 ? 0 : TAKEN8) - static_cast<int32_t>(w.zero < 0 ? 0 : w.zero));
         std::memcpy(out + g * sizeof(Head), &head, sizeof head);
     }
 }
@@ -476,22 +575,29 @@ struct Place {
     int shift;
 };
 
-Place place(int64_t bits, int64_t k, int64_t output) {
-    if (bits == 8) return {(k / 4 * PANEL + output) * 4 + PLACES[k % 4], 0};
-    return {(k / 8 * PANEL + output) * 4 + k % 4, k % 8 < 4 ? 0 : 4};
+Place place(const Product& w, int64_t k, int64_t output) {
+    if (is_float8(w)) return {(k / 2 * PANEL + output) * 2 + k % 2, 0};
+    const Form form = form_of(w);
+    if (form == INT8) return {(k / 4 * PANEL + output) * 4 + PLACES[k % 4], 0};
+    return {(k / 8 * PANEL + output) * 4 + (form == LEVELS ? PLACES[k % 4] : k % 4), k % 8 < 4 ? 0 : 4};
 }
 
-void read_int_row(const Product& w, const uint8_t* panel, int64_t output, float factor, float* out) {
+float float8_of(uint8_t bits, bool has_four) {
+    const uint16_t shifted = static_cast<uint16_t>(bits << 8);
+    return widened(has_four ? static_cast<uint16_t>((shifted & 0x8000) | (shifted & 0x7fff) >> 1) : shifted);
+}
+
+void read_grouped_row(const Product& w, const uint8_t* panel, int64_t output, float factor, float* out) {
     const Grouping groups = grouping(w);
-    const int64_t bits = bits_of(w);
-    for (int64_t g = 0; g < groups.count; ++g, panel += groups.bytes) {
+    const int32_t mask = w.kind == GROUPS4 || w.kind == LEVELS4 ? 15 : 255;
+    for (int64_t g = 0, column = 0; g < groups.count; ++g, panel += groups.bytes) {
         const uint16_t* scales = reinterpret_cast<const uint16_t*>(panel + groups.value_bytes) + output;
         const float scale = w.kind == CHANNELS ? 1.0f : widened(scales[0]), minimum = w.zero < 0 ? widened(scales[PANEL]) : 0.0f;
-        for (int64_t k = 0; k < w.group; ++k) {
-            const Place at = place(bits, k, output);
-            const int32_t value = panel[at.byte] >> at.shift & ((1 << bits) - 1);
-            const float weight = w.zero < 0 ? static_cast<float>(value) * scale + minimum : static_cast<float>(value - w.zero) * scale;
-            *out++ = weight * factor;
+        for (int64_t k = 0; k < w.group; ++k, ++column) {
+            const Place at = place(w, k, output);
+            const int32_t stored = panel[at.byte] >> at.shift & mask, value = w.levels ? w.levels[stored] : stored;
+            const float number = is_float8(w) ? float8_of(panel[at.byte], w.kind == E4M3) : static_cast<float>(value - (w.zero < 0 ? 0 : w.zero));
+            out[w.order ? w.order[column] : column] = (number * scale + minimum) * factor;
         }
     }
 }
@@ -512,7 +618,7 @@ ALONE void read_row(const Product& w, int64_t id, float scale, float* out) {
             out[k] = value * scale;
         }
     } else {
-        read_int_row(w, panel, output, w.scales[id] * scale, out);
+        read_grouped_row(w, panel, output, w.scales[id] * scale, out);
     }
 }
 

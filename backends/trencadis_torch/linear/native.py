@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -35,7 +36,12 @@ SOURCE: Final = Path(__file__).with_name("linear.cpp")
 ACTIVATIONS: Final = {"silu": 0, "gelu_pytorch_tanh": 1, "gelu": 2, "relu2": 3, "relu": 4}
 """Names in transformers' configurations, and their numbers in the library."""
 
-KINDS: Final = {"float": 0, "bfloat": 1, "channels": 2, "groups8": 3, "groups4": 4}
+KINDS: Final = {
+    name: number
+    for number, name in enumerate(
+        ("float", "bfloat", "float8_e4m3fn", "float8_e5m2", "channels", "groups8", "groups4", "levels4")
+    )
+}
 """Kinds of packed weights, see linear.h, and their numbers in the library."""
 
 SMALL: Final = 1 << 18
@@ -63,7 +69,7 @@ class Product(ctypes.Structure):
     """Mirrors ``Product`` of linear.h."""
 
     _fields_ = (
-        *((name, _AT) for name in ("weights", "scales", "bias")),
+        *((name, _AT) for name in ("weights", "scales", "bias", "levels", "order")),
         *((name, _INT) for name in ("kind", "group", "zero", "num_outputs", "num_inputs")),
     )
 
@@ -73,8 +79,10 @@ class Packed(NamedTuple):
 
     Attributes:
         weights: Panels, uint8.
-        scales: float32 ``[N]``, padded to whole panels: what outputs are multiplied by in the end; None for floats.
+        scales: float32 ``[N]``, padded to whole panels: what outputs are multiplied by in the end; None for floats of 16 and 32 bits.
         bias: float32 ``[N]``, or None.
+        levels: The table of ``levels4``, uint8 ``[16]``; else None.
+        order: Input of each column, int32 ``[K]``, where groups of integers are of inputs that lie apart; else None.
         kind: Number of a kind.
         group: Inputs that share a scale.
         zero: ``weight = scale · (value - zero)``; -1: groups have minimums instead.
@@ -85,6 +93,8 @@ class Packed(NamedTuple):
     weights: torch.Tensor
     scales: torch.Tensor | None
     bias: torch.Tensor | None
+    levels: torch.Tensor | None
+    order: torch.Tensor | None
     kind: int
     group: int
     zero: int
@@ -109,6 +119,7 @@ class Native:
 
     Attributes:
         panel: Outputs that are stored together.
+        most_apart: Inputs that a group may have whose inputs lie apart.
         has_dot: Whether products of 8 bits use the processor's own instruction for them.
     """
 
@@ -118,6 +129,7 @@ class Native:
             function = getattr(library, f"trencadis_{name}")
             function.argtypes, function.restype = arguments, _INT if name in _NUMBERS else None
         self.panel = int(library.trencadis_panel())
+        self.most_apart = int(library.trencadis_most_apart())
         self.has_dot = bool(library.trencadis_has_dot())
 
     def pack_floats(self, *weights: torch.Tensor, bias: torch.Tensor | None = None) -> Packed:
@@ -129,9 +141,9 @@ class Native:
         """
         kind = KINDS["bfloat" if weights[0].dtype is torch.bfloat16 else "float"]
         num_inputs = weights[0].shape[1]
-        packed, at = self._room(sum(map(len, weights)), num_inputs, kind, num_inputs, 0, None, bias)
+        packed, at = self._room(sum(map(len, weights)), num_inputs, kind, num_inputs, 0, bias=bias)
         first = 0
-        for (part,) in self._parts(*((weight,) for weight in weights)):
+        for (part,) in self._parts((weight,) for weight in weights):
             self._library.trencadis_pack_floats(at, part.data_ptr(), len(part), first, packed.weights.data_ptr())
             first += len(part)
         return packed
@@ -145,9 +157,9 @@ class Native:
         """
         scales = torch.cat([scales for _, scales in weights])
         num_inputs = weights[0][0].shape[1]
-        packed, at = self._room(len(scales), num_inputs, KINDS["channels"], num_inputs, 128, scales, bias)
+        packed, at = self._room(len(scales), num_inputs, KINDS["channels"], num_inputs, 128, scales=scales, bias=bias)
         first = 0
-        for (part,) in self._parts(*((values,) for values, _ in weights)):
+        for (part,) in self._parts((values,) for values, _ in weights):
             values = part.view(torch.uint8) ^ 128
             self._library.trencadis_pack_ints(
                 at, values.data_ptr(), None, None, len(part), first, packed.weights.data_ptr()
@@ -157,27 +169,36 @@ class Native:
 
     def pack_groups(
         self,
-        *weights: tuple[torch.Tensor, ...],
-        bits: int,
+        weights: Iterable[tuple[torch.Tensor, ...]],
+        *,
+        num_inputs: int,
+        kind: str,
         group: int,
         zero: int,
         scales: torch.Tensor,
         bias: torch.Tensor | None = None,
+        levels: torch.Tensor | None = None,
+        order: torch.Tensor | None = None,
     ) -> Packed:
-        """Return unsigned weights ``[N, K]`` with the scale of each group; several side by side.
+        """Return weights ``[N, K]`` of a byte or half of one, with the scale of each group; several side by side.
 
         Args:
-            weights: Of each layer: values, uint8 ``[N, K]``, then scales, float16 ``[N, K / G]``, then, if ``zero`` is negative, minimums.
-            bits: 4 or 8.
+            weights: Of each layer, or of some of its outputs: values, uint8 ``[N, K]``, then scales, float16 ``[N, K / G]``, then, if
+                ``zero`` is negative, minimums. Taken one at a time.
+            num_inputs: K.
+            kind: Name in :data:`KINDS`.
             group: G.
-            zero: As in :class:`Packed`.
+            zero: As in :class:`Packed`; 0 for floats.
             scales: float32, of all outputs.
             bias: float32, of all outputs, or None.
+            levels: As in :class:`Packed`.
+            order: As in :class:`Packed`.
         """
-        num_inputs = weights[0][0].shape[1]
-        packed, at = self._room(len(scales), num_inputs, KINDS[f"groups{bits}"], group, zero, scales, bias)
+        packed, at = self._room(
+            len(scales), num_inputs, KINDS[kind], group, zero, scales=scales, bias=bias, levels=levels, order=order
+        )
         first = 0
-        for parts in self._parts(*weights):
+        for parts in self._parts(weights):
             values, its_scales, *minimums = parts
             least = minimums[0].data_ptr() if minimums else None
             self._library.trencadis_pack_ints(
@@ -300,22 +321,31 @@ class Native:
         kind: int,
         group: int,
         zero: int,
-        scales: torch.Tensor | None,
+        *,
+        scales: torch.Tensor | None = None,
         bias: torch.Tensor | None,
+        levels: torch.Tensor | None = None,
+        order: torch.Tensor | None = None,
     ) -> tuple[Packed, Any]:
         """Return packed weights that are still to be written, and the library's view of them."""
         if scales is not None:
             scales = nn.functional.pad(scales.float(), (0, -num_outputs % self.panel))
-        packed = Packed(torch.empty(0, dtype=torch.uint8), scales, bias, kind, group, zero, num_outputs, num_inputs)
+        empty = torch.empty(0, dtype=torch.uint8)
+        packed = Packed(empty, scales, bias, levels, order, kind, group, zero, num_outputs, num_inputs)
         view = product(packed)
         size = int(self._library.trencadis_packed_bytes(ctypes.addressof(view)))
         return packed._replace(weights=torch.empty(size, dtype=torch.uint8)), ctypes.byref(view)
 
-    def _parts(self, *parts: tuple[torch.Tensor, ...]) -> list[tuple[torch.Tensor, ...]]:
-        """Return contiguous weights; as one where another than the last would end within a panel."""
-        if any(len(part[0]) % self.panel for part in parts[:-1]):
-            parts = (tuple(map(torch.cat, zip(*parts, strict=True))),)
-        return [tuple(tensor.detach().contiguous() for tensor in part) for part in parts]
+    def _parts(self, parts: Iterable[tuple[torch.Tensor, ...]]) -> Iterator[tuple[torch.Tensor, ...]]:
+        """Yield contiguous weights; one that would end within a panel together with the next."""
+        left: tuple[torch.Tensor, ...] = ()
+        for part in parts:
+            whole = tuple(map(torch.cat, zip(left, part, strict=True))) if left else part
+            left = whole if len(whole[0]) % self.panel else ()
+            if not left:
+                yield tuple(tensor.detach().contiguous() for tensor in whole)
+        if left:
+            yield tuple(tensor.detach().contiguous() for tensor in left)
 
 
 def threads_for(num_multiplications: int) -> int:

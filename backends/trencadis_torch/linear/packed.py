@@ -4,7 +4,7 @@
                                       └▶ BlockedLinear  float32, by oneDNN through torch, where there is no compiler: low bits may depend
                                                         on how many rows there are
 
-Floats are multiplied as they are. Where weights are integers, rows are rounded to int8 with a scale for each group of inputs, and the sums
+Floats of any width are multiplied in float32. Where weights are integers, rows are rounded to int8 with a scale for each group of inputs, and the sums
 of a group are exact.
 
 Shapes: N outputs, K inputs, G inputs of one group.
@@ -14,13 +14,22 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
 
+import attrs
 import torch
 from torch import nn
 
-from trencadis_torch.linear.held import ChannelWeight, FloatWeight, GroupedWeight, HeldWeight
+from trencadis_torch.linear.held import (
+    ChannelWeight,
+    Float8Weight,
+    FloatWeight,
+    GroupedWeight,
+    HeldWeight,
+    IntegerGroups,
+    form_of,
+)
 from trencadis_torch.linear.native import Native, Packed
 
 __all__ = [
@@ -36,6 +45,9 @@ __all__ = [
 
 AT_ONCE: Final = 1 << 18
 """Weights that are rounded at a time."""
+
+PIECE: Final = 1 << 22
+"""Weights in groups that are packed at a time."""
 
 INT4_GROUP: Final = 32
 """Inputs that share a scale, where this engine rounds to 4 bits."""
@@ -175,10 +187,10 @@ class RowsEmbedding(nn.Module):
 def pack(weights: Sequence[HeldWeight], biases: Sequence[torch.Tensor | None], native: Native | None) -> FusedLinear:
     """Return one layer in place of those that have these weights and the same input, in the form in which they are held.
 
-    Floats of both widths become float32, and so does float16, for which there is no kernel, unless bfloat16 holds all its values.
+    Floats of different widths become float32, and so does float16, for which there is no kernel, unless bfloat16 holds all its values.
     Integers of different forms become the narrowest that holds all of their values: 8 bits, in the largest groups that fit into all.
-    Integers beside floats become float32. Scales of groups are float16, times a float32 of each output: those of more bits are rounded,
-    which changes a weight by less than a hundredth of what rounding it to an integer changed.
+    Integers beside floats become float32, and those of different orders of inputs bfloat16. Scales of groups are
+    float16, times a float32 of each output: those of more bits are rounded, which changes a weight by at most a 2048th.
 
     Args:
         weights: ``[N, K]`` of each layer, the outputs side by side.
@@ -195,11 +207,14 @@ def pack(weights: Sequence[HeldWeight], biases: Sequence[torch.Tensor | None], n
         _check_group(weights[0].shape[1])
         channels = [(weight.values, weight.scales) for weight in weights if isinstance(weight, ChannelWeight)]
         return PackedLinear(native.pack_channels(*channels, bias=bias), weights[0].form, native)
-    if any(isinstance(weight, FloatWeight) for weight in weights):
+    if len({weight.form for weight in weights}) == 1 and isinstance(weights[0], Float8Weight):
+        octets = [weight for weight in weights if isinstance(weight, Float8Weight)]
+        return PackedLinear(_pack_float8(octets, bias, native), octets[0].form, native)
+    weights = _of_one_order(weights, native.most_apart)
+    if any(isinstance(weight, (FloatWeight, Float8Weight)) for weight in weights):
         floats = _of_one_width(weights)
         return PackedLinear(native.pack_floats(*floats, bias=bias), FloatWeight(floats[0]).form, native)
-    grouped = _of_one_grouping(weights)
-    return PackedLinear(_pack_groups(grouped, bias, native), grouped[0].form, native)
+    return _pack_groups(weights, _one_grouping(weights), bias, native)
 
 
 def held_of(layer: nn.Linear, quantization: str = "none") -> HeldWeight:
@@ -267,26 +282,66 @@ def _fits_bfloat16(values: torch.Tensor) -> bool:
     return values.dtype is torch.float16 and bool((values.bfloat16().float() == values.float()).all())
 
 
-def _of_one_grouping(weights: Sequence[HeldWeight]) -> list[GroupedWeight]:
-    """Return all with the same bits and groups, the values as they are."""
-    grouped = [_in_groups(weight) if isinstance(weight, ChannelWeight) else weight for weight in weights]
-    found = [weight for weight in grouped if isinstance(weight, GroupedWeight)]
-    bits, group = max(weight.bits for weight in found), math.gcd(*(weight.group for weight in found))
-    _check_group(group)
+def _of_one_order(weights: Sequence[HeldWeight], most_apart: int) -> Sequence[HeldWeight]:
+    """Return all as they are if rows can be put in order for all of them at once; else those with an order of inputs as bfloat16."""
+    orders = [weight.order if isinstance(weight, IntegerGroups) else None for weight in weights]
+    found = [order for order in orders if order is not None]
+    is_small = all(weight.group <= most_apart for weight in weights if isinstance(weight, IntegerGroups))
+    if not found or (len(found) == len(orders) and is_small and all(torch.equal(order, found[0]) for order in found)):
+        return weights
     return [
-        GroupedWeight(
-            weight.values,
-            weight.scales.repeat_interleave(weight.group // group, 1),
-            weight.minimums.repeat_interleave(weight.group // group, 1),
-            bits,
-        )
-        for weight in found
+        weight if order is None else FloatWeight(weight.dequantised().bfloat16())
+        for weight, order in zip(weights, orders, strict=True)
     ]
 
 
-def _in_groups(weight: ChannelWeight) -> GroupedWeight:
-    scales = weight.scales[:, None]
-    return GroupedWeight(weight.values.view(torch.uint8) ^ 128, scales, -128 * scales, 8)
+class _Grouping(NamedTuple):
+    """What integers of layers side by side have in common.
+
+    Attributes:
+        bits: Of a value as it is packed.
+        group: Inputs that share a scale.
+        levels: Table in which values are places, or None.
+        order: Input of each column, or None.
+    """
+
+    bits: int
+    group: int
+    levels: torch.Tensor | None
+    order: torch.Tensor | None
+
+    @property
+    def form(self) -> str:
+        """It in words."""
+        return form_of(self.bits, self.group, has_levels=self.levels is not None, has_order=self.order is not None)
+
+
+def _one_grouping(weights: Sequence[HeldWeight]) -> _Grouping:
+    """Return the narrowest form and the largest groups that all may have, the values as they are; they have one order of inputs."""
+    integers = [weight for weight in weights if isinstance(weight, IntegerGroups)]
+    tables = [weight.levels for weight in integers if weight.levels is not None]
+    same = len(tables) == len(weights) and all(torch.equal(table, tables[0]) for table in tables)
+    is_wide = len(integers) < len(weights) or (bool(tables) and not same)
+    bits = 8 if is_wide else max(weight.bits for weight in integers)
+    group = math.gcd(*(weight.group if isinstance(weight, IntegerGroups) else weight.shape[1] for weight in weights))
+    _check_group(group)
+    return _Grouping(bits, group, tables[0] if same else None, integers[0].order if integers else None)
+
+
+def _in_groups(weight: HeldWeight, common: _Grouping) -> GroupedWeight:
+    """Return a weight in groups of so many inputs, which divide its own."""
+    if isinstance(weight, ChannelWeight):
+        scales = weight.scales[:, None]
+        found = GroupedWeight(weight.values.view(torch.uint8) ^ 128, scales, -128 * scales, 8)
+    else:
+        assert isinstance(weight, IntegerGroups), "floats are packed as such"
+        found = weight.unpacked()
+    times = found.group // common.group
+    scales, minimums = (one.repeat_interleave(times, 1) for one in (found.scales, found.minimums))
+    values = found.values
+    if found.levels is not None and common.levels is None:
+        values = found.levels[values.int()]
+    return attrs.evolve(found, values=values, scales=scales, minimums=minimums, levels=common.levels)
 
 
 def _check_group(group: int) -> None:
@@ -294,39 +349,89 @@ def _check_group(group: int) -> None:
         raise ValueError(f"{group} inputs share a scale: at most {MOST_GROUP} can")
 
 
-def _pack_groups(weights: list[GroupedWeight], bias: torch.Tensor | None, native: Native) -> Packed:
-    zeros = {_zero_of(weight) for weight in weights}
-    zero = zeros.pop() if len(zeros) == 1 else -1
-    outputs = [_output_scales(weight) for weight in weights]
-    parts = []
-    for weight, output in zip(weights, outputs, strict=True):
-        kept = (weight.scales,) if zero >= 0 else (weight.scales, weight.minimums)
-        parts.append((weight.values, *((part / output[:, None]).half() for part in kept)))
+def _pack_groups(
+    weights: Sequence[HeldWeight], common: _Grouping, bias: torch.Tensor | None, native: Native
+) -> PackedLinear:
+    """Pack some outputs at a time, twice unpacked where they are stored: what they have in common decides how."""
+    num_inputs = weights[0].shape[1]
+    step = max(1, PIECE // (num_inputs * native.panel)) * native.panel
+
+    def pieces() -> Iterator[GroupedWeight]:
+        for weight in weights:
+            for first in range(0, weight.shape[0], step):
+                yield _in_groups(weight.rows(slice(first, first + step)), common)
+
+    zeros: set[int] = set()
+    outputs = []
+    for piece in pieces():
+        found = _zero_of(piece)
+        zeros |= set() if found is None else {found}
+        outputs.append(_output_scales(piece.scales, piece.minimums))
+    zero = zeros.pop() if len(zeros) == 1 else -1 if zeros else 0
+    if common.levels is not None and zero < 0:  # the kernel of tables has no minimums
+        return _pack_groups(weights, common._replace(bits=8, levels=None), bias, native)
+
+    def parts() -> Iterator[tuple[torch.Tensor, ...]]:
+        for piece, output in zip(pieces(), outputs, strict=True):
+            kept = (piece.scales,) if zero >= 0 else (piece.scales, piece.minimums)
+            yield piece.values, *((part / output[:, None]).half() for part in kept)
+
+    packed = native.pack_groups(
+        parts(),
+        num_inputs=num_inputs,
+        kind="levels4" if common.levels is not None else f"groups{common.bits}",
+        group=common.group,
+        zero=zero,
+        scales=torch.cat(outputs),
+        bias=bias,
+        levels=common.levels,
+        order=None if common.order is None else common.order.int(),
+    )
+    return PackedLinear(packed, common.form, native)
+
+
+def _pack_float8(weights: list[Float8Weight], bias: torch.Tensor | None, native: Native) -> Packed:
+    """Return packed floats of 8 bits: the kernel's value of an e4m3 float is a 256th of it, which the scales of the outputs make good."""
+    dtype = weights[0].values.dtype
+    outputs = [_output_scales(weight.scales) for weight in weights]
+    parts = [
+        (weight.values.view(torch.uint8), (weight.scales / output[:, None]).half())
+        for weight, output in zip(weights, outputs, strict=True)
+    ]
     return native.pack_groups(
-        *parts, bits=weights[0].bits, group=weights[0].group, zero=zero, scales=torch.cat(outputs), bias=bias
+        parts,
+        num_inputs=weights[0].shape[1],
+        kind=str(dtype).removeprefix("torch."),
+        group=weights[0].group,
+        zero=0,
+        scales=torch.cat(outputs) * (256 if dtype is torch.float8_e4m3fn else 1),
+        bias=bias,
     )
 
 
-def _zero_of(weight: GroupedWeight) -> int:
-    """Return the value that stands for nothing, if it is the same of all groups, else -1."""
+def _zero_of(weight: GroupedWeight) -> int | None:
+    """Return the value that stands for nothing, if it is the same of all groups, else -1; None: all weights are zero."""
     ratios = -weight.minimums / weight.scales
     known = ratios[ratios.isfinite()]
+    if not known.numel() and not weight.minimums.any():
+        return None
     zero = int(known[0].round()) if known.numel() else 0
-    is_zero = 0 <= zero < 1 << weight.bits and torch.equal(weight.scales * -zero, weight.minimums)
+    is_zero = 0 <= zero < 256 and torch.equal(weight.scales * -zero, weight.minimums)
     return zero if is_zero else -1
 
 
-def _output_scales(weight: GroupedWeight) -> torch.Tensor:
+def _output_scales(scales: torch.Tensor, minimums: torch.Tensor | None = None) -> torch.Tensor:
     """Return what each output's scales and minimums are divided by, so that float16 holds them, float32 ``[N]``.
 
     A power of two, which rounds nothing; where all groups have one scale, that scale, of which float16 would lose bits, unless
     minimums would lose some by it.
     """
-    largest = torch.maximum(weight.scales.abs(), weight.minimums.abs()).amax(1)
+    minimums = torch.zeros_like(scales) if minimums is None else minimums
+    largest = torch.maximum(scales.abs(), minimums.abs()).amax(1)
     power = torch.ldexp(torch.ones_like(largest), torch.frexp(largest).exponent)
-    first = weight.scales[:, 0]
-    ratios = weight.minimums / first[:, None]
-    is_one = ((weight.scales == first[:, None]) & (ratios.half().float() == ratios)).all(1)
+    first = scales[:, 0]
+    ratios = minimums / first[:, None]
+    is_one = ((scales == first[:, None]) & (ratios.half().float() == ratios)).all(1)
     return torch.where(largest.isfinite(), torch.where(is_one, first, power), torch.nan)
 
 

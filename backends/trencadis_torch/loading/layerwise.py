@@ -14,21 +14,21 @@ import copy
 import functools
 import logging
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import attrs
 import torch
 from torch import nn
 from torch.nn import functional
 
-from trencadis.errors import ModelLoadError
+from trencadis.errors import CollectiveError, ModelLoadError
 from trencadis.faults import as_words
 from trencadis_torch.attention.adapter import switch
 from trencadis_torch.cache.kv_cache import AttentionLayer
 from trencadis_torch.linear.formats.source import WeightSource
-from trencadis_torch.linear.held import HeldWeight
+from trencadis_torch.linear.held import HeldWeight, IntegerGroups
 from trencadis_torch.linear.holding import AS_STORED, FLOAT32, Holding
 from trencadis_torch.linear.native import Native
 from trencadis_torch.linear.packed import pack
@@ -39,8 +39,14 @@ from trencadis_torch.loading.loader import ModelFiles, refuse_missing
 from trencadis_torch.loading.named_weights import NamedWeights
 from trencadis_torch.loading.self_check import check_sequences
 from trencadis_torch.loading.skeleton import skeleton
+from trencadis_torch.parallel.modules import GatheredLinear, VocabEmbedding
 
-__all__ = ["LoadedDecoder", "NotLayerwiseError", "load_layerwise"]
+if TYPE_CHECKING:
+    from trencadis_torch.parallel.parts import ShareWeights
+
+__all__ = ["Dividing", "LoadedDecoder", "NotLayerwiseError", "load_layerwise"]
+
+T = TypeVar("T")
 
 logger = logging.getLogger("trencadis.torch")
 
@@ -53,9 +59,37 @@ _WINDOW: Final = "trencadis_window"
 _ROWS_AT_ONCE: Final = 1 << 24
 """Weights of a linear layer that are dequantised at a time."""
 
+_UNPACKED: Final = 1 << 24
+"""Weights of the largest matrix that is unpacked once, and not whenever some of its rows are needed."""
+
 
 class NotLayerwiseError(Exception):
     """A model cannot be loaded layer by layer; says why. transformers has to load it whole."""
+
+
+class Dividing(Protocol):
+    """A rank among others that load the same model; all make the same calls."""
+
+    def prepared(self, prepare: Callable[[], T]) -> T:
+        """Return what something returns that every rank does, and none if one cannot."""
+        ...
+
+    def cut(self, model: Any, weights: NamedWeights) -> ShareWeights:
+        """Make a model this rank's share, in place; returns the share's weights by their names there."""
+        ...
+
+    def agree(self, holds: bool) -> bool:
+        """Return whether something holds on every rank of the stage."""
+        ...
+
+    def agree_everywhere(self, holds: bool) -> bool:
+        """Return whether something holds on every rank."""
+        ...
+
+    @property
+    def layers(self) -> range | None:
+        """Layers of this stage; None: all."""
+        ...
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -85,8 +119,9 @@ def load_layerwise(
     holding: Holding,
     native: Native | None,
     prepare: Callable[[Any], None],
+    share: Dividing | None = None,
 ) -> LoadedDecoder:
-    """Return a decoder on the CPU, its linear layers packed and its known modules fused.
+    """Return a decoder on the CPU, or a rank's share of one, its linear layers packed and its known modules fused.
 
     Args:
         files: The model.
@@ -94,20 +129,16 @@ def load_layerwise(
         holding: The form in which matrices are held.
         native: The compiled library; None: linear layers go to oneDNN one by one, and nothing is fused.
         prepare: Called with the model before any weight is read.
+        share: This rank, of several; None: there is one.
 
     Raises:
-        NotLayerwiseError: Its code does something that needs the whole model.
+        NotLayerwiseError: Its code does something that needs the whole model; on every rank, if on one.
         ModelLoadError: Weights are missing, or the architecture cannot be served; the message names which.
     """
-    model = skeleton(attrs.evolve(files, config=copy.deepcopy(files.config))).eval().requires_grad_(False)
-    check_takes_positions(model)
-    prepare(model)
-    num_parameters = sum(parameter.numel() for parameter in model.parameters())
-    weights = NamedWeights(model, source)
-    _untie(model, weights)
-    _check_complete(model, weights, files)
+    begin = functools.partial(_begin, files, source, prepare, share)
+    model, weights, num_parameters = begin() if share is None else share.prepared(begin)
     sequences = check_sequences(model, num_parameters)
-    loading = _Loading(model, weights, path=files.source.path, holding=holding, native=native)
+    loading = _Loading(model, weights, path=files.source.path, holding=holding, native=native, share=share)
     logits, layers = loading.run(torch.stack([sequences[0], _as_long(model, sequences)]))
     return LoadedDecoder(
         model=model,
@@ -116,6 +147,20 @@ def load_layerwise(
         expected=[one[: len(tokens)] for one, tokens in zip(logits, sequences, strict=True)],
         num_parameters=num_parameters,
     )
+
+
+def _begin(
+    files: ModelFiles, source: WeightSource, prepare: Callable[[Any], None], share: Dividing | None
+) -> tuple[Any, NamedWeights | ShareWeights, int]:
+    """Return a decoder without its weights, or a rank's share of one, what it is filled with, and the parameters of all ranks."""
+    model = skeleton(attrs.evolve(files, config=copy.deepcopy(files.config))).eval().requires_grad_(False)
+    check_takes_positions(model)
+    prepare(model)
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    weights = NamedWeights(model, source)
+    _untie(model, weights)
+    _check_complete(model, weights, files)
+    return model, weights if share is None else share.cut(model, weights), num_parameters
 
 
 def _as_long(model: Any, sequences: list[torch.Tensor]) -> torch.Tensor:
@@ -129,13 +174,8 @@ def _untie(model: Any, weights: NamedWeights) -> None:
     for target, origin in dict(getattr(model, "all_tied_weights_keys", None) or {}).items():
         if not (weights.has(target) and weights.has(origin)):
             continue
-        found = weights.read([target, origin], lambda _: False)
-        one, other = found[target], found[origin]
-        assert isinstance(one, torch.Tensor)
-        assert isinstance(other, torch.Tensor)
-        is_equal = one.shape == other.shape and torch.equal(one, other)
-        weights.let_go()
-        if is_equal:
+        one, other = (weights.matrix(name) or _read_matrix(weights, name) for name in (target, origin))
+        if _are_equal(one, other, weights.let_go):
             continue
         logger.warning(
             "%s and %s are tied by config.json, but differ in the files: they are held one by one.", target, origin
@@ -143,6 +183,31 @@ def _untie(model: Any, weights: NamedWeights) -> None:
         parent, _, name = target.rpartition(".")
         _set(model.get_submodule(parent), name, nn.Parameter(model.get_parameter(target).clone(), requires_grad=False))
         model.all_tied_weights_keys.pop(target)
+
+
+def _read_matrix(weights: NamedWeights, name: str) -> HeldWeight:
+    found = dict(weights.read([name], lambda _: True))[name]
+    assert isinstance(found, HeldWeight), "asked for as a matrix"
+    return found
+
+
+def _are_equal(one: HeldWeight, other: HeldWeight, let_go: Callable[[], None]) -> bool:
+    """Return whether two matrices have the same values; some rows at a time."""
+    if one.shape != other.shape:
+        return False
+    for mine, its in zip(_some_rows(one), _some_rows(other), strict=True):
+        is_equal = torch.equal(mine.dequantised(), its.dequantised())
+        let_go()
+        if not is_equal:
+            return False
+    return True
+
+
+def _some_rows(weight: HeldWeight) -> Iterator[HeldWeight]:
+    """Yield a matrix some rows at a time."""
+    num_outputs, num_inputs = weight.shape
+    step = max(1, _ROWS_AT_ONCE // num_inputs)
+    return (weight.rows(slice(first, first + step)) for first in range(0, num_outputs, step))
 
 
 def _check_complete(model: Any, weights: NamedWeights, files: ModelFiles) -> None:
@@ -188,7 +253,7 @@ class _Place:
     is_linear: bool
 
 
-def _places(model: Any) -> dict[str, _Place]:
+def _places(model: Any, weights: NamedWeights | ShareWeights) -> dict[str, _Place]:
     """Return the weights that a model has, and its files have to give, by their names."""
     stored = model.state_dict(keep_vars=True)
     places: dict[str, _Place] = {}
@@ -203,7 +268,8 @@ def _places(model: Any) -> dict[str, _Place]:
             place.owners.append((module, own))
             place.is_linear &= type(module) is nn.Linear and own == "weight"
             places[name] = place
-    return places
+    # What stands for another stage's modules has parameters that no file gives.
+    return {name: place for name, place in places.items() if any(map(weights.has, place.names))}
 
 
 def _own_tensors(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
@@ -235,10 +301,18 @@ class _Loading:
         path: The model's, for errors.
         holding: The form in which matrices are held.
         native: The compiled library, or None.
+        share: This rank, of several; None: there is one.
     """
 
     def __init__(
-        self, model: Any, weights: NamedWeights, *, path: str, holding: Holding, native: Native | None
+        self,
+        model: Any,
+        weights: NamedWeights | ShareWeights,
+        *,
+        path: str,
+        holding: Holding,
+        native: Native | None,
+        share: Dividing | None,
     ) -> None:
         self._model = model
         self._weights = weights
@@ -246,11 +320,14 @@ class _Loading:
         self._holding = holding
         self._native = native
         self._held: dict[int, HeldWeight] = {}
-        self._replacing = Replacing(model, pack=self._pack, native=native, keep=self._refuse_kept)
-        self._places = _places(model)
+        self._share = share
+        self._obstacle: NotLayerwiseError | None = None
+        together = None if share is None else share.agree
+        self._replacing = Replacing(model, pack=self._pack, native=native, together=together, keep=self._refuse_kept)
+        self._places = _places(model, weights)
         self._units = _units(model)
         self._handles: list[Any] = []
-        self._attention = _Attention()
+        self._attention = _Attention(self._give_up)
         self._embedding: _Place | None = None
 
     def run(self, ids: torch.Tensor) -> tuple[torch.Tensor, tuple[AttentionLayer, ...]]:
@@ -277,28 +354,59 @@ class _Loading:
                 for prefix, unit in self._units.items():
                     self._hook(prefix, unit, watching)
                 if head:
-                    self._fill_when_called(model.get_output_embeddings(), head)
+                    self._fill_when_called(_head_of(model), head)
                 # Of each sequence: kernels want angles of every token, not of those of one sequence.
                 positions = torch.arange(ids.shape[1]).repeat(len(ids), 1)
                 logits = model(input_ids=ids, position_ids=positions, use_cache=False, trencadis_seen={}).logits.float()
                 self._replacing.note(*watching.take(None))
-            self._finish()
-        except (ModelLoadError, NotLayerwiseError):
+            if self._obstacle is None:
+                self._finish()
+        except (ModelLoadError, CollectiveError):
             raise
+        except NotLayerwiseError as reason:
+            self._give_up(reason)
         except Exception as error:  # of the model's code, which may be anybody's
-            reason = f"a forward through its layers, one after the other, failed: {as_words(error)}"
-            raise NotLayerwiseError(reason) from error
+            self._give_up_midway(error)
         finally:
             _ATTENTION.reset(token)
             for handle in self._handles:
                 handle.remove()
             self._weights.let_go()
-        return logits, in_order(model, self._attention.layers)
+        self._agree()
+        own = None if self._share is None else self._share.layers
+        return logits, in_order(model, self._attention.layers, own)
 
     def result(self) -> Replacement:
         """Return what was replaced."""
         form = self._holding.form
         return self._replacing.result(kernels_of(self._native, "none" if form in (AS_STORED, FLOAT32) else form))
+
+    def _give_up(self, reason: NotLayerwiseError) -> None:
+        """Give up; among other ranks at the end, since they go through the same forward, and wait for this rank's part of it."""
+        if self._share is None:
+            raise reason
+        self._obstacle = self._obstacle or reason
+
+    def _give_up_midway(self, error: Exception) -> None:
+        """Give up where a forward has failed.
+
+        Raises:
+            ModelLoadError: Another stage may be waiting for this one's hidden states: there is no other way from here.
+        """
+        reason = f"a forward through its layers, one after the other, failed: {as_words(error)}"
+        if self._share is not None and self._share.layers is not None:
+            hint = 'Set [backend.torch] pack = "off": each rank then loads its share as transformers made it.'
+            raise ModelLoadError(f"{self._path}: {reason}", hint=hint) from error
+        self._give_up(NotLayerwiseError(reason))
+
+    def _agree(self) -> None:
+        """Give up if a rank has to.
+
+        Raises:
+            NotLayerwiseError: It has.
+        """
+        if self._share is not None and not self._share.agree_everywhere(self._obstacle is None):
+            raise self._obstacle or NotLayerwiseError("another rank cannot load its share layer by layer")
 
     def _hook(self, prefix: str, unit: nn.Module, watching: Watching) -> None:
         """Have a unit filled before its forward, and packed after it."""
@@ -310,7 +418,8 @@ class _Loading:
             for handle in handles:
                 handle.remove()
             self._replacing.note(*watching.take(prefix))
-            self._replace(prefix)
+            if self._obstacle is None:
+                self._replace(prefix)
 
         handles = [unit.register_forward_pre_hook(before), unit.register_forward_hook(after)]
         self._handles.extend(handles)
@@ -346,7 +455,7 @@ class _Loading:
 
     def _head(self) -> list[str]:
         """Return the names of the weights of an output projection, which are read when it is called; none: it is in a layer."""
-        head = self._model.get_output_embeddings()
+        head = _head_of(self._model)
         owned = [place for place in self._places.values() if any(module is head for module, _ in place.owners)]
         return [next(filter(self._places.__contains__, place.names)) for place in owned if place.is_linear]
 
@@ -356,8 +465,8 @@ class _Loading:
         place = next((one for one in self._places.values() if (embedding, "weight") in one.owners), None)
         if not isinstance(embedding, nn.Embedding) or place is None:
             return
-        source = self._weights.source_name(next(filter(self._weights.has, place.names)))
-        if source is None:
+        matrix = self._weights.matrix(next(filter(self._weights.has, place.names)))
+        if matrix is None:
             return
         mine = [name for name, owner in zip(place.names, place.owners, strict=True) if owner == (embedding, "weight")]
         self._embedding = _Place(list(place.names), [(embedding, "weight")], place.shape, is_linear=False)
@@ -366,17 +475,18 @@ class _Loading:
         for name in place.names if not others else mine:
             self._places.pop(name, None)
         place.is_linear = bool(others) and all(type(one) is nn.Linear for one, _ in others)
-        rows = torch.unique(torch.cat([ids.flatten(), torch.tensor([0, place.shape[0] - 1])]))
-        held = self._weights.matrix(source).rows(rows)
+        tokens = self._model.get_input_embeddings()
+        own = tokens.rows(ids)[0] if isinstance(tokens, VocabEmbedding) else ids
+        rows = torch.unique(torch.cat([own.flatten(), torch.tensor([0, place.shape[0] - 1])]))
+        held = matrix.rows(rows)
         weight = torch.empty(place.shape)
         weight[rows] = (self._holding.hold(held) if place.is_linear else held).dequantised()
         _set(embedding, "weight", nn.Parameter(weight, requires_grad=False))
 
     def _hold_embeddings(self, place: _Place) -> None:
         """Hold embeddings of their own, which are not rounded: packed where the files have them narrower than float32."""
-        source = self._weights.source_name(next(filter(self._weights.has, place.names)))
-        assert source is not None, "rows of it were read"
-        held = self._weights.matrix(source)
+        held = self._weights.matrix(next(filter(self._weights.has, place.names)))
+        assert held is not None, "rows of it were read"
         is_narrow = self._holding.form != FLOAT32 and self._native is not None and held.form != FLOAT32
         if not is_narrow or not self._replacing.embed_by_rows(lambda: pack([held], [None], self._native)):
             _give(place, held.dequantised())
@@ -394,7 +504,7 @@ class _Loading:
             found = place_of(name)
             return found is not None and found.is_linear
 
-        for name, weight in self._weights.read(wanted, is_matrix).items():
+        for name, weight in self._weights.read(wanted, is_matrix):
             place = place_of(name)
             if place is None:
                 continue  # made together with another, and given before
@@ -407,7 +517,9 @@ class _Loading:
                 _give(place, weight)
 
     def _hold(self, place: _Place, weight: HeldWeight) -> None:
-        """Let linear layers compute with a weight as it is held; they have no other."""
+        """Let linear layers compute with a weight as it is held; they have no other. A small one is unpacked once for all."""
+        if isinstance(weight, IntegerGroups) and weight.shape[0] * weight.shape[1] <= _UNPACKED:
+            weight = weight.unpacked()
         for module, _ in place.owners:
             assert isinstance(module, nn.Linear), "a place of linear layers"
             self._held[id(module)] = weight
@@ -420,10 +532,16 @@ class _Loading:
     def _pack(self, layers: list[nn.Linear]) -> nn.Module:
         return pack([self._take(layer) for layer in layers], [layer.bias for layer in layers], self._native)
 
-    @staticmethod
-    def _refuse_kept(layer: nn.Linear) -> None:
+    def _refuse_kept(self, layer: nn.Linear) -> None:
         """Give up: the model's code has read a weight that was not there, perhaps not only its dtype."""
-        raise NotLayerwiseError(f"its code reads weights of linear layers, as of one of {list(layer.weight.shape)}")
+        shape = list(layer.weight.shape)
+        self._give_up(NotLayerwiseError(f"its code reads weights of linear layers, as of one of {shape}"))
+
+
+def _head_of(model: Any) -> Any:
+    """Return the output projection; of several ranks' the part that is here. Pure."""
+    head = model.get_output_embeddings()
+    return head.local if isinstance(head, GatheredLinear) else head
 
 
 def _give(place: _Place, tensor: torch.Tensor) -> None:
@@ -436,22 +554,23 @@ def _give(place: _Place, tensor: torch.Tensor) -> None:
 
 def _product(weight: HeldWeight, layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
     """Return what a linear layer gives, ``[..., N]`` from ``[..., K]``; of its weight some rows at a time are dequantised."""
-    num_outputs, num_inputs = weight.shape
-    step = max(1, _ROWS_AT_ONCE // num_inputs)
-    parts = (weight.rows(slice(first, first + step)).dequantised() for first in range(0, num_outputs, step))
-    out = torch.cat([functional.linear(x, part) for part in parts], dim=-1)
+    out = torch.cat([functional.linear(x, part.dequantised()) for part in _some_rows(weight)], dim=-1)
     return out if layer.bias is None else out + layer.bias
 
 
 class _Attention:
     """The model's own eager attention, and what it was called with.
 
+    Args:
+        give_up: Takes the reason why a model cannot be loaded so; may return.
+
     Attributes:
         layers: The attention layers that were called, by their index.
         replays: Modules are compared with their replacements; nothing is noted.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, give_up: Callable[[NotLayerwiseError], None]) -> None:
+        self._give_up = give_up
         self.layers: dict[int, AttentionLayer] = {}
         self.replays = False
         self._functions: dict[int, Callable[..., Any]] = {}
@@ -462,7 +581,8 @@ class _Attention:
         if not self.replays:
             window = getattr(mask, _WINDOW, None)
             if mask is not None and window is None:
-                raise NotLayerwiseError(f"{type(module).__name__} changes its mask before attention gets it")
+                self._give_up(NotLayerwiseError(f"{type(module).__name__} changes its mask before attention gets it"))
+                window = 0
             note_layer(self.layers, module, *tensors[1:], window=window, options=options)
             self._functions[self._index(index)] = _own_function(type(module))
         return self._functions[self._index(index)](module, *tensors, mask, **options)

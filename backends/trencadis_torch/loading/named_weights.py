@@ -8,7 +8,7 @@ one layer, not to a whole checkpoint.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import attrs
@@ -99,21 +99,22 @@ class NamedWeights:
             if group.rule is None and self._source.shape(group.sources[0][0]) != tuple(self._wanted[name].shape)
         ]
 
-    def source_name(self, name: str) -> str | None:
-        """Return the name in the files of a weight that is there as it is; None: it is made of others, or not there."""
-        group = self._groups.get(name)
-        return group.sources[0][0] if group is not None and group.rule is None else None
+    def matrix(self, name: str) -> HeldWeight | None:
+        """Return a matrix that is in the files as it is; None: it is made of others, or not there.
 
-    def matrix(self, source_name: str) -> HeldWeight:
-        """Return a matrix by its name in the files.
+        Args:
+            name: In the model.
 
         Raises:
             ModelLoadError: Of the source.
         """
-        return self._source.weight(source_name)
+        group = self._groups.get(name)
+        return self._source.weight(group.sources[0][0]) if group is not None and group.rule is None else None
 
-    def read(self, names: Iterable[str], is_matrix: Callable[[str], bool]) -> Mapping[str, HeldWeight | torch.Tensor]:
-        """Return weights, and those that are made together with them.
+    def read(
+        self, names: Iterable[str], is_matrix: Callable[[str], bool]
+    ) -> Iterator[tuple[str, HeldWeight | torch.Tensor]]:
+        """Yield weights by their names in the model, and those that are made together with them; nothing is kept here meanwhile.
 
         Args:
             names: In the model.
@@ -123,15 +124,13 @@ class NamedWeights:
             ModelLoadError: Of the source.
         """
         groups = {id(group): group for name in names if (group := self._groups.get(name)) is not None}
-        found: dict[str, HeldWeight | torch.Tensor] = {}
         for group in groups.values():
             if group.rule is None:
                 (target,), ((name, _),) = group.targets, group.sources[:1]
-                found[target] = self._source.weight(name) if is_matrix(target) else self._source.tensor(name)
+                yield target, self._source.weight(name) if is_matrix(target) else self._source.tensor(name)
             else:
                 for target, tensor in self._made(group).items():
-                    found[target] = FloatWeight(tensor) if is_matrix(target) else tensor
-        return found
+                    yield target, FloatWeight(tensor) if is_matrix(target) else tensor
 
     def _made(self, group: _Group) -> dict[str, torch.Tensor]:
         """Return weights that are made by a rule of transformers."""

@@ -25,7 +25,7 @@ from trencadis_torch.parallel.reading import (
 from trencadis_torch.parallel.sharding import Sharding, keep_whole, shard
 from trencadis_torch.parallel.stages import cut_stage
 
-__all__ = ["load_share"]
+__all__ = ["divide", "load_share", "run_experts_one_by_one"]
 
 logger = logging.getLogger("trencadis.torch")
 
@@ -56,16 +56,8 @@ def load_share(
         OutOfMemoryError: No room for the weights.
     """
     check_architecture(files.config)
-    model, layout, group = skeleton(files), groups.layout, groups.tensor
-    if layout.tensor > 1:
-        sharding = shard(model, group, configured, experts=experts, own_tokens=layout.attention == "data")
-    else:
-        sharding = keep_whole(model)
-    if layout.pipeline > 1:
-        layers = cut_stage(model, groups)
-        here = {id(parameter) for parameter in model.parameters()}
-        pieces = {key: piece for key, piece in sharding.pieces.items() if key in here}
-        sharding = attrs.evolve(sharding, pieces=pieces, layers=layers)
+    model = skeleton(files)
+    sharding = divide(model, groups, configured, experts=experts)
     stored = _stored(files, model, sharding)
     try:
         if stored is None:
@@ -78,17 +70,60 @@ def load_share(
             weights, found = stored, dtype_of(files.config) or stored.dtype()
         dtype = choose_dtype(files.source.dtype, stored=found, device=device, num_parameters=sharding.num_parameters)
         materialise(model, sharding.pieces, weights, dtype=dtype, device=device)
-        if any(width * dtype.itemsize % ALIGNMENT for width in sharding.expert_widths):
-            model.set_experts_implementation("eager")
+        run_experts_one_by_one(model, sharding, dtype)
         if stored is not None:
             mib = stored.num_bytes / 2**20
-            logger.info("Rank %d of %d read %.1f MiB of weights.", groups.rank, layout.num_ranks, mib)
+            logger.info("Rank %d of %d read %.1f MiB of weights.", groups.rank, groups.layout.num_ranks, mib)
         return model.to(device=device, dtype=dtype).eval().requires_grad_(False), sharding
     except torch.OutOfMemoryError as error:
         raise OutOfMemoryError(f"{device} has no room for the weights of {files.source.path}: {error}") from error
     finally:
         if stored is not None:
             stored.close()
+
+
+def divide(
+    model: Any, groups: RankGroups, configured: dict[str, str], *, experts: ExpertPlacement | None = None
+) -> Sharding:
+    """Make a model one rank's share, in place; returns what was divided how.
+
+    Args:
+        model: As transformers builds it, its parameters without memory.
+        groups: The ranks; nothing is exchanged.
+        configured: Styles from the configuration.
+        experts: Where whole experts are; None: each rank has a share of every expert.
+
+    Raises:
+        ConfigValueError: The configuration names what is not there.
+        ModelLoadError: The model cannot be divided so.
+    """
+    layout = groups.layout
+    if layout.tensor > 1:
+        own_tokens = layout.attention == "data"
+        sharding = shard(model, groups.tensor, configured, experts=experts, own_tokens=own_tokens)
+    else:
+        sharding = keep_whole(model)
+    if layout.pipeline == 1:
+        return sharding
+    whole = list(
+        model.parameters()
+    )  # kept until stages are cut, so that no new parameter gets the id of one that is gone
+    layers = cut_stage(model, groups)
+    here = {id(parameter) for parameter in model.parameters()}.intersection(map(id, whole))
+    pieces = {key: piece for key, piece in sharding.pieces.items() if key in here}
+    return attrs.evolve(sharding, pieces=pieces, layers=layers)
+
+
+def run_experts_one_by_one(model: Any, sharding: Sharding, dtype: torch.dtype) -> None:
+    """Let the experts of a share run one by one, if PyTorch's grouped products do not take their sizes.
+
+    Args:
+        model: The share.
+        sharding: What was divided how.
+        dtype: Of the experts' weights.
+    """
+    if any(width * dtype.itemsize % ALIGNMENT for width in sharding.expert_widths):
+        model.set_experts_implementation("eager")
 
 
 def _stored(files: ModelFiles, model: Any, sharding: Sharding) -> StoredWeights | None:

@@ -134,9 +134,14 @@ class VocabEmbedding(nn.Module):
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Return ``[..., K]`` from ids ``[...]``, on every rank."""
+        rows, is_other = self.rows(input_ids)
+        return self._sum(self.local(rows).masked_fill(is_other[..., None], 0))
+
+    def rows(self, input_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return which rows here are those of ids ``[...]``, the first for those of other ranks; and which these are. Pure."""
         rows = input_ids - self._first
         is_other = (rows < 0) | (rows >= self._num_rows)
-        return self._sum(self.local(rows.masked_fill(is_other, 0)).masked_fill(is_other[..., None], 0))
+        return rows.masked_fill(is_other, 0), is_other
 
 
 def sum_outputs(module: nn.Module, group: Collective) -> None:

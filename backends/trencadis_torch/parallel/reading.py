@@ -21,7 +21,7 @@ from trencadis_torch.loading.loader import ModelFiles
 from trencadis_torch.parallel.cuts import Cut
 from trencadis_torch.parallel.sharding import Piece
 
-__all__ = ["READ_IN_PARTS", "LoadedWeights", "StoredWeights", "Weights", "materialise", "missing"]
+__all__ = ["READ_IN_PARTS", "LoadedWeights", "StoredWeights", "Weights", "materialise", "missing", "part_of"]
 
 logger = logging.getLogger("trencadis.torch")
 
@@ -75,7 +75,7 @@ class LoadedWeights:
     def read(self, piece: Piece) -> torch.Tensor:
         """Return a copy of a part of one."""
         whole = next(self._tensors[name] for name in piece.names if name in self._tensors)
-        return _part(whole, piece)
+        return part_of(whole, piece)
 
 
 class StoredWeights:
@@ -124,7 +124,7 @@ class StoredWeights:
         """Return a part of a weight; no more is read."""
         name = self._found(piece.names)
         if name is not None:
-            return self._count(_part(self._files[name].get_slice(name), piece))
+            return self._count(part_of(self._files[name].get_slice(name), piece))
         experts = self._experts(piece.names)
         assert experts is not None, "asked for what it has"
         cut = piece.cut
@@ -132,7 +132,7 @@ class StoredWeights:
             experts, cut = [experts[index] for one in cut.ranges for index in range(*one)], None
         inner = None if cut is None else Cut(cut.dim - 1, cut.ranges, cut.size)
         return torch.stack(
-            [self._count(_part(_Joined([self._slice(one) for one in names]), Piece((), inner))) for names in experts]
+            [self._count(part_of(_Joined([self._slice(one) for one in names]), Piece((), inner))) for names in experts]
         )
 
     def _slice(self, name: str) -> Any:
@@ -190,12 +190,17 @@ def _spellings(name: str) -> Iterator[str]:
             yield one.replace(".mlp.", ".block_sparse_moe.")
 
 
-def _part(source: Any, piece: Piece) -> torch.Tensor:
-    """Return a part of a whole weight, a copy."""
+def part_of(source: Any, piece: Piece) -> torch.Tensor:
+    """Return a part of a whole weight, a copy.
+
+    Args:
+        source: A tensor, or a slice of ``safetensors``.
+        piece: Which part.
+    """
     cut = piece.cut
     if piece.transposed:
         flipped = None if cut is None else Cut(1 - cut.dim, cut.ranges, cut.size) if len(_shape(source)) == 2 else cut
-        return _part(source, Piece(piece.names, flipped)).t().contiguous()
+        return part_of(source, Piece(piece.names, flipped)).t().contiguous()
     if cut is None:
         whole: torch.Tensor = source.clone() if isinstance(source, torch.Tensor) else source[...]
         return whole

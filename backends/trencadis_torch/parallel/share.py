@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar, cast
 
 import attrs
 import torch
@@ -14,9 +14,11 @@ from trencadis.interfaces import AllocationPlan, Collective, RankGroups
 from trencadis.records import LayoutFeature, MemoryReport, Pass
 from trencadis_torch.config import TorchConfig
 from trencadis_torch.loading.loader import ModelFiles
+from trencadis_torch.loading.named_weights import NamedWeights
 from trencadis_torch.parallel.data_attention import OwnBlocks, Spread, TokenGather, gather_tokens
 from trencadis_torch.parallel.experts import ExpertLoads, real_tokens
-from trencadis_torch.parallel.loading import load_share
+from trencadis_torch.parallel.loading import divide, load_share, run_experts_one_by_one
+from trencadis_torch.parallel.parts import ShareWeights
 from trencadis_torch.parallel.placement import ExpertPlacement, read_loads
 from trencadis_torch.parallel.plan import read_plan_file
 from trencadis_torch.parallel.sharding import Sharding
@@ -24,6 +26,8 @@ from trencadis_torch.parallel.support import FEATURES
 from trencadis_torch.parallel.tokens import TokenExchange
 
 __all__ = ["Share", "check_groups", "check_settings"]
+
+T = TypeVar("T")
 
 
 def check_groups(groups: RankGroups, config: TorchConfig) -> None:
@@ -117,6 +121,7 @@ class Share:
         self._sharding: Sharding | None = None
         self._all_refuse = False
         self._device = torch.device("cpu")
+        self._num_threads = max(1, torch.get_num_threads() // groups.layout.num_ranks)
         self.gather: TokenGather | None = None
         self.size = groups.layout.num_ranks
         self.is_output = groups.is_output
@@ -144,6 +149,10 @@ class Share:
         self._all_refuse = not self._all_hold(self._everyone, holds)
         return not self._all_refuse
 
+    def agree_everywhere(self, holds: bool) -> bool:
+        """Return whether something holds on every rank; every one asks."""
+        return self._all_hold(self._everyone, holds)
+
     def _all_hold(self, group: Collective, holds: bool) -> bool:
         refused = torch.tensor([0 if holds else 1], dtype=torch.int32, device=self._device)
         group.all_reduce(refused)
@@ -157,22 +166,71 @@ class Share:
             OutOfMemoryError: No room for the weights.
         """
         self._device = device
-        model, error = None, None
-        try:
+
+        def load() -> Any:
             self._check_placements()
             model, self._sharding = load_share(files, device, self._groups, self._plan, experts=self._experts)
-            if self._groups.layout.attention == "data":
-                self.gather = gather_tokens(model, self._groups.tensor)
+            self._spread(model)
+            return model
+
+        model = self.prepared(load)
+        self._count(model)
+        return model
+
+    def prepared(self, prepare: Callable[[], T]) -> T:
+        """Prepare something on every rank; if one cannot, all raise.
+
+        Args:
+            prepare: Called once; exchanges nothing, or the same on every rank.
+
+        Raises:
+            ModelLoadError: It cannot be done on another rank.
+            TrencadisError: What it raises here.
+        """
+        result, error = None, None
+        try:
+            result = prepare()
         except (ModelLoadError, ConfigValueError, BackendError) as reason:
             error = reason
         everywhere = self.accept(error is None)
         if error is not None:
             raise error
         if not everywhere:
-            raise ModelLoadError(f"{files.source.path}: another rank could not load its share; it says why.")
+            raise ModelLoadError("[parallel]: another rank could not load its share; it says why.")
+        return cast("T", result)
+
+    def cut(self, model: Any, weights: NamedWeights) -> ShareWeights:
+        """Make a model this rank's share, in place; returns the share's weights by their names there.
+
+        Args:
+            model: As transformers builds it, its parameters without memory.
+            weights: Those of the whole model.
+
+        Raises:
+            ConfigValueError: The configuration names what is not there.
+            ModelLoadError: It cannot be divided so.
+        """
+        self._check_placements()
+        sharding = self._sharding = divide(model, self._groups, self._plan, experts=self._experts)
+        run_experts_one_by_one(model, sharding, torch.float32)
+        return ShareWeights(model, sharding.pieces, weights)
+
+    def adopt(self, model: Any) -> None:
+        """Let the experts of a share that was loaded layer by layer take the tokens that they are to take, and count them.
+
+        Raises:
+            ModelLoadError: Ranks with different tokens would all have to gather logits of every token.
+        """
+        self.prepared(lambda: self._spread(model))
+        self._count(model)
+
+    def _spread(self, model: Any) -> None:
+        if self._groups.layout.attention == "data":
+            self.gather = gather_tokens(model, self._groups.tensor)
+
+    def _count(self, model: Any) -> None:
         if self._experts is not None and self._groups.tensor.rank == 0:
             self._loads = ExpertLoads(model)
-        return model
 
     def _check_placements(self) -> None:
         """See that every rank places experts alike.
@@ -290,7 +348,7 @@ class Share:
 
     def num_threads(self) -> int:
         """Return the threads of one operation on the CPU: the ranks share its cores."""
-        return max(1, torch.get_num_threads() // self.size)
+        return self._num_threads
 
     def measuring(self, *, padded: bool) -> contextlib.AbstractContextManager[None]:
         """Return a context in which a step is as large as can be: of padded ranks with different tokens each has as many as one may have.

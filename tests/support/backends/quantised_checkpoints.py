@@ -190,6 +190,7 @@ def fp8(
     suffix: str = ".weight_scale_inv",
     dtype: torch.dtype = torch.float32,
     held: torch.dtype = torch.bfloat16,
+    kind: torch.dtype = torch.float8_e4m3fn,
 ) -> tuple[Stored, torch.Tensor]:
     """Return what DeepSeek's checkpoints store: inference/kernel.py, ``weight_dequant_kernel``; also scales by output or matrix."""
     outputs, inputs = weight.shape
@@ -199,18 +200,18 @@ def fp8(
     for row in range(shape[0]):
         for column in range(shape[1]):
             part = weight[row * height : (row + 1) * height, column * width : (column + 1) * width]
-            factors[row, column] = part.abs().max().clamp(min=1e-4) / 448
+            factors[row, column] = part.abs().max().clamp(min=1e-4) / torch.finfo(kind).max
     if dtype == torch.uint8:
         exponents = factors.log2().ceil() + 127
         kept, factors = exponents.to(torch.uint8), torch.exp2((exponents - 127).double()).float()
     else:
         kept = factors.to(dtype)
         factors = kept.float()
-    values, made = torch.empty(outputs, inputs, dtype=torch.float8_e4m3fn), torch.empty(outputs, inputs)
+    values, made = torch.empty(outputs, inputs, dtype=kind), torch.empty(outputs, inputs)
     for row in range(outputs):
         for column in range(inputs):
             factor = factors[row // height, column // width]
-            values[row, column] = (weight[row, column] / factor).to(torch.float8_e4m3fn)
+            values[row, column] = (weight[row, column] / factor).to(kind)
             made[row, column] = values[row, column].float() * factor
     kept = kept.reshape(()) if scales == "tensor" else kept
     return {".weight": values, suffix: kept}, made.to(held).float()
@@ -344,7 +345,8 @@ FORMATS: Mapping[str, Format] = {
         write=lambda weight: gptq(weight, order=_shuffled(weight.shape[1])),
     ),
     "fp8": Format(
-        table={"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [16, 32]}, write=fp8
+        table={"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [16, 32]},
+        write=lambda weight: fp8(weight, held=torch.float32),
     ),
     "compressed_int4": Format(
         table=_compressed("pack-quantized", num_bits=4, symmetric=False, **_GROUPS_OF_16),
@@ -356,7 +358,9 @@ FORMATS: Mapping[str, Format] = {
     ),
     "compressed_fp8": Format(
         table=_compressed("float-quantized", type="float", strategy="channel"),
-        write=lambda weight: fp8(weight, scales="channel", suffix=".weight_scale", dtype=torch.bfloat16),
+        write=lambda weight: fp8(
+            weight, scales="channel", suffix=".weight_scale", dtype=torch.bfloat16, held=torch.float32
+        ),
     ),
     "compressed_nvfp4": Format(
         table=_compressed("nvfp4-pack-quantized", num_bits=4, type="float", strategy="tensor_group", group_size=16),

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final
 import torch
 
 from trencadis_torch.linear.formats.quantised import WHOLE, QuantisedSource
-from trencadis_torch.linear.held import ChannelWeight, FloatWeight, HeldWeight
+from trencadis_torch.linear.held import SMALLEST_GROUP, ChannelWeight, FloatWeight, GroupedWeight, HeldWeight
 
 __all__ = ["BitsAndBytesSource"]
 
@@ -19,13 +19,18 @@ _STATE: Final = ".quant_state.bitsandbytes__"
 _DTYPES: Final[dict[str, torch.dtype | None]] = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": None}
 """Data types before quantisation, in which :meth:`tensor` has them; of float32 the model's, for no 4 bit weight is worth 32."""
 
+_ZERO: Final = 128.0
+"""The integer that stands for nothing."""
+
 
 class BitsAndBytesSource(QuantisedSource):
     """A checkpoint of bitsandbytes as transformers saves it: 4 bit with and without double quantisation, or int8.
 
     4 bit, over the row-major weight: ``weight[i] = quant_map[value[i]] · absmax[i / blocksize]``, the even values in the high bits;
-    doubly quantised ``absmax[j] = nested_quant_map[absmax[j]] · nested_absmax[j / nested_blocksize] + nested_offset``. Held as bfloat16;
-    :meth:`tensor` has the data type that the weight had before, as bitsandbytes' dequantisation. int8: ``weight = value · SCB / 127``, held as int8.
+    doubly quantised ``absmax[j] = nested_quant_map[absmax[j]] · nested_absmax[j / nested_blocksize] + nested_offset``. Held as places
+    in a table of 16 integers of 8 bits, from which a level differs by at most a 254th of the largest; where blocks go over the ends of
+    rows so that no 16 inputs share a scale, as bfloat16. :meth:`tensor` has the data type that the weight had before, as bitsandbytes'
+    dequantisation. int8: ``weight = value · SCB / 127``, held as int8.
 
     Source: bitsandbytes 0.50, functional.py (``QuantState.from_dict``), backends/default/ops.py (``_dequantize_4bit_compute``).
     """
@@ -40,10 +45,10 @@ class BitsAndBytesSource(QuantisedSource):
 
     @property
     def format(self) -> str:
-        """The format, and how 4 bit are held."""
+        """The format, and how levels of 4 bit are held."""
         if self._bits == 8:
             return "bitsandbytes, int8 by output"
-        return f"bitsandbytes, 4 bit ({self._kind}), held as bfloat16"
+        return f"bitsandbytes, 4 bit ({self._kind}), levels rounded to 8 bits"
 
     def _owner(self, stored: str) -> tuple[str, str] | None:
         module, _, last = stored.rpartition(".")
@@ -96,14 +101,32 @@ class BitsAndBytesSource(QuantisedSource):
     def _quantised_weight(self, name: str) -> HeldWeight:
         if self._has(name, "SCB"):
             return ChannelWeight(self._part(name, WHOLE), self._part(name, "SCB").float() / 127)
+        state, (rows, columns) = self._state(name), self.shape(name)
+        run = math.gcd(columns, state["blocksize"])
+        if run < min(SMALLEST_GROUP, columns):
+            return FloatWeight(self._quantised_tensor(name))
+        levels, factor = _integers(self._part(name, "quant_map").float())
+        scales = (
+            self._absmax(name, state).repeat_interleave(state["blocksize"] // run)[: rows * columns // run] / factor
+        )
+        scales = scales.view(rows, columns // run)
+        return GroupedWeight(self._places(name).view(rows, columns), scales, -_ZERO * scales, 4, levels)
+
+    def _quantised_tensor(self, name: str) -> torch.Tensor:
+        if self._has(name, "SCB"):
+            return super()._quantised_tensor(name)
         state, shape = self._state(name), self.shape(name)
+        scales = self._absmax(name, state).repeat_interleave(state["blocksize"])[: math.prod(shape)]
+        floats = self._part(name, "quant_map").float()[self._places(name).int()] * scales
+        return floats.view(shape).to(_DTYPES[state["dtype"]] or self._dtype)
+
+    def _places(self, name: str) -> torch.Tensor:
+        """Return the place of each weight in the table, uint8, flat."""
+        shape = self.shape(name)
         octets = self._part(name, WHOLE).contiguous().view(torch.uint8).flatten()
         if octets.numel() != -(-math.prod(shape) // 2):
             raise self._fault(name, f"it has {octets.numel()} bytes for {list(shape)}")
-        values = torch.stack((octets >> 4, octets & 0xF), dim=-1).flatten()[: math.prod(shape)]
-        scales = self._absmax(name, state).repeat_interleave(state["blocksize"])[: math.prod(shape)]
-        floats = self._part(name, "quant_map").float()[values.int()] * scales
-        return FloatWeight(floats.view(shape).to(_DTYPES[state["dtype"]] or self._dtype))
+        return torch.stack((octets >> 4, octets & 0xF), dim=-1).flatten()[: math.prod(shape)]
 
     def _absmax(self, name: str, state: Mapping[str, Any]) -> torch.Tensor:
         absmax = self._part(name, "absmax")
@@ -112,3 +135,12 @@ class BitsAndBytesSource(QuantisedSource):
         scales = self._part(name, "nested_absmax").float().repeat_interleave(state["nested_blocksize"])
         levels = self._part(name, "nested_quant_map").float()[absmax.int()]
         return levels * scales[: absmax.numel()] + float(state["nested_offset"])
+
+
+def _integers(levels: torch.Tensor) -> tuple[torch.Tensor, float]:
+    """Return a table as integers, uint8 ``[16]``, and the factor: ``level = (integer - 128) / factor``, as near as 8 bits can have it. Pure."""
+    largest = float(levels.abs().max())
+    factors = torch.linspace(64.0, 127.0, 4033) / (largest if math.isfinite(largest) and largest > 0 else 1.0)
+    scaled = levels[:, None] * factors
+    best = int(((scaled.round() - scaled) / factors).abs().amax(0).argmin())
+    return (scaled[:, best].round() + _ZERO).to(torch.uint8), float(factors[best])

@@ -12,13 +12,13 @@ import torch
 from trencadis_torch.linear.formats.quantised import FLOATS, WHOLE, QuantisedSource
 from trencadis_torch.linear.formats.unpacking import (
     float8_scales,
+    float8_weight,
     fp4_groups,
     integer_groups,
     packed_integers,
     powers_of_two,
-    scaled_float8,
 )
-from trencadis_torch.linear.held import ChannelWeight, FloatWeight, HeldWeight
+from trencadis_torch.linear.held import ChannelWeight, Float8Weight, HeldWeight
 
 __all__ = ["CompressedTensorsSource"]
 
@@ -77,8 +77,8 @@ class CompressedTensorsSource(QuantisedSource):
     """A checkpoint of LLM Compressor; integers are exact in the form in which they are held.
 
     * int: ``weight = scale · (value - zero)``, values plus half their range in int32 words along inputs (zeros: along outputs) if packed.
-    * FP8: ``weight = scale · value``, held as bfloat16.
-    * NVFP4: ``weight = e2m1 · (scale / global_scale)``; MXFP4: ``e2m1 · 2 ** (scale - 127)``; both held in 8 bits.
+    * FP8: ``weight = scale · value``.
+    * NVFP4: ``weight = e2m1 · (scale / global_scale)``; MXFP4: ``e2m1 · 2 ** (scale - 127)``; both held as places in a table of 16 levels.
 
     Scales of activations and of the KV cache are not used: neither is rounded by them.
 
@@ -142,11 +142,8 @@ class CompressedTensorsSource(QuantisedSource):
 
     @property
     def format(self) -> str:
-        """The format with its kinds of weights, and how those are held that change their form."""
-        kinds = {scheme.kind for scheme in self._schemes}
-        held = [f"{kind} held in 8 bits" for kind in ("MXFP4", "NVFP4") if kind in kinds]
-        held += [f"{kind} held as bfloat16" for kind in ("FP8", "MXFP8") if kind in kinds]
-        return ", ".join([self.method, *dict.fromkeys(scheme.words for scheme in self._schemes), *held])
+        """The format with its kinds of weights."""
+        return ", ".join([self.method, *dict.fromkeys(scheme.words for scheme in self._schemes)])
 
     def _owner(self, stored: str) -> tuple[str, str] | None:
         if _OF_ACTIVATIONS.fullmatch(stored):
@@ -237,9 +234,17 @@ class CompressedTensorsSource(QuantisedSource):
             case "MXFP4":
                 return fp4_groups(self._part(name, "packed"), powers_of_two(scales))
             case "FP8" | "MXFP8":
-                dtype = scales.dtype if scales.dtype in (torch.bfloat16, torch.float16) else self._dtype
-                return FloatWeight(scaled_float8(self._part(name, WHOLE), scales, scheme.block).to(dtype))
+                values, dtype = self._part(name, WHOLE), self._float8_dtype(scales)
+                return float8_weight(values, scales, scheme.block, dtype)
         return self._integers(name, scheme, scales)
+
+    def _quantised_tensor(self, name: str) -> torch.Tensor:
+        weight = self._quantised_weight(name)
+        dtype = self._float8_dtype(self._part(name, "scale"))
+        return weight.dequantised().to(dtype) if isinstance(weight, Float8Weight) else super()._quantised_tensor(name)
+
+    def _float8_dtype(self, scales: torch.Tensor) -> torch.dtype:
+        return scales.dtype if scales.dtype in (torch.bfloat16, torch.float16) else self._dtype
 
     def _integers(self, name: str, scheme: _Scheme, scales: torch.Tensor) -> HeldWeight:
         (outputs, inputs), bits = self.shape(name), int(scheme.kind[-1])

@@ -1,4 +1,4 @@
-"""FP8: e4m3 floats with a scale for each block, output or matrix."""
+"""FP8: floats of 8 bits with a scale for each block, output or matrix."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any, ClassVar, Final
 import torch
 
 from trencadis_torch.linear.formats.quantised import FLOATS, WHOLE, QuantisedSource
-from trencadis_torch.linear.formats.unpacking import float8_scales, scaled_float8
-from trencadis_torch.linear.held import FloatWeight, HeldWeight
+from trencadis_torch.linear.formats.unpacking import float8_scales, float8_weight, scaled_float8
+from trencadis_torch.linear.held import FLOAT8, HeldWeight
 
 __all__ = ["FbgemmFp8Source", "Fp8Source"]
 
@@ -18,9 +18,9 @@ _OF_ACTIVATIONS: Final = frozenset({"input_scale", "activation_scale", "input_sc
 
 
 class Fp8Source(QuantisedSource):
-    """A checkpoint of DeepSeek's kind: ``weight`` in e4m3 and ``weight_scale_inv`` by blocks; also ``weight_scale`` by output or matrix.
+    """A checkpoint of DeepSeek's kind: ``weight`` in e4m3 or e5m2 and ``weight_scale_inv`` by blocks; also ``weight_scale`` by output or matrix.
 
-    ``weight[n, k] = value[n, k] · scale[n / block, k / block]``, the last blocks cut. Held as bfloat16: no narrower form is exact.
+    ``weight[n, k] = value[n, k] · scale[n / block, k / block]``, the last blocks cut. Held as stored, with float16 scales.
     :meth:`tensor` has the model's 16 bit data type, as transformers' own dequantisation. Scales of activations are not used:
     activations are not rounded by them.
 
@@ -31,8 +31,8 @@ class Fp8Source(QuantisedSource):
 
     def _read_table(self, quantization: Mapping[str, Any]) -> None:
         form = str(quantization.get("fmt") or "e4m3").lower()
-        if form not in ("e4m3", "float8_e4m3fn"):
-            raise self._refusal("fmt", form, '"e4m3"')
+        if form not in ("e4m3", "e5m2", "float8_e4m3fn", "float8_e5m2"):
+            raise self._refusal("fmt", form, '"e4m3" and "e5m2"')
         block = quantization.get("weight_block_size")
         if block is not None and (len(block) != 2 or min(block) < 1):
             raise self._refusal("weight_block_size", block, "[outputs, inputs]")
@@ -40,9 +40,8 @@ class Fp8Source(QuantisedSource):
 
     @property
     def format(self) -> str:
-        """The format with its blocks, and how it is held."""
-        scales = "" if self._block is None else f" in blocks of {self._block[0]} x {self._block[1]}"
-        return f"FP8{scales}, held as bfloat16"
+        """The format with its blocks."""
+        return "FP8" + ("" if self._block is None else f" in blocks of {self._block[0]} x {self._block[1]}")
 
     def _owner(self, stored: str) -> tuple[str, str] | None:
         if stored.rpartition(".")[2] in _OF_ACTIVATIONS:
@@ -56,7 +55,7 @@ class Fp8Source(QuantisedSource):
         shape = self._part_shape(name, WHOLE)
         if len(shape) not in (2, 3):
             raise self._fault(name, f"it is no matrix: {list(shape)}")
-        self._need_dtypes(name, {WHOLE: [torch.float8_e4m3fn], "scale": [*FLOATS, torch.uint8, torch.float8_e8m0fnu]})
+        self._need_dtypes(name, {WHOLE: FLOAT8, "scale": [*FLOATS, torch.uint8, torch.float8_e8m0fnu]})
         scales = self._part_shape(name, "scale")
         for matrix in [scales] if len(shape) == 2 or len(scales) < 3 else [scales[1:]]:
             if float8_scales(matrix, shape[-2], shape[-1], self._block) is None:
@@ -64,7 +63,7 @@ class Fp8Source(QuantisedSource):
         return shape
 
     def _quantised_weight(self, name: str) -> HeldWeight:
-        return FloatWeight(self._floats(self._part(name, WHOLE), self._part(name, "scale")))
+        return float8_weight(self._part(name, WHOLE), self._part(name, "scale"), self._block, self._dtype)
 
     def _quantised_tensor(self, name: str) -> torch.Tensor:
         values, scales = self._part(name, WHOLE), self._part(name, "scale")

@@ -18,7 +18,7 @@ import torch
 
 from trencadis.errors import ModelLoadError
 from trencadis.gguf_file import KINDS, ROTARY_TENSORS, GgufFile, GgufTensor
-from trencadis_torch.linear.formats.gguf_blocks import FORMS, unpacked
+from trencadis_torch.linear.formats.gguf_blocks import FORMS, BlocksWeight
 from trencadis_torch.linear.formats.source import WeightSource
 from trencadis_torch.linear.held import FloatWeight, HeldWeight
 
@@ -146,7 +146,7 @@ class GgufSource(WeightSource):
         rows = math.prod(tensor.shape[:-1])
         dtype = _FLOATS.get(tensor.kind.name)
         if dtype is None:
-            return unpacked(raw.view(rows, -1), tensor.kind, self.let_go)
+            return BlocksWeight(raw.view(rows, -1), tensor.kind, self.let_go)
         return FloatWeight((raw if tensor.offset % dtype.itemsize == 0 else raw.clone()).view(dtype).view(rows, -1))
 
 

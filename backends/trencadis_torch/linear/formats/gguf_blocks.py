@@ -21,9 +21,9 @@ import torch
 from numpy.typing import NDArray
 
 from trencadis.gguf_file import TensorKind
-from trencadis_torch.linear.held import GroupedWeight
+from trencadis_torch.linear.held import GroupedWeight, HeldWeight, IntegerGroups
 
-__all__ = ["FORMS", "GroupedForm", "unpacked"]
+__all__ = ["FORMS", "BlocksWeight", "GroupedForm", "unpacked"]
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
@@ -45,11 +45,69 @@ class GroupedForm:
         bits: 4 or 8.
         group: G.
         unpack: From blocks, uint8 ``[B, bytes]``.
+        levels: Table in which values are places, 16 of them; None: values are integers themselves.
     """
 
     bits: int
     group: int
     unpack: Callable[[Bytes], Unpacked]
+    levels: tuple[int, ...] | None = None
+
+    @property
+    def table(self) -> torch.Tensor | None:
+        """The table, uint8 ``[16]``."""
+        return None if self.levels is None else torch.tensor(self.levels, dtype=torch.uint8)
+
+
+@attrs.frozen(eq=False)
+class BlocksWeight(IntegerGroups):
+    """A matrix as it is stored: what is asked for is unpacked, some outputs of a large one at a time.
+
+    Attributes:
+        raw: Rows as stored, uint8 ``[N, bytes]``.
+        kind: One of :data:`FORMS`.
+        let_go: As of :func:`unpacked`.
+    """
+
+    raw: torch.Tensor
+    kind: TensorKind
+    let_go: Callable[[], None]
+
+    @property
+    def bits(self) -> int:  # type: ignore[override]
+        """4 or 8."""
+        return FORMS[self.kind.name].bits
+
+    @property
+    def levels(self) -> torch.Tensor | None:  # type: ignore[override]
+        """As of the kind."""
+        return FORMS[self.kind.name].table
+
+    @property
+    def group(self) -> int:
+        """G."""
+        return FORMS[self.kind.name].group
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """N and K."""
+        return self.raw.shape[0], self.raw.shape[1] // self.kind.num_bytes * self.kind.block
+
+    def unpacked(self) -> GroupedWeight:
+        """Return the values, a byte each."""
+        return unpacked(self.raw, self.kind, self.let_go)
+
+    def dequantised(self) -> torch.Tensor:
+        """Return float32 ``[N, K]``."""
+        return self.unpacked().dequantised()
+
+    def rows(self, index: slice | torch.Tensor) -> BlocksWeight:
+        """Return some outputs as they are stored."""
+        return attrs.evolve(self, raw=self.raw[index])
+
+    def columns(self, index: slice) -> HeldWeight:
+        """Return a range of inputs, unpacked."""
+        return self.unpacked().columns(index)
 
 
 def unpacked(raw: torch.Tensor, kind: TensorKind, let_go: Callable[[], None]) -> GroupedWeight:
@@ -74,7 +132,8 @@ def unpacked(raw: torch.Tensor, kind: TensorKind, let_go: Callable[[], None]) ->
         if first // step % _LET_GO_EVERY == _LET_GO_EVERY - 1:
             let_go()
     let_go()
-    return GroupedWeight(torch.from_numpy(values), torch.from_numpy(scales), torch.from_numpy(minimums), form.bits)
+    tensors = (torch.from_numpy(values), torch.from_numpy(scales), torch.from_numpy(minimums))
+    return GroupedWeight(*tensors, form.bits, form.table)
 
 
 def _half(blocks: Bytes, at: int) -> Floats:
@@ -165,21 +224,17 @@ def _q6_k(blocks: Bytes) -> Unpacked:
     return _symmetric(values, _half(blocks, 208) * scales, 32)
 
 
-_IQ4: Final = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int32)
-_E2M1: Final = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int32)
-"""Twice the values of the format."""
-
-
-def _looked_up(indices: Bytes, table: NDArray[np.int32], zero: int) -> Bytes:
-    return (table + zero).astype(np.uint8)[indices]
+_IQ4: Final = tuple(127 + one for one in (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113))
+_E2M1: Final = tuple(12 + one for one in (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12))
+"""Twice the values of the format, plus 12."""
 
 
 def _iq4_nl(blocks: Bytes) -> Unpacked:
-    return _symmetric(_looked_up(_nibbles(blocks[:, 2:], 16), _IQ4, 127), _half(blocks, 0), 127)
+    return _symmetric(_nibbles(blocks[:, 2:], 16), _half(blocks, 0), 127)
 
 
 def _iq4_xs(blocks: Bytes) -> Unpacked:
-    values = _looked_up(_nibbles(blocks[:, 8:], 16), _IQ4, 127)
+    values = _nibbles(blocks[:, 8:], 16)
     low, high = _nibbles(blocks[:, 4:8], 1), _fields(blocks[:, 2:4], 1, (0, 2, 4, 6), 3)
     return _symmetric(values, _half(blocks, 0) * (_joined(low, high, 4).astype(np.float32) - np.float32(32)), 127)
 
@@ -191,7 +246,7 @@ def _mxfp4(blocks: Bytes) -> Unpacked:
         .astype(np.int32)
         .view(np.float32)
     )
-    return _symmetric(_looked_up(_nibbles(blocks[:, 1:], 16), _E2M1, 12), halved, 12)
+    return _symmetric(_nibbles(blocks[:, 1:], 16), halved, 12)
 
 
 FORMS: Final[Mapping[str, GroupedForm]] = {
@@ -205,8 +260,8 @@ FORMS: Final[Mapping[str, GroupedForm]] = {
     "Q4_K": GroupedForm(4, 32, _q4_k),
     "Q5_K": GroupedForm(8, 32, _q5_k),
     "Q6_K": GroupedForm(8, 16, _q6_k),
-    "IQ4_NL": GroupedForm(8, 32, _iq4_nl),
-    "IQ4_XS": GroupedForm(8, 32, _iq4_xs),
-    "MXFP4": GroupedForm(8, 32, _mxfp4),
+    "IQ4_NL": GroupedForm(4, 32, _iq4_nl, _IQ4),
+    "IQ4_XS": GroupedForm(4, 32, _iq4_xs, _IQ4),
+    "MXFP4": GroupedForm(4, 32, _mxfp4, _E2M1),
 }
 """Kinds that are read, by name."""

@@ -23,8 +23,8 @@ class GptqSource(QuantisedSource):
     """A checkpoint of AutoGPTQ or GPTQModel, formats ``gptq`` (zeros are stored less one) and ``gptq_v2``.
 
     ``weight[n, k] = scales[g_idx[k], n] · (qweight[k, n] - qzeros[g_idx[k], n])``, int32 words along inputs for values, along outputs
-    for zeros. Where groups are consecutive inputs, the form in which it is held is exact. With act-order they are not: such a weight has
-    another scale from input to input, and is held as bfloat16; :meth:`tensor` has the scales' data type, as GPTQModel's dequantisation.
+    for zeros. The form in which it is held is exact: with act-order its columns are in the order of their groups, and rows are put in that
+    order before they meet it. Groups of different sizes are held as bfloat16.
 
     Source: GPTQModel 7.7, gptqmodel/nn_modules/qlinear/__init__.py (``dequantize_weight``) and gptqmodel/utils/model.py
     (``convert_gptq_v1_to_v2_format_module``: one is added to each value of a word, and carries within the word).
@@ -46,9 +46,9 @@ class GptqSource(QuantisedSource):
 
     @property
     def format(self) -> str:
-        """The format with its bits and groups, and how it is held with act-order."""
+        """The format with its bits and groups."""
         groups = f"in groups of {self._group}" if self._group > 0 else "by output"
-        order = ", act-order: layers whose groups are scattered are held as bfloat16" if self._act_order else ""
+        order = ", act-order" if self._act_order else ""
         return f"GPTQ{' v2' if self._layout == 'gptq_v2' else ''}, {self._bits} bit {groups}{order}"
 
     def _owner(self, stored: str) -> tuple[str, str] | None:

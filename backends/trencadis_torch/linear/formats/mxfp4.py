@@ -18,7 +18,7 @@ GROUP: Final = 32
 
 
 class Mxfp4Source(QuantisedSource):
-    """A checkpoint with ``*_blocks`` and ``*_scales``; exact in the form in which it is held, which has 8 bits for the file's 4.
+    """A checkpoint with ``*_blocks`` and ``*_scales``; exact in the form in which it is held: places in a table of 16 levels.
 
     Stored are ``blocks`` uint8 ``[E, N, K / 32, 16]`` and ``scales`` uint8 ``[E, N, K / 32]``:
     ``weight[e, n, k] = e2m1(blocks) · 2 ** (scales - 127)``. A checkpoint without quantisation has the transposed ``[E, K, N]``, and so
@@ -34,8 +34,8 @@ class Mxfp4Source(QuantisedSource):
 
     @property
     def format(self) -> str:
-        """The format, and the bits that are held."""
-        return f"MXFP4, 4 bit in groups of {GROUP}, held in 8 bits"
+        """The format with its groups."""
+        return f"MXFP4, 4 bit in groups of {GROUP}"
 
     def _owner(self, stored: str) -> tuple[str, str] | None:
         for suffix, label in _SUFFIXES.items():

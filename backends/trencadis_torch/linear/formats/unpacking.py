@@ -6,11 +6,12 @@ import math
 
 import torch
 
-from trencadis_torch.linear.held import FloatWeight, GroupedWeight, HeldWeight
+from trencadis_torch.linear.held import SMALLEST_GROUP, Float8Weight, FloatWeight, GroupedWeight, HeldWeight
 
 __all__ = [
-    "fp4_groups",
     "float8_scales",
+    "float8_weight",
+    "fp4_groups",
     "integer_groups",
     "nibbles",
     "packed_integers",
@@ -63,10 +64,10 @@ def integer_groups(
     index: torch.Tensor | None = None,
     dtype: torch.dtype = torch.bfloat16,
 ) -> HeldWeight:
-    """Return ``scale · (value - zero)``; exact where groups are runs of inputs and scales have 16 bits.
+    """Return ``scale · (value - zero)``; exact where scales have 16 bits.
 
-    With act-order groups are scattered over the inputs: no run of inputs has one scale, and the weight becomes floats of 16 bits,
-    rounded as quantisers' own dequantisation rounds.
+    With act-order groups are scattered over the inputs: columns are put in the order of their groups, and the weight has the order of
+    its inputs. Where groups are not of one size, it becomes floats of 16 bits, rounded as quantisers' own dequantisation rounds.
 
     Args:
         values: uint8 ``[N, K]``, below ``2 ** bits``.
@@ -74,13 +75,19 @@ def integer_groups(
         scales: ``[N, groups]``.
         bits: 4 or 8.
         index: Group of each input, ``[K]``; None: groups are equal runs of inputs, in order.
-        dtype: Floats it becomes where groups are scattered and scales are float32.
+        dtype: Floats it becomes where groups are not of one size and scales are float32.
     """
-    runs = torch.arange(scales.shape[1]) if index is None else _runs(index, values.shape[1] // scales.shape[1])
+    num_groups = scales.shape[1]
+    runs = torch.arange(num_groups) if index is None else _runs(index, values.shape[1] // num_groups)
+    order: torch.Tensor | None = None
+    if runs is None:
+        assert index is not None
+        order = torch.argsort(index, stable=True)
+        runs = _runs(index[order], values.shape[1] // num_groups)
     if runs is not None:
         scales, zeros = scales[:, runs].float().contiguous(), zeros[:, runs].float()
-        return GroupedWeight(values=values, scales=scales, minimums=-zeros * scales, bits=bits)
-    assert index is not None
+        values = values if order is None else values[:, order]
+        return GroupedWeight(values=values, scales=scales, minimums=-zeros * scales, bits=bits, order=order)
     floats = scales.float()[:, index] * (values.float() - zeros.float()[:, index])
     return FloatWeight(floats.to(dtype if scales.dtype == torch.float32 else scales.dtype))
 
@@ -94,7 +101,7 @@ def _runs(index: torch.Tensor, group: int) -> torch.Tensor | None:
 
 
 def fp4_groups(packed: torch.Tensor, scales: torch.Tensor) -> GroupedWeight:
-    """Return a matrix of 4 bit floats as 8 bit integers from 0 to 24: twice the value is an integer from -12 to 12. Pure.
+    """Return a matrix of 4 bit floats as places in a table of integers from 0 to 24: twice the value is one from -12 to 12. Pure.
 
     Exact where scales are powers of two up to 2 ** 124; else within two float32 roundings of a group's largest.
 
@@ -102,9 +109,34 @@ def fp4_groups(packed: torch.Tensor, scales: torch.Tensor) -> GroupedWeight:
         packed: uint8 ``[N, K / 2]``, the even inputs in the low bits.
         scales: float32 ``[N, K / G]``.
     """
-    table = torch.tensor([value + _LARGEST for value in E2M1_DOUBLED], dtype=torch.uint8)
+    levels = torch.tensor([value + _LARGEST for value in E2M1_DOUBLED], dtype=torch.uint8)
     halves = scales * 0.5
-    return GroupedWeight(values=table[nibbles(packed).int()], scales=halves, minimums=-float(_LARGEST) * halves, bits=8)
+    return GroupedWeight(nibbles(packed), halves, -float(_LARGEST) * halves, 4, levels)
+
+
+def float8_weight(
+    values: torch.Tensor, scales: torch.Tensor, block: tuple[int, int] | None, dtype: torch.dtype
+) -> HeldWeight:
+    """Return ``scale · value``, exactly and in 8 bits, if blocks are runs of at least 16 inputs and no value is NaN; else as floats. Pure.
+
+    Args:
+        values: float8 ``[N, K]``.
+        scales: As of :func:`scaled_float8`.
+        block: As of :func:`scaled_float8`.
+        dtype: Floats it becomes else.
+    """
+    columns = values.shape[1]
+    floats, width = _float8_scales(values, scales, block)
+    run = math.gcd(columns, width)
+    if run < min(SMALLEST_GROUP, columns) or _has_nan(values):
+        return FloatWeight(scaled_float8(values, scales, block).to(dtype))
+    return Float8Weight(values, floats.repeat_interleave(width // run, dim=1)[:, : columns // run].contiguous())
+
+
+def _has_nan(values: torch.Tensor) -> bool:
+    """Return whether a float8 matrix has what is no finite number, whose bits kernels would read as one."""
+    largest = {torch.float8_e4m3fn: 0x7E, torch.float8_e5m2: 0x7B}[values.dtype]
+    return bool(((values.view(torch.uint8) & 0x7F) > largest).any())
 
 
 def scaled_float8(values: torch.Tensor, scales: torch.Tensor, block: tuple[int, int] | None) -> torch.Tensor:
@@ -115,17 +147,21 @@ def scaled_float8(values: torch.Tensor, scales: torch.Tensor, block: tuple[int, 
         scales: Of the matrix, of each output or of each block (:func:`float8_scales`); floats, or exponents in a byte.
         block: Outputs and inputs of a block by the configuration; None: it says nothing of blocks.
     """
+    floats, width = _float8_scales(values, scales, block)
+    return values.float() * floats.repeat_interleave(width, dim=1)[:, : values.shape[1]]
+
+
+def _float8_scales(
+    values: torch.Tensor, scales: torch.Tensor, block: tuple[int, int] | None
+) -> tuple[torch.Tensor, int]:
+    """Return the scales of each output, float32 ``[N, blocks]``, and the inputs of a block, of which the last may have fewer."""
     rows, columns = values.shape
     found = float8_scales(tuple(scales.shape), rows, columns, block)
     assert found is not None, "shapes are checked before weights are read"
     shape, (height, width) = found
     is_exponents = scales.dtype in (torch.uint8, torch.float8_e8m0fnu)
     floats = (powers_of_two(scales) if is_exponents else scales.float()).reshape(shape)
-    if 1 < height < rows:
-        floats = floats.repeat_interleave(height, dim=0)[:rows]
-    if width < columns:
-        floats = floats.repeat_interleave(width, dim=1)[:, :columns]
-    return values.float() * floats
+    return floats.repeat_interleave(min(height, rows), dim=0)[:rows], width
 
 
 def float8_scales(

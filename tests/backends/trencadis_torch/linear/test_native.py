@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import attrs
 import numpy as np
 import pytest
 import torch
@@ -8,7 +9,7 @@ from torch.nn import functional
 from support.backends.held_forms import FORMS
 from support.backends.masked_kernels import MASKS, masked
 from trencadis_torch.linear.heads import Heads, How
-from trencadis_torch.linear.held import ChannelWeight, FloatWeight, GroupedWeight
+from trencadis_torch.linear.held import ChannelWeight, Float8Weight, FloatWeight, GroupedWeight
 from trencadis_torch.linear.native import ACTIVATIONS, native
 from trencadis_torch.linear.packed import pack, quantise
 
@@ -117,6 +118,65 @@ def test_products_in_groups_are_those_of_integer_arithmetic(lib, num_inputs, gro
     assert (np.abs(found - terms.sum(-1) - bias.numpy()) <= 1e-5 * (np.abs(terms).sum(-1) + 10)).all()
 
 
+@pytest.mark.parametrize(("num_inputs", "group"), GROUPS)
+@pytest.mark.parametrize("num_rows", [1, 3, 7, 13])
+def test_products_of_a_table_are_those_of_its_integers_in_8_bits_bit_by_bit(lib, num_inputs, group, num_rows):
+    held = integers(67, num_inputs, group, 4, minimum=None)
+    levels = torch.tensor([255, 0, *range(17, 241, 16)], dtype=torch.uint8)
+    held = attrs.evolve(held, levels=levels, minimums=-113 * held.scales)
+    x, bias = drawn(num_rows, num_inputs, seed=2), drawn(67, seed=1)
+    made = layer(lib, held, bias)
+    wide = GroupedWeight(levels[held.values.int()], held.scales, held.minimums, 8)
+    assert made.form == f"4 bit levels in groups of {group}"
+    assert made.packed.weights.numel() < 0.9 * layer(lib, wide).packed.weights.numel() or group < 16
+    assert torch.equal(made(x), layer(lib, wide, bias)(x))
+
+
+def test_a_table_whose_groups_have_zeros_of_their_own_is_held_in_8_bits(lib):
+    held = integers(67, 96, 32, 4, minimum=1.0)
+    held = attrs.evolve(held, levels=torch.arange(0, 160, 10).byte())
+    made, x = layer(lib, held), drawn(3, 96)
+    assert made.form == "int8 in groups of 32"
+    wide = GroupedWeight(held.levels[held.values.int()], held.scales, held.minimums, 8)
+    assert torch.equal(made(x), layer(lib, wide)(x))
+
+
+@pytest.mark.parametrize("minimum", [None, 1.0], ids=["symmetric", "minimums"])
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize(("num_inputs", "group"), GROUPS)
+def test_groups_that_lie_apart_are_those_of_inputs_in_their_order_bit_by_bit(lib, num_inputs, group, bits, minimum):
+    held = integers(67, num_inputs, group, bits, minimum=minimum)
+    order = torch.randperm(num_inputs, generator=torch.Generator().manual_seed(5))
+    made, x = layer(lib, attrs.evolve(held, order=order)), drawn(7, num_inputs, seed=2)
+    assert torch.equal(made(x), layer(lib, held)(x[:, order]))
+    rows = layer(lib, held).rows(torch.arange(67), 1.0)
+    assert torch.equal(made.rows(torch.arange(67), 1.0)[:, order], rows)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_every_float_of_8_bits_is_widened_exactly(lib, dtype):
+    every = torch.arange(256).byte().view(dtype)
+    every = every[every.float().isfinite()]
+    values = every.view(torch.uint8).repeat(2, 1).view(dtype).T.contiguous()  # an output for each
+    held = Float8Weight(values, torch.ones(len(every), 1))
+    x = torch.tensor([[1.0, 0.0], [0.0, 2.0**-20]])
+    found, expected = layer(lib, held)(x), every.float()
+    assert torch.equal(found, torch.stack([expected, expected * 2.0**-20]))
+    assert torch.equal(layer(lib, held).rows(torch.arange(len(every)), 1.0), expected[:, None].expand(-1, 2))
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize(("num_inputs", "group"), GROUPS)
+@pytest.mark.parametrize("num_rows", [1, 3, 7])
+def test_products_of_8_bit_floats_are_those_of_float64(lib, num_inputs, group, dtype, num_rows):
+    values = drawn(67, num_inputs).to(dtype)
+    held = Float8Weight(values, (1 + drawn(67, num_inputs // group, seed=3).abs()).half().float())
+    x, bias = drawn(num_rows, num_inputs, seed=2), drawn(67, seed=1)
+    terms = x.double()[:, None] * held.dequantised().double()
+    error = (layer(lib, held, bias)(x).double() - terms.sum(-1) - bias).abs()
+    assert bool((error <= 1e-6 * (terms.abs().sum(-1) + bias.abs() + 1)).all())
+
+
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize(("num_inputs", "group"), [(64, 16), (64, 32), (256, 128), (250, 250)])
 def test_extreme_integers_do_not_saturate(lib, bits, num_inputs, group):
@@ -201,7 +261,11 @@ def test_products_are_near_those_of_the_weights_as_they_are_held(lib, form):
     found, expected = layer(lib, held)(x), x @ held.dequantised().T
     # Rows share a scale with the large input, in a group or all of them.
     allowed = (
-        1e-6 if isinstance(held, FloatWeight) else 0.05 if "int8" in (held.form, form[:4]) or "128" in form else 0.01
+        1e-6
+        if isinstance(held, (FloatWeight, Float8Weight))
+        else 0.05
+        if "int8" in (held.form, form[:4]) or "128" in form
+        else 0.01
     )
     assert float((found - expected).norm() / expected.norm()) < allowed
 

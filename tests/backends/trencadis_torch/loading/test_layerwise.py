@@ -152,27 +152,35 @@ def test_a_model_whose_code_reads_weights_of_its_layers_is_not_loaded_so(tmp_pat
 BOUND = 300 << 20
 
 
+def save_large(path: Path, dtype: str, **sizes: int) -> int:
+    """Save a model whose weights are more than what is measured besides; returns the bytes of a layer."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        **{
+            "hidden_size": 1024,
+            "intermediate_size": 2816,
+            "num_hidden_layers": 9,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "vocab_size": 16_000,
+            "tie_word_embeddings": True,
+            **sizes,
+        }
+    )
+    model = LlamaForCausalLM(config).to(getattr(torch, dtype))
+    layer = sum(parameter.nbytes for parameter in model.model.layers[0].parameters())
+    model.save_pretrained(path, max_shard_size="100MB")
+    return layer
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "options"),
     [("float32", {}), ("bfloat16", {}), ("float32", {"quantization": "int8"}), ("bfloat16", {"quantization": "int4"})],
 )
 def test_loading_takes_the_packed_weights_one_layer_and_300_mib_at_most(dtype, options, tmp_path):
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        hidden_size=1024,
-        intermediate_size=2816,
-        num_hidden_layers=9,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        vocab_size=16_000,
-        tie_word_embeddings=True,
-    )
-    model = LlamaForCausalLM(config).to(getattr(torch, dtype))
-    layer = sum(parameter.nbytes for parameter in model.model.layers[0].parameters())
-    model.save_pretrained(tmp_path, max_shard_size="100MB")
-    del model
+    layer = save_large(tmp_path, dtype)
     done = subprocess.run(
         [sys.executable, peak_memory.__file__, str(tmp_path), json.dumps(options)], capture_output=True, check=True
     )
@@ -180,3 +188,11 @@ def test_loading_takes_the_packed_weights_one_layer_and_300_mib_at_most(dtype, o
     assert took["peak"] - took["before"] <= took["weights"] + layer + BOUND
     if not options:
         assert took["weights"] < 1.02 * sum(file.stat().st_size for file in tmp_path.glob("*.safetensors"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", [{"tensor": 2}, {"tensor": 1, "pipeline": 2}], ids=str)
+def test_a_rank_takes_its_packed_share_its_part_of_a_layer_and_300_mib_at_most(layout, tmp_path):
+    layer = save_large(tmp_path, "float32", num_hidden_layers=16, tie_word_embeddings=False)
+    for took in peak_memory.of_ranks(tmp_path, {}, **layout):
+        assert took["peak"] - took["before"] <= took["weights"] + layer // layout["tensor"] + BOUND

@@ -14,6 +14,7 @@ import torch
 
 from support.backends import tiny_encoders, tiny_models
 from support.backends.families import DIFFERING_KV_HEADS, MIXTURES, SERVED, save_family, save_with_biases
+from support.backends.quantised_checkpoints import FORMATS, quantise_checkpoint
 from support.backends.rank_threads import Forbidden, make_groups
 from trencadis.clock import SystemClock
 from trencadis.errors import (
@@ -675,3 +676,47 @@ def test_ranks_share_the_cores(model_path, ranked, monkeypatch):
     monkeypatch.setattr(torch, "set_num_threads", asked.append)
     loaded(ranked, model_path("llama"), 4)
     assert asked == [3] * 4
+
+
+@needs_native
+@pytest.mark.parametrize(
+    ("kind", "layout"),
+    [("gptq", {"size": 2}), ("gptq", {"size": 1, "pipeline": 2}), ("compressed_int8", {"size": 1, "pipeline": 2})],
+    ids=str,
+)
+def test_shares_of_a_quantised_checkpoint_are_held_as_it_is_and_give_the_tokens_of_one_rank(
+    ranked, tmp_path, kind, layout
+):
+    from transformers import AutoModelForCausalLM
+
+    config, plain, path = tiny_models._config("llama"), tmp_path / "plain", tmp_path / "quantised"
+    config.hidden_size, config.head_dim, config.intermediate_size = 64, 16, 96  # so that no group is cut
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        AutoModelForCausalLM.from_config(config).save_pretrained(plain)
+    quantise_checkpoint(plain, FORMATS[kind], path, tmp_path / "reference")
+    one = make()
+    one.load(ModelSource(path=str(path)), sampler=ArgmaxSampler())
+    one.allocate(PLAN)
+    backend = loaded(ranked, path, **layout)
+    assert BackendDriver(backend, PLAN).generate(PROMPTS, 8) == BackendDriver(one, PLAN).generate(PROMPTS, 8)
+    for rank in backend.ranks.all:
+        assert ("int4 in groups of 16 (" if kind == "gptq" else " int8 (") in rank._facts.description
+
+
+def test_shares_that_a_rank_cannot_load_layer_by_layer_are_loaded_whole_on_every_rank(ranked, tmp_path):
+    """The first stage alone has experts whose code reads the weights of linear layers."""
+    path = save_family("sarvam_moe", tmp_path)
+    backend = loaded(ranked, path, 1, pipeline=2)
+    for rank in backend.ranks.all:
+        assert "loaded whole: " in rank._facts.description
+        assert re.search("reads weights of linear layers|another rank cannot", rank._facts.description)
+
+
+def test_a_forward_that_fails_on_one_stage_ends_all(ranked, model_path, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("no such operation")
+
+    monkeypatch.setattr("transformers.models.llama.modeling_llama.LlamaMLP.forward", fail)
+    with pytest.raises(ModelLoadError, match=r'one after the other, failed: .*no such operation.* pack = "off"'):
+        loaded(ranked, model_path("llama"), 1, pipeline=2)

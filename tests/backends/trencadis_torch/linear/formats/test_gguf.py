@@ -14,7 +14,8 @@ from support.gguf_writing import random_blocks, write_gguf
 from trencadis.errors import ModelLoadError
 from trencadis.gguf_file import read_gguf
 from trencadis_torch.linear.formats.gguf import GgufSource
-from trencadis_torch.linear.held import FloatWeight, GroupedWeight
+from trencadis_torch.linear.formats.gguf_blocks import BlocksWeight
+from trencadis_torch.linear.held import FloatWeight
 
 gguf = pytest.importorskip("gguf")
 
@@ -103,7 +104,10 @@ def test_blocks_stay_blocks_and_rows_are_the_models(tmp_path: Path, kind: str) -
     source = source_of(write_gguf(tmp_path / "a.gguf", "llama", metadata=SIZES, tensors=tensors))
     plain = gguf.quants.dequantize(tensors["blk.0.attn_q.weight"][0], gguf.GGMLQuantizationType[kind])
     held = source.weight(Q_PROJ)
-    assert isinstance(held, GroupedWeight)
+    assert isinstance(held, BlocksWeight)
+    assert held.raw.nbytes == tensors["blk.0.attn_q.weight"][0].nbytes
+    assert torch.equal(held.rows(slice(3, 9)).dequantised(), torch.from_numpy(as_of_llama(plain, 4))[3:9])
+    assert torch.equal(held.columns(slice(32, 64)).dequantised(), torch.from_numpy(as_of_llama(plain, 4))[:, 32:64])
     assert torch.equal(held.dequantised(), torch.from_numpy(as_of_llama(plain, 4)))
     assert torch.equal(source.tensor(Q_PROJ), held.dequantised())
     assert not np.array_equal(plain, as_of_llama(plain, 4))

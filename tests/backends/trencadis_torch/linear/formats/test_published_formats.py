@@ -8,7 +8,7 @@ import torch
 from support.backends import quantised_checkpoints as made
 from trencadis.errors import ModelLoadError
 from trencadis_torch.linear.formats.choose import source_class
-from trencadis_torch.linear.held import ChannelWeight, FloatWeight, GroupedWeight
+from trencadis_torch.linear.held import ChannelWeight, Float8Weight, FloatWeight, GroupedWeight
 
 NAME = "model.layers.0.self_attn.q_proj"
 OUTPUTS, INPUTS = 24, 96
@@ -31,8 +31,11 @@ def table(kind, **changes):
     return {**made.FORMATS[kind].table, **changes}
 
 
-def check(source, expected, form, *, name=NAME, floats=None):
-    """The weight is held in the form, has the formula's bits, and so has what is read of it as floats and by rows."""
+def check(source, expected, form, *, name=NAME, floats=None, exact=None):
+    """The weight is held in the form, has the formula's bits, and so has what is read of it as floats and by rows.
+
+    ``exact`` has those before they are rounded to what is read as floats.
+    """
     held = source.weight(f"{name}.weight")
     assert (type(held), held.form) == form
     assert source.shape(f"{name}.weight") == held.shape == tuple(expected.shape)
@@ -40,6 +43,7 @@ def check(source, expected, form, *, name=NAME, floats=None):
     assert source.tensor(f"{name}.weight").dtype == (floats or torch.float32)
     if isinstance(held, FloatWeight):
         expected = expected.bfloat16().float()
+    expected = expected if exact is None else exact
     assert torch.equal(held.dequantised(), expected)
     assert torch.equal(held.rows(slice(8, 16)).dequantised(), expected[8:16])
 
@@ -81,11 +85,20 @@ def test_gptq_without_g_idx_has_groups_in_order(tmp_path):
     check(read(tmp_path, table("gptq"), stored), expected, INT4)
 
 
-def test_gptq_act_order_is_held_as_bfloat16_and_says_so(tmp_path):
-    stored, expected = made.gptq(weight(), order=shuffled(INPUTS))
-    source = read(tmp_path, table("gptq", desc_act=True), stored)
-    check(source, expected.half().float(), AS_FLOATS, floats=torch.float16)
-    assert "act-order: layers whose groups are scattered are held as bfloat16" in source.format
+@pytest.mark.parametrize("bits", [4, 8])
+def test_gptq_act_order_is_held_exactly_with_its_order_of_inputs(tmp_path, bits):
+    stored, expected = made.gptq(weight(), order=shuffled(INPUTS), bits=bits)
+    source = read(tmp_path, table("gptq", desc_act=True, bits=bits), stored)
+    check(source, expected, (GroupedWeight, f"int{bits} in groups of 16, act-order"))
+    assert source.format == f"GPTQ, {bits} bit in groups of 16, act-order"
+
+
+def test_groups_of_different_sizes_are_held_as_bfloat16(tmp_path):
+    """Such a g_idx is of no quantiser that is known."""
+    stored, _ = made.gptq(weight())
+    stored[".g_idx"] = torch.tensor([0] * 17 + [1] * 15 + [2] * 16 + [3] * 16 + [4] * 16 + [5] * 16, dtype=torch.int32)
+    held = read(tmp_path, table("gptq", desc_act=True), stored).weight(f"{NAME}.weight")
+    assert held.form == "bfloat16"
 
 
 def test_gptq_groups_that_are_runs_in_another_order_stay_groups(tmp_path):
@@ -121,10 +134,10 @@ def test_compressed_tensors_odd_sizes_leave_part_of_a_word(tmp_path):
     assert torch.equal(held.dequantised(), expected)
 
 
-def test_compressed_tensors_act_order_is_held_as_bfloat16(tmp_path):
+def test_compressed_tensors_act_order_is_held_exactly_with_its_order_of_inputs(tmp_path):
     stored, expected = made.compressed_ints(weight(), order=shuffled(INPUTS))
     source = read(tmp_path, packed("group", 4, True), stored)
-    check(source, expected.bfloat16().float(), AS_FLOATS, floats=torch.bfloat16)
+    check(source, expected, (GroupedWeight, "int4 in groups of 16, act-order"))
 
 
 @pytest.mark.parametrize("group", [-1, 16])
@@ -141,56 +154,78 @@ def test_compressed_tensors_int8_is_held_exactly(tmp_path, group, symmetric):
 
 @pytest.mark.parametrize("held", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8])
+@pytest.mark.parametrize("kind", ["float8_e4m3fn", "float8_e5m2"])
 @pytest.mark.parametrize("scales", ["block", "channel", "tensor"])
-def test_fp8_is_held_as_bfloat16_and_read_as_the_models_floats(tmp_path, scales, dtype, held):
-    """Blocks of 16 x 36 leave part of a block at the end of either side."""
-    block = (16, 36) if scales == "block" else None
-    stored, expected = made.fp8(weight(), block=block, scales=scales, dtype=dtype, held=held)
-    source = read(tmp_path, table("fp8", weight_block_size=block), stored, dtype=held)
-    check(source, expected, AS_FLOATS, floats=held)
-    assert source.format == f"FP8{' in blocks of 16 x 36' if block else ''}, held as bfloat16"
+def test_fp8_is_held_as_it_is_stored_and_read_as_the_models_floats(tmp_path, scales, kind, dtype, held):
+    """Blocks of 20 x 64 leave part of a block at the end of either side: groups of 32 inputs are all in one block."""
+    block = (20, 64) if scales == "block" else None
+    given = {"block": block, "scales": scales, "dtype": dtype, "kind": getattr(torch, kind)}
+    stored, expected = made.fp8(weight(), held=held, **given)
+    _, exact = made.fp8(weight(), held=torch.float32, **given)
+    source = read(tmp_path, table("fp8", weight_block_size=block, fmt=kind[7:11]), stored, dtype=held)
+    check(source, expected, (Float8Weight, f"{kind} in groups of 32" if block else kind), floats=held, exact=exact)
+    assert source.format == f"FP8{' in blocks of 20 x 64' if block else ''}"
 
 
-def test_fp8_of_a_float32_model_is_held_in_16_bits(tmp_path):
+def test_fp8_in_blocks_that_leave_runs_below_16_inputs_is_held_as_bfloat16(tmp_path):
+    stored, expected = made.fp8(weight(), block=(16, 36))
+    source = read(tmp_path, table("fp8", weight_block_size=(16, 36)), stored)
+    check(source, expected, AS_FLOATS, floats=torch.bfloat16)
+
+
+@pytest.mark.parametrize(("kind", "octet"), [("float8_e4m3fn", 0x7F), ("float8_e5m2", 0xFC), ("float8_e5m2", 0x7E)])
+def test_fp8_with_what_is_no_finite_number_keeps_it(tmp_path, kind, octet):
+    stored, _ = made.fp8(weight(), kind=getattr(torch, kind))
+    stored[".weight"].view(torch.uint8)[3, 5] = octet
+    held = read(tmp_path, table("fp8", fmt=kind[7:11]), stored).weight(f"{NAME}.weight")
+    assert held.form == "bfloat16"
+    assert not bool(held.dequantised()[3, 5].isfinite())
+
+
+def test_fp8_of_a_float32_model_is_read_in_16_bits(tmp_path):
     stored, expected = made.fp8(weight())
-    check(read(tmp_path, table("fp8"), stored, dtype=torch.float32), expected, AS_FLOATS, floats=torch.bfloat16)
+    _, exact = made.fp8(weight(), held=torch.float32)
+    source = read(tmp_path, table("fp8"), stored, dtype=torch.float32)
+    check(source, expected, (Float8Weight, "float8_e4m3fn in groups of 32"), floats=torch.bfloat16, exact=exact)
 
 
 def test_fp8_of_fbgemm_has_scales_by_output(tmp_path):
     stored, expected = made.fp8(weight(), scales="channel", suffix=".weight_scale")
-    check(read(tmp_path, {"quant_method": "fbgemm_fp8"}, stored), expected, AS_FLOATS, floats=torch.bfloat16)
+    _, exact = made.fp8(weight(), scales="channel", held=torch.float32)
+    source = read(tmp_path, {"quant_method": "fbgemm_fp8"}, stored)
+    check(source, expected, (Float8Weight, "float8_e4m3fn"), floats=torch.bfloat16, exact=exact)
 
 
 @pytest.mark.parametrize("strategy", ["block", "channel", "tensor"])
-def test_compressed_tensors_fp8_is_held_as_floats(tmp_path, strategy):
+def test_compressed_tensors_fp8_is_held_as_it_is_stored(tmp_path, strategy):
     block = (16, 32) if strategy == "block" else None
     stored, expected = made.fp8(weight(), block=block, scales=strategy, suffix=".weight_scale")
+    _, exact = made.fp8(weight(), block=block, scales=strategy, held=torch.float32)
     weights = {"num_bits": 8, "type": "float", "strategy": strategy, "block_structure": block}
     groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
     source = read(tmp_path, table("compressed_fp8", config_groups=groups), stored)
-    check(source, expected, AS_FLOATS, floats=torch.bfloat16)
-    assert source.format.endswith("FP8 held as bfloat16")
+    form = (Float8Weight, "float8_e4m3fn" + (" in groups of 32" if block else ""))
+    check(source, expected, form, floats=torch.bfloat16, exact=exact)
 
 
-def test_compressed_tensors_mxfp4_is_held_exactly_in_8_bits(tmp_path):
+def test_compressed_tensors_mxfp4_is_held_exactly_in_4_bits(tmp_path):
     stored, expected = made.compressed_fp4(weight(), kind="mxfp4")
     groups = {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 4, "type": "float", "group_size": 32}}}
     source = read(tmp_path, table("compressed_nvfp4", format="mxfp4-pack-quantized", config_groups=groups), stored)
-    check(source, expected, (GroupedWeight, "int8 in groups of 32"))
-    assert source.format == "compressed-tensors, MXFP4 in groups of 32, MXFP4 held in 8 bits"
+    check(source, expected, (GroupedWeight, "4 bit levels in groups of 32"))
+    assert source.format == "compressed-tensors, MXFP4 in groups of 32"
 
 
-def test_compressed_tensors_nvfp4_is_held_in_8_bits_to_a_float32_rounding(tmp_path):
+def test_compressed_tensors_nvfp4_is_held_in_4_bits_to_a_float32_rounding(tmp_path):
     """A scale is a quotient of 24 bits there: the minimum of a group is rounded once, and once the sum."""
     stored, expected = made.compressed_fp4(weight())
     source = read(tmp_path, table("compressed_nvfp4"), stored)
     held = source.weight(f"{NAME}.weight")
-    assert held.form == "int8 in groups of 16"
+    assert held.form == "4 bit levels in groups of 16"
     largest = expected.unflatten(1, (-1, 16)).abs().amax(2).repeat_interleave(16, dim=1)
     assert ((held.dequantised() - expected).abs() <= largest * 2.0**-22).all()
     assert torch.equal(held.dequantised().bfloat16(), expected.bfloat16())
     assert torch.equal(held.dequantised() == 0, expected == 0)
-    assert "NVFP4 held in 8 bits" in source.format
 
 
 def test_mxfp4_experts_are_held_exactly_one_by_one(tmp_path):
@@ -204,7 +239,7 @@ def test_mxfp4_experts_are_held_exactly_one_by_one(tmp_path):
     assert torch.equal(source.tensor(name), expected)
     assert torch.equal(source.tensor(f"{name}_bias"), bias)
     one = source.expert(name, 1)
-    assert one.form == "int8 in groups of 32"
+    assert one.form == "4 bit levels in groups of 32"
     assert torch.equal(one.dequantised(), expected[1].T)
 
 
@@ -220,16 +255,28 @@ def test_mxfp4_scales_from_subnormal_to_enormous_are_exact(tmp_path, exponent):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("double", [False, True])
 @pytest.mark.parametrize("kind", ["nf4", "fp4"])
-def test_bitsandbytes_4_bit_is_held_as_bfloat16_and_read_as_the_floats_it_was_made_of(tmp_path, kind, double, dtype):
-    stored, expected = made.bitsandbytes(weight(), kind=kind, double=double, dtype=dtype)
+def test_bitsandbytes_4_bit_is_held_in_4_bits_and_read_as_the_floats_it_was_made_of(tmp_path, kind, double, dtype):
+    """Levels are rounded to integers of 8 bits: each weight is within a 254th of its block's largest, and nought stays nought."""
+    given = {"kind": kind, "double": double}
+    stored, expected = made.bitsandbytes(weight(), dtype=dtype, **given)
     source = read(tmp_path, table("bitsandbytes_nf4", bnb_4bit_quant_type=kind), stored)
-    check(source, expected, AS_FLOATS, floats=dtype)
-    assert source.format == f"bitsandbytes, 4 bit ({kind}), held as bfloat16"
+    found = source.tensor(f"{NAME}.weight")
+    assert found.dtype == dtype
+    assert torch.equal(found.float(), expected)
+    held, exact = source.weight(f"{NAME}.weight"), made.bitsandbytes(weight(), dtype=torch.float32, **given)[1]
+    assert held.form == "4 bit levels in groups of 32"
+    largest = weight().flatten().unflatten(0, (-1, 64)).abs().amax(1).repeat_interleave(64).view(OUTPUTS, INPUTS)
+    assert ((held.dequantised() - exact).abs() <= largest * (1.01 / 254)).all()
+    assert torch.equal(held.dequantised() == 0, exact == 0)
+    assert float((held.dequantised() - exact).norm() / exact.norm()) < 0.007
+    assert torch.equal(held.rows(slice(8, 16)).dequantised(), held.dequantised()[8:16])
+    assert source.format == f"bitsandbytes, 4 bit ({kind}), levels rounded to 8 bits"
 
 
 def test_bitsandbytes_blocks_go_over_the_ends_of_rows_and_words_may_be_stored_as_floats(tmp_path):
     stored, expected = made.bitsandbytes(weight(outputs=6, inputs=44), storage=torch.bfloat16)
     held = read(tmp_path, table("bitsandbytes_nf4"), stored).weight(f"{NAME}.weight")
+    assert held.form == "bfloat16"  # 4 inputs in a row share a block
     assert torch.equal(held.dequantised(), expected)
 
 
@@ -297,7 +344,7 @@ def test_groups_of_layers_have_schemes_of_their_own(tmp_path):
         (table("gptq", bits=3), "bits = 3; of gptq 4 or 8 is served"),
         (table("gptq", checkpoint_format="marlin"), "checkpoint_format = 'marlin'"),
         (table("gptq", dynamic={"-:lm_head": {}}), "dynamic"),
-        (table("fp8", fmt="e5m2"), "fmt = 'e5m2'"),
+        (table("fp8", fmt="e3m4"), "fmt = 'e3m4'"),
         (table("compressed_int4", format="marlin-24"), "format = 'marlin-24'"),
         (table("compressed_int4", sparsity_config={"format": "sparse-24-bitmask"}), "sparsity_config.format"),
         (table("compressed_int4", transform_config={"config_groups": {"R1": {}}}), "transform_config"),
