@@ -180,9 +180,12 @@ class DecoderPasses:
             "attended": max(layers[i].out.num_inputs for i in count),
             "gated": decoder.intermediate_size,
             "wide": decoder.wide,
+            "mixed": decoder.structure.hidden_size + 1 if any(layers[i].mixture.num_experts for i in count) else 0,
         }
         self._buffers = {name: torch.empty(capacity * width) for name, width in widths.items()}
         self._buffers["bytes"] = torch.empty(capacity * self._widest, dtype=torch.uint8)
+        mixing = decoder.native.mixing_bytes(decoder.structure, capacity)
+        self._buffers["mixing"] = torch.empty(mixing, dtype=torch.uint8)
         for name, buffer in self._buffers.items():
             setattr(self._pass, name, buffer.data_ptr())
         self._place_calls()

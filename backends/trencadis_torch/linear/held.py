@@ -9,11 +9,12 @@ Shapes: N outputs, K inputs, G inputs of one group.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 
 import attrs
 import torch
 
-__all__ = ["ChannelWeight", "FloatWeight", "GroupedWeight", "HeldWeight"]
+__all__ = ["ChannelWeight", "FloatWeight", "GroupedWeight", "HeldWeight", "StackedWeight"]
 
 
 class HeldWeight(ABC):
@@ -137,3 +138,50 @@ class GroupedWeight(HeldWeight):
     def rows(self, index: slice | torch.Tensor) -> GroupedWeight:
         """Return some outputs."""
         return attrs.evolve(self, values=self.values[index], scales=self.scales[index], minimums=self.minimums[index])
+
+
+@attrs.frozen(eq=False)
+class StackedWeight:
+    """Matrices of a layer's experts, which a model has as one weight of three dimensions, ``[E, A, B]``.
+
+    Attributes:
+        matrices: A matrix of each expert.
+        flipped: Each is ``[B, A]``, the model's transposed; else ``[A, B]``.
+    """
+
+    matrices: Sequence[HeldWeight]
+    flipped: bool = False
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """E, A and B."""
+        first, second = self.matrices[0].shape
+        return (len(self.matrices), second, first) if self.flipped else (len(self.matrices), first, second)
+
+    def __getitem__(self, expert: int | torch.Tensor) -> torch.Tensor:
+        """Return an expert's matrix as the model has it, float32 ``[A, B]``, dequantised as it is asked for."""
+        matrix = self.matrices[int(expert)].dequantised()
+        return matrix.T if self.flipped else matrix
+
+    def turned(self, expert: int, *, transposed: bool) -> HeldWeight:
+        """Return an expert's matrix ``[N, K]``; of one that is quantised along its outputs the floats that it stands for.
+
+        Args:
+            expert: Which.
+            transposed: The model has it as ``[K, N]``.
+        """
+        matrix = self.matrices[expert]
+        if transposed is self.flipped:
+            return matrix
+        values = matrix.values if isinstance(matrix, FloatWeight) else matrix.dequantised()
+        return FloatWeight(values.T.contiguous())
+
+    def held(self, hold: Callable[[HeldWeight], HeldWeight], *, transposed: bool) -> StackedWeight:
+        """Return the same in another form.
+
+        Args:
+            hold: Makes it of an expert's matrix ``[N, K]``.
+            transposed: The model has them as ``[K, N]``.
+        """
+        count = range(len(self.matrices))
+        return StackedWeight([hold(self.turned(e, transposed=transposed)) for e in count], flipped=transposed)
