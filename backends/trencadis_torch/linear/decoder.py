@@ -21,9 +21,10 @@ import torch
 from torch import nn
 
 from trencadis_torch.attention.options import ARGUMENTS, AttentionOptions
-from trencadis_torch.linear.fused import FusedNorm, RotaryAttention
+from trencadis_torch.linear.experts import FusedMixture
+from trencadis_torch.linear.fused import FusedMLP, FusedNorm, RotaryAttention
 from trencadis_torch.linear.heads import Heads, in_order
-from trencadis_torch.linear.native import product
+from trencadis_torch.linear.native import Mixture, Product, product
 from trencadis_torch.linear.native_decoder import Decoder, Layer, NativeDecoder, Norm, layer_array
 from trencadis_torch.linear.packed import PackedLinear, RowsEmbedding
 from trencadis_torch.linear.structure import (
@@ -218,6 +219,7 @@ class _Reader:
         by_way = any(getattr(layer, name).weight for name in ("attended_norm", "projected_norm"))
         by_way = by_way or (layer.attended_scale, layer.projected_scale) != (1.0, 1.0)
         gates = layer.gate_up.num_outputs if layer.gated and layer.gate_up.num_outputs // 2 % self._panel else 0
+        by_way = by_way or bool(layer.mixture.num_experts)
         return max(gates, layer.out.num_outputs if by_way else 0)
 
     def _find_layers(self) -> list[nn.Module]:
@@ -245,12 +247,14 @@ class _Reader:
         return [part for part in self._model.modules() if isinstance(part, FusedNorm) and self._seen.has(part)]
 
     def _layer(self, parts: LayerParts) -> Layer:
-        attention, mlp, heads = parts.attention, parts.mlp, parts.attention.heads
+        attention, heads = parts.attention, parts.attention.heads
+        mixture, mlp = self._mixture(parts.mlp)
         found = Layer(
             qkv=self._product(attention.qkv),
             out=self._product(attention.o_proj),
-            gate_up=self._product(mlp.gate_up),
-            down=self._product(mlp.down_proj),
+            gate_up=Product() if mlp is None else self._product(mlp.gate_up),
+            down=Product() if mlp is None else self._product(mlp.down_proj),
+            mixture=mixture,
             query_norm=self._at(attention.query_norm),
             key_norm=self._at(attention.key_norm),
             num_heads=heads.num_heads,
@@ -258,8 +262,8 @@ class _Reader:
             head_dim=heads.head_dim,
             how=heads.how,
             angles=self._place(parts, heads),
-            activation=mlp.activation,
-            gated=mlp.gated,
+            activation=0 if mlp is None else mlp.activation,
+            gated=mlp is not None and mlp.gated,
             order=parts.order,
             head_eps=heads.eps,
             attended_scale=parts.attended_scale,
@@ -268,6 +272,13 @@ class _Reader:
         for name in _NORMS:
             setattr(found, name, self._norm(getattr(parts, name)))
         return found
+
+    def _mixture(self, mlp: FusedMLP | FusedMixture) -> tuple[Mixture, FusedMLP | None]:
+        """Return a layer's mixture of experts, without experts if there is none, and the MLP that is alone or beside them."""
+        if isinstance(mlp, FusedMLP):
+            return Mixture(), mlp
+        self._held.append(mlp)
+        return mlp.structure(), mlp.beside
 
     def _place(self, parts: LayerParts, heads: Heads) -> int:
         """Return the place of a layer's angles among all; below 0: it has none."""

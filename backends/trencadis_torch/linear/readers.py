@@ -21,11 +21,13 @@ from torch.nn import functional
 
 from trencadis_torch.linear.fused import FusedKernels, FusedMLP, FusedNorm, RotaryAttention
 from trencadis_torch.linear.heads import Heads, How
-from trencadis_torch.linear.native import ACTIVATIONS
+from trencadis_torch.linear.held import HeldWeight
+from trencadis_torch.linear.mixtures import is_experts, is_mixture, packed_experts, read_mixture
+from trencadis_torch.linear.native import ACTIVATIONS, Native
 from trencadis_torch.linear.watch import HANDED, Watched
 from trencadis_torch.parallel.modules import RowLinear
 
-__all__ = ["TOLERANCE", "Pack", "Together", "agree", "candidates", "replacement_of"]
+__all__ = ["TOLERANCE", "Hold", "Pack", "Together", "agree", "candidates", "replacement_of"]
 
 logger = logging.getLogger("trencadis.torch")
 
@@ -56,29 +58,37 @@ _ACTIVATIONS: Final[dict[str, Callable[[torch.Tensor], torch.Tensor]]] = {
 
 Pack = Callable[[list[nn.Linear]], nn.Module]
 
+Hold = Callable[[HeldWeight], HeldWeight]
+"""Gives a matrix of an expert the form in which it is held."""
+
 Together = Callable[[bool], bool]
 """Whether something holds on every rank; with one rank, whether it holds."""
 
 
 def candidates(model: Any) -> Iterator[tuple[str, nn.Module]]:
-    """Yield modules that may be an attention, an MLP or a norm: all of one kind before the next, parents before their children."""
+    """Yield modules that may be replaced: all of one kind before the next, parents before their children; norms come last."""
     found = list(model.named_modules())
-    for is_kind in (_is_attention, _is_mlp, _is_norm):
+    for is_kind in (_is_attention, _is_mlp, is_mixture, is_experts, _is_norm):
         yield from ((name, part) for name, part in found if is_kind(part))
 
 
 def replacement_of(
-    module: Any, seen: Watched, pack: Pack, native: FusedKernels, together: Together
+    module: Any, seen: Watched, pack: Pack, hold: Hold | None, native: FusedKernels, together: Together
 ) -> nn.Module | None:
-    """Return the replacement of a module, its weights packed; None: there is none."""
+    """Return the replacement of a module, its weights packed; None: there is none, or, of experts, no ``hold``."""
     kind = type(module).__name__
     try:
         if _is_norm(module):
             return _norm(module, seen, native)
         if _is_mlp(module):
             return _mlp(module, seen, pack, native, together)
+        if is_mixture(module) or is_experts(module):
+            if hold is None or not isinstance(native, Native):
+                return None
+            read = read_mixture if is_mixture(module) else packed_experts
+            return read(module, seen, hold, native, agree, _activation_of)
         return _rotary_attention(module, seen, pack, native, together)
-    except (AttributeError, TypeError, KeyError, IndexError, RuntimeError) as error:
+    except (AttributeError, TypeError, KeyError, IndexError, RuntimeError, ValueError) as error:
         # Made of the same parts as its kind, but not as its kind is.
         logger.info("%s is left as it is: %s: %s", kind, type(error).__name__, error)
         return None

@@ -246,7 +246,7 @@ class _Loading:
         self._holding = holding
         self._native = native
         self._held: dict[int, HeldWeight] = {}
-        self._replacing = Replacing(model, pack=self._pack, native=native, keep=self._refuse_kept)
+        self._replacing = Replacing(model, pack=self._pack, hold=holding.hold, native=native, keep=self._refuse_kept)
         self._places = _places(model)
         self._units = _units(model)
         self._handles: list[Any] = []
