@@ -93,7 +93,7 @@ class LayerAttention:
         num_heads: H.
         num_kv_heads: KV.
         head_dim: D.
-        options: Without sinks.
+        options: Its sinks float32, if it has some.
     """
 
     index: int
@@ -310,9 +310,12 @@ class _Reader:
 
     def _attention(self, attention: RotaryAttention) -> LayerAttention:
         arguments, options = attention.options, AttentionOptions.of(attention.options)
-        is_known = arguments.keys() <= _KNOWN_ARGUMENTS and not arguments.get("dropout") and options.sinks is None
+        is_known = arguments.keys() <= _KNOWN_ARGUMENTS and not arguments.get("dropout")
         need(is_known, f"its attention takes {sorted(arguments)}")
         heads = attention.heads
+        if options.sinks is not None:
+            need(options.sinks.shape == (heads.num_heads,), "its attention has not one sink for each head")
+            options = options._replace(sinks=options.sinks.detach().float().contiguous())
         return LayerAttention(
             index=attention.layer_idx,
             num_heads=heads.num_heads,

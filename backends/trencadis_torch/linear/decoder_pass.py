@@ -228,7 +228,8 @@ def _calls(decoder: FusedDecoder, cache: PagedKVCache) -> npt.NDArray[Any]:
         for name in ("query_token", "key_token", "value_token"):
             call[name] = (layer.num_heads + 2 * layer.num_kv_heads) * layer.head_dim
         call["window"] = windows[layer.index]
-        numbers, _ = layer.options.packed(layer.head_dim)
+        numbers, sinks = layer.options.packed(layer.head_dim)
+        call["sinks"] = 0 if sinks is None else sinks.data_ptr()  # of the decoder, which has them as they are packed
         for name, number in zip(NUMBERS, numbers, strict=True):
             call[name] = number
         call["dtype"], call["cache_dtype"] = DTYPES[torch.float32], DTYPES[keys.dtype]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import attrs
 import torch
 
-__all__ = ["ChannelWeight", "FloatWeight", "GroupedWeight", "HeldWeight", "StackedWeight"]
+__all__ = ["ChannelWeight", "FloatWeight", "GroupedWeight", "HeldWeight", "StackedWeight", "side_by_side"]
 
 
 class HeldWeight(ABC):
@@ -138,6 +138,25 @@ class GroupedWeight(HeldWeight):
     def rows(self, index: slice | torch.Tensor) -> GroupedWeight:
         """Return some outputs."""
         return attrs.evolve(self, values=self.values[index], scales=self.scales[index], minimums=self.minimums[index])
+
+
+def side_by_side(weights: Sequence[HeldWeight]) -> HeldWeight:
+    """Return matrices with the same inputs as one, their outputs one after the other; as float32 where their forms differ. Pure."""
+    if len(weights) == 1:
+        return weights[0]
+    floats = [one for one in weights if isinstance(one, FloatWeight)]
+    if len(floats) == len(weights) and len({one.values.dtype for one in floats}) == 1:
+        return FloatWeight(torch.cat([one.values for one in floats]))
+    channels = [one for one in weights if isinstance(one, ChannelWeight)]
+    if len(channels) == len(weights):
+        return ChannelWeight(torch.cat([one.values for one in channels]), torch.cat([one.scales for one in channels]))
+    groups = [one for one in weights if isinstance(one, GroupedWeight)]
+    if len(groups) == len(weights) and len({(one.bits, one.group) for one in groups}) == 1:
+        values, scales, minimums = (
+            torch.cat([getattr(one, name) for one in groups]) for name in ("values", "scales", "minimums")
+        )
+        return GroupedWeight(values, scales, minimums, groups[0].bits)
+    return FloatWeight(torch.cat([one.dequantised() for one in weights]))
 
 
 @attrs.frozen(eq=False)

@@ -30,6 +30,9 @@ __all__ = ["is_experts", "is_mixture", "packed_experts", "read_mixture"]
 ROWS: Final = 256
 """Rows for which a router is asked."""
 
+TRIED: Final = 6
+"""Rows for which experts are asked: each expert that they go to is dequantised each time."""
+
 TIE: Final = 1e-5
 """Rows whose last choice and first other one are nearer to each other than that are not compared."""
 
@@ -69,7 +72,7 @@ def packed_experts(
         agree: Whether two tensors are one but for rounding.
         activation_of: Names the activation of a module without weights.
     """
-    x, *routes = _experts_call(seen)
+    x, *routes = (one[:TRIED] for one in _experts_call(seen))
     found = _loose(module, x, routes, native, agree, activation_of)
     return None if found is None else found.packed(hold)
 
@@ -143,6 +146,7 @@ def read_mixture(
         activation_of: Names the activation of a module without weights.
     """
     x = seen.args[0] if seen.args else seen.options["hidden_states"]
+    x = x.reshape(1, -1, x.shape[-1])[:, :TRIED]
     children = {name: child for name, child in module.named_children() if next(child.parameters(), None) is not None}
     children |= {name: child for name, child in module.named_children() if isinstance(child, FusedMLP) or is_experts(child)}
     experts = next(name for name, child in children.items() if is_experts(child))
@@ -157,7 +161,7 @@ def read_mixture(
         return None
     linear, routing = found
     for beside, gate in _beside(list(children.values())):
-        gives = isinstance(module(x), tuple)
+        gives = isinstance(seen.output, tuple)
         new = FusedMixture(linear, routing, loose, beside=beside, gate=gate, gives_weights=gives, native=native)
         if all(_computes(new, module, one, router, agree) for one in _inputs(x)):
             return FusedMixture(

@@ -125,7 +125,8 @@ def _has_own_weights(module: nn.Module) -> bool:
 def _is_attention(module: nn.Module) -> bool:
     linears, weighted, _ = _parts(module)
     norms = all(map(_is_norm, weighted)) and len(weighted) in (0, 2)
-    return hasattr(module, "layer_idx") and len(linears) in (2, 4) and norms and not _has_own_weights(module)
+    sinks = all(one.dim() == 1 for one in module.parameters(recurse=False))
+    return hasattr(module, "layer_idx") and len(linears) in (2, 4) and norms and sinks
 
 
 def _is_mlp(module: nn.Module) -> bool:
@@ -235,7 +236,8 @@ def _rotary_attention(
     }
     layers, last = _inputs_and_output(module)
     heads = None
-    if not any(isinstance(value, torch.Tensor) for value in common["options"].values()):
+    own = {id(one) for one in module.parameters(recurse=False)}
+    if not any(isinstance(value, torch.Tensor) and id(value) not in own for value in common["options"].values()):
         heads = next((one for one in _heads(module, seen) if _turns_alike(one, layers, seen, native)), None)
     # Every rank is asked, also if here is nothing to try: what follows sums over them.
     if not together(heads is not None) or heads is None:

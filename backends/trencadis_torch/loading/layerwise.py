@@ -28,8 +28,9 @@ from trencadis.faults import as_words
 from trencadis_torch.attention.adapter import switch
 from trencadis_torch.cache.kv_cache import AttentionLayer
 from trencadis_torch.linear.formats.source import WeightSource
-from trencadis_torch.linear.held import HeldWeight
+from trencadis_torch.linear.held import FloatWeight, HeldWeight, StackedWeight
 from trencadis_torch.linear.holding import AS_STORED, FLOAT32, Holding
+from trencadis_torch.linear.mixtures import is_experts
 from trencadis_torch.linear.native import Native
 from trencadis_torch.linear.packed import pack
 from trencadis_torch.linear.replacement import Replacement, Replacing, embedding_of, kernels_of, watched_modules
@@ -102,6 +103,8 @@ def load_layerwise(
     model = skeleton(attrs.evolve(files, config=copy.deepcopy(files.config))).eval().requires_grad_(False)
     check_takes_positions(model)
     prepare(model)
+    if model._can_set_experts_implementation():  # noqa: SLF001 - of transformers: one expert after the other
+        model.set_experts_implementation("eager")
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     weights = NamedWeights(model, source)
     _untie(model, weights)
@@ -180,12 +183,14 @@ class _Place:
         owners: The modules, and the weight's name there.
         shape: Of the weight.
         is_linear: Each of them is a linear layer, and this is its matrix.
+        is_stack: These are the matrices of a layer's experts.
     """
 
     names: list[str]
     owners: list[tuple[nn.Module, str]]
     shape: torch.Size
     is_linear: bool
+    is_stack: bool = False
 
 
 def _places(model: Any) -> dict[str, _Place]:
@@ -201,7 +206,9 @@ def _places(model: Any) -> dict[str, _Place]:
             place = found.setdefault(id(tensor), _Place([], [], tensor.shape, is_linear=True))
             place.names.append(name)
             place.owners.append((module, own))
-            place.is_linear &= type(module) is nn.Linear and own == "weight"
+            # One output, as of a gate, is not rounded: it would save nothing.
+            place.is_linear &= type(module) is nn.Linear and own == "weight" and len(tensor) > 1
+            place.is_stack = tensor.dim() == 3 and is_experts(module)
             places[name] = place
     return places
 
@@ -246,6 +253,7 @@ class _Loading:
         self._holding = holding
         self._native = native
         self._held: dict[int, HeldWeight] = {}
+        self._stacks: list[tuple[nn.Module, str]] = []
         self._replacing = Replacing(model, pack=self._pack, hold=holding.hold, native=native, keep=self._refuse_kept)
         self._places = _places(model)
         self._units = _units(model)
@@ -329,6 +337,7 @@ class _Loading:
         self._attention.replays = True
         self._replacing.replace(prefix)
         self._attention.replays = False
+        self._unstack()
         self._weights.let_go()
 
     def _finish(self) -> None:
@@ -394,7 +403,11 @@ class _Loading:
             found = place_of(name)
             return found is not None and found.is_linear
 
-        for name, weight in self._weights.read(wanted, is_matrix).items():
+        def is_stack(name: str) -> bool:
+            found = place_of(name)
+            return found is not None and found.is_stack and self._native is not None
+
+        for name, weight in self._weights.read(wanted, is_matrix, is_stack).items():
             place = place_of(name)
             if place is None:
                 continue  # made together with another, and given before
@@ -403,6 +416,8 @@ class _Loading:
                 self._places.pop(one, None)
             if isinstance(weight, HeldWeight):
                 self._hold(place, self._holding.hold(weight))
+            elif isinstance(weight, StackedWeight):
+                self._stack(place, weight)
             else:
                 _give(place, weight)
 
@@ -413,9 +428,27 @@ class _Loading:
             self._held[id(module)] = weight
             module.forward = functools.partial(_product, weight, module)  # type: ignore[method-assign]
 
+    def _stack(self, place: _Place, weight: StackedWeight) -> None:
+        """Let experts compute with their matrices as they are held: one is dequantised when it is used."""
+        for module, name in place.owners:
+            held = weight.held(self._holding.hold, transposed=bool(vars(module).get("is_transposed")))
+            del vars(module)["_parameters"][name]
+            setattr(module, name, held)
+            self._stacks.append((module, name))
+
+    def _unstack(self) -> None:
+        """Give experts that have not been replaced their matrices as floats."""
+        left = {id(part) for part in self._model.modules()}
+        for module, name in self._stacks:
+            if id(module) in left:
+                held = vars(module).pop(name)
+                stacked = torch.stack([held[index] for index in range(held.shape[0])])
+                module.register_parameter(name, nn.Parameter(stacked, requires_grad=False))
+        self._stacks.clear()
+
     def _take(self, layer: nn.Linear) -> HeldWeight:
         vars(layer).pop("forward", None)
-        return self._held.pop(id(layer))
+        return self._held.pop(id(layer)) if id(layer) in self._held else FloatWeight(layer.weight.detach())
 
     def _pack(self, layers: list[nn.Linear]) -> nn.Module:
         return pack([self._take(layer) for layer in layers], [layer.bias for layer in layers], self._native)
