@@ -57,15 +57,17 @@ class Angles:
         rotary: The module.
         arguments: More of its arguments: the kind of layer.
         spread: As of :class:`Heads`.
+        once: As of :class:`Heads`.
 
     Attributes:
         spread: As given.
+        once: As given.
     """
 
-    def __init__(self, rotary: nn.Module, arguments: tuple[str, ...] = (), *, spread: bool = False) -> None:
+    def __init__(self, rotary: nn.Module, arguments: tuple[str, ...] = (), *, spread: bool = False, once: bool = False) -> None:
         self._rotary = rotary
         self._arguments = arguments
-        self.spread = spread
+        self.spread, self.once = spread, once
         self.cosines = self.sines = torch.empty(0, 0)
 
     @torch.no_grad()
@@ -74,7 +76,7 @@ class Angles:
         if num_positions <= len(self.cosines):
             return
         positions = torch.arange(max(256, 1 << (num_positions - 1).bit_length()))
-        found = in_order(*self.at(positions), spread=self.spread)
+        found = in_order(*self.at(positions), spread=self.spread, once=self.once)
         self.cosines, self.sines = (one.float().contiguous() for one in found)
 
     @torch.no_grad()
@@ -285,15 +287,15 @@ class _Reader:
         if parts.angles is None:
             return -1
         positions = torch.tensor(POSITIONS)
-        known = [one for one in self._angles if one.spread == heads.spread]
-        for angles in (*known, *self._possible_angles(heads.spread)):
+        known = [one for one in self._angles if (one.spread, one.once) == (heads.spread, heads.once)]
+        for angles in (*known, *self._possible_angles(heads)):
             if all(map(torch.equal, angles.at(positions), parts.angles)):
                 if angles not in self._angles:
                     self._angles.append(angles)
                 return self._angles.index(angles)
         raise OtherwiseError("its angles are those of no module that is known")
 
-    def _possible_angles(self, spread: bool) -> Iterator[Angles]:
+    def _possible_angles(self, heads: Heads) -> Iterator[Angles]:
         """Yield angles of modules that give two tensors of one shape, by the arguments that they may take."""
         kinds = dict.fromkeys(getattr(self._model.config.get_text_config(), "layer_types", None) or ())
         for part in self._model.modules():
@@ -303,7 +305,7 @@ class _Reader:
             moving = {str(one) for one in (ropes.values() if isinstance(ropes, dict) else [ropes])} & {*_MOVING_ANGLES}
             need(not moving, f"its angles are {', '.join(moving)}: other ones once a text is long")
             for arguments in ((), *((kind,) for kind in kinds)):
-                angles = Angles(part, arguments, spread=spread)
+                angles = Angles(part, arguments, spread=heads.spread, once=heads.once)
                 with contextlib.suppress(TypeError, KeyError, AttributeError):
                     angles.at(torch.tensor(POSITIONS))
                     yield angles

@@ -266,13 +266,16 @@ def _heads(module: Any, seen: Watched) -> Iterator[Heads]:
         return
     sizes = {"num_heads": query.shape[1], "num_kv_heads": key.shape[1], "head_dim": query.shape[-1]}
     ways = [(How.HALVES, False, True), (How.PAIRS, False, True), (How.PAIRS, True, True), (How.HALVES, False, False)]
-    if _angles_of(seen) is None:
-        ways = ways[-1:]
     places = [How.HALVES] if not _head_norms(module) else [How.HALVES, How.NORMS_AFTER, How.NORMS_WHOLE]
-    for (how, spread, turns), place in itertools.product(ways, places):
+    angles = _angles_of(seen)
+    if angles is None:
+        ways = ways[-1:]
+    # Half as many as a head has elements: once for both, or of half of each head.
+    onces = (False, True) if angles is not None and 2 * angles[0].shape[-1] <= query.shape[-1] else (False,)
+    for (how, spread, turns), place, once in itertools.product(ways, places, onces):
         size = (sizes["num_heads"] * sizes["head_dim"], sizes["num_kv_heads"] * sizes["head_dim"])
         for norms in _head_weights(module, size if place is How.NORMS_WHOLE else (sizes["head_dim"],) * 2, query):
-            yield Heads(**sizes, **norms, how=how | place, spread=spread, turns=turns)
+            yield Heads(**sizes, **norms, how=how | place, spread=spread, once=once, turns=turns)
 
 
 def _angles_of(seen: Watched) -> tuple[torch.Tensor, torch.Tensor] | None:
