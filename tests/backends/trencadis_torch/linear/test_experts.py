@@ -138,8 +138,8 @@ def test_matrices_of_one_form_stay_in_it_side_by_side():
 
 
 PUBLISHED = {
-    "Qwen3-MoE": ("qwen3_moe", {"num_experts": 7, "num_experts_per_tok": 3, "norm_topk_prob": True}),
-    "OLMoE": ("olmoe", {"num_experts": 6, "norm_topk_prob": False}),
+    "Qwen3-MoE": ("qwen3_moe", {"num_experts": 7, "num_local_experts": 7, "num_experts_per_tok": 3, "norm_topk_prob": True}),
+    "OLMoE": ("olmoe", {"num_experts": 6, "num_local_experts": 6, "norm_topk_prob": False}),
     "a dense layer first": (
         "glm4_moe",
         {
@@ -169,7 +169,7 @@ def test_mixtures_of_published_checkpoints_run_in_one_call(name):
     assert errors_in_one_call(model) < 3e-5
     layers = decoder_of(model).structure.layers
     mixture = layers[model.config.num_hidden_layers - 1].mixture if kind != "qwen2_moe" else layers[0].mixture
-    expected = changes.get("num_experts", changes.get("n_routed_experts"))
+    expected = changes.get("num_experts") or changes["n_routed_experts"]
     assert (mixture.num_experts, mixture.num_chosen) == (expected, model.config.num_experts_per_tok)
     assert bool(mixture.correction) == (kind == "glm4_moe")
     assert mixture.scale == (2.5 if kind == "glm4_moe" else 1.0)
@@ -212,9 +212,12 @@ def test_mxfp4_as_published_gives_the_tokens_of_its_dequantised_weights(tmp_path
     with torch.random.fork_rng():
         torch.manual_seed(3)
         model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").bfloat16()
+    made = quantised_checkpoints.Format(
+        table={"quant_method": "mxfp4"}, write=quantised_checkpoints.mxfp4_experts
+    )
     plain, floats, quantised = (tmp_path / name for name in ("plain", "floats", "quantised"))
     model.save_pretrained(plain)
-    quantised_checkpoints.quantise_checkpoint(plain, quantised_checkpoints.FORMATS["mxfp4"], quantised, floats)
+    quantised_checkpoints.quantise_checkpoint(plain, made, quantised, floats)
     tokens, text = held(quantised, caplog)
     assert tokens == tiny_models.greedy_reference(floats, tiny_models.prompt(20), 8)
     assert "held as int8 in groups of 32" in text
