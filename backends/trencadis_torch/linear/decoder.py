@@ -64,7 +64,9 @@ class Angles:
         once: As given.
     """
 
-    def __init__(self, rotary: nn.Module, arguments: tuple[str, ...] = (), *, spread: bool = False, once: bool = False) -> None:
+    def __init__(
+        self, rotary: nn.Module, arguments: tuple[str, ...] = (), *, spread: bool = False, once: bool = False
+    ) -> None:
         self._rotary = rotary
         self._arguments = arguments
         self.spread, self.once = spread, once

@@ -10,8 +10,7 @@ Shapes: M tokens, E experts, C experts of a token, H hidden size, I inner size o
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from enum import IntEnum
 from typing import Any, Final, Protocol
 
@@ -130,7 +129,7 @@ class LooseExperts:
     def __call__(self, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Return weighted sums; see :class:`Experts`."""
         out = torch.zeros_like(x)
-        for expert in experts.unique().tolist():
+        for expert in sorted(set(experts.flatten().tolist())):
             rows, places = (experts == expert).nonzero(as_tuple=True)
             made = self._product(self.up, self.up_bias, expert, x[rows])
             made = self.activated(made[:, self.gates], made[:, self.values], self.native)
@@ -176,6 +175,7 @@ class LooseExperts:
 
 def _padded(weight: HeldWeight, missing: int) -> HeldWeight:
     """Return a matrix with more outputs, all of them 0."""
+
     def more(tensor: torch.Tensor) -> torch.Tensor:
         return functional.pad(tensor, (0,) * (2 * tensor.dim() - 1) + (missing,)) if missing else tensor
 
@@ -284,9 +284,7 @@ class FusedMixture(nn.Module):
     ) -> None:
         super().__init__()
         self.router, self.routed, self.beside, self.gate = router, experts, beside, gate
-        self.correction = (
-            None if routing.correction is None else nn.Parameter(routing.correction, requires_grad=False)
-        )
+        self.correction = None if routing.correction is None else nn.Parameter(routing.correction, requires_grad=False)
         self.routing = attrs.evolve(routing, correction=self.correction)
         self._gives_weights = gives_weights
         self._native = native

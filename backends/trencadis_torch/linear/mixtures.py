@@ -16,7 +16,6 @@ from typing import Any, Final
 import attrs
 import torch
 from torch import nn
-from torch.nn import functional
 
 from trencadis_torch.linear.experts import LIMITED, Activated, FusedMixture, LooseExperts, PackedExperts, Routing, Score
 from trencadis_torch.linear.fused import FusedMLP
@@ -148,7 +147,9 @@ def read_mixture(
     x = seen.args[0] if seen.args else seen.options["hidden_states"]
     x = x.reshape(1, -1, x.shape[-1])[:, :TRIED]
     children = {name: child for name, child in module.named_children() if next(child.parameters(), None) is not None}
-    children |= {name: child for name, child in module.named_children() if isinstance(child, FusedMLP) or is_experts(child)}
+    children |= {
+        name: child for name, child in module.named_children() if isinstance(child, FusedMLP) or is_experts(child)
+    }
     experts = next(name for name, child in children.items() if is_experts(child))
     calls = _calls_within(module, x, children)
     router = next((name for name, call in calls.items() if _routes_of(call.output) is not None), None)
@@ -237,9 +238,7 @@ def _routes_of(output: Any) -> tuple[torch.Tensor, torch.Tensor] | None:
     return None if not weights else (experts, weights[-1])
 
 
-def _read_router(
-    module: Any, name: str, call: Watched, loose: LooseExperts | None
-) -> tuple[nn.Linear, Routing] | None:
+def _read_router(module: Any, name: str, call: Watched, loose: LooseExperts | None) -> tuple[nn.Linear, Routing] | None:
     """Return what gives logits, and the way of choosing, as many rows show it; None: it is another one."""
     router = getattr(module, name)
     weights = [one for one in router.parameters() if one.dim() == 2 and not one.is_meta]

@@ -38,7 +38,13 @@ PARTS: Final = (
 """What the library can time, in its order."""
 
 _AT, _INT, _DOUBLE = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
-_SIZES: Final[dict[str, list[Any]]] = {"bytes": [], "parts": [], "widest": [_AT], "scratch": [_AT], "mixing": [_AT, _INT]}
+_SIZES: Final[dict[str, list[Any]]] = {
+    "bytes": [],
+    "parts": [],
+    "widest": [_AT],
+    "scratch": [_AT],
+    "mixing": [_AT, _INT],
+}
 """Functions that return sizes, and their arguments."""
 
 

@@ -277,7 +277,8 @@ def read_layer(layer: nn.Module, seen: Seen) -> LayerParts:
     """
     children = [child for child in layer.children() if next(child.parameters(), None) is not None or _is_part(child)]
     attention, mlp, norms = (
-        [child for child in children if isinstance(child, kind)] for kind in (RotaryAttention, FusedMLP | FusedMixture, FusedNorm)
+        [child for child in children if isinstance(child, kind)]
+        for kind in (RotaryAttention, FusedMLP | FusedMixture, FusedNorm)
     )
     known = RotaryAttention | FusedMLP | FusedMixture | FusedNorm
     others = sorted({type(child).__name__ for child in children if not isinstance(child, known)})

@@ -147,7 +147,9 @@ class NamedWeights:
         if group.rule is None:
             return self._source.stack(group.sources[0][0])
         names = [[name for name, one in group.sources if one == pattern] for pattern in group.rule.source_patterns]
-        return StackedWeight([side_by_side([self._source.weight(name) for name in each]) for each in zip(*names, strict=True)])
+        return StackedWeight(
+            [side_by_side([self._source.weight(name) for name in each]) for each in zip(*names, strict=True)]
+        )
 
     def _made(self, group: _Group) -> dict[str, torch.Tensor]:
         """Return weights that are made by a rule of transformers."""
@@ -167,7 +169,7 @@ def _stacks(group: _Group) -> bool:
     """Return whether a rule puts one matrix of each expert into one weight, or several of each, side by side."""
     from transformers.core_model_loading import Concatenate, MergeModulelist
 
-    merge, *more = group.rule.operations if group.rule is not None else [None]
+    merge, *more = list[Any](group.rule.operations if group.rule is not None else [None])
     patterns = {pattern for _, pattern in group.sources}
     is_merged = type(merge) is MergeModulelist and merge.dim == 0 and len(group.targets) == 1
     is_beside = len(more) == 1 and type(more[0]) is Concatenate and more[0].dim == 1

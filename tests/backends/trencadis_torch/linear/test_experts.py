@@ -54,7 +54,12 @@ def routes(num_rows, seed=7):
     "options",
     [
         {},
-        {"has_bias": True, "transposed": True, "interleaved": True, "activated": Activated(activation=LIMITED, alpha=1.7, limit=2.0)},
+        {
+            "has_bias": True,
+            "transposed": True,
+            "interleaved": True,
+            "activated": Activated(activation=LIMITED, alpha=1.7, limit=2.0),
+        },
         {"form": "bfloat16"},
     ],
     ids=["gates and values", "as gpt-oss has them", "bfloat16"],
@@ -138,7 +143,10 @@ def test_matrices_of_one_form_stay_in_it_side_by_side():
 
 
 PUBLISHED = {
-    "Qwen3-MoE": ("qwen3_moe", {"num_experts": 7, "num_local_experts": 7, "num_experts_per_tok": 3, "norm_topk_prob": True}),
+    "Qwen3-MoE": (
+        "qwen3_moe",
+        {"num_experts": 7, "num_local_experts": 7, "num_experts_per_tok": 3, "norm_topk_prob": True},
+    ),
     "OLMoE": ("olmoe", {"num_experts": 6, "num_local_experts": 6, "norm_topk_prob": False}),
     "a dense layer first": (
         "glm4_moe",
@@ -185,9 +193,10 @@ def held(path, caplog, **backend):
     """Return greedy tokens of a checkpoint, and what the log says of it."""
     caplog.clear()
     options = {"num_threads": 1, **backend}
-    with caplog.at_level("INFO", "trencadis.torch"), LLM(
-        {"path": str(path), "tokenizer": "none"}, backend={"torch": options}
-    ) as llm:
+    with (
+        caplog.at_level("INFO", "trencadis.torch"),
+        LLM({"path": str(path), "tokenizer": "none"}, backend={"torch": options}) as llm,
+    ):
         asked = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
         return list(llm.generate([tiny_models.prompt(20)], asked)[0].outputs[0].token_ids), caplog.text
 
@@ -212,9 +221,7 @@ def test_mxfp4_as_published_is_held_exactly_and_runs_in_one_call(tmp_path, caplo
     with torch.random.fork_rng():
         torch.manual_seed(3)
         model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").bfloat16()
-    made = quantised_checkpoints.Format(
-        table={"quant_method": "mxfp4"}, write=quantised_checkpoints.mxfp4_experts
-    )
+    made = quantised_checkpoints.Format(table={"quant_method": "mxfp4"}, write=quantised_checkpoints.mxfp4_experts)
     plain, floats, quantised = (tmp_path / name for name in ("plain", "floats", "quantised"))
     model.save_pretrained(plain)
     quantised_checkpoints.quantise_checkpoint(plain, made, quantised, floats)
