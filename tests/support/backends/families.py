@@ -26,7 +26,7 @@ SERVED = (
     "cohere2_moe", "ctrl", "cwm", "deepseek_v2", "deepseek_v3", "dots1", "ernie4_5", "ernie4_5_moe", "exaone", "exaone4",
     "exaone_moe", "flex_olmo", "flint", "gemma", "gemma2", "gemma3", "gemma3_text", "gemma3n_text", "gemma4_text",
     "gemma4_unified_text", "glm", "glm4", "glm4_moe", "glm4_moe_lite", "gpt-sw3", "gpt2", "gpt_bigcode", "gpt_neox", "gpt_oss",
-    "gptj", "granite", "granitemoe", "granitemoeshared", "helium", "hunyuan_v1_dense", "hy_v3", "hy_v3", "hyperclovax", "internlm3",
+    "gptj", "granite", "granitemoe", "granitemoeshared", "helium", "hunyuan_v1_dense", "hy_v3", "hyperclovax", "internlm3",
     "iquestcoder", "jais2", "jetmoe", "kolibri1", "laguna", "llama", "mellum", "mimo_v2_flash", "minicpm3",
     "minimax_m2", "minimax_m3_vl_text", "ministral", "ministral3", "mistral", "mixtral", "modernbert-decoder", "nanochat",
     "olmo", "olmo2", "olmo3", "olmoe", "opt", "persimmon", "phi", "phi3", "phimoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe",
@@ -48,7 +48,8 @@ MIXTURES = (
 IN_ONE_CALL = (
     "arcee", "aria_text", "cohere", "cohere2", "cohere2_moe", "cwm", "dots1", "ernie4_5", "ernie4_5_moe", "exaone", "exaone4",
     "exaone_moe", "flex_olmo", "gemma", "gemma2", "gemma3", "gemma3_text", "glm", "glm4", "glm4_moe", "gpt_oss", "granite",
-    "granitemoe", "granitemoeshared", "helium", "hunyuan_v1_dense", "hyperclovax", "internlm3", "iquestcoder", "jais2", "kolibri1", "llama",
+    "granitemoe", "granitemoeshared", "helium", "hunyuan_v1_dense", "hy_v3", "hyperclovax", "internlm3", "iquestcoder", "jais2",
+    "kolibri1", "llama",
     "mellum", "minimax_m2", "ministral", "mistral", "mixtral", "olmo", "olmo2", "olmo3", "olmoe", "phi", "phi3", "qwen2", "qwen2_moe",
     "qwen3", "qwen3_moe", "sarvam_moe", "seed_oss", "smollm3", "solar_open", "starcoder2", "vaultgemma",
 )  # fmt: skip
