@@ -90,7 +90,12 @@ def replace_modules(
     """
     holding = Holding(AS_STORED if quantization == "none" else quantization)
     replacing = Replacing(
-        model, pack=_packer(quantization, native), hold=holding.hold, native=native, together=together
+        model,
+        pack=_packer(quantization, native),
+        # Ranks divide and count experts by their weights as transformers has them.
+        hold=holding.hold if together is None else None,
+        native=native,
+        together=together,
     )
     replacing.note(*_watch(model))
     replacing.replace("")
@@ -113,7 +118,7 @@ class Replacing:
     Args:
         model: Of transformers.
         pack: Packs linear layers that have the same input.
-        hold: Gives a matrix of an expert the form in which it is held.
+        hold: Gives a matrix of an expert the form in which it is held; None: experts stay as they are.
         native: The compiled library; None: nothing is fused.
         together: As of :func:`replace_modules`.
         keep: Called with each linear layer that stays as it is.
@@ -124,7 +129,7 @@ class Replacing:
         model: Any,
         *,
         pack: Pack,
-        hold: Hold,
+        hold: Hold | None,
         native: Native | None,
         together: Together | None = None,
         keep: Callable[[nn.Linear], None] = lambda _: None,
