@@ -44,8 +44,7 @@ def is_experts(module: nn.Module) -> bool:
     """Return whether a module may be the experts of a layer: two weights of three dimensions, and biases of two. Pure."""
     own = _own(module)
     dims = sorted(one.dim() if isinstance(one, torch.Tensor) else 3 for one in own.values())
-    counts = {one.shape[0] for one in own.values()}
-    return dims in ([3, 3], [2, 2, 3, 3]) and len(counts) == 1
+    return dims in ([3, 3], [2, 2, 3, 3]) and len({one.shape[0] for one in own.values()}) == 1
 
 
 def is_mixture(module: nn.Module) -> bool:
