@@ -36,7 +36,7 @@ SCHEMA = {
 }
 WANTED = (
     StructuredOutput.json_schema(SCHEMA),
-    StructuredOutput.regex(r"[A-Z][a-z ]{3,20}\. \d{3}"),
+    StructuredOutput.regex(r"[A-Z][a-z ]{3,20}\. [0-9]{3}"),
     StructuredOutput.choice(["the sea", "the old man", "neither"]),
     StructuredOutput.grammar('root ::= "(" root ")" | [a-z]{1,8}'),
 )

@@ -88,7 +88,7 @@ class StructuredOutput:
 
     @classmethod
     def regex(cls, pattern: str) -> StructuredOutput:
-        """Return what asks for a text that a regex matches as a whole."""
+        r"""Return what asks for a text that a regex matches as a whole; ``\d`` and ``\w`` are those of every script, as in Rust."""
         return cls(kind="regex", text=pattern)
 
     @classmethod

@@ -61,7 +61,7 @@ def test_texts_of_every_kind_beside_free_ones(make_scene):
     scene = make_scene()
     wanted = [
         StructuredOutput.json_object(),
-        StructuredOutput.regex(r"(\d{2}-){1,3}[a-f]+é?"),
+        StructuredOutput.regex(r"([0-9]{2}-){1,3}[a-f]+é?"),
         StructuredOutput.choice(["<|end|>", "two\nlines", "é😀"]),
         StructuredOutput.grammar('start: "(" start ")" | "x" | "y" start'),
     ]
@@ -70,7 +70,7 @@ def test_texts_of_every_kind_beside_free_ones(make_scene):
     scene.begin(4, 4, {"temperature": 5.0})
     texts = {row: scene.text(output) for row, output in scene.write(range(4)).items()}
     assert isinstance(json.loads(texts[0]), dict)
-    assert re.fullmatch(r"(\d{2}-){1,3}[a-f]+é?", texts[1])
+    assert re.fullmatch(r"([0-9]{2}-){1,3}[a-f]+é?", texts[1])
     assert texts[2] in {"<|end|>", "two\nlines", "é😀"}
     depth = re.sub(r"[^()]", "", texts[3])
     assert re.fullmatch(r"[y(]*x\)*", texts[3])
