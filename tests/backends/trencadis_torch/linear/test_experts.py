@@ -49,6 +49,7 @@ def routes(num_rows, seed=7):
     return experts, weights
 
 
+@pytest.mark.representatives(9)
 @pytest.mark.parametrize("num_rows", [1, 7, 600])
 @pytest.mark.parametrize(
     "options",
@@ -105,6 +106,7 @@ def test_an_expert_that_there_is_not_is_refused():
             packed(random(2, HIDDEN), experts, weights)
 
 
+@pytest.mark.representatives(8)
 @pytest.mark.parametrize("normalises", [False, True])
 @pytest.mark.parametrize("corrected", [False, True])
 @pytest.mark.parametrize("score", Score)
