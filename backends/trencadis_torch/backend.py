@@ -438,7 +438,7 @@ class TorchBackend(Backend):
 
     def _replace_modules(self, model: Any) -> None:
         """Pack linear layers and fuse modules where possible."""
-        together = None if self._share is None else self._share.agree
+        together = self._share.agree if self._share is not None and self._share.divides_layers else None
         if self._fuses:
             from trencadis_torch.linear.triton_kernels import TritonModules
 

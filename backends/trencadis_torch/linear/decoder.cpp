@@ -2,6 +2,7 @@
 //
 //     layer    norm ▶ queries, keys, values, normed and turned where they are made ▶ cache and attention ▶ output ▶ norm, added
 //              norm ▶ gates and values, activated where they are made ▶ down ▶ norm, added
+//              norm ▶ router ▶ experts, see experts.h ▶ + the MLP beside them, if there is one ▶ norm, added
 //     last     behind its attention, only tokens go on whose logits are asked for
 //
 // Any of a layer's four norms may be missing. Where attention and MLP are parallel, both begin with the layer's input.
@@ -17,6 +18,7 @@
 #include <ctime>
 #include <initializer_list>
 
+#include "experts.h"
 #include "linear.h"
 #include "rows.h"
 
@@ -28,8 +30,6 @@ namespace {
 
 constexpr int64_t FEW = 4;          // rows that every thread prepares for itself
 constexpr int64_t ROW_BLOCK = 240;  // rows of one piece of work
-constexpr int64_t TILE_ROWS = 48;   // rows whose gates wait for their values
-constexpr int64_t TILE = TILE_ROWS * PANEL;
 
 // Mirrored by ctypes structures in native_decoder.py: the same fields in the same order, 8 bytes each.
 struct Norm {
@@ -48,6 +48,7 @@ struct Layer {
     int64_t num_heads, num_kv_heads, head_dim, how, angles;             // how: see Heads; angles: which of them; below 0: none
     int64_t activation, gated, order;
     double head_eps, attended_scale, projected_scale;                   // scales: of what is added
+    Mixture mixture;                                                    // gate_up and down are beside its experts, or have no outputs
 };
 
 struct Decoder {
@@ -68,7 +69,7 @@ struct Angles {
 
 typedef int64_t (*Attend)(const void* call);
 
-enum Part { EMBEDDINGS, NORMS, QKV, ATTENTION, OUT, GATE_UP, DOWN, HEAD, NUM_PARTS };
+enum Part { EMBEDDINGS, NORMS, QKV, ATTENTION, OUT, ROUTER, EXPERTS, GATE_UP, DOWN, HEAD, NUM_PARTS };
 
 struct Pass {
     const int64_t *token_ids, *positions, *kept;  // [T], [T], ascending indices [L]
@@ -77,6 +78,8 @@ struct Pass {
     Attend attend;
     float *hidden, *normed, *aside;                    // [T, H]
     float *qkv, *attended, *gated, *wide, *logits;     // [T, W], [T, H D], [T, I], [T, 2 I], [L, V]
+    float* mixed;          // [T, H] of experts, then [T]
+    void* mixing;          // see Mixing
     uint8_t* bytes;        // [T, widest], of rows that are quantised
     float* scratch;        // of each thread
     double* seconds;       // CPU time of the first thread, added by part; null: not measured
@@ -143,10 +146,13 @@ class Member {
             project(layer.out, input(attended, layer.out.num_inputs, layer.out), layer.attended_norm, layer.attended_scale, first,
                     first == hidden);
             mark(OUT);
-            gates(layer);
+            if (layer.mixture.num_experts) mix(layer);
+            if (layer.gate_up.num_outputs) gates(layer);
             if (layer.order == PARALLEL) add_aside();
-            project(layer.down, input(p.gated, layer.down.num_inputs, layer.down), layer.projected_norm, layer.projected_scale, second,
-                    true);
+            if (layer.mixture.num_experts) add_mixed(layer, second);
+            else
+                project(layer.down, input(p.gated, layer.down.num_inputs, layer.down), layer.projected_norm, layer.projected_scale,
+                        second, true);
             if (layer.order == PARALLEL_FIRST) add_aside();
             mark(DOWN);
         }
@@ -295,6 +301,55 @@ class Member {
             gate_row(tiles + m * PANEL, values + m * PANEL, PANEL, layer.activation, p.gated + (row + m) * size + first);
     }
 
+    // What the experts of a layer make of all rows, and logits of the gates of what is beside them.
+    void mix(const Layer& layer) {
+        const Mixture& m = layer.mixture;
+        const float* x = hidden;
+        if (layer.mlp_norm.weight) {
+#pragma omp for schedule(static)
+            for (int64_t row = 0; row < rows; ++row)
+                apply(layer.mlp_norm, hidden + row * d.hidden_size, d.hidden_size, normed + row * d.hidden_size);
+            x = normed;
+            mark(NORMS);
+        }
+        if (m.beside.num_outputs) multiply(m.beside, Input{x, nullptr}, Linear{m.beside.bias, p.mixed + rows * d.hidden_size, 1, 1, d.hidden_size});
+        const Mixing at(m, rows, p.mixing);
+        for (int64_t row = 0; row < rows; row += MIXED_ROWS) {
+            const int64_t count = row + MIXED_ROWS < rows ? MIXED_ROWS : rows - row;
+            const float* some = x + row * d.hidden_size;
+            route(m, at, some, count);
+            mix_rows(m, at, some, at.experts, at.weights, count, tiles, p.mixed + row * d.hidden_size);
+        }
+        mark(EXPERTS);
+    }
+
+    void route(const Mixture& m, const Mixing& at, const float* x, int64_t count) {
+        const Linear linear{m.router.bias, at.logits, m.num_experts, m.num_experts, m.router.num_inputs};
+#pragma omp for schedule(static)
+        for (int64_t first = 0; first < m.num_experts; first += PANEL)
+            in_runs(0, count, [&](int64_t row, int some) { panel(m.router, Input{x, nullptr}, linear, row, some, first); });
+#pragma omp for schedule(static)
+        for (int64_t row = 0; row < count; ++row)
+            route_row(m, at.logits + row * m.num_experts, at.experts + row * m.num_chosen, at.weights + row * m.num_chosen);
+        mark(ROUTER);
+    }
+
+    // Add to hidden states what experts, and the MLP beside them, have made.
+    void add_mixed(const Layer& layer, float* to) {
+        const int64_t size = d.hidden_size;
+        const bool is_beside = layer.down.num_outputs;
+        if (is_beside)
+            multiply(layer.down, input(p.gated, layer.down.num_inputs, layer.down),
+                     Linear{layer.down.bias, p.wide, size, size, layer.down.num_inputs});
+#pragma omp for schedule(static)
+        for (int64_t m = 0; m < rows; ++m) {
+            float* const row = p.mixed + m * size;
+            const float* gate = layer.mixture.beside.num_outputs ? p.mixed + rows * size + m : nullptr;
+            if (is_beside) add_beside(p.wide + m * size, gate, size, row);
+            end_row(row, layer.projected_norm, layer.projected_scale, to + m * size, true);
+        }
+    }
+
     // Write a product, or add it to what is there; where it is normed or scaled before, by way of `wide`.
     void project(const Product& w, const Input& in, const Norm& norm, double scale, float* to, bool adds) {
         const int64_t size = d.hidden_size;
@@ -304,12 +359,14 @@ class Member {
         }
         multiply(w, in, Linear{w.bias, p.wide, size, w.num_outputs, w.num_inputs});
 #pragma omp for schedule(static)
-        for (int64_t m = 0; m < rows; ++m) {
-            float *row = p.wide + m * size, *sum = to + m * size;
-            if (norm.weight) apply(norm, row, size, row);
-            if (scale != 1.0) scale_row(row, static_cast<float>(scale), size);
-            for (int64_t k = 0; k < size; ++k) sum[k] = adds ? sum[k] + row[k] : row[k];
-        }
+        for (int64_t m = 0; m < rows; ++m) end_row(p.wide + m * size, norm, scale, to + m * size, adds);
+    }
+
+    // Norm and scale what a part of a layer has made of a row, and write or add it.
+    void end_row(float* row, const Norm& norm, double scale, float* to, bool adds) const {
+        if (norm.weight) apply(norm, row, d.hidden_size, row);
+        if (scale != 1.0) scale_row(row, static_cast<float>(scale), d.hidden_size);
+        for (int64_t k = 0; k < d.hidden_size; ++k) to[k] = adds ? to[k] + row[k] : row[k];
     }
 
     void add_aside() {
@@ -385,6 +442,17 @@ int64_t trencadis_decoder_parts() { return NUM_PARTS; }
 // Bytes of the widest row that is quantised, and floats of one thread's scratch.
 int64_t trencadis_decoder_widest(const Decoder* decoder) { return widest_bytes(*decoder); }
 int64_t trencadis_decoder_scratch(const Decoder* decoder) { return scratch_floats(*decoder); }
+
+// Bytes that mixtures of experts need for a pass of so many tokens.
+int64_t trencadis_decoder_mixing(const Decoder* decoder, int64_t num_tokens) {
+    int64_t most = 0;
+    for (int64_t i = 0; i < decoder->num_layers; ++i) {
+        const Mixture& m = decoder->layers[i].mixture;
+        const int64_t bytes = m.num_experts ? mixing_bytes(m, num_tokens) : 0;
+        most = bytes > most ? bytes : most;
+    }
+    return most;
+}
 
 // Write the logits of the kept tokens, and keys and values of all. Returns 0; 1 if attention found no memory; 2 if a token has no
 // embedding.

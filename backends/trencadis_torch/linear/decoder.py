@@ -21,9 +21,10 @@ import torch
 from torch import nn
 
 from trencadis_torch.attention.options import ARGUMENTS, AttentionOptions
-from trencadis_torch.linear.fused import FusedNorm, RotaryAttention
+from trencadis_torch.linear.experts import FusedMixture
+from trencadis_torch.linear.fused import FusedMLP, FusedNorm, RotaryAttention
 from trencadis_torch.linear.heads import Heads, in_order
-from trencadis_torch.linear.native import product
+from trencadis_torch.linear.native import Mixture, Product, product
 from trencadis_torch.linear.native_decoder import Decoder, Layer, NativeDecoder, Norm, layer_array
 from trencadis_torch.linear.packed import PackedLinear, RowsEmbedding
 from trencadis_torch.linear.structure import (
@@ -56,15 +57,19 @@ class Angles:
         rotary: The module.
         arguments: More of its arguments: the kind of layer.
         spread: As of :class:`Heads`.
+        once: As of :class:`Heads`.
 
     Attributes:
         spread: As given.
+        once: As given.
     """
 
-    def __init__(self, rotary: nn.Module, arguments: tuple[str, ...] = (), *, spread: bool = False) -> None:
+    def __init__(
+        self, rotary: nn.Module, arguments: tuple[str, ...] = (), *, spread: bool = False, once: bool = False
+    ) -> None:
         self._rotary = rotary
         self._arguments = arguments
-        self.spread = spread
+        self.spread, self.once = spread, once
         self.cosines = self.sines = torch.empty(0, 0)
 
     @torch.no_grad()
@@ -73,7 +78,7 @@ class Angles:
         if num_positions <= len(self.cosines):
             return
         positions = torch.arange(max(256, 1 << (num_positions - 1).bit_length()))
-        found = in_order(*self.at(positions), spread=self.spread)
+        found = in_order(*self.at(positions), spread=self.spread, once=self.once)
         self.cosines, self.sines = (one.float().contiguous() for one in found)
 
     @torch.no_grad()
@@ -92,7 +97,7 @@ class LayerAttention:
         num_heads: H.
         num_kv_heads: KV.
         head_dim: D.
-        options: Without sinks.
+        options: Its sinks float32, if it has some.
     """
 
     index: int
@@ -218,6 +223,7 @@ class _Reader:
         by_way = any(getattr(layer, name).weight for name in ("attended_norm", "projected_norm"))
         by_way = by_way or (layer.attended_scale, layer.projected_scale) != (1.0, 1.0)
         gates = layer.gate_up.num_outputs if layer.gated and layer.gate_up.num_outputs // 2 % self._panel else 0
+        by_way = by_way or bool(layer.mixture.num_experts)
         return max(gates, layer.out.num_outputs if by_way else 0)
 
     def _find_layers(self) -> list[nn.Module]:
@@ -245,12 +251,14 @@ class _Reader:
         return [part for part in self._model.modules() if isinstance(part, FusedNorm) and self._seen.has(part)]
 
     def _layer(self, parts: LayerParts) -> Layer:
-        attention, mlp, heads = parts.attention, parts.mlp, parts.attention.heads
+        attention, heads = parts.attention, parts.attention.heads
+        mixture, mlp = self._mixture(parts.mlp)
         found = Layer(
             qkv=self._product(attention.qkv),
             out=self._product(attention.o_proj),
-            gate_up=self._product(mlp.gate_up),
-            down=self._product(mlp.down_proj),
+            gate_up=Product() if mlp is None else self._product(mlp.gate_up),
+            down=Product() if mlp is None else self._product(mlp.down_proj),
+            mixture=mixture,
             query_norm=self._at(attention.query_norm),
             key_norm=self._at(attention.key_norm),
             num_heads=heads.num_heads,
@@ -258,8 +266,8 @@ class _Reader:
             head_dim=heads.head_dim,
             how=heads.how,
             angles=self._place(parts, heads),
-            activation=mlp.activation,
-            gated=mlp.gated,
+            activation=0 if mlp is None else mlp.activation,
+            gated=mlp is not None and mlp.gated,
             order=parts.order,
             head_eps=heads.eps,
             attended_scale=parts.attended_scale,
@@ -269,20 +277,27 @@ class _Reader:
             setattr(found, name, self._norm(getattr(parts, name)))
         return found
 
+    def _mixture(self, mlp: FusedMLP | FusedMixture) -> tuple[Mixture, FusedMLP | None]:
+        """Return a layer's mixture of experts, without experts if there is none, and the MLP that is alone or beside them."""
+        if isinstance(mlp, FusedMLP):
+            return Mixture(), mlp
+        self._held.append(mlp)
+        return mlp.structure(), mlp.beside
+
     def _place(self, parts: LayerParts, heads: Heads) -> int:
         """Return the place of a layer's angles among all; below 0: it has none."""
         if parts.angles is None:
             return -1
         positions = torch.tensor(POSITIONS)
-        known = [one for one in self._angles if one.spread == heads.spread]
-        for angles in (*known, *self._possible_angles(heads.spread)):
+        known = [one for one in self._angles if (one.spread, one.once) == (heads.spread, heads.once)]
+        for angles in (*known, *self._possible_angles(heads)):
             if all(map(torch.equal, angles.at(positions), parts.angles)):
                 if angles not in self._angles:
                     self._angles.append(angles)
                 return self._angles.index(angles)
         raise OtherwiseError("its angles are those of no module that is known")
 
-    def _possible_angles(self, spread: bool) -> Iterator[Angles]:
+    def _possible_angles(self, heads: Heads) -> Iterator[Angles]:
         """Yield angles of modules that give two tensors of one shape, by the arguments that they may take."""
         kinds = dict.fromkeys(getattr(self._model.config.get_text_config(), "layer_types", None) or ())
         for part in self._model.modules():
@@ -292,16 +307,19 @@ class _Reader:
             moving = {str(one) for one in (ropes.values() if isinstance(ropes, dict) else [ropes])} & {*_MOVING_ANGLES}
             need(not moving, f"its angles are {', '.join(moving)}: other ones once a text is long")
             for arguments in ((), *((kind,) for kind in kinds)):
-                angles = Angles(part, arguments, spread=spread)
+                angles = Angles(part, arguments, spread=heads.spread, once=heads.once)
                 with contextlib.suppress(TypeError, KeyError, AttributeError):
                     angles.at(torch.tensor(POSITIONS))
                     yield angles
 
     def _attention(self, attention: RotaryAttention) -> LayerAttention:
         arguments, options = attention.options, AttentionOptions.of(attention.options)
-        is_known = arguments.keys() <= _KNOWN_ARGUMENTS and not arguments.get("dropout") and options.sinks is None
+        is_known = arguments.keys() <= _KNOWN_ARGUMENTS and not arguments.get("dropout")
         need(is_known, f"its attention takes {sorted(arguments)}")
         heads = attention.heads
+        if options.sinks is not None:
+            need(options.sinks.shape == (heads.num_heads,), "its attention has not one sink for each head")
+            options = options._replace(sinks=options.sinks.detach().float().contiguous())
         return LayerAttention(
             index=attention.layer_idx,
             num_heads=heads.num_heads,

@@ -180,9 +180,12 @@ class DecoderPasses:
             "attended": max(layers[i].out.num_inputs for i in count),
             "gated": decoder.intermediate_size,
             "wide": decoder.wide,
+            "mixed": decoder.structure.hidden_size + 1 if any(layers[i].mixture.num_experts for i in count) else 0,
         }
         self._buffers = {name: torch.empty(capacity * width) for name, width in widths.items()}
         self._buffers["bytes"] = torch.empty(capacity * self._widest, dtype=torch.uint8)
+        mixing = decoder.native.mixing_bytes(decoder.structure, capacity)
+        self._buffers["mixing"] = torch.empty(mixing, dtype=torch.uint8)
         for name, buffer in self._buffers.items():
             setattr(self._pass, name, buffer.data_ptr())
         self._place_calls()
@@ -225,7 +228,8 @@ def _calls(decoder: FusedDecoder, cache: PagedKVCache) -> npt.NDArray[Any]:
         for name in ("query_token", "key_token", "value_token"):
             call[name] = (layer.num_heads + 2 * layer.num_kv_heads) * layer.head_dim
         call["window"] = windows[layer.index]
-        numbers, _ = layer.options.packed(layer.head_dim)
+        numbers, sinks = layer.options.packed(layer.head_dim)
+        call["sinks"] = 0 if sinks is None else sinks.data_ptr()  # of the decoder, which has them as they are packed
         for name, number in zip(NUMBERS, numbers, strict=True):
             call[name] = number
         call["dtype"], call["cache_dtype"] = DTYPES[torch.float32], DTYPES[keys.dtype]

@@ -185,6 +185,9 @@ class RotaryAttention(nn.Module):
             None if norm is None else nn.Parameter(norm, requires_grad=False)
             for norm in (heads.query_norm, heads.key_norm)
         )
+        # Such as sinks, which some of transformers' attention functions read of the module.
+        for name, parameter in original.named_parameters(recurse=False):
+            self.register_parameter(name, parameter)
         self.heads = attrs.evolve(heads, query_norm=self.query_norm, key_norm=self.key_norm)
         self._native = native
         self._attention_functions = ALL_ATTENTION_FUNCTIONS

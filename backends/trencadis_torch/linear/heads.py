@@ -39,6 +39,7 @@ class Heads:
         eps: Of both norms.
         how: Norms and rotation.
         spread: Whether angles come as [a, a, b, b]; else as [a, b, a, b].
+        once: Whether they come as [a, b], once for both elements that are turned together.
         turns: Whether heads are turned at all.
     """
 
@@ -50,21 +51,27 @@ class Heads:
     eps: float = 0.0
     how: How = How.HALVES
     spread: bool = False
+    once: bool = False
     turns: bool = True
 
     def angles(self, cosines: torch.Tensor, sines: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return cosines and sines in the order that kernels take: those of all first elements, then those of all second ones. Pure."""
-        return in_order(cosines, sines, spread=self.spread)
+        return in_order(cosines, sines, spread=self.spread, once=self.once)
 
 
-def in_order(cosines: torch.Tensor, sines: torch.Tensor, *, spread: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def in_order(
+    cosines: torch.Tensor, sines: torch.Tensor, *, spread: bool, once: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return cosines and sines as kernels take them, ``[..., R]`` each. Pure.
 
     Args:
         cosines: As a module gives them.
         sines: The same.
         spread: As of :class:`Heads`.
+        once: As of :class:`Heads`.
     """
+    if once:
+        return torch.cat([cosines, cosines], -1), torch.cat([sines, sines], -1)
     if not spread:
         return cosines, sines
     first, second = (torch.cat([one[..., ::2], one[..., 1::2]], -1) for one in (cosines, sines))

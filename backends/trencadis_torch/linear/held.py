@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import attrs
@@ -24,7 +25,10 @@ __all__ = [
     "GroupedWeight",
     "HeldWeight",
     "IntegerGroups",
+    "StackedWeight",
     "form_of",
+    "side_by_side",
+    "with_zeros",
 ]
 
 FLOAT8: Final = frozenset({torch.float8_e4m3fn, torch.float8_e5m2})
@@ -281,3 +285,101 @@ def _cut(index: slice, num_inputs: int, group: int) -> tuple[int, slice] | None:
     if smaller < min(group, SMALLEST_GROUP):
         return None
     return group // smaller, slice(first // smaller, last // smaller)
+
+
+def side_by_side(weights: Sequence[HeldWeight]) -> HeldWeight:
+    """Return matrices with the same inputs as one, their outputs one after the other; as float32 where their forms differ. Pure."""
+    if len(weights) == 1:
+        return weights[0]
+    plain = [one.unpacked() if isinstance(one, IntegerGroups) else one for one in weights]
+    first = plain[0]
+    if not all(_is_alike(first, one) for one in plain):
+        return FloatWeight(torch.cat([one.dequantised() for one in plain]))
+    if isinstance(first, Float8Weight):
+        values = torch.cat([_field(one, "values").view(torch.uint8) for one in plain])
+        return Float8Weight(values.view(first.values.dtype), torch.cat([_field(one, "scales") for one in plain]))
+    return _changed(first, lambda name: torch.cat([_field(one, name) for one in plain]))
+
+
+def with_zeros(weight: HeldWeight, missing: int) -> HeldWeight:
+    """Return a copy of a matrix with some more outputs, all of them 0. Pure."""
+
+    def copied(tensor: torch.Tensor) -> torch.Tensor:
+        made = tensor.new_zeros((len(tensor) + missing, *tensor.shape[1:]))
+        made[: len(tensor)] = tensor
+        return made
+
+    if isinstance(weight, IntegerGroups):
+        weight = weight.unpacked()
+    if isinstance(weight, Float8Weight):
+        return Float8Weight(copied(weight.values.view(torch.uint8)).view(weight.values.dtype), copied(weight.scales))
+    return _changed(weight, lambda name: copied(_field(weight, name)))
+
+
+_BY_OUTPUT: Final = ("values", "scales", "minimums")
+"""Fields of a matrix that have a row for each output."""
+
+
+def _changed(weight: HeldWeight, make: Callable[[str], torch.Tensor]) -> HeldWeight:
+    """Return a matrix with others in the place of the tensors that have a row for each output."""
+    return attrs.evolve(weight, **{name: make(name) for name in _BY_OUTPUT if hasattr(weight, name)})  # type: ignore[misc]
+
+
+def _field(weight: HeldWeight, name: str) -> torch.Tensor:
+    tensor: torch.Tensor = getattr(weight, name)
+    return tensor
+
+
+def _is_alike(one: HeldWeight, other: HeldWeight) -> bool:
+    """Return whether outputs of both may be in one matrix."""
+    if type(one) is not type(other) or one.form != other.form:
+        return False
+    pairs = [(getattr(one, name, None), getattr(other, name, None)) for name in ("levels", "order")]
+    return all(mine is None or (yours is not None and torch.equal(mine, yours)) for mine, yours in pairs)
+
+
+@attrs.frozen(eq=False)
+class StackedWeight:
+    """Matrices of a layer's experts, which a model has as one weight of three dimensions, ``[E, A, B]``.
+
+    Attributes:
+        matrices: A matrix of each expert.
+        flipped: Each is ``[B, A]``, the model's transposed; else ``[A, B]``.
+    """
+
+    matrices: Sequence[HeldWeight]
+    flipped: bool = False
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """E, A and B."""
+        first, second = self.matrices[0].shape
+        return (len(self.matrices), second, first) if self.flipped else (len(self.matrices), first, second)
+
+    def __getitem__(self, expert: int | torch.Tensor) -> torch.Tensor:
+        """Return an expert's matrix as the model has it, float32 ``[A, B]``, dequantised as it is asked for."""
+        matrix = self.matrices[int(expert)].dequantised()
+        return matrix.T if self.flipped else matrix
+
+    def turned(self, expert: int, *, transposed: bool) -> HeldWeight:
+        """Return an expert's matrix ``[N, K]``; of one that is quantised along its outputs the floats that it stands for.
+
+        Args:
+            expert: Which.
+            transposed: The model has it as ``[K, N]``.
+        """
+        matrix = self.matrices[expert]
+        if transposed is self.flipped:
+            return matrix
+        values = matrix.values if isinstance(matrix, FloatWeight) else matrix.dequantised()
+        return FloatWeight(values.T.contiguous())
+
+    def held(self, hold: Callable[[HeldWeight], HeldWeight], *, transposed: bool) -> StackedWeight:
+        """Return the same in another form.
+
+        Args:
+            hold: Makes it of an expert's matrix ``[N, K]``.
+            transposed: The model has them as ``[K, N]``.
+        """
+        count = range(len(self.matrices))
+        return StackedWeight([hold(self.turned(e, transposed=transposed)) for e in count], flipped=transposed)

@@ -4,6 +4,7 @@
 
 #include <vector>
 
+#include "experts.h"
 #include "linear.h"
 #include "rows.h"
 
@@ -129,6 +130,37 @@ void trencadis_rotate(float* x, int64_t num_rows, int64_t stride, int64_t num_he
         for (int64_t h = 0; h < num_heads + num_kv_heads; ++h)
             heads.turn(x + m * stride, h, cosines + m * num_turned, sines + m * num_turned, num_turned);
     }
+}
+
+// Choose experts of rows of logits [M, E], which become scores: [M, C] of them and their weights; see experts.h.
+void trencadis_route(const Mixture* mixture, float* logits, int64_t num_rows, int64_t* experts, float* weights) {
+    for (int64_t row = 0; row < num_rows; ++row)
+        route_row(*mixture, logits + row * mixture->num_experts, experts + row * mixture->num_chosen, weights + row * mixture->num_chosen);
+}
+
+// Write what experts make of rows [M, H], by the experts and weights of each [M, C]. Returns which expert there is not, or -1.
+int64_t trencadis_mix(const Mixture* mixture, const float* x, int64_t num_rows, const int64_t* experts, const float* weights, float* out,
+                   int64_t num_threads) {
+    const Mixture& m = *mixture;
+    for (int64_t r = 0; r < num_rows * m.num_chosen; ++r)
+        if (experts[r] < 0 || experts[r] >= m.num_experts) return experts[r] < 0 ? m.num_experts : experts[r];
+    std::vector<char> room(mixing_bytes(m, num_rows) + 64);
+    const Mixing at(m, num_rows, room.data() + (64 - reinterpret_cast<uintptr_t>(room.data()) % 64));
+#pragma omp parallel num_threads(num_threads) if (num_threads > 1)
+    {
+        alignas(64) float tiles[2 * TILE];
+        for (int64_t row = 0; row < num_rows; row += MIXED_ROWS) {
+            const int64_t count = row + MIXED_ROWS < num_rows ? MIXED_ROWS : num_rows - row;
+            mix_rows(m, at, x + row * m.hidden_size, experts + row * m.num_chosen, weights + row * m.num_chosen, count, tiles,
+                     out + row * m.hidden_size);
+        }
+    }
+    return -1;
+}
+
+// Add rows [M, H] to others, times the sigmoids of their gates [M]; without gates as they are.
+void trencadis_add_beside(const float* x, const float* gates, int64_t num_rows, int64_t size, float* sum) {
+    for (int64_t row = 0; row < num_rows; ++row) add_beside(x + row * size, gates ? gates + row : nullptr, size, sum + row * size);
 }
 
 }  // extern "C"

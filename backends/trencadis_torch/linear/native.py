@@ -20,6 +20,7 @@ __all__ = [
     "ACTIVATIONS",
     "KINDS",
     "SOURCE",
+    "Mixture",
     "Native",
     "Packed",
     "Product",
@@ -47,7 +48,7 @@ KINDS: Final = {
 SMALL: Final = 1 << 18
 """Multiplications below which one thread is quicker than waking others."""
 
-_INT, _AT, _FLOAT = ctypes.c_int64, ctypes.c_void_p, ctypes.c_float
+_INT, _AT, _FLOAT, _DOUBLE = ctypes.c_int64, ctypes.c_void_p, ctypes.c_float, ctypes.c_double
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "packed_bytes": (_AT,),
     "pack_floats": (_AT, _AT, _INT, _INT, _AT),
@@ -58,10 +59,13 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "layer_norm": (_AT, _INT, _INT, _AT, _AT, _FLOAT, _AT, _INT),
     "gate": (_AT, _INT, _INT, _INT, _AT, _INT),
     "activate": (_AT, _INT, _INT, _INT, _AT, _INT),
+    "route": (_AT, _AT, _INT, _AT, _AT),
+    "mix": (_AT, _AT, _INT, _AT, _AT, _AT, _INT),
+    "add_beside": (_AT, _AT, _INT, _INT, _AT),
     "rotate": (_AT, _INT, _INT, _INT, _INT, _INT, _AT, _AT, _FLOAT, _INT, _AT, _AT, _INT, _INT),
 }
 
-_NUMBERS: Final = frozenset({"rows", "packed_bytes"})
+_NUMBERS: Final = frozenset({"rows", "packed_bytes", "mix"})
 """Functions that return one."""
 
 
@@ -71,6 +75,18 @@ class Product(ctypes.Structure):
     _fields_ = (
         *((name, _AT) for name in ("weights", "scales", "bias", "levels", "order")),
         *((name, _INT) for name in ("kind", "group", "zero", "num_outputs", "num_inputs")),
+    )
+
+
+class Mixture(ctypes.Structure):
+    """Mirrors ``Mixture`` of experts.h."""
+
+    _fields_ = (
+        *((name, Product) for name in ("router", "gates", "values", "down", "beside")),
+        ("correction", _AT),
+        *((name, _INT) for name in ("num_experts", "num_chosen", "hidden_size", "inner_size")),
+        *((name, _INT) for name in ("score", "normalises", "activation")),
+        *((name, _DOUBLE) for name in ("scale", "alpha", "limit")),
     )
 
 
@@ -313,6 +329,46 @@ class Native:
             0 if cosines is None else cosines.shape[-1],
             threads_for(8 * x.numel()),
         )
+
+    def route(self, logits: torch.Tensor, mixture: Mixture) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the experts of rows, int64 ``[M, C]``, and their weights, float32 ``[M, C]``, the best first.
+
+        Args:
+            logits: float32 ``[M, E]``.
+            mixture: Of which E and C, and the way of choosing, are read.
+        """
+        scores = logits.clone(memory_format=torch.contiguous_format)
+        experts = torch.empty(len(scores), mixture.num_chosen, dtype=torch.int64)
+        weights = torch.empty(experts.shape)
+        at = ctypes.addressof(mixture)
+        self._library.trencadis_route(at, scores.data_ptr(), len(scores), experts.data_ptr(), weights.data_ptr())
+        return experts, weights
+
+    def mix(self, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor, mixture: Mixture) -> torch.Tensor:
+        """Return the weighted sum of what experts make of rows, float32 ``[M, H]``.
+
+        Args:
+            x: float32 ``[M, H]``.
+            experts: Of each row, int64 ``[M, C]``.
+            weights: Theirs, float32 ``[M, C]``.
+            mixture: Of which matrices and sizes are read.
+
+        Raises:
+            IndexError: There is no such expert.
+        """
+        x, experts, weights = (one.contiguous() for one in (x, experts, weights))
+        out = torch.empty_like(x)
+        work = 3 * experts.numel() * mixture.hidden_size * mixture.inner_size
+        rows = (x.data_ptr(), len(x), experts.data_ptr(), weights.data_ptr(), out.data_ptr())
+        wrong = self._library.trencadis_mix(ctypes.addressof(mixture), *rows, threads_for(work))
+        if wrong >= 0:
+            raise IndexError(f"a row goes to expert {wrong}, and there are {mixture.num_experts}")
+        return out
+
+    def add_beside(self, x: torch.Tensor, gates: torch.Tensor | None, sums: torch.Tensor) -> None:
+        """Add rows to sums in place, float32 ``[M, H]`` each, times the sigmoids of their gates ``[M]`` if there are some."""
+        x, gates = x.contiguous(), None if gates is None else gates.contiguous()
+        self._library.trencadis_add_beside(x.data_ptr(), _address(gates), len(x), x.shape[-1], sums.data_ptr())
 
     def _room(
         self,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from trencadis.errors import BackendError
-from trencadis_torch.linear.native import Product
+from trencadis_torch.linear.native import Mixture, Product
 from trencadis_torch.native_build import Source, load_library
 
 __all__ = [
@@ -32,12 +32,20 @@ logger = logging.getLogger("trencadis.torch")
 SOURCE: Final = Path(__file__).with_name("decoder.cpp")
 
 PARTS: Final = (
-    *("embeddings", "norms", "queries, keys, values", "attention", "attention output", "gates and values"),
-    *("down", "output projection"),
+    *("embeddings", "norms", "queries, keys, values", "attention", "attention output", "router", "experts"),
+    *("gates and values", "down", "output projection"),
 )
 """What the library can time, in its order."""
 
 _AT, _INT, _DOUBLE = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
+_SIZES: Final[dict[str, list[Any]]] = {
+    "bytes": [],
+    "parts": [],
+    "widest": [_AT],
+    "scratch": [_AT],
+    "mixing": [_AT, _INT],
+}
+"""Functions that return sizes, and their arguments."""
 
 
 class Norm(ctypes.Structure):
@@ -56,6 +64,7 @@ class Layer(ctypes.Structure):
         *((name, _INT) for name in ("num_heads", "num_kv_heads", "head_dim", "how", "angles")),
         *((name, _INT) for name in ("activation", "gated", "order")),
         *((name, _DOUBLE) for name in ("head_eps", "attended_scale", "projected_scale")),
+        ("mixture", Mixture),
     )
 
 
@@ -84,7 +93,7 @@ class Pass(ctypes.Structure):
     _fields_ = (
         *((name, _AT) for name in ("token_ids", "positions", "kept", "angles", "calls", "attend")),
         *((name, _AT) for name in ("hidden", "normed", "aside", "qkv", "attended", "gated", "wide", "logits")),
-        *((name, _AT) for name in ("bytes", "scratch", "seconds")),
+        *((name, _AT) for name in ("mixed", "mixing", "bytes", "scratch", "seconds")),
         *((name, _INT) for name in ("num_tokens", "num_kept", "call_bytes", "scratch_floats", "num_threads")),
     )
 
@@ -111,9 +120,9 @@ class NativeDecoder:
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        for name in ("bytes", "parts", "widest", "scratch"):
+        for name, arguments in _SIZES.items():
             function = getattr(library, f"trencadis_decoder_{name}")
-            function.restype, function.argtypes = _INT, [_AT] if name in ("widest", "scratch") else []
+            function.restype, function.argtypes = _INT, arguments
         library.trencadis_decode.restype, library.trencadis_decode.argtypes = _INT, [_AT, _AT]
         library.trencadis_guess.restype, library.trencadis_guess.argtypes = _INT, [_AT, _AT, _AT]
         size = sum(map(ctypes.sizeof, (Decoder, Layer, Pass, Guesses)))
@@ -127,6 +136,10 @@ class NativeDecoder:
         """Return bytes of the widest row that is quantised, 0 if none is, and floats of one thread's scratch."""
         at = ctypes.addressof(decoder)
         return int(self._library.trencadis_decoder_widest(at)), int(self._library.trencadis_decoder_scratch(at))
+
+    def mixing_bytes(self, decoder: Decoder, num_tokens: int) -> int:
+        """Return bytes that mixtures of experts need for a pass of so many tokens; 0: there are none."""
+        return int(self._library.trencadis_decoder_mixing(ctypes.addressof(decoder), num_tokens))
 
 
 def layer_array(layers: Sequence[Layer]) -> Any:

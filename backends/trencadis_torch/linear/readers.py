@@ -21,11 +21,13 @@ from torch.nn import functional
 
 from trencadis_torch.linear.fused import FusedKernels, FusedMLP, FusedNorm, RotaryAttention
 from trencadis_torch.linear.heads import Heads, How
-from trencadis_torch.linear.native import ACTIVATIONS
+from trencadis_torch.linear.held import HeldWeight
+from trencadis_torch.linear.mixtures import is_experts, is_mixture, packed_experts, read_mixture
+from trencadis_torch.linear.native import ACTIVATIONS, Native
 from trencadis_torch.linear.watch import HANDED, Watched
 from trencadis_torch.parallel.modules import RowLinear
 
-__all__ = ["TOLERANCE", "Pack", "Together", "agree", "candidates", "replacement_of"]
+__all__ = ["TOLERANCE", "Hold", "Pack", "Together", "agree", "candidates", "replacement_of"]
 
 logger = logging.getLogger("trencadis.torch")
 
@@ -56,29 +58,37 @@ _ACTIVATIONS: Final[dict[str, Callable[[torch.Tensor], torch.Tensor]]] = {
 
 Pack = Callable[[list[nn.Linear]], nn.Module]
 
+Hold = Callable[[HeldWeight], HeldWeight]
+"""Gives a matrix of an expert the form in which it is held."""
+
 Together = Callable[[bool], bool]
 """Whether something holds on every rank; with one rank, whether it holds."""
 
 
 def candidates(model: Any) -> Iterator[tuple[str, nn.Module]]:
-    """Yield modules that may be an attention, an MLP or a norm: all of one kind before the next, parents before their children."""
+    """Yield modules that may be replaced: all of one kind before the next, parents before their children; norms come last."""
     found = list(model.named_modules())
-    for is_kind in (_is_attention, _is_mlp, _is_norm):
+    for is_kind in (_is_attention, _is_mlp, is_mixture, is_experts, _is_norm):
         yield from ((name, part) for name, part in found if is_kind(part))
 
 
 def replacement_of(
-    module: Any, seen: Watched, pack: Pack, native: FusedKernels, together: Together
+    module: Any, seen: Watched, pack: Pack, hold: Hold | None, native: FusedKernels, together: Together
 ) -> nn.Module | None:
-    """Return the replacement of a module, its weights packed; None: there is none."""
+    """Return the replacement of a module, its weights packed; None: there is none, or, of experts, no ``hold``."""
     kind = type(module).__name__
     try:
         if _is_norm(module):
             return _norm(module, seen, native)
         if _is_mlp(module):
             return _mlp(module, seen, pack, native, together)
+        if is_mixture(module) or is_experts(module):
+            if hold is None or not isinstance(native, Native):
+                return None
+            read = read_mixture if is_mixture(module) else packed_experts
+            return read(module, seen, hold, native, agree, _activation_of)
         return _rotary_attention(module, seen, pack, native, together)
-    except (AttributeError, TypeError, KeyError, IndexError, RuntimeError) as error:
+    except (AttributeError, TypeError, KeyError, IndexError, RuntimeError, ValueError) as error:
         # Made of the same parts as its kind, but not as its kind is.
         logger.info("%s is left as it is: %s: %s", kind, type(error).__name__, error)
         return None
@@ -115,7 +125,8 @@ def _has_own_weights(module: nn.Module) -> bool:
 def _is_attention(module: nn.Module) -> bool:
     linears, weighted, _ = _parts(module)
     norms = all(map(_is_norm, weighted)) and len(weighted) in (0, 2)
-    return hasattr(module, "layer_idx") and len(linears) in (2, 4) and norms and not _has_own_weights(module)
+    sinks = all(one.dim() == 1 for one in module.parameters(recurse=False))
+    return hasattr(module, "layer_idx") and len(linears) in (2, 4) and norms and sinks
 
 
 def _is_mlp(module: nn.Module) -> bool:
@@ -225,7 +236,8 @@ def _rotary_attention(
     }
     layers, last = _inputs_and_output(module)
     heads = None
-    if not any(isinstance(value, torch.Tensor) for value in common["options"].values()):
+    own = {id(one) for one in module.parameters(recurse=False)}
+    if not any(isinstance(value, torch.Tensor) and id(value) not in own for value in common["options"].values()):
         heads = next((one for one in _heads(module, seen) if _turns_alike(one, layers, seen, native)), None)
     # Every rank is asked, also if here is nothing to try: what follows sums over them.
     if not together(heads is not None) or heads is None:
@@ -254,13 +266,16 @@ def _heads(module: Any, seen: Watched) -> Iterator[Heads]:
         return
     sizes = {"num_heads": query.shape[1], "num_kv_heads": key.shape[1], "head_dim": query.shape[-1]}
     ways = [(How.HALVES, False, True), (How.PAIRS, False, True), (How.PAIRS, True, True), (How.HALVES, False, False)]
-    if _angles_of(seen) is None:
-        ways = ways[-1:]
     places = [How.HALVES] if not _head_norms(module) else [How.HALVES, How.NORMS_AFTER, How.NORMS_WHOLE]
-    for (how, spread, turns), place in itertools.product(ways, places):
+    angles = _angles_of(seen)
+    if angles is None:
+        ways = ways[-1:]
+    # Half as many as a head has elements: once for both, or of half of each head.
+    onces = (False, True) if angles is not None and 2 * angles[0].shape[-1] <= query.shape[-1] else (False,)
+    for (how, spread, turns), place, once in itertools.product(ways, places, onces):
         size = (sizes["num_heads"] * sizes["head_dim"], sizes["num_kv_heads"] * sizes["head_dim"])
         for norms in _head_weights(module, size if place is How.NORMS_WHOLE else (sizes["head_dim"],) * 2, query):
-            yield Heads(**sizes, **norms, how=how | place, spread=spread, turns=turns)
+            yield Heads(**sizes, **norms, how=how | place, spread=spread, once=once, turns=turns)
 
 
 def _angles_of(seen: Watched) -> tuple[torch.Tensor, torch.Tensor] | None:

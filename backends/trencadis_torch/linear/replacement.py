@@ -30,10 +30,11 @@ from trencadis_torch.cache.kv_cache import AttentionLayer
 from trencadis_torch.linear import packed
 from trencadis_torch.linear.decoder import attach, how_it_runs, read_decoder
 from trencadis_torch.linear.fused import FusedKernels
+from trencadis_torch.linear.holding import AS_STORED, Holding
 from trencadis_torch.linear.native import Native
 from trencadis_torch.linear.native_decoder import NativeDecoder, native_decoder
 from trencadis_torch.linear.packed import FusedLinear, PackedLinear, RowsEmbedding, held_of
-from trencadis_torch.linear.readers import Pack, Together, agree, candidates, replacement_of
+from trencadis_torch.linear.readers import Hold, Pack, Together, agree, candidates, replacement_of
 from trencadis_torch.linear.structure import OtherwiseError
 from trencadis_torch.linear.watch import Reads, Watched, watch
 from trencadis_torch.loading.self_check import paged_logits
@@ -87,7 +88,15 @@ def replace_modules(
         native: The compiled library; None: linear layers go to oneDNN one by one, and nothing is fused.
         together: Asked for each module that sums over ranks: all replace it or none, so that all go on with the same sums.
     """
-    replacing = Replacing(model, pack=_packer(quantization, native), native=native, together=together)
+    holding = Holding(AS_STORED if quantization == "none" else quantization)
+    replacing = Replacing(
+        model,
+        pack=_packer(quantization, native),
+        # Ranks divide and count experts by their weights as transformers has them.
+        hold=holding.hold if together is None else None,
+        native=native,
+        together=together,
+    )
     replacing.note(*_watch(model))
     replacing.replace("")
     return replacing.result(kernels_of(native, quantization))
@@ -109,6 +118,7 @@ class Replacing:
     Args:
         model: Of transformers.
         pack: Packs linear layers that have the same input.
+        hold: Gives a matrix of an expert the form in which it is held; None: experts stay as they are.
         native: The compiled library; None: nothing is fused.
         together: As of :func:`replace_modules`.
         keep: Called with each linear layer that stays as it is.
@@ -119,12 +129,14 @@ class Replacing:
         model: Any,
         *,
         pack: Pack,
+        hold: Hold | None,
         native: Native | None,
         together: Together | None = None,
         keep: Callable[[nn.Linear], None] = lambda _: None,
     ) -> None:
         self._model = model
         self._pack = pack
+        self._hold = hold
         self._native = native
         self._together: Together = together or bool
         self._keep = keep
@@ -153,7 +165,7 @@ class Replacing:
             for name in filter(lambda name: name.startswith(prefix), self._candidates):
                 seen = self._seen.pop(name, None)
                 self._num_fused += _replace(
-                    self._model, name, seen, self._reads, self._pack, self._native, self._together
+                    self._model, name, seen, self._reads, self._pack, self._hold, self._native, self._together
                 )
         for name in [prefix + name for name, layer in part.named_modules() if type(layer) is nn.Linear]:
             self._replace_linear(name)
@@ -251,7 +263,7 @@ def fuse_modules(model: Any, *, kernels: FusedKernels, together: Together | None
     """
     (seen, reads), num_fused = _watch(model), 0
     for name in [name for name, _ in candidates(model)]:
-        num_fused += _replace(model, name, seen.pop(name, None), reads, _merged, kernels, together or bool)
+        num_fused += _replace(model, name, seen.pop(name, None), reads, _merged, None, kernels, together or bool)
     logger.info("%d modules fused.", num_fused)
     return Replacement(kernels="fused", weights_bytes=_weights_bytes(model), num_linears=0, num_fused=num_fused)
 
@@ -349,6 +361,7 @@ def _replace(
     seen: Watched | None,
     reads: Reads,
     pack: Pack,
+    hold: Hold | None,
     native: FusedKernels,
     together: Together,
 ) -> bool:
@@ -360,7 +373,7 @@ def _replace(
     if name in reads:
         logger.info("%s is left as it is: the model's code reads %s of it.", name, ", ".join(sorted(reads[name])))
         return False
-    new = replacement_of(old, seen, pack, native, together)
+    new = replacement_of(old, seen, pack, hold, native, together)
     if new is not None:
         _put(model, name, new)
     return new is not None

@@ -18,6 +18,7 @@ import attrs
 import torch
 from torch import nn
 
+from trencadis_torch.linear.experts import FusedMixture
 from trencadis_torch.linear.fused import FusedMLP, FusedNorm, RotaryAttention
 from trencadis_torch.linear.watch import Watched, watch
 
@@ -72,7 +73,7 @@ class LayerParts:
 
     Attributes:
         attention: Its attention.
-        mlp: Its MLP.
+        mlp: Its MLP, or its mixture of experts.
         attention_norm: Before attention.
         attended_norm: Behind it.
         mlp_norm: Before the MLP.
@@ -84,7 +85,7 @@ class LayerParts:
     """
 
     attention: RotaryAttention
-    mlp: FusedMLP
+    mlp: FusedMLP | FusedMixture
     attention_norm: FusedNorm | None
     attended_norm: FusedNorm | None
     mlp_norm: FusedNorm | None
@@ -276,18 +277,18 @@ def read_layer(layer: nn.Module, seen: Seen) -> LayerParts:
     """
     children = [child for child in layer.children() if next(child.parameters(), None) is not None or _is_part(child)]
     attention, mlp, norms = (
-        [child for child in children if isinstance(child, kind)] for kind in (RotaryAttention, FusedMLP, FusedNorm)
+        [child for child in children if isinstance(child, kind)]
+        for kind in (RotaryAttention, FusedMLP | FusedMixture, FusedNorm)
     )
-    others = sorted(
-        {type(child).__name__ for child in children if not isinstance(child, RotaryAttention | FusedMLP | FusedNorm)}
-    )
+    known = RotaryAttention | FusedMLP | FusedMixture | FusedNorm
+    others = sorted({type(child).__name__ for child in children if not isinstance(child, known)})
     need(not others, f"its layers have parts that are their own: {', '.join(others)}")
     need(len(attention) == len(mlp) == 1, "a layer has not one attention and one MLP")
     return _Places(layer, attention[0], mlp[0], norms, seen).read()
 
 
 def _is_part(module: nn.Module) -> bool:
-    return bool(re.search("Attention|MLP|Norm", type(module).__name__))
+    return bool(re.search("Attention|MLP|Mixture|Norm", type(module).__name__))
 
 
 class _Places:

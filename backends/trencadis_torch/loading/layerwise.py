@@ -28,8 +28,9 @@ from trencadis.faults import as_words
 from trencadis_torch.attention.adapter import switch
 from trencadis_torch.cache.kv_cache import AttentionLayer
 from trencadis_torch.linear.formats.source import WeightSource
-from trencadis_torch.linear.held import HeldWeight, IntegerGroups
+from trencadis_torch.linear.held import FloatWeight, HeldWeight, IntegerGroups, StackedWeight
 from trencadis_torch.linear.holding import AS_STORED, FLOAT32, Holding
+from trencadis_torch.linear.mixtures import is_experts
 from trencadis_torch.linear.native import Native
 from trencadis_torch.linear.packed import pack
 from trencadis_torch.linear.replacement import Replacement, Replacing, embedding_of, kernels_of, watched_modules
@@ -89,6 +90,11 @@ class Dividing(Protocol):
     @property
     def layers(self) -> range | None:
         """Layers of this stage; None: all."""
+        ...
+
+    @property
+    def divides_layers(self) -> bool:
+        """Whether several ranks have parts of the same layers."""
         ...
 
 
@@ -156,6 +162,8 @@ def _begin(
     model = skeleton(attrs.evolve(files, config=copy.deepcopy(files.config))).eval().requires_grad_(False)
     check_takes_positions(model)
     prepare(model)
+    if model._can_set_experts_implementation():  # noqa: SLF001 - of transformers: one expert after the other
+        model.set_experts_implementation("eager")
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     weights = NamedWeights(model, source)
     _untie(model, weights)
@@ -245,12 +253,14 @@ class _Place:
         owners: The modules, and the weight's name there.
         shape: Of the weight.
         is_linear: Each of them is a linear layer, and this is its matrix.
+        is_stack: These are the matrices of a layer's experts.
     """
 
     names: list[str]
     owners: list[tuple[nn.Module, str]]
     shape: torch.Size
     is_linear: bool
+    is_stack: bool = False
 
 
 def _places(model: Any, weights: NamedWeights | ShareWeights) -> dict[str, _Place]:
@@ -266,7 +276,9 @@ def _places(model: Any, weights: NamedWeights | ShareWeights) -> dict[str, _Plac
             place = found.setdefault(id(tensor), _Place([], [], tensor.shape, is_linear=True))
             place.names.append(name)
             place.owners.append((module, own))
-            place.is_linear &= type(module) is nn.Linear and own == "weight"
+            # One output, as of a gate, is not rounded: it would save nothing.
+            place.is_linear &= type(module) is nn.Linear and own == "weight" and len(tensor) > 1
+            place.is_stack = tensor.dim() == 3 and is_experts(module)
             places[name] = place
     # What stands for another stage's modules has parameters that no file gives.
     return {name: place for name, place in places.items() if any(map(weights.has, place.names))}
@@ -322,8 +334,17 @@ class _Loading:
         self._held: dict[int, HeldWeight] = {}
         self._share = share
         self._obstacle: NotLayerwiseError | None = None
-        together = None if share is None else share.agree
-        self._replacing = Replacing(model, pack=self._pack, native=native, together=together, keep=self._refuse_kept)
+        self._stacks: list[tuple[nn.Module, str]] = []
+        # Ranks divide and count experts by their weights as transformers has them.
+        self._holds_experts = native is not None and (share is None or not share.divides_layers)
+        self._replacing = Replacing(
+            model,
+            pack=self._pack,
+            hold=holding.hold if self._holds_experts else None,
+            native=native,
+            together=None if share is None else share.agree,
+            keep=self._refuse_kept,
+        )
         self._places = _places(model, weights)
         self._units = _units(model)
         self._handles: list[Any] = []
@@ -438,6 +459,7 @@ class _Loading:
         self._attention.replays = True
         self._replacing.replace(prefix)
         self._attention.replays = False
+        self._unstack()
         self._weights.let_go()
 
     def _finish(self) -> None:
@@ -504,7 +526,11 @@ class _Loading:
             found = place_of(name)
             return found is not None and found.is_linear
 
-        for name, weight in self._weights.read(wanted, is_matrix):
+        def is_stack(name: str) -> bool:
+            found = place_of(name)
+            return found is not None and found.is_stack and self._holds_experts
+
+        for name, weight in self._weights.read(wanted, is_matrix, is_stack):
             place = place_of(name)
             if place is None:
                 continue  # made together with another, and given before
@@ -513,6 +539,8 @@ class _Loading:
                 self._places.pop(one, None)
             if isinstance(weight, HeldWeight):
                 self._hold(place, self._holding.hold(weight))
+            elif isinstance(weight, StackedWeight):
+                self._stack(place, weight)
             else:
                 _give(place, weight)
 
@@ -525,9 +553,27 @@ class _Loading:
             self._held[id(module)] = weight
             module.forward = functools.partial(_product, weight, module)  # type: ignore[method-assign]
 
+    def _stack(self, place: _Place, weight: StackedWeight) -> None:
+        """Let experts compute with their matrices as they are held: one is dequantised when it is used."""
+        for module, name in place.owners:
+            held = weight.held(self._holding.hold, transposed=bool(vars(module).get("is_transposed")))
+            del vars(module)["_parameters"][name]
+            setattr(module, name, held)
+            self._stacks.append((module, name))
+
+    def _unstack(self) -> None:
+        """Give experts that have not been replaced their matrices as floats."""
+        left = {id(part) for part in self._model.modules()}
+        for module, name in self._stacks:
+            if id(module) in left:
+                held = vars(module).pop(name)
+                stacked = torch.stack([held[index] for index in range(held.shape[0])])
+                module.register_parameter(name, nn.Parameter(stacked, requires_grad=False))
+        self._stacks.clear()
+
     def _take(self, layer: nn.Linear) -> HeldWeight:
         vars(layer).pop("forward", None)
-        return self._held.pop(id(layer))
+        return self._held.pop(id(layer)) if id(layer) in self._held else FloatWeight(layer.weight.detach())
 
     def _pack(self, layers: list[nn.Linear]) -> nn.Module:
         return pack([self._take(layer) for layer in layers], [layer.bias for layer in layers], self._native)

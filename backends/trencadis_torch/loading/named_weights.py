@@ -15,7 +15,7 @@ import attrs
 import torch
 
 from trencadis_torch.linear.formats.source import WeightSource
-from trencadis_torch.linear.held import FloatWeight, HeldWeight
+from trencadis_torch.linear.held import FloatWeight, HeldWeight, StackedWeight, side_by_side
 
 __all__ = ["NamedWeights"]
 
@@ -112,25 +112,41 @@ class NamedWeights:
         return self._source.weight(group.sources[0][0]) if group is not None and group.rule is None else None
 
     def read(
-        self, names: Iterable[str], is_matrix: Callable[[str], bool]
-    ) -> Iterator[tuple[str, HeldWeight | torch.Tensor]]:
+        self,
+        names: Iterable[str],
+        is_matrix: Callable[[str], bool],
+        is_stack: Callable[[str], bool] = lambda _: False,
+    ) -> Iterator[tuple[str, HeldWeight | StackedWeight | torch.Tensor]]:
         """Yield weights by their names in the model, and those that are made together with them; nothing is kept here meanwhile.
 
         Args:
             names: In the model.
             is_matrix: Whether a name is a matrix that may be held in a form of its own; any other comes as a tensor.
+            is_stack: Whether a name is the matrices of a layer's experts, which may be so as well.
 
         Raises:
             ModelLoadError: Of the source.
         """
         groups = {id(group): group for name in names if (group := self._groups.get(name)) is not None}
         for group in groups.values():
-            if group.rule is None:
+            target = group.targets[0]
+            if is_stack(target) and (group.rule is None or _stacks(group)):
+                yield target, self._stacked(group)
+            elif group.rule is None:
                 (target,), ((name, _),) = group.targets, group.sources[:1]
                 yield target, self._source.weight(name) if is_matrix(target) else self._source.tensor(name)
             else:
                 for target, tensor in self._made(group).items():
                     yield target, FloatWeight(tensor) if is_matrix(target) else tensor
+
+    def _stacked(self, group: _Group) -> StackedWeight:
+        """Return matrices of experts, each in the form of the file."""
+        if group.rule is None:
+            return self._source.stack(group.sources[0][0])
+        names = [[name for name, one in group.sources if one == pattern] for pattern in group.rule.source_patterns]
+        return StackedWeight(
+            [side_by_side([self._source.weight(name) for name in each]) for each in zip(*names, strict=True)]
+        )
 
     def _made(self, group: _Group) -> dict[str, torch.Tensor]:
         """Return weights that are made by a rule of transformers."""
@@ -144,3 +160,14 @@ class NamedWeights:
     def let_go(self) -> None:
         """Take pages of mapped files out of this process's memory."""
         self._source.let_go()
+
+
+def _stacks(group: _Group) -> bool:
+    """Return whether a rule puts one matrix of each expert into one weight, or several of each, side by side."""
+    from transformers.core_model_loading import Concatenate, MergeModulelist
+
+    merge, *more = list[Any](group.rule.operations if group.rule is not None else [None])
+    patterns = {pattern for _, pattern in group.sources}
+    is_merged = type(merge) is MergeModulelist and merge.dim == 0 and len(group.targets) == 1
+    is_beside = len(more) == 1 and type(more[0]) is Concatenate and more[0].dim == 1
+    return is_merged and (is_beside if len(patterns) > 1 else not more)

@@ -11,18 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-import attrs
 import torch
 
 from trencadis_torch.linear.formats.gguf_blocks import BlocksWeight
-from trencadis_torch.linear.held import (
-    ChannelWeight,
-    Float8Weight,
-    FloatWeight,
-    GroupedWeight,
-    HeldWeight,
-    IntegerGroups,
-)
+from trencadis_torch.linear.held import FloatWeight, HeldWeight, StackedWeight, with_zeros
 from trencadis_torch.loading.named_weights import NamedWeights
 from trencadis_torch.parallel.cuts import Cut
 from trencadis_torch.parallel.reading import part_of
@@ -67,13 +59,17 @@ class ShareWeights:
         return None if whole is None else _part(whole, piece.cut)
 
     def read(
-        self, names: Iterable[str], is_matrix: Callable[[str], bool]
-    ) -> Iterator[tuple[str, HeldWeight | torch.Tensor]]:
+        self,
+        names: Iterable[str],
+        is_matrix: Callable[[str], bool],
+        is_stack: Callable[[str], bool] = lambda _: False,
+    ) -> Iterator[tuple[str, HeldWeight | StackedWeight | torch.Tensor]]:
         """Yield this rank's parts of weights, as :meth:`NamedWeights.read` yields whole ones.
 
         Args:
             names: In the share.
             is_matrix: Whether a name is a matrix that may be held in a form of its own; any other comes as a tensor.
+            is_stack: Whether a name is the matrices of a layer's experts, which are whole here.
 
         Raises:
             ModelLoadError: Of the source.
@@ -87,7 +83,11 @@ class ShareWeights:
         def comes_held(whole: str) -> bool:
             return all(is_matrix(name) and not self._pieces[name].transposed for name in self._shared.get(whole, ()))
 
-        for whole, weight in self._weights.read(wanted, comes_held):
+        def comes_stacked(whole: str) -> bool:
+            shared = self._shared.get(whole, ())
+            return bool(shared) and all(map(is_stack, shared))
+
+        for whole, weight in self._weights.read(wanted, comes_held, comes_stacked):
             for name in self._shared.get(whole, ()):
                 if (name in asked or whole not in wanted) and not _is_empty(self._pieces[name]):
                     yield name, self._own(weight, self._pieces[name], is_matrix(name))
@@ -102,7 +102,11 @@ class ShareWeights:
         return next(filter(self._weights.has, piece.names))
 
     @staticmethod
-    def _own(weight: HeldWeight | torch.Tensor, piece: Piece, is_matrix: bool) -> HeldWeight | torch.Tensor:
+    def _own(
+        weight: HeldWeight | StackedWeight | torch.Tensor, piece: Piece, is_matrix: bool
+    ) -> HeldWeight | StackedWeight | torch.Tensor:
+        if isinstance(weight, StackedWeight):
+            return weight
         if isinstance(weight, HeldWeight):
             held = _part(weight, piece.cut)
             return held if is_matrix else held.dequantised()
@@ -127,29 +131,9 @@ def _part(weight: HeldWeight, cut: Cut | None) -> HeldWeight:
     missing = cut.size - part.shape[cut.dim]
     if not missing and not cut.dim and (_is_of_a_file(part) or isinstance(part, BlocksWeight)):
         return part
-    return _copied(part.unpacked() if isinstance(part, IntegerGroups) else part, missing)
+    return with_zeros(part, missing)
 
 
 def _is_of_a_file(weight: HeldWeight) -> bool:
     """Return whether a matrix lies in memory that PyTorch did not allocate: that of a mapped file. Pure."""
     return isinstance(weight, FloatWeight) and not weight.values.untyped_storage().resizable()
-
-
-def _copied(weight: HeldWeight, missing: int) -> HeldWeight:
-    """Return a copy, with zeros for some more outputs."""
-
-    def copied(tensor: torch.Tensor) -> torch.Tensor:
-        made = tensor.new_empty((len(tensor) + missing, *tensor.shape[1:]))
-        made[: len(tensor)] = tensor
-        made[len(tensor) :] = 0
-        return made
-
-    if isinstance(weight, FloatWeight):
-        return FloatWeight(copied(weight.values))
-    if isinstance(weight, ChannelWeight):
-        return ChannelWeight(copied(weight.values), copied(weight.scales))
-    if isinstance(weight, Float8Weight):
-        return Float8Weight(copied(weight.values.view(torch.uint8)).view(weight.values.dtype), copied(weight.scales))
-    assert isinstance(weight, GroupedWeight), "one of the forms that there are"
-    scales, minimums = copied(weight.scales), copied(weight.minimums)
-    return attrs.evolve(weight, values=copied(weight.values), scales=scales, minimums=minimums)

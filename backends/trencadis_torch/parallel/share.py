@@ -144,6 +144,11 @@ class Share:
         """Return whether something holds on every rank of the stage; every one asks."""
         return self._all_hold(self._groups.tensor, holds)
 
+    @property
+    def divides_layers(self) -> bool:
+        """Whether several ranks have parts of the same layers."""
+        return self._groups.tensor.size > 1
+
     def accept(self, holds: bool) -> bool:
         """Return whether something holds on every rank, without which all raise; every rank asks."""
         self._all_refuse = not self._all_hold(self._everyone, holds)

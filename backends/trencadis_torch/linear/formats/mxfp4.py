@@ -9,7 +9,7 @@ import torch
 
 from trencadis_torch.linear.formats.quantised import WHOLE, QuantisedSource
 from trencadis_torch.linear.formats.unpacking import fp4_groups, powers_of_two
-from trencadis_torch.linear.held import GroupedWeight, HeldWeight
+from trencadis_torch.linear.held import GroupedWeight, HeldWeight, StackedWeight
 
 __all__ = ["Mxfp4Source"]
 
@@ -63,6 +63,12 @@ class Mxfp4Source(QuantisedSource):
         """
         blocks, scales = self._part(name, "blocks")[index], self._part(name, "scales")[index]
         return fp4_groups(blocks.flatten(1), powers_of_two(scales))
+
+    def stack(self, name: str) -> StackedWeight:
+        """Return the matrices of all experts, exactly."""
+        if not self.is_quantised(name):
+            return super().stack(name)
+        return StackedWeight([self.expert(name, index) for index in range(self.shape(name)[0])], flipped=True)
 
     def _quantised_weight(self, name: str) -> HeldWeight:
         raise self._fault(name, "matrices of experts are stacked, and are asked for one by one")

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 
 import torch
 
-from trencadis_torch.linear.held import HeldWeight
+from trencadis_torch.linear.held import FloatWeight, HeldWeight, StackedWeight
 
 __all__ = ["WeightSource"]
 
@@ -57,6 +57,15 @@ class WeightSource(ABC):
             KeyError: There is no such weight.
             ModelLoadError: As of :meth:`weight`.
         """
+
+    def stack(self, name: str) -> StackedWeight:
+        """Return the matrices of a layer's experts, which are one weight of three dimensions, in the form nearest to the file's.
+
+        Raises:
+            KeyError: There is no such weight.
+            ModelLoadError: As of :meth:`weight`.
+        """
+        return StackedWeight([FloatWeight(one) for one in self.tensor(name)])
 
     def let_go(self) -> None:  # noqa: B027 - a source that maps nothing has nothing to let go of
         """Take pages of mapped files out of this process's memory, where files are mapped; what was returned before stays valid."""

@@ -64,9 +64,8 @@ def scaled(module, factor):
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
-        ("mixtral", "its layers have parts that are their own: MixtralSparseMoeBlock"),
         ("gpt2", "its attention is its own in 3 of 3 layers"),
-        ("gpt_oss", "its attention is its own in 3 of 3 layers"),
+        ("gpt_neox", "its attention is its own in 3 of 3 layers"),
     ],
 )
 def test_a_decoder_that_is_not_plain_is_left_with_the_reason(kind, reason):

@@ -23,7 +23,7 @@ class Library:
     """Functions that return numbers."""
 
     def __init__(self, **numbers):
-        for name in ("bytes", "parts", "widest", "scratch"):
+        for name in ("bytes", "parts", "widest", "scratch", "mixing"):
             setattr(self, f"trencadis_decoder_{name}", self.function(numbers.get(name, 0)))
         self.trencadis_decode = self.trencadis_guess = self.function(0)
 

@@ -6,16 +6,11 @@ import pytest
 import torch
 
 from support.backends import families
-from trencadis_torch.attention import adapter
-from trencadis_torch.attention.choice import choose_kernel
-from trencadis_torch.linear.decoder import decoder_of, how_it_runs
+from support.backends.one_call import errors_in_one_call
+from trencadis_torch.linear.decoder import decoder_of
 from trencadis_torch.linear.heads import How
 from trencadis_torch.linear.native import native
-from trencadis_torch.linear.replacement import fuse_decoder, replace_modules
 from trencadis_torch.linear.structure import Ending, Order, OtherwiseError, read_ending, scale_between
-from trencadis_torch.loading import self_check
-from trencadis_torch.loading.inspection import attention_layers
-from trencadis_torch.loading.self_check import ModelCheck
 
 pytestmark = pytest.mark.skipif(native() is None, reason="there is no C++ compiler on this machine")
 
@@ -59,21 +54,6 @@ PUBLISHED = {
     "squared relu": ("jais2", {"hidden_act": "relu2"}),
     "exact gelu": ("starcoder2", {"hidden_act": "gelu"}),
 }
-
-
-def errors_in_one_call(model, *, layout="ragged"):
-    """Return how far logits of passes in one call are from the model's own, over their spread, or why there are none."""
-    adapter.register()
-    layers = attention_layers(model)
-    check = ModelCheck(model, layers, layout="ragged")
-    replace_modules(model, native=native())
-    kernel = choose_kernel("native", device=torch.device("cpu"), layout="ragged", layers=layers)
-    if not fuse_decoder(model, layers=layers, kernel=kernel, native=native()):
-        return how_it_runs(model)
-    with torch.inference_mode():
-        found = self_check.paged_logits(model, layers, check._sequences, layout, kernel)
-    pairs = zip(check._expected, found, strict=True)
-    return float(torch.cat([self_check._errors(expected, logits) for expected, logits in pairs]).max())
 
 
 @pytest.mark.representatives(6)

@@ -1,0 +1,242 @@
+"""Experts that are packed, the choice among them, and mixtures in the structure of published checkpoints."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from support.backends import families, quantised_checkpoints, tiny_models
+from support.backends.held_forms import FORMS
+from support.backends.one_call import errors_in_one_call
+from trencadis import LLM, SamplingParams
+from trencadis_torch.linear.decoder import decoder_of
+from trencadis_torch.linear.experts import LIMITED, Activated, LooseExperts, Routing, Score
+from trencadis_torch.linear.held import ChannelWeight, FloatWeight, GroupedWeight, StackedWeight, side_by_side
+from trencadis_torch.linear.native import ACTIVATIONS, Mixture, native
+
+pytestmark = pytest.mark.skipif(native() is None, reason="there is no C++ compiler on this machine")
+
+EXPERTS, CHOSEN, HIDDEN, INNER = 5, 3, 48, 40
+SILU = Activated(activation=ACTIVATIONS["silu"])
+
+
+def random(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def loose(form="float32", activated=SILU, *, has_bias=False, transposed=False, interleaved=False):
+    """Return experts of which no size is a multiple of a panel."""
+    matrices = [FORMS[form](random(2 * INNER, HIDDEN, seed=e) / 6) for e in range(EXPERTS)]
+    back = [FORMS[form](random(HIDDEN, INNER, seed=50 + e) / 6) for e in range(EXPERTS)]
+    halves = (slice(0, None, 2), slice(1, None, 2)) if interleaved else (slice(0, INNER), slice(INNER, None))
+    return LooseExperts(
+        up=StackedWeight(matrices, flipped=transposed),
+        down=StackedWeight(back, flipped=transposed),
+        up_bias=random(EXPERTS, 2 * INNER, seed=90) if has_bias else None,
+        down_bias=random(EXPERTS, HIDDEN, seed=91) if has_bias else None,
+        transposed=transposed,
+        gates=halves[0],
+        values=halves[1],
+        activated=activated,
+        native=native(),
+    )
+
+
+def routes(num_rows, seed=7):
+    """Return experts of rows, the last of which none chooses, and their weights."""
+    scores = torch.rand(num_rows, EXPERTS - 1, generator=torch.Generator().manual_seed(seed))
+    weights, experts = scores.topk(CHOSEN)
+    return experts, weights
+
+
+@pytest.mark.representatives(9)
+@pytest.mark.parametrize("num_rows", [1, 7, 600])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {
+            "has_bias": True,
+            "transposed": True,
+            "interleaved": True,
+            "activated": Activated(activation=LIMITED, alpha=1.7, limit=2.0),
+        },
+        {"form": "bfloat16"},
+    ],
+    ids=["gates and values", "as gpt-oss has them", "bfloat16"],
+)
+def test_packed_experts_give_what_experts_one_by_one_give(options, num_rows):
+    experts, x = loose(**options), random(num_rows, HIDDEN, seed=3)
+    expected = experts(x, *routes(num_rows))
+    found = experts.packed(lambda one: one)(x, *routes(num_rows))
+    assert (found - expected).abs().max() < 1e-5 * expected.abs().max()
+
+
+@pytest.mark.parametrize("form", ["int8", "int4", "int4-minimums-16", "int8-minimums-32"])
+def test_experts_of_integers_differ_by_the_rounding_of_rows_alone(form):
+    experts, x = loose(form), random(20, HIDDEN, seed=3)
+    expected = experts(x, *routes(20))
+    packed = experts.packed(lambda one: one)
+    assert packed.gates.form.startswith(form[:4])
+    found = packed(x, *routes(20))
+    assert (found - expected).abs().max() < 0.03 * expected.abs().max()
+    assert not torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("form", ["float32", "bfloat16", "int4"])
+def test_bits_of_a_row_do_not_depend_on_rows_beside_it_nor_on_threads(form):
+    packed, x, (experts, weights) = loose(form).packed(lambda one: one), random(600, HIDDEN, seed=3), routes(600)
+    whole = packed(x, experts, weights)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        assert torch.equal(packed(x, experts, weights), whole)
+    finally:
+        torch.set_num_threads(threads)
+    for row in (0, 3, 511, 512, 599):
+        one = slice(row, row + 1)
+        assert torch.equal(packed(x[one], experts[one], weights[one]), whole[one])
+
+
+def test_an_expert_that_there_is_not_is_refused():
+    packed, (experts, weights) = loose().packed(lambda one: one), routes(2)
+    for wrong in (EXPERTS, -1):
+        experts[1, 2] = wrong
+        with pytest.raises(IndexError, match=f"there are {EXPERTS}"):
+            packed(random(2, HIDDEN), experts, weights)
+
+
+@pytest.mark.representatives(8)
+@pytest.mark.parametrize("normalises", [False, True])
+@pytest.mark.parametrize("corrected", [False, True])
+@pytest.mark.parametrize("score", Score)
+def test_the_library_chooses_and_weighs_as_it_is_written_step_by_step(score, corrected, normalises):
+    correction = random(21, seed=5) if corrected else None
+    routing = Routing(
+        num_experts=21, num_chosen=4, score=score, correction=correction, normalises=normalises, scale=2.5
+    )
+    at = None if correction is None else correction.data_ptr()
+    mixture = Mixture(num_experts=21, num_chosen=4, score=score, normalises=normalises, scale=2.5, correction=at)
+    logits = 3 * random(300, 21, seed=6)
+    experts, weights = routing.choose(logits)
+    found, weighs = native().route(logits, mixture)
+    assert torch.equal(found, experts)
+    assert torch.allclose(weighs, weights, rtol=3e-6, atol=1e-9)
+
+
+def test_logits_that_are_no_numbers_choose_experts_that_there_are():
+    mixture = Mixture(num_experts=5, num_chosen=3, score=Score.SOFTMAX, scale=1.0)
+    experts, weights = native().route(torch.full((2, 5), torch.nan), mixture)
+    assert experts.tolist() == [[0, 1, 2]] * 2
+    assert weights.isnan().all()
+
+
+def test_matrices_of_one_form_stay_in_it_side_by_side():
+    one, other = random(8, 32, seed=1), random(4, 32, seed=2)
+    kinds = {"bfloat16": FloatWeight, "int8": ChannelWeight, "int4": GroupedWeight}
+    for form, kind in kinds.items():
+        parts = [FORMS[form](one), FORMS[form](other)]
+        made = side_by_side(parts)
+        assert isinstance(made, kind)
+        assert made.form == parts[0].form
+        assert torch.equal(made.dequantised(), torch.cat([part.dequantised() for part in parts]))
+    mixed = side_by_side([FORMS["int8"](one), FORMS["bfloat16"](other)])
+    assert mixed.form == "float32"
+
+
+PUBLISHED = {
+    "Qwen3-MoE": (
+        "qwen3_moe",
+        {"num_experts": 7, "num_local_experts": 7, "num_experts_per_tok": 3, "norm_topk_prob": True},
+    ),
+    "OLMoE": ("olmoe", {"num_experts": 6, "num_local_experts": 6, "norm_topk_prob": False}),
+    "a dense layer first": (
+        "glm4_moe",
+        {
+            "num_local_experts": 5,
+            "n_routed_experts": 5,
+            "first_k_dense_replace": 1,
+            "num_hidden_layers": 3,
+            "routed_scaling_factor": 2.5,
+            "norm_topk_prob": True,
+        },
+    ),
+    "shared experts and some dense layers": (
+        "qwen2_moe",
+        {"num_experts": 5, "num_experts_per_tok": 2, "shared_expert_intermediate_size": 72, "mlp_only_layers": [1]},
+    ),
+}
+
+
+@pytest.mark.representatives(3)
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_mixtures_of_published_checkpoints_run_in_one_call(name):
+    kind, changes = PUBLISHED[name]
+    model = families.make_family(kind, **changes)
+    for buffer_name, buffer in model.named_buffers():
+        if "correction" in buffer_name:
+            buffer.copy_(random(*buffer.shape, seed=9))
+    assert errors_in_one_call(model) < 3e-5
+    layers = decoder_of(model).structure.layers
+    mixture = layers[model.config.num_hidden_layers - 1].mixture if kind != "qwen2_moe" else layers[0].mixture
+    expected = changes.get("num_experts") or changes["n_routed_experts"]
+    assert (mixture.num_experts, mixture.num_chosen) == (expected, model.config.num_experts_per_tok)
+    assert bool(mixture.correction) == (kind == "glm4_moe")
+    assert mixture.scale == (2.5 if kind == "glm4_moe" else 1.0)
+
+
+def test_a_choice_within_groups_of_experts_is_left_as_it_is():
+    changes = {"n_group": 2, "topk_group": 1, "num_local_experts": 8, "n_routed_experts": 8, "first_k_dense_replace": 0}
+    found = errors_in_one_call(families.make_family("glm4_moe", **changes))
+    assert found == "layer by layer: its layers have parts that are their own: Glm4MoeMoE"
+
+
+def held(path, caplog, **backend):
+    """Return greedy tokens of a checkpoint, and what the log says of it."""
+    caplog.clear()
+    options = {"num_threads": 1, **backend}
+    with (
+        caplog.at_level("INFO", "trencadis.torch"),
+        LLM({"path": str(path), "tokenizer": "none"}, backend={"torch": options}) as llm,
+    ):
+        asked = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
+        return list(llm.generate([tiny_models.prompt(20)], asked)[0].outputs[0].token_ids), caplog.text
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "gpt_oss"])
+def test_experts_are_held_as_their_files_have_them_or_rounded(tmp_path, caplog, kind):
+    path = tiny_models.save_model(kind, tmp_path, dtype=torch.bfloat16)
+    tokens, text = held(path, caplog)
+    assert tokens == tiny_models.greedy_reference(path, tiny_models.prompt(20), 8)
+    assert "held as bfloat16 (100 %)" in text
+    assert "runs in one call" in text
+    _, text = held(path, caplog, quantization="int8")
+    assert "held as int8 (9" in text
+    assert "runs in one call" in text
+
+
+def test_mxfp4_as_published_is_held_exactly_and_runs_in_one_call(tmp_path, caplog):
+    from transformers import AutoModelForCausalLM
+
+    config = tiny_models._config("gpt_oss")
+    config.update({"hidden_size": 64, "intermediate_size": 64, "num_local_experts": 5})
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").bfloat16()
+    made = quantised_checkpoints.Format(table={"quant_method": "mxfp4"}, write=quantised_checkpoints.mxfp4_experts)
+    plain, floats, quantised = (tmp_path / name for name in ("plain", "floats", "quantised"))
+    model.save_pretrained(plain)
+    quantised_checkpoints.quantise_checkpoint(plain, made, quantised, floats)
+    _, text = held(quantised, caplog)
+    assert "held as int8 in groups of 32" in text
+    assert "runs in one call" in text
+    assert held(quantised, caplog, pack="off")[0] == tiny_models.greedy_reference(floats, tiny_models.prompt(20), 8)
+    # Rows are rounded to 8 bits where weights are integers.
+    expected = prompt_logprobs(floats, pack="off")
+    assert (prompt_logprobs(quantised) - expected).abs().mean() < 0.1 * (expected - expected.roll(1)).abs().mean()
+
+
+def prompt_logprobs(path, **backend):
+    asked = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0)
+    with LLM({"path": str(path), "tokenizer": "none"}, backend={"torch": {"num_threads": 1, **backend}}) as llm:
+        return torch.tensor([one.logprob for one in llm.generate([tiny_models.prompt(20)], asked)[0].prompt_logprobs])
