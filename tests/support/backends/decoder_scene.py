@@ -18,6 +18,7 @@ from trencadis_torch.attention.choice import choose_kernel
 from trencadis_torch.attention.ragged import Workspace
 from trencadis_torch.cache.kv_cache import PagedKVCache
 from trencadis_torch.linear.decoder import attach, decoder_of
+from trencadis_torch.linear.experts import FusedMixture
 from trencadis_torch.linear.native import native
 from trencadis_torch.linear.packed import PackedLinear, pack
 from trencadis_torch.linear.replacement import fuse_decoder, replace_modules
@@ -37,8 +38,10 @@ def fused_model(kind: str, form: str) -> tuple[Any, Any]:
     layers = attention_layers(model)
     kernel = choose_kernel("native", device=CPU, layout="ragged", layers=layers)
     replace_modules(model, native=native())
+    mixtures = [part for part in model.modules() if isinstance(part, FusedMixture)]
+    floats = {id(one) for part in mixtures for one in (part.router, part.gate)}  # whatever matrices are rounded to
     for part in model.modules():
-        if isinstance(part, PackedLinear):
+        if isinstance(part, PackedLinear) and id(part) not in floats:
             weight = part.rows(torch.arange(part.out_features), 1.0)
             again = pack([FORMS[form](weight)], [part.packed.bias], native())
             assert isinstance(again, PackedLinear)

@@ -203,6 +203,39 @@ def held(path, caplog, **backend):
         return list(llm.generate([tiny_models.prompt(20)], asked)[0].outputs[0].token_ids), caplog.text
 
 
+def assert_like_loose(experts, packed):
+    """Rows are rounded to 8 bits."""
+    x = random(9, HIDDEN, seed=60)
+    found, expected = packed(x, *routes(9)), experts(x, *routes(9))
+    assert float((found - expected).abs().max()) < 0.03 * float(expected.abs().max())
+
+
+@pytest.mark.representatives(3)
+@pytest.mark.parametrize("form", ["levels4-32", "e4m3-32", "int4-scattered-32"])
+def test_experts_keep_tables_orders_and_8_bit_floats(form):
+    experts = loose(form)
+    packed = experts.packed(lambda matrix: matrix)
+    assert packed.gates.form == FORMS[form](random(2 * INNER, HIDDEN)).form
+    assert_like_loose(experts, packed)
+
+
+def test_gates_and_values_for_which_rows_are_rounded_differently_become_floats():
+    experts = loose("int8-minimums-32")
+    for matrix in experts.up.matrices:
+        matrix.minimums[experts.gates] = -128 * matrix.scales[experts.gates]
+    packed = experts.packed(lambda matrix: matrix)
+    assert packed.gates.form == packed.values.form == "float32"
+    assert_like_loose(experts, packed)
+
+
+@pytest.mark.parametrize("form", sorted(FORMS))
+def test_matrices_side_by_side_keep_their_form(form):
+    one, other = (FORMS[form](random(6, 64, seed=seed)) for seed in (1, 2))
+    both = side_by_side([one, other])
+    assert both.form == one.form
+    assert torch.equal(both.dequantised(), torch.cat([one.dequantised(), other.dequantised()]))
+
+
 @pytest.mark.parametrize("kind", ["mixtral", "gpt_oss"])
 def test_experts_are_held_as_their_files_have_them_or_rounded(tmp_path, caplog, kind):
     path = tiny_models.save_model(kind, tmp_path, dtype=torch.bfloat16)
@@ -228,7 +261,7 @@ def test_mxfp4_as_published_is_held_exactly_and_runs_in_one_call(tmp_path, caplo
     model.save_pretrained(plain)
     quantised_checkpoints.quantise_checkpoint(plain, made, quantised, floats)
     _, text = held(quantised, caplog)
-    assert "held as int8 in groups of 32" in text
+    assert "held as 4 bit levels in groups of 32" in text
     assert "runs in one call" in text
     assert held(quantised, caplog, pack="off")[0] == tiny_models.greedy_reference(floats, tiny_models.prompt(20), 8)
     # Rows are rounded to 8 bits where weights are integers.
