@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from support.reproducible import draw_alike
 from support.tiers import CI, DEFAULT, mark_release, mark_repeats, try_fewer_examples
 
 # No test depends on how long one of its examples takes.
@@ -76,6 +77,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for tier in (DEFAULT, CI):
         if config.getoption("markexpr") == f"not {tier.marker}":
             try_fewer_examples(functions, tier)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Before any fixture, so that one which several tests share holds the same whichever of them comes first."""
+    draw_alike(item.nodeid)
 
 
 @pytest.fixture(autouse=True)

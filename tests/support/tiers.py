@@ -107,7 +107,10 @@ def _repeats(members: Sequence[pytest.Function], kept: int) -> list[pytest.Funct
 
 
 def try_fewer_examples(items: Sequence[pytest.Function], tier: Tier) -> None:
-    """Scale the number of examples of each test of hypothesis, which has it at its function or, for state machines, at its class."""
+    """Scale the number of examples of each test of hypothesis, and try the same ones in every run: a release looks for new ones.
+
+    Settings stand at a test's function or, for state machines, at its class.
+    """
     holders = {}
     for item in items:
         if hasattr(item.function, "_hypothesis_state_machine_class"):
@@ -117,4 +120,5 @@ def try_fewer_examples(items: Sequence[pytest.Function], tier: Tier) -> None:
     for holder, name in holders.items():
         full = getattr(holder, name)
         fewest = min(tier.fewest_examples, full.max_examples)
-        setattr(holder, name, settings(full, max_examples=max(fewest, full.max_examples // tier.share_of_examples)))
+        examples = max(fewest, full.max_examples // tier.share_of_examples)
+        setattr(holder, name, settings(full, max_examples=examples, derandomize=True, database=None))

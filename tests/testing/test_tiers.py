@@ -123,3 +123,5 @@ def test_a_share_of_the_examples_is_tried_and_a_few_at_least() -> None:
     assert many._hypothesis_internal_use_settings.max_examples == 80 // DEFAULT.share_of_examples
     assert few._hypothesis_internal_use_settings.max_examples == 3
     assert case.settings.max_examples == max(DEFAULT.fewest_examples, 40 // DEFAULT.share_of_examples)
+    assert many._hypothesis_internal_use_settings.derandomize
+    assert case.settings.derandomize
