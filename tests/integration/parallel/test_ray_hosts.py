@@ -191,7 +191,7 @@ def test_ranks_on_two_hosts_give_the_texts_of_one_process_and_their_logs_are_the
         assert sorted(map(ranks_on, nodes.machines)) == [0, 1, 1]
         assert "2 ranks on 2 nodes of the Ray cluster" in served.log
         eventually(
-            lambda: re.search(r"\(RankActor pid=\d+(, ip=10\.99\.0\.\d)?\).*Rank 0 of 2 read", served.log) is not None
+            lambda: re.search(r"\(RankActor pid=\d+(, ip=10\.99\.0\.\d)?\).*Ranks divide \d+ %", served.log) is not None
         )
 
 
