@@ -97,7 +97,7 @@ class LayerAttention:
         num_heads: H.
         num_kv_heads: KV.
         head_dim: D.
-        options: Its sinks float32, if it has some.
+        options: Scale, soft cap and float32 sinks.
     """
 
     index: int

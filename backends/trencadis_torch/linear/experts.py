@@ -60,7 +60,7 @@ class Routing:
     scale: float = 1.0
 
     def choose(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return experts, int64 ``[M, C]``, and their weights, from logits ``[M, E]``: what the library does, step by step. Pure."""
+        """Return experts, int64 ``[M, C]``, and their weights, from logits ``[M, E]``. Pure; the library does the same."""
         scores = logits.softmax(-1) if self.score is Score.SOFTMAX else logits.sigmoid()
         keys = logits if self.correction is None else scores + self.correction
         experts = keys.topk(self.num_chosen, -1).indices
@@ -72,12 +72,12 @@ class Routing:
 
 @attrs.frozen(kw_only=True)
 class Activated:
-    """What happens to gates and values.
+    """How gates and values become one: an activation of the gates times the values, or gpt-oss's limited gates.
 
     Attributes:
         activation: Number in ``ACTIVATIONS``, or ``LIMITED``.
-        alpha: Of the latter.
-        limit: Of the latter.
+        alpha: Factor of ``LIMITED``.
+        limit: Largest gate and magnitude of a value, of ``LIMITED``.
     """
 
     activation: int
@@ -102,17 +102,17 @@ class Experts(Protocol):
 
 @attrs.frozen(kw_only=True, eq=False)
 class LooseExperts:
-    """Experts as a model has them, one after the other: what packed ones are proven with.
+    """Experts with matrices that are not packed, computed one after the other; packed ones are compared with them.
 
     Attributes:
         up: Gates and values of each expert.
-        down: Back.
+        down: Matrices from the inner size back to H.
         up_bias: ``[E, 2 I]``, or None.
         down_bias: ``[E, H]``, or None.
         transposed: A matrix is ``[K, N]``, else ``[N, K]``.
         gates: Outputs that are gates.
         values: Outputs that are values.
-        activated: What happens to them.
+        activated: How gates and values become one.
         native: The library.
     """
 
@@ -180,11 +180,11 @@ class PackedExperts(nn.Module):
     """Experts whose matrices are packed; called as transformers calls them.
 
     Args:
-        gates: Of all experts, the outputs of each padded to whole panels.
-        values: The same.
-        down: The same.
+        gates: Product of all experts, the outputs of each padded to whole panels, like ``values`` and ``down``.
+        values: See ``gates``.
+        down: See ``gates``.
         sizes: E, H and I.
-        activated: What happens to gates and values.
+        activated: How gates and values become one.
         native: The library.
 
     Attributes:
@@ -244,7 +244,7 @@ class FusedMixture(nn.Module):
     Args:
         router: Gives logits.
         routing: Which experts follow from them.
-        experts: Their matrices.
+        experts: Matrices of the experts.
         beside: The MLP, or None.
         gate: One output, by whose sigmoid the MLP's are multiplied; None: they are added as they are.
         gives_weights: Whether the weights are a second result.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import ClassVar, Final, Self
 
 import attrs
 import torch
@@ -26,6 +26,7 @@ __all__ = [
     "HeldWeight",
     "IntegerGroups",
     "StackedWeight",
+    "UnpackedWeight",
     "form_of",
     "side_by_side",
     "with_zeros",
@@ -63,21 +64,60 @@ class HeldWeight(ABC):
     def columns(self, index: slice) -> HeldWeight:
         """Return a range of inputs, with the same values; a view where there can be one."""
 
+    @abstractmethod
+    def unpacked(self) -> UnpackedWeight:
+        """Return the same with a number in memory for each weight."""
 
-@attrs.frozen(eq=False)
-class FloatWeight(HeldWeight):
-    """Floats as stored.
+
+class UnpackedWeight(HeldWeight):
+    """A matrix with a number in memory for each weight.
 
     Attributes:
-        values: float32, bfloat16 or float16 ``[N, K]``.
+        values: The numbers, ``[N, K]``.
+        BY_OUTPUT: Names of the tensors that have a row for each output.
     """
 
+    BY_OUTPUT: ClassVar[tuple[str, ...]] = ("values", "scales")
     values: torch.Tensor
 
     @property
     def shape(self) -> tuple[int, int]:
         """N and K."""
         return self.values.shape[0], self.values.shape[1]
+
+    def unpacked(self) -> Self:
+        """Return the same."""
+        return self
+
+    def rows(self, index: slice | torch.Tensor) -> Self:
+        """Return some outputs."""
+        return self.changed(lambda tensor, _: tensor[index])
+
+    def changed(self, change: Callable[[torch.Tensor, str], torch.Tensor]) -> Self:
+        """Return the same with other outputs. 8 bit floats are bytes meanwhile: PyTorch does not index, join or fill them.
+
+        Args:
+            change: Returns the new tensor for one that has a row for each output, and its name.
+        """
+        made = {name: change(self.bytes_of(name), name).view(getattr(self, name).dtype) for name in self.BY_OUTPUT}
+        return attrs.evolve(self, **made)  # type: ignore[misc] # every form is a class of attrs
+
+    def bytes_of(self, name: str) -> torch.Tensor:
+        """Return a tensor by its name, 8 bit floats as bytes."""
+        tensor: torch.Tensor = getattr(self, name)
+        return tensor.view(torch.uint8) if tensor.dtype in FLOAT8 else tensor
+
+
+@attrs.frozen(eq=False)
+class FloatWeight(UnpackedWeight):
+    """Floats as stored.
+
+    Attributes:
+        values: float32, bfloat16 or float16 ``[N, K]``.
+    """
+
+    BY_OUTPUT = ("values",)
+    values: torch.Tensor
 
     @property
     def form(self) -> str:
@@ -88,17 +128,13 @@ class FloatWeight(HeldWeight):
         """Return float32 ``[N, K]``."""
         return self.values.float()
 
-    def rows(self, index: slice | torch.Tensor) -> FloatWeight:
-        """Return some outputs."""
-        return FloatWeight(self.values[index])
-
     def columns(self, index: slice) -> FloatWeight:
         """Return a range of inputs."""
         return FloatWeight(self.values[:, index])
 
 
 @attrs.frozen(eq=False)
-class Float8Weight(HeldWeight):
+class Float8Weight(UnpackedWeight):
     """Floats of 8 bits with a scale for each group of inputs: ``weight = scale · value``.
 
     Attributes:
@@ -108,11 +144,6 @@ class Float8Weight(HeldWeight):
 
     values: torch.Tensor
     scales: torch.Tensor
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """N and K."""
-        return self.values.shape[0], self.values.shape[1]
 
     @property
     def group(self) -> int:
@@ -130,11 +161,6 @@ class Float8Weight(HeldWeight):
         grouped = self.values.float().reshape(len(self.values), -1, self.group)
         return (grouped * self.scales[..., None]).flatten(1)
 
-    def rows(self, index: slice | torch.Tensor) -> Float8Weight:
-        """Return some outputs."""
-        values = self.values.view(torch.uint8)[index].view(self.values.dtype)  # not all indexing is there for float8
-        return Float8Weight(values, self.scales[index])
-
     def columns(self, index: slice) -> HeldWeight:
         """Return a range of inputs. Where a group is cut, all groups become smaller, or floats if they would be smaller than 16."""
         cut = _cut(index, self.shape[1], self.group)
@@ -145,7 +171,7 @@ class Float8Weight(HeldWeight):
 
 
 @attrs.frozen(eq=False)
-class ChannelWeight(HeldWeight):
+class ChannelWeight(UnpackedWeight):
     """int8 with one scale for each output: ``weight = scale · value``.
 
     Attributes:
@@ -157,11 +183,6 @@ class ChannelWeight(HeldWeight):
     scales: torch.Tensor
 
     @property
-    def shape(self) -> tuple[int, int]:
-        """N and K."""
-        return self.values.shape[0], self.values.shape[1]
-
-    @property
     def form(self) -> str:
         """The form in words."""
         return "int8"
@@ -169,10 +190,6 @@ class ChannelWeight(HeldWeight):
     def dequantised(self) -> torch.Tensor:
         """Return float32 ``[N, K]``."""
         return self.values.float() * self.scales[:, None]
-
-    def rows(self, index: slice | torch.Tensor) -> ChannelWeight:
-        """Return some outputs."""
-        return ChannelWeight(self.values[index], self.scales[index])
 
     def columns(self, index: slice) -> ChannelWeight:
         """Return a range of inputs, with the scales of all."""
@@ -202,13 +219,9 @@ class IntegerGroups(HeldWeight):
         """The form in words."""
         return form_of(self.bits, self.group, has_levels=self.levels is not None, has_order=self.order is not None)
 
-    @abstractmethod
-    def unpacked(self) -> GroupedWeight:
-        """Return the values, a byte each, in memory."""
-
 
 @attrs.frozen(eq=False)
-class GroupedWeight(IntegerGroups):
+class GroupedWeight(UnpackedWeight, IntegerGroups):
     """Unsigned integers with a scale and a minimum for each group of inputs: ``weight = scale · value + minimum``.
 
     With a table ``weight = scale · levels[value] + minimum``; with an order ``weight[n, order[k]]`` is made of ``value[n, k]``.
@@ -218,10 +231,11 @@ class GroupedWeight(IntegerGroups):
         scales: float32 ``[N, K / G]``.
         minimums: float32 ``[N, K / G]``.
         bits: 4 or 8, of a value as it is packed.
-        levels: As of :class:`IntegerGroups`.
-        order: As of :class:`IntegerGroups`.
+        levels: See :class:`IntegerGroups`, like ``order``.
+        order: See ``levels``.
     """
 
+    BY_OUTPUT = ("values", "scales", "minimums")
     values: torch.Tensor
     scales: torch.Tensor
     minimums: torch.Tensor
@@ -230,18 +244,9 @@ class GroupedWeight(IntegerGroups):
     order: torch.Tensor | None = None
 
     @property
-    def shape(self) -> tuple[int, int]:
-        """N and K."""
-        return self.values.shape[0], self.values.shape[1]
-
-    @property
     def group(self) -> int:
         """G."""
         return self.values.shape[1] // self.scales.shape[1]
-
-    def unpacked(self) -> GroupedWeight:
-        """Return the same."""
-        return self
 
     def dequantised(self) -> torch.Tensor:
         """Return float32 ``[N, K]``."""
@@ -249,10 +254,6 @@ class GroupedWeight(IntegerGroups):
         grouped = values.float().reshape(len(values), -1, self.group)
         columns = (grouped * self.scales[..., None] + self.minimums[..., None]).flatten(1)
         return columns if self.order is None else torch.empty_like(columns).index_copy_(1, self.order, columns)
-
-    def rows(self, index: slice | torch.Tensor) -> GroupedWeight:
-        """Return some outputs."""
-        return attrs.evolve(self, values=self.values[index], scales=self.scales[index], minimums=self.minimums[index])
 
     def columns(self, index: slice) -> HeldWeight:
         """Return a range of inputs. Where a group is cut, all groups become smaller, or floats if they would be smaller than 16."""
@@ -269,7 +270,7 @@ def form_of(bits: int, group: int, *, has_levels: bool, has_order: bool) -> str:
     """Return the form of integers in groups in words, such as ``int4 in groups of 32``. Pure.
 
     Args:
-        bits: Of a value.
+        bits: Size of a value.
         group: Inputs that share a scale.
         has_levels: Values are places in a table.
         has_order: Groups are of inputs that lie apart.
@@ -291,43 +292,21 @@ def side_by_side(weights: Sequence[HeldWeight]) -> HeldWeight:
     """Return matrices with the same inputs as one, their outputs one after the other; as float32 where their forms differ. Pure."""
     if len(weights) == 1:
         return weights[0]
-    plain = [one.unpacked() if isinstance(one, IntegerGroups) else one for one in weights]
-    first = plain[0]
-    if not all(_is_alike(first, one) for one in plain):
+    plain = [one.unpacked() for one in weights]
+    if not all(_is_alike(plain[0], one) for one in plain):
         return FloatWeight(torch.cat([one.dequantised() for one in plain]))
-    if isinstance(first, Float8Weight):
-        values = torch.cat([_field(one, "values").view(torch.uint8) for one in plain])
-        return Float8Weight(values.view(first.values.dtype), torch.cat([_field(one, "scales") for one in plain]))
-    return _changed(first, lambda name: torch.cat([_field(one, name) for one in plain]))
+    return plain[0].changed(lambda _, name: torch.cat([one.bytes_of(name) for one in plain]))
 
 
 def with_zeros(weight: HeldWeight, missing: int) -> HeldWeight:
     """Return a copy of a matrix with some more outputs, all of them 0. Pure."""
 
-    def copied(tensor: torch.Tensor) -> torch.Tensor:
+    def copied(tensor: torch.Tensor, _: str) -> torch.Tensor:
         made = tensor.new_zeros((len(tensor) + missing, *tensor.shape[1:]))
         made[: len(tensor)] = tensor
         return made
 
-    if isinstance(weight, IntegerGroups):
-        weight = weight.unpacked()
-    if isinstance(weight, Float8Weight):
-        return Float8Weight(copied(weight.values.view(torch.uint8)).view(weight.values.dtype), copied(weight.scales))
-    return _changed(weight, lambda name: copied(_field(weight, name)))
-
-
-_BY_OUTPUT: Final = ("values", "scales", "minimums")
-"""Fields of a matrix that have a row for each output."""
-
-
-def _changed(weight: HeldWeight, make: Callable[[str], torch.Tensor]) -> HeldWeight:
-    """Return a matrix with others in the place of the tensors that have a row for each output."""
-    return attrs.evolve(weight, **{name: make(name) for name in _BY_OUTPUT if hasattr(weight, name)})  # type: ignore[misc]
-
-
-def _field(weight: HeldWeight, name: str) -> torch.Tensor:
-    tensor: torch.Tensor = getattr(weight, name)
-    return tensor
+    return weight.unpacked().changed(copied)
 
 
 def _is_alike(one: HeldWeight, other: HeldWeight) -> bool:

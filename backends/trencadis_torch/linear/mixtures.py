@@ -67,7 +67,7 @@ def packed_experts(
         seen: A call of theirs: rows, experts and weights.
         hold: Gives a matrix the form in which it is held.
         native: The library.
-        agree: Whether two tensors are one but for rounding.
+        agree: Whether two tensors differ by rounding alone.
         activation_of: Names the activation of a module without weights.
     """
     x, *routes = (one[:TRIED] for one in _experts_call(seen))
@@ -140,7 +140,7 @@ def read_mixture(
         seen: A call of it.
         hold: Gives a matrix the form in which it is held.
         native: The library.
-        agree: Whether two tensors are one but for rounding.
+        agree: Whether two tensors differ by rounding alone.
         activation_of: Names the activation of a module without weights.
     """
     x = seen.args[0] if seen.args else seen.options["hidden_states"]

@@ -95,7 +95,7 @@ class Packed(NamedTuple):
 
     Attributes:
         weights: Panels, uint8.
-        scales: float32 ``[N]``, padded to whole panels: what outputs are multiplied by in the end; None for floats of 16 and 32 bits.
+        scales: float32 ``[N]``, padded to whole panels: factors of the outputs; None for floats of 16 and 32 bits.
         bias: float32 ``[N]``, or None.
         levels: The table of ``levels4``, uint8 ``[16]``; else None.
         order: Input of each column, int32 ``[K]``, where groups of integers are of inputs that lie apart; else None.
@@ -335,7 +335,7 @@ class Native:
 
         Args:
             logits: float32 ``[M, E]``.
-            mixture: Of which E and C, and the way of choosing, are read.
+            mixture: E, C and the way of choosing are read; its matrices are not.
         """
         scores = logits.clone(memory_format=torch.contiguous_format)
         experts = torch.empty(len(scores), mixture.num_chosen, dtype=torch.int64)
@@ -349,9 +349,9 @@ class Native:
 
         Args:
             x: float32 ``[M, H]``.
-            experts: Of each row, int64 ``[M, C]``.
-            weights: Theirs, float32 ``[M, C]``.
-            mixture: Of which matrices and sizes are read.
+            experts: Experts of each row, int64 ``[M, C]``.
+            weights: Weights of these experts, float32 ``[M, C]``.
+            mixture: Matrices and sizes are read; its way of choosing is not.
 
         Raises:
             IndexError: There is no such expert.

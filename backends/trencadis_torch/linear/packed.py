@@ -4,8 +4,8 @@
                                       └▶ BlockedLinear  float32, by oneDNN through torch, where there is no compiler: low bits may depend
                                                         on how many rows there are
 
-Floats of any width are multiplied in float32. Where weights are integers, rows are rounded to int8 with a scale for each group of inputs, and the sums
-of a group are exact.
+Floats of any width are multiplied in float32. Where weights are integers, rows are rounded to int8 with a scale for each group of inputs,
+and the sums of a group are exact.
 
 Shapes: N outputs, K inputs, G inputs of one group.
 """
@@ -296,10 +296,10 @@ def _of_one_order(weights: Sequence[HeldWeight], most_apart: int) -> Sequence[He
 
 
 class _Grouping(NamedTuple):
-    """What integers of layers side by side have in common.
+    """Form that integers of several layers share.
 
     Attributes:
-        bits: Of a value as it is packed.
+        bits: Size of a value as it is packed.
         group: Inputs that share a scale.
         levels: Table in which values are places, or None.
         order: Input of each column, or None.
@@ -312,7 +312,7 @@ class _Grouping(NamedTuple):
 
     @property
     def form(self) -> str:
-        """It in words."""
+        """The form in words."""
         return form_of(self.bits, self.group, has_levels=self.levels is not None, has_order=self.order is not None)
 
 
@@ -334,8 +334,9 @@ def _in_groups(weight: HeldWeight, common: _Grouping) -> GroupedWeight:
         scales = weight.scales[:, None]
         found = GroupedWeight(weight.values.view(torch.uint8) ^ 128, scales, -128 * scales, 8)
     else:
-        assert isinstance(weight, IntegerGroups), "floats are packed as such"
-        found = weight.unpacked()
+        unpacked = weight.unpacked()
+        assert isinstance(unpacked, GroupedWeight), "floats are packed as such"
+        found = unpacked
     times = found.group // common.group
     scales, minimums = (one.repeat_interleave(times, 1) for one in (found.scales, found.minimums))
     values = found.values
@@ -352,7 +353,7 @@ def _check_group(group: int) -> None:
 def _pack_groups(
     weights: Sequence[HeldWeight], common: _Grouping, bias: torch.Tensor | None, native: Native
 ) -> PackedLinear:
-    """Pack some outputs at a time, twice unpacked where they are stored: what they have in common decides how."""
+    """Pack some outputs at a time. Matrices in blocks are unpacked twice: for what all have in common, and to be packed."""
     num_inputs = weights[0].shape[1]
     step = max(1, PIECE // (num_inputs * native.panel)) * native.panel
 

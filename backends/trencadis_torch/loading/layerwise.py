@@ -28,7 +28,7 @@ from trencadis.faults import as_words
 from trencadis_torch.attention.adapter import switch
 from trencadis_torch.cache.kv_cache import AttentionLayer
 from trencadis_torch.linear.formats.source import WeightSource
-from trencadis_torch.linear.held import FloatWeight, HeldWeight, IntegerGroups, StackedWeight
+from trencadis_torch.linear.held import FloatWeight, HeldWeight, StackedWeight
 from trencadis_torch.linear.holding import AS_STORED, FLOAT32, Holding
 from trencadis_torch.linear.mixtures import is_experts
 from trencadis_torch.linear.native import Native
@@ -546,7 +546,7 @@ class _Loading:
 
     def _hold(self, place: _Place, weight: HeldWeight) -> None:
         """Let linear layers compute with a weight as it is held; they have no other. A small one is unpacked once for all."""
-        if isinstance(weight, IntegerGroups) and weight.shape[0] * weight.shape[1] <= _UNPACKED:
+        if weight.shape[0] * weight.shape[1] <= _UNPACKED:
             weight = weight.unpacked()
         for module, _ in place.owners:
             assert isinstance(module, nn.Linear), "a place of linear layers"

@@ -119,8 +119,8 @@ def run_experts_one_by_one(model: Any, sharding: Sharding, dtype: torch.dtype) -
 
     Args:
         model: The share.
-        sharding: What was divided how.
-        dtype: Of the experts' weights.
+        sharding: How the model was divided.
+        dtype: Data type of the experts' weights.
     """
     if any(width * dtype.itemsize % ALIGNMENT for width in sharding.expert_widths):
         model.set_experts_implementation("eager")

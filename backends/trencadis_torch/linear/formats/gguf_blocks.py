@@ -61,12 +61,12 @@ class GroupedForm:
 
 @attrs.frozen(eq=False)
 class BlocksWeight(IntegerGroups):
-    """A matrix as it is stored: what is asked for is unpacked, some outputs of a large one at a time.
+    """A matrix as it is stored, in blocks. A large one is unpacked some outputs at a time.
 
     Attributes:
         raw: Rows as stored, uint8 ``[N, bytes]``.
         kind: One of :data:`FORMS`.
-        let_go: As of :func:`unpacked`.
+        let_go: Takes pages of the file that were read out of this process's memory.
     """
 
     raw: torch.Tensor
@@ -80,7 +80,7 @@ class BlocksWeight(IntegerGroups):
 
     @property
     def levels(self) -> torch.Tensor | None:  # type: ignore[override]
-        """As of the kind."""
+        """Table of the kind; None: its values are integers."""
         return FORMS[self.kind.name].table
 
     @property

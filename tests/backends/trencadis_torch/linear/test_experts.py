@@ -11,7 +11,7 @@ from support.backends.one_call import errors_in_one_call
 from trencadis import LLM, SamplingParams
 from trencadis_torch.linear.decoder import decoder_of
 from trencadis_torch.linear.experts import LIMITED, Activated, LooseExperts, Routing, Score
-from trencadis_torch.linear.held import ChannelWeight, FloatWeight, GroupedWeight, StackedWeight, side_by_side
+from trencadis_torch.linear.held import StackedWeight, side_by_side
 from trencadis_torch.linear.native import ACTIVATIONS, Mixture, native
 
 pytestmark = pytest.mark.skipif(native() is None, reason="there is no C++ compiler on this machine")
@@ -72,15 +72,23 @@ def test_packed_experts_give_what_experts_one_by_one_give(options, num_rows):
     assert (found - expected).abs().max() < 1e-5 * expected.abs().max()
 
 
-@pytest.mark.parametrize("form", ["int8", "int4", "int4-minimums-16", "int8-minimums-32"])
-def test_experts_of_integers_differ_by_the_rounding_of_rows_alone(form):
-    experts, x = loose(form), random(20, HIDDEN, seed=3)
-    expected = experts(x, *routes(20))
-    packed = experts.packed(lambda one: one)
-    assert packed.gates.form.startswith(form[:4])
-    found = packed(x, *routes(20))
+def assert_near(experts, packed):
+    """Rows are rounded to 8 bits."""
+    x = random(20, HIDDEN, seed=3)
+    found, expected = packed(x, *routes(20)), experts(x, *routes(20))
     assert (found - expected).abs().max() < 0.03 * expected.abs().max()
-    assert not torch.equal(found, expected)
+
+
+ROUNDING = ("int8", "int4", "int4-minimums-16", "int8-minimums-32", "levels4-32", "int4-scattered-32", "e4m3-32")
+
+
+@pytest.mark.representatives(len(ROUNDING))
+@pytest.mark.parametrize("form", ROUNDING)
+def test_experts_keep_their_form_and_differ_by_the_rounding_of_rows_alone(form):
+    experts = loose(form)
+    packed = experts.packed(lambda matrix: matrix)
+    assert packed.gates.form == packed.values.form == experts.up.matrices[0].form
+    assert_near(experts, packed)
 
 
 @pytest.mark.parametrize("form", ["float32", "bfloat16", "int4"])
@@ -131,17 +139,19 @@ def test_logits_that_are_no_numbers_choose_experts_that_there_are():
     assert weights.isnan().all()
 
 
-def test_matrices_of_one_form_stay_in_it_side_by_side():
-    one, other = random(8, 32, seed=1), random(4, 32, seed=2)
-    kinds = {"bfloat16": FloatWeight, "int8": ChannelWeight, "int4": GroupedWeight}
-    for form, kind in kinds.items():
-        parts = [FORMS[form](one), FORMS[form](other)]
-        made = side_by_side(parts)
-        assert isinstance(made, kind)
-        assert made.form == parts[0].form
-        assert torch.equal(made.dequantised(), torch.cat([part.dequantised() for part in parts]))
-    mixed = side_by_side([FORMS["int8"](one), FORMS["bfloat16"](other)])
-    assert mixed.form == "float32"
+@pytest.mark.parametrize("form", sorted(FORMS))
+def test_matrices_side_by_side_keep_their_form(form):
+    one, other = (FORMS[form](random(6, 64, seed=seed)) for seed in (1, 2))
+    both = side_by_side([one, other])
+    assert both.form == one.form
+    assert torch.equal(both.dequantised(), torch.cat([one.dequantised(), other.dequantised()]))
+
+
+def test_matrices_of_different_forms_become_floats_side_by_side():
+    one, other = FORMS["int8"](random(8, 32, seed=1)), FORMS["bfloat16"](random(4, 32, seed=2))
+    both = side_by_side([one, other])
+    assert both.form == "float32"
+    assert torch.equal(both.dequantised(), torch.cat([one.dequantised(), other.dequantised()]))
 
 
 PUBLISHED = {
@@ -203,37 +213,13 @@ def held(path, caplog, **backend):
         return list(llm.generate([tiny_models.prompt(20)], asked)[0].outputs[0].token_ids), caplog.text
 
 
-def assert_like_loose(experts, packed):
-    """Rows are rounded to 8 bits."""
-    x = random(9, HIDDEN, seed=60)
-    found, expected = packed(x, *routes(9)), experts(x, *routes(9))
-    assert float((found - expected).abs().max()) < 0.03 * float(expected.abs().max())
-
-
-@pytest.mark.representatives(3)
-@pytest.mark.parametrize("form", ["levels4-32", "e4m3-32", "int4-scattered-32"])
-def test_experts_keep_tables_orders_and_8_bit_floats(form):
-    experts = loose(form)
-    packed = experts.packed(lambda matrix: matrix)
-    assert packed.gates.form == FORMS[form](random(2 * INNER, HIDDEN)).form
-    assert_like_loose(experts, packed)
-
-
 def test_gates_and_values_for_which_rows_are_rounded_differently_become_floats():
     experts = loose("int8-minimums-32")
     for matrix in experts.up.matrices:
         matrix.minimums[experts.gates] = -128 * matrix.scales[experts.gates]
     packed = experts.packed(lambda matrix: matrix)
     assert packed.gates.form == packed.values.form == "float32"
-    assert_like_loose(experts, packed)
-
-
-@pytest.mark.parametrize("form", sorted(FORMS))
-def test_matrices_side_by_side_keep_their_form(form):
-    one, other = (FORMS[form](random(6, 64, seed=seed)) for seed in (1, 2))
-    both = side_by_side([one, other])
-    assert both.form == one.form
-    assert torch.equal(both.dequantised(), torch.cat([one.dequantised(), other.dequantised()]))
+    assert_near(experts, packed)
 
 
 @pytest.mark.parametrize("kind", ["mixtral", "gpt_oss"])
