@@ -60,7 +60,7 @@ from trencadis_torch.embedder import DecoderEmbedder, Embedder
 from trencadis_torch.graphs.mode import choose_mode
 from trencadis_torch.linear import native as native_linear
 from trencadis_torch.linear import native_decoder
-from trencadis_torch.linear.decoder import how_it_runs
+from trencadis_torch.linear.decoder import how_it_runs, original_of
 from trencadis_torch.linear.formats.choose import open_source
 from trencadis_torch.linear.formats.source import WeightSource
 from trencadis_torch.linear.holding import AS_STORED, FLOAT32, Holding
@@ -85,6 +85,8 @@ from trencadis_torch.loading.self_check import ModelCheck, check_graph
 from trencadis_torch.native_build import Source, limit_instructions, prepare
 from trencadis_torch.parallel.support import ONLY_EMBEDS
 from trencadis_torch.pending import StepTimer, TorchStep
+from trencadis_torch.remembered.model import key_of, recall, remember
+from trencadis_torch.remembered.store import ModelStore
 from trencadis_torch.rows import Rows
 from trencadis_torch.runner import PassRunner
 from trencadis_torch.verify import MatchingPrefix
@@ -129,6 +131,7 @@ class TorchBackend(Backend):
         self._model: Any = None
         self._held = ""
         self._layers: tuple[AttentionLayer, ...] = ()
+        self._own_layers: tuple[AttentionLayer, ...] = ()
         self._kernel: PagedKernel | None = None
         self._replacement: Replacement | None = None
         self._may_replace = True
@@ -187,15 +190,11 @@ class TorchBackend(Backend):
         self._sampler = sampler
         phases = Phases(SystemClock(), "imports")
         with self._on_device(), self._together():
-            files = find_model(source)
             if self._quantises:
                 check_quantization(self._config.quantization, self._device, source.dtype)
-            if is_encoder(files.config):
-                self._refuse_shares(files)
-                self._embedder, self._facts = load_encoder(files, self._device, check=self._config.check_model)
-                self._set_threads(self._facts.num_parameters)
-            else:
-                self._load_decoder(files, phases)
+            key = key_of(source, self._config) if self._may_remember else ""
+            if not (key and self._recall(key, source, phases)):
+                self._load(source, key, phases)
         logger.info("Loading took %s.", phases.end())
         logger.info(
             "%s: %.1f M parameters, %s, on %s.",
@@ -205,6 +204,55 @@ class TorchBackend(Backend):
             self._device,
         )
         return self._facts
+
+    def _load(self, source: ModelSource, key: str, phases: Phases) -> None:
+        """Load a model from its files, and remember it under a key unless that is empty."""
+        files = find_model(source)
+        if is_encoder(files.config):
+            self._refuse_shares(files)
+            self._embedder, self._facts = load_encoder(files, self._device, check=self._config.check_model)
+            self._set_threads(self._facts.num_parameters)
+            return
+        self._load_decoder(files, phases)
+        if key:
+            phases.begin("remembering")
+            self._remember(key)
+
+    @property
+    def _may_remember(self) -> bool:
+        return self._device.type == "cpu" and self._share is None and not self._mode.compiles
+
+    def _recall(self, key: str, source: ModelSource, phases: Phases) -> bool:
+        """Take a model that was proven before, with its packed weights; returns whether there is one."""
+        self._prepare_kernels(
+            [Source(native_linear.SOURCE), Source(native_decoder.SOURCE), *self._usual_attention()], phases
+        )
+        phases.begin("weights")
+        model = recall(ModelStore(), key, source, self._config)
+        phases.note_cache(found=model is not None)
+        if model is None:
+            return False
+        self._model, self._replacement, self._facts = model, model.replacement, model.facts
+        self._set_threads(self._facts.num_parameters)
+        self._prepare_kernels(self._kernels_for(model.layers), phases)
+        self._kernel = self._chosen_kernel(model.layers, model.num_heads)
+        self._pooling_config = read_pooling_config(model.files, default_pooling="last", device=self._device)
+        logger.info("%s: %s; remembered.", source.path, self._facts.description)
+        return True
+
+    def _remember(self, key: str) -> None:
+        """Keep a model for later starts, if it is one that can be."""
+        why = remember(
+            ModelStore(),
+            key,
+            self._model,
+            layers=self._own_layers,
+            facts=self._facts,
+            replacement=self._replacement,
+            num_heads=_num_heads(self._model),
+        )
+        if why:
+            logger.info("%s is not remembered: %s.", self._facts.architecture, why)
 
     def _load_decoder(self, files: ModelFiles, phases: Phases) -> None:
         """Load a decoder, packed if that is proven to compute the same; else once more, as transformers made it."""
@@ -217,7 +265,7 @@ class TorchBackend(Backend):
 
     def _load_checked(self, files: ModelFiles, phases: Phases) -> str:
         """Load a decoder and check it; returns why it has to be loaded again without packed layers, or an empty string."""
-        pooling_config = read_pooling_config(files, default_pooling="last", device=self._device)
+        self._pooling_config = read_pooling_config(files, default_pooling="last", device=self._device)
         check_architecture(files.config)
         phases.begin("weights")
         loaded = self._load_layerwise(files, phases)
@@ -244,11 +292,14 @@ class TorchBackend(Backend):
             return str(error)
         adapter.switch(model, adapter.PAGED)
         self._facts = attrs.evolve(self._facts, description=f"{self._held}; runs {how_it_runs(model)}")
-        embedder = DecoderEmbedder(model.base_model, pooling_config, layers)
         if model.base_model is not model:
-            self._embedder = embedder
-            self._facts = attrs.evolve(self._facts, embedding_size=embedder.embed([np.zeros(1, np.int32)]).shape[1])
+            self._embedder = self._decoder_embedder()
+            size = self._embedder.embed([np.zeros(1, np.int32)]).shape[1]
+            self._facts = attrs.evolve(self._facts, embedding_size=size)
         return ""
+
+    def _decoder_embedder(self) -> Embedder:
+        return DecoderEmbedder(original_of(self._model).base_model, self._pooling_config, self._own_layers)
 
     def _load_layerwise(self, files: ModelFiles, phases: Phases) -> LoadedDecoder | None:
         """Load a decoder layer by layer; None: transformers has to load it whole, as the log says."""
@@ -344,15 +395,7 @@ class TorchBackend(Backend):
             num_parameters: Before it was packed; None: it is not.
         """
         share = self._share
-        self._kernel = choose_kernel(
-            self._config.attention,
-            device=self._device,
-            layout=self._config.layout,
-            layers=layers,
-            stored=self._layers,
-            num_heads=_num_heads(model) if share is None else share.num_heads,
-            in_graphs=self._mode.compiles,
-        )
+        self._kernel = self._chosen_kernel(layers, _num_heads(model) if share is None else share.num_heads)
         self._facts = attrs.evolve(model_facts(model, self._layers), fingerprint=fingerprint(files))
         if share is not None:
             self._facts = attrs.evolve(self._facts, num_parameters=share.num_parameters)
@@ -361,6 +404,17 @@ class TorchBackend(Backend):
             self._set_threads(self._facts.num_parameters)
         else:
             self._facts = attrs.evolve(self._facts, num_parameters=num_parameters)
+
+    def _chosen_kernel(self, layers: tuple[AttentionLayer, ...], num_heads: int) -> PagedKernel | None:
+        return choose_kernel(
+            self._config.attention,
+            device=self._device,
+            layout=self._config.layout,
+            layers=layers,
+            stored=self._layers,
+            num_heads=num_heads,
+            in_graphs=self._mode.compiles,
+        )
 
     def _make_check(
         self, model: Any, layers: tuple[AttentionLayer, ...], expected: list[torch.Tensor] | None
@@ -402,6 +456,7 @@ class TorchBackend(Backend):
 
     def _kernels_for(self, layers: tuple[AttentionLayer, ...]) -> list[Source]:
         """Return the kernels that a model needs; chooses what its cache holds."""
+        self._own_layers = layers
         self._layers = stored_layers(layers, self._config.kv_dtype)
         sources = []
         layout = "ragged" if self._mode.compiles else self._config.layout
@@ -669,6 +724,8 @@ class TorchBackend(Backend):
 
     def embed(self, token_ids: Sequence[Int32Array]) -> Float32Array:
         """Embed whole texts in one forward; a decoder's KV cache is not touched."""
+        if self._embedder is None and self._own_layers and self._facts.embedding_size:
+            self._embedder = self._decoder_embedder()
         if self._embedder is None:
             raise BackendError(f"{type(self).__name__} does not embed.")
         with self._on_device(), self._together():

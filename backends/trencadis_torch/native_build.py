@@ -40,12 +40,14 @@ __all__ = [
     "PREBUILT",
     "Source",
     "cache_directory",
+    "cpu_key",
     "find_compiler",
     "instructions",
     "limit_instructions",
     "load_library",
     "openmp_runtime",
     "prepare",
+    "why_unsafe",
     "writable_directory",
 ]
 
@@ -201,7 +203,7 @@ def _load_built(
     name = f"{source.file.stem}-{_key(source, texts, compiler, chosen, runtime)}.so"
     asked = directory or cache_directory()
     # One that may be read is good enough, such as that of an image.
-    library = None if _why_unsafe(asked) else _load(asked / name, runtime)
+    library = None if why_unsafe(asked) else _load(asked / name, runtime)
     if library is None:
         file = writable_directory(asked) / name
         library = _load(file, runtime)
@@ -257,6 +259,12 @@ def _version(compiler: str) -> str:
     return str(path)
 
 
+def cpu_key() -> str:
+    """Return a key of the CPU, by which packed weights differ: its instruction set here, or all that it has, if that is none of these."""
+    chosen = instructions()
+    return _cpu() if chosen is None else chosen.name
+
+
 def _cpu() -> str:
     """Return a key of a CPU whose instructions are in none of the sets."""
     return f"{platform.machine()} {' '.join(sorted(_flags()))} {platform.processor()}"
@@ -293,10 +301,10 @@ def _why_unusable(directory: Path) -> str:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
         return f"cannot be made ({error.strerror})"
-    return _why_unsafe(directory) or ("" if os.access(directory, os.W_OK | os.X_OK) else "cannot be written to")
+    return why_unsafe(directory) or ("" if os.access(directory, os.W_OK | os.X_OK) else "cannot be written to")
 
 
-def _why_unsafe(directory: Path) -> str:
+def why_unsafe(directory: Path) -> str:
     """Return why files in a directory must not be executed: another user may have put them there. Empty: they may.
 
     Directories above count as well: who may rename what is in them decides what lies here.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -23,7 +24,7 @@ from trencadis_torch.attention.trees import DraftTrees
 from trencadis_torch.cache.kv_cache import PagedKVCache
 from trencadis_torch.device import to_device
 from trencadis_torch.inputs import ModelInputs, padded_inputs, ragged_inputs
-from trencadis_torch.linear.decoder import decoder_of
+from trencadis_torch.linear.decoder import decoder_of, original_of
 from trencadis_torch.linear.decoder_pass import DecoderPasses
 from trencadis_torch.parallel.tokens import TokenExchange
 from trencadis_torch.prompt_logprobs import PromptLogprobs, PromptPlan, score_prompt
@@ -106,6 +107,16 @@ def _plain_forward(model: Any) -> Forward:
     return forward
 
 
+def _later_forward(model: Any) -> Forward:
+    """Return the forward of a model that is made when it is needed."""
+    made = functools.cache(lambda: _plain_forward(original_of(model)))
+
+    def forward(*inputs: Any) -> torch.Tensor:
+        return made()(*inputs)
+
+    return forward
+
+
 class PassRunner:
     """A model with rows and a cache, one pass at a time.
 
@@ -130,7 +141,7 @@ class PassRunner:
         workspace: Workspace,
         wrap: Callable[[Forward], Forward] | None = None,
     ) -> None:
-        plain = _plain_forward(model)
+        plain = _later_forward(model) if hasattr(model, "original") else _plain_forward(model)
         self._forward = plain if wrap is None else wrap(plain)
         self._rows = rows
         self._cache = cache

@@ -33,6 +33,7 @@ from trencadis_torch.blend.reposition import Angles, Pairs, Rotary, rotate, unro
 from trencadis_torch.cache.kv_cache import AttentionLayer, PagedKVCache
 from trencadis_torch.cache.storage import decode
 from trencadis_torch.device import to_device
+from trencadis_torch.linear.decoder import original_of
 
 __all__ = ["Blender", "make_blender", "shares", "check_layers", "pairs_of_layers"]
 
@@ -54,6 +55,7 @@ def make_blender(model: Any, cache: PagedKVCache) -> Blender:
         raise BackendError(
             "Keys held as int8 cannot be moved to other positions.", hint="Choose another [backend.torch] kv_dtype."
         )
+    model = original_of(model)
     walk = PartialForward(model)
     check_layers(model, walk, cache.layers)
     rotary = Rotary(model)

@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from trencadis_torch.attention.options import ARGUMENTS, AttentionOptions
+from trencadis_torch.linear.angles import Angles, ModuleAngles, simplified
 from trencadis_torch.linear.experts import FusedMixture
 from trencadis_torch.linear.fused import FusedMLP, FusedNorm, RotaryAttention
 from trencadis_torch.linear.heads import Heads, in_order
@@ -40,7 +41,7 @@ from trencadis_torch.linear.structure import (
 )
 from trencadis_torch.linear.watch import POSITIONS
 
-__all__ = ["Angles", "FusedDecoder", "LayerAttention", "attach", "decoder_of", "how_it_runs", "read_decoder"]
+__all__ = ["FusedDecoder", "LayerAttention", "attach", "decoder_of", "how_it_runs", "original_of", "read_decoder"]
 
 logger = logging.getLogger("trencadis.torch")
 
@@ -48,44 +49,6 @@ _NORMS: Final = ("attention_norm", "attended_norm", "mlp_norm", "projected_norm"
 _KNOWN_ARGUMENTS: Final = {"dropout", "sliding_window", *ARGUMENTS}
 _MOVING_ANGLES: Final = ("dynamic", "longrope")
 """Positions are turned by other angles once a text is long."""
-
-
-class Angles:
-    """Cosines and sines by position: computed once by the model's own module, for as many positions as were needed so far.
-
-    Args:
-        rotary: The module.
-        arguments: More of its arguments: the kind of layer.
-        spread: As of :class:`Heads`.
-        once: As of :class:`Heads`.
-
-    Attributes:
-        spread: As given.
-        once: As given.
-    """
-
-    def __init__(
-        self, rotary: nn.Module, arguments: tuple[str, ...] = (), *, spread: bool = False, once: bool = False
-    ) -> None:
-        self._rotary = rotary
-        self._arguments = arguments
-        self.spread, self.once = spread, once
-        self.cosines = self.sines = torch.empty(0, 0)
-
-    @torch.no_grad()
-    def reach(self, num_positions: int) -> None:
-        """Have the angles of positions below a number in ``cosines`` and ``sines``, float32 ``[num_positions or more, R]``."""
-        if num_positions <= len(self.cosines):
-            return
-        positions = torch.arange(max(256, 1 << (num_positions - 1).bit_length()))
-        found = in_order(*self.at(positions), spread=self.spread, once=self.once)
-        self.cosines, self.sines = (one.float().contiguous() for one in found)
-
-    @torch.no_grad()
-    def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return cosines and sines as the module gives them, ``[T, R]`` each, of int64 positions ``[T]``."""
-        cosines, sines = self._rotary(torch.empty(1, 1, 1), positions[None], *self._arguments)
-        return cosines[0], sines[0]
 
 
 @attrs.frozen(kw_only=True)
@@ -152,6 +115,11 @@ def decoder_of(model: Any) -> FusedDecoder | None:
     """Return the decoder attached to a model, or None."""
     decoder: FusedDecoder | None = getattr(model, "trencadis_decoder", None)
     return decoder
+
+
+def original_of(model: Any) -> Any:
+    """Return the model of transformers: the one given, or that which it stands for, made now if it was not needed yet."""
+    return getattr(model, "original", lambda: model)()
 
 
 def how_it_runs(model: Any) -> str:
@@ -288,16 +256,21 @@ class _Reader:
         """Return the place of a layer's angles among all; below 0: it has none."""
         if parts.angles is None:
             return -1
-        positions = torch.tensor(POSITIONS)
-        known = [one for one in self._angles if (one.spread, one.once) == (heads.spread, heads.once)]
-        for angles in (*known, *self._possible_angles(heads)):
-            if all(map(torch.equal, angles.at(positions), parts.angles)):
-                if angles not in self._angles:
-                    self._angles.append(angles)
-                return self._angles.index(angles)
+        positions, given = torch.tensor(POSITIONS), in_order(*parts.angles, spread=heads.spread, once=heads.once)
+        for place, angles in enumerate(self._angles):
+            if all(map(torch.equal, angles.source(positions), given)):
+                return place
+        for source in self._possible_angles(heads):
+            if all(map(torch.equal, source(positions), given)):
+                self._angles.append(Angles(simplified(source, self._num_positions())))
+                return len(self._angles) - 1
         raise OtherwiseError("its angles are those of no module that is known")
 
-    def _possible_angles(self, heads: Heads) -> Iterator[Angles]:
+    def _num_positions(self) -> int:
+        config = self._model.config.get_text_config(decoder=True)
+        return int(getattr(config, "max_position_embeddings", 0) or 1 << 15)
+
+    def _possible_angles(self, heads: Heads) -> Iterator[ModuleAngles]:
         """Yield angles of modules that give two tensors of one shape, by the arguments that they may take."""
         kinds = dict.fromkeys(getattr(self._model.config.get_text_config(), "layer_types", None) or ())
         for part in self._model.modules():
@@ -307,9 +280,9 @@ class _Reader:
             moving = {str(one) for one in (ropes.values() if isinstance(ropes, dict) else [ropes])} & {*_MOVING_ANGLES}
             need(not moving, f"its angles are {', '.join(moving)}: other ones once a text is long")
             for arguments in ((), *((kind,) for kind in kinds)):
-                angles = Angles(part, arguments, spread=heads.spread, once=heads.once)
+                angles = ModuleAngles(part, arguments, heads.spread, heads.once)
                 with contextlib.suppress(TypeError, KeyError, AttributeError):
-                    angles.at(torch.tensor(POSITIONS))
+                    angles(torch.tensor(POSITIONS))
                     yield angles
 
     def _attention(self, attention: RotaryAttention) -> LayerAttention:
@@ -335,7 +308,7 @@ class _Reader:
             if embedding.head is not head:
                 table = self._product(embedding.head)
                 self._held.append(table)
-                structure.table, structure.num_embeddings = ctypes.addressof(table), embedding.head.out_features
+                structure.table, structure.num_embeddings = ctypes.pointer(table), embedding.head.out_features
         else:
             weight: Any = getattr(embedding, "weight", None)
             need(isinstance(weight, torch.Tensor) and weight.dtype is torch.float32, "its embeddings are not float32")

@@ -9,7 +9,7 @@ Shapes: T tokens, H query heads, KV key-value heads, D head dimension.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import attrs
 import torch
@@ -157,6 +157,9 @@ class RotaryAttention(nn.Module):
         options: What attention is told besides tensors.
     """
 
+    OF_ORIGINAL: ClassVar = ("config", "_attention_functions")
+    """Attributes that are taken of the original module."""
+
     def __init__(
         self,
         qkv: Callable[..., Any],
@@ -168,12 +171,10 @@ class RotaryAttention(nn.Module):
         heads: Heads,
         native: FusedKernels,
     ) -> None:
-        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
         super().__init__()
         self.qkv = qkv
         self.o_proj = out
-        self.config = original.config
+        self.take_place_of(original)
         self.layer_idx = original.layer_idx
         self.head_dim = heads.head_dim
         self.num_key_value_groups = heads.num_heads // heads.num_kv_heads
@@ -190,6 +191,12 @@ class RotaryAttention(nn.Module):
             self.register_parameter(name, parameter)
         self.heads = attrs.evolve(heads, query_norm=self.query_norm, key_norm=self.key_norm)
         self._native = native
+
+    def take_place_of(self, original: Any) -> None:
+        """Attend as a module of transformers is configured to."""
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+        self.config = original.config
         self._attention_functions = ALL_ATTENTION_FUNCTIONS
 
     def forward(

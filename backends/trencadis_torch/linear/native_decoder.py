@@ -75,7 +75,8 @@ class Decoder(ctypes.Structure):
         ("layers", ctypes.POINTER(Layer)),
         ("head", Product),
         *((name, Norm) for name in ("embedding_norm", "final_norm")),
-        *((name, _AT) for name in ("embeddings", "table")),
+        ("embeddings", _AT),
+        ("table", ctypes.POINTER(Product)),
         *((name, _INT) for name in ("num_layers", "hidden_size", "num_embeddings")),
         ("embedding_scale", _DOUBLE),
     )

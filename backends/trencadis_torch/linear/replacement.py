@@ -48,6 +48,7 @@ __all__ = [
     "fuse_decoder",
     "fuse_modules",
     "kernels_of",
+    "put",
     "replace_modules",
     "rounds_rows",
     "watched_modules",
@@ -179,7 +180,7 @@ class Replacing:
                 self._keep(layer)
             return
         new = self._pack([layer])
-        _put(self._model, name, new)
+        put(self._model, name, new)
         if name != self._shared or not isinstance(new, PackedLinear):
             return
         self.embed_by_rows(lambda: new)
@@ -198,7 +199,7 @@ class Replacing:
         matrix = pack()
         if not isinstance(matrix, PackedLinear):
             return False
-        _put(self._model, name, RowsEmbedding(matrix, scale))
+        put(self._model, name, RowsEmbedding(matrix, scale))
         del embedding.weight
         return True
 
@@ -375,7 +376,7 @@ def _replace(
         return False
     new = replacement_of(old, seen, pack, hold, native, together)
     if new is not None:
-        _put(model, name, new)
+        put(model, name, new)
     return new is not None
 
 
@@ -396,7 +397,8 @@ def _scale_of(embedding: Any) -> float | None:
     return scale if agree(embedding(ids), embedding.weight[ids] * scale) else None
 
 
-def _put(model: Any, name: str, module: nn.Module) -> None:
+def put(model: Any, name: str, module: nn.Module) -> None:
+    """Put a module in the place of a part of a model."""
     parent, _, child = name.rpartition(".")
     setattr(model.get_submodule(parent), child, module)
 

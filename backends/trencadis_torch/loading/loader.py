@@ -31,6 +31,7 @@ __all__ = [
     "load_decoder",
     "load_weights",
     "load_whole",
+    "locate",
     "own_code",
     "read_generation_config",
     "refuse_missing",
@@ -65,7 +66,7 @@ def find_model(source: ModelSource) -> ModelFiles:
     Raises:
         ModelLoadError: Files are missing or cannot be read.
     """
-    name, options = _locate(source)
+    name, options = locate(source)
     return ModelFiles(source=source, name=name, options=options, config=_load_config(name, options, source))
 
 
@@ -125,8 +126,12 @@ def load_weights(files: ModelFiles, device: torch.device, auto_class: Any, *, un
         raise OutOfMemoryError(f"{device} has no room for the weights of {source.path}: {error}") from error
 
 
-def _locate(source: ModelSource) -> tuple[str, dict[str, Any]]:
-    """Return the arguments for transformers: a name and its options."""
+def locate(source: ModelSource) -> tuple[str, dict[str, Any]]:
+    """Return what transformers is to be told of a model: a directory or hub id, and options.
+
+    Raises:
+        ModelLoadError: There are no files where it is said to be.
+    """
     path = Path(source.path)
     if path.suffix == ".gguf":
         if not path.is_file():

@@ -257,6 +257,7 @@ def _source(config: Config) -> ModelSource:
         trust_remote_code=model.trust_remote_code,
         pooling=config.embedding.pooling,
         normalize_embeddings=config.embedding.normalize,
+        remember=config.cache.models == "on",
     )
 
 

@@ -307,7 +307,7 @@ def test_nothing_is_loaded_from_a_directory_or_a_file_of_another_user(source, ke
     assert native_build._load(built, "") is None
     monkeypatch.setattr(native_build.os, "fstat", real)
     monkeypatch.setattr(native_build, "_TRUSTED", frozenset({12345}))
-    assert "belongs to user" in native_build._why_unsafe(kept)
+    assert "belongs to user" in native_build.why_unsafe(kept)
 
 
 @needs_compiler

@@ -8,7 +8,8 @@ from support.backends import tiny_models
 from support.backends.decoder_scene import CPU, Scene, fused_model
 from trencadis_torch.attention import adapter
 from trencadis_torch.attention.choice import choose_kernel
-from trencadis_torch.linear.decoder import Angles, attach, decoder_of, read_decoder
+from trencadis_torch.linear.angles import Angles, Frequencies, ModuleAngles, simplified
+from trencadis_torch.linear.decoder import attach, decoder_of, read_decoder
 from trencadis_torch.linear.native import native
 from trencadis_torch.linear.native_decoder import native_decoder
 from trencadis_torch.linear.replacement import replace_modules
@@ -122,15 +123,34 @@ def test_shared_embeddings_are_read_out_of_the_output_projection():
     assert found.structure.num_embeddings == 131
 
 
-def test_angles_are_those_of_the_models_own_module_however_far_they_were_computed_at_once():
+@pytest.mark.parametrize("as_it_is", [False, True])
+def test_angles_are_those_of_the_models_own_module_however_far_they_were_computed_at_once(as_it_is):
     rotary = tiny_models.make_model("llama").model.rotary_emb
-    angles = Angles(rotary)
+    source = ModuleAngles(rotary, (), spread=False, once=False)
+    angles = Angles(source if as_it_is else simplified(source, 512))
+    assert isinstance(angles.source, ModuleAngles if as_it_is else Frequencies)
     for reach in (3, 256, 257, 700):
         angles.reach(reach)
         assert len(angles.cosines) >= reach
         expected = rotary(torch.empty(1, 1, 1), torch.arange(reach)[None])
         assert torch.equal(angles.cosines[:reach], expected[0][0])
         assert torch.equal(angles.sines[:reach], expected[1][0])
+
+
+def test_angles_that_are_no_multiples_of_the_position_stay_their_modules_own():
+    class Bent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("frequencies", torch.tensor([1.0, 0.1]))
+
+        def forward(self, x, positions):
+            turns = positions[..., None].float().clamp(max=900) * self.frequencies
+            both = torch.cat([turns, turns], -1)
+            return both.cos(), both.sin()
+
+    source = ModuleAngles(Bent(), (), spread=False, once=False)
+    assert simplified(source, 4096) is source
+    assert isinstance(simplified(source, 800), Frequencies)
 
 
 def test_a_model_goes_layer_by_layer_again_when_nothing_is_attached():

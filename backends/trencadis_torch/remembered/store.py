@@ -1,0 +1,160 @@
+"""The user's cache of loaded models: for each key a directory with a description and one file of tensors, which is mapped.
+
+    <cache>/models/<key>/record.json    a digest, then JSON
+    <cache>/models/<key>/tensors        read where it lies, by all processes the same memory
+
+Directories are made aside and renamed, so each is whole. Only what belongs to this user or root, and no other may write to, is read. What
+was used longest ago goes when there is no room.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+import torch
+
+from trencadis_torch.native_build import cache_directory, why_unsafe, writable_directory
+from trencadis_torch.remembered.values import NotPlainError, Place, Reader, Writer
+
+__all__ = ["MAX_BYTES", "ModelStore"]
+
+logger = logging.getLogger("trencadis.torch")
+
+MAX_BYTES: Final = 64 * 2**30
+"""All models together."""
+
+FREE_SHARE: Final = 0.5
+"""Of the disk's free bytes, the most that a model may take."""
+
+_RECORD, _TENSORS = "record.json", "tensors"
+_NEWLINE: Final = b"\n"
+
+
+@attrs.frozen
+class ModelStore:
+    """Models by key.
+
+    Attributes:
+        directory: Where they lie.
+        max_bytes: The most that all of them take.
+    """
+
+    directory: Path = attrs.field(factory=lambda: cache_directory("models"))
+    max_bytes: int = MAX_BYTES
+
+    def read(self, key: str, libraries: Mapping[str, Any]) -> Any:
+        """Return what was written under a key, its tensors in mapped memory; None: nothing whole is there.
+
+        Args:
+            key: Hex digits.
+            libraries: See :class:`~trencadis_torch.remembered.values.Reader`.
+        """
+        place = self.directory / key
+        if not place.is_dir():
+            return None
+        try:
+            reason = why_unsafe(place)
+            if reason:
+                raise NotPlainError(f"{place} {reason}")
+            found = _read(place, libraries)
+        except (OSError, ValueError, KeyError, IndexError, TypeError, RuntimeError, NotPlainError) as error:
+            logger.warning("What is remembered of the model cannot be used, and is made again: %s.", error)
+            shutil.rmtree(place, ignore_errors=True)
+            return None
+        with contextlib.suppress(OSError):
+            os.utime(place)
+        return found
+
+    def write(self, key: str, value: Any, *, tensors: Iterable[torch.Tensor] = ()) -> int:
+        """Write a value under a key; returns the bytes that it takes.
+
+        Args:
+            key: Hex digits.
+            value: Objects of known classes.
+            tensors: That structures of the kernels may point at, beside those of the value.
+
+        Raises:
+            NotPlainError: It cannot be written; nothing is.
+            OSError: The disk does not take it; nothing is written.
+        """
+        writer = Writer()
+        for tensor in tensors:
+            writer.note(tensor)
+        plain = writer.plain(value)
+        directory = writable_directory(self.directory)
+        self._make_room(directory, writer.size)
+        with tempfile.TemporaryDirectory(dir=directory, prefix="making-") as made:
+            room = Path(made) / key
+            room.mkdir(mode=0o700)
+            digest = _write_tensors(room / _TENSORS, writer)
+            places = [attrs.astuple(place) for place in writer.places]
+            text = json.dumps({"tensors": digest, "size": writer.size, "places": places, "value": plain}).encode()
+            _private(room / _RECORD, _digest(text).encode() + _NEWLINE + text)
+            shutil.rmtree(directory / key, ignore_errors=True)
+            with contextlib.suppress(FileExistsError):  # another process was quicker
+                os.rename(room, directory / key)
+        return writer.size
+
+    def _make_room(self, directory: Path, size: int) -> None:
+        """Remove what was used longest ago until there is room.
+
+        Raises:
+            NotPlainError: There cannot be enough.
+        """
+        kept = sorted((place for place in directory.iterdir() if (place / _RECORD).is_file()), key=_last_used)
+        sizes = {place: sum(file.stat().st_size for file in place.iterdir()) for place in kept}
+        while kept and sum(sizes[place] for place in kept) + size > self.max_bytes:
+            shutil.rmtree(kept.pop(0), ignore_errors=True)
+        free = shutil.disk_usage(directory).free
+        if size > self.max_bytes or size > FREE_SHARE * free:
+            raise NotPlainError(f"{size / 2**20:.0f} MiB are too much: {directory} has {free / 2**20:.0f} MiB free")
+
+
+def _last_used(place: Path) -> float:
+    return place.stat().st_mtime
+
+
+def _read(place: Path, libraries: Mapping[str, Any]) -> Any:
+    digest, _, text = (place / _RECORD).read_bytes().partition(_NEWLINE)
+    if digest.decode() != _digest(text):
+        raise NotPlainError(f"{place / _RECORD} is damaged")
+    record = json.loads(text)
+    file, size = place / _TENSORS, int(record["size"])
+    if file.stat().st_size != size:
+        raise NotPlainError(f"{file} has {file.stat().st_size} bytes, and should have {size}")
+    content = torch.from_file(str(file), shared=False, size=size, dtype=torch.uint8)
+    if _digest(content.numpy().data) != record["tensors"]:
+        raise NotPlainError(f"{file} is damaged")
+    places = [Place(at, dtype, tuple(shape)) for at, dtype, shape in record["places"]]
+    return Reader(places, content, libraries).value(record["value"])
+
+
+def _digest(content: bytes | memoryview) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _write_tensors(file: Path, writer: Writer) -> str:
+    """Write all tensors, and return their digest."""
+    digest, at = hashlib.sha256(), 0
+    with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as opened:
+        for first, piece in [*writer.pieces(), (writer.size, torch.empty(0, dtype=torch.uint8))]:
+            for part in (b"\0" * (first - at), piece.numpy().data):
+                opened.write(part)
+                digest.update(part)
+            at = first + len(piece)
+    return digest.hexdigest()
+
+
+def _private(file: Path, content: bytes) -> None:
+    with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as opened:
+        opened.write(content)
