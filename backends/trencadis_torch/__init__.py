@@ -40,9 +40,10 @@ def _make_torch(config: TorchConfig, context: ComponentContext) -> Backend:
     set_environment(os.environ, sys.modules)
     from trencadis_torch.backend import TorchBackend
 
-    backend = TorchBackend(config, clock=context.clock, replica=context.replica, num_replicas=context.num_replicas)
-    if context.own_process and context.layout.num_ranks == 1 and not backend.compiles:
-        from trencadis_torch.light_imports import import_transformers
-
-        import_transformers()
-    return backend
+    return TorchBackend(
+        config,
+        clock=context.clock,
+        replica=context.replica,
+        num_replicas=context.num_replicas,
+        owns_process=context.own_process and context.layout.num_ranks == 1,
+    )

@@ -58,6 +58,7 @@ from trencadis_torch.config import TorchConfig
 from trencadis_torch.device import choose_device, choose_dtype, numbered_device, to_device
 from trencadis_torch.embedder import DecoderEmbedder, Embedder
 from trencadis_torch.graphs.mode import choose_mode
+from trencadis_torch.light_imports import import_transformers
 from trencadis_torch.linear import native as native_linear
 from trencadis_torch.linear import native_decoder
 from trencadis_torch.linear.decoder import how_it_runs, original_of
@@ -113,14 +114,18 @@ class TorchBackend(Backend):
         clock: Times steps on the CPU.
         replica: Which engine of several this is; of CUDA devices that are not named it takes the one of that number.
         num_replicas: Engines that share the CPU: each takes its part of PyTorch's threads, unless ``num_threads`` says how many.
+        owns_process: Nothing but this engine, of one rank, uses torch in this process: what it never calls need not be imported.
 
     Raises:
         ConfigValueError: Two keys contradict each other.
         BackendError: The device is not there, the CPU lacks the instructions that are named, or graphs were asked for that it cannot make.
     """
 
-    def __init__(self, config: TorchConfig, *, clock: Clock, replica: int = 0, num_replicas: int = 1) -> None:
+    def __init__(
+        self, config: TorchConfig, *, clock: Clock, replica: int = 0, num_replicas: int = 1, owns_process: bool = False
+    ) -> None:
         self._config = config
+        self._owns_process = owns_process
         self._clock = clock
         self._replica = replica
         self._num_replicas = num_replicas
@@ -207,6 +212,8 @@ class TorchBackend(Backend):
 
     def _load(self, source: ModelSource, key: str, phases: Phases) -> None:
         """Load a model from its files, and remember it under a key unless that is empty."""
+        if self._owns_process and not self.compiles:
+            import_transformers()
         files = find_model(source)
         if is_encoder(files.config):
             self._refuse_shares(files)

@@ -29,7 +29,7 @@ from trencadis_torch.linear.guesses import GuessSteps
 from trencadis_torch.linear.native import threads_for
 from trencadis_torch.linear.native_decoder import PARTS, AngleTable, Pass
 
-__all__ = ["DecoderPasses", "queries_together"]
+__all__ = ["DecoderPasses", "pass_bytes", "queries_together"]
 
 
 class DecoderPasses:
@@ -46,7 +46,7 @@ class DecoderPasses:
         self._capacity = 0
         self._buffers: dict[str, torch.Tensor] = {}
         self._scratch = torch.empty(0)
-        self._widest, self._scratch_floats = decoder.native.sizes(decoder.structure)
+        _, self._scratch_floats = decoder.native.sizes(decoder.structure)
         self._calls = _calls(decoder, cache)
         self._angles = (AngleTable * len(decoder.angles))()
         assert isinstance(cache.kernel, NativeAttention), "asked for by whoever makes it"
@@ -169,23 +169,10 @@ class DecoderPasses:
             self._pass.scratch = self._scratch.data_ptr()
         if num_tokens <= self._capacity:
             return
-        self._capacity = capacity = 1 << (num_tokens - 1).bit_length()
-        layers, decoder = self._decoder.structure.layers, self._decoder
-        count = range(decoder.structure.num_layers)
-        widths = {
-            "hidden": decoder.structure.hidden_size,
-            "normed": decoder.structure.hidden_size,
-            "aside": decoder.structure.hidden_size if any(layers[i].order for i in count) else 0,
-            "qkv": max(layers[i].qkv.num_outputs for i in count),
-            "attended": max(layers[i].out.num_inputs for i in count),
-            "gated": decoder.intermediate_size,
-            "wide": decoder.wide,
-            "mixed": decoder.structure.hidden_size + 1 if any(layers[i].mixture.num_experts for i in count) else 0,
+        self._capacity = _capacity(num_tokens)
+        self._buffers = {
+            name: torch.empty(size, dtype=torch.uint8) for name, size in _buffers(self._decoder, self._capacity).items()
         }
-        self._buffers = {name: torch.empty(capacity * width) for name, width in widths.items()}
-        self._buffers["bytes"] = torch.empty(capacity * self._widest, dtype=torch.uint8)
-        mixing = decoder.native.mixing_bytes(decoder.structure, capacity)
-        self._buffers["mixing"] = torch.empty(mixing, dtype=torch.uint8)
         for name, buffer in self._buffers.items():
             setattr(self._pass, name, buffer.data_ptr())
         self._place_calls()
@@ -213,6 +200,44 @@ class DecoderPasses:
         parts = _parts(kept, *held, together=self._together)
         _set_sequences(calls[-1:], parts)
         return held, parts
+
+
+def pass_bytes(decoder: FusedDecoder, num_tokens: int) -> int:
+    """Return the bytes of the buffers for a pass, but those of logits and of attention. Pure.
+
+    Args:
+        decoder: Its weights.
+        num_tokens: Of the pass.
+    """
+    _, scratch_floats = decoder.native.sizes(decoder.structure)
+    inputs = num_tokens * 3 * 8  # tokens, positions and slots
+    return (
+        sum(_buffers(decoder, _capacity(num_tokens)).values()) + torch.get_num_threads() * scratch_floats * 4 + inputs
+    )
+
+
+def _capacity(num_tokens: int) -> int:
+    return 1 << (num_tokens - 1).bit_length()
+
+
+def _buffers(decoder: FusedDecoder, num_tokens: int) -> dict[str, int]:
+    """Return the bytes of each buffer for so many tokens."""
+    layers, hidden_size = decoder.structure.layers, decoder.structure.hidden_size
+    count = range(decoder.structure.num_layers)
+    widest, _ = decoder.native.sizes(decoder.structure)
+    floats = {
+        "hidden": hidden_size,
+        "normed": hidden_size,
+        "aside": hidden_size if any(layers[i].order for i in count) else 0,
+        "qkv": max(layers[i].qkv.num_outputs for i in count),
+        "attended": max(layers[i].out.num_inputs for i in count),
+        "gated": decoder.intermediate_size,
+        "wide": decoder.wide,
+        "mixed": hidden_size + 1 if any(layers[i].mixture.num_experts for i in count) else 0,
+    }
+    found = {name: 4 * num_tokens * width for name, width in floats.items()}
+    mixing = decoder.native.mixing_bytes(decoder.structure, num_tokens)
+    return {**found, "bytes": num_tokens * widest, "mixing": mixing}
 
 
 def _calls(decoder: FusedDecoder, cache: PagedKVCache) -> npt.NDArray[Any]:

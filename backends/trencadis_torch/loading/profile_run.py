@@ -21,9 +21,12 @@ from torch.utils._pytree import tree_leaves
 from trencadis.interfaces import AllocationPlan
 from trencadis.records import Bucket, MemoryReport, ModelFacts, Pass
 from trencadis_torch.attention.kernel import PagedKernel
+from trencadis_torch.attention.native import NativeAttention
 from trencadis_torch.attention.ragged import Workspace
 from trencadis_torch.cache.kv_cache import AttentionLayer, PagedKVCache
 from trencadis_torch.device import host_memory
+from trencadis_torch.linear.decoder import decoder_of
+from trencadis_torch.linear.decoder_pass import pass_bytes
 from trencadis_torch.rows import Rows
 from trencadis_torch.runner import PassRunner
 
@@ -61,6 +64,8 @@ def measure_memory(
 ) -> MemoryReport:
     """Run the largest step, or one that stands for it, with a cache just large enough, and report memory.
 
+    Where the model runs in one call nothing is run: its buffers are known.
+
     Args:
         model: With the paged attention switched on.
         layers: Its attention layers.
@@ -71,8 +76,11 @@ def measure_memory(
         kernel: That attends over the cache, if not PyTorch's.
     """
     device: torch.device = model.device
+    decoder = decoder_of(model) if isinstance(kernel, NativeAttention) and layout == "ragged" else None
     run = functools.partial(_run, model, layers, layout, facts=facts, kernel=kernel)
-    if kernel is not None and device.type == "cpu":
+    if decoder is not None:
+        tried, num_bytes = max_num_batched_tokens, UNSEEN * pass_bytes(decoder, max_num_batched_tokens)
+    elif kernel is not None and device.type == "cpu":
         live = AllocationTracker()
         # One row of logits: what is counted is scaled up with the tokens, and logits are added below.
         tried = run(num_tokens=min(max_num_batched_tokens, COUNTED_TOKENS), num_logits=1, watch=live)
@@ -88,7 +96,8 @@ def measure_memory(
         free, total = torch.cuda.mem_get_info(device)
     else:
         total, free = host_memory()
-    logger.info("Temporaries of the largest step: %.0f MiB (%d tokens tried).", activation / 2**20, tried)
+    how = "its buffers" if decoder is not None else f"{tried} tokens tried"
+    logger.info("Temporaries of the largest step: %.0f MiB (%s).", activation / 2**20, how)
     return MemoryReport(
         total_bytes=total,
         free_bytes=free,
