@@ -26,6 +26,8 @@ settings.load_profile("trencadis")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Nothing is fetched: a test that asks a hub for files must fail here as it would offline.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# Each test loads its own models; those of what is remembered between starts say so.
+os.environ.setdefault("TRENCADIS_CACHE__MODELS", "off")
 
 ROOT = Path(__file__).parents[1]
 EXPECTED = {"bucketing", "eviction", "executor", "kv", "observer", "sampling", "scheduling", "server", "tools", "torch"}

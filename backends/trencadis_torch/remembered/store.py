@@ -90,9 +90,10 @@ class ModelStore:
         writer = Writer()
         for tensor in tensors:
             writer.note(tensor)
-        plain = writer.plain(value)
+        plain = json.dumps(writer.plain(value))
+        size = writer.size + len(plain)
         directory = writable_directory(self.directory)
-        self._make_room(directory, writer.size)
+        self._make_room(directory, size)
         with tempfile.TemporaryDirectory(dir=directory, prefix="making-") as made:
             room = Path(made) / key
             room.mkdir(mode=0o700)
@@ -103,7 +104,7 @@ class ModelStore:
             shutil.rmtree(directory / key, ignore_errors=True)
             with contextlib.suppress(FileExistsError):  # another process was quicker
                 os.rename(room, directory / key)
-        return writer.size
+        return size
 
     def _make_room(self, directory: Path, size: int) -> None:
         """Remove what was used longest ago until there is room.
@@ -111,13 +112,13 @@ class ModelStore:
         Raises:
             NotPlainError: There cannot be enough.
         """
+        free = shutil.disk_usage(directory).free
+        if size > self.max_bytes or size > FREE_SHARE * free:
+            raise NotPlainError(f"{size / 2**20:.0f} MiB are too much: {directory} has {free / 2**20:.0f} MiB free")
         kept = sorted((place for place in directory.iterdir() if (place / _RECORD).is_file()), key=_last_used)
         sizes = {place: sum(file.stat().st_size for file in place.iterdir()) for place in kept}
         while kept and sum(sizes[place] for place in kept) + size > self.max_bytes:
             shutil.rmtree(kept.pop(0), ignore_errors=True)
-        free = shutil.disk_usage(directory).free
-        if size > self.max_bytes or size > FREE_SHARE * free:
-            raise NotPlainError(f"{size / 2**20:.0f} MiB are too much: {directory} has {free / 2**20:.0f} MiB free")
 
 
 def _last_used(place: Path) -> float:
@@ -136,7 +137,7 @@ def _read(place: Path, libraries: Mapping[str, Any]) -> Any:
     if _digest(content.numpy().data) != record["tensors"]:
         raise NotPlainError(f"{file} is damaged")
     places = [Place(at, dtype, tuple(shape)) for at, dtype, shape in record["places"]]
-    return Reader(places, content, libraries).value(record["value"])
+    return Reader(places, content, libraries).value(json.loads(record["value"]))
 
 
 def _digest(content: bytes | memoryview) -> str:

@@ -45,7 +45,10 @@ def model_finder(config: Config) -> Callable[[str], NamedModel]:
 
     def find(path: str) -> NamedModel:
         source = ModelSource(
-            path=resolve_model_path(path), dtype=model.dtype, trust_remote_code=model.trust_remote_code
+            remember=config.cache.models == "on",
+            path=resolve_model_path(path),
+            dtype=model.dtype,
+            trust_remote_code=model.trust_remote_code,
         )
         return NamedModel(
             source=source,
