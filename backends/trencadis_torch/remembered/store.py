@@ -1,6 +1,6 @@
 """The user's cache of loaded models: for each key a directory with a description and one file of tensors, which is mapped.
 
-    <cache>/models/<key>/record.json    a digest, then JSON
+    <cache>/models/<key>/record         a digest, where tensors lie, and what they belong to: three lines, two of JSON
     <cache>/models/<key>/tensors        read where it lies, by all processes the same memory
 
 Directories are made aside and renamed, so each is whole. Only what belongs to this user or root, and no other may write to, is read. What
@@ -36,7 +36,7 @@ MAX_BYTES: Final = 64 * 2**30
 FREE_SHARE: Final = 0.5
 """Of the disk's free bytes, the most that a model may take."""
 
-_RECORD, _TENSORS = "record.json", "tensors"
+_RECORD, _TENSORS = "record", "tensors"
 _NEWLINE: Final = b"\n"
 
 
@@ -99,7 +99,8 @@ class ModelStore:
             room.mkdir(mode=0o700)
             digest = _write_tensors(room / _TENSORS, writer)
             places = [attrs.astuple(place) for place in writer.places]
-            text = json.dumps({"tensors": digest, "size": writer.size, "places": places, "value": plain}).encode()
+            head = json.dumps({"tensors": digest, "size": writer.size, "places": places})
+            text = f"{head}\n{plain}".encode()
             _private(room / _RECORD, _digest(text).encode() + _NEWLINE + text)
             shutil.rmtree(directory / key, ignore_errors=True)
             with contextlib.suppress(FileExistsError):  # another process was quicker
@@ -129,7 +130,8 @@ def _read(place: Path, libraries: Mapping[str, Any]) -> Any:
     digest, _, text = (place / _RECORD).read_bytes().partition(_NEWLINE)
     if digest.decode() != _digest(text):
         raise NotPlainError(f"{place / _RECORD} is damaged")
-    record = json.loads(text)
+    head, _, plain = text.partition(_NEWLINE)
+    record = json.loads(head)
     file, size = place / _TENSORS, int(record["size"])
     if file.stat().st_size != size:
         raise NotPlainError(f"{file} has {file.stat().st_size} bytes, and should have {size}")
@@ -137,7 +139,7 @@ def _read(place: Path, libraries: Mapping[str, Any]) -> Any:
     if _digest(content.numpy().data) != record["tensors"]:
         raise NotPlainError(f"{file} is damaged")
     places = [Place(at, dtype, tuple(shape)) for at, dtype, shape in record["places"]]
-    return Reader(places, content, libraries).value(json.loads(record["value"]))
+    return Reader(places, content, libraries).value(json.loads(plain))
 
 
 def _digest(content: bytes | memoryview) -> str:
