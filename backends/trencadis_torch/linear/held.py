@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import ClassVar, Final, Self
 
 import attrs
@@ -25,10 +25,10 @@ __all__ = [
     "GroupedWeight",
     "HeldWeight",
     "IntegerGroups",
+    "JoinedWeight",
     "StackedWeight",
     "UnpackedWeight",
     "form_of",
-    "side_by_side",
     "with_zeros",
 ]
 
@@ -288,14 +288,59 @@ def _cut(index: slice, num_inputs: int, group: int) -> tuple[int, slice] | None:
     return group // smaller, slice(first // smaller, last // smaller)
 
 
-def side_by_side(weights: Sequence[HeldWeight]) -> HeldWeight:
-    """Return matrices with the same inputs as one, their outputs one after the other; as float32 where their forms differ. Pure."""
-    if len(weights) == 1:
-        return weights[0]
-    plain = [one.unpacked() for one in weights]
-    if not all(_is_alike(plain[0], one) for one in plain):
-        return FloatWeight(torch.cat([one.dequantised() for one in plain]))
-    return plain[0].changed(lambda _, name: torch.cat([one.bytes_of(name) for one in plain]))
+@attrs.frozen(eq=False)
+class JoinedWeight(HeldWeight):
+    """Matrices with the same inputs as one, each in its own form; nothing is copied before it is asked for.
+
+    Attributes:
+        parts: The matrices.
+        in_turn: Their outputs take turns, those of the first before those of the next; else one matrix follows the other.
+    """
+
+    parts: Sequence[HeldWeight]
+    in_turn: bool = False
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """N and K."""
+        return sum(part.shape[0] for part in self.parts), self.parts[0].shape[1]
+
+    @property
+    def form(self) -> str:
+        """That of all parts; float32 where they differ."""
+        forms = {part.form for part in self.parts}
+        return forms.pop() if len(forms) == 1 else FloatWeight(torch.empty(0, 0)).form
+
+    def dequantised(self) -> torch.Tensor:
+        """Return float32 ``[N, K]``."""
+        return self._joined([part.dequantised() for part in self.parts])
+
+    def rows(self, index: slice | torch.Tensor) -> HeldWeight:
+        """Return some outputs: a part as it is, if these are its own."""
+        wanted = range(*index.indices(self.shape[0])) if isinstance(index, slice) else None
+        return next((part for part, its in self._places() if its == wanted), None) or self.unpacked().rows(index)
+
+    def _places(self) -> Iterator[tuple[HeldWeight, range]]:
+        """Yield the parts, and which outputs are theirs."""
+        count, first = len(self.parts), 0
+        for place, part in enumerate(self.parts):
+            last = first + part.shape[0]
+            yield part, range(place, self.shape[0], count) if self.in_turn else range(first, last)
+            first = last
+
+    def columns(self, index: slice) -> JoinedWeight:
+        """Return a range of inputs."""
+        return attrs.evolve(self, parts=[part.columns(index) for part in self.parts])
+
+    def unpacked(self) -> UnpackedWeight:
+        """Return one matrix with a number in memory for each weight; as float32 where forms differ."""
+        plain = [one.unpacked() for one in self.parts]
+        if not all(_is_alike(plain[0], one) for one in plain):
+            return FloatWeight(self.dequantised())
+        return plain[0].changed(lambda _, name: self._joined([one.bytes_of(name) for one in plain]))
+
+    def _joined(self, tensors: list[torch.Tensor]) -> torch.Tensor:
+        return torch.stack(tensors, 1).flatten(0, 1) if self.in_turn else torch.cat(tensors)
 
 
 def with_zeros(weight: HeldWeight, missing: int) -> HeldWeight:
@@ -350,7 +395,8 @@ class StackedWeight:
         matrix = self.matrices[expert]
         if transposed is self.flipped:
             return matrix
-        values = matrix.values if isinstance(matrix, FloatWeight) else matrix.dequantised()
+        plain = matrix.unpacked()
+        values = plain.values if isinstance(plain, FloatWeight) else plain.dequantised()
         return FloatWeight(values.T.contiguous())
 
     def held(self, hold: Callable[[HeldWeight], HeldWeight], *, transposed: bool) -> StackedWeight:

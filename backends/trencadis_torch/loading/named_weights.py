@@ -15,7 +15,7 @@ import attrs
 import torch
 
 from trencadis_torch.linear.formats.source import WeightSource
-from trencadis_torch.linear.held import FloatWeight, HeldWeight, StackedWeight, side_by_side
+from trencadis_torch.linear.held import FloatWeight, HeldWeight, JoinedWeight, StackedWeight
 
 __all__ = ["NamedWeights"]
 
@@ -144,9 +144,8 @@ class NamedWeights:
         if group.rule is None:
             return self._source.stack(group.sources[0][0])
         names = [[name for name, one in group.sources if one == pattern] for pattern in group.rule.source_patterns]
-        return StackedWeight(
-            [side_by_side([self._source.weight(name) for name in each]) for each in zip(*names, strict=True)]
-        )
+        experts = [[self._source.weight(name) for name in each] for each in zip(*names, strict=True)]
+        return StackedWeight([each[0] if len(each) == 1 else JoinedWeight(each) for each in experts])
 
     def _made(self, group: _Group) -> dict[str, torch.Tensor]:
         """Return weights that are made by a rule of transformers."""

@@ -8,10 +8,10 @@ import torch
 from support.backends import families, quantised_checkpoints, tiny_models
 from support.backends.held_forms import FORMS
 from support.backends.one_call import errors_in_one_call
-from trencadis import LLM, SamplingParams
+from support.backends.served import held, prompt_logprobs
 from trencadis_torch.linear.decoder import decoder_of
 from trencadis_torch.linear.experts import LIMITED, Activated, LooseExperts, Routing, Score
-from trencadis_torch.linear.held import StackedWeight, side_by_side
+from trencadis_torch.linear.held import JoinedWeight, StackedWeight
 from trencadis_torch.linear.native import ACTIVATIONS, Mixture, native
 
 pytestmark = pytest.mark.skipif(native() is None, reason="there is no C++ compiler on this machine")
@@ -142,14 +142,14 @@ def test_logits_that_are_no_numbers_choose_experts_that_there_are():
 @pytest.mark.parametrize("form", sorted(FORMS))
 def test_matrices_side_by_side_keep_their_form(form):
     one, other = (FORMS[form](random(6, 64, seed=seed)) for seed in (1, 2))
-    both = side_by_side([one, other])
+    both = JoinedWeight([one, other])
     assert both.form == one.form
     assert torch.equal(both.dequantised(), torch.cat([one.dequantised(), other.dequantised()]))
 
 
 def test_matrices_of_different_forms_become_floats_side_by_side():
     one, other = FORMS["int8"](random(8, 32, seed=1)), FORMS["bfloat16"](random(4, 32, seed=2))
-    both = side_by_side([one, other])
+    both = JoinedWeight([one, other])
     assert both.form == "float32"
     assert torch.equal(both.dequantised(), torch.cat([one.dequantised(), other.dequantised()]))
 
@@ -201,18 +201,6 @@ def test_a_choice_within_groups_of_experts_is_left_as_it_is():
     assert found == "layer by layer: its layers have parts that are their own: Glm4MoeMoE"
 
 
-def held(path, caplog, **backend):
-    """Return greedy tokens of a checkpoint, and what the log says of it."""
-    caplog.clear()
-    options = {"num_threads": 1, **backend}
-    with (
-        caplog.at_level("INFO", "trencadis.torch"),
-        LLM({"path": str(path), "tokenizer": "none"}, backend={"torch": options}) as llm,
-    ):
-        asked = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
-        return list(llm.generate([tiny_models.prompt(20)], asked)[0].outputs[0].token_ids), caplog.text
-
-
 def test_gates_and_values_for_which_rows_are_rounded_differently_become_floats():
     experts = loose("int8-minimums-32")
     for matrix in experts.up.matrices:
@@ -230,7 +218,7 @@ def test_experts_are_held_as_their_files_have_them_or_rounded(tmp_path, caplog, 
     assert "held as bfloat16 (100 %)" in text
     assert "runs in one call" in text
     _, text = held(path, caplog, quantization="int8")
-    assert "held as int8 (9" in text
+    assert "held as int8 (" in text
     assert "runs in one call" in text
 
 
@@ -247,15 +235,9 @@ def test_mxfp4_as_published_is_held_exactly_and_runs_in_one_call(tmp_path, caplo
     model.save_pretrained(plain)
     quantised_checkpoints.quantise_checkpoint(plain, made, quantised, floats)
     _, text = held(quantised, caplog)
-    assert "held as 4 bit levels in groups of 32" in text
+    assert "4 bit levels in groups of 32 (" in text
     assert "runs in one call" in text
     assert held(quantised, caplog, pack="off")[0] == tiny_models.greedy_reference(floats, tiny_models.prompt(20), 8)
     # Rows are rounded to 8 bits where weights are integers.
     expected = prompt_logprobs(floats, pack="off")
     assert (prompt_logprobs(quantised) - expected).abs().mean() < 0.1 * (expected - expected.roll(1)).abs().mean()
-
-
-def prompt_logprobs(path, **backend):
-    asked = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0)
-    with LLM({"path": str(path), "tokenizer": "none"}, backend={"torch": {"num_threads": 1, **backend}}) as llm:
-        return torch.tensor([one.logprob for one in llm.generate([tiny_models.prompt(20)], asked)[0].prompt_logprobs])
