@@ -150,6 +150,7 @@ def test_a_mixture_is_held_as_its_file_has_it_and_runs_in_one_call(
     _, text = held(path, caplog)
     assert f"held as {FORMS[architecture]}" in text
     assert "runs in one call" in text
+    assert "WARNING" not in text
     reference = prompt_logprobs(floats, pack="off")
     torch.testing.assert_close(prompt_logprobs(path, pack="off"), reference, atol=1e-5, rtol=0)
     # Rows are rounded to 8 bits where weights are integers.
