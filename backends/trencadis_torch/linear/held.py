@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from typing import ClassVar, Final, Self
+from collections.abc import Callable, Sequence
+from typing import ClassVar, Final, Self, overload
 
 import attrs
 import torch
@@ -26,6 +26,7 @@ __all__ = [
     "HeldWeight",
     "IntegerGroups",
     "JoinedWeight",
+    "Matrices",
     "StackedWeight",
     "UnpackedWeight",
     "form_of",
@@ -316,17 +317,17 @@ class JoinedWeight(HeldWeight):
         return self._joined([part.dequantised() for part in self.parts])
 
     def rows(self, index: slice | torch.Tensor) -> HeldWeight:
-        """Return some outputs: a part as it is, if these are its own."""
-        wanted = range(*index.indices(self.shape[0])) if isinstance(index, slice) else None
-        return next((part for part, its in self._places() if its == wanted), None) or self.unpacked().rows(index)
-
-    def _places(self) -> Iterator[tuple[HeldWeight, range]]:
-        """Yield the parts, and which outputs are theirs."""
-        count, first = len(self.parts), 0
-        for place, part in enumerate(self.parts):
-            last = first + part.shape[0]
-            yield part, range(place, self.shape[0], count) if self.in_turn else range(first, last)
-            first = last
+        """Return some outputs; parts keep their forms where these outputs lie among each other as all do."""
+        counts = [part.shape[0] for part in self.parts]
+        places = self._joined([torch.stack([torch.full((n,), at), torch.arange(n)], 1) for at, n in enumerate(counts)])[
+            index
+        ]
+        own = [places[places[:, 0] == at] for at in range(len(counts))]
+        left = [one for one in own if len(one)]
+        if (self.in_turn and len(set(map(len, left))) > 1) or not torch.equal(self._joined(left), places):
+            return self.unpacked().rows(index)
+        kept = [part.rows(_as_slice(one[:, 1])) for part, one in zip(self.parts, own, strict=True) if len(one)]
+        return kept[0] if len(kept) == 1 else attrs.evolve(self, parts=kept)
 
     def columns(self, index: slice) -> JoinedWeight:
         """Return a range of inputs."""
@@ -341,6 +342,12 @@ class JoinedWeight(HeldWeight):
 
     def _joined(self, tensors: list[torch.Tensor]) -> torch.Tensor:
         return torch.stack(tensors, 1).flatten(0, 1) if self.in_turn else torch.cat(tensors)
+
+
+def _as_slice(index: torch.Tensor) -> slice | torch.Tensor:
+    """Return ascending numbers as a range where none is left out, so that what it takes is a view."""
+    first, last = int(index[0]), int(index[-1])
+    return slice(first, last + 1) if last - first + 1 == len(index) else index
 
 
 def with_zeros(weight: HeldWeight, missing: int) -> HeldWeight:
@@ -360,6 +367,27 @@ def _is_alike(one: HeldWeight, other: HeldWeight) -> bool:
         return False
     pairs = [(getattr(one, name, None), getattr(other, name, None)) for name in ("levels", "order")]
     return all(mine is None or (yours is not None and torch.equal(mine, yours)) for mine, yours in pairs)
+
+
+@attrs.frozen
+class Matrices(Sequence[HeldWeight]):
+    """Matrices that are read as they are asked for, and not held here.
+
+    Attributes:
+        readers: Each reads one.
+    """
+
+    readers: Sequence[Callable[[], HeldWeight]]
+
+    def __len__(self) -> int:
+        return len(self.readers)
+
+    @overload
+    def __getitem__(self, index: int) -> HeldWeight: ...
+    @overload
+    def __getitem__(self, index: slice) -> Matrices: ...
+    def __getitem__(self, index: int | slice) -> HeldWeight | Matrices:
+        return Matrices(self.readers[index]) if isinstance(index, slice) else self.readers[index]()
 
 
 @attrs.frozen(eq=False)

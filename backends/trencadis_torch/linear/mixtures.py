@@ -58,21 +58,30 @@ def _own(module: nn.Module) -> dict[str, Any]:
 
 
 def packed_experts(
-    module: Any, seen: Watched, hold: Hold, native: Native, agree: Agree, activation_of: ActivationOf
+    module: Any, seen: Watched | None, hold: Hold, native: Native, agree: Agree, activation_of: ActivationOf
 ) -> PackedExperts | None:
     """Return packed experts that compute what a module does; None: there are none.
 
     Args:
         module: The experts.
-        seen: A call of theirs: rows, experts and weights.
+        seen: A call of theirs: rows, experts and weights; None: no row came to them, as it may be on one of several ranks.
         hold: Gives a matrix the form in which it is held.
         native: The library.
         agree: Whether two tensors differ by rounding alone.
         activation_of: Names the activation of a module without weights.
     """
-    x, *routes = (one[:TRIED] for one in _experts_call(seen))
+    x, *routes = (
+        _made_up(module, native, activation_of) if seen is None else (one[:TRIED] for one in _experts_call(seen))
+    )
     found = _loose(module, x, routes, native, agree, activation_of)
     return None if found is None else found.packed(hold)
+
+
+def _made_up(module: Any, native: Native, activation_of: ActivationOf) -> tuple[torch.Tensor, ...]:
+    """Return rows for experts, the expert that each goes to, and its weight."""
+    one = next(_ways(module, native, activation_of))
+    rows = torch.randn(TRIED, one.up.shape[1 if one.transposed else 2], generator=torch.Generator().manual_seed(14))
+    return rows, torch.arange(TRIED)[:, None] % one.up.shape[0], torch.full((TRIED, 1), 0.5)
 
 
 def _experts_call(seen: Watched) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -85,11 +94,11 @@ def _loose(
 ) -> LooseExperts | None:
     larger = torch.randn(x.shape, generator=torch.Generator().manual_seed(11)) * 30.0 * x.square().mean().sqrt()
     expected = [(rows, module(rows, *routes)) for rows in (x, larger)]
-    candidates = _ways(module, x.shape[-1], native, activation_of)
+    candidates = _ways(module, native, activation_of)
     return next((one for one in candidates if all(agree(one(rows, *routes), y) for rows, y in expected)), None)
 
 
-def _ways(module: Any, hidden_size: int, native: Native, activation_of: ActivationOf) -> Iterator[LooseExperts]:
+def _ways(module: Any, native: Native, activation_of: ActivationOf) -> Iterator[LooseExperts]:
     """Yield the ways in which experts may compute, as far as their shapes allow them."""
     own = _own(module)
     stacks = {name: _stack(one) for name, one in own.items() if not isinstance(one, torch.Tensor) or one.dim() == 3}
@@ -97,10 +106,10 @@ def _ways(module: Any, hidden_size: int, native: Native, activation_of: Activati
     for (up, down), transposed in itertools.product(itertools.permutations(stacks.values()), (False, True)):
         outputs, inputs = up.shape[1:][::-1] if transposed else up.shape[1:]
         size, back = (outputs // 2, down.shape[1:][::-1] if transposed else down.shape[1:])
-        if inputs != hidden_size or outputs % 2 or back != (hidden_size, size):
+        if outputs % 2 or back != (inputs, size):
             continue
         up_bias = next((one for one in biases if one.shape[1] == outputs), None)
-        down_bias = next((one for one in biases if one is not up_bias and one.shape[1] == hidden_size), None)
+        down_bias = next((one for one in biases if one is not up_bias and one.shape[1] == inputs), None)
         halves = (slice(0, size), slice(size, None)), (slice(0, None, 2), slice(1, None, 2))
         for (first, second), activated in itertools.product(halves, _activated(module, activation_of)):
             for gates, values in ((first, second), (second, first)):
