@@ -12,7 +12,10 @@ from support.backends.served import held, prompt_logprobs
 from trencadis_torch.linear.decoder import decoder_of
 from trencadis_torch.linear.experts import LIMITED, Activated, LooseExperts, Routing, Score
 from trencadis_torch.linear.held import JoinedWeight, StackedWeight
+from trencadis_torch.linear.mixtures import packed_experts
 from trencadis_torch.linear.native import ACTIVATIONS, Mixture, native
+from trencadis_torch.linear.readers import _activation_of as activation_of
+from trencadis_torch.linear.readers import agree
 
 pytestmark = pytest.mark.skipif(native() is None, reason="there is no C++ compiler on this machine")
 
@@ -152,6 +155,46 @@ def test_matrices_of_different_forms_become_floats_side_by_side():
     both = JoinedWeight([one, other])
     assert both.form == "float32"
     assert torch.equal(both.dequantised(), torch.cat([one.dequantised(), other.dequantised()]))
+
+
+@pytest.mark.representatives(8)
+@pytest.mark.parametrize(
+    ("in_turn", "index", "form"),
+    [
+        (False, slice(0, 8), "int8"),
+        (False, slice(8, None), "bfloat16"),
+        (False, torch.tensor([2, 3, 10, 11]), None),
+        (True, slice(0, None, 2), "int8"),
+        (True, slice(1, None, 2), "bfloat16"),
+        (True, slice(4, 12), None),
+        (True, slice(5, 12), "float32"),
+        (False, torch.tensor([9, 2]), "float32"),
+    ],
+)
+def test_outputs_of_joined_matrices_keep_the_forms_of_their_parts(in_turn, index, form):
+    parts = [FORMS[name](random(8, 32, seed=1)) for name in ("int8", "bfloat16")]
+    both = JoinedWeight(parts, in_turn=in_turn)
+    found = both.rows(index)
+    assert torch.equal(found.dequantised(), both.dequantised()[index])
+    assert torch.equal(both.columns(slice(8, 24)).dequantised(), both.dequantised()[:, 8:24])
+    if form is None:
+        assert isinstance(found, JoinedWeight)
+        assert [one.form for one in found.parts] == ["int8", "bfloat16"]
+    else:
+        assert found.form == form
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "gpt_oss"])
+@torch.no_grad()
+def test_experts_to_which_no_row_came_are_packed_all_the_same(kind):
+    experts = tiny_models.make_model(kind).model.layers[0].mlp.experts
+    size, num_experts = experts.down_proj.shape[2 if kind == "gpt_oss" else 1], len(experts.down_proj)
+    packed = packed_experts(experts, None, lambda one: one, native(), agree, activation_of)
+    x = random(9, size, seed=3)
+    chosen = torch.arange(18).view(9, 2) % num_experts
+    weights = random(9, 2, seed=4).abs()
+    expected = experts(x, chosen, weights)
+    assert (packed(x, chosen, weights) - expected).abs().max() < 1e-5 * expected.abs().max()
 
 
 PUBLISHED = {
