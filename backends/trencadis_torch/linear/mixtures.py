@@ -17,7 +17,17 @@ import attrs
 import torch
 from torch import nn
 
-from trencadis_torch.linear.experts import LIMITED, Activated, FusedMixture, LooseExperts, PackedExperts, Routing, Score
+from trencadis_torch.linear.experts import (
+    LIMITED,
+    MOST_GROUPS,
+    Activated,
+    FusedMixture,
+    Grouping,
+    LooseExperts,
+    PackedExperts,
+    Routing,
+    Score,
+)
 from trencadis_torch.linear.fused import FusedMLP
 from trencadis_torch.linear.held import FloatWeight, HeldWeight, StackedWeight
 from trencadis_torch.linear.native import ACTIVATIONS, Native
@@ -261,7 +271,7 @@ def _read_router(module: Any, name: str, call: Watched, loose: LooseExperts | No
     assert routes is not None, "it gave some before"
     logits = linear(made)
     numbers = [float(one) for one in vars(router).values() if type(one) in (int, float) and one > 0]
-    for routing in _routings(module, len(linear.weight), routes[0].shape[-1]):
+    for routing in _routings(module, router, len(linear.weight), routes[0].shape[-1]):
         found = _scaled(routing, logits, routes, numbers)
         if found is not None:
             return linear, found
@@ -278,18 +288,29 @@ def _linear(weight: torch.Tensor, router: Any) -> nn.Linear:
     return made
 
 
-def _routings(module: Any, num_experts: int, num_chosen: int) -> Iterator[Routing]:
-    """Yield ways of choosing."""
+def _routings(module: Any, router: Any, num_experts: int, num_chosen: int) -> Iterator[Routing]:
+    """Yield ways of choosing, those without groups first."""
     named = itertools.chain(module.named_parameters(), module.named_buffers())
     corrections = [one.detach().flatten().float() for _, one in named if one.numel() == num_experts]
-    for score, correction, normalises in itertools.product(Score, (None, *corrections), (False, True)):
-        yield Routing(
-            num_experts=num_experts,
-            num_chosen=num_chosen,
-            score=score,
-            correction=correction,
-            normalises=normalises,
-        )
+    for grouping in (None, *_groupings(module, router, num_experts, num_chosen)):
+        for score, correction, normalises in itertools.product(Score, (None, *corrections), (False, True)):
+            yield Routing(
+                num_experts=num_experts,
+                num_chosen=num_chosen,
+                score=score,
+                correction=correction,
+                normalises=normalises,
+                grouping=grouping,
+            )
+
+
+def _groupings(module: Any, router: Any, num_experts: int, num_chosen: int) -> Iterator[Grouping]:
+    """Yield the groups that experts may be in, by whole numbers that the modules have."""
+    numbers = sorted({one for part in (router, module) for one in vars(part).values() if type(one) is int})
+    for num_open, num_groups in itertools.combinations([one for one in numbers if 0 < one <= MOST_GROUPS], 2):
+        size, left = divmod(num_experts, num_groups)
+        if not left and size * num_open >= num_chosen:
+            yield from (Grouping(num_groups, num_open, num_best) for num_best in (1, 2) if num_best <= size)
 
 
 def _scaled(
@@ -312,12 +333,20 @@ def _spread(experts: torch.Tensor, weights: torch.Tensor, like: torch.Tensor) ->
 
 
 def _is_clear(routing: Routing, logits: torch.Tensor) -> torch.Tensor:
-    """Return for each row whether the last expert chosen is clearly better than the first other one."""
-    keys = logits.softmax(-1) if routing.score is Score.SOFTMAX else logits.sigmoid()
+    """Return for each row whether the last expert chosen is clearly better than the first other one, and groups are so too."""
+    keys, grouping = routing.scores(logits), routing.grouping
     keys = keys if routing.correction is None else keys + routing.correction
-    if routing.num_chosen == routing.num_experts:
-        return torch.ones(len(logits), dtype=torch.bool)
-    best = keys.topk(routing.num_chosen + 1, -1).values
+    if grouping is None:
+        return _is_apart(keys, routing.num_chosen)
+    is_apart = _is_apart(grouping.sums(keys), grouping.num_open)
+    return is_apart & _is_apart(grouping.masked(keys), routing.num_chosen)
+
+
+def _is_apart(keys: torch.Tensor, num_chosen: int) -> torch.Tensor:
+    """Return for each row whether the last of the best is clearly better than the first other one."""
+    if num_chosen == keys.shape[-1]:
+        return torch.ones(len(keys), dtype=torch.bool)
+    best = keys.topk(num_chosen + 1, -1).values
     return best[:, -2] - best[:, -1] > TIE * best[:, 0].abs()
 
 

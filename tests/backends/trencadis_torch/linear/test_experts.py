@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import attrs
 import pytest
 import torch
 
@@ -10,7 +13,15 @@ from support.backends.held_forms import FORMS
 from support.backends.one_call import errors_in_one_call
 from support.backends.served import held, prompt_logprobs
 from trencadis_torch.linear.decoder import decoder_of
-from trencadis_torch.linear.experts import LIMITED, Activated, LooseExperts, Routing, Score
+from trencadis_torch.linear.experts import (
+    LIMITED,
+    Activated,
+    FusedMixture,
+    Grouping,
+    LooseExperts,
+    Routing,
+    Score,
+)
 from trencadis_torch.linear.held import JoinedWeight, StackedWeight
 from trencadis_torch.linear.mixtures import packed_experts
 from trencadis_torch.linear.native import ACTIVATIONS, Mixture, native
@@ -117,17 +128,26 @@ def test_an_expert_that_there_is_not_is_refused():
             packed(random(2, HIDDEN), experts, weights)
 
 
-@pytest.mark.representatives(8)
+@pytest.mark.representatives(24)
+@pytest.mark.parametrize("grouping", [None, Grouping(7, 3, 2), Grouping(3, 2, 1)])
 @pytest.mark.parametrize("normalises", [False, True])
 @pytest.mark.parametrize("corrected", [False, True])
 @pytest.mark.parametrize("score", Score)
-def test_the_library_chooses_and_weighs_as_it_is_written_step_by_step(score, corrected, normalises):
+def test_the_library_chooses_and_weighs_as_it_is_written_step_by_step(score, corrected, normalises, grouping):
     correction = random(21, seed=5) if corrected else None
     routing = Routing(
-        num_experts=21, num_chosen=4, score=score, correction=correction, normalises=normalises, scale=2.5
+        num_experts=21,
+        num_chosen=4,
+        score=score,
+        correction=correction,
+        normalises=normalises,
+        scale=2.5,
+        grouping=grouping,
     )
     at = None if correction is None else correction.data_ptr()
     mixture = Mixture(num_experts=21, num_chosen=4, score=score, normalises=normalises, scale=2.5, correction=at)
+    if grouping is not None:
+        mixture.num_groups, mixture.num_open, mixture.num_best = attrs.astuple(grouping)
     logits = 3 * random(300, 21, seed=6)
     experts, weights = routing.choose(logits)
     found, weighs = native().route(logits, mixture)
@@ -136,10 +156,11 @@ def test_the_library_chooses_and_weighs_as_it_is_written_step_by_step(score, cor
 
 
 def test_logits_that_are_no_numbers_choose_experts_that_there_are():
-    mixture = Mixture(num_experts=5, num_chosen=3, score=Score.SOFTMAX, scale=1.0)
-    experts, weights = native().route(torch.full((2, 5), torch.nan), mixture)
-    assert experts.tolist() == [[0, 1, 2]] * 2
-    assert weights.isnan().all()
+    for groups in ({}, {"num_groups": 5, "num_open": 3, "num_best": 1}):
+        mixture = Mixture(num_experts=5, num_chosen=3, score=Score.SOFTMAX, scale=1.0, **groups)
+        experts, weights = native().route(torch.full((2, 5), torch.nan), mixture)
+        assert experts.tolist() == [[0, 1, 2]] * 2
+        assert weights.isnan().all()
 
 
 @pytest.mark.parametrize("form", sorted(FORMS))
@@ -238,10 +259,49 @@ def test_mixtures_of_published_checkpoints_run_in_one_call(name):
     assert mixture.scale == (2.5 if kind == "glm4_moe" else 1.0)
 
 
-def test_a_choice_within_groups_of_experts_is_left_as_it_is():
-    changes = {"n_group": 2, "topk_group": 1, "num_local_experts": 8, "n_routed_experts": 8, "first_k_dense_replace": 0}
-    found = errors_in_one_call(families.make_family("glm4_moe", **changes))
-    assert found == "layer by layer: its layers have parts that are their own: Glm4MoeMoE"
+GROUPED = {
+    "glm4_moe": {
+        "n_group": 4,
+        "topk_group": 2,
+        "num_local_experts": 12,
+        "n_routed_experts": 12,
+        "first_k_dense_replace": 0,
+    },
+    "dots1": {
+        "n_group": 3,
+        "topk_group": 2,
+        "num_local_experts": 12,
+        "n_routed_experts": 12,
+        "first_k_dense_replace": 0,
+    },
+    "solar_open": {"n_group": 2, "topk_group": 1, "num_local_experts": 8, "n_routed_experts": 8},
+    "exaone_moe": {"n_group": 4, "topk_group": 3, "num_experts": 8, "num_local_experts": 8, "n_routed_experts": 8},
+}
+
+
+@pytest.mark.representatives(len(GROUPED))
+@pytest.mark.parametrize("kind", GROUPED)
+def test_a_choice_within_groups_of_experts_runs_in_one_call(kind):
+    model = families.make_family(kind, **GROUPED[kind])
+    for buffer_name, buffer in model.named_buffers():
+        if "correction" in buffer_name:
+            buffer.copy_(random(*buffer.shape, seed=9) / 3)
+    assert errors_in_one_call(model) < 3e-5
+    mixture = decoder_of(model).structure.layers[1].mixture
+    asked = (GROUPED[kind]["n_group"], GROUPED[kind]["topk_group"], 2)
+    assert (mixture.num_groups, mixture.num_open, mixture.num_best) == asked
+
+
+@pytest.mark.parametrize("kind", ["deepseek_v2", "deepseek_v3"])
+def test_groups_of_deepseek_are_read_though_its_attention_is_not(kind):
+    changes: dict[str, Any] = {"topk_method": "group_limited_greedy"} if kind == "deepseek_v2" else {}
+    # Of fewer than three experts those by the best of each group are always those without groups.
+    changes["num_experts_per_tok"] = 4
+    sizes = {"n_group": 4, "topk_group": 2, "num_experts": 12, "num_local_experts": 12, "n_routed_experts": 12}
+    model = families.make_family(kind, **sizes, **changes, first_k_dense_replace=0)
+    assert errors_in_one_call(model) == "layer by layer: its attention is its own in 2 of 2 layers"
+    mixture = next(part for part in model.modules() if isinstance(part, FusedMixture))
+    assert mixture.routing.grouping == Grouping(4, 2, 1 if kind == "deepseek_v2" else 2)
 
 
 def test_gates_and_values_for_which_rows_are_rounded_differently_become_floats():
