@@ -11,6 +11,8 @@
 
 #pragma once
 
+#include <limits>
+
 #include "linear.h"
 #include "rows.h"
 
@@ -32,6 +34,7 @@ struct Mixture {
     const float* correction;      // added to scores where experts are chosen, not where they weigh [E]; null: none
     int64_t num_experts, num_chosen, hidden_size, inner_size;  // without experts there is no mixture
     int64_t score, normalises, activation;
+    int64_t num_groups, num_open, num_best;  // of experts; those that are chosen; experts of a group whose scores are its own. 0: no groups
     double scale, alpha, limit;   // scale: of the weights
 };
 
@@ -50,11 +53,37 @@ void score_row(int64_t kind, int64_t count, float* x) {
     for (e = 0; e < count; ++e) x[e] /= total;
 }
 
-// Choose a row's experts by its logits, the best first and the lower of equal ones; logits become scores. Without a correction logits
-// decide, of which no two are made equal by rounding.
+constexpr int64_t MOST_GROUPS = 64;
+
+// Leave the experts of the best groups, by the sum of the best scores in each; the scores of others become the least there are.
+void close_groups(const Mixture& m, float* scores) {
+    const int64_t size = m.num_experts / m.num_groups;
+    const float least = -std::numeric_limits<float>::infinity();
+    float best[MOST_GROUPS];
+    for (int64_t g = 0; g < m.num_groups; ++g) {
+        float first = least, second = least;
+        for (int64_t e = g * size; e < (g + 1) * size; ++e) {
+            const float key = m.correction ? scores[e] + m.correction[e] : scores[e];
+            if (key > first) second = first, first = key;
+            else if (key > second) second = key;
+        }
+        best[g] = m.num_best > 1 ? first + second : first;
+    }
+    for (int64_t g = 0; g < m.num_groups; ++g) {
+        int64_t before = 0;
+        for (int64_t other = 0; other < m.num_groups; ++other) before += best[other] > best[g] || (best[other] == best[g] && other < g);
+        if (before >= m.num_open)
+            for (int64_t e = g * size; e < (g + 1) * size; ++e) scores[e] = least;
+    }
+}
+
+// Choose a row's experts by its logits, the best first and the lower of equal ones; logits become scores. Without a correction and groups
+// logits decide, of which no two are made equal by rounding.
 ALONE void route_row(const Mixture& m, float* logits, int64_t* experts, float* weights) {
     const int64_t count = m.num_experts, most = m.num_chosen;
-    if (m.correction) score_row(m.score, count, logits);
+    const bool by_score = m.correction || m.num_groups;
+    if (by_score) score_row(m.score, count, logits);
+    if (m.num_groups) close_groups(m, logits);
     const auto key = [&](int64_t e) { return m.correction ? logits[e] + m.correction[e] : logits[e]; };
     int64_t found = 0;
     for (int64_t e = 0; e < count; ++e) {
@@ -64,7 +93,7 @@ ALONE void route_row(const Mixture& m, float* logits, int64_t* experts, float* w
         if (at < most) experts[at] = e;
         if (at < most && found < most) ++found;
     }
-    if (!m.correction) score_row(m.score, count, logits);
+    if (!by_score) score_row(m.score, count, logits);
     float total = 0.0f;
     for (int64_t c = 0; c < most; ++c) total += logits[experts[c]];
     for (int64_t c = 0; c < most; ++c)

@@ -24,10 +24,52 @@ from trencadis_torch.linear.held import FloatWeight, HeldWeight, StackedWeight, 
 from trencadis_torch.linear.native import Mixture, Native, Packed, product
 from trencadis_torch.linear.packed import PackedLinear, pack
 
-__all__ = ["LIMITED", "Activated", "Experts", "FusedMixture", "LooseExperts", "PackedExperts", "Routing", "Score"]
+__all__ = [
+    "LIMITED",
+    "MOST_GROUPS",
+    "Activated",
+    "Experts",
+    "FusedMixture",
+    "Grouping",
+    "LooseExperts",
+    "PackedExperts",
+    "Routing",
+    "Score",
+]
 
 LIMITED: Final = 5
 """``gate · sigmoid(alpha · gate) · (value + 1)``, gates limited from above and values from both sides; after those of ``ACTIVATIONS``."""
+
+
+MOST_GROUPS: Final = 64
+"""Groups of experts that the library can compare."""
+
+
+@attrs.frozen
+class Grouping:
+    """Experts are in groups of one size, and a token goes to those of some groups alone.
+
+    Attributes:
+        num_groups: G, at most :data:`MOST_GROUPS`.
+        num_open: Groups whose experts may be chosen: those with the best sums.
+        num_best: How many of a group's best scores, each with its correction, are summed: 1 or 2.
+
+    Sources: DeepSeek-V2, arXiv:2405.04434, section 2.2.2; DeepSeek-V3, arXiv:2412.19437, section 2.1.2.
+    """
+
+    num_groups: int
+    num_open: int
+    num_best: int
+
+    def sums(self, keys: torch.Tensor) -> torch.Tensor:
+        """Return by what groups are chosen, ``[M, G]``, from keys of experts ``[M, E]``. Pure."""
+        return keys.unflatten(-1, (self.num_groups, -1)).topk(self.num_best, -1).values.sum(-1)
+
+    def masked(self, keys: torch.Tensor) -> torch.Tensor:
+        """Return keys ``[M, E]``, of groups that are not open the least there are. Pure."""
+        chosen = self.sums(keys).topk(self.num_open, -1).indices
+        is_open = torch.zeros(len(keys), self.num_groups, dtype=torch.bool).scatter_(-1, chosen, value=True)
+        return keys.masked_fill(~is_open.repeat_interleave(keys.shape[-1] // self.num_groups, -1), -torch.inf)
 
 
 class Score(IntEnum):
@@ -48,6 +90,7 @@ class Routing:
         correction: Added to scores where experts are chosen, not where they weigh, float32 ``[E]``; None: nothing is.
         normalises: Weights are divided by their sum.
         scale: Then multiplied by this.
+        grouping: Of experts; None: all may be chosen.
 
     Sources: Mixtral, arXiv:2401.04088, section 2.1; the correction, DeepSeek-V3, arXiv:2412.19437, section 2.1.2.
     """
@@ -58,13 +101,25 @@ class Routing:
     correction: torch.Tensor | None = None
     normalises: bool = False
     scale: float = 1.0
+    grouping: Grouping | None = None
+
+    def keys(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return by what experts are chosen, before groups are, from logits ``[M, E]``. Pure."""
+        if self.correction is None and self.grouping is None:
+            return logits
+        scores = self.scores(logits)
+        return scores if self.correction is None else scores + self.correction
+
+    def scores(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return what experts weigh, from logits ``[M, E]``. Pure."""
+        return logits.softmax(-1) if self.score is Score.SOFTMAX else logits.sigmoid()
 
     def choose(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return experts, int64 ``[M, C]``, and their weights, from logits ``[M, E]``. Pure; the library does the same."""
-        scores = logits.softmax(-1) if self.score is Score.SOFTMAX else logits.sigmoid()
-        keys = logits if self.correction is None else scores + self.correction
+        keys = self.keys(logits)
+        keys = keys if self.grouping is None else self.grouping.masked(keys)
         experts = keys.topk(self.num_chosen, -1).indices
-        weights = scores.gather(-1, experts)
+        weights = self.scores(logits).gather(-1, experts)
         if self.normalises:
             weights = weights / weights.sum(-1, keepdim=True)
         return experts, weights * self.scale
@@ -309,6 +364,8 @@ class FusedMixture(nn.Module):
 def _set_routing(mixture: Mixture, routing: Routing) -> None:
     mixture.score, mixture.normalises, mixture.scale = routing.score, routing.normalises, routing.scale
     mixture.correction = None if routing.correction is None else routing.correction.data_ptr()
+    if routing.grouping is not None:
+        mixture.num_groups, mixture.num_open, mixture.num_best = attrs.astuple(routing.grouping)
 
 
 def _take_one_row(one: Packed, other: Packed) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import ClassVar, Final, Self
+from typing import ClassVar, Final, Self, overload
 
 import attrs
 import torch
@@ -25,10 +25,11 @@ __all__ = [
     "GroupedWeight",
     "HeldWeight",
     "IntegerGroups",
+    "JoinedWeight",
+    "Matrices",
     "StackedWeight",
     "UnpackedWeight",
     "form_of",
-    "side_by_side",
     "with_zeros",
 ]
 
@@ -288,14 +289,65 @@ def _cut(index: slice, num_inputs: int, group: int) -> tuple[int, slice] | None:
     return group // smaller, slice(first // smaller, last // smaller)
 
 
-def side_by_side(weights: Sequence[HeldWeight]) -> HeldWeight:
-    """Return matrices with the same inputs as one, their outputs one after the other; as float32 where their forms differ. Pure."""
-    if len(weights) == 1:
-        return weights[0]
-    plain = [one.unpacked() for one in weights]
-    if not all(_is_alike(plain[0], one) for one in plain):
-        return FloatWeight(torch.cat([one.dequantised() for one in plain]))
-    return plain[0].changed(lambda _, name: torch.cat([one.bytes_of(name) for one in plain]))
+@attrs.frozen(eq=False)
+class JoinedWeight(HeldWeight):
+    """Matrices with the same inputs as one, each in its own form; nothing is copied before it is asked for.
+
+    Attributes:
+        parts: The matrices.
+        in_turn: Their outputs take turns, those of the first before those of the next; else one matrix follows the other.
+    """
+
+    parts: Sequence[HeldWeight]
+    in_turn: bool = False
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """N and K."""
+        return sum(part.shape[0] for part in self.parts), self.parts[0].shape[1]
+
+    @property
+    def form(self) -> str:
+        """That of all parts; float32 where they differ."""
+        forms = {part.form for part in self.parts}
+        return forms.pop() if len(forms) == 1 else FloatWeight(torch.empty(0, 0)).form
+
+    def dequantised(self) -> torch.Tensor:
+        """Return float32 ``[N, K]``."""
+        return self._joined([part.dequantised() for part in self.parts])
+
+    def rows(self, index: slice | torch.Tensor) -> HeldWeight:
+        """Return some outputs; parts keep their forms where these outputs lie among each other as all do."""
+        counts = [part.shape[0] for part in self.parts]
+        places = self._joined([torch.stack([torch.full((n,), at), torch.arange(n)], 1) for at, n in enumerate(counts)])[
+            index
+        ]
+        own = [places[places[:, 0] == at] for at in range(len(counts))]
+        left = [one for one in own if len(one)]
+        if (self.in_turn and len(set(map(len, left))) > 1) or not torch.equal(self._joined(left), places):
+            return self.unpacked().rows(index)
+        kept = [part.rows(_as_slice(one[:, 1])) for part, one in zip(self.parts, own, strict=True) if len(one)]
+        return kept[0] if len(kept) == 1 else attrs.evolve(self, parts=kept)
+
+    def columns(self, index: slice) -> JoinedWeight:
+        """Return a range of inputs."""
+        return attrs.evolve(self, parts=[part.columns(index) for part in self.parts])
+
+    def unpacked(self) -> UnpackedWeight:
+        """Return one matrix with a number in memory for each weight; as float32 where forms differ."""
+        plain = [one.unpacked() for one in self.parts]
+        if not all(_is_alike(plain[0], one) for one in plain):
+            return FloatWeight(self.dequantised())
+        return plain[0].changed(lambda _, name: self._joined([one.bytes_of(name) for one in plain]))
+
+    def _joined(self, tensors: list[torch.Tensor]) -> torch.Tensor:
+        return torch.stack(tensors, 1).flatten(0, 1) if self.in_turn else torch.cat(tensors)
+
+
+def _as_slice(index: torch.Tensor) -> slice | torch.Tensor:
+    """Return ascending numbers as a range where none is left out, so that what it takes is a view."""
+    first, last = int(index[0]), int(index[-1])
+    return slice(first, last + 1) if last - first + 1 == len(index) else index
 
 
 def with_zeros(weight: HeldWeight, missing: int) -> HeldWeight:
@@ -315,6 +367,27 @@ def _is_alike(one: HeldWeight, other: HeldWeight) -> bool:
         return False
     pairs = [(getattr(one, name, None), getattr(other, name, None)) for name in ("levels", "order")]
     return all(mine is None or (yours is not None and torch.equal(mine, yours)) for mine, yours in pairs)
+
+
+@attrs.frozen
+class Matrices(Sequence[HeldWeight]):
+    """Matrices that are read as they are asked for, and not held here.
+
+    Attributes:
+        readers: Each reads one.
+    """
+
+    readers: Sequence[Callable[[], HeldWeight]]
+
+    def __len__(self) -> int:
+        return len(self.readers)
+
+    @overload
+    def __getitem__(self, index: int) -> HeldWeight: ...
+    @overload
+    def __getitem__(self, index: slice) -> Matrices: ...
+    def __getitem__(self, index: int | slice) -> HeldWeight | Matrices:
+        return Matrices(self.readers[index]) if isinstance(index, slice) else self.readers[index]()
 
 
 @attrs.frozen(eq=False)
@@ -350,7 +423,8 @@ class StackedWeight:
         matrix = self.matrices[expert]
         if transposed is self.flipped:
             return matrix
-        values = matrix.values if isinstance(matrix, FloatWeight) else matrix.dequantised()
+        plain = matrix.unpacked()
+        values = plain.values if isinstance(plain, FloatWeight) else plain.dequantised()
         return FloatWeight(values.T.contiguous())
 
     def held(self, hold: Callable[[HeldWeight], HeldWeight], *, transposed: bool) -> StackedWeight:

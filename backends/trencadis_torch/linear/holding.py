@@ -6,7 +6,7 @@ from typing import Final
 
 import attrs
 
-from trencadis_torch.linear.held import FloatWeight, HeldWeight
+from trencadis_torch.linear.held import FloatWeight, HeldWeight, JoinedWeight
 from trencadis_torch.linear.packed import INT4_GROUP, quantise, quantise_groups
 
 __all__ = ["AS_STORED", "FLOAT32", "Holding"]
@@ -27,6 +27,8 @@ class Holding:
 
     def hold(self, weight: HeldWeight) -> HeldWeight:
         """Return a matrix in the form that is held."""
+        if isinstance(weight, JoinedWeight):
+            return attrs.evolve(weight, parts=[self.hold(part) for part in weight.parts])
         if not isinstance(weight, FloatWeight) or self.form == AS_STORED:
             return weight
         if self.form == "int4" and not weight.shape[1] % INT4_GROUP:

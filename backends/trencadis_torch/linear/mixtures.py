@@ -17,7 +17,17 @@ import attrs
 import torch
 from torch import nn
 
-from trencadis_torch.linear.experts import LIMITED, Activated, FusedMixture, LooseExperts, PackedExperts, Routing, Score
+from trencadis_torch.linear.experts import (
+    LIMITED,
+    MOST_GROUPS,
+    Activated,
+    FusedMixture,
+    Grouping,
+    LooseExperts,
+    PackedExperts,
+    Routing,
+    Score,
+)
 from trencadis_torch.linear.fused import FusedMLP
 from trencadis_torch.linear.held import FloatWeight, HeldWeight, StackedWeight
 from trencadis_torch.linear.native import ACTIVATIONS, Native
@@ -58,21 +68,30 @@ def _own(module: nn.Module) -> dict[str, Any]:
 
 
 def packed_experts(
-    module: Any, seen: Watched, hold: Hold, native: Native, agree: Agree, activation_of: ActivationOf
+    module: Any, seen: Watched | None, hold: Hold, native: Native, agree: Agree, activation_of: ActivationOf
 ) -> PackedExperts | None:
     """Return packed experts that compute what a module does; None: there are none.
 
     Args:
         module: The experts.
-        seen: A call of theirs: rows, experts and weights.
+        seen: A call of theirs: rows, experts and weights; None: no row came to them, as it may be on one of several ranks.
         hold: Gives a matrix the form in which it is held.
         native: The library.
         agree: Whether two tensors differ by rounding alone.
         activation_of: Names the activation of a module without weights.
     """
-    x, *routes = (one[:TRIED] for one in _experts_call(seen))
+    x, *routes = (
+        _made_up(module, native, activation_of) if seen is None else (one[:TRIED] for one in _experts_call(seen))
+    )
     found = _loose(module, x, routes, native, agree, activation_of)
     return None if found is None else found.packed(hold)
+
+
+def _made_up(module: Any, native: Native, activation_of: ActivationOf) -> tuple[torch.Tensor, ...]:
+    """Return rows for experts, the expert that each goes to, and its weight."""
+    one = next(_ways(module, native, activation_of))
+    rows = torch.randn(TRIED, one.up.shape[1 if one.transposed else 2], generator=torch.Generator().manual_seed(14))
+    return rows, torch.arange(TRIED)[:, None] % one.up.shape[0], torch.full((TRIED, 1), 0.5)
 
 
 def _experts_call(seen: Watched) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -85,11 +104,11 @@ def _loose(
 ) -> LooseExperts | None:
     larger = torch.randn(x.shape, generator=torch.Generator().manual_seed(11)) * 30.0 * x.square().mean().sqrt()
     expected = [(rows, module(rows, *routes)) for rows in (x, larger)]
-    candidates = _ways(module, x.shape[-1], native, activation_of)
+    candidates = _ways(module, native, activation_of)
     return next((one for one in candidates if all(agree(one(rows, *routes), y) for rows, y in expected)), None)
 
 
-def _ways(module: Any, hidden_size: int, native: Native, activation_of: ActivationOf) -> Iterator[LooseExperts]:
+def _ways(module: Any, native: Native, activation_of: ActivationOf) -> Iterator[LooseExperts]:
     """Yield the ways in which experts may compute, as far as their shapes allow them."""
     own = _own(module)
     stacks = {name: _stack(one) for name, one in own.items() if not isinstance(one, torch.Tensor) or one.dim() == 3}
@@ -97,10 +116,10 @@ def _ways(module: Any, hidden_size: int, native: Native, activation_of: Activati
     for (up, down), transposed in itertools.product(itertools.permutations(stacks.values()), (False, True)):
         outputs, inputs = up.shape[1:][::-1] if transposed else up.shape[1:]
         size, back = (outputs // 2, down.shape[1:][::-1] if transposed else down.shape[1:])
-        if inputs != hidden_size or outputs % 2 or back != (hidden_size, size):
+        if outputs % 2 or back != (inputs, size):
             continue
         up_bias = next((one for one in biases if one.shape[1] == outputs), None)
-        down_bias = next((one for one in biases if one is not up_bias and one.shape[1] == hidden_size), None)
+        down_bias = next((one for one in biases if one is not up_bias and one.shape[1] == inputs), None)
         halves = (slice(0, size), slice(size, None)), (slice(0, None, 2), slice(1, None, 2))
         for (first, second), activated in itertools.product(halves, _activated(module, activation_of)):
             for gates, values in ((first, second), (second, first)):
@@ -252,7 +271,7 @@ def _read_router(module: Any, name: str, call: Watched, loose: LooseExperts | No
     assert routes is not None, "it gave some before"
     logits = linear(made)
     numbers = [float(one) for one in vars(router).values() if type(one) in (int, float) and one > 0]
-    for routing in _routings(module, len(linear.weight), routes[0].shape[-1]):
+    for routing in _routings(module, router, len(linear.weight), routes[0].shape[-1]):
         found = _scaled(routing, logits, routes, numbers)
         if found is not None:
             return linear, found
@@ -269,18 +288,29 @@ def _linear(weight: torch.Tensor, router: Any) -> nn.Linear:
     return made
 
 
-def _routings(module: Any, num_experts: int, num_chosen: int) -> Iterator[Routing]:
-    """Yield ways of choosing."""
+def _routings(module: Any, router: Any, num_experts: int, num_chosen: int) -> Iterator[Routing]:
+    """Yield ways of choosing, those without groups first."""
     named = itertools.chain(module.named_parameters(), module.named_buffers())
     corrections = [one.detach().flatten().float() for _, one in named if one.numel() == num_experts]
-    for score, correction, normalises in itertools.product(Score, (None, *corrections), (False, True)):
-        yield Routing(
-            num_experts=num_experts,
-            num_chosen=num_chosen,
-            score=score,
-            correction=correction,
-            normalises=normalises,
-        )
+    for grouping in (None, *_groupings(module, router, num_experts, num_chosen)):
+        for score, correction, normalises in itertools.product(Score, (None, *corrections), (False, True)):
+            yield Routing(
+                num_experts=num_experts,
+                num_chosen=num_chosen,
+                score=score,
+                correction=correction,
+                normalises=normalises,
+                grouping=grouping,
+            )
+
+
+def _groupings(module: Any, router: Any, num_experts: int, num_chosen: int) -> Iterator[Grouping]:
+    """Yield the groups that experts may be in, by whole numbers that the modules have."""
+    numbers = sorted({one for part in (router, module) for one in vars(part).values() if type(one) is int})
+    for num_open, num_groups in itertools.combinations([one for one in numbers if 0 < one <= MOST_GROUPS], 2):
+        size, left = divmod(num_experts, num_groups)
+        if not left and size * num_open >= num_chosen:
+            yield from (Grouping(num_groups, num_open, num_best) for num_best in (1, 2) if num_best <= size)
 
 
 def _scaled(
@@ -303,12 +333,20 @@ def _spread(experts: torch.Tensor, weights: torch.Tensor, like: torch.Tensor) ->
 
 
 def _is_clear(routing: Routing, logits: torch.Tensor) -> torch.Tensor:
-    """Return for each row whether the last expert chosen is clearly better than the first other one."""
-    keys = logits.softmax(-1) if routing.score is Score.SOFTMAX else logits.sigmoid()
+    """Return for each row whether the last expert chosen is clearly better than the first other one, and groups are so too."""
+    keys, grouping = routing.scores(logits), routing.grouping
     keys = keys if routing.correction is None else keys + routing.correction
-    if routing.num_chosen == routing.num_experts:
-        return torch.ones(len(logits), dtype=torch.bool)
-    best = keys.topk(routing.num_chosen + 1, -1).values
+    if grouping is None:
+        return _is_apart(keys, routing.num_chosen)
+    is_apart = _is_apart(grouping.sums(keys), grouping.num_open)
+    return is_apart & _is_apart(grouping.masked(keys), routing.num_chosen)
+
+
+def _is_apart(keys: torch.Tensor, num_chosen: int) -> torch.Tensor:
+    """Return for each row whether the last of the best is clearly better than the first other one."""
+    if num_chosen == keys.shape[-1]:
+        return torch.ones(len(keys), dtype=torch.bool)
+    best = keys.topk(num_chosen + 1, -1).values
     return best[:, -2] - best[:, -1] > TIE * best[:, 0].abs()
 
 

@@ -85,7 +85,7 @@ class Mixture(ctypes.Structure):
         *((name, Product) for name in ("router", "gates", "values", "down", "beside")),
         ("correction", _AT),
         *((name, _INT) for name in ("num_experts", "num_chosen", "hidden_size", "inner_size")),
-        *((name, _INT) for name in ("score", "normalises", "activation")),
+        *((name, _INT) for name in ("score", "normalises", "activation", "num_groups", "num_open", "num_best")),
         *((name, _DOUBLE) for name in ("scale", "alpha", "limit")),
     )
 

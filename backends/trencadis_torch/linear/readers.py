@@ -73,25 +73,36 @@ def candidates(model: Any) -> Iterator[tuple[str, nn.Module]]:
 
 
 def replacement_of(
-    module: Any, seen: Watched, pack: Pack, hold: Hold | None, native: FusedKernels, together: Together
+    module: nn.Module,
+    seen: Watched | None,
+    pack: Pack,
+    hold: Hold | None,
+    native: FusedKernels,
+    together: Together,
 ) -> nn.Module | None:
     """Return the replacement of a module, its weights packed; None: there is none, or, of experts, no ``hold``."""
     kind = type(module).__name__
     try:
+        if is_mixture(module) or is_experts(module):
+            return None if hold is None or not isinstance(native, Native) else _mixture(module, seen, hold, native)
+        if seen is None:
+            return None
         if _is_norm(module):
             return _norm(module, seen, native)
         if _is_mlp(module):
             return _mlp(module, seen, pack, native, together)
-        if is_mixture(module) or is_experts(module):
-            if hold is None or not isinstance(native, Native):
-                return None
-            read = read_mixture if is_mixture(module) else packed_experts
-            return read(module, seen, hold, native, agree, _activation_of)
         return _rotary_attention(module, seen, pack, native, together)
     except (AttributeError, TypeError, KeyError, IndexError, RuntimeError, ValueError) as error:
         # Made of the same parts as its kind, but not as its kind is.
         logger.info("%s is left as it is: %s: %s", kind, type(error).__name__, error)
         return None
+
+
+def _mixture(module: nn.Module, seen: Watched | None, hold: Hold, native: Native) -> nn.Module | None:
+    """Return a mixture, or experts, to which no row may have come."""
+    if is_experts(module):
+        return packed_experts(module, seen, hold, native, agree, _activation_of)
+    return None if seen is None else read_mixture(module, seen, hold, native, agree, _activation_of)
 
 
 def agree(found: Any, expected: Any) -> bool:

@@ -89,12 +89,10 @@ def replace_modules(
         native: The compiled library; None: linear layers go to oneDNN one by one, and nothing is fused.
         together: Asked for each module that sums over ranks: all replace it or none, so that all go on with the same sums.
     """
-    holding = Holding(AS_STORED if quantization == "none" else quantization)
     replacing = Replacing(
         model,
         pack=_packer(quantization, native),
-        # Ranks divide and count experts by their weights as transformers has them.
-        hold=holding.hold if together is None else None,
+        hold=Holding(AS_STORED if quantization == "none" else quantization).hold,
         native=native,
         together=together,
     )
@@ -369,7 +367,7 @@ def _replace(
     """Replace a module if something may stand for it; nothing holds the old one afterwards."""
     parent, _, child = name.rpartition(".")
     old = getattr(model.get_submodule(parent), child, None) if _has(model, parent) else None
-    if seen is None or old is None:
+    if old is None:
         return False  # a part of what was replaced before
     if name in reads:
         logger.info("%s is left as it is: the model's code reads %s of it.", name, ", ".join(sorted(reads[name])))

@@ -28,12 +28,18 @@ _MODEL_TYPES: Final[Mapping[str, str]] = {
 _TEXT_TYPES: Final[Mapping[str, str]] = {"gemma3": "gemma3_text", "gemma4": "gemma4_text"}
 """Families of whose models a file has the part for text alone."""
 
+_TABLES: Final[Mapping[str, str]] = {"mixtral": "llama", "olmoe": "llama"}
+"""Families without a table of their own, and that whose names they have."""
+
 _MORE_NAMES: Final[Mapping[str, Mapping[str, str]]] = {
     "gemma2": {
         "attn_logit_softcapping": "attn_logit_softcapping",
         "final_logit_softcapping": "final_logit_softcapping",
     },
     "gemma3": {"final_logit_softcapping": "final_logit_softcapping"},
+    "gpt_oss": {"attention.key_length": "head_dim"},
+    "mixtral": {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"},
+    "olmoe": {"expert_count": "num_experts", "expert_used_count": "num_experts_per_tok"},
     "qwen3": {"attention.key_length": "head_dim"},
     "qwen3_moe": {"expert_feed_forward_length": "moe_intermediate_size"},
     "qwen2_moe": {
@@ -56,6 +62,9 @@ _SCALING: Final[Mapping[str, str]] = {
     "yarn_beta_slow": "beta_slow",
 }
 """Settings of scaled rotary embeddings, by their names in files."""
+
+_MORE_SCALING: Final[Mapping[str, Mapping[str, Any]]] = {"gpt_oss": {"truncate": False}}
+"""Settings of scaled rotary embeddings that no file has: gpt-oss's ranges of frequencies have no whole numbers as ends."""
 
 _LLAMA3: Final = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 """Of all Llama 3 models whose rotary embeddings are scaled; a file has the quotients that they lead to."""
@@ -104,14 +113,17 @@ def _by_table(file: GgufFile) -> dict[str, Any]:
 
     architecture = file.architecture
     family = _MODEL_TYPES.get(architecture, architecture)
-    if family not in GGUF_CONFIG_MAPPING or family in ("general", "tokenizer"):
-        known = sorted(set(GGUF_CONFIG_MAPPING) - {"general", "tokenizer"})
+    if family == "llama" and _own(file).get("expert_count"):
+        family = "mixtral"
+    known_as = _TABLES.get(family, family)
+    if known_as not in GGUF_CONFIG_MAPPING or family in ("general", "tokenizer"):
+        known = sorted({*GGUF_CONFIG_MAPPING, *_TABLES} - {"general", "tokenizer"})
         raise ModelLoadError(
             f"{file.path}: transformers {__version__} has no mapping for .gguf files of the architecture {architecture!r}.",
             hint=f"Give the model as a directory with config.json and *.safetensors. Mapped are: {', '.join(known)}.",
         )
     tables = {
-        architecture: {**GGUF_CONFIG_MAPPING[family], **_MORE_NAMES.get(family, {})},
+        architecture: {**GGUF_CONFIG_MAPPING[known_as], **_MORE_NAMES.get(family, {})},
         "tokenizer": GGUF_CONFIG_MAPPING["tokenizer"],
     }
     settings: dict[str, Any] = dict(GGUF_CONFIG_DEFAULTS_MAPPING.get(family, {}))
@@ -129,7 +141,7 @@ def _by_table(file: GgufFile) -> dict[str, Any]:
         settings["vocab_size"] = table.shape[0]
     settings.update(_of_family(file, family))
     if scaling := _rotary_scaling(file, settings):
-        settings["rope_scaling"] = scaling
+        settings["rope_scaling"] = {**scaling, **_MORE_SCALING.get(family, {})}
     return settings
 
 

@@ -92,11 +92,6 @@ class Dividing(Protocol):
         """Layers of this stage; None: all."""
         ...
 
-    @property
-    def divides_layers(self) -> bool:
-        """Whether several ranks have parts of the same layers."""
-        ...
-
 
 @attrs.frozen(kw_only=True, eq=False)
 class LoadedDecoder:
@@ -335,12 +330,10 @@ class _Loading:
         self._share = share
         self._obstacle: NotLayerwiseError | None = None
         self._stacks: list[tuple[nn.Module, str]] = []
-        # Ranks divide and count experts by their weights as transformers has them.
-        self._holds_experts = native is not None and (share is None or not share.divides_layers)
         self._replacing = Replacing(
             model,
             pack=self._pack,
-            hold=holding.hold if self._holds_experts else None,
+            hold=holding.hold,
             native=native,
             together=None if share is None else share.agree,
             keep=self._refuse_kept,
@@ -528,7 +521,7 @@ class _Loading:
 
         def is_stack(name: str) -> bool:
             found = place_of(name)
-            return found is not None and found.is_stack and self._holds_experts
+            return found is not None and found.is_stack and self._native is not None
 
         for name, weight in self._weights.read(wanted, is_matrix, is_stack):
             place = place_of(name)

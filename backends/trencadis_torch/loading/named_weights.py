@@ -8,14 +8,15 @@ one layer, not to a whole checkpoint.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import attrs
 import torch
 
 from trencadis_torch.linear.formats.source import WeightSource
-from trencadis_torch.linear.held import FloatWeight, HeldWeight, StackedWeight, side_by_side
+from trencadis_torch.linear.held import FloatWeight, HeldWeight, JoinedWeight, Matrices, StackedWeight
 
 __all__ = ["NamedWeights"]
 
@@ -144,9 +145,11 @@ class NamedWeights:
         if group.rule is None:
             return self._source.stack(group.sources[0][0])
         names = [[name for name, one in group.sources if one == pattern] for pattern in group.rule.source_patterns]
-        return StackedWeight(
-            [side_by_side([self._source.weight(name) for name in each]) for each in zip(*names, strict=True)]
-        )
+        return StackedWeight(Matrices([partial(self._expert, each) for each in zip(*names, strict=True)]))
+
+    def _expert(self, names: Sequence[str]) -> HeldWeight:
+        parts = [self._source.weight(name) for name in names]
+        return parts[0] if len(parts) == 1 else JoinedWeight(parts)
 
     def _made(self, group: _Group) -> dict[str, torch.Tensor]:
         """Return weights that are made by a rule of transformers."""

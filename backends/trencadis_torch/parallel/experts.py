@@ -131,7 +131,7 @@ class ExpertLoads:
         self._weights: torch.Tensor | None = None
         for name, module in model.named_modules():
             if isinstance(module, OwnExperts):
-                self._device = next(module.parameters()).device
+                self._device = next(module.buffers(recurse=False)).device
                 totals = torch.zeros(module.slots.num_experts, dtype=torch.int64, device=self._device)
                 layer = self._layers[layer_of(name)] = _Layer(module.slots, totals)
                 module.count = self._counter(layer.totals)

@@ -11,14 +11,14 @@ nothing is a plain one with fewer outputs, and needs no module. Whole experts ar
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import nn
 
 from trencadis.interfaces import Collective
 
-__all__ = ["GatheredLinear", "RowLinear", "SupportsSums", "VocabEmbedding", "sum_outputs", "summing"]
+__all__ = ["GatheredLinear", "RowLinear", "Summed", "SupportsSums", "VocabEmbedding", "sum_outputs", "summing"]
 
 
 @runtime_checkable
@@ -144,7 +144,28 @@ class VocabEmbedding(nn.Module):
         return rows.masked_fill(is_other, 0), is_other
 
 
+class Summed(nn.Module):
+    """A module whose outputs are summed over the ranks, each of which has a part of it.
+
+    Args:
+        local: This rank's part.
+        group: The ranks.
+
+    Attributes:
+        local: As given.
+    """
+
+    def __init__(self, local: nn.Module, group: Collective) -> None:
+        super().__init__()
+        self.local = local
+        self._sum = summing(group)
+
+    def forward(self, *args: Any, **options: Any) -> torch.Tensor:
+        """Return the sum of what the ranks' parts return."""
+        return self._sum(self.local(*args, **options))
+
+
 def sum_outputs(module: nn.Module, group: Collective) -> None:
-    """Let a module's output be the sum over the ranks, each of which has a part of all its experts."""
+    """Let a module's output be the sum over the ranks, each of which has a part of it; the module stays itself."""
     summed = summing(group)
     module.register_forward_hook(lambda _, __, output: summed(output))

@@ -9,12 +9,14 @@ whole matrix is, one at a time, and the part is copied out of it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
+import attrs
 import torch
 
 from trencadis_torch.linear.formats.gguf_blocks import BlocksWeight
-from trencadis_torch.linear.held import FloatWeight, HeldWeight, StackedWeight, with_zeros
+from trencadis_torch.linear.held import FloatWeight, HeldWeight, JoinedWeight, Matrices, StackedWeight, with_zeros
 from trencadis_torch.loading.named_weights import NamedWeights
 from trencadis_torch.parallel.cuts import Cut
 from trencadis_torch.parallel.reading import part_of
@@ -69,7 +71,7 @@ class ShareWeights:
         Args:
             names: In the share.
             is_matrix: Whether a name is a matrix that may be held in a form of its own; any other comes as a tensor.
-            is_stack: Whether a name is the matrices of a layer's experts, which are whole here.
+            is_stack: Whether a name is the matrices of a layer's experts.
 
         Raises:
             ModelLoadError: Of the source.
@@ -106,12 +108,23 @@ class ShareWeights:
         weight: HeldWeight | StackedWeight | torch.Tensor, piece: Piece, is_matrix: bool
     ) -> HeldWeight | StackedWeight | torch.Tensor:
         if isinstance(weight, StackedWeight):
-            return weight
+            return _some_experts(weight, piece.cut)
         if isinstance(weight, HeldWeight):
             held = _part(weight, piece.cut)
             return held if is_matrix else held.dequantised()
         part = part_of(weight, piece)
         return FloatWeight(part) if is_matrix else part
+
+
+def _some_experts(stack: StackedWeight, cut: Cut | None) -> StackedWeight:
+    """Return some of a layer's experts, or a part of each; one is read at a time."""
+    if cut is None:
+        return stack
+    if cut.dim == 0:
+        chosen = [expert for one in cut.ranges for expert in range(*one)]
+        return attrs.evolve(stack, matrices=Matrices([partial(stack.matrices.__getitem__, one) for one in chosen]))
+    own = attrs.evolve(cut, dim=int((cut.dim == 1) is stack.flipped))
+    return attrs.evolve(stack, matrices=[_part(matrix, own) for matrix in stack.matrices])
 
 
 def _is_empty(piece: Piece) -> bool:
@@ -123,15 +136,22 @@ def _part(weight: HeldWeight, cut: Cut | None) -> HeldWeight:
     """Return a part of a matrix that holds no more than it: a view of a file, a copy, or what is still to be unpacked."""
     if cut is None:
         return weight
+    if isinstance(weight, JoinedWeight) and cut.dim == 1:
+        return attrs.evolve(weight, parts=[_part(part, cut) for part in weight.parts])
     if len(cut.ranges) > 1:
         rows = torch.cat([torch.arange(*one) for one in cut.ranges])
-        return weight.rows(rows) if cut.dim == 0 else FloatWeight(cut.take(weight.dequantised()))
+        return _alone(weight.rows(rows)) if cut.dim == 0 else FloatWeight(cut.take(weight.dequantised()))
     one = slice(*cut.ranges[0])
     part = weight.rows(one) if cut.dim == 0 else weight.columns(one)
     missing = cut.size - part.shape[cut.dim]
-    if not missing and not cut.dim and (_is_of_a_file(part) or isinstance(part, BlocksWeight)):
-        return part
-    return with_zeros(part, missing)
+    return with_zeros(part, missing) if missing or cut.dim else _alone(part)
+
+
+def _alone(part: HeldWeight) -> HeldWeight:
+    """Return some outputs of a matrix so that the others are not held."""
+    if isinstance(part, JoinedWeight):
+        return attrs.evolve(part, parts=[_alone(one) for one in part.parts])
+    return part if _is_of_a_file(part) or isinstance(part, BlocksWeight) else with_zeros(part, 0)
 
 
 def _is_of_a_file(weight: HeldWeight) -> bool:

@@ -29,7 +29,7 @@ from trencadis_torch.parallel.cuts import Cut, even, halves, padded
 from trencadis_torch.parallel.experts import OwnExperts
 from trencadis_torch.parallel.fused import gates_side_by_side, heads_side_by_side
 from trencadis_torch.parallel.heads import Heads, divides, set_local_heads
-from trencadis_torch.parallel.modules import GatheredLinear, RowLinear, VocabEmbedding, sum_outputs
+from trencadis_torch.parallel.modules import GatheredLinear, RowLinear, Summed, VocabEmbedding, sum_outputs
 from trencadis_torch.parallel.placement import ExpertPlacement, ExpertSlots
 from trencadis_torch.parallel.plan import expand_plan, plan_of
 
@@ -242,7 +242,9 @@ class _Sharder:
     # ------------------------------------------------------------------------------------------------- modules
 
     def _module(self, name: str, module: Any, style: str) -> None:
-        if style in ("moe_tp_experts", "all_reduce"):
+        if style == "moe_tp_experts":
+            self._put(name, Summed(module, self._group))
+        elif style == "all_reduce":
             sum_outputs(module, self._group)
         elif style == "ep_dispatch_experts":
             if name not in self._slots:

@@ -2,6 +2,7 @@
 
 the model's names ◀ transformers' and gguf's tables ◀ the file's names
 rows of a matrix  ◀ transformers' changes to rows, tried on their numbers ◀ blocks, unpacked as they are asked for
+experts           ◀ gates, values and matrices back of all experts, each a weight of the file, as the model's class has them together
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ import importlib.util
 import math
 import mmap
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
+import attrs
 import numpy as np
 import torch
 
@@ -20,7 +22,7 @@ from trencadis.errors import ModelLoadError
 from trencadis.gguf_file import KINDS, ROTARY_TENSORS, GgufFile, GgufTensor
 from trencadis_torch.linear.formats.gguf_blocks import FORMS, BlocksWeight
 from trencadis_torch.linear.formats.source import WeightSource
-from trencadis_torch.linear.held import FloatWeight, HeldWeight
+from trencadis_torch.linear.held import FloatWeight, HeldWeight, JoinedWeight, StackedWeight
 
 __all__ = ["GgufSource"]
 
@@ -50,8 +52,8 @@ class GgufSource(WeightSource):
         self._file = file
         _check_kinds(file)
         self._processor = TENSOR_PROCESSORS.get(file.architecture, TensorProcessor)(config=config.to_dict())
-        self._shapes = _shapes_of(config)
-        self._names, self._parts = _named(file, self._shapes, config, self._processor)
+        self._shapes, self._experts = _shapes_of(config)
+        self._names, self._parts = _named(file, self._shapes, self._experts, config, self._processor)
         homeless = sorted(set(file.tensors) - {one for parts in self._parts.values() for one in parts} - ROTARY_TENSORS)
         if homeless:
             raise ModelLoadError(
@@ -97,10 +99,9 @@ class GgufSource(WeightSource):
         return held if in_order else held.rows(torch.from_numpy(order))
 
     def tensor(self, name: str) -> torch.Tensor:
-        """Return a weight as floats: as stored where that is what the model has, else float32.
-
-        A processor of transformers puts the parts of a mixture's experts together itself, in ``gathered``.
-        """
+        """Return a weight as floats: as stored where that is what the model has, else float32."""
+        if name in self._experts:
+            return self._of_experts(name)
         gathered: dict[str, Any] = {"tensors": {}}
         last: torch.Tensor | None = None
         for part in self._parts[name]:
@@ -110,12 +111,32 @@ class GgufSource(WeightSource):
             return found
         return last.reshape(self._shapes[name]) if math.prod(self._shapes[name]) == last.numel() else last
 
+    def stack(self, name: str) -> StackedWeight:
+        """Return the matrices of a layer's experts in the form of the file."""
+        layout = self._experts[name]
+        parts = [self._matrices(self._file.tensors[part]) for part in self._parts[name]]
+        joined = [JoinedWeight(each, in_turn=layout.in_turn) for each in zip(*parts, strict=True)]
+        return StackedWeight(joined if len(parts) > 1 else parts[0], flipped=layout.flipped)
+
+    def _matrices(self, tensor: GgufTensor) -> list[HeldWeight]:
+        """Return the matrix of each expert."""
+        held, (num_experts, num_outputs, _) = self._held(tensor), tensor.shape
+        return [held.rows(slice(e * num_outputs, (e + 1) * num_outputs)) for e in range(num_experts)]
+
+    def _of_experts(self, name: str) -> torch.Tensor:
+        """Return matrices or biases of a layer's experts as floats."""
+        if len(self._shapes[name]) == 3:
+            stack = self.stack(name)
+            return torch.stack([stack[index] for index in range(stack.shape[0])])
+        biases = [self._held(self._file.tensors[part]).dequantised() for part in self._parts[name]]
+        return torch.stack(biases, -1).flatten(1) if self._experts[name].in_turn else torch.cat(biases, 1)
+
     def let_go(self) -> None:
         """Take the file's pages out of this process's memory."""
         self._file.mapped.madvise(mmap.MADV_DONTNEED)
 
     def _processed(self, part: str, gathered: dict[str, Any]) -> torch.Tensor | None:
-        """Return a tensor as the model has it; None: it was put into ``gathered``."""
+        """Return a tensor as the model has it; None: a processor of transformers has put it into ``gathered``."""
         stored = self._held(self._file.tensors[part])
         floats = stored.dequantised().view(self._file.tensors[part].shape)
         given = floats.numpy()
@@ -160,8 +181,21 @@ def _check_kinds(file: GgufFile) -> None:
             )
 
 
-def _shapes_of(config: Any) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a model's weights by name, of a model that is built without memory."""
+@attrs.frozen
+class _Layout:
+    """How a model's class has the weights of a layer's experts together.
+
+    Attributes:
+        flipped: A matrix is ``[K, N]``.
+        in_turn: Gates and values take turns; else all values follow all gates.
+    """
+
+    flipped: bool
+    in_turn: bool
+
+
+def _shapes_of(config: Any) -> tuple[dict[str, tuple[int, ...]], dict[str, _Layout]]:
+    """Return the shapes of a model's weights by name, and how those of experts lie, of a model that is built without memory."""
     from transformers import AutoModelForCausalLM
 
     try:
@@ -169,11 +203,17 @@ def _shapes_of(config: Any) -> dict[str, tuple[int, ...]]:
             model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     except Exception as error:
         raise ModelLoadError(f"a model of type {config.model_type} cannot be built: {error}") from error
-    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    experts = {
+        f"{prefix}.{own}": _Layout(bool(part.is_transposed), not getattr(part, "is_concatenated", True))
+        for prefix, part in model.named_modules()
+        if "is_transposed" in vars(part)
+        for own, _ in part.named_parameters(recurse=False)
+    }
+    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}, experts
 
 
 def _named(
-    file: GgufFile, shapes: Iterable[str], config: Any, processor: Any
+    file: GgufFile, shapes: Iterable[str], experts: Iterable[str], config: Any, processor: Any
 ) -> tuple[dict[str, str], dict[str, list[str]]]:
     """Return the model's names by the file's, and the file's tensors of each of the model's weights.
 
@@ -188,7 +228,7 @@ def _named(
             hint="pip install --upgrade gguf",
         )
     table = get_tensor_name_map(kind, config.get_text_config(decoder=True).num_hidden_layers)
-    names: dict[str, str] = {}
+    names = {part: own for own in experts for part in _parts_of_experts(own, table)}
     for own in dict.fromkeys(map(processor.preprocess_name, shapes)):
         base, dot, suffix = own.rpartition(".")
         if suffix not in ("weight", "bias"):
@@ -205,4 +245,14 @@ def _named(
         name = names.get(part) or names.get(part.removesuffix(".weight"))
         if name is not None:
             parts.setdefault(name, []).append(part)
-    return names, parts
+    order = {part: place for place, part in enumerate(names)}
+    return names, {name: sorted(found, key=lambda part: order.get(part, 0)) for name, found in parts.items()}
+
+
+def _parts_of_experts(own: str, table: Any) -> Iterator[str]:
+    """Yield the file's names for a weight or a bias of a layer's experts; gates come before values."""
+    base = own.removesuffix("_bias")
+    for one in (base, *(base.replace(".gate_up_proj", f".{side}_proj") for side in ("gate", "up"))):
+        part = table.get_name(one)
+        if part is not None:
+            yield f"{part}.{'weight' if own == base else 'bias'}"

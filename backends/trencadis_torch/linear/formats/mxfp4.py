@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, ClassVar, Final
 
 import torch
 
 from trencadis_torch.linear.formats.quantised import WHOLE, QuantisedSource
 from trencadis_torch.linear.formats.unpacking import fp4_groups, powers_of_two
-from trencadis_torch.linear.held import GroupedWeight, HeldWeight, StackedWeight
+from trencadis_torch.linear.held import GroupedWeight, HeldWeight, Matrices, StackedWeight
 
 __all__ = ["Mxfp4Source"]
 
@@ -68,7 +69,8 @@ class Mxfp4Source(QuantisedSource):
         """Return the matrices of all experts, exactly."""
         if not self.is_quantised(name):
             return super().stack(name)
-        return StackedWeight([self.expert(name, index) for index in range(self.shape(name)[0])], flipped=True)
+        count = range(self.shape(name)[0])
+        return StackedWeight(Matrices([partial(self.expert, name, index) for index in count]), flipped=True)
 
     def _quantised_weight(self, name: str) -> HeldWeight:
         raise self._fault(name, "matrices of experts are stacked, and are asked for one by one")

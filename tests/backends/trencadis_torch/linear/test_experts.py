@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import attrs
 import pytest
 import torch
 
 from support.backends import families, quantised_checkpoints, tiny_models
 from support.backends.held_forms import FORMS
 from support.backends.one_call import errors_in_one_call
-from trencadis import LLM, SamplingParams
+from support.backends.served import held, prompt_logprobs
 from trencadis_torch.linear.decoder import decoder_of
-from trencadis_torch.linear.experts import LIMITED, Activated, LooseExperts, Routing, Score
-from trencadis_torch.linear.held import StackedWeight, side_by_side
+from trencadis_torch.linear.experts import (
+    LIMITED,
+    Activated,
+    FusedMixture,
+    Grouping,
+    LooseExperts,
+    Routing,
+    Score,
+)
+from trencadis_torch.linear.held import JoinedWeight, StackedWeight
+from trencadis_torch.linear.mixtures import packed_experts
 from trencadis_torch.linear.native import ACTIVATIONS, Mixture, native
+from trencadis_torch.linear.readers import _activation_of as activation_of
+from trencadis_torch.linear.readers import agree
 
 pytestmark = pytest.mark.skipif(native() is None, reason="there is no C++ compiler on this machine")
 
@@ -114,17 +128,26 @@ def test_an_expert_that_there_is_not_is_refused():
             packed(random(2, HIDDEN), experts, weights)
 
 
-@pytest.mark.representatives(8)
+@pytest.mark.representatives(24)
+@pytest.mark.parametrize("grouping", [None, Grouping(7, 3, 2), Grouping(3, 2, 1)])
 @pytest.mark.parametrize("normalises", [False, True])
 @pytest.mark.parametrize("corrected", [False, True])
 @pytest.mark.parametrize("score", Score)
-def test_the_library_chooses_and_weighs_as_it_is_written_step_by_step(score, corrected, normalises):
+def test_the_library_chooses_and_weighs_as_it_is_written_step_by_step(score, corrected, normalises, grouping):
     correction = random(21, seed=5) if corrected else None
     routing = Routing(
-        num_experts=21, num_chosen=4, score=score, correction=correction, normalises=normalises, scale=2.5
+        num_experts=21,
+        num_chosen=4,
+        score=score,
+        correction=correction,
+        normalises=normalises,
+        scale=2.5,
+        grouping=grouping,
     )
     at = None if correction is None else correction.data_ptr()
     mixture = Mixture(num_experts=21, num_chosen=4, score=score, normalises=normalises, scale=2.5, correction=at)
+    if grouping is not None:
+        mixture.num_groups, mixture.num_open, mixture.num_best = attrs.astuple(grouping)
     logits = 3 * random(300, 21, seed=6)
     experts, weights = routing.choose(logits)
     found, weighs = native().route(logits, mixture)
@@ -133,25 +156,66 @@ def test_the_library_chooses_and_weighs_as_it_is_written_step_by_step(score, cor
 
 
 def test_logits_that_are_no_numbers_choose_experts_that_there_are():
-    mixture = Mixture(num_experts=5, num_chosen=3, score=Score.SOFTMAX, scale=1.0)
-    experts, weights = native().route(torch.full((2, 5), torch.nan), mixture)
-    assert experts.tolist() == [[0, 1, 2]] * 2
-    assert weights.isnan().all()
+    for groups in ({}, {"num_groups": 5, "num_open": 3, "num_best": 1}):
+        mixture = Mixture(num_experts=5, num_chosen=3, score=Score.SOFTMAX, scale=1.0, **groups)
+        experts, weights = native().route(torch.full((2, 5), torch.nan), mixture)
+        assert experts.tolist() == [[0, 1, 2]] * 2
+        assert weights.isnan().all()
 
 
 @pytest.mark.parametrize("form", sorted(FORMS))
 def test_matrices_side_by_side_keep_their_form(form):
     one, other = (FORMS[form](random(6, 64, seed=seed)) for seed in (1, 2))
-    both = side_by_side([one, other])
+    both = JoinedWeight([one, other])
     assert both.form == one.form
     assert torch.equal(both.dequantised(), torch.cat([one.dequantised(), other.dequantised()]))
 
 
 def test_matrices_of_different_forms_become_floats_side_by_side():
     one, other = FORMS["int8"](random(8, 32, seed=1)), FORMS["bfloat16"](random(4, 32, seed=2))
-    both = side_by_side([one, other])
+    both = JoinedWeight([one, other])
     assert both.form == "float32"
     assert torch.equal(both.dequantised(), torch.cat([one.dequantised(), other.dequantised()]))
+
+
+@pytest.mark.representatives(8)
+@pytest.mark.parametrize(
+    ("in_turn", "index", "form"),
+    [
+        (False, slice(0, 8), "int8"),
+        (False, slice(8, None), "bfloat16"),
+        (False, torch.tensor([2, 3, 10, 11]), None),
+        (True, slice(0, None, 2), "int8"),
+        (True, slice(1, None, 2), "bfloat16"),
+        (True, slice(4, 12), None),
+        (True, slice(5, 12), "float32"),
+        (False, torch.tensor([9, 2]), "float32"),
+    ],
+)
+def test_outputs_of_joined_matrices_keep_the_forms_of_their_parts(in_turn, index, form):
+    parts = [FORMS[name](random(8, 32, seed=1)) for name in ("int8", "bfloat16")]
+    both = JoinedWeight(parts, in_turn=in_turn)
+    found = both.rows(index)
+    assert torch.equal(found.dequantised(), both.dequantised()[index])
+    assert torch.equal(both.columns(slice(8, 24)).dequantised(), both.dequantised()[:, 8:24])
+    if form is None:
+        assert isinstance(found, JoinedWeight)
+        assert [one.form for one in found.parts] == ["int8", "bfloat16"]
+    else:
+        assert found.form == form
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "gpt_oss"])
+@torch.no_grad()
+def test_experts_to_which_no_row_came_are_packed_all_the_same(kind):
+    experts = tiny_models.make_model(kind).model.layers[0].mlp.experts
+    size, num_experts = experts.down_proj.shape[2 if kind == "gpt_oss" else 1], len(experts.down_proj)
+    packed = packed_experts(experts, None, lambda one: one, native(), agree, activation_of)
+    x = random(9, size, seed=3)
+    chosen = torch.arange(18).view(9, 2) % num_experts
+    weights = random(9, 2, seed=4).abs()
+    expected = experts(x, chosen, weights)
+    assert (packed(x, chosen, weights) - expected).abs().max() < 1e-5 * expected.abs().max()
 
 
 PUBLISHED = {
@@ -195,22 +259,49 @@ def test_mixtures_of_published_checkpoints_run_in_one_call(name):
     assert mixture.scale == (2.5 if kind == "glm4_moe" else 1.0)
 
 
-def test_a_choice_within_groups_of_experts_is_left_as_it_is():
-    changes = {"n_group": 2, "topk_group": 1, "num_local_experts": 8, "n_routed_experts": 8, "first_k_dense_replace": 0}
-    found = errors_in_one_call(families.make_family("glm4_moe", **changes))
-    assert found == "layer by layer: its layers have parts that are their own: Glm4MoeMoE"
+GROUPED = {
+    "glm4_moe": {
+        "n_group": 4,
+        "topk_group": 2,
+        "num_local_experts": 12,
+        "n_routed_experts": 12,
+        "first_k_dense_replace": 0,
+    },
+    "dots1": {
+        "n_group": 3,
+        "topk_group": 2,
+        "num_local_experts": 12,
+        "n_routed_experts": 12,
+        "first_k_dense_replace": 0,
+    },
+    "solar_open": {"n_group": 2, "topk_group": 1, "num_local_experts": 8, "n_routed_experts": 8},
+    "exaone_moe": {"n_group": 4, "topk_group": 3, "num_experts": 8, "num_local_experts": 8, "n_routed_experts": 8},
+}
 
 
-def held(path, caplog, **backend):
-    """Return greedy tokens of a checkpoint, and what the log says of it."""
-    caplog.clear()
-    options = {"num_threads": 1, **backend}
-    with (
-        caplog.at_level("INFO", "trencadis.torch"),
-        LLM({"path": str(path), "tokenizer": "none"}, backend={"torch": options}) as llm,
-    ):
-        asked = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
-        return list(llm.generate([tiny_models.prompt(20)], asked)[0].outputs[0].token_ids), caplog.text
+@pytest.mark.representatives(len(GROUPED))
+@pytest.mark.parametrize("kind", GROUPED)
+def test_a_choice_within_groups_of_experts_runs_in_one_call(kind):
+    model = families.make_family(kind, **GROUPED[kind])
+    for buffer_name, buffer in model.named_buffers():
+        if "correction" in buffer_name:
+            buffer.copy_(random(*buffer.shape, seed=9) / 3)
+    assert errors_in_one_call(model) < 3e-5
+    mixture = decoder_of(model).structure.layers[1].mixture
+    asked = (GROUPED[kind]["n_group"], GROUPED[kind]["topk_group"], 2)
+    assert (mixture.num_groups, mixture.num_open, mixture.num_best) == asked
+
+
+@pytest.mark.parametrize("kind", ["deepseek_v2", "deepseek_v3"])
+def test_groups_of_deepseek_are_read_though_its_attention_is_not(kind):
+    changes: dict[str, Any] = {"topk_method": "group_limited_greedy"} if kind == "deepseek_v2" else {}
+    # Of fewer than three experts those by the best of each group are always those without groups.
+    changes["num_experts_per_tok"] = 4
+    sizes = {"n_group": 4, "topk_group": 2, "num_experts": 12, "num_local_experts": 12, "n_routed_experts": 12}
+    model = families.make_family(kind, **sizes, **changes, first_k_dense_replace=0)
+    assert errors_in_one_call(model) == "layer by layer: its attention is its own in 2 of 2 layers"
+    mixture = next(part for part in model.modules() if isinstance(part, FusedMixture))
+    assert mixture.routing.grouping == Grouping(4, 2, 1 if kind == "deepseek_v2" else 2)
 
 
 def test_gates_and_values_for_which_rows_are_rounded_differently_become_floats():
@@ -230,7 +321,7 @@ def test_experts_are_held_as_their_files_have_them_or_rounded(tmp_path, caplog, 
     assert "held as bfloat16 (100 %)" in text
     assert "runs in one call" in text
     _, text = held(path, caplog, quantization="int8")
-    assert "held as int8 (9" in text
+    assert "held as int8 (" in text
     assert "runs in one call" in text
 
 
@@ -247,15 +338,9 @@ def test_mxfp4_as_published_is_held_exactly_and_runs_in_one_call(tmp_path, caplo
     model.save_pretrained(plain)
     quantised_checkpoints.quantise_checkpoint(plain, made, quantised, floats)
     _, text = held(quantised, caplog)
-    assert "held as 4 bit levels in groups of 32" in text
+    assert "4 bit levels in groups of 32 (" in text
     assert "runs in one call" in text
     assert held(quantised, caplog, pack="off")[0] == tiny_models.greedy_reference(floats, tiny_models.prompt(20), 8)
     # Rows are rounded to 8 bits where weights are integers.
     expected = prompt_logprobs(floats, pack="off")
     assert (prompt_logprobs(quantised) - expected).abs().mean() < 0.1 * (expected - expected.roll(1)).abs().mean()
-
-
-def prompt_logprobs(path, **backend):
-    asked = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0)
-    with LLM({"path": str(path), "tokenizer": "none"}, backend={"torch": {"num_threads": 1, **backend}}) as llm:
-        return torch.tensor([one.logprob for one in llm.generate([tiny_models.prompt(20)], asked)[0].prompt_logprobs])

@@ -196,3 +196,20 @@ def test_a_rank_takes_its_packed_share_its_part_of_a_layer_and_300_mib_at_most(l
     layer = save_large(tmp_path, "float32", num_hidden_layers=16, tie_word_embeddings=False)
     for took in peak_memory.of_ranks(tmp_path, {}, **layout):
         assert took["peak"] - took["before"] <= took["weights"] + layer // layout["tensor"] + BOUND
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("expert", [1, 2])
+def test_a_rank_takes_its_experts_as_their_file_has_them(expert, tmp_path):
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    sizes = {"hidden_size": 512, "intermediate_size": 1024, "num_local_experts": 16, "num_hidden_layers": 12}
+    config = MixtralConfig(**sizes, num_attention_heads=8, num_key_value_heads=4, vocab_size=4000)
+    model = MixtralForCausalLM(config).bfloat16()
+    layer = sum(parameter.nbytes for parameter in model.model.layers[0].parameters())
+    model.save_pretrained(tmp_path, max_shard_size="100MB")
+    stored = sum(parameter.nbytes for parameter in model.parameters())
+    del model
+    for took in peak_memory.of_ranks(tmp_path, {}, tensor=2, expert=expert):
+        assert took["weights"] < 1.05 * stored / 2
+        assert took["peak"] - took["before"] <= took["weights"] + layer // 2 + BOUND

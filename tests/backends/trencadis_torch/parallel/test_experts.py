@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from torch import nn
 
 from support.backends import tiny_models
+from support.backends.gguf_mixtures import FORMS, save_gguf_mixture
 from support.backends.rank_threads import Forbidden, make_groups
 from trencadis.clock import SystemClock
 from trencadis.errors import ConfigValueError, ModelLoadError
@@ -21,6 +22,7 @@ from trencadis_testing.backend import ArgmaxSampler
 from trencadis_testing.driver import BackendDriver, Work
 from trencadis_torch.backend import TorchBackend
 from trencadis_torch.config import TorchConfig
+from trencadis_torch.linear.experts import PackedExperts
 from trencadis_torch.loading.loader import find_model
 from trencadis_torch.loading.self_check import paged_logits
 from trencadis_torch.loading.skeleton import skeleton
@@ -260,11 +262,8 @@ def test_a_layer_exchanges_as_often_as_under_tensor_parallelism(mixture, ranked,
     assert found[1] == found[0]
 
 
-def test_weights_in_mxfp4_are_unpacked_and_then_divided(tmp_path, ranked):
-    """transformers holds them in 16 bits where its kernels are not asked for, and this process does not ask.
-
-    One rank that packs them rounds rows to 8 bits, so it is one that does not.
-    """
+@pytest.mark.parametrize("expert", [2, 1])
+def test_weights_in_mxfp4_stay_so_on_each_rank(tmp_path, ranked, expert):
     from safetensors.torch import load_file, save_file
     from transformers import AutoModelForCausalLM
 
@@ -283,9 +282,38 @@ def test_weights_in_mxfp4_are_unpacked_and_then_divided(tmp_path, ranked):
     stored = json.loads((tmp_path / "config.json").read_text())
     stored["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
     (tmp_path / "config.json").write_text(json.dumps(stored))
-    expected = logits(alone(tmp_path, pack="off"))
-    for rank in loaded(ranked, tmp_path, 2).ranks.call(logits):
-        assert float((rank - expected).norm() / expected.norm()) <= 1e-5
+    backend = ranked(make, 2, expert=expert)
+    backend.load(ModelSource(path=str(tmp_path)), sampler=ArgmaxSampler())
+    backend.allocate(PLAN)
+    expected = logits(alone(tmp_path))
+    # gpt-oss has no plan for shares of experts: each rank has all of them.
+    for rank, found in zip(backend.ranks.all, backend.ranks.call(logits), strict=True):
+        assert float((found - expected).norm() / expected.norm()) <= 1e-5
+        for one in (part for part in rank._model.modules() if isinstance(part, PackedExperts)):
+            assert one.structure(1).num_experts == 4 // expert
+            assert one.gates.form == one.down.form == "4 bit levels in groups of 32"
+
+
+@pytest.mark.representatives(3)
+@pytest.mark.parametrize(("architecture", "expert"), [("llama", 2), ("llama", 1), ("gpt-oss", 2), ("qwen3moe", 1)])
+def test_experts_of_gguf_files_are_held_as_there_by_each_rank(tmp_path, ranked, architecture, expert):
+    pytest.importorskip("gguf")
+    # 6 experts, and so many inputs that a rank's part is whole groups.
+    path, _ = save_gguf_mixture(tmp_path, architecture, num_experts=6, inner_size=128)
+    backend = ranked(make, 2, expert=expert)
+    backend.load(ModelSource(path=str(path)), sampler=ArgmaxSampler())
+    backend.allocate(PLAN)
+    expected = logits(alone(path))
+    for rank, found in zip(backend.ranks.all, backend.ranks.call(logits), strict=True):
+        assert (
+            float((found - expected).norm() / expected.norm()) <= 5e-3
+        )  # rows are rounded, and sums of ranks have other low bits
+        packed = [part for part in rank._model.modules() if isinstance(part, PackedExperts)]
+        assert len(packed) == 2
+        for one in packed:
+            assert one.gates.form == one.values.form == one.down.form == FORMS[architecture]
+            sizes = one.structure(1)
+            assert (sizes.num_experts, sizes.inner_size) == ((3, 128) if expert == 2 else (6, 64))
 
 
 def test_busy_experts_have_copies_and_each_rank_the_same_number(mixture, ranked, balanced):
@@ -293,7 +321,7 @@ def test_busy_experts_have_copies_and_each_rank_the_same_number(mixture, ranked,
     for rank in backend.ranks.all:
         for name, one in rank._model.named_modules():
             if isinstance(one, OwnExperts):
-                assert one.local.num_experts == len(one.local.gate_up_proj) == 2, name
+                assert one.local.structure(1).num_experts == 2, name
                 assert len(one.slots.copies()[1]) >= 3, "the busiest"
     linear = loaded(ranked, mixture("mixtral"), 4)
     sums = {one.kv_cache().layout.sums for one in (*backend.ranks.all, *linear.ranks.all)}
@@ -307,7 +335,7 @@ def test_int8_rounds_what_it_rounds_under_tensor_parallelism(mixture, ranked, ba
     assert BackendDriver(backend, PLAN, seed=7).generate(PROMPTS, 8, chunk=7) == texts
     for rank in backend.ranks.all:
         experts = next(one for one in rank._model.modules() if isinstance(one, OwnExperts))
-        assert experts.local.gate_up_proj.dtype == torch.float32
+        assert experts.local.gates.form == experts.local.down.form == "int8"
 
 
 # --------------------------------------------------------------------------------------------------- counts
