@@ -240,6 +240,12 @@ class CacheConfig:
     key: str = setting(
         "", "Secret mixed into block hashes, so that they cannot be computed from a prompt alone.", secret=True
     )
+    models: str = setting(
+        "on",
+        "on: keep what was proven of a model in the user's cache, ~/.cache/trencadis or below $XDG_CACHE_HOME, so that it starts sooner "
+        "next time; off: neither use it nor keep it.",
+        validator=in_(["on", "off"]),
+    )
 
 
 @attrs.frozen(kw_only=True)
