@@ -41,7 +41,7 @@ from trencadis.engine.inspect.flight_files import FlightFiles
 from trencadis.engine.inspect.flight_recorder import FlightFacts, FlightRecorder
 from trencadis.engine.inspect.observers import Observers
 from trencadis.engine.layout_support import CONNECTOR_RANKS, check_layout
-from trencadis.engine.request_validation import check_honoured
+from trencadis.engine.request_check import check_honoured
 from trencadis.engine.scheduling.partitioned import PartitionedScheduler
 from trencadis.engine.scheduling.pipelined import PipelinedScheduling
 from trencadis.engine.scheduling.scheduler import Scheduler
