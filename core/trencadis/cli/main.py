@@ -39,7 +39,7 @@ from trencadis.registry import Registry
 from trencadis.registry.commands import InstalledCommands, installed_commands
 from trencadis.registry.manager import PluginLoader
 from trencadis.saved_help import keep
-from trencadis.startup import LEDGER, claim_process, is_own_process
+from trencadis.startup import LEDGER, claim_process, is_own_process, rare_collections
 
 __all__ = ["COMMANDS", "INTERRUPTED", "add_arguments_of", "all_commands", "main"]
 
@@ -220,7 +220,8 @@ def _config_file(arguments: Sequence[str]) -> ConfigFile:
 
 def _plugins(file: ConfigFile, arguments: Sequence[str]) -> PluginLoader:
     """Load the plugins; none is blocked where the configuration is wrong: the command itself says so."""
-    return PluginLoader.of_installed(rules_or_defaults(file, arguments, os.environ).blocked)
+    with rare_collections():
+        return PluginLoader.of_installed(rules_or_defaults(file, arguments, os.environ).blocked)
 
 
 def _usage() -> str:
@@ -231,7 +232,8 @@ def _usage() -> str:
 
 
 def _run(command: Command, arguments: list[str], file: ConfigFile, plugins: PluginLoader | None) -> int:
-    module: Any = command.load()
+    with rare_collections():
+        module: Any = command.load()
     own = _parser(command, module, settings_of).own_flags()
     arguments = spell_out(arguments, {flag: long for flag, long in _short_flags(module).items() if flag not in own})
     before = arguments[: arguments.index("--")] if "--" in arguments else arguments
@@ -279,9 +281,10 @@ def _model_flag(module: Any, args: argparse.Namespace, flags: Sequence[str], nam
 def _collect(file: ConfigFile, arguments: Sequence[str], plugins: PluginLoader | None) -> Registry:
     """Return the registry of the plugins that were loaded to find the command; None: none were yet."""
     rules = plugin_rules(file=file, flags=arguments)
-    if plugins is None or plugins.blocked != set(rules.blocked):  # a short form of a flag may block more
-        plugins = PluginLoader.of_installed(rules.blocked)
-    return Registry.of(plugins, strict=rules.strict)
+    with rare_collections():
+        if plugins is None or plugins.blocked != set(rules.blocked):  # a short form of a flag may block more
+            plugins = PluginLoader.of_installed(rules.blocked)
+        return Registry.of(plugins, strict=rules.strict)
 
 
 def _whole(
