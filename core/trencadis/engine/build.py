@@ -277,7 +277,7 @@ class _Builder:
         self._made: list[tuple[RegisteredComponent, Any]] | None = []
 
     def __reduce__(self) -> tuple[Any, ...]:
-        given = [str(plugin) for plugin in self._registry.plugins.values() if not plugin.distribution]
+        given = list(map(str, self._registry.given_in_code))
         if given:
             several = self._config.parallel.tensor * self._config.parallel.pipeline > 1
             here = "" if several else ', or set executor.name = "inline"'

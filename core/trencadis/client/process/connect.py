@@ -85,7 +85,7 @@ def open_transport(
 
 
 def _check_plugins(registry: Registry) -> None:
-    given = [str(plugin) for plugin in registry.plugins.values() if not plugin.distribution]
+    given = list(map(str, registry.given_in_code))
     if given:
         raise PluginError(
             f"[engine] placement = process: {'; '.join(given)} cannot travel to another process.",
