@@ -9,8 +9,6 @@ from functools import partial
 from trencadis.hookspecs import hookimpl
 from trencadis.interfaces import Backend, Command, CommandGroup, Component, ComponentContext, HealthCheck
 from trencadis_gaudi.config import GaudiConfig
-from trencadis_gaudi.environment import prepare
-from trencadis_gaudi.health_check import check_gaudi
 
 __all__ = ["trencadis_backends", "trencadis_commands", "trencadis_health_checks"]
 
@@ -25,7 +23,7 @@ def trencadis_backends() -> Iterable[Component]:
         summary="Intel Gaudi through habana_frameworks: buckets, HPU graphs or torch.compile; or emulated on a CPU.",
         interface_version=1,
         provides=frozenset({"backend.expert"}),
-        prepare=prepare,
+        prepare=_prepare,
     )
 
 
@@ -43,7 +41,15 @@ def trencadis_commands() -> Iterable[Command]:
 @hookimpl
 def trencadis_health_checks() -> Iterable[HealthCheck]:
     """Yield ``gaudi``."""
+    from trencadis_gaudi.health_check import check_gaudi
+
     yield HealthCheck(name="gaudi", run=check_gaudi)
+
+
+def _prepare(config: GaudiConfig) -> None:
+    from trencadis_gaudi.environment import prepare
+
+    prepare(config)
 
 
 def _make_gaudi(config: GaudiConfig, context: ComponentContext) -> Backend:

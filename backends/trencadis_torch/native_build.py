@@ -31,6 +31,7 @@ from typing import Final
 
 import attrs
 
+from trencadis.caches import cache_directory
 from trencadis.errors import BackendError
 from trencadis_torch import instruction_sets
 from trencadis_torch.instruction_sets import AUTO, COMPILERS, FLAGS, InstructionSet, find_compiler, texts_of
@@ -39,7 +40,6 @@ __all__ = [
     "INSTALL_HINT",
     "PREBUILT",
     "Source",
-    "cache_directory",
     "cpu_key",
     "find_compiler",
     "instructions",
@@ -201,7 +201,7 @@ def _load_built(
             f"{source.file.name}: no C++ compiler in PATH ({', '.join(COMPILERS)}) and none in CXX.", hint=INSTALL_HINT
         )
     name = f"{source.file.stem}-{_key(source, texts, compiler, chosen, runtime)}.so"
-    asked = directory or cache_directory()
+    asked = directory or cache_directory("native")
     # One that may be read is good enough, such as that of an image.
     library = None if why_unsafe(asked) else _load(asked / name, runtime)
     if library is None:
@@ -215,12 +215,6 @@ def _load_built(
             f"{file} was just built and cannot be loaded.", hint='[backend.torch] attention = "sdpa" and pack = "off".'
         )
     return library
-
-
-def cache_directory(kind: str = "native") -> Path:
-    """Return the cache directory of compiled code: ``$XDG_CACHE_HOME/trencadis/<kind>``, by default under ``~/.cache``."""
-    root = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(root) if root else Path.home() / ".cache") / "trencadis" / kind
 
 
 def openmp_runtime() -> str:

@@ -22,7 +22,10 @@ def main() -> int:
         if text:
             print(text)
             return 0
-    from trencadis.cli import main as run
+    from trencadis.startup import rare_collections
+
+    with rare_collections():
+        from trencadis.cli import main as run
 
     return run()
 

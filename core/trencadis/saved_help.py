@@ -15,6 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from trencadis.caches import cache_directory
+
 __all__ = ["keep", "saved"]
 
 
@@ -45,9 +47,8 @@ def keep(text: str, environ: Mapping[str, str] = os.environ) -> None:
 
 def _file(environ: Mapping[str, str]) -> Path:
     """Return the file: one for each environment of Python."""
-    root = environ.get("XDG_CACHE_HOME", "")
     name = "".join(char if char.isalnum() else "-" for char in sys.prefix)
-    return (Path(root) if root else Path.home() / ".cache") / "trencadis" / "help" / f"{name}.json"
+    return cache_directory("help", environ) / f"{name}.json"
 
 
 def _has_variables(environ: Mapping[str, str]) -> bool:

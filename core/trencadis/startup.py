@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from trencadis.caches import cache_directory
+
 __all__ = [
     "LEDGER",
     "Ledger",
@@ -196,8 +198,7 @@ def last_start() -> tuple[str, tuple[LedgerEntry, ...]] | None:
 
 
 def _last_start_file() -> Path:
-    root = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(root) if root else Path.home() / ".cache") / "trencadis" / "last_start.json"
+    return cache_directory("last_start.json")
 
 
 @contextlib.contextmanager

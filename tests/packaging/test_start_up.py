@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -120,7 +121,9 @@ def test_the_ledger_of_a_start_adds_up_to_the_time_since_the_process_started() -
     # To start a process takes a moment, which is none of its own; the system counts in hundredths.
     assert 0.98 * took_s - 0.5 <= float(whole_s) <= took_s + 0.02
     assert tuple(phase.partition("=")[0] for phase in phases) == PHASES
-    assert [phase for phase in phases if not phase.endswith("=None")] in (["kernels=True"], ["kernels=False"])
+    assert "tokenizer=True" in phases, "the package brings it for its own models"
+    cached = [phase for phase in phases if not phase.endswith("=None") and not phase.startswith("tokenizer")]
+    assert cached in (["kernels=True"], ["kernels=False"])
     assert re.search(r"INFO trencadis\.engine: The start took \d+\.\d\d s: python \d", result.stderr)
 
 
@@ -156,6 +159,16 @@ def imported(arguments: list[str], cache: Path, notes: Path) -> tuple[frozenset[
         cache: The user's.
         notes: A folder, made.
     """
+    noted, variables = noting(cache, notes)
+    result = subprocess.run(
+        [sys.executable, "-m", "trencadis", *arguments], env=variables, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    return frozenset(name for file in noted.iterdir() for name in file.read_text().split()), result.stdout
+
+
+def noting(cache: Path, notes: Path) -> tuple[Path, dict[str, str]]:
+    """Return a folder, empty, and an environment in which each process writes a file there of the modules that it has imported."""
     noted = notes / "noted"
     noted.mkdir(parents=True, exist_ok=True)
     for file in noted.iterdir():
@@ -165,11 +178,7 @@ def imported(arguments: list[str], cache: Path, notes: Path) -> tuple[frozenset[
         program.write_text(NOTES.replace("NOTED", repr(str(noted))))
     variables = {name: value for name, value in os.environ.items() if not name.startswith("TRENCADIS_")}
     variables |= {"PYTHONPATH": str(notes), "XDG_CACHE_HOME": str(cache), "HF_HUB_OFFLINE": "1"}
-    result = subprocess.run(
-        [sys.executable, "-m", "trencadis", *arguments], env=variables, capture_output=True, text=True, check=False
-    )
-    assert result.returncode == 0, result.stderr[-3000:]
-    return frozenset(name for file in noted.iterdir() for name in file.read_text().split()), result.stdout
+    return noted, variables
 
 
 def test_the_version_is_said_without_importing_anything_of_ours(tmp_path: Path) -> None:
@@ -186,7 +195,7 @@ def test_help_is_said_the_second_time_without_importing_plugins(tmp_path: Path) 
     assert made == kept
     assert "usage: trencadis COMMAND" in kept
     ours = {name for name in second if name.startswith("trencadis")}
-    assert ours <= {"trencadis", "trencadis.__main__", "trencadis.saved_help"}
+    assert ours <= {"trencadis", "trencadis.__main__", "trencadis.caches", "trencadis.saved_help"}
     assert not second & {"attrs", "numpy", "pluggy", "importlib.metadata", "argparse"}
 
 
@@ -196,8 +205,46 @@ def test_generating_from_a_decoder_imports_no_compiler_and_no_symbols(placement:
     arguments = [*GENERATE, "--engine.placement", placement]
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
     modules, text = imported(arguments, cache, tmp_path / "notes")
+    assert sorted(modules & set(NOT_CHOSEN_HERE)) == []
     assert {"torch", "transformers.modeling_utils", "transformers.models.llama.modeling_llama"} <= modules
     assert sorted(modules & set(PLAIN)) == []
     code = f"import sys; from trencadis.cli import main; sys.exit(main({arguments!r}))"
     whole = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert text == whole.stdout, "with everything that transformers imports the text is another one"
+
+
+NOT_FOR_CLIENTS = (
+    *("torch", "transformers", "safetensors", "huggingface_hub", "httpx", "jinja2", "scipy", "sympy", "matplotlib"),
+    *("trencadis.engine.engine", "trencadis.engine.state", "trencadis.engine.build", "trencadis_torch.backend"),
+    *("trencadis_gaudi.backend", "trencadis_gaudi.environment", "trencadis_gaudi.health_check"),
+)
+"""What the process of ``serve`` that speaks HTTP does not need, as it is not the engine's."""
+NOT_FOR_ENGINES = ("fastapi", "starlette", "uvicorn", "pydantic", "trencadis_server.app", "trencadis_server.routes")
+NOT_CHOSEN_HERE = ("trencadis_gaudi.backend", "trencadis_gaudi.environment", "trencadis_gaudi.health_check")
+
+
+def test_a_server_imports_no_model_and_its_engine_no_server(tmp_path: Path) -> None:
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    noted, variables = noting(cache, tmp_path / "notes")
+    with subprocess.Popen(
+        [sys.executable, "-m", "trencadis", "serve", "--port", "0", "--backend.torch.device", "cpu"],
+        env=variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as server:
+        assert server.stdout is not None
+        ready = [
+            line
+            for line in iter(server.stdout.readline, "")
+            if line.startswith("Ready") and not server.send_signal(signal.SIGINT)
+        ]
+        _, said = server.communicate()
+    assert len(ready) == 1, said[-3000:]
+    found = {file.name: frozenset(file.read_text().split()) for file in noted.iterdir()}
+    clients = found.pop(str(server.pid))
+    (engine,) = found.values()
+    assert "fastapi" in clients
+    assert sorted(clients & set(NOT_FOR_CLIENTS)) == []
+    assert "torch" in engine
+    assert sorted(engine & {*NOT_FOR_ENGINES, *NOT_CHOSEN_HERE, *PLAIN}) == []

@@ -23,6 +23,7 @@ from typing import Any, Final
 import attrs
 import torch
 
+from trencadis.caches import cache_directory
 from trencadis.clock import Clock
 from trencadis.errors import BackendError
 from trencadis.records import Bucket, WarmUpReport
@@ -35,7 +36,7 @@ from trencadis_torch.graphs.counts import GraphWatch
 from trencadis_torch.graphs.mode import BucketMode, LogitsCheck, StepCounts
 from trencadis_torch.linear import native as native_linear
 from trencadis_torch.linear.native import Native
-from trencadis_torch.native_build import INSTALL_HINT, cache_directory, find_compiler, writable_directory
+from trencadis_torch.native_build import INSTALL_HINT, find_compiler, writable_directory
 from trencadis_torch.rows import Rows
 from trencadis_torch.runner import Forward, PassRunner
 

@@ -23,7 +23,8 @@ from typing import Any, Final
 import attrs
 import torch
 
-from trencadis_torch.native_build import cache_directory, why_unsafe, writable_directory
+from trencadis.caches import cache_directory
+from trencadis_torch.native_build import why_unsafe, writable_directory
 from trencadis_torch.remembered.values import NotPlainError, Place, Reader, Writer
 
 __all__ = ["MAX_BYTES", "ModelStore"]

@@ -22,7 +22,7 @@ from trencadis_torch.attention.options import AttentionOptions
 from trencadis_torch.cache.kv_cache import AttentionLayer
 from trencadis_torch.linear.angles import Angles, Frequencies
 from trencadis_torch.linear.decoder import FusedDecoder, LayerAttention
-from trencadis_torch.linear.experts import Activated, FusedMixture, PackedExperts, Routing, Score
+from trencadis_torch.linear.experts import Activated, FusedMixture, Grouping, PackedExperts, Routing, Score
 from trencadis_torch.linear.fused import FusedMLP, FusedNorm, RotaryAttention
 from trencadis_torch.linear.heads import Heads, How
 from trencadis_torch.linear.native import Mixture, Native, Packed, Product
@@ -40,7 +40,18 @@ MODULES: Final = (FusedMLP, FusedMixture, FusedNorm, PackedExperts, PackedLinear
 """Modules that stand for a model's own."""
 
 _RECORDS: Final = (
-    *(Activated, Angles, AttentionLayer, AttentionOptions, Ending, Frequencies, FusedDecoder, Heads, LayerAttention),
+    *(
+        Activated,
+        Angles,
+        AttentionLayer,
+        AttentionOptions,
+        Ending,
+        Frequencies,
+        FusedDecoder,
+        Grouping,
+        Heads,
+        LayerAttention,
+    ),
     *(ModelFacts, Packed, Replacement, Routing),
 )
 _STRUCTURES: Final = (Decoder, Layer, Mixture, Norm, Product)

@@ -20,9 +20,10 @@ from trencadis.console import dimmed, stream_text, write_line
 from trencadis.errors import PromptTooLongError, RequestError, StepFailedError
 from trencadis.registry import Registry
 
-__all__ = ["TAKES_MODEL", "TERMINAL_LOG_LEVELS", "add_arguments", "converse", "run"]
+__all__ = ["TAKES_MODEL", "NEEDS_ALL_PLUGINS", "TERMINAL_LOG_LEVELS", "add_arguments", "converse", "run"]
 
 TAKES_MODEL = True
+NEEDS_ALL_PLUGINS = False
 TERMINAL_LOG_LEVELS = "warning", "warning"
 
 _PROMPT = ">>> "

@@ -23,11 +23,12 @@ from trencadis.errors import RequestError, StepFailedError
 from trencadis.records import FinishReason, RequestOutput, SamplingParams, TokenLogprobs
 from trencadis.registry import Registry
 
-__all__ = ["DEFAULTS", "TERMINAL_LOG_LEVELS", "add_arguments", "run"]
+__all__ = ["DEFAULTS", "NEEDS_ALL_PLUGINS", "TERMINAL_LOG_LEVELS", "add_arguments", "run"]
 
 DEFAULTS = {"max_tokens": 64, "temperature": 0.7, "min_p": 0.1, "seed": 0}
 """Where the command differs from ``SamplingParams``; with a fixed seed the same command prints the same text."""
 
+NEEDS_ALL_PLUGINS = False
 TERMINAL_LOG_LEVELS = "warning", "warning"
 
 _NO_SPECULATION = "none"

@@ -38,8 +38,10 @@ from trencadis.other_engines import commands
 from trencadis.registry import Registry
 from trencadis.registry.commands import InstalledCommands, installed_commands
 from trencadis.registry.manager import PluginLoader
+from trencadis.registry.mentions import mentions_in
+from trencadis.registry.startup import completed
 from trencadis.saved_help import keep
-from trencadis.startup import LEDGER, claim_process, is_own_process
+from trencadis.startup import LEDGER, claim_process, is_own_process, rare_collections
 
 __all__ = ["COMMANDS", "INTERRUPTED", "add_arguments_of", "all_commands", "main"]
 
@@ -189,6 +191,8 @@ def all_commands(plugins: PluginLoader) -> InstalledCommands:
 
 def _find(name: str, plugins: PluginLoader) -> Command:
     found = all_commands(plugins)
+    if name not in found.commands and plugins.load_rest():
+        found = all_commands(plugins)
     if name not in found.commands:
         foreign = commands().get(name)
         if foreign is not None:
@@ -220,18 +224,23 @@ def _config_file(arguments: Sequence[str]) -> ConfigFile:
 
 def _plugins(file: ConfigFile, arguments: Sequence[str]) -> PluginLoader:
     """Load the plugins; none is blocked where the configuration is wrong: the command itself says so."""
-    return PluginLoader.of_installed(rules_or_defaults(file, arguments, os.environ).blocked)
+    blocked = rules_or_defaults(file, arguments, os.environ).blocked
+    with rare_collections():
+        return PluginLoader.of_installed(blocked, mentions=mentions_in(file, flags=arguments))
 
 
 def _usage() -> str:
-    found = all_commands(_plugins(read_config_file(), ()))
+    plugins = _plugins(read_config_file(), ())
+    plugins.load_rest()
+    found = all_commands(plugins)
     # Commands of plugins come first within a group, so that serve begins the list.
     ordered = {name: one for name, one in found.commands.items() if name not in COMMANDS} | dict(COMMANDS)
     return commands_help(ordered, [str(error) for error in found.broken.values()])
 
 
 def _run(command: Command, arguments: list[str], file: ConfigFile, plugins: PluginLoader | None) -> int:
-    module: Any = command.load()
+    with rare_collections():
+        module: Any = command.load()
     own = _parser(command, module, settings_of).own_flags()
     arguments = spell_out(arguments, {flag: long for flag, long in _short_flags(module).items() if flag not in own})
     before = arguments[: arguments.index("--")] if "--" in arguments else arguments
@@ -245,14 +254,20 @@ def _run(command: Command, arguments: list[str], file: ConfigFile, plugins: Plug
         return _run_alone(command, module, arguments, file, plugins)
     name = f"trencadis {command.name}"
     registry, arguments = _whole(file, arguments, plugins, own=own if _takes_config(module) else None, name=name)
-    settings = registry.settings
-    with registry.naming_broken():
+    if getattr(module, "NEEDS_ALL_PLUGINS", True) or any(word.startswith("--locked") for word in arguments):
+        registry.complete()
+
+    def parse() -> argparse.Namespace:
+        settings = registry.settings
         flags, rest = split_flags(arguments, settings)
         if _takes_config(module):
             refuse_foreign_flags(rest, own, lambda: settings, command=name)
         args = _parser(command, module, lambda: settings).parse(rest)
         flags += _model_flag(module, args, flags, name)
         args.resolved = load_config(settings=settings, file=file, flags=flags)
+        return args
+
+    args = completed(registry, parse)
     registry.note_sources(args.resolved.sources)
     level, loading = _log_levels(module, args)
     configure_logging(level, args.resolved.config.log.format, loading=loading)
@@ -279,9 +294,10 @@ def _model_flag(module: Any, args: argparse.Namespace, flags: Sequence[str], nam
 def _collect(file: ConfigFile, arguments: Sequence[str], plugins: PluginLoader | None) -> Registry:
     """Return the registry of the plugins that were loaded to find the command; None: none were yet."""
     rules = plugin_rules(file=file, flags=arguments)
-    if plugins is None or plugins.blocked != set(rules.blocked):  # a short form of a flag may block more
-        plugins = PluginLoader.of_installed(rules.blocked)
-    return Registry.of(plugins, strict=rules.strict)
+    with rare_collections():
+        if plugins is None or plugins.blocked != set(rules.blocked):  # a short form of a flag may block more
+            plugins = PluginLoader.of_installed(rules.blocked, mentions=mentions_in(file, flags=arguments))
+        return Registry.of(plugins, strict=rules.strict)
 
 
 def _whole(
@@ -292,10 +308,16 @@ def _whole(
     if own is None:
         return registry, arguments
     with registry.naming_broken():
-        whole = whole_flags(arguments, own, lambda: registry.settings, command=name)
+        whole = whole_flags(arguments, own, lambda: _all_settings(registry), command=name)
     if plugin_rules(file=file, flags=whole) != plugin_rules(file=file, flags=arguments):
         return _collect(file, whole, None), whole
     return registry, whole
+
+
+def _all_settings(registry: Registry) -> Settings:
+    """Return the settings of all plugins: a key is in one table only if it is in no other."""
+    registry.complete()
+    return registry.settings
 
 
 def _run_alone(
@@ -386,4 +408,4 @@ def _settings_for_help(file: ConfigFile, arguments: Sequence[str], plugins: Plug
         return settings_of()
     for item in registry.broken.values():
         print(f"warning: flags of a plugin are left out: {item.error}", file=sys.stderr)
-    return registry.settings
+    return _all_settings(registry)

@@ -15,9 +15,10 @@ from trencadis.errors import InvalidRequestError
 from trencadis.records import SamplingParams
 from trencadis.registry import Registry
 
-__all__ = ["TAKES_MODEL", "TERMINAL_LOG_LEVELS", "add_arguments", "run"]
+__all__ = ["TAKES_MODEL", "NEEDS_ALL_PLUGINS", "TERMINAL_LOG_LEVELS", "add_arguments", "run"]
 
 TAKES_MODEL = True
+NEEDS_ALL_PLUGINS = False
 TERMINAL_LOG_LEVELS = "warning", "warning"
 
 

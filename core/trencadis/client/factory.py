@@ -18,7 +18,7 @@ from trencadis.errors import ConfigValueError
 from trencadis.log import loading_level
 from trencadis.registry import Registry, load_with_plugins
 from trencadis.startup import LEDGER, rare_collections
-from trencadis.text import Tokenizer, check_model_path, load_tokenizer
+from trencadis.text import check_model_path, load_configured_tokenizer
 from trencadis.text.tokenizer import NO_TOKENIZER
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 __all__ = [
     "check_model",
     "configure",
-    "load_frontend_tokenizer",
     "loading",
     "open_frontend",
     "open_local_frontend",
@@ -75,18 +74,6 @@ def check_model(config: Config, sources: Mapping[str, str], *, asks_hub: bool = 
             check_model_path(path, where=where, revision=model.revision, asks_hub=asks_hub)
 
 
-def load_frontend_tokenizer(config: Config) -> Tokenizer:
-    """Return the tokenizer that a configuration names.
-
-    Raises:
-        ModelLoadError: There is none at that place.
-    """
-    model = config.model
-    return load_tokenizer(
-        model.tokenizer or model.path, revision=model.revision, trust_remote_code=model.trust_remote_code
-    )
-
-
 @contextlib.contextmanager
 def loading(config: Config, part: Callable[[], str], *, show: bool | None) -> Iterator[Advance]:
     """Show the progress of loading during a ``with`` block; meanwhile the log has the level that is meant for it.
@@ -121,7 +108,8 @@ def open_local_frontend(config: Config, registry: Registry, *, show_progress: bo
         ACTIVITY.begin_part("tokenizer")
         LEDGER.begin("tokenizer")
         # The tokenizer first: it is cheap, and a wrong path is known before any weights are read.
-        tokenizer = load_frontend_tokenizer(config)
+        tokenizer = load_configured_tokenizer(config)
+        LEDGER.note_cache(found=tokenizer.is_remembered)
         engine = build_engine(config, registry=registry, progress=advance)
         return Frontend(LocalEngineClient(engine), tokenizer)
 

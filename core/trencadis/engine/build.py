@@ -41,7 +41,7 @@ from trencadis.engine.inspect.flight_files import FlightFiles
 from trencadis.engine.inspect.flight_recorder import FlightFacts, FlightRecorder
 from trencadis.engine.inspect.observers import Observers
 from trencadis.engine.layout_support import CONNECTOR_RANKS, check_layout
-from trencadis.engine.request_validation import check_honoured
+from trencadis.engine.request_check import check_honoured
 from trencadis.engine.scheduling.partitioned import PartitionedScheduler
 from trencadis.engine.scheduling.pipelined import PipelinedScheduling
 from trencadis.engine.scheduling.scheduler import Scheduler
@@ -278,7 +278,7 @@ class _Builder:
         self._made: list[tuple[RegisteredComponent, Any]] | None = []
 
     def __reduce__(self) -> tuple[Any, ...]:
-        given = [str(plugin) for plugin in self._registry.plugins.values() if not plugin.distribution]
+        given = list(map(str, self._registry.given_in_code))
         if given:
             several = self._config.parallel.tensor * self._config.parallel.pipeline > 1
             here = "" if several else ', or set executor.name = "inline"'

@@ -17,7 +17,7 @@ import numpy as np
 
 from trencadis.engine.commit.output_check import wrong_logprobs
 from trencadis.engine.guards import Guarded
-from trencadis.engine.request_validation import check_honoured
+from trencadis.engine.request_check import check_honoured
 from trencadis.errors import ContractError, StepFailedError
 from trencadis.faults import as_words, reraise_interrupt
 from trencadis.interfaces import (

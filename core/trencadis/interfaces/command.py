@@ -46,6 +46,7 @@ class Command:
     * optionally ``TAKES_CONFIG = False``: it takes no config flags;
     * optionally ``TERMINAL_LOG_LEVELS: tuple[str, str]``: the level of the log on a terminal, and the level while an engine loads,
       such as ``("info", "warning")``; the command has ``-v`` then, and a level that is set wins;
+    * optionally ``NEEDS_ALL_PLUGINS = False``: plugins on demand that nothing in the configuration names are not imported for it;
     * optionally ``CAN_BE_LOCKED = False``: it has no ``--locked``, as it runs several configurations, or none.
 
     Attributes:

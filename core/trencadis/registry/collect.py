@@ -20,6 +20,7 @@ from trencadis.registry.manager import PluginLoader
 from trencadis.registry.provenance import OUR_DISTRIBUTION, Provenance
 
 __all__ = [
+    "HAVE_NONE",
     "BrokenPlugin",
     "RegisteredComponent",
     "add_component",
@@ -34,7 +35,7 @@ _RESERVED = frozenset({"auto", "components", "none", "options"})
 _TABLES_HOOK = "trencadis_tables"
 _CHECKS_HOOK = "trencadis_health_checks"
 _CORE_TABLES = frozenset(field.name for field in attrs.fields(Config))
-_HAS_NONE = frozenset({"kv_codec"})
+HAVE_NONE = frozenset({"kv_codec"})
 """Nouns whose ``none`` is a component: a connector asks for a codec, and gets one that does nothing."""
 
 
@@ -125,7 +126,7 @@ def _check(noun: str, hook: str, item: Any, provenance: Provenance) -> None:
     if refused:
         raise PluginLoadError(f"{owner} is refused: {refused}.", hint=provenance.remedy)
     reserved = _RESERVED | {field.name for field in attrs.fields(type(getattr(Config(), noun)))}
-    if noun in _HAS_NONE:
+    if noun in HAVE_NONE:
         reserved -= {"none"}
     if item.name in reserved:
         raise ContractError(f"{owner}: the name is reserved.", hint=f"Not allowed: {', '.join(sorted(reserved))}.")

@@ -1,6 +1,7 @@
 """Loading plugins through pluggy: entry points, blocked names, misspelt hooks. Components are collected elsewhere.
 
 blocked ▶ entry points, by name ▶ plugins given in code ▶ misspelt hooks are fatal
+                └▶ on demand, and nothing names it: later, if at all
 """
 
 from __future__ import annotations
@@ -9,9 +10,9 @@ import contextlib
 import importlib.metadata
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from importlib.metadata import EntryPoint
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import pluggy
 
@@ -22,7 +23,11 @@ from trencadis.hookspecs import PROJECT_NAME
 from trencadis.log import adopt_package
 from trencadis.registry.provenance import Provenance, distribution_of, of_entry_point, of_object
 
-__all__ = ["PluginLoader"]
+__all__ = ["ON_DEMAND", "PluginLoader"]
+
+ON_DEMAND: Final = "on_demand"
+"""Extra of an entry point, ``name = "package [on_demand]"``: the plugin has nothing to do unless its name, or a table of that name, is
+in the configuration."""
 
 
 class PluginLoader:
@@ -41,29 +46,53 @@ class PluginLoader:
         self.blocked = frozenset(blocked)
         self._provenance: dict[str, Provenance] = {}
         self._installed: list[tuple[Provenance, PluginError | None]] = []
+        self._rest: list[tuple[EntryPoint, Provenance]] = []
 
     @classmethod
-    def of_installed(cls, blocked: Iterable[str] = (), *, entry_points: Iterable[EntryPoint] | None = None) -> Self:
+    def of_installed(
+        cls,
+        blocked: Iterable[str] = (),
+        *,
+        entry_points: Iterable[EntryPoint] | None = None,
+        mentions: Callable[[str], bool] = lambda _: True,
+    ) -> Self:
         """Import the installed plugins; raises nothing. What they print meanwhile goes to standard error.
 
         Args:
             blocked: See :class:`PluginLoader`.
             entry_points: None: those installed in the group ``trencadis``.
+            mentions: ``mentions(name)`` returns whether a plugin that is there on demand is asked for; else :meth:`load_rest` loads it.
         """
         loader = cls(blocked)
-        with contextlib.redirect_stdout(sys.stderr):
-            for entry_point, provenance in loader.candidates(entry_points):
-                try:
-                    loader.load_entry_point(entry_point, provenance)
-                    error = None
-                except PluginLoadError as raised:
-                    error = raised
-                loader._installed.append((provenance, error))
+        for entry_point, provenance in loader.candidates(entry_points):
+            if ON_DEMAND in entry_point.extras and not mentions(entry_point.name):
+                loader._rest.append((entry_point, provenance))
+            else:
+                loader._load_installed(entry_point, provenance)
         return loader
+
+    def load_rest(self) -> Sequence[tuple[Provenance, PluginError | None]]:
+        """Import the installed plugins that nothing had asked for, and return them as :attr:`installed` does; raises nothing."""
+        rest, self._rest = self._rest, []
+        before = len(self._installed)
+        for entry_point, provenance in rest:
+            self._load_installed(entry_point, provenance)
+        loaded = self._installed[before:]
+        self._installed.sort(key=lambda one: one[0].plugin.rpartition(":")[2])
+        return loaded
+
+    def _load_installed(self, entry_point: EntryPoint, provenance: Provenance) -> None:
+        error = None
+        with contextlib.redirect_stdout(sys.stderr):
+            try:
+                self.load_entry_point(entry_point, provenance)
+            except PluginLoadError as raised:
+                error = raised
+        self._installed.append((provenance, error))
 
     @property
     def installed(self) -> Sequence[tuple[Provenance, PluginError | None]]:
-        """Provenance of each installed plugin, sorted by name, and why it could not be loaded; None: it is."""
+        """Provenance of each installed plugin that was asked for, sorted by name, and why it could not be loaded; None: it is."""
         return self._installed
 
     @property

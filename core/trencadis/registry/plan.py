@@ -27,7 +27,7 @@ from trencadis.errors import CapabilityError, ConfigValueError, ContractError, U
 from trencadis.faults import shown
 from trencadis.hookspecs import NOUNS
 from trencadis.registry.capabilities import negotiate
-from trencadis.registry.collect import RegisteredComponent
+from trencadis.registry.collect import HAVE_NONE, RegisteredComponent
 from trencadis.registry.registry import Registry
 
 __all__ = ["AUTO", "NOTHING_CHOSEN", "UNIFIED_SHAPES", "Choice", "ResolvedPlan", "resolve_plan"]
@@ -163,7 +163,8 @@ class ResolvedPlan:
         Raises:
             CapabilityError: A component requires what no chosen one provides.
         """
-        offers = [item for noun in NOUNS for item in registry.components(noun).values()] if registry else []
+        # Read only where something is missing.
+        offers = () if registry is None else (item for noun in NOUNS for item in registry.components(noun).values())
         named = [(path.partition("[")[0], choice.component) for path, choice in self.named_choices()]
         negotiate(named, offers=offers, sources=self.sources)
 
@@ -271,7 +272,7 @@ class _Resolver:
         return found
 
     def _is_chosen(self, noun: str, name: str) -> bool:
-        return name not in NOTHING_CHOSEN or name in self._registry.components(noun)
+        return name not in NOTHING_CHOSEN or (noun in HAVE_NONE and self._registry.offers(noun, name))
 
     def _backend(self) -> Choice:
         return self.choice(
@@ -323,11 +324,10 @@ class _Resolver:
     def by_layout(self) -> dict[str, Choice]:
         if self._config.bucketing.name != AUTO:
             return {}
-        offered = self._registry.components("bucketing")
         return {
             layout: self.choice("bucketing", name, "name", DEFAULT)
             for layout, name in BUCKETING_BY_LAYOUT.items()
-            if name in offered
+            if self._registry.offers("bucketing", name)
         }
 
 

@@ -17,7 +17,6 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any
 from urllib.parse import urlsplit
-from urllib.request import url2pathname
 
 import attrs
 
@@ -110,6 +109,8 @@ def _editable_at(distribution: str) -> str:
         url = json.loads(importlib.metadata.distribution(distribution).read_text("direct_url.json") or "{}")
     except (importlib.metadata.PackageNotFoundError, ValueError):
         return ""
+    from urllib.request import url2pathname  # which imports what HTTP takes
+
     return url2pathname(urlsplit(url["url"]).path) if url.get("dir_info", {}).get("editable") else ""
 
 

@@ -60,8 +60,9 @@ _KEY_OF_THE_CORE = re.compile(
 class Registry:
     """Components by noun and name. Made by :meth:`discover`; used at start-up and shut-down only, on one thread."""
 
-    def __init__(self, loader: PluginLoader) -> None:
+    def __init__(self, loader: PluginLoader, *, strict: bool = False) -> None:
         self._loader = loader
+        self._strict = strict
         self._broken: dict[str, BrokenPlugin] = {}
         self._contested: dict[tuple[str, str], ComponentConflictError] = {}
         self._components: dict[str, dict[str, RegisteredComponent]] = {noun: {} for noun in NOUNS}
@@ -77,6 +78,7 @@ class Registry:
         extra_plugins: Iterable[Any] = (),
         entry_points: Iterable[EntryPoint] | None = None,
         strict: bool = False,
+        mentions: Callable[[str], bool] = lambda _: True,
     ) -> Registry:
         """Load plugins and collect their components, as :meth:`of` does.
 
@@ -85,11 +87,12 @@ class Registry:
             extra_plugins: See :meth:`of`.
             entry_points: None: those installed in the group ``trencadis``.
             strict: See :meth:`of`.
+            mentions: See :meth:`PluginLoader.of_installed`; by default all are loaded.
 
         Raises:
             PluginError: See :meth:`of`.
         """
-        loader = PluginLoader.of_installed(blocked, entry_points=entry_points)
+        loader = PluginLoader.of_installed(blocked, entry_points=entry_points, mentions=mentions)
         return cls.of(loader, extra_plugins=extra_plugins, strict=strict)
 
     @classmethod
@@ -110,22 +113,37 @@ class Registry:
             ComponentConflictError: Two plugins offer one name.
             ContractError: A plugin yields what is no usable component.
         """
-        registry = cls(loader)
+        registry = cls(loader, strict=strict)
         with contextlib.redirect_stdout(sys.stderr):
             for provenance, failure in loader.installed:
-                try:
-                    if failure is not None:
-                        raise failure
-                    registry._collect(provenance.plugin, strict=strict)
-                except PluginError as error:
-                    if strict:
-                        raise
-                    loader.unload(provenance.plugin)
-                    registry._broken[provenance.plugin] = BrokenPlugin(provenance=provenance, error=error)
+                registry._collect_installed(provenance, failure)
             for name in [loader.load_object(plugin) for plugin in extra_plugins]:
                 if name:
                     registry._collect(name, strict=True)
         return registry
+
+    def complete(self) -> bool:
+        """Load the installed plugins that nothing had asked for; returns whether there were any. Whatever lists all does so first.
+
+        Raises:
+            PluginError: See :meth:`of`.
+        """
+        rest = self._loader.load_rest()
+        with contextlib.redirect_stdout(sys.stderr):
+            for provenance, failure in rest:
+                self._collect_installed(provenance, failure)
+        return bool(rest)
+
+    def _collect_installed(self, provenance: Provenance, failure: PluginError | None) -> None:
+        try:
+            if failure is not None:
+                raise failure
+            self._collect(provenance.plugin, strict=self._strict)
+        except PluginError as error:
+            if self._strict:
+                raise
+            self._loader.unload(provenance.plugin)
+            self._broken[provenance.plugin] = BrokenPlugin(provenance=provenance, error=error)
 
     def register(self, plugin: Any) -> None:
         """Load one more plugin, given in code; it gets an earlier ``trencadis_configure`` at once.
@@ -177,17 +195,25 @@ class Registry:
 
     @property
     def plugins(self) -> Mapping[str, Provenance]:
-        """Provenance of every loaded plugin, by name."""
+        """Provenance of every plugin that can be used, by name."""
+        self.complete()
         return self._loader.plugins
+
+    @property
+    def given_in_code(self) -> list[Provenance]:
+        """Provenance of the plugins that are not installed: they cannot travel to another process."""
+        return [one for one in self._loader.plugins.values() if not one.distribution]
 
     @property
     def broken(self) -> Mapping[str, BrokenPlugin]:
         """Installed plugins that cannot be used, by name."""
+        self.complete()
         return self._broken
 
     @property
     def contested(self) -> Mapping[tuple[str, str], ComponentConflictError]:
         """Names that more than one installed plugin offers, by noun and name; none of the components can be selected."""
+        self.complete()
         return self._contested
 
     @contextlib.contextmanager
@@ -218,19 +244,28 @@ class Registry:
         return f"Perhaps it is of a plugin that cannot be used: {' '.join(map(str, reasons[:3]))}{rest}"
 
     def components(self, noun: str) -> dict[str, RegisteredComponent]:
-        """Return a noun's components by name, sorted. Pure."""
+        """Return a noun's components by name, sorted."""
+        self.complete()
         return dict(sorted(self._components[noun].items()))
+
+    def offers(self, noun: str, name: str) -> bool:
+        """Return whether there is a component."""
+        return name in self._components[noun] or (self.complete() and name in self._components[noun])
 
     @functools.cached_property
     def settings(self) -> Settings:
-        """The catalogue of settings of the core and of all components, built when it is first used."""
-        return settings_of(self.config_classes())
+        """The catalogue of settings of the core and of the components that are loaded; :meth:`complete` adds the others."""
+        return settings_of(self._config_classes())
 
     def config_classes(self) -> dict[str, dict[str, type[Any]] | type[Any]]:
-        """Return the config classes of components, by noun and name, and of plugins' own tables, as ``load_config`` takes them. Pure."""
+        """Return the config classes of components, by noun and name, and of plugins' own tables, as ``load_config`` takes them."""
+        self.complete()
+        return self._config_classes()
+
+    def _config_classes(self) -> dict[str, dict[str, type[Any]] | type[Any]]:
         return {name: table.config for name, (table, _) in self._tables.items()} | {
-            noun: {name: item.component.config for name, item in self.components(noun).items()}
-            for noun in self._components
+            noun: {name: item.component.config for name, item in sorted(found.items())}
+            for noun, found in self._components.items()
         }
 
     def health_checks_of(self, plugin: str) -> list[HealthCheck]:
@@ -265,9 +300,8 @@ class Registry:
             if not may_import:
                 raise refuse_import_path(f"{noun}.{key}", name, source)
             return import_component(noun, name, key=f"{noun}.{key}", source=source)
-        found = self._components[noun].get(name)
-        if found is not None:
-            return found
+        if (noun, name) not in self._contested and self.offers(noun, name):
+            return self._components[noun][name]
         if (noun, name) in self._contested:
             raise self._contested[noun, name]
         names = list(self.components(noun))
@@ -358,6 +392,8 @@ class Registry:
         Raises:
             PluginLoadError: A plugin raised.
         """
+        if not self._loader.hooks.trencadis_select_backend.get_hookimpls():
+            return default
         candidates = tuple(self.components("backend"))
         answer = self._call("trencadis_select_backend", lambda hook: hook(candidates=candidates))
         return default if answer is None else str(answer)
@@ -401,7 +437,7 @@ class Registry:
         owners = hook.get_hookimpls()
         codes = {frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)}
         found = [item for item in owners if getattr(item.function, "__code__", None) in codes]
-        return [self.plugins[item.plugin_name] for item in found or owners]
+        return [self._loader.plugins[item.plugin_name] for item in found or owners]
 
 
 def _age_of(registered: RegisteredComponent) -> str:

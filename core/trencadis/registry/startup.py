@@ -5,15 +5,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from trencadis.config import ConfigFile, ResolvedConfig, load_config, plugin_rules, read_config_file
+from trencadis.errors import ConfigError
+from trencadis.registry.mentions import mentions_in
 from trencadis.registry.registry import Registry
 
-__all__ = ["load_with_plugins"]
+__all__ = ["completed", "load_with_plugins"]
+
+ResultT = TypeVar("ResultT")
 
 
 def load_with_plugins(
@@ -44,10 +48,15 @@ def load_with_plugins(
     content = file if isinstance(file, ConfigFile) else read_config_file(file, environ)
     rules = plugin_rules(file=content, environ=environ, flags=flags, overrides=overrides)
     registry = Registry.discover(
-        blocked=rules.blocked, strict=rules.strict, extra_plugins=extra_plugins, entry_points=entry_points
+        blocked=rules.blocked,
+        strict=rules.strict,
+        extra_plugins=extra_plugins,
+        entry_points=entry_points,
+        mentions=mentions_in(content, environ=environ, flags=flags, overrides=overrides),
     )
-    with registry.naming_broken():
-        resolved = load_config(
+
+    def load() -> ResolvedConfig:
+        return load_config(
             settings=registry.settings,
             file=content,
             environ=environ,
@@ -55,5 +64,26 @@ def load_with_plugins(
             overrides=overrides,
             may_import=may_import,
         )
+
+    resolved = completed(registry, load)
     registry.note_sources(resolved.sources)
     return resolved, registry
+
+
+def completed(registry: Registry, load: Callable[[], ResultT]) -> ResultT:
+    """Return what ``load()`` returns: with the plugins that something asked for, or where that does not suffice with all.
+
+    Args:
+        registry: The plugins.
+        load: Reads the configuration with the registry's settings.
+
+    Raises:
+        ConfigError: It is wrong, all plugins considered; names those that cannot be used.
+    """
+    with registry.naming_broken():
+        try:
+            return load()
+        except ConfigError:
+            if not registry.complete():
+                raise
+            return load()

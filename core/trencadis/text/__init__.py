@@ -9,7 +9,7 @@ from trencadis.text.ends import ends_of_turn
 from trencadis.text.model_path import check_model_path, is_hub_id, resolve_model_path
 from trencadis.text.prefixes import read_prefixes
 from trencadis.text.stop import StopChecker
-from trencadis.text.tokenizer import Tokenizer, load_tokenizer, needs_tokenizer
+from trencadis.text.tokenizer import Tokenizer, load_configured_tokenizer, load_tokenizer, needs_tokenizer
 from trencadis.text.vocabulary import model_finder, vocabulary_of, vocabulary_reader
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "encode_chat",
     "ends_of_turn",
     "is_hub_id",
+    "load_configured_tokenizer",
     "load_tokenizer",
     "model_finder",
     "needs_tokenizer",

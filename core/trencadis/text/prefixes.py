@@ -5,7 +5,7 @@ from __future__ import annotations
 from trencadis.config import Config
 from trencadis.errors import ConfigValueError
 from trencadis.files import read_text
-from trencadis.text.tokenizer import load_tokenizer
+from trencadis.text.tokenizer import load_configured_tokenizer
 
 __all__ = ["read_prefixes"]
 
@@ -24,10 +24,7 @@ def read_prefixes(config: Config) -> tuple[tuple[int, ...], ...]:
     texts = [_text(entry) for entry in config.cache.shared_prefixes]
     if not texts:
         return ()
-    model = config.model
-    tokenizer = load_tokenizer(
-        model.tokenizer or model.path, revision=model.revision, trust_remote_code=model.trust_remote_code
-    )
+    tokenizer = load_configured_tokenizer(config)
     return tuple(tuple(tokenizer.encode(text)) for text in texts)
 
 

@@ -19,13 +19,12 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 import attrs
 
 from trencadis.errors import InvalidRequestError, RequestRefusedError
-from trencadis.text import template_worker
-from trencadis.text.template_worker import MAX_BYTES
 
 __all__ = ["MAX_CPU_S", "Render", "Rendered", "TemplatePool", "TemplateStoppedError", "template_pool"]
 
@@ -43,6 +42,9 @@ _IDLE_S = 60.0
 """After which a worker without work ends, all but the last."""
 
 _MAX_REASON = 500
+
+_WORKER: Final = Path(__file__).with_name("template_worker.py")
+"""Not imported: it imports Jinja."""
 
 
 @attrs.frozen(kw_only=True)
@@ -209,6 +211,8 @@ class _Worker:
         if code in (-signal.SIGPROF, -signal.SIGKILL):
             why = f"ran longer than {self._pool.max_cpu_s:g} s and was stopped"
         elif code == -signal.SIGABRT:
+            from trencadis.text.template_worker import MAX_BYTES  # which imports Jinja
+
             why = f"took more than {MAX_BYTES >> 20} MiB of memory and was stopped"
         else:
             why = f"ended its process (exit code {code})"
@@ -231,7 +235,7 @@ class _Worker:
             path = os.pathsep.join(path for path in sys.path if path)
             self._process = subprocess.Popen(
                 # By its file: importing the package takes longer than Jinja.
-                [sys.executable, "-P", template_worker.__file__],
+                [sys.executable, "-P", str(_WORKER)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,

@@ -1,4 +1,4 @@
-"""The model's tokenizer: a thin face over transformers, imported when a tokenizer is loaded."""
+"""The model's tokenizer: a thin face over transformers, imported when a tokenizer is loaded that is not remembered."""
 
 from __future__ import annotations
 
@@ -9,15 +9,25 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from trencadis.config import Config
 from trencadis.errors import InvalidRequestError, ModelLoadError, TrencadisError
 from trencadis.faults import as_words, reraise_interrupt
 from trencadis.text.byte_fallback import ByteFallback
 from trencadis.text.gguf_tokenizer import load_gguf_tokenizer
 from trencadis.text.model_path import resolve_model_path
+from trencadis.text.plain_tokenizer import PlainTokenizer
+from trencadis.text.remembered import RememberedTokenizer
 from trencadis.text.token_bounds import max_bytes_per_token
 from trencadis.text.token_bytes import ByteTable, TokenBytes, is_byte_level
 
-__all__ = ["NO_TOKENIZER", "NoTokenizer", "Tokenizer", "load_tokenizer", "needs_tokenizer"]
+__all__ = [
+    "NO_TOKENIZER",
+    "NoTokenizer",
+    "Tokenizer",
+    "load_configured_tokenizer",
+    "load_tokenizer",
+    "needs_tokenizer",
+]
 
 NO_TOKENIZER = "none"
 """The value of ``model.tokenizer`` that serves token ids alone."""
@@ -31,7 +41,24 @@ _TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "*.tiktoken")
 """Patterns of which a directory with a tokenizer has at least one file."""
 
 
-def load_tokenizer(path: str, *, revision: str = "", trust_remote_code: bool = False) -> Tokenizer:
+def load_configured_tokenizer(config: Config) -> Tokenizer:
+    """Load the tokenizer that a configuration names.
+
+    Raises:
+        ModelLoadError: See :func:`load_tokenizer`.
+    """
+    model = config.model
+    return load_tokenizer(
+        model.tokenizer or model.path,
+        revision=model.revision,
+        trust_remote_code=model.trust_remote_code,
+        remembers=config.cache.models != "off",
+    )
+
+
+def load_tokenizer(
+    path: str, *, revision: str = "", trust_remote_code: bool = False, remembers: bool = False
+) -> Tokenizer:
     """Load a tokenizer.
 
     Args:
@@ -39,6 +66,7 @@ def load_tokenizer(path: str, *, revision: str = "", trust_remote_code: bool = F
             ``"none"``: no tokenizer; see :class:`NoTokenizer`.
         revision: Commit or tag of a hub id; empty for the newest.
         trust_remote_code: Run tokenizer code that comes with the model.
+        remembers: Use what transformers has made of the same files before, without importing it; see :class:`RememberedTokenizer`.
 
     Raises:
         ModelLoadError: There is no tokenizer, or it cannot be read.
@@ -57,7 +85,16 @@ def load_tokenizer(path: str, *, revision: str = "", trust_remote_code: bool = F
             f'"{NO_TOKENIZER}" and give token ids instead of texts.',
         )
     try:
-        return Tokenizer(_load(place, path, revision=revision, trust_remote_code=trust_remote_code))
+        load = functools.partial(_load, place, path, revision=revision, trust_remote_code=trust_remote_code)
+        if not (remembers and place.exists()):
+            return Tokenizer(load())
+        remembered = RememberedTokenizer(place, trust_remote_code=trust_remote_code)
+        known = remembered.recall()
+        if known is not None:
+            return Tokenizer(known)
+        loaded = load()
+        remembered.remember(loaded)
+        return Tokenizer(loaded)
     except ModelLoadError:
         raise
     except BaseException as error:  # code in Rust that panics raises a class beside Exception
@@ -97,9 +134,10 @@ class Tokenizer:
     Whatever the libraries behind it raise on a text or on token ids, a panic of Rust included, is an ``InvalidRequestError``.
 
     Args:
-        hf: A tokenizer of transformers.
+        hf: A tokenizer of transformers, or what answers as one.
 
     Attributes:
+        is_remembered: It was loaded without transformers.
         vocab_size: Tokens it knows, added ones included; the model's own vocabulary may be padded beyond it.
         special_token_ids: Tokens that are control signs, not text.
         byte_fallback: Tokens that stand for one byte; None without such.
@@ -114,6 +152,7 @@ class Tokenizer:
 
     def __init__(self, hf: Any) -> None:
         self._hf = hf
+        self.is_remembered = isinstance(hf, PlainTokenizer)
         self._fast = getattr(hf, "backend_tokenizer", None)
         self.vocab_size = len(hf)
         self.special_token_ids: frozenset[int] = frozenset(hf.all_special_ids)
@@ -288,6 +327,8 @@ class Tokenizer:
     @cached_property
     def writes_chats(self) -> bool:
         """Whether code that comes with the model writes conversations, and no template."""
+        if self.is_remembered:  # none with such code is
+            return False
         from transformers import PreTrainedTokenizerBase
 
         return type(self._hf).apply_chat_template is not PreTrainedTokenizerBase.apply_chat_template
@@ -329,6 +370,7 @@ class NoTokenizer(Tokenizer):
 
     def __init__(self) -> None:
         self._hf = self._fast = None
+        self.is_remembered = False
         self.vocab_size = 0
         self.special_token_ids = frozenset()
         self.byte_fallback = self.eos_token_id = self.bos_token_id = None

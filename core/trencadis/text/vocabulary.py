@@ -11,7 +11,7 @@ from trencadis.interfaces import NamedModel, Vocabulary
 from trencadis.records import ModelSource
 from trencadis.text.model_path import resolve_model_path
 from trencadis.text.token_check import token_fault
-from trencadis.text.tokenizer import Tokenizer, load_tokenizer, needs_tokenizer
+from trencadis.text.tokenizer import Tokenizer, load_configured_tokenizer, load_tokenizer, needs_tokenizer
 
 __all__ = ["model_finder", "vocabulary_of", "vocabulary_reader"]
 
@@ -29,11 +29,7 @@ def vocabulary_reader(config: Config) -> Callable[[], Vocabulary]:
     def vocabulary() -> Vocabulary:
         with lock:
             if not read:
-                model = config.model
-                tokenizer = load_tokenizer(
-                    model.tokenizer or model.path, revision=model.revision, trust_remote_code=model.trust_remote_code
-                )
-                read.append(vocabulary_of(tokenizer))
+                read.append(vocabulary_of(load_configured_tokenizer(config)))
             return read[0]
 
     return vocabulary
@@ -52,7 +48,9 @@ def model_finder(config: Config) -> Callable[[str], NamedModel]:
         )
         return NamedModel(
             source=source,
-            vocabulary=lambda: vocabulary_of(load_tokenizer(path, trust_remote_code=model.trust_remote_code)),
+            vocabulary=lambda: vocabulary_of(
+                load_tokenizer(path, trust_remote_code=model.trust_remote_code, remembers=config.cache.models != "off")
+            ),
         )
 
     return find

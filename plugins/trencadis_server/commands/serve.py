@@ -19,6 +19,7 @@ __all__ = [
     "MAIN_SETTINGS",
     "SHORT_FLAGS",
     "TAKES_MODEL",
+    "NEEDS_ALL_PLUGINS",
     "TERMINAL_LOG_LEVELS",
     "add_arguments",
     "give_back_large_blocks",
@@ -41,6 +42,7 @@ MAIN_SETTINGS = (
     "server.drain_timeout_s",
     "engine.role",
 )
+NEEDS_ALL_PLUGINS = False
 TERMINAL_LOG_LEVELS = "info", "warning"
 
 _RECORD_SIGNAL = getattr(signal, "SIGUSR2", None)

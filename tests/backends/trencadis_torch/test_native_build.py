@@ -20,7 +20,6 @@ from trencadis_torch.attention.native import NativeAttention
 from trencadis_torch.instruction_sets import texts_of
 from trencadis_torch.native_build import (
     Source,
-    cache_directory,
     find_compiler,
     instructions,
     limit_instructions,
@@ -173,14 +172,6 @@ def test_no_compiler_leaves_auto_with_gathering_and_stops_native(without_compile
     assert caplog.text.count("no C++ compiler") == 1
     with pytest.raises(BackendError, match="no C\\+\\+ compiler"):
         choose_kernel("native", **options)
-
-
-def test_cache_is_the_users(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache_directory() == tmp_path / "trencadis" / "native"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert cache_directory() == tmp_path / ".cache" / "trencadis" / "native"
 
 
 @needs_compiler

@@ -21,7 +21,8 @@ from trencadis.client.factory import configure
 from trencadis.config import Settings
 from trencadis.registry.manager import PluginLoader
 
-PLUGINS = {point.name for point in entry_points(group="trencadis")}
+PLUGINS = {point.name: "on_demand" in point.extras for point in entry_points(group="trencadis")}
+"""Whether each is imported only where its name stands in the configuration."""
 NO_MODEL = ["--model.path", "/no/such/model", "--engine.placement", "thread"]
 COMMANDS = {
     "generate": (2, ["hi", *NO_MODEL]),
@@ -62,9 +63,11 @@ class Counts:
     catalogues: int = 0
 
     def once(self) -> None:
-        """Check that nothing was done twice, and that file and plugins were looked at."""
-        every = Counter(dict.fromkeys(PLUGINS, 1))
-        assert (self.reads, self.loaded, self.registered) == (1, every, every)
+        """Check that nothing was done twice, and that file and plugins were looked at: all, or those that are not there on demand."""
+        most = Counter([name for name, is_on_demand in PLUGINS.items() if not is_on_demand])
+        assert self.reads == 1
+        assert self.loaded in (Counter(list(PLUGINS)), most)
+        assert self.registered == self.loaded
         assert self.catalogues <= 1
 
 
@@ -128,6 +131,8 @@ def test_a_command_reads_the_file_once_and_loads_each_plugin_once(name: str, cou
         assert counts.reads == 3
     else:
         counts.once()
+    if name in {"generate", "run", "chat", "serve"}:
+        assert not any(PLUGINS[plugin] for plugin in counts.loaded)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -147,6 +152,24 @@ def test_so_does_the_list_of_commands_and_it_builds_no_catalogue(counts: Counts)
 def test_so_does_an_application_in_python(counts: Counts) -> None:
     configure("demo", config_file=None, tables={})
     counts.once()
+    assert not any(PLUGINS[plugin] for plugin in counts.loaded)
+
+
+@pytest.mark.parametrize("arguments", [["--speculation.name", "ngram"], ["--speculation.ngram.max-draft-tokens=3"]])
+def test_a_plugin_that_is_there_on_demand_is_loaded_where_it_is_named(arguments: list[str], counts: Counts) -> None:
+    assert main(["generate", "hi", *NO_MODEL, *arguments]) == 2
+    assert [name for name in counts.loaded if PLUGINS[name]] == ["speculation"]
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--speclation.name", "ngram"], ["--max-draft-tokns", "3"], ["--backend.name", "gaud"]]
+)
+def test_where_nothing_fits_all_are_loaded(
+    arguments: list[str], counts: Counts, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["generate", "hi", "--engine.placement", "thread", *arguments]) == 2
+    assert counts.loaded == Counter(list(PLUGINS))
+    assert "Did you mean" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["config", "doctor", "serve"])

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from trencadis.engine.request_validation import check_request
+from trencadis.engine.request_check import check_request
 from trencadis.errors import InvalidRequestError, PromptTooLongError
 from trencadis.records import Request, SamplingParams
 

@@ -29,7 +29,7 @@ from trencadis.client.process.messages import (
 )
 from trencadis.client.process.transport import Transport
 from trencadis.config.dump import dump_options
-from trencadis.engine.request_validation import check_request
+from trencadis.engine.request_check import check_request
 from trencadis.errors import InvalidRequestError, RequestError, TrencadisError
 from trencadis.records import EmbeddingRequest, EngineLoad, FinishedSequence, Request
 from trencadis.records.plain import check_plain

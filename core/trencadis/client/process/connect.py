@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from trencadis.client.factory import load_frontend_tokenizer, loading
+from trencadis.client.factory import loading
 from trencadis.client.frontend import Frontend
 from trencadis.client.process.channel import Channel
 from trencadis.client.process.client import RemoteEngineClient
@@ -20,6 +20,7 @@ from trencadis.errors import PluginError
 from trencadis.log import log_levels
 from trencadis.registry import Registry
 from trencadis.startup import rare_collections
+from trencadis.text import load_configured_tokenizer
 
 __all__ = ["connect_frontend", "open_transport", "wait_until_ready"]
 
@@ -47,7 +48,7 @@ def connect_frontend(
     try:
         with loading(config, lambda: transport.part or "starting", show=show_progress) as advance:
             with rare_collections():
-                tokenizer = load_frontend_tokenizer(config)  # while the child imports and loads
+                tokenizer = load_configured_tokenizer(config)  # while the child imports and loads
             shows = on_terminal() if show_progress is None else show_progress  # else the child's log says it
             ready = wait_until_ready(transport, (lambda: advance(*transport.progress)) if shows else None)
             return Frontend(RemoteEngineClient(transport, ready), tokenizer)
@@ -84,7 +85,7 @@ def open_transport(
 
 
 def _check_plugins(registry: Registry) -> None:
-    given = [str(plugin) for plugin in registry.plugins.values() if not plugin.distribution]
+    given = list(map(str, registry.given_in_code))
     if given:
         raise PluginError(
             f"[engine] placement = process: {'; '.join(given)} cannot travel to another process.",

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import attrs
 
-from trencadis.client.factory import load_frontend_tokenizer, loading
+from trencadis.client.factory import loading
 from trencadis.client.frontend import Frontend
 from trencadis.client.process.client import RemoteEngineClient
 from trencadis.client.process.connect import open_transport, wait_until_ready
@@ -29,7 +29,7 @@ from trencadis.errors import ContractError, EngineEndedError
 from trencadis.interfaces import ComponentContext, Router
 from trencadis.registry import Choice, Registry, resolve_plan
 from trencadis.startup import rare_collections
-from trencadis.text import read_prefixes
+from trencadis.text import load_configured_tokenizer, read_prefixes
 
 __all__ = ["connect_replicas", "make_mover", "make_router", "make_routing"]
 
@@ -59,7 +59,7 @@ def connect_replicas(
         with loading(config, lambda: _part(transports), show=show_progress) as advance:
             transports.extend(map(start, range(config.parallel.data)))
             with rare_collections():
-                tokenizer = load_frontend_tokenizer(config)  # while the children import and load
+                tokenizer = load_configured_tokenizer(config)  # while the children import and load
             shows = on_terminal() if show_progress is None else show_progress
             look = (lambda: advance(*_progress(transports))) if shows else None
             clients = [RemoteEngineClient(one, wait_until_ready(one, look)) for one in transports]

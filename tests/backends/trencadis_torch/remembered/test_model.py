@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from support.backends import families, tiny_models
 from support.devices import ON_CUDA
+from trencadis.caches import cache_directory
 from trencadis.clock import SystemClock
 from trencadis.errors import ModelLoadError
 from trencadis.records import ModelSource
@@ -27,7 +28,6 @@ from trencadis_torch.config import TorchConfig
 from trencadis_torch.linear.decoder import attach, decoder_of, original_of
 from trencadis_torch.linear.native import native
 from trencadis_torch.loading.self_check import paged_logits
-from trencadis_torch.native_build import cache_directory
 from trencadis_torch.remembered.model import RememberedModel, key_of
 from trencadis_torch.remembered.store import ModelStore
 
