@@ -51,6 +51,11 @@ PUBLISHED = {
         "gemma2",
         {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 5.0, "query_pre_attn_scalar": 30},
     ),
+    "heads between each other, half of each turned": (
+        "gpt_neox",
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+    ),
+    "heads between each other, one sum after the other": ("gpt_neox", {"use_parallel_residual": False}),
     "squared relu": ("jais2", {"hidden_act": "relu2"}),
     "exact gelu": ("starcoder2", {"hidden_act": "gelu"}),
 }
