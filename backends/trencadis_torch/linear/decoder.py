@@ -27,6 +27,7 @@ from trencadis_torch.linear.heads import Heads, in_order
 from trencadis_torch.linear.native import Mixture, Product, product
 from trencadis_torch.linear.native_decoder import Decoder, Layer, NativeDecoder, Norm, layer_array
 from trencadis_torch.linear.packed import PackedLinear, RowsEmbedding
+from trencadis_torch.linear.scaling import QueryScales, alike
 from trencadis_torch.linear.structure import (
     Ending,
     LayerParts,
@@ -58,18 +59,28 @@ class Angles:
         arguments: More of its arguments: the kind of layer.
         spread: As of :class:`Heads`.
         once: As of :class:`Heads`.
+        scales: As of :class:`Heads`.
 
     Attributes:
         spread: As given.
         once: As given.
+        scales: As given.
+        query_scales: What these give for positions so far, float32; None: there are none.
     """
 
     def __init__(
-        self, rotary: nn.Module, arguments: tuple[str, ...] = (), *, spread: bool = False, once: bool = False
+        self,
+        rotary: nn.Module,
+        arguments: tuple[str, ...] = (),
+        *,
+        spread: bool = False,
+        once: bool = False,
+        scales: QueryScales | None = None,
     ) -> None:
         self._rotary = rotary
         self._arguments = arguments
-        self.spread, self.once = spread, once
+        self.spread, self.once, self.scales = spread, once, scales
+        self.query_scales: torch.Tensor | None = None
         self.cosines = self.sines = torch.empty(0, 0)
 
     @torch.no_grad()
@@ -80,6 +91,7 @@ class Angles:
         positions = torch.arange(max(256, 1 << (num_positions - 1).bit_length()))
         found = in_order(*self.at(positions), spread=self.spread, once=self.once)
         self.cosines, self.sines = (one.float().contiguous() for one in found)
+        self.query_scales = None if self.scales is None else self.scales(positions)
 
     @torch.no_grad()
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -287,9 +299,11 @@ class _Reader:
     def _place(self, parts: LayerParts, heads: Heads) -> int:
         """Return the place of a layer's angles among all; below 0: it has none."""
         if parts.angles is None:
+            need(heads.scales is None, "its queries are scaled by their positions, and not turned")
             return -1
         positions = torch.tensor(POSITIONS)
         known = [one for one in self._angles if (one.spread, one.once) == (heads.spread, heads.once)]
+        known = [one for one in known if alike(one.scales, heads.scales)]
         for angles in (*known, *self._possible_angles(heads)):
             if all(map(torch.equal, angles.at(positions), parts.angles)):
                 if angles not in self._angles:
@@ -307,7 +321,7 @@ class _Reader:
             moving = {str(one) for one in (ropes.values() if isinstance(ropes, dict) else [ropes])} & {*_MOVING_ANGLES}
             need(not moving, f"its angles are {', '.join(moving)}: other ones once a text is long")
             for arguments in ((), *((kind,) for kind in kinds)):
-                angles = Angles(part, arguments, spread=heads.spread, once=heads.once)
+                angles = Angles(part, arguments, spread=heads.spread, once=heads.once, scales=heads.scales)
                 with contextlib.suppress(TypeError, KeyError, AttributeError):
                     angles.at(torch.tensor(POSITIONS))
                     yield angles

@@ -15,6 +15,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, Protocol
 
+import attrs
 import torch
 from torch import nn
 from torch.nn import functional
@@ -24,6 +25,7 @@ from trencadis_torch.linear.heads import Heads, How
 from trencadis_torch.linear.held import HeldWeight
 from trencadis_torch.linear.mixtures import is_experts, is_mixture, packed_experts, read_mixture
 from trencadis_torch.linear.native import ACTIVATIONS, Native
+from trencadis_torch.linear.scaling import FAR, query_scales
 from trencadis_torch.linear.watch import HANDED, Watched
 from trencadis_torch.parallel.modules import RowLinear
 
@@ -39,9 +41,6 @@ ROUNDINGS: Final = 4
 
 LARGER: Final = 30.0
 """How much larger than real ones the inputs are that a float32 module must treat alike as well: a limit that is rarely met shows."""
-
-FAR: Final = 10_000_019
-"""A module that is given positions besides angles is asked again with these added: what it does with them shows."""
 
 _TENSORS: Final = ("query", "key", "value")
 _ANGLES: Final = "position_embeddings"
@@ -261,7 +260,9 @@ def _rotary_attention(
     heads, order = None, None
     own = {id(one) for one in module.parameters(recurse=False)}
     if not any(isinstance(value, torch.Tensor) and id(value) not in own for value in common["options"].values()):
-        tried = ((one, _Beside(layers, order)) for order in _orders(layers, seen) for one in _heads(module, seen))
+        scales = query_scales(module, seen, layers, last) if isinstance(native, Native) else None
+        possible = [attrs.evolve(one, scales=scales) for one in _heads(module, seen)]
+        tried = ((one, _Beside(layers, order)) for order in _orders(layers, seen) for one in possible)
         found = next((pair for pair in tried if _turns_alike(*pair, seen, native)), None)
         heads, order = (None, None) if found is None else (found[0], found[1].order)
     # Every rank is asked, also if here is nothing to try: what follows sums over them.
@@ -357,6 +358,8 @@ def _turns_alike(heads: Heads, layers: _Beside, seen: Watched, native: FusedKern
     if angles is not None and angles[0].shape[-1] > heads.head_dim:
         return False
     native.rotate(whole, heads, None if angles is None else heads.angles(*angles))
+    if heads.scales is not None:
+        heads.scale(whole, seen.options["position_ids"])
     parts = whole.unflatten(-1, (-1, heads.head_dim)).transpose(1, 2).split(counts, dim=1)
     return all(agree(part, seen.handed[name]) for part, name in zip(parts, _TENSORS, strict=True))
 
@@ -383,7 +386,7 @@ def _attends_anywhere(candidate: RotaryAttention, module: nn.Module, seen: Watch
     else:
         options["hidden_states"] = more
     if isinstance(options.get("position_ids"), torch.Tensor):
-        options["position_ids"] = options["position_ids"] + FAR
+        options["position_ids"] = options["position_ids"] + FAR  # what it does with positions besides angles shows
     made: list[dict[str, Any]] = [{}, {}]
     outputs = [
         one(*args, **{**options, HANDED: handed})[0] for one, handed in zip((candidate, module), made, strict=True)
