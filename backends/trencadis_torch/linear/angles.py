@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from trencadis_torch.linear.heads import in_order
+from trencadis_torch.linear.scaling import QueryScales
 
 __all__ = ["AngleSource", "Angles", "Frequencies", "ModuleAngles", "simplified"]
 
@@ -101,13 +102,17 @@ class Angles:
 
     Attributes:
         source: Computes them.
+        scales: Factors of queries by position; None: there are none.
         cosines: Of the positions so far, float32 ``[T, R]``.
         sines: The same.
+        query_scales: The factors, float32 ``[T]``; None: there are none.
     """
 
     source: AngleSource
+    scales: QueryScales | None = None
     cosines: torch.Tensor = attrs.field(init=False, factory=lambda: torch.empty(0, 0))
     sines: torch.Tensor = attrs.field(init=False, factory=lambda: torch.empty(0, 0))
+    query_scales: torch.Tensor | None = attrs.field(init=False, default=None)
 
     @torch.no_grad()
     def reach(self, num_positions: int) -> None:
@@ -115,3 +120,4 @@ class Angles:
         if num_positions > len(self.cosines):
             positions = torch.arange(max(256, 1 << (num_positions - 1).bit_length()))
             self.cosines, self.sines = (one.contiguous() for one in self.source(positions))
+            self.query_scales = None if self.scales is None else self.scales(positions)

@@ -61,9 +61,9 @@ struct Decoder {
     double embedding_scale;
 };
 
-// Cosines and sines of every position, [positions, turned].
+// Cosines and sines of every position, [positions, turned], and by what queries are multiplied then, [positions]; null: by nothing.
 struct Angles {
-    const float *cosines, *sines;
+    const float *cosines, *sines, *query_scales;
     int64_t num_turned;
 };
 
@@ -217,8 +217,11 @@ class Member {
         const auto turn = [&](int64_t row, int64_t first, int64_t last) {
             const Angles angles = layer.angles < 0 ? Angles{} : p.angles[layer.angles];
             const int64_t at = p.positions[row] * angles.num_turned;
-            for (int64_t h = first; h < last && h < turned; ++h)
+            for (int64_t h = first; h < last && h < turned; ++h) {
                 found.turn(p.qkv + row * stride, h, angles.cosines + at, angles.sines + at, angles.num_turned);
+                if (angles.query_scales && h < layer.num_heads)
+                    scale_row(p.qkv + row * stride + h * size, angles.query_scales[p.positions[row]], size);
+            }
         };
         if (layer.how & NORMS_WHOLE) {
             multiply(layer.qkv, in, linear);

@@ -28,6 +28,7 @@ from trencadis_torch.linear.heads import Heads, in_order
 from trencadis_torch.linear.native import Mixture, Product, product
 from trencadis_torch.linear.native_decoder import Decoder, Layer, NativeDecoder, Norm, layer_array
 from trencadis_torch.linear.packed import PackedLinear, RowsEmbedding
+from trencadis_torch.linear.scaling import alike
 from trencadis_torch.linear.structure import (
     Ending,
     LayerParts,
@@ -154,6 +155,7 @@ class _Reader:
         self._held: list[Any] = []
         self._angles: list[Angles] = []
 
+    @torch.no_grad()
     def read(self) -> FusedDecoder:
         model = self._model
         head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
@@ -255,14 +257,15 @@ class _Reader:
     def _place(self, parts: LayerParts, heads: Heads) -> int:
         """Return the place of a layer's angles among all; below 0: it has none."""
         if parts.angles is None:
+            need(heads.scales is None, "its queries are scaled by their positions, and not turned")
             return -1
         positions, given = torch.tensor(POSITIONS), in_order(*parts.angles, spread=heads.spread, once=heads.once)
         for place, angles in enumerate(self._angles):
-            if all(map(torch.equal, angles.source(positions), given)):
+            if alike(angles.scales, heads.scales) and all(map(torch.equal, angles.source(positions), given)):
                 return place
         for source in self._possible_angles(heads):
             if all(map(torch.equal, source(positions), given)):
-                self._angles.append(Angles(simplified(source, self._num_positions())))
+                self._angles.append(Angles(simplified(source, self._num_positions()), heads.scales))
                 return len(self._angles) - 1
         raise OtherwiseError("its angles are those of no module that is known")
 

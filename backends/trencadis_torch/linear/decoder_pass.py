@@ -111,6 +111,7 @@ class DecoderPasses:
             angles.reach(num_positions)
             table.cosines, table.sines = angles.cosines.data_ptr(), angles.sines.data_ptr()
             table.num_turned = angles.cosines.shape[1]
+            table.query_scales = None if angles.query_scales is None else angles.query_scales.data_ptr()
 
     def guess(self, batch: GuessBatch, tables: torch.Tensor) -> Int32Array:
         """Return the most likely tokens after texts, int32 ``[B, most guesses]``; see ``SupportsGuessing``.

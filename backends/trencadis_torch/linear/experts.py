@@ -63,7 +63,7 @@ class Grouping:
 
     def sums(self, keys: torch.Tensor) -> torch.Tensor:
         """Return by what groups are chosen, ``[M, G]``, from keys of experts ``[M, E]``. Pure."""
-        return torch.unflatten(keys, -1, (self.num_groups, -1)).topk(self.num_best, -1).values.sum(-1)
+        return keys.view(len(keys), self.num_groups, -1).topk(self.num_best, -1).values.sum(-1)
 
     def masked(self, keys: torch.Tensor) -> torch.Tensor:
         """Return keys ``[M, E]``, of groups that are not open the least there are. Pure."""

@@ -210,6 +210,8 @@ class RotaryAttention(nn.Module):
         whole, heads = self.qkv(hidden_states), self.heads
         angles = position_embeddings if heads.turns else None
         self._native.rotate(whole, heads, None if angles is None else heads.angles(*angles))
+        if heads.scales is not None:
+            heads.scale(whole, others["position_ids"])
         split = whole.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
         query, key, value = split.split((heads.num_heads, heads.num_kv_heads, heads.num_kv_heads), dim=1)
         handed = {name: value for name, value in others.items() if name not in self._unused}

@@ -7,6 +7,8 @@ from enum import IntFlag
 import attrs
 import torch
 
+from trencadis_torch.linear.scaling import QueryScales
+
 __all__ = ["Heads", "How", "in_order"]
 
 
@@ -41,6 +43,7 @@ class Heads:
         spread: Whether angles come as [a, a, b, b]; else as [a, b, a, b].
         once: Whether they come as [a, b], once for both elements that are turned together.
         turns: Whether heads are turned at all.
+        scales: Of queries by their positions, behind all that; None: there are none.
     """
 
     num_heads: int
@@ -53,6 +56,18 @@ class Heads:
     spread: bool = False
     once: bool = False
     turns: bool = True
+    scales: QueryScales | None = None
+
+    def scale(self, heads: torch.Tensor, positions: torch.Tensor) -> None:
+        """Scale queries by their positions, in place.
+
+        Args:
+            heads: Queries, keys and values side by side, ``[B, T, (H + 2 KV) D]``.
+            positions: int64 ``[B, T]``, or ``[1, T]`` of all.
+        """
+        assert self.scales is not None, "asked for where there are some"
+        scales = self.scales(positions.flatten()).view(*positions.shape, 1)
+        heads[..., : self.num_heads * self.head_dim] *= scales.to(heads)
 
     def angles(self, cosines: torch.Tensor, sines: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return cosines and sines in the order that kernels take: those of all first elements, then those of all second ones. Pure."""

@@ -83,9 +83,9 @@ class Decoder(ctypes.Structure):
 
 
 class AngleTable(ctypes.Structure):
-    """Cosines and sines of every position."""
+    """Cosines, sines and scales of queries of every position; without scales there are none."""
 
-    _fields_ = (("cosines", _AT), ("sines", _AT), ("num_turned", _INT))
+    _fields_ = (("cosines", _AT), ("sines", _AT), ("query_scales", _AT), ("num_turned", _INT))
 
 
 class Pass(ctypes.Structure):

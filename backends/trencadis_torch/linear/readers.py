@@ -13,8 +13,9 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
+import attrs
 import torch
 from torch import nn
 from torch.nn import functional
@@ -24,6 +25,7 @@ from trencadis_torch.linear.heads import Heads, How
 from trencadis_torch.linear.held import HeldWeight
 from trencadis_torch.linear.mixtures import is_experts, is_mixture, packed_experts, read_mixture
 from trencadis_torch.linear.native import ACTIVATIONS, Native
+from trencadis_torch.linear.scaling import FAR, query_scales
 from trencadis_torch.linear.watch import HANDED, Watched
 from trencadis_torch.parallel.modules import RowLinear
 
@@ -40,9 +42,6 @@ ROUNDINGS: Final = 4
 LARGER: Final = 30.0
 """How much larger than real ones the inputs are that a float32 module must treat alike as well: a limit that is rarely met shows."""
 
-FAR: Final = 10_000_019
-"""A module that is given positions besides angles is asked again with these added: what it does with them shows."""
-
 _TENSORS: Final = ("query", "key", "value")
 _ANGLES: Final = "position_embeddings"
 _EPS: Final = (1e-5, 1e-6)
@@ -56,7 +55,19 @@ _ACTIVATIONS: Final[dict[str, Callable[[torch.Tensor], torch.Tensor]]] = {
     "relu": functional.relu,
 }
 
-Pack = Callable[[list[nn.Linear]], nn.Module]
+
+class Pack(Protocol):
+    """Packs linear layers that have the same input: their outputs stand side by side."""
+
+    def __call__(self, layers: list[nn.Linear], order: torch.Tensor | None = None) -> nn.Module:
+        """Return the one in their place.
+
+        Args:
+            layers: They.
+            order: Of a layer alone, which outputs it gives, int64 ``[N]``; None: all as they are.
+        """
+        ...
+
 
 Hold = Callable[[HeldWeight], HeldWeight]
 """Gives a matrix of an expert the form in which it is held."""
@@ -246,19 +257,23 @@ def _rotary_attention(
         "native": native,
     }
     layers, last = _inputs_and_output(module)
-    heads = None
+    heads, order = None, None
     own = {id(one) for one in module.parameters(recurse=False)}
     if not any(isinstance(value, torch.Tensor) and id(value) not in own for value in common["options"].values()):
-        heads = next((one for one in _heads(module, seen) if _turns_alike(one, layers, seen, native)), None)
+        scales = query_scales(module, seen, layers, last) if isinstance(native, Native) else None
+        possible = [attrs.evolve(one, scales=scales) for one in _heads(module, seen)]
+        tried = ((one, _Beside(layers, order)) for order in _orders(layers, seen) for one in possible)
+        found = next((pair for pair in tried if _turns_alike(*pair, seen, native)), None)
+        heads, order = (None, None) if found is None else (found[0], found[1].order)
     # Every rank is asked, also if here is nothing to try: what follows sums over them.
     if not together(heads is not None) or heads is None:
         return None
-    candidate = RotaryAttention(_Beside(layers), last, heads=heads, **common)
+    candidate = RotaryAttention(_Beside(layers, order), last, heads=heads, **common)
     if not together(_attends_alike(candidate, seen, handed)) or not together(
         _attends_anywhere(candidate, module, seen)
     ):
         return None
-    return RotaryAttention(pack(layers), _pack_last(last, pack), heads=heads, **common)
+    return RotaryAttention(pack(layers, order), _pack_last(last, pack), heads=heads, **common)
 
 
 def _inputs_and_output(module: Any) -> tuple[list[Any], Any]:
@@ -268,6 +283,17 @@ def _inputs_and_output(module: Any) -> tuple[list[Any], Any]:
     if len(linears) == 2 and last.out_features > first.out_features:
         return [last], first
     return linears[:-1], last
+
+
+def _orders(layers: list[Any], seen: Watched) -> Iterator[torch.Tensor | None]:
+    """Yield in which order outputs may be queries, keys and values: as they are, or, of one layer, those of each KV head together."""
+    yield None
+    query, key = (seen.handed[name] for name in _TENSORS[:2])
+    num_groups, left = divmod(query.shape[1], key.shape[1])
+    if len(layers) == 1 and not left and key.shape[1] > 1:
+        places = torch.arange(layers[0].out_features).view(key.shape[1], num_groups + 2, -1)
+        parts = (slice(0, num_groups), slice(num_groups, -1), slice(-1, None))
+        yield torch.cat([places[:, part].flatten() for part in parts])
 
 
 def _heads(module: Any, seen: Watched) -> Iterator[Heads]:
@@ -321,10 +347,10 @@ def _head_weights(module: Any, sizes: tuple[int, int], like: torch.Tensor) -> It
             yield {"query_norm": query, "key_norm": key, "eps": float(each)}
 
 
-def _turns_alike(heads: Heads, layers: list[Any], seen: Watched, native: FusedKernels) -> bool:
+def _turns_alike(heads: Heads, layers: _Beside, seen: Watched, native: FusedKernels) -> bool:
     """Return whether queries, keys and values are those that were handed to attention; without what ranks do together."""
     x = seen.args[0] if seen.args else seen.options["hidden_states"]
-    whole: Any = _Beside(layers)(x)
+    whole: Any = layers(x)
     counts = (heads.num_heads, heads.num_kv_heads, heads.num_kv_heads)
     if whole.shape[-1] != sum(counts) * heads.head_dim:
         return False
@@ -332,6 +358,8 @@ def _turns_alike(heads: Heads, layers: list[Any], seen: Watched, native: FusedKe
     if angles is not None and angles[0].shape[-1] > heads.head_dim:
         return False
     native.rotate(whole, heads, None if angles is None else heads.angles(*angles))
+    if heads.scales is not None:
+        heads.scale(whole, seen.options["position_ids"])
     parts = whole.unflatten(-1, (-1, heads.head_dim)).transpose(1, 2).split(counts, dim=1)
     return all(agree(part, seen.handed[name]) for part, name in zip(parts, _TENSORS, strict=True))
 
@@ -358,7 +386,7 @@ def _attends_anywhere(candidate: RotaryAttention, module: nn.Module, seen: Watch
     else:
         options["hidden_states"] = more
     if isinstance(options.get("position_ids"), torch.Tensor):
-        options["position_ids"] = options["position_ids"] + FAR
+        options["position_ids"] = options["position_ids"] + FAR  # what it does with positions besides angles shows
     made: list[dict[str, Any]] = [{}, {}]
     outputs = [
         one(*args, **{**options, HANDED: handed})[0] for one, handed in zip((candidate, module), made, strict=True)
@@ -367,13 +395,15 @@ def _attends_anywhere(candidate: RotaryAttention, module: nn.Module, seen: Watch
 
 
 class _Beside:
-    """Linear layers as they are, their outputs put side by side."""
+    """Linear layers as they are, their outputs put side by side, or in another order."""
 
-    def __init__(self, layers: list[nn.Linear]) -> None:
+    def __init__(self, layers: list[nn.Linear], order: torch.Tensor | None = None) -> None:
         self._layers = layers
+        self.order = order
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.cat([layer(x) for layer in self._layers], dim=-1)
+        made = torch.cat([layer(x) for layer in self._layers], dim=-1)
+        return made if self.order is None else made[..., self.order]
 
 
 def _pack_last(layer: Any, pack: Pack) -> nn.Module:

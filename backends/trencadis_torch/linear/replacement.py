@@ -267,8 +267,12 @@ def fuse_modules(model: Any, *, kernels: FusedKernels, together: Together | None
     return Replacement(kernels="fused", weights_bytes=_weights_bytes(model), num_linears=0, num_fused=num_fused)
 
 
-def _merged(layers: list[nn.Linear]) -> nn.Linear:
+def _merged(layers: list[nn.Linear], order: torch.Tensor | None = None) -> nn.Linear:
     """Return one linear layer in place of several that have the same input: their outputs stand side by side."""
+    if order is not None:
+        (layer,) = layers
+        for own in layer.parameters(recurse=False):
+            own.data = own.data[order.to(own.device)]
     if len(layers) == 1:
         return layers[0]
     weight = torch.cat([layer.weight for layer in layers])
@@ -329,9 +333,12 @@ def _fuse(
 
 
 def _packer(quantization: str, native: Native | None) -> Pack:
-    return lambda layers: packed.pack(
-        [held_of(layer, quantization) for layer in layers], [layer.bias for layer in layers], native
-    )
+    def pack(layers: list[nn.Linear], order: torch.Tensor | None = None) -> nn.Module:
+        index = slice(None) if order is None else order
+        weights = [held_of(layer, quantization).rows(index) for layer in layers]
+        return packed.pack(weights, [None if layer.bias is None else layer.bias[index] for layer in layers], native)
+
+    return pack
 
 
 def watched_modules(model: Any) -> tuple[dict[str, nn.Module], dict[str, nn.Module]]:

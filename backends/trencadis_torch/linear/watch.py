@@ -16,7 +16,7 @@ from torch import nn
 
 from trencadis_torch.attention.adapter import switch
 
-__all__ = ["HANDED", "Reads", "Watched", "Watching", "watch"]
+__all__ = ["HANDED", "Reads", "Watched", "Watching", "register", "watch"]
 
 HANDED: Final = "trencadis_seen"
 """Name of the attention function, and of its argument that takes what it was called with."""
@@ -56,16 +56,21 @@ def watch(
     Raises:
         Exception: The forward fails with such an attention; any kind.
     """
-    from transformers import AttentionInterface, AttentionMaskInterface
-
-    AttentionInterface.register(HANDED, _attention)
-    AttentionMaskInterface.register(HANDED, lambda **_: None)
+    register()
     if not switch(model, HANDED):
         raise TypeError(f"{type(model).__name__} does not take its attention from transformers' AttentionInterface")
     positions = torch.tensor([POSITIONS], device=model.device)
     with Watching(called, read) as watching:
         model(input_ids=positions % 7 + 1, position_ids=positions, use_cache=False, trencadis_seen={})
         return watching.take(None)
+
+
+def register() -> None:
+    """Have transformers know the attention that attends to nothing."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(HANDED, _attention)
+    AttentionMaskInterface.register(HANDED, lambda **_: None)
 
 
 class Watching:

@@ -568,8 +568,10 @@ class _Loading:
         vars(layer).pop("forward", None)
         return self._held.pop(id(layer)) if id(layer) in self._held else FloatWeight(layer.weight.detach())
 
-    def _pack(self, layers: list[nn.Linear]) -> nn.Module:
-        return pack([self._take(layer) for layer in layers], [layer.bias for layer in layers], self._native)
+    def _pack(self, layers: list[nn.Linear], order: torch.Tensor | None = None) -> nn.Module:
+        index = slice(None) if order is None else order
+        weights = [self._take(layer) if order is None else self._take(layer).rows(order) for layer in layers]
+        return pack(weights, [None if layer.bias is None else layer.bias[index] for layer in layers], self._native)
 
     def _refuse_kept(self, layer: nn.Linear) -> None:
         """Give up: the model's code has read a weight that was not there, perhaps not only its dtype."""

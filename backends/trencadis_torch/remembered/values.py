@@ -29,6 +29,7 @@ from trencadis_torch.linear.native import Mixture, Native, Packed, Product
 from trencadis_torch.linear.native_decoder import Decoder, Layer, NativeDecoder, Norm
 from trencadis_torch.linear.packed import PackedLinear, RowsEmbedding
 from trencadis_torch.linear.replacement import Replacement
+from trencadis_torch.linear.scaling import StepScales
 from trencadis_torch.linear.structure import Ending
 
 __all__ = ["ALIGNED", "MODULES", "NotPlainError", "Place", "Reader", "Writer"]
@@ -52,7 +53,7 @@ _RECORDS: Final = (
         Heads,
         LayerAttention,
     ),
-    *(ModelFacts, Packed, Replacement, Routing),
+    *(ModelFacts, Packed, Replacement, Routing, StepScales),
 )
 _STRUCTURES: Final = (Decoder, Layer, Mixture, Norm, Product)
 _ENUMS: Final = (How, Score)

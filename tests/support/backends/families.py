@@ -47,11 +47,11 @@ MIXTURES = (
 
 IN_ONE_CALL = (
     "arcee", "aria_text", "cohere", "cohere2", "cohere2_moe", "cwm", "dots1", "ernie4_5", "ernie4_5_moe", "exaone", "exaone4",
-    "exaone_moe", "flex_olmo", "flint", "gemma", "gemma2", "gemma3", "gemma3_text", "glm", "glm4", "glm4_moe", "gpt_oss", "granite",
-    "granitemoe", "granitemoeshared", "helium", "hunyuan_v1_dense", "hy_v3", "hyperclovax", "internlm3", "iquestcoder", "jais2",
-    "kolibri1", "llama",
-    "mellum", "minimax_m2", "ministral", "mistral", "mixtral", "olmo", "olmo2", "olmo3", "olmoe", "phi", "phi3", "qwen2", "qwen2_moe",
-    "qwen3", "qwen3_moe", "sarvam_moe", "seed_oss", "smollm3", "solar_open", "starcoder2", "vaultgemma",
+    "exaone_moe", "flex_olmo", "flint", "gemma", "gemma2", "gemma3", "gemma3_text", "glm", "glm4", "glm4_moe", "gpt_neox",
+    "gpt_oss", "granite", "granitemoe", "granitemoeshared", "helium", "hunyuan_v1_dense", "hy_v3", "hyperclovax", "internlm3",
+    "iquestcoder", "jais2", "kolibri1", "llama", "mellum", "minimax_m2", "ministral", "ministral3", "mistral", "mixtral", "olmo",
+    "olmo2", "olmo3", "olmoe", "phi", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "sarvam_moe", "seed_oss", "smollm3",
+    "solar_open", "starcoder2", "vaultgemma",
 )  # fmt: skip
 """Of these, the ones whose passes the backend ``torch`` runs in one call on a CPU."""
 

@@ -66,7 +66,6 @@ def scaled(module, factor):
     ("kind", "reason"),
     [
         ("gpt2", "its attention is its own in 3 of 3 layers"),
-        ("gpt_neox", "its attention is its own in 3 of 3 layers"),
     ],
 )
 def test_a_decoder_that_is_not_plain_is_left_with_the_reason(kind, reason):

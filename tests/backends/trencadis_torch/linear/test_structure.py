@@ -15,6 +15,17 @@ from trencadis_torch.linear.structure import Ending, Order, OtherwiseError, read
 pytestmark = pytest.mark.skipif(native() is None, reason="there is no C++ compiler on this machine")
 
 MIXED = ["sliding_attention", "full_attention"]
+MINISTRAL = {
+    "rope_type": "yarn",
+    "rope_theta": 1e6,
+    "factor": 16.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.1,
+    "original_max_position_embeddings": 16384,
+}
 PUBLISHED = {
     "head size is not hidden size by heads": ("llama", {"head_dim": 20}),
     "biases everywhere": ("llama", {"attention_bias": True, "mlp_bias": True}),
@@ -51,6 +62,15 @@ PUBLISHED = {
         "gemma2",
         {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 5.0, "query_pre_attn_scalar": 30},
     ),
+    "heads between each other, half of each turned": (
+        "gpt_neox",
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+    ),
+    "heads between each other, one sum after the other": ("gpt_neox", {"use_parallel_residual": False}),
+    "queries scaled by their positions": (
+        "ministral3",
+        {"rope_parameters": {**MINISTRAL, "original_max_position_embeddings": 8}},
+    ),
     "squared relu": ("jais2", {"hidden_act": "relu2"}),
     "exact gelu": ("starcoder2", {"hidden_act": "gelu"}),
 }
@@ -78,7 +98,6 @@ def test_structures_of_published_checkpoints_run_in_one_call(name, layout):
     ("kind", "changes", "reason"),
     [
         ("olmo", {"clip_qkv": 3.0}, "its attention is its own in 2 of 2 layers"),
-        ("ministral3", {}, "its attention is its own in 2 of 2 layers"),
         (
             "phi3",
             {
@@ -94,7 +113,7 @@ def test_structures_of_published_checkpoints_run_in_one_call(name, layout):
             "its angles are longrope: other ones once a text is long",
         ),
     ],
-    ids=["a limit that few tokens meet", "queries scaled by their position", "angles that move"],
+    ids=["a limit that few tokens meet", "angles that move"],
 )
 def test_what_a_few_tokens_do_not_show_is_found_all_the_same(kind, changes, reason):
     """Without larger inputs, and positions that are far, each would run in one call and be wrong on other texts."""
@@ -131,6 +150,15 @@ def test_ways_of_turning_are_read_off_what_was_handed_to_attention():
     found = read("gemma3_text", layer_types=MIXED, sliding_window=6)
     assert [found.structure.layers[i].angles for i in range(2)] == [0, 1]
     assert len(found.angles) == 2
+
+
+def test_scales_of_queries_are_those_of_far_positions_though_no_token_of_the_trial_has_one():
+    (angles,) = read("ministral3", rope_parameters=MINISTRAL).angles
+    positions = torch.tensor([0, 16383, 16384, 40000, 262143])
+    expected = 1 + 0.1 * torch.log(1 + torch.floor(positions / 16384))
+    assert expected[0] == expected[1] < expected[2]
+    assert torch.equal(angles.scales(positions), expected)
+    assert read("llama").angles[0].scales is None
 
 
 def test_multipliers_are_those_of_the_configuration():
