@@ -298,8 +298,8 @@ class Member {
         float* const values = tiles + TILE;
         const Linear left{w.bias, tiles, PANEL, w.num_outputs, w.num_inputs, false, row, first};
         const Linear right{w.bias, values, PANEL, w.num_outputs, w.num_inputs, false, row, first + size};
-        in_runs(row, end, [&](int64_t m, int count) { panel(w, in, left, m, count, first); });
-        in_runs(row, end, [&](int64_t m, int count) { panel(w, in, right, m, count, first + size); });
+        panel(w, in, left, row, end, first);
+        panel(w, in, right, row, end, first + size);
         for (int64_t m = 0; m < end - row; ++m)
             gate_row(tiles + m * PANEL, values + m * PANEL, PANEL, layer.activation, p.gated + (row + m) * size + first);
     }
@@ -330,7 +330,7 @@ class Member {
         const Linear linear{m.router.bias, at.logits, m.num_experts, m.num_experts, m.router.num_inputs};
 #pragma omp for schedule(static)
         for (int64_t first = 0; first < m.num_experts; first += PANEL)
-            in_runs(0, count, [&](int64_t row, int some) { panel(m.router, Input{x, nullptr}, linear, row, some, first); });
+            panel(m.router, Input{x, nullptr}, linear, 0, count, first);
 #pragma omp for schedule(static)
         for (int64_t row = 0; row < count; ++row)
             route_row(m, at.logits + row * m.num_experts, at.experts + row * m.num_chosen, at.weights + row * m.num_chosen);
@@ -414,14 +414,14 @@ class Member {
             const int64_t first = i / blocks * width, row = block(i % blocks), end = block(i % blocks + 1);
             const int64_t last = first + width < w.num_outputs ? first + width : w.num_outputs;
             for (int64_t output = first; output < last; output += PANEL)
-                in_runs(row, end, [&](int64_t m, int count) { panel(w, in, layer, m, count, output); });
+                panel(w, in, layer, row, end, output);
             after(first, last, row, end);
         }
     }
 
     // Some rows' outputs of one panel.
-    void panel(const Product& w, const Input& in, const Linear& layer, int64_t row, int count, int64_t first) const {
-        multiply_panel(w, layer, in, w.num_inputs, row, count, first);
+    void panel(const Product& w, const Input& in, const Linear& layer, int64_t row, int64_t end, int64_t first) const {
+        multiply_panel(w, layer, in, w.num_inputs, row, end, first);
     }
 };
 

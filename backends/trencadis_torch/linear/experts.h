@@ -180,8 +180,8 @@ void gate_panel(const Mixture& m, const Mixing& at, int64_t expert, int64_t pane
         const int64_t end = row + TILE_ROWS < at.starts[expert + 1] ? row + TILE_ROWS : at.starts[expert + 1];
         const Linear gates{m.gates.bias, tiles, PANEL, m.gates.num_outputs, m.hidden_size, false, row, first};
         const Linear values{m.values.bias, tiles + TILE, PANEL, m.values.num_outputs, m.hidden_size, false, row, first};
-        in_runs(row, end, [&](int64_t r, int count) { multiply_panel(m.gates, gates, in, m.hidden_size, r, count, first); });
-        in_runs(row, end, [&](int64_t r, int count) { multiply_panel(m.values, values, in, m.hidden_size, r, count, first); });
+        multiply_panel(m.gates, gates, in, m.hidden_size, row, end, first);
+        multiply_panel(m.values, values, in, m.hidden_size, row, end, first);
         for (int64_t r = row; r < end; ++r) {
             const float *gate = tiles + (r - row) * PANEL, *value = gate + TILE;
             float* const out = at.made + r * m.inner_size + inner;
@@ -204,7 +204,7 @@ void down_panel(const Mixture& m, const Mixing& at, const float* weights, int64_
         for (int64_t row = at.starts[expert]; row < at.starts[expert + 1]; row += TILE_ROWS) {
             const int64_t end = row + TILE_ROWS < at.starts[expert + 1] ? row + TILE_ROWS : at.starts[expert + 1];
             const Linear layer{m.down.bias, tile, PANEL, m.down.num_outputs, m.inner_size, false, row, first};
-            in_runs(row, end, [&](int64_t r, int count) { multiply_panel(m.down, layer, in, m.inner_size, r, count, first); });
+            multiply_panel(m.down, layer, in, m.inner_size, row, end, first);
             for (int64_t r = row; r < end; ++r) {
                 const int64_t route = at.order[r];
                 add_row(tile + (r - row) * PANEL, weights[route], left, out + route / m.num_chosen * m.hidden_size + outer);

@@ -81,9 +81,7 @@ void trencadis_linear(const Product* w, const float* x, int64_t num_rows, int64_
         }
 #pragma omp for schedule(static)
         for (int64_t first = 0; first < w->num_outputs; first += PANEL)
-            in_runs(0, num_rows, [&](int64_t row, int size) {
-                multiply_panel(*w, layer, Input{x, quantised}, stride, row, size, first);
-            });
+            multiply_panel(*w, layer, Input{x, quantised}, stride, 0, num_rows, first);
     }
 }
 

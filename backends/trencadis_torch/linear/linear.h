@@ -45,7 +45,9 @@ constexpr int LANES = 8, COLUMNS = 2, MOST_ROWS = 6;
 constexpr int LANES = 4, COLUMNS = 2, MOST_ROWS = 4;
 #endif
 constexpr int PANEL = LANES * COLUMNS;
-constexpr int AHEAD = 2048;  // bytes of weights asked for before they are needed
+constexpr int AHEAD = 2048;  // bytes of weights asked for before they are needed, where each is needed once
+constexpr int64_t PART_INPUTS = 128;  // that many rows meet before they meet the next ones
+constexpr int64_t ROWS_TOGETHER = 48;  // for which sums are kept between parts
 constexpr int64_t MOST_APART = 1024;  // inputs of a group that may lie apart
 
 typedef float Floats __attribute__((vector_size(LANES * 4)));
@@ -65,6 +67,7 @@ Words words(const void* from) {
 Floats as_floats(Words bits) { return reinterpret_cast<Floats>(bits); }
 
 #define ALONE __attribute__((noinline))
+#define WITHIN __attribute__((always_inline)) inline  // else sums would be in memory
 
 enum Kind : int64_t { FLOAT, BFLOAT, E4M3, E5M2, CHANNELS, GROUPS8, GROUPS4, LEVELS4 };
 
@@ -114,22 +117,56 @@ ALONE void finish(const Linear& layer, int64_t row, int64_t first, const Floats*
     }
 }
 
+// A stretch of the inputs of a panel of floats, which all rows meet before they meet the next one: then it comes from the first cache, and is widened
+// once. Meanwhile the next one is asked for, by each run of rows for its share, so that memory is never idle.
+struct Stretch {
+    int64_t begin, end;  // inputs
+    bool starts, ends;   // sums start as zeros; they are the row's
+    Floats* kept;        // sums of the run's rows between two parts, [M][COLUMNS]
+    const char* next;    // bytes that the run asks for
+    int64_t mask;        // in steps whose number has none of these bits
+};
+
+template <bool PARTS, int ROWS>
+WITHIN void take(const Stretch& part, Floats (&sums)[ROWS][COLUMNS]) {
+    for (int m = 0; m < ROWS; ++m)
+        for (int c = 0; c < COLUMNS; ++c) sums[m][c] = PARTS && !part.starts ? part.kept[m * COLUMNS + c] : Floats{};
+}
+
 template <int ROWS>
-void float_rows(const Linear& layer, const float* x, int64_t stride, const float* panel, int64_t row, int64_t first) {
-    Floats sums[ROWS][COLUMNS] = {};
-    const float* source = x + row * stride;
-    for (int64_t k = 0; k < layer.num_inputs; ++k) {
+WITHIN void keep(const Stretch& part, const Floats (&sums)[ROWS][COLUMNS]) {
+    for (int m = 0; m < ROWS; ++m)
+        for (int c = 0; c < COLUMNS; ++c) part.kept[m * COLUMNS + c] = sums[m][c];
+}
+
+// Ask for an input's weights: some after these, or, where there are parts, of the next part.
+template <bool PARTS>
+WITHIN void ask(const float* weights, const char** next, int64_t step, int64_t mask) {
+    if (PARTS && step & mask) return;
+    const char* const from = PARTS ? *next : reinterpret_cast<const char*>(weights) + AHEAD;
+    for (int i = 0; i < PANEL * 4; i += 64) __builtin_prefetch(from + i);
+    if (PARTS) *next += PANEL * 4;
+}
+
+// `panel` begins with the part's first input.
+template <int ROWS, bool PARTS>
+void float_rows(const Linear& layer, const float* x, int64_t stride, const float* panel, int64_t row, int64_t first, const Stretch& part) {
+    Floats sums[ROWS][COLUMNS];
+    take<PARTS>(part, sums);
+    const char* next = part.next;
+    const float* source = x + row * stride + part.begin;
+    const int64_t size = part.end - part.begin;
+    for (int64_t k = 0; k < size; ++k) {
         const float* weights = panel + k * PANEL;
+        ask<PARTS>(weights, &next, k, part.mask);
         Floats w[COLUMNS];
-        for (int c = 0; c < COLUMNS; ++c) {
-            __builtin_prefetch(reinterpret_cast<const char*>(weights + c * LANES) + AHEAD);
-            w[c] = load(weights + c * LANES);
-        }
+        for (int c = 0; c < COLUMNS; ++c) w[c] = load(weights + c * LANES);
         for (int m = 0; m < ROWS; ++m) {
             const Floats value = source[m * stride + k] - Floats{};
             for (int c = 0; c < COLUMNS; ++c) sums[m][c] += value * w[c];
         }
     }
+    if (PARTS && !part.ends) return keep(part, sums);
     for (int m = 0; m < ROWS; ++m) finish(layer, row + m, first, sums[m]);
 }
 
@@ -486,19 +523,88 @@ struct Input {
     const uint8_t* bytes;
 };
 
-// Some rows' outputs of one panel: at most MOST_ROWS.
-void multiply_panel(const Product& w, const Linear& layer, const Input& in, int64_t stride, int64_t row, int count, int64_t first) {
-    const uint8_t* panel = static_cast<const uint8_t*>(w.weights) + first / PANEL * panel_bytes(w);
-    switch (w.kind) {
-        case FLOAT: BY_SIZE(count, float_rows, (layer, in.rows, stride, reinterpret_cast<const float*>(panel), row, first)) break;
-        case BFLOAT: BY_SIZE(count, bfloat_rows, (layer, in.rows, stride, reinterpret_cast<const uint16_t*>(panel), row, first)) break;
-        case E4M3:
-        case E5M2: BY_SIZE(count, float8_rows, (w, layer, in.rows, stride, panel, row, first)) break;
-        case CHANNELS:
-        case GROUPS8: BY_SIZE(count, int_rows, (w, layer, in.bytes, panel, row, first), INT8) break;
-        case LEVELS4: BY_SIZE(count, int_rows, (w, layer, in.bytes, panel, row, first), LEVELS) break;
-        default: BY_SIZE(count, int_rows, (w, layer, in.bytes, panel, row, first), INT4)
+// Write a panel's weights as float32, an even number of inputs after an even one; of float8 of one group.
+void widen(const Product& w, const uint8_t* from, int64_t count, float* out) {
+    if (w.kind == BFLOAT) {
+        for (int64_t i = 0; i < count * PANEL; i += 2 * PANEL)
+            for (int c = 0; c < PANEL; c += LANES) {
+                const Words both = words(from + (i + 2 * c) * 2);
+                store(out + i + c, as_floats(both << 16));
+                store(out + i + PANEL + c, as_floats(both & 0xffff0000u));
+            }
+        return;
     }
+    const Float8 float8(w);
+    for (int64_t i = 0; i < count * PANEL; i += 2 * PANEL)
+        for (int c = 0; c < PANEL; c += LANES) {
+            Halves both;
+            std::memcpy(&both, from + i + 2 * c, sizeof both);
+            store(out + i + c, float8.widened(both << 8));
+            store(out + i + PANEL + c, float8.widened(both));
+        }
+}
+
+// Outputs of one panel of floats for some rows, more than one run of them. Sums that wait between parts keep their bits.
+void multiply_parts(const Product& w, const Linear& layer, const float* x, int64_t stride, int64_t row, int64_t end, int64_t first,
+                    const uint8_t* panel) {
+    alignas(64) float wide[PART_INPUTS * PANEL];
+    Floats kept[ROWS_TOGETHER * COLUMNS], sums[ROWS_TOGETHER * COLUMNS];
+    const bool is_grouped = is_float8(w);
+    const int64_t group = is_grouped ? w.group : w.num_inputs, last = w.num_inputs / group - 1, bytes = w.kind == FLOAT ? 4 : is_grouped ? 1 : 2;
+    const int64_t group_bytes = is_grouped ? grouping(w).bytes : 0, runs = (end - row + MOST_ROWS - 1) / MOST_ROWS;
+    int64_t mask = 0;
+    while (2 * mask + 2 <= runs * 4 / bytes) mask = 2 * mask + 1;
+    for (int64_t g = 0; g <= last; ++g, panel += group_bytes) {
+        for (int64_t at = 0; at < group; at += PART_INPUTS) {
+            const int64_t size = at + PART_INPUTS < group ? PART_INPUTS : group - at;
+            const uint8_t* const weights = panel + at * PANEL * bytes;
+            if (w.kind != FLOAT) widen(w, weights, size, wide);
+            const char* const next = reinterpret_cast<const char*>(weights) + size * PANEL * bytes;
+            Stretch part{g * group + at, g * group + at + size, at == 0, !is_grouped && at + size == group, kept, next, mask};
+            in_runs(row, end, [&](int64_t m, int count) {
+                BY_SIZE(count, float_rows, (layer, x, stride, w.kind == FLOAT ? reinterpret_cast<const float*>(weights) : wide, m, first, part), true)
+                part.kept += count * COLUMNS;
+                part.next += size * PANEL * bytes / runs;
+            });
+        }
+        if (!is_grouped) continue;
+        const uint16_t* scales = reinterpret_cast<const uint16_t*>(panel + group_bytes) - PANEL;
+        for (int c = 0; c < COLUMNS; ++c) {
+            const Floats scale = widened(scales + c * LANES), factor = load(w.scales + first + c * LANES);
+            for (int64_t i = c; i < (end - row) * COLUMNS; i += COLUMNS) {
+                sums[i] = (g ? sums[i] : Floats{}) + kept[i] * scale;
+                if (g == last) sums[i] *= factor;
+            }
+        }
+    }
+    if (is_grouped)
+        for (int64_t m = row; m < end; ++m) finish(layer, m, first, sums + (m - row) * COLUMNS);
+}
+
+// Rows' outputs of one panel.
+void multiply_panel(const Product& w, const Linear& layer, const Input& in, int64_t stride, int64_t row, int64_t end, int64_t first) {
+    const int64_t bytes = panel_bytes(w);
+    const uint8_t* const panel = static_cast<const uint8_t*>(w.weights) + first / PANEL * bytes;
+    if (!is_quantised(w) && end - row > (is_float8(w) ? 2 : 1) * MOST_ROWS) {
+        for (int64_t last; row < end; row = last) {
+            last = row + ROWS_TOGETHER < end ? row + ROWS_TOGETHER : end;
+            multiply_parts(w, layer, in.rows, stride, row, last, first, panel);
+        }
+        return;
+    }
+    in_runs(row, end, [&](int64_t m, int count) {
+        const Stretch whole{0, w.num_inputs, true, true, nullptr, nullptr, 0};
+        switch (w.kind) {
+            case FLOAT: BY_SIZE(count, float_rows, (layer, in.rows, stride, reinterpret_cast<const float*>(panel), m, first, whole), false) break;
+            case BFLOAT: BY_SIZE(count, bfloat_rows, (layer, in.rows, stride, reinterpret_cast<const uint16_t*>(panel), m, first)) break;
+            case E4M3:
+            case E5M2: BY_SIZE(count, float8_rows, (w, layer, in.rows, stride, panel, m, first)) break;
+            case CHANNELS:
+            case GROUPS8: BY_SIZE(count, int_rows, (w, layer, in.bytes, panel, m, first), INT8) break;
+            case LEVELS4: BY_SIZE(count, int_rows, (w, layer, in.bytes, panel, m, first), LEVELS) break;
+            default: BY_SIZE(count, int_rows, (w, layer, in.bytes, panel, m, first), INT4)
+        }
+    });
 }
 
 // Round a group's inputs to int8 by their largest magnitude, to nearest and ties to even; what is no number makes the scale none. Returns

@@ -11,7 +11,7 @@ import torch
 from trencadis_torch.linear.held import Float8Weight, FloatWeight, GroupedWeight, HeldWeight
 from trencadis_torch.linear.packed import quantise, quantise_groups
 
-__all__ = ["FORMS"]
+__all__ = ["FORMS", "in_float8"]
 
 
 def in_groups(weight: torch.Tensor, *, bits: int, group: int) -> GroupedWeight:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from support.backends.held_forms import FORMS
+from support.backends.held_forms import FORMS, in_float8
 from support.backends.masked_kernels import MASKS, masked
 from trencadis_torch.linear.heads import Heads, How
 from trencadis_torch.linear.held import ChannelWeight, Float8Weight, FloatWeight, GroupedWeight
@@ -229,13 +229,27 @@ def test_any_number_of_threads_packs_the_same_bits(lib, form, in_threads):
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("num_threads", [1, 2, 3])
 def test_a_rows_bits_depend_neither_on_its_neighbours_nor_on_threads(lib, form, num_threads, in_threads):
-    made, x = layer(lib, FORMS[form](drawn(700, 390))), drawn(40, 390, seed=3)
+    made, x = layer(lib, FORMS[form](drawn(700, 390))), drawn(61, 390, seed=3)
     in_threads(1)
     alone = torch.cat([made(row[None]) for row in x])
     in_threads(num_threads)
-    for size in range(1, 41):
+    for size in (*range(1, 41), 48, 49, 61):
         assert torch.equal(made(x[:size]), alone[:size])
     assert torch.equal(made(x[17:]), alone[17:])
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("num_inputs", [127, 128, 129, 255, 256, 257, 384])
+def test_sums_that_wait_between_parts_of_the_inputs_keep_their_bits(lib, form, num_inputs):
+    made, x = layer(lib, FORMS[form](drawn(130, num_inputs))), drawn(13, num_inputs, seed=3)
+    assert torch.equal(made(x), torch.cat([made(row[None]) for row in x]))
+
+
+@pytest.mark.parametrize("num_inputs", [127, 129, 384])
+def test_8_bit_floats_with_one_scale_for_each_output_are_the_same_for_many_rows(lib, num_inputs):
+    held = in_float8(drawn(130, num_inputs), torch.float8_e4m3fn, group=num_inputs)
+    made, x = layer(lib, held), drawn(60, num_inputs, seed=3)
+    assert torch.equal(made(x), torch.cat([made(row[None]) for row in x]))
 
 
 @pytest.mark.parametrize("form", FORMS)
