@@ -48,7 +48,12 @@ def side_by_side(runs: Sequence[Results]) -> tuple[list[str], list[list[str]]]:
     columns = [best_ratios(run) for run in runs]
     kinds = dict.fromkeys(kind for column in columns for kind in column)
     lines = [[*kind, *(_cell(column.get(kind)) for column in columns)] for kind in kinds]
-    return ["model", "precision", "workload", *map(short_name, runs)], lines
+    return [
+        "model",
+        "precision",
+        "workload",
+        *(f"{short_name(run)} ({run['machine']['processor']})" for run in runs),
+    ], lines
 
 
 def _cell(best: tuple[str, float] | None) -> str:

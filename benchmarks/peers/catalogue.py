@@ -54,7 +54,7 @@ class Engine:
     files: Mapping[str, str]
     env: Mapping[str, str] = attrs.field(factory=dict)
     lacks: Mapping[str, str] = attrs.field(factory=dict)
-    mask: str
+    mask: str = ""
     options: Mapping[str, Any] = attrs.field(factory=dict)
 
 
@@ -159,7 +159,8 @@ ENGINES = {
             driver="openvino_genai",
             files=dict.fromkeys(PRECISIONS, "openvino"),
             lacks=NOT_RUN,
-            mask="oneDNN's variable, which its layers obey or fail by; what it compiles itself (attention, element-wise code) takes what the CPU has",
+            mask="oneDNN's variable: fp32 layers obey it (oneDNN's log names their code), rounded ones fail; what the plugin compiles "
+            "itself (attention, element-wise code) takes what the CPU has",
         ),
     )
 }

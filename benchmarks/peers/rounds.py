@@ -41,6 +41,7 @@ WARM_UP = (
 SCORED = {"num_texts": 8, "length": 128}
 SCORED_QUICKLY = {"num_texts": 2, "length": 48}
 """What each engine is to tell the probability of."""
+LONGEST_SCORED = Workload(name="scored", num_requests=1, prompt_len=SCORED["length"] + 8, output_len=1)
 DRIVERS = Path(__file__).parent / "drivers"
 
 
@@ -99,7 +100,7 @@ class Phase:
         """What engines must have room for."""
         return {
             "max_num_seqs": max(one.num_requests for one in (*self.workloads, *WARM_UP)),
-            "max_model_len": max(_room(one) for one in (*self.workloads, *WARM_UP)),
+            "max_model_len": max(_room(one) for one in (*self.workloads, *WARM_UP, LONGEST_SCORED)),
             "max_num_tokens": max(one.num_requests * _room(one) for one in (*self.workloads, *WARM_UP)),
         }
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 __all__ = ["scored_texts", "token_ids"]
 
+NUM_BYTES = 260
+"""Token ids below may be single bytes, whose probability a server that waits for whole characters does not tell."""
 TEXTS = Path(__file__).resolve().parents[2] / "docs" / "decisions"
 
 
@@ -44,6 +46,6 @@ def scored_texts(
     """
     if not text:
         source = random.Random("scored")
-        return [[source.randrange(5, vocab_size) for _ in range(length)] for _ in range(num_texts)]
+        return [[source.randrange(NUM_BYTES, vocab_size) for _ in range(length)] for _ in range(num_texts)]
     gap = len(text) // num_texts
     return [[*beginning, *text[at * gap : at * gap + length]] for at in range(num_texts)]

@@ -1,4 +1,7 @@
-"""ik_llama.cpp as a library, by the C functions of the package ``ik-llama-cpp-python``, which has no server: greedy, step by step."""
+"""ik_llama.cpp as a library, by the C functions of the package ``ik-llama-cpp-python``, which has no server: greedy, step by step.
+
+Its cache is always F16: without its flash attention it takes no other.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,6 @@ from peers.drivers.protocol import Opened, Wanted, drive, versions_of
 
 BATCH = 512
 """Tokens that are computed at once, at most."""
-GGML_TYPE_F32 = 0
 
 Row = tuple[int, int, int, bool]
 """Token, position, sequence, and whether its logits are wanted."""
@@ -27,8 +29,7 @@ def open_engine(wanted: Wanted) -> Opened:
     params.n_batch = params.n_ubatch = BATCH
     params.n_seq_max = wanted.max_num_seqs
     params.n_threads = params.n_threads_batch = wanted.threads
-    if wanted.precision == "fp32":
-        params.type_k = params.type_v = GGML_TYPE_F32
+    params.flash_attn = False  # with it this build of the package ends the process: GGML_ASSERT(S > 0)
     for name, value in wanted.options.items():
         setattr(params, name, value)
     context = c.llama_init_from_model(model, params)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -33,7 +34,6 @@ def open_engine(wanted: Wanted) -> Opened:
         setattr(params, name, value)
     server = xllamacpp.Server(params)
     threads = ThreadPoolExecutor(wanted.max_num_seqs)
-    address = f"{server.listening_address}/completion"
 
     def ask(prompt: list[int], output_len: int, **more: Any) -> dict[str, Any]:
         asked = {
@@ -46,6 +46,7 @@ def open_engine(wanted: Wanted) -> Opened:
             "cache_prompt": False,
             **more,
         }
+        address = f"{server.listening_address}/completion"
         request = urllib.request.Request(address, json.dumps(asked).encode(), {"Content-Type": "application/json"})
         with urllib.request.urlopen(request) as answer:
             found: dict[str, Any] = json.load(answer)
@@ -57,6 +58,8 @@ def open_engine(wanted: Wanted) -> Opened:
     def logprob(text: list[int], place: int) -> float:
         more = {"logit_bias": [[text[place], CERTAIN]], "n_probs": 1, "cache_prompt": True, "id_slot": 0}
         answer = ask(text[:place], 1, **more)
+        if "completion_probabilities" not in answer:
+            return math.nan  # the token is part of a character
         (told,) = answer["completion_probabilities"]
         if told["id"] != text[place]:
             raise RuntimeError(f"token {told['id']} came where {text[place]} was asked for")

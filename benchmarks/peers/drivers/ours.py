@@ -30,7 +30,7 @@ def open_engine(wanted: Wanted) -> Opened:
 
     def outputs_of(prompts: list[list[int]], params: SamplingParams) -> list[Any]:
         outputs = llm.generate(prompts, params, use_progress=False)
-        if failed := [one.outputs[0].error for one in outputs if one.outputs[0].finish_reason.name == "ERROR"]:
+        if failed := [one.error for one in outputs if one.error]:
             raise RuntimeError(f"{len(failed)} requests failed, the first with: {failed[0]}")
         return outputs
 

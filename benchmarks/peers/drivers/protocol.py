@@ -55,7 +55,8 @@ class Opened:
     Attributes:
         versions: For the table.
         generate: From prompts, all at once, and a number of tokens to the tokens.
-        score: From texts to the natural logarithm of the probability of each token but the first; None: it cannot say.
+        score: From texts to the natural logarithm of the probability of each token but the first, NaN for one of which it cannot say it;
+            None: it cannot say any.
     """
 
     versions: dict[str, str]

@@ -127,7 +127,7 @@ def test_what_is_scored_are_passages_after_what_the_model_expects_or_tokens_that
     assert found == [[2, *range(start, start + 10)] for start in (100, 125, 150, 175)]
     drawn = scored_texts(num_texts=3, length=10, vocab_size=300)
     assert drawn == scored_texts(num_texts=3, length=10, vocab_size=300)
-    assert all(5 <= token < 300 for row in drawn for token in row)
+    assert all(260 <= token < 300 for row in drawn for token in row)
     assert [len(row) for row in drawn] == [10] * 3
 
 

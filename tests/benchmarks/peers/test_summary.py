@@ -170,19 +170,22 @@ def test_quality_is_perplexity_of_texts_and_distance_from_our_fp32() -> None:
     )
     assert ours["perplexity"] == pytest.approx(math.e**2)
     assert (ours["from_fp32"], rounded["from_fp32"], peer["from_fp32"]) == (None, 0.75, 0.0)
+    lacking = score("int4", "openvino", math.nan, -5.0)
+    assert [row["num_scored"] for row in quality_of([score("fp32", "ours", -1.0, -3.0), lacking])] == [1, 1]
+    assert quality_of([score("fp32", "ours", -1.0, -3.0), lacking])[1]["from_fp32"] == 2.0
     (drawn,) = quality_of([score("int8", "ours", -1.0, is_text=False)])
     assert (drawn["perplexity"], drawn["from_fp32"], drawn["num_scored"]) == (None, None, 1)
 
 
 def test_runs_side_by_side_show_the_best_peer_of_each() -> None:
     def results(mask: str, *runs: dict[str, Any]) -> dict[str, Any]:
-        machine = {"flags": ["avx2", "avx512f"]}
+        machine = {"flags": ["avx2", "avx512f"], "processor": "P"}
         return summarised(results_of(*runs, machine=machine, settings={"instructions": mask}))
 
     wide = results("", run_of("ours", 1.0), run_of("vllm", 3.0), run_of("openvino", 2.0))
     masked = results("avx2", run_of("ours", 2.0), run_of("vllm", 3.0), run_of("openvino", 8.0, workload="single"))
     head, lines = side_by_side([wide, masked])
-    assert head[3:] == ["AVX-512", "AVX2, by hiding the rest"]
+    assert head[3:] == ["AVX-512 (P)", "AVX2, by hiding the rest (P)"]
     assert lines == [[MODEL, "fp32", "batch32", "2.00 (OpenVINO GenAI)", "1.50 (vLLM, CPU build)"]]
 
 
