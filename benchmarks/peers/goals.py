@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
 
-from peers.catalogue import AGAIN, ENGINES, OURS, OWN, PRECISIONS
+from peers.catalogue import AGAIN, ENGINES, OURS, OWN, PRECISIONS, PUBLISHED
+from peers.shapes import SHAPES
+from peers.starts import GENERATE, SERVE
 
-__all__ = ["GOALS", "Goal", "judge"]
+__all__ = ["GOALS", "Goal", "judge", "judge_commands"]
 
 Row = Mapping[str, Any]
 
@@ -20,67 +23,105 @@ class Goal:
 
     Attributes:
         text: What is aimed at.
-        aim: The least value that meets it.
+        aim: The least value that meets it, or the largest.
+        at_most: It is the largest.
         precision: Of which runs.
-        workload: Of which runs; empty for start-up.
-        kind: ``best`` (ours by the best peer's tokens per CPU second), ``start`` (one peer's start-up time by
-            ours), ``share`` (of the limit, CPU time).
+        workload: Of which runs; empty for a start.
+        kind: ``best`` (ours by the best peer's tokens per CPU second), ``start`` (one peer's start by ours), ``share`` (of the limit, CPU
+            time), ``first`` (our CPU seconds to the first token), ``memory`` (ours at its highest while loading, MiB).
         peer: For ``start``.
+        files: For ``first``: in memory (``warm``) or not (``cold``).
     """
 
     text: str
     aim: float
+    at_most: bool = False
     precision: str
     workload: str = ""
     kind: str
     peer: str = ""
+    files: str = "warm"
+
+    def is_met(self, measured: float) -> bool:
+        """Return whether a value meets it."""
+        return measured <= self.aim if self.at_most else measured >= self.aim
 
 
 _AIMS = {"single": ("single stream", 1.15), "streams8": ("8 streams", 1.4), "batch32": ("batch of 32", 1.5)}
-_PREFILLS = {"prefill1024": "prefill 1 × 1024", "prefill8x512": "prefill 8 × 512"}
+_PREFILLS = {"prefill1024": ("prefill 1 × 1024", 1.3), "prefill8x512": ("prefill 8 × 512", 1.3)}
+_PUBLISHED = {"single": ("single stream", 1.1), "streams8": ("8 streams", 2.0)}
 
-GOALS = (
-    *(
-        Goal(
+
+def _against_the_best(precision: str, aims: Mapping[str, tuple[str, float]]) -> Iterator[Goal]:
+    for name, (text, aim) in aims.items():
+        yield Goal(
             text=f"{text} against the best peer, {precision}", aim=aim, precision=precision, workload=name, kind="best"
         )
-        for precision in PRECISIONS
-        for name, (text, aim) in _AIMS.items()
-    ),
-    *(
-        Goal(text=f"{text} against the best peer, fp32", aim=1.3, precision="fp32", workload=name, kind="best")
-        for name, text in _PREFILLS.items()
-    ),
+
+
+GOALS = (
+    *(goal for precision in PRECISIONS for goal in _against_the_best(precision, _AIMS | _PREFILLS)),
+    Goal(text="first token, int8, CPU s", aim=4.0, at_most=True, precision="int8", kind="first"),
     Goal(text="start-up of vLLM by ours", aim=10.0, precision="fp32", kind="start", peer="vllm"),
     Goal(text="decode, batch 1, share of the limit", aim=0.7, precision="fp32", workload="single", kind="share"),
     Goal(text="decode, batch 8, share of the limit", aim=0.7, precision="fp32", workload="streams8", kind="share"),
     Goal(text="decode, batch 32, share of the limit", aim=0.7, precision="fp32", workload="batch32", kind="share"),
+    *_against_the_best(PUBLISHED, _PUBLISHED),
+    Goal(text="first token, CPU s", aim=4.0, at_most=True, precision=PUBLISHED, kind="first"),
+    Goal(text="first token, cold, CPU s", aim=12.0, at_most=True, precision=PUBLISHED, kind="first", files="cold"),
+    Goal(text="highest memory while loading, MiB", aim=600.0, at_most=True, precision=PUBLISHED, kind="memory"),
 )
+COMMANDS = {GENERATE: 3.5, SERVE: 4.5}
+"""CPU seconds of the commands with the demo model, at most."""
 
 
 def judge(model: str, rows: Sequence[Row], starts: Sequence[Row]) -> list[dict[str, Any]]:
-    """Return, for each goal, what was measured on a model.
+    """Return, for each goal of a model's precisions, what was measured on it.
 
     Returns:
-        ``goal``, ``aim``, ``measured`` (None if it was not), ``met`` (likewise), ``by`` (how far above the aim, as a ratio; negative: below) and
-        ``note``: against whom, within which noise, or why there is no measurement.
+        ``goal``, ``aim``, ``at_most``, ``measured`` (None if it was not), ``met`` (likewise), ``by`` (how far above the aim, as a ratio;
+        negative: below) and ``note``: against whom, within which noise, or why there is no measurement.
     """
     found = []
     for goal in GOALS:
-        mine = [row for row in (starts if goal.kind == "start" else rows) if row["model"] == model]
-        mine = [row for row in mine if row["precision"] == goal.precision and row.get("workload", "") == goal.workload]
-        measured, note = _KINDS[goal.kind](goal, {row["engine"]: row for row in mine})
-        found.append(
-            {
-                "goal": goal.text,
-                "aim": goal.aim,
-                "measured": measured,
-                "met": None if measured is None else measured >= goal.aim,
-                "by": None if measured is None else measured / goal.aim - 1,
-                "note": note,
-            }
-        )
+        if (goal.precision == PUBLISHED) != SHAPES[model].is_published:
+            continue
+        mine = [row for row in (rows if goal.workload else starts) if row["model"] == model]
+        mine = [row for row in mine if row["precision"] == goal.precision]
+        if goal.workload:
+            mine = [row for row in mine if row["workload"] == goal.workload]
+        else:
+            mine = [row for row in mine if row["files"] == goal.files]
+        found.append(_verdict(goal, *_KINDS[goal.kind](goal, {row["engine"]: row for row in mine})))
     return found
+
+
+def judge_commands(starts: Sequence[Row]) -> list[dict[str, Any]]:
+    """Return the same for the commands.
+
+    Args:
+        starts: ``command``, ``cpu_s`` of each start.
+    """
+    found = []
+    for command, aim in COMMANDS.items():
+        cpu_s = [start["cpu_s"] for start in starts if start["command"] == command]
+        until = "to the end" if command == GENERATE else "until it is ready"
+        goal = Goal(text=f"`{command}` {until}, CPU s", aim=aim, at_most=True, precision="", kind="command")
+        measured = statistics.median(cpu_s) if cpu_s else None
+        found.append(_verdict(goal, measured, f"the demo, {len(cpu_s)} times" if cpu_s else "not measured"))
+    return found
+
+
+def _verdict(goal: Goal, measured: float | None, note: str) -> dict[str, Any]:
+    return {
+        "goal": goal.text,
+        "aim": goal.aim,
+        "at_most": goal.at_most,
+        "measured": measured,
+        "met": None if measured is None else goal.is_met(measured),
+        "by": None if measured is None else measured / goal.aim - 1,
+        "note": note,
+    }
 
 
 def _best(goal: Goal, rows: Mapping[str, Row]) -> tuple[float | None, str]:
@@ -97,6 +138,21 @@ def _start(goal: Goal, rows: Mapping[str, Row]) -> tuple[float | None, str]:
         return None, f"not measured: {' and '.join(missing)} did not start"
     ours, theirs = rows[OURS], rows[goal.peer]
     return theirs["wall_s"] / ours["wall_s"], f"wall time; of CPU time {theirs['cpu_s'] / ours['cpu_s']:.1f}"
+
+
+def _first(goal: Goal, rows: Mapping[str, Row]) -> tuple[float | None, str]:
+    return _of_ours("cpu_s", 1.0, rows)
+
+
+def _memory(goal: Goal, rows: Mapping[str, Row]) -> tuple[float | None, str]:
+    return _of_ours("peak_rss", 2.0**20, rows)
+
+
+def _of_ours(name: str, unit: float, rows: Mapping[str, Row]) -> tuple[float | None, str]:
+    if OURS not in rows:
+        return None, "not measured: ours did not start"
+    others = {ENGINES[other].label: row[name] / unit for other, row in rows.items() if other not in OWN}
+    return rows[OURS][name] / unit, "; ".join(f"{label} {value:.3g}" for label, value in others.items())
 
 
 def _share(goal: Goal, rows: Mapping[str, Row]) -> tuple[float | None, str]:
@@ -122,4 +178,6 @@ _KINDS: dict[str, Callable[[Goal, Mapping[str, Row]], tuple[float | None, str]]]
     "best": _best,
     "start": _start,
     "share": _share,
+    "first": _first,
+    "memory": _memory,
 }

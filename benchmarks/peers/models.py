@@ -17,7 +17,11 @@ from peers.shapes import Shape
 
 __all__ = ["ModelError", "files_of"]
 
-MAKERS = {"gguf": ("gguf", "peers.makers.gguf_file"), "openvino": ("openvino_export", "peers.makers.openvino_model")}
+MAKERS = {
+    "gguf": ("gguf", "peers.makers.gguf_file"),
+    "openvino": ("openvino_export", "peers.makers.openvino_model"),
+    "published": ("gemma", "peers.makers.published"),
+}
 """By kind: the environment and the module that make it."""
 TRAINED = Path(__file__).parents[1] / "trained_model.py"
 REASON_CHARACTERS = 300
@@ -32,8 +36,8 @@ def files_of(shape: Shape, kind: str, precision: str, cache: Path) -> Path:
 
     Args:
         shape: Of the model.
-        kind: ``hf``, ``hf_bf16``, ``gguf`` or ``openvino``.
-        precision: Of the weights; ``hf`` is always fp32, ``hf_bf16`` bfloat16.
+        kind: ``hf``, ``hf_bf16``, ``gguf``, ``openvino`` or ``published``.
+        precision: Of the weights; ``hf`` is always fp32, ``hf_bf16`` bfloat16, ``published`` as it was published.
         cache: Where models are.
 
     Raises:
@@ -42,8 +46,10 @@ def files_of(shape: Shape, kind: str, precision: str, cache: Path) -> Path:
     sizes = json.dumps(attrs.asdict(shape))
     digest = hashlib.blake2b(sizes.encode(), digest_size=4).hexdigest()  # a shape that changed is another model
     home = cache / "models" / f"{shape.name}-{digest}"
-    own = [str(TRAINED)] if shape.is_trained else ["-m", "peers.makers.hf", sizes]
-    source = _made(home / "hf", [sys.executable, *own])
+    source = home / "hf"
+    if kind != "published":
+        own = [str(TRAINED)] if shape.is_trained else ["-m", "peers.makers.hf", sizes]
+        _made(source, [sys.executable, *own])
     if kind == "hf":
         return source
     if kind == "hf_bf16":
@@ -53,7 +59,8 @@ def files_of(shape: Shape, kind: str, precision: str, cache: Path) -> Path:
     if prepared.reason:
         raise ModelError(f"the environment {environment} that makes {kind} files: {prepared.reason}")
     command = [str(prepared.python), "-m", module, str(source)]
-    return _made(home / (f"{precision}.gguf" if kind == "gguf" else f"{kind}-{precision}"), command, precision)
+    name = f"{kind}-{precision}" if kind == "openvino" else f"{precision}.gguf"
+    return _made(home / name, command, precision)
 
 
 def _made(target: Path, command: list[str], *more: str) -> Path:

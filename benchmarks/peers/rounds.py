@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,11 +15,11 @@ from typing import Any
 import attrs
 
 from peers import environments
-from peers.catalogue import REFERENCE, WAIT_PASSIVELY, Engine
+from peers.catalogue import AGAIN, OURS, REFERENCE, WAIT_PASSIVELY, Engine
 from peers.models import ModelError, files_of
 from peers.process import DriverError, DriverProcess
 from peers.shapes import Shape
-from peers.texts import token_ids
+from peers.texts import scored_texts, token_ids
 from peers.workloads import Workload
 
 __all__ = ["Findings", "Phase", "Settings", "measure_group", "same_tokens"]
@@ -31,12 +32,16 @@ FIRST_TOKENS = 8
 LOAD_TIMEOUT_S = 900.0
 RUN_TIMEOUT_S = 600.0
 BLOCK = 128  # room for a sequence is made in such steps, tokens
-FIRST = Workload(name="first", title="first token", num_requests=1, prompt_len=16, output_len=1)
+FIRST = Workload(name="first", num_requests=1, prompt_len=16, output_len=1)
 WARM_UP = (
-    Workload(name="warm", title="warm-up", num_requests=1, prompt_len=32, output_len=8),
-    Workload(name="warm", title="warm-up", num_requests=4, prompt_len=64, output_len=8),
+    Workload(name="warm", num_requests=1, prompt_len=32, output_len=8),
+    Workload(name="warm", num_requests=4, prompt_len=64, output_len=8),
 )
 """What is done once before anything is measured: memory is touched, code imported or compiled."""
+SCORED = {"num_texts": 8, "length": 128}
+SCORED_QUICKLY = {"num_texts": 2, "length": 48}
+"""What each engine is to tell the probability of."""
+LONGEST_SCORED = Workload(name="scored", num_requests=1, prompt_len=SCORED["length"] + 8, output_len=1)
 DRIVERS = Path(__file__).parent / "drivers"
 
 
@@ -51,6 +56,7 @@ class Settings:
         until_s: No round starts that would not be over by then (``time.monotonic``).
         options: By engine, settings of its own.
         env: For all, as that which masks instructions.
+        is_quick: Less text is scored.
         say: Tells the user what goes on.
     """
 
@@ -60,6 +66,7 @@ class Settings:
     until_s: float
     options: Mapping[str, Mapping[str, Any]]
     env: Mapping[str, str]
+    is_quick: bool = False
     say: Callable[[str], None]
 
 
@@ -69,9 +76,10 @@ class Phase:
 
     Attributes:
         shape: The model.
-        precision: ``fp32``, ``bf16``, ``int8`` or ``int4``.
+        precision: ``fp32``, ``bf16``, ``int8``, ``int4``, or that of a published file.
         group: Which of the groups that fit the memory, from 0; ratios stay within one.
         workloads: In the order in which they are run.
+        beginning: Token ids that the model expects before any text.
         text: That prompts are passages of, token ids; empty: they are drawn at random.
     """
 
@@ -79,6 +87,7 @@ class Phase:
     precision: str
     group: int
     workloads: Sequence[Workload]
+    beginning: Sequence[int] = ()
     text: Sequence[int] = ()
 
     @property
@@ -91,19 +100,26 @@ class Phase:
         """What engines must have room for."""
         return {
             "max_num_seqs": max(one.num_requests for one in (*self.workloads, *WARM_UP)),
-            "max_model_len": max(_room(one) for one in (*self.workloads, *WARM_UP)),
+            "max_model_len": max(_room(one) for one in (*self.workloads, *WARM_UP, LONGEST_SCORED)),
             "max_num_tokens": max(one.num_requests * _room(one) for one in (*self.workloads, *WARM_UP)),
         }
 
 
 @attrs.define
 class Findings:
-    """Plain records, as they go into the JSON."""
+    """Plain records, as they go into the JSON; of scores what follows from them.
+
+    Attributes:
+        reference: By model, workload and round the tokens that others are held against: those of our fp32, where transformers is not beside.
+    """
 
     starts: list[dict[str, Any]] = attrs.field(factory=list)
     runs: list[dict[str, Any]] = attrs.field(factory=list)
     ceilings: list[dict[str, Any]] = attrs.field(factory=list)
     unavailable: list[dict[str, Any]] = attrs.field(factory=list)
+    commands: list[dict[str, Any]] = attrs.field(factory=list)
+    scores: list[dict[str, Any]] = attrs.field(factory=list)
+    reference: dict[tuple[str, str, int], list[list[int]]] = attrs.field(factory=dict)
 
 
 def same_tokens(tokens: Sequence[Sequence[int]], reference: Sequence[Sequence[int]]) -> dict[str, float]:
@@ -130,7 +146,9 @@ def measure_group(phase: Phase, engines: Sequence[Engine], settings: Settings, f
         ceilings = processes[CEILINGS] = _ceilings(settings)
         ceilings.pause()
         if phase.shape.is_trained:
-            phase = attrs.evolve(phase, text=token_ids(files_of(phase.shape, "hf", "fp32", settings.cache)))
+            kind = "published" if phase.shape.is_published else "hf"
+            beginning, text = token_ids(files_of(phase.shape, kind, phase.precision, settings.cache))
+            phase = attrs.evolve(phase, beginning=beginning, text=text)
         for engine in engines:
             settings.say(f"starting {engine.label}, {phase.shape.name}, {phase.precision}")
             _start(engine, phase, settings, findings, processes)
@@ -168,49 +186,114 @@ def _processes() -> Iterator[dict[str, DriverProcess]]:
 def _start(
     engine: Engine, phase: Phase, settings: Settings, findings: Findings, processes: dict[str, DriverProcess]
 ) -> None:
-    """Start an engine up to its first token, and stop it there; one that cannot start is recorded."""
-    process = None
+    """Start an engine up to its first token, let it score and stop it there; one that cannot start is recorded."""
     try:
         model = files_of(phase.shape, engine.files[phase.precision], phase.precision, settings.cache)
-        start_s = time.monotonic()
-        process = open_driver(engine, settings)
-        options = {**engine.options, **settings.options.get(engine.name, settings.options.get(engine.driver, {}))}
+        if phase.shape.is_published:
+            with tempfile.TemporaryDirectory() as empty:
+                _drop_pages(model)
+                _opened(
+                    engine,
+                    phase,
+                    model,
+                    attrs.evolve(settings, env={**settings.env, "XDG_CACHE_HOME": empty}),
+                    findings,
+                    "cold",
+                ).close()
+        _read_pages(model)
+        process = processes[engine.name] = _opened(engine, phase, model, settings, findings, "warm")
+    except (DriverError, ModelError, OSError) as error:
+        findings.unavailable.append({**phase.about, "engine": engine.name, "reason": str(error)})
+        settings.say(f"{engine.label} is not available: {error}")
+        return
+    try:
+        for warm in WARM_UP:
+            _ask_run(process, warm, phase, seed=0)
+    except DriverError as error:
+        findings.unavailable.append({**phase.about, "engine": engine.name, "reason": f"warm-up: {error}"})
+        processes.pop(engine.name).close()
+        return
+    if engine.name != AGAIN:  # its probabilities are ours
+        _score(engine, phase, settings, findings, process)
+    process.pause()
+
+
+def _opened(
+    engine: Engine, phase: Phase, model: Path, settings: Settings, findings: Findings, files: str
+) -> DriverProcess:
+    """Return an engine that has made its first token, in a fresh process; adds what that took.
+
+    Args:
+        engine: Which.
+        phase: Of which model.
+        model: Its files.
+        settings: For all engines.
+        findings: Gets the start.
+        files: ``warm`` or ``cold``, for the record.
+
+    Raises:
+        DriverError: It cannot start.
+    """
+    start_s = time.monotonic()
+    process = open_driver(engine, settings)
+    try:
         loaded = process.ask(
             "load",
             timeout_s=LOAD_TIMEOUT_S,
             model=str(model),
             precision=phase.precision,
             threads=settings.threads,
-            options=options,
+            options={**engine.options, **settings.options.get(engine.name, settings.options.get(engine.driver, {}))},
             **phase.sizes,
         )
-        _ask_run(process, FIRST, FIRST, phase, seed=0)
-        memory = process.memory_bytes()
-    except (DriverError, ModelError, OSError) as error:
-        findings.unavailable.append({**phase.about, "engine": engine.name, "reason": str(error)})
-        settings.say(f"{engine.label} is not available: {error}")
-        if process is not None:
-            process.close()
-        return
-    findings.starts.append(
-        {
-            **phase.about,
-            "engine": engine.name,
-            "wall_s": time.monotonic() - start_s,
-            "cpu_s": process.cpu_s(),
-            "rss": memory["rss"],
-            "versions": loaded["versions"],
-        }
+        _ask_run(process, FIRST, phase, seed=0)
+        took = {"wall_s": time.monotonic() - start_s, "cpu_s": process.cpu_s(), **process.memory_bytes()}
+    except BaseException:
+        process.close()
+        raise
+    about = {**phase.about, "engine": engine.name, "files": files}
+    findings.starts.append({**about, **took, "versions": loaded["versions"]})
+    return process
+
+
+def _score(engine: Engine, phase: Phase, settings: Settings, findings: Findings, process: DriverProcess) -> None:
+    """Ask for the probabilities of some texts; an engine that cannot tell them goes on without."""
+    texts = scored_texts(
+        **(SCORED_QUICKLY if settings.is_quick else SCORED),
+        vocab_size=phase.shape.vocab_size,
+        beginning=phase.beginning,
+        text=phase.text,
     )
-    processes[engine.name] = process
     try:
-        for warm in WARM_UP:
-            _ask_run(process, warm, warm, phase, seed=0)
+        logprobs = process.ask("score", timeout_s=RUN_TIMEOUT_S, texts=texts)["logprobs"]
+        if [len(row) for row in logprobs] != [len(text) - 1 for text in texts]:
+            raise DriverError("it did not score every token")
     except DriverError as error:
-        findings.unavailable.append({**phase.about, "engine": engine.name, "reason": f"warm-up: {error}"})
-        processes.pop(engine.name).close()
-    else:
-        process.pause()
+        findings.unavailable.append({**phase.about, "engine": engine.name, "reason": f"quality: {error}"})
+        return
+    findings.scores.append(
+        {**phase.about, "engine": engine.name, "logprobs": logprobs, "is_text": phase.shape.is_trained}
+    )
+
+
+def _files(model: Path) -> list[Path]:
+    return [file for file in model.rglob("*") if file.is_file()] if model.is_dir() else [model]
+
+
+def _read_pages(model: Path) -> None:
+    """Have all files of a model in memory, as after an earlier start."""
+    for file in _files(model):
+        with file.open("rb", buffering=0) as opened:
+            while opened.read(1 << 24):
+                pass
+
+
+def _drop_pages(model: Path) -> None:
+    """Have none of them there, as after a start of the machine. Source: posix_fadvise(2)."""
+    for file in _files(model):
+        with file.open("rb") as opened:
+            os.fsync(opened.fileno())
+            os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def open_driver(engine: Engine, settings: Settings) -> DriverProcess:
@@ -284,10 +367,15 @@ def _turns(
             processes.pop(name).close()
         else:
             process.pause()
-    reference = tokens.get(REFERENCE)
+    key = (phase.shape.name, workload.name, number)
+    if phase.precision == "fp32" and OURS in tokens:
+        findings.reference[key] = tokens[OURS]
+    reference = tokens.get(REFERENCE, findings.reference.get(key))
     for record in made:
-        same = {} if reference is None else same_tokens(tokens[record["engine"]], reference)
-        findings.runs.append({**record, **same})
+        found = tokens[record["engine"]]
+        findings.runs.append(
+            record if reference is None or found is reference else {**record, **same_tokens(found, reference)}
+        )
 
 
 def _measure(
@@ -296,8 +384,8 @@ def _measure(
     """Run a workload up to its first tokens, then with other prompts to its end."""
     first = None
     if not workload.is_prefill:
-        first = _ask_run(process, attrs.evolve(workload, output_len=1), workload, phase, seed=-seed)
-    run = _ask_run(process, workload, workload, phase, seed=seed)
+        first = _ask_run(process, attrs.evolve(workload, output_len=1), phase, seed=-seed)
+    run = _ask_run(process, workload, phase, seed=seed)
     first = first or run
     record = {
         "wall_s": run["wall_s"],
@@ -309,13 +397,12 @@ def _measure(
     return record, run["tokens"]
 
 
-def _ask_run(process: DriverProcess, asked: Workload, room: Workload, phase: Phase, *, seed: int) -> dict[str, Any]:
+def _ask_run(process: DriverProcess, asked: Workload, phase: Phase, *, seed: int) -> dict[str, Any]:
     """Ask for a run, and see that it has all the tokens that were asked for.
 
     Raises:
         DriverError: It has not.
     """
-    process.ask("ready", timeout_s=RUN_TIMEOUT_S, num_requests=room.num_requests, num_tokens=_room(room))
     prompts = asked.prompts(seed=seed, vocab_size=phase.shape.vocab_size, text=phase.text)
     run = process.ask("run", timeout_s=RUN_TIMEOUT_S, prompts=prompts, output_len=asked.output_len)
     lengths = [len(row) for row in run["tokens"]]

@@ -21,7 +21,8 @@ CACHE_BYTES = (
 class Shape:
     """A decoder with gated feed-forward and tied embeddings; sizes in elements.
 
-    Its weights are random, but for the architecture ``smollm2``: a trained model from the package registry.
+    Its weights are random, but for two trained models from the package registry: those of the architecture ``smollm2``, and Gemma, which
+    is run as the file that was published.
     """
 
     name: str
@@ -37,7 +38,12 @@ class Shape:
     @property
     def is_trained(self) -> bool:
         """Whether it goes on with what it reads: then prompts are text."""
-        return self.architecture == "smollm2"
+        return self.architecture == "smollm2" or self.is_published
+
+    @property
+    def is_published(self) -> bool:
+        """Whether it is one file with weights of one precision, as it was published."""
+        return self.architecture == "gemma3"
 
     @property
     def num_layer_weights(self) -> int:
@@ -106,6 +112,17 @@ SHAPES = {
             num_kv_heads=3,
             head_dim=64,
             vocab_size=49152,
+        ),
+        Shape(
+            name="gemma3-270m",
+            architecture="gemma3",
+            hidden_size=640,
+            intermediate_size=2048,
+            num_layers=18,
+            num_heads=4,
+            num_kv_heads=1,
+            head_dim=256,
+            vocab_size=262144,
         ),
     )
 }

@@ -9,15 +9,15 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from peers.catalogue import OURS
+from peers.catalogue import OURS, PUBLISHED
 from peers.shapes import SHAPES, Ceilings, decode_limit_s, prefill_limit_s
-from peers.workloads import WORKLOADS, Workload
+from peers.workloads import Workload, workload_of
 
 __all__ = ["rows_of", "spread", "starts_of"]
 
-WEIGHT_BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1.0, "int4": 18 / 32}
-"""Of a weight; int4 has a scale of two bytes for each 32 weights."""
-MULTIPLIED = {"fp32": "fp32", "bf16": "fp32", "int8": "int8", "int4": "int8"}
+WEIGHT_BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1.0, "int4": 18 / 32, PUBLISHED: 0.94}
+"""Of a weight; int4 has a scale of two bytes for each 32 weights, the published file 253 MB for 268 M, most of them embeddings."""
+MULTIPLIED = {"fp32": "fp32", "bf16": "fp32", "int8": "int8", "int4": "int8", PUBLISHED: "int8"}
 """Which product's rate bounds a precision: bf16 weights are multiplied in fp32, int4 ones as int8."""
 
 Record = Mapping[str, Any]
@@ -45,7 +45,7 @@ def rows_of(results: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _row(kind: tuple[str, str, str, str], results: Mapping[str, Any]) -> dict[str, Any]:
     model, precision, workload_name, engine = kind
-    workload = WORKLOADS[workload_name]
+    workload = workload_of(workload_name, is_short=bool(results["settings"].get("quick")))
     same = [run for run in results["runs"] if (run["model"], run["precision"], run["workload"]) == kind[:3]]
     mine = [run for run in same if run["engine"] == engine]
     ours = {_round(run): run for run in same if run["engine"] == OURS}
@@ -66,8 +66,9 @@ def _row(kind: tuple[str, str, str, str], results: Mapping[str, Any]) -> dict[st
         "share": _share(mine, workload, results["ceilings"], "cpu_s", "per_cpu_s"),
         "wall_share": _share(mine, workload, results["ceilings"], "wall_s", "per_s"),
     }
-    if held := [run for run in mine if "first_ratio" in run]:  # none in a group without transformers
+    if held := [run for run in mine if "first_ratio" in run]:  # none without a reference beside it
         row |= {name: statistics.fmean(run[name] for run in held) for name in ("first_ratio", "leading_ratio")}
+        row["num_equal"] = row["leading_ratio"] * workload.output_len
     return row
 
 
@@ -108,13 +109,14 @@ def _share(
 
 
 def starts_of(results: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return, by model, precision and engine, medians of the times from nothing to the first token, and memory then."""
+    """Return, by model, precision, engine and files in memory, medians of the times from nothing to the first token, and memory then."""
+    names = ("model", "precision", "engine", "files")
     starts: Sequence[Record] = results["starts"]
-    kinds = dict.fromkeys((start["model"], start["precision"], start["engine"]) for start in starts)
     rows = []
-    for kind in kinds:
-        mine = [start for start in starts if (start["model"], start["precision"], start["engine"]) == kind]
-        names = ("wall_s", "cpu_s", "rss")
-        medians = {name: statistics.median(start[name] for start in mine) for name in names}
-        rows.append({"model": kind[0], "precision": kind[1], "engine": kind[2], **medians})
+    for kind in dict.fromkeys(tuple(start[name] for name in names) for start in starts):
+        mine = [start for start in starts if tuple(start[name] for name in names) == kind]
+        medians = {
+            name: statistics.median(start[name] for start in mine) for name in ("wall_s", "cpu_s", "rss", "peak_rss")
+        }
+        rows.append({**dict(zip(names, kind, strict=True)), **medians})
     return rows

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import attrs
 
-__all__ = ["WORKLOADS", "Workload"]
+__all__ = ["SHORT", "WORKLOADS", "Workload", "workload_of"]
 
 RESERVED = 5  # token ids that a tokenizer may treat as special
 
@@ -18,17 +18,22 @@ class Workload:
 
     Attributes:
         name: In results and on the command line.
-        title: In the table.
         num_requests: That come at once.
         prompt_len: Of each.
         output_len: Of each, exactly; with 1 it is the prompts that are counted.
     """
 
     name: str
-    title: str
     num_requests: int
     prompt_len: int
     output_len: int
+
+    @property
+    def title(self) -> str:
+        """In the table."""
+        if self.is_prefill:
+            return f"prefill {self.num_requests} × {self.prompt_len}"
+        return f"{self.num_requests} × ({self.prompt_len} + {self.output_len})"
 
     @property
     def is_prefill(self) -> bool:
@@ -60,10 +65,27 @@ class Workload:
 WORKLOADS = {
     workload.name: workload
     for workload in (
-        Workload(name="batch32", title="32 × (128 + 64)", num_requests=32, prompt_len=128, output_len=64),
-        Workload(name="streams8", title="8 × (128 + 64)", num_requests=8, prompt_len=128, output_len=64),
-        Workload(name="single", title="1 × (128 + 64)", num_requests=1, prompt_len=128, output_len=64),
-        Workload(name="prefill1024", title="prefill 1 × 1024", num_requests=1, prompt_len=1024, output_len=1),
-        Workload(name="prefill8x512", title="prefill 8 × 512", num_requests=8, prompt_len=512, output_len=1),
+        Workload(name="batch32", num_requests=32, prompt_len=128, output_len=64),
+        Workload(name="streams8", num_requests=8, prompt_len=128, output_len=64),
+        Workload(name="single", num_requests=1, prompt_len=128, output_len=64),
+        Workload(name="prefill1024", num_requests=1, prompt_len=1024, output_len=1),
+        Workload(name="prefill8x512", num_requests=8, prompt_len=512, output_len=1),
     )
 }
+
+SHORT = {
+    workload.name: workload
+    for workload in (
+        Workload(name="single", num_requests=1, prompt_len=64, output_len=32),
+        Workload(name="streams8", num_requests=8, prompt_len=32, output_len=24),
+        Workload(name="batch32", num_requests=32, prompt_len=16, output_len=12),
+        Workload(name="prefill1024", num_requests=1, prompt_len=1024, output_len=1),
+        Workload(name="prefill8x512", num_requests=8, prompt_len=256, output_len=1),
+    )
+}
+"""The same with fewer tokens, the ones that say most first: what ``--quick`` has time for."""
+
+
+def workload_of(name: str, *, is_short: bool) -> Workload:
+    """Return a workload by its name. Pure."""
+    return (SHORT if is_short else WORKLOADS)[name]

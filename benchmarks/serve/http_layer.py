@@ -22,7 +22,7 @@ from trencadis.client.factory import configure
 from trencadis_server.app import make_app
 from trencadis_server.config import server_of, with_server
 from trencadis_server.lifecycle.lifecycle import Service, event_loop_factory
-from trencadis_server.lifecycle.opening import listen, make_context
+from trencadis_server.lifecycle.opening import collect_rarely, listen, make_context
 from trencadis_server.lifecycle.supervisor import Supervisor
 from trencadis_server.middleware.drain_guard import DrainGuard
 
@@ -69,7 +69,9 @@ async def measure(args: argparse.Namespace) -> dict[str, object]:
         "observer": {"names": []},
     }
     config, registry = configure(args.model, config_file=None, tables=tables)
-    supervisor = Supervisor(lambda: AsyncLLM.from_config(config, registry), max_restarts=0)
+    supervisor = Supervisor(
+        lambda: AsyncLLM.from_config(config, registry), max_restarts=0, on_open=lambda _: collect_rarely()
+    )
     config = with_server(config, model_name="demo")
     gate, listener = DrainGuard(), listen("127.0.0.1", 0)
     app = make_app(make_context(config, supervisor), gate=gate)

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from trencadis.registry.manager import PluginLoader
     from trencadis.registry.plan import AUTO, NOTHING_CHOSEN
     from trencadis.registry.switching import SchedulingChange, SchedulingInForce, resolve_change
-    from trencadis.startup import last_start, start_in_words
+    from trencadis.startup import LEDGER, last_start, start_in_words
     from trencadis.text import (
         Detokenizer,
         Tokenizer,
@@ -76,6 +76,7 @@ _HOMES = {
     "EngineSnapshot": "engine.inspect.snapshot",
     "FailureCosts": "engine.scheduling.tenants",
     "GuardedEviction": "engine.guards",
+    "LEDGER": "startup",
     "LiveRow": "client.replicas.mover",
     "Mover": "client.replicas.mover",
     "NOTHING_CHOSEN": "registry.plan",
@@ -145,6 +146,7 @@ __all__ = [
     "EngineTotals",
     "FailureCosts",
     "GuardedEviction",
+    "LEDGER",
     "LiveRow",
     "Mover",
     "NounConfig",

@@ -2,6 +2,11 @@
 
 process starts ▶ python ▶ command ▶ components ▶ imports ▶ weights ▶ … ▶ ready
                  each phase ends where the next begins: their seconds add up to the time since the process started
+
+With an engine in a process of its own, whose phases are taken off the one that waits for it:
+
+process starts ▶ python ▶ command ▶ server ▶ engine process ──────────────────────────────────────────────▶ ready
+                                             starts ▶ engine's python ▶ … ▶ imports ▶ weights ▶ … ▶ ready ─┘
 """
 
 from __future__ import annotations
@@ -10,6 +15,7 @@ import contextlib
 import functools
 import gc
 import json
+import logging
 import os
 import threading
 import time
@@ -24,6 +30,7 @@ __all__ = [
     "Ledger",
     "LedgerEntry",
     "claim_process",
+    "end_start",
     "is_own_process",
     "keep_last_start",
     "last_start",
@@ -34,6 +41,8 @@ __all__ = [
 
 RARELY: Final = 50_000
 """Objects made, less those freed, between collections of the young: by default 700."""
+
+logger = logging.getLogger("trencadis.engine")
 
 _lock = threading.Lock()
 _before: list[tuple[int, int, int]] = []
@@ -95,10 +104,14 @@ class Ledger:
 
     Args:
         since_start_s: Returns the seconds since the process started.
+
+    Attributes:
+        is_part: Another process started this one, and takes its ledger in: nothing is told of it here.
     """
 
     def __init__(self, since_start_s: Callable[[], float] = seconds_since_start) -> None:
         self._since_start_s = since_start_s
+        self.is_part = False
         self._name = "python"
         self._since_s = 0.0
         self._took_s: dict[str, float] = {self._name: 0.0}
@@ -122,6 +135,22 @@ class Ledger:
             if not self._is_closed:
                 self._cached[self._name] = self._cached.get(self._name, True) and found
 
+    def include(self, entries: Iterable[LedgerEntry]) -> None:
+        """Take in what another process did in the phase that runs, which keeps the rest; does nothing once the start is over.
+
+        Args:
+            entries: Of its ledger; a name that this one has is told as the engine's.
+        """
+        self.begin(self._name)
+        with self._lock:
+            for name, seconds, cached in () if self._is_closed else entries:
+                own = f"engine's {name}" if name in self._took_s else name
+                # Starts of processes are known to a hundredth of a second: what came from there may be longer than it took here.
+                self._took_s[own] = min(seconds, self._took_s[self._name])
+                self._took_s[self._name] -= self._took_s[own]
+                if cached is not None:
+                    self._cached[own] = cached
+
     def close(self) -> bool:
         """End the last phase: what comes later is no start. Returns whether it was open."""
         self.begin(self._name)
@@ -143,7 +172,7 @@ class Ledger:
         """Return the same in Prometheus' text format."""
         name = "trencadis_start_seconds"
         lines = [
-            f"# HELP {name} What the start of the engine's process took, phase by phase; cached: whether what it needed was in a cache.",
+            f"# HELP {name} What the start took until an engine served, phase by phase; cached: whether what it needed was in a cache.",
             f"# TYPE {name} gauge",
         ]
         for phase, seconds, cached in self.entries:
@@ -170,6 +199,18 @@ def start_in_words(entries: Iterable[LedgerEntry]) -> str:
 
 LEDGER: Final = Ledger()
 """Of this process."""
+
+
+def end_start(model: str) -> None:
+    """Close the ledger of this process, tell it in the log, and keep it; once, and not in a process whose ledger another takes in.
+
+    Args:
+        model: What was loaded.
+    """
+    if LEDGER.close() and not LEDGER.is_part:
+        logger.info("The start took %s.", LEDGER.in_words())
+        if is_own_process():
+            keep_last_start(model)
 
 
 def keep_last_start(model: str, ledger: Ledger = LEDGER) -> None:

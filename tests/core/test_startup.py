@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from trencadis import startup
 from trencadis.activity import ACTIVITY
 from trencadis.clock import Phases, SimulatedClock, in_words
 from trencadis.startup import (
@@ -130,6 +131,55 @@ def test_what_comes_after_a_start_is_none() -> None:
     ledger.note_cache(found=True)
     assert not ledger.close()
     assert ledger.entries == (LedgerEntry("python", 0.5, None),)
+
+
+def test_a_ledger_takes_in_that_of_a_process_it_waited_for_without_a_gap() -> None:
+    times = Times()
+    ledger = Ledger(times)
+    ledger.begin("engine process")
+    times.now_s = 4.0
+    ledger.include(
+        [LedgerEntry("python", 0.25, None), LedgerEntry("imports", 2.0, None), LedgerEntry("kernels", 1.0, True)]
+    )
+    times.now_s = 4.5
+    ledger.close()
+    assert ledger.entries == (
+        LedgerEntry("python", 0.5, None),
+        LedgerEntry("engine process", 0.75, None),
+        LedgerEntry("engine's python", 0.25, None),
+        LedgerEntry("imports", 2.0, None),
+        LedgerEntry("kernels", 1.0, True),
+    )
+    ledger.include([LedgerEntry("late", 9.0, None)])
+    assert sum(entry.seconds for entry in ledger.entries) == 4.5
+
+
+def test_what_was_taken_in_is_no_longer_than_the_wait_for_it() -> None:
+    times = Times()
+    ledger = Ledger(times)
+    ledger.begin("engine process")
+    times.now_s = 1.5
+    ledger.include([LedgerEntry("imports", 0.75, None), LedgerEntry("weights", 0.26, None)])
+    assert [entry.seconds for entry in ledger.entries] == [0.5, 0.0, 0.75, 0.25]
+
+
+@pytest.mark.parametrize("is_part", [False, True])
+def test_a_start_is_told_once_and_by_the_process_that_began_it(
+    is_part: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(startup, "LEDGER", Ledger(Times()))
+    monkeypatch.setattr(startup, "_own", True)
+    startup.LEDGER.is_part = is_part
+    with caplog.at_level("INFO", "trencadis.engine"):
+        startup.end_start("demo")
+        startup.end_start("another")
+    assert (
+        [record.getMessage() for record in caplog.records] == []
+        if is_part
+        else ["The start took 0.50 s: python 0.50 s."]
+    )
+    assert (last_start() or ("", ()))[0] == ("" if is_part else "demo")
 
 
 def test_a_ledger_is_a_gauge_for_each_phase() -> None:

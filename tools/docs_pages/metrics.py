@@ -74,7 +74,7 @@ def metrics_page() -> str:
     parts = [
         _HEAD,
         "## Engine\n",
-        _rows([*ours, *text_string_to_metric_families(Ledger().metrics() + ENGINE_THREADS.format(1))]),
+        _rows([*ours, *text_string_to_metric_families(ENGINE_THREADS.format(1))]),
     ]
     if theirs:
         parts += ["## Engine, by vLLM's names\n", _VLLM, _rows(theirs)]
@@ -135,7 +135,7 @@ def _experts_text() -> str:
 def _server_text() -> str:
     metrics = HttpMetrics()
     metrics.note(route="/health", method="GET", status=200, num_bytes=1, duration_s=0.0)
-    return metrics.text(engine_up=True)
+    return metrics.text(engine_up=True) + Ledger().metrics()
 
 
 def _rows(metrics: Iterable[Metric]) -> str:

@@ -2,41 +2,47 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
-from peers.drivers.protocol import serve, timed, versions_of
+from peers.drivers.protocol import Opened, Wanted, drive, versions_of
 
-_loaded: dict[str, Any] = {}
+ROUNDED = ("int8", "int4")
+AS_HELD = "auto"
 
 
-def load(
-    model: str,
-    precision: str,
-    threads: int,
-    max_num_seqs: int,
-    max_model_len: int,
-    max_num_tokens: int,
-    options: dict[str, Any],
-) -> dict[str, Any]:
-    from trencadis import LLM
+def open_engine(wanted: Wanted) -> Opened:
+    from trencadis import LLM, SamplingParams
 
-    torch_table: dict[str, Any] = {"num_threads": threads}
-    if precision in ("int8", "int4"):
-        torch_table["quantization"] = precision
+    torch_table: dict[str, Any] = {"num_threads": wanted.threads}
+    if wanted.precision in ROUNDED:
+        torch_table["quantization"] = wanted.precision
     tables: dict[str, Any] = {
         "backend": {"name": "torch", "torch": torch_table},
         "cache": {"prefix_caching": False},
-        "engine": {"max_num_seqs": max_num_seqs},
+        "engine": {"max_num_seqs": wanted.max_num_seqs},
         "observer": {"names": []},
     }
-    for path, value in options.items():
+    for path, value in wanted.options.items():
         _put(tables, path.split("."), value)
-    _loaded["llm"] = LLM(
-        {"path": model, "dtype": "auto" if precision == "bf16" else "float32", "max_model_len": max_model_len}, **tables
-    )
-    return {"versions": versions_of("trencadis", "torch", "transformers"), "pid": os.getpid()}
+    dtype = "float32" if wanted.precision in ("fp32", *ROUNDED) else AS_HELD
+    llm = LLM({"path": wanted.model, "dtype": dtype, "max_model_len": wanted.max_model_len}, **tables)
+
+    def outputs_of(prompts: list[list[int]], params: SamplingParams) -> list[Any]:
+        outputs = llm.generate(prompts, params, use_progress=False)
+        if failed := [one.error for one in outputs if one.error]:
+            raise RuntimeError(f"{len(failed)} requests failed, the first with: {failed[0]}")
+        return outputs
+
+    def generate(prompts: list[list[int]], output_len: int) -> list[Sequence[int]]:
+        params = SamplingParams(max_tokens=output_len, temperature=0.0, ignore_eos=True)
+        return [one.outputs[0].token_ids for one in outputs_of(prompts, params)]
+
+    def score(texts: list[list[int]]) -> list[list[float]]:
+        params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, prompt_logprobs=0)
+        return [[entry.logprob for entry in one.prompt_logprobs] for one in outputs_of(texts, params)]
+
+    return Opened(versions_of("trencadis", "torch", "transformers"), generate, score)
 
 
 def _put(tables: dict[str, Any], path: Sequence[str], value: Any) -> None:
@@ -45,15 +51,5 @@ def _put(tables: dict[str, Any], path: Sequence[str], value: Any) -> None:
     tables[path[-1]] = value
 
 
-def generate(prompts: list[list[int]], output_len: int) -> list[Sequence[int]]:
-    from trencadis import SamplingParams
-
-    params = SamplingParams(max_tokens=output_len, temperature=0.0, ignore_eos=True)
-    outputs = _loaded["llm"].generate(prompts, params, use_progress=False)
-    if failed := [output.outputs[0].error for output in outputs if output.outputs[0].finish_reason.name == "ERROR"]:
-        raise RuntimeError(f"{len(failed)} requests failed, the first with: {failed[0]}")
-    return [output.outputs[0].token_ids for output in outputs]
-
-
 if __name__ == "__main__":
-    serve(load=load, run=timed(generate))
+    drive(open_engine)

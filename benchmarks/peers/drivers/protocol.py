@@ -2,9 +2,9 @@
 
 ::
 
-    {"do": "load", ...}   ▶  {"reply": "load", ...}
-    {"do": "ready", ...}  ▶  {"reply": "ready"}                      what is not measured: room for the sizes that come next
+    {"do": "load", ...}   ▶  {"reply": "load", "versions": {...}}
     {"do": "run", ...}    ▶  {"reply": "run", "wall_s": 1.5, ...}
+    {"do": "score", ...}  ▶  {"reply": "score", "logprobs": [[-2.5, ...], ...]}
     anything that fails   ▶  {"reply": "error", "message": "ValueError: ..."}
     end of input          ▶  the driver ends
 
@@ -18,10 +18,76 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
-__all__ = ["serve", "timed", "versions_of"]
+__all__ = ["Opened", "Wanted", "drive", "serve", "versions_of"]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What an engine is to be opened with.
+
+    Attributes:
+        model: File or directory, as the engine reads it.
+        precision: ``fp32``, ``bf16``, ``int8``, ``int4``, or that of a published file.
+        threads: To compute with.
+        max_num_seqs: Requests that come at once, at most.
+        max_model_len: Longest prompt and output together, tokens.
+        max_num_tokens: Of all requests that come at once.
+        options: Settings of this engine alone.
+    """
+
+    model: str
+    precision: str
+    threads: int
+    max_num_seqs: int
+    max_model_len: int
+    max_num_tokens: int
+    options: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Opened:
+    """An engine that is loaded.
+
+    Attributes:
+        versions: For the table.
+        generate: From prompts, all at once, and a number of tokens to the tokens.
+        score: From texts to the natural logarithm of the probability of each token but the first, NaN for one of which it cannot say it;
+            None: it cannot say any.
+    """
+
+    versions: dict[str, str]
+    generate: Callable[[list[list[int]], int], Sequence[Sequence[int]]]
+    score: Callable[[list[list[int]]], Sequence[Sequence[float]]] | None = None
+
+
+def drive(open_engine: Callable[[Wanted], Opened]) -> None:
+    """Answer for one engine until the input ends.
+
+    Args:
+        open_engine: Loads it.
+    """
+    opened: list[Opened] = []
+
+    def load(**wanted: Any) -> dict[str, Any]:
+        opened[:] = [open_engine(Wanted(**wanted))]
+        return {"versions": opened[0].versions}
+
+    def run(prompts: list[list[int]], output_len: int) -> dict[str, Any]:
+        start_s = time.perf_counter()
+        tokens = opened[0].generate(prompts, output_len)
+        wall_s = time.perf_counter() - start_s
+        return {"wall_s": wall_s, "tokens": [[int(token) for token in row] for row in tokens]}
+
+    def score(texts: list[list[int]]) -> dict[str, Any]:
+        if opened[0].score is None:
+            raise ValueError("it does not tell the probability of a given token")
+        return {"logprobs": [[float(one) for one in row] for row in opened[0].score(texts)]}
+
+    serve(load=load, run=run, score=score)
 
 
 def serve(**commands: Callable[..., dict[str, Any]]) -> None:
@@ -30,7 +96,6 @@ def serve(**commands: Callable[..., dict[str, Any]]) -> None:
     Args:
         commands: By the name in ``do``; called with what else the question holds, returns what else the reply holds.
     """
-    commands.setdefault("ready", lambda **_: {})
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     for line in sys.stdin:
@@ -41,18 +106,6 @@ def serve(**commands: Callable[..., dict[str, Any]]) -> None:
         except Exception as error:  # the benchmark goes on without this engine, and says why
             reply = {"reply": "error", "message": f"{type(error).__name__}: {error}"}
         print(json.dumps(reply), file=replies, flush=True)
-
-
-def timed(generate: Callable[[list[list[int]], int], Sequence[Sequence[int]]]) -> Callable[..., dict[str, Any]]:
-    """Return the command ``run`` of a function from prompts and a number of tokens to the tokens."""
-
-    def run(prompts: list[list[int]], output_len: int) -> dict[str, Any]:
-        start_s = time.perf_counter()
-        tokens = generate(prompts, output_len)
-        wall_s = time.perf_counter() - start_s
-        return {"wall_s": wall_s, "tokens": [[int(token) for token in row] for row in tokens]}
-
-    return run
 
 
 def versions_of(*names: str) -> dict[str, str]:

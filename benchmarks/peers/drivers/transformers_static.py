@@ -2,50 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from peers.drivers.protocol import serve, timed, versions_of
-
-_loaded: dict[str, Any] = {}
+from peers.drivers.protocol import Opened, Wanted, drive, versions_of
 
 
-def load(
-    model: str,
-    precision: str,
-    threads: int,
-    max_num_seqs: int,
-    max_model_len: int,
-    max_num_tokens: int,
-    options: dict[str, Any],
-) -> dict[str, Any]:
+def open_engine(wanted: Wanted) -> Opened:
     import torch
     from transformers import AutoModelForCausalLM
 
-    if precision != "fp32":
-        raise ValueError(f"precision {precision}: only fp32 is run with transformers here")
-    torch.set_num_threads(threads)
-    loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="sdpa")
-    loaded.generation_config.eos_token_id = None
-    loaded.generation_config.pad_token_id = 0
-    _loaded["model"] = loaded.eval()
-    return {"versions": versions_of("transformers", "torch")}
+    torch.set_num_threads(wanted.threads)
+    model = AutoModelForCausalLM.from_pretrained(wanted.model, dtype=torch.float32, attn_implementation="sdpa").eval()
+    model.generation_config.eos_token_id = None
+    model.generation_config.pad_token_id = 0
 
+    def generate(prompts: list[list[int]], output_len: int) -> list[list[int]]:
+        input_ids = torch.tensor(prompts)
+        lengths = {"max_new_tokens": output_len, "min_new_tokens": output_len}
+        with torch.inference_mode():
+            found = model.generate(input_ids, attention_mask=torch.ones_like(input_ids), do_sample=False, **lengths)
+        rows: list[list[int]] = found[:, input_ids.shape[1] :].tolist()
+        return rows
 
-def generate(prompts: list[list[int]], output_len: int) -> list[list[int]]:
-    import torch
+    def score(texts: list[list[int]]) -> list[list[float]]:
+        with torch.inference_mode():
+            return [_logprobs(model(torch.tensor([text])).logits[0], text) for text in texts]
 
-    input_ids = torch.tensor(prompts)
-    with torch.inference_mode():
-        found = _loaded["model"].generate(
-            input_ids,
-            attention_mask=torch.ones_like(input_ids),
-            max_new_tokens=output_len,
-            min_new_tokens=output_len,
-            do_sample=False,
-        )
-    rows: list[list[int]] = found[:, input_ids.shape[1] :].tolist()
-    return rows
+    def _logprobs(logits: torch.Tensor, text: list[int]) -> list[float]:
+        found: list[float] = logits[:-1].log_softmax(-1).gather(1, torch.tensor(text[1:])[:, None])[:, 0].tolist()
+        return found
+
+    return Opened(versions_of("transformers", "torch"), generate, score)
 
 
 if __name__ == "__main__":
-    serve(load=load, run=timed(generate))
+    drive(open_engine)

@@ -114,6 +114,14 @@ class ClientRequest:
     def output(self) -> RequestOutput:
         """Return the output so far; with ``best_of`` no completion before the end. Pure; O(length)."""
         completions, finished = self.completions, self.is_finished
+        if not finished and len(completions) == 1 and self._prompt_logprobs is None:  # each token of most streams
+            return RequestOutput(
+                request_id=self.request_id,
+                prompt=self._prompt,
+                prompt_token_ids=self._prompt_token_ids,
+                outputs=(completions[0].output(),),
+                finished=False,
+            )
         if self._prompt_logprobs is not None and self._sorted_prompt_logprobs is None:
             entries = self._prompt_logprobs
             self._sorted_prompt_logprobs = tuple([entries[position] for position in sorted(entries)])

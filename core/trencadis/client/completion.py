@@ -87,23 +87,23 @@ class Completion:
         if self.error:
             return False  # an engine in another process makes tokens until it is told to stop
         try:
-            return self._append(token_ids, num_text)
+            if self._stops is not None:
+                return self._append_and_look(self._stops, token_ids, num_text)
+            self._token_ids += token_ids
+            self._text += self._detokenizer.add(token_ids if num_text == len(token_ids) else token_ids[:num_text])
         except RequestError as error:
             self.error = str(error)
             return True
+        return False
 
-    def _append(self, token_ids: Sequence[int], num_text: int) -> bool:
-        if self._stops is None:
-            self._token_ids += token_ids
-            self._text += self._detokenizer.add(token_ids if num_text == len(token_ids) else token_ids[:num_text])
-            return False
-        if self._stops.matched is not None:
+    def _append_and_look(self, stops: StopChecker, token_ids: Sequence[int], num_text: int) -> bool:
+        if stops.matched is not None:
             return False  # the same
         for position, token in enumerate(token_ids):
             self._token_ids.append(token)
             if position < num_text:
                 self._add_text(self._detokenizer.add((token,)))
-            if self._stops.matched is not None:
+            if stops.matched is not None:
                 return True
         return False
 

@@ -35,7 +35,6 @@ from trencadis.records import (
     Request,
     TokenDeltas,
 )
-from trencadis.startup import LEDGER
 
 __all__ = ["EmbeddingEngine", "EmbeddingQueue"]
 
@@ -323,7 +322,7 @@ class EmbeddingEngine:
 
     def metrics(self) -> str:
         """Return what the observers measured, in Prometheus' text format; between steps."""
-        return self._observers.metrics() + off_metrics() + LEDGER.metrics()
+        return self._observers.metrics() + off_metrics()
 
     def step(self) -> TokenDeltas:
         """Embed one micro-batch."""

@@ -71,7 +71,6 @@ from trencadis.records import (
     SamplingParams,
     TokenDeltas,
 )
-from trencadis.startup import LEDGER
 from trencadis.thread_watch import ENGINE_THREADS, ThreadWatch
 
 __all__ = ["Engine"]
@@ -428,7 +427,7 @@ class Engine:
         page, connector = MetricsPage(self._faults), self._state.transfers.connector
         self._observers.add_metrics(page, self._accounting.gauges())
         comment = "" if page.text else _NO_COUNTERS
-        page.add("the engine", off_metrics() + LEDGER.metrics() + ENGINE_THREADS.format(self._threads.look()))
+        page.add("the engine", off_metrics() + ENGINE_THREADS.format(self._threads.look()))
         if connector is not None:
             page.add("the engine", self._state.transfers.metrics())
             page.add(connector.label, connector.metrics())

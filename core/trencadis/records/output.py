@@ -1,8 +1,8 @@
 """What comes back from a step, and what a client is given.
 
 The records of the engine are attrs classes, as all others. Those that clients are given are made anew for every token of every stream: as
-``msgspec`` structs they cost a tenth. ``TokenLogprobs`` are the most, by hundreds of thousands for one answer: the garbage collector
-does not look at them, as they cannot be part of a cycle.
+``msgspec`` structs they cost a tenth. ``TokenLogprobs`` are the most, by hundreds of thousands for one answer. The garbage collector
+does not look at any of these, as they cannot be part of a cycle.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ class TokenDeltas:
     embeddings: tuple[Embedding, ...] = ()
 
 
-class CompletionOutput(msgspec.Struct, frozen=True, kw_only=True):
+class CompletionOutput(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One continuation of a prompt.
 
     Attributes:
@@ -244,7 +244,7 @@ class CompletionOutput(msgspec.Struct, frozen=True, kw_only=True):
     score: float | None = None
 
 
-class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
+class RequestOutput(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What a client is given for one prompt.
 
     Attributes:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from trencadis.api import Config, Registry
+from trencadis.api import LEDGER, Config, Registry
 from trencadis.console import say
 
 if TYPE_CHECKING:
@@ -71,6 +71,7 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
         ConfigError: The port is in use, or the configuration cannot be served.
         TrencadisError: The engine cannot be opened.
     """
+    LEDGER.begin("server")
     from trencadis_server.lifecycle.opening import open_server
 
     give_back_large_blocks()

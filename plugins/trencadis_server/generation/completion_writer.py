@@ -133,7 +133,7 @@ class ChoiceWriter:
             one: The completion, one of ``output.outputs``.
         """
         progress, wanted = self._progress, self._format
-        if progress.is_finished or not self._is_ready(output):
+        if progress.is_finished or (self._echo is not None and not self._is_ready(output)):
             return None
         text, token_ids, entries = progress.take(one) if wanted.has_output else ("", (), ())
         is_first, progress.is_open = not progress.is_open, True
@@ -173,7 +173,7 @@ class ChoiceWriter:
 
     def _is_ready(self, output: RequestOutput) -> bool:
         """Return whether an echoed prompt has its log-probabilities: of n choices, the first computes them for all."""
-        if self._echo is None or not self._format.has_logprobs or output.finished:
+        if not self._format.has_logprobs or output.finished:
             return True
         return len(output.prompt_logprobs or ()) == len(output.prompt_token_ids) - 1
 

@@ -20,7 +20,13 @@ DIRECT_WRITES = "trencadis.direct_writes"
 
 
 class DirectWrites(Protocol):
-    """Writes parts of the body of an answer that has begun, without an ASGI message and a task for each."""
+    """Writes parts of the body of an answer that has begun, without an ASGI message and a task for each.
+
+    Attributes:
+        num_bytes: That were written so, for those who count what an answer has.
+    """
+
+    num_bytes: int
 
     @property
     def is_ready(self) -> bool:

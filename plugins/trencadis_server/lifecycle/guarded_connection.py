@@ -267,10 +267,11 @@ class _GuardedConnection(HttpToolsProtocol):
 class _DirectWrites:
     """Writes parts of one answer as uvicorn's ``send`` does, without a coroutine."""
 
-    __slots__ = ("_cycle",)
+    __slots__ = ("_cycle", "num_bytes")
 
     def __init__(self, cycle: RequestResponseCycle) -> None:
         self._cycle = cycle
+        self.num_bytes = 0
 
     @property
     def is_ready(self) -> bool:
@@ -282,6 +283,7 @@ class _DirectWrites:
         )
 
     def write(self, data: bytes) -> None:
+        self.num_bytes += len(data)
         self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
 

@@ -31,12 +31,23 @@ from trencadis_server.middleware.drain_guard import DrainGuard
 from trencadis_server.middleware.limits import AdmissionControl
 from trencadis_server.routes.admin import make_admin_app
 
-__all__ = ["OpenServer", "config_to_serve", "listen", "make_context", "model_names_of", "open_server", "url_of"]
+__all__ = [
+    "OpenServer",
+    "collect_rarely",
+    "config_to_serve",
+    "listen",
+    "make_context",
+    "model_names_of",
+    "open_server",
+    "url_of",
+]
 
 logger = logging.getLogger("trencadis.server")
 
 _ADMIN_HOST = "127.0.0.1"
 _BACKLOG = 2048
+_YOUNG_OBJECTS = 10_000
+"""Between collections of the young: one takes a millisecond at most."""
 
 
 def open_server(config: Config, registry: Registry, *, resolved: ResolvedConfig) -> OpenServer:
@@ -158,12 +169,8 @@ class OpenServer:
         return Service(app, self._sockets[0], supervisor=supervisor, gate=gate, config=server_of(config), admin=admin)
 
     def _opened(self, announce: Callable[[str], None], llm: AsyncLLM) -> None:
-        """Announce that an engine serves, the first time with a command to try, and keep what was loaded out of garbage collection.
-
-        Each full collection would look at a hundred thousand objects for nothing, and the event loop would wait for it.
-        """
-        if not gc.get_freeze_count():
-            gc.freeze()
+        """Announce that an engine serves, the first time with a command to try."""
+        collect_rarely()
         model = llm.model
         announce(f"Ready: {model.architecture}, {model.dtype}, {llm.max_model_len} tokens, plan {llm.plan_hash}.")
         for line in self.example(llm) if self._shows_example else ():
@@ -182,6 +189,18 @@ class OpenServer:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+
+def collect_rarely() -> None:
+    """Keep what was loaded out of garbage collection, and look for garbage among the young less often; call it when an engine serves.
+
+    Each full collection would look at a hundred thousand objects for nothing, and the event loop would wait for it. A request makes
+    some hundred objects that live as long as it: with Python's own threshold every other request would start a collection.
+    """
+    if not gc.get_freeze_count():
+        gc.freeze()
+        young, *older = gc.get_threshold()
+        gc.set_threshold(young and max(young, _YOUNG_OBJECTS), *older)  # 0: somebody has switched collections off
 
 
 def make_context(config: Config, supervisor: Supervisor) -> ServerContext:

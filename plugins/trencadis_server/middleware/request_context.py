@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from trencadis.clock import Clock
 from trencadis.faults import reraise_interrupt
 from trencadis_server.errors import as_api_error
-from trencadis_server.generation.connection import CLIENT_GONE, DIRECT_WRITES, DirectWrites, direct_writes
+from trencadis_server.generation.connection import CLIENT_GONE, DirectWrites, direct_writes
 from trencadis_server.http_metrics import HttpMetrics
 from trencadis_server.middleware.drain_guard import OPEN_PATHS
 from trencadis_server.middleware.failures import send_error
@@ -67,10 +67,7 @@ class RequestContextMiddleware:
             return
         request_id = request_id_of(Headers(scope=scope))
         scope["state"] = {**scope.get("state", {}), "request_id": request_id, "caller": ""}
-        answer = _Answer(send, request_id)
-        answer.direct = direct_writes(scope)
-        if answer.direct is not None:
-            scope["extensions"] = {**scope["extensions"], DIRECT_WRITES: answer}
+        answer = _Answer(send, request_id, direct_writes(scope))
         start_s = self._clock.now_s()
         with self._metrics.in_flight():
             try:
@@ -138,28 +135,23 @@ def _plain(path: str) -> str:
 
 
 class _Answer:
-    """Wraps ``send`` and the direct way to the client: adds the id to the headers, and records status and length."""
+    """Wraps ``send``: adds the id to the headers, and records status and length, with what went the direct way."""
 
-    def __init__(self, send: Send, request_id: str) -> None:
+    def __init__(self, send: Send, request_id: str, direct: DirectWrites | None) -> None:
         self._send = send
-        self.direct: DirectWrites | None = None
+        self._direct = direct
         self._request_id = request_id
+        self._num_sent_bytes = 0
         self.status = 0
-        self.num_bytes = 0
+
+    @property
+    def num_bytes(self) -> int:
+        return self._num_sent_bytes + (self._direct.num_bytes if self._direct is not None else 0)
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.body":
-            self.num_bytes += len(message.get("body", b""))
+            self._num_sent_bytes += len(message.get("body", b""))
         elif message["type"] == "http.response.start":
             self.status = message["status"]
             MutableHeaders(scope=message)["x-request-id"] = self._request_id
         await self._send(message)
-
-    @property
-    def is_ready(self) -> bool:
-        return self.direct is not None and self.direct.is_ready
-
-    def write(self, data: bytes) -> None:
-        assert self.direct is not None
-        self.num_bytes += len(data)
-        self.direct.write(data)

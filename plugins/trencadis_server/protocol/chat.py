@@ -172,14 +172,14 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     kv_transfer_params: dict[str, Any] | UnsetType = UNSET
 
 
-class Delta(msgspec.Struct, frozen=True, kw_only=True):
+class Delta(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What a chunk adds to a message."""
 
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
 
 
-class ChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
+class ChunkChoice(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What a chunk adds to one of n answers."""
 
     index: int

@@ -60,7 +60,7 @@ class CompletionLogprobs(msgspec.Struct, frozen=True, kw_only=True):
     text_offset: list[int]
 
 
-class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
+class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One of n continuations of one prompt, or what a chunk adds to it."""
 
     index: int

@@ -6,6 +6,7 @@ import logging
 
 from fastapi import APIRouter, Request, Response
 
+from trencadis.api import LEDGER
 from trencadis.errors import EngineEndedError, TrencadisError
 from trencadis_server.context import ServerContext, context_of
 from trencadis_server.http_metrics import HttpMetrics
@@ -39,7 +40,7 @@ def make_router(metrics: HttpMetrics) -> APIRouter:
             num_requests=getattr(context.admission, "num_requests", 0),
             num_waiting_tokens=getattr(context.admission, "num_waiting_tokens", 0),
         )
-        return Response((engine_text or "") + own_text, media_type=CONTENT_TYPE)
+        return Response((engine_text or "") + own_text + LEDGER.metrics(), media_type=CONTENT_TYPE)
 
     return router
 

@@ -10,11 +10,11 @@ import attrs
 import pytest
 
 from peers import command, models, rounds
-from peers.catalogue import ENGINES
+from peers.catalogue import ENGINES, PRECISIONS, PUBLISHED
 from peers.models import ModelError, files_of
 from peers.shapes import SHAPES
-from peers.texts import token_ids
-from peers.workloads import WORKLOADS, Workload
+from peers.texts import scored_texts, token_ids
+from peers.workloads import SHORT, WORKLOADS, Workload
 
 TINY = SHAPES["tiny"]
 
@@ -44,7 +44,8 @@ def test_a_trained_model_is_fetched_by_its_own_script(tmp_path: Path, monkeypatc
 
 @pytest.mark.slow
 def test_prompts_of_a_trained_model_are_passages_of_text(cache: Path) -> None:
-    text = token_ids(files_of(TINY, "hf", "fp32", cache))
+    beginning, text = token_ids(files_of(TINY, "hf", "fp32", cache))
+    assert len(beginning) <= 1
     prompts = WORKLOADS["streams8"].prompts(seed=1, vocab_size=TINY.vocab_size, text=text)
     assert [len(prompt) for prompt in prompts] == [128] * 8
     for prompt in prompts:
@@ -61,7 +62,7 @@ def test_ours_and_transformers_do_the_same_work(
     monkeypatch.setitem(ENGINES, "transformers", here)
     monkeypatch.setattr(rounds, "READ_BYTES", 2**20)
     monkeypatch.setattr(rounds, "MATMUL_SIZE", 128)
-    short = Workload(name="batch32", title="3 × (9 + 12)", num_requests=3, prompt_len=9, output_len=12)
+    short = Workload(name="batch32", num_requests=3, prompt_len=9, output_len=12)
     monkeypatch.setitem(WORKLOADS, "batch32", short)
     paths = ["--cache", str(cache), "--json", str(tmp_path / "r.json"), "--table", str(tmp_path / "r.md")]
     asked = ["--engines", "ours", "transformers", "openvino", "--only", "batch32", "--precisions", "fp32"]
@@ -83,6 +84,13 @@ def test_ours_and_transformers_do_the_same_work(
     page = (tmp_path / "r.md").read_text()
     assert "transformers, static batch" in page
     assert "### tiny, fp32, 3 × (9 + 12)" in page
+    quality = {one["engine"]: one for one in results["quality"]}
+    assert quality["ours"]["from_fp32"] is None
+    assert 0 <= quality["transformers"]["from_fp32"] < 1e-4
+    assert all(one["files"] == "warm" and one["peak_rss"] >= one["rss"] for one in results["starts"])
+    again = tmp_path / "again.md"
+    assert command.main(["--render", "--json", str(tmp_path / "r.json"), "--table", str(again), "--beside"]) == 0
+    assert again.read_text() == page.partition("## Side by side")[0] + page[page.index("## Measured") :]
 
 
 def test_an_engine_that_makes_too_few_tokens_is_out() -> None:
@@ -90,10 +98,10 @@ def test_an_engine_that_makes_too_few_tokens_is_out() -> None:
         def ask(self, do: str, **question: object) -> dict[str, object]:
             return {"tokens": [[1, 2]], "wall_s": 1.0, "cpu_s": 1.0}
 
-    asked = Workload(name="batch32", title="", num_requests=1, prompt_len=4, output_len=3)
+    asked = Workload(name="batch32", num_requests=1, prompt_len=4, output_len=3)
     phase = rounds.Phase(shape=TINY, precision="fp32", group=0, workloads=[asked])
     with pytest.raises(rounds.DriverError, match="2 tokens for 1 requests, not 3 for each of 1"):
-        rounds._ask_run(Lazy(), asked, asked, phase, seed=0)
+        rounds._ask_run(Lazy(), asked, phase, seed=0)
 
 
 def test_prompts_are_the_same_for_all_and_new_in_each_round() -> None:
@@ -102,6 +110,38 @@ def test_prompts_are_the_same_for_all_and_new_in_each_round() -> None:
     assert prompts == workload.prompts(seed=1, vocab_size=4096) != workload.prompts(seed=2, vocab_size=4096)
     assert [len(prompt) for prompt in prompts] == [128] * 8
     assert all(5 <= token < 4096 for prompt in prompts for token in prompt)
+
+
+def test_the_short_workloads_are_the_same_ones_with_fewer_tokens() -> None:
+    assert SHORT.keys() == WORKLOADS.keys()
+    for name, short in SHORT.items():
+        whole = WORKLOADS[name]
+        assert (short.num_requests, short.is_prefill) == (whole.num_requests, whole.is_prefill)
+        assert short.num_counted_tokens <= whole.num_counted_tokens
+    assert [WORKLOADS["single"].title, WORKLOADS["prefill8x512"].title] == ["1 × (128 + 64)", "prefill 8 × 512"]
+
+
+def test_what_is_scored_are_passages_after_what_the_model_expects_or_tokens_that_were_drawn() -> None:
+    text = list(range(100, 200))
+    found = scored_texts(num_texts=4, length=10, vocab_size=300, beginning=[2], text=text)
+    assert found == [[2, *range(start, start + 10)] for start in (100, 125, 150, 175)]
+    drawn = scored_texts(num_texts=3, length=10, vocab_size=300)
+    assert drawn == scored_texts(num_texts=3, length=10, vocab_size=300)
+    assert all(260 <= token < 300 for row in drawn for token in row)
+    assert [len(row) for row in drawn] == [10] * 3
+
+
+def test_each_mask_has_a_page_and_records_of_its_own() -> None:
+    assert {"", *command.MASKS} == set(command.PAGES)
+    assert [command._arguments([]).table.name, command._arguments(["--instructions", "avx2"]).json.name] == [
+        "RESULTS.md",
+        "peers_avx2.json",
+    ]
+
+
+def test_an_engine_lacks_no_precision_without_a_reason() -> None:
+    for engine in ENGINES.values():
+        assert {*engine.files, *engine.lacks} >= {*PRECISIONS, PUBLISHED}, engine.name
 
 
 def test_engines_that_do_not_fit_together_are_measured_in_groups_with_ours_in_each() -> None:

@@ -16,7 +16,7 @@ BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
 
 DRIVER = """
 import os, subprocess, sys, time
-from peers.drivers.protocol import serve, timed
+from peers.drivers.protocol import serve
 
 def load(chatter=False):
     if chatter:
@@ -47,8 +47,22 @@ def cpu(pid):
 def hang():
     time.sleep(1000)
 
-serve(load=load, fail=fail, die=die, burn=burn, hang=hang, run=timed(lambda prompts, n: [[len(p)] * n for p in prompts]))
+serve(load=load, fail=fail, die=die, burn=burn, hang=hang)
 """
+
+ENGINE = """
+import sys
+from peers.drivers.protocol import Opened, drive
+
+def open_engine(wanted):
+    if wanted.options.get("fails"):
+        raise ValueError("no such model")
+    score = (lambda texts: [[-0.5] * (len(text) - 1) for text in texts]) if wanted.precision == "fp32" else None
+    return Opened({"made of": wanted.model}, lambda prompts, n: [[len(p)] * n for p in prompts], score)
+
+drive(open_engine)
+"""
+WANTED = {"model": "m", "threads": 1, "max_num_seqs": 2, "max_model_len": 8, "max_num_tokens": 16}
 
 
 @pytest.fixture
@@ -73,16 +87,35 @@ def alive(pid: int) -> bool:
     return True
 
 
-def test_a_run_gives_tokens_and_its_times(driver: DriverProcess) -> None:
-    reply = driver.ask("run", timeout_s=60, prompts=[[1, 2, 3], [4]], output_len=2)
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[DriverProcess]:
+    env = {**os.environ, "PYTHONPATH": str(BENCHMARKS)}
+    process = DriverProcess([sys.executable, "-c", ENGINE], env=env, log=tmp_path / "log", directory=tmp_path)
+    yield process
+    process.close()
+
+
+def test_a_run_gives_tokens_and_its_times(engine: DriverProcess) -> None:
+    assert engine.ask("load", timeout_s=60, precision="fp32", options={}, **WANTED)["versions"] == {"made of": "m"}
+    reply = engine.ask("run", timeout_s=60, prompts=[[1, 2, 3], [4]], output_len=2)
     assert reply["tokens"] == [[3, 3], [1, 1]]
     assert reply["wall_s"] >= 0
     assert reply["cpu_s"] >= 0
+    assert engine.ask("score", timeout_s=60, texts=[[1, 2, 3], [4]])["logprobs"] == [[-0.5, -0.5], []]
+
+
+def test_an_engine_that_cannot_score_says_so_and_runs(engine: DriverProcess) -> None:
+    with pytest.raises(DriverError, match="ValueError: no such model"):
+        engine.ask("load", timeout_s=60, precision="int8", options={"fails": True}, **WANTED)
+    engine.ask("load", timeout_s=60, precision="int8", options={}, **WANTED)
+    with pytest.raises(DriverError, match="does not tell the probability"):
+        engine.ask("score", timeout_s=60, texts=[[1, 2]])
+    assert engine.ask("run", timeout_s=60, prompts=[[1]], output_len=1)["tokens"] == [[1]]
 
 
 def test_what_libraries_print_does_not_get_between_the_lines(driver: DriverProcess, tmp_path: Path) -> None:
     driver.ask("load", timeout_s=60, chatter=True)
-    driver.ask("ready", timeout_s=60, num_requests=1)
+    driver.ask("load", timeout_s=60)
     assert "and a native one" in (tmp_path / "log").read_text()
 
 

@@ -17,7 +17,10 @@ def test_weights_are_those_of_the_linear_maps_and_the_shared_embedding() -> None
     assert TINY.kv_bytes_per_token == 2 * 2 * 1 * 32 * 4
 
 
-@pytest.mark.parametrize(("name", "millions"), [("llama-110m", 109.5), ("qwen3-0.5b", 507.5), ("smollm2-135m", 134.5)])
+@pytest.mark.parametrize(
+    ("name", "millions"),
+    [("llama-110m", 109.5), ("qwen3-0.5b", 507.5), ("smollm2-135m", 134.5), ("gemma3-270m", 268.0)],
+)
 def test_the_models_are_as_large_as_their_names_say(name: str, millions: float) -> None:
     assert SHAPES[name].num_weights / 1e6 == pytest.approx(millions, abs=0.1)
 

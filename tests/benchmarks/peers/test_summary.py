@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 
+from peers.beside import side_by_side
+from peers.catalogue import PUBLISHED
 from peers.command import summarised
-from peers.goals import GOALS, judge
+from peers.goals import GOALS, judge, judge_commands
+from peers.quality import NOT_SCORED, quality_of
 from peers.rounds import same_tokens
 from peers.shapes import SHAPES, Ceilings, decode_limit_s
 from peers.summary import rows_of, spread, starts_of
@@ -37,9 +41,9 @@ def run_of(engine: str, cpu_s: float, *, number: int = 0, workload: str = "batch
     }
 
 
-def start_of(engine: str, wall_s: float) -> dict[str, Any]:
+def start_of(engine: str, wall_s: float, files: str = "warm") -> dict[str, Any]:
     about = {"model": MODEL, "precision": "fp32", "group": 0, "engine": engine, "versions": {"python": "3.11"}}
-    return {**about, "wall_s": wall_s, "cpu_s": wall_s / 4, "rss": 2**20}
+    return {**about, "files": files, "wall_s": wall_s, "cpu_s": wall_s / 4, "rss": 2**20, "peak_rss": 2**21}
 
 
 def results_of(*runs: dict[str, Any], starts: tuple[dict[str, Any], ...] = (), **more: Any) -> dict[str, Any]:
@@ -48,6 +52,7 @@ def results_of(*runs: dict[str, Any], starts: tuple[dict[str, Any], ...] = (), *
         {"model": MODEL, "precision": one, "group": two, "round": three, "read": RATE, "fp32": OPERATIONS}
         for one, two, three in rounds
     ]
+    more = {"settings": {}, "commands": [], "quality": [], **more}
     return {"runs": list(runs), "starts": list(starts), "ceilings": ceilings, "unavailable": [], **more}
 
 
@@ -115,7 +120,7 @@ def test_a_missed_goal_says_by_how_much() -> None:
 def test_a_goal_without_measurement_is_neither_met_nor_missed() -> None:
     goals = judge(MODEL, rows_of(results_of(run_of("ours", 1.0))), [])
     missing = [goal for goal in goals if goal["goal"] != "decode, batch 32, share of the limit"]
-    assert len(goals) == len(GOALS)
+    assert len(goals) == len([goal for goal in GOALS if goal.precision != PUBLISHED])
     assert all(goal["met"] is None and goal["note"].startswith("not measured") for goal in missing)
 
 
@@ -129,6 +134,59 @@ def test_start_up_is_theirs_by_ours() -> None:
 def test_equal_tokens_are_counted_up_to_the_first_difference() -> None:
     same = same_tokens([[1, 2, 3, 4], [1, 9, 3, 4]], [[1, 2, 3, 4], [1, 2, 3, 4]])
     assert same == {"first_ratio": 0.5, "leading_ratio": 5 / 8}
+
+
+def test_a_goal_that_is_a_limit_is_met_below_it() -> None:
+    starts = [{**start_of("ours", 12.0), "precision": "int8"}, {**start_of("ours", 80.0, "cold"), "precision": "int8"}]
+    (goal,) = [goal for goal in judge(MODEL, [], starts_of(results_of(starts=tuple(starts)))) if goal["at_most"]]
+    assert (goal["measured"], goal["met"], goal["by"]) == (3.0, True, -0.25)
+
+
+def test_a_published_file_has_goals_of_its_own() -> None:
+    about = {"model": "gemma3-270m", "precision": PUBLISHED}
+    starts = [{**start_of("ours", 8.0), **about}, {**start_of("ours", 80.0, "cold"), **about}]
+    starts.append({**start_of("llama_cpp", 4.0), **about})
+    goals = {goal["goal"]: goal for goal in judge("gemma3-270m", [], starts_of(results_of(starts=tuple(starts))))}
+    assert len(goals) == len([goal for goal in GOALS if goal.precision == PUBLISHED])
+    assert [goals[name]["met"] for name in ("first token, CPU s", "first token, cold, CPU s")] == [True, False]
+    assert goals["first token, CPU s"]["note"] == "llama.cpp, its server (xllamacpp) 1"
+    assert goals["highest memory while loading, MiB"]["measured"] == 2.0
+
+
+def test_commands_are_judged_by_their_median() -> None:
+    starts = [{"command": "trencadis serve", "cpu_s": cpu_s, "wall_s": 1.0} for cpu_s in (9.0, 4.0, 4.25)]
+    generate, serve = judge_commands(starts)
+    assert (generate["measured"], generate["met"]) == (None, None)
+    assert (serve["measured"], serve["met"]) == (4.25, True)
+
+
+def test_quality_is_perplexity_of_texts_and_distance_from_our_fp32() -> None:
+    def score(precision: str, engine: str, *logprobs: float, is_text: bool = True) -> dict[str, Any]:
+        about = {"model": MODEL, "precision": precision, "engine": engine, "is_text": is_text}
+        return {**about, "logprobs": [[-99.0] * NOT_SCORED + list(logprobs)]}
+
+    ours, rounded, peer = quality_of(
+        [score("fp32", "ours", -1.0, -3.0), score("int8", "ours", -1.5, -2.0), score("int8", "openvino", -1.0, -3.0)]
+    )
+    assert ours["perplexity"] == pytest.approx(math.e**2)
+    assert (ours["from_fp32"], rounded["from_fp32"], peer["from_fp32"]) == (None, 0.75, 0.0)
+    lacking = score("int4", "openvino", math.nan, -5.0)
+    assert [row["num_scored"] for row in quality_of([score("fp32", "ours", -1.0, -3.0), lacking])] == [1, 1]
+    assert quality_of([score("fp32", "ours", -1.0, -3.0), lacking])[1]["from_fp32"] == 2.0
+    (drawn,) = quality_of([score("int8", "ours", -1.0, is_text=False)])
+    assert (drawn["perplexity"], drawn["from_fp32"], drawn["num_scored"]) == (None, None, 1)
+
+
+def test_runs_side_by_side_show_the_best_peer_of_each() -> None:
+    def results(mask: str, *runs: dict[str, Any]) -> dict[str, Any]:
+        machine = {"flags": ["avx2", "avx512f"], "processor": "P"}
+        return summarised(results_of(*runs, machine=machine, settings={"instructions": mask}))
+
+    wide = results("", run_of("ours", 1.0), run_of("vllm", 3.0), run_of("openvino", 2.0))
+    masked = results("avx2", run_of("ours", 2.0), run_of("vllm", 3.0), run_of("openvino", 8.0, workload="single"))
+    head, lines = side_by_side([wide, masked])
+    assert head[3:] == ["AVX-512 (P)", "AVX2, by hiding the rest (P)"]
+    assert lines == [[MODEL, "fp32", "batch32", "2.00 (OpenVINO GenAI)", "1.50 (vLLM, CPU build)"]]
 
 
 def test_runs_without_transformers_beside_them_do_not_count_for_equality() -> None:
@@ -149,12 +207,25 @@ def test_the_page_shows_ratios_goals_reasons_and_versions() -> None:
     results = results_of(*runs, starts=(start_of("ours", 8.0), start_of("vllm", 100.0)))
     results |= {"machine": machine, "settings": {"threads": 2}, "finished": "then"}
     results["unavailable"] = [{"model": MODEL, "precision": "int8", "engine": "vllm", "reason": "no | int8\nhere"}]
-    page = render(summarised(results))
+    results["quality"] = [
+        {
+            "model": MODEL,
+            "precision": "fp32",
+            "engine": "vllm",
+            "num_scored": 7,
+            "perplexity": 12.3456,
+            "from_fp32": 0.5,
+        }
+    ]
+    whole = summarised(results)
+    page = render(whole, [whole])
     assert "| vLLM, CPU build |" in page
     assert "2.50 (2.25 to 2.75)" in page
     assert "| met by 67% | the best is vLLM, CPU build; no A/A pair |" in page
     assert "| met by 25% | wall time; of CPU time 12.5 |" in page
     assert "no / int8 here" in page
     assert "took 25% of the CPU time" in page
+    assert "| vLLM, CPU build | 12.35 | 0.5000 | 7 |  |  |" in page
+    assert "* AVX2: P, 2 cores" in page
     widths = [{line.count("|") for line in block.splitlines()} for block in page.split("\n\n") if block.startswith("|")]
     assert all(len(one) == 1 for one in widths)

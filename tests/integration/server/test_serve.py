@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,6 +19,7 @@ import pytest
 
 from support.eventually import eventually
 from support.server.raw_client import RawClient, body_of, status_of
+from trencadis.api import last_start
 from trencadis.cli import main
 
 ROOT = Path(__file__).parents[3]
@@ -99,6 +102,26 @@ def test_a_list_of_keys_on_the_command_line_may_be_written_in_brackets(serve):
     for key, status in (("one,two", 200), ("three", 200), ("two", 401), ("one", 401)):
         headers = {"authorization": f"Bearer {key}"}
         assert httpx.get(f"{serving.url}/v1/models", headers=headers).status_code == status
+
+
+def test_one_ledger_has_the_start_of_both_processes(serve, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    began_s = time.monotonic()
+    serving = serve("--log.level", "info")
+    took_s = time.monotonic() - began_s
+    lines = httpx.get(f"{serving.url}/metrics").text.splitlines()
+    shown = dict(line.rsplit(" ", 1) for line in lines if line.startswith("trencadis_start_seconds{"))
+    phases = [name.split('"')[1] for name in shown]
+    assert phases[:6] == ["python", "command", "server", "engine process", "engine's python", "engine's command"]
+    assert phases[6] == "components"
+    # It ends before the line is printed that this test waited for.
+    assert 0 < sum(map(float, shown.values())) <= took_s + 0.02
+    assert float(shown['trencadis_start_seconds{phase="engine process",cached=""}']) < sum(map(float, shown.values()))
+    model, entries = last_start()
+    assert (model, [entry.phase for entry in entries]) == ("demo", phases)
+    assert serving.end() == 0
+    (told,) = (line for line in serving.errors if "The start took" in line)
+    assert re.search(r"took \d+\.\d\d s: python .*, server ", told)
 
 
 def test_sigusr2_has_the_engine_write_a_flight_record_and_ends_nothing(serve, tmp_path):

@@ -31,13 +31,18 @@ def cycle(**values):
 
 
 def test_a_part_is_one_chunk_of_http_and_is_counted():
-    served = cycle()
-    answer = _Answer(None, "id")
-    assert not answer.is_ready
-    answer.direct = _DirectWrites(served)
-    assert answer.is_ready
-    answer.write(b"data: {}\n\n")
-    assert (served.written, answer.num_bytes) == ([b"a\r\ndata: {}\n\n\r\n"], 10)
+    served, sent = cycle(), []
+
+    async def send(message):
+        sent.append(message)
+
+    direct = _DirectWrites(served)
+    assert direct.is_ready
+    answer = _Answer(send, "id", direct)
+    direct.write(b"data: {}\n\n")
+    asyncio.run(answer.send({"type": "http.response.body", "body": b"data: [DONE]\n\n"}))
+    assert (served.written, len(sent)) == ([b"a\r\ndata: {}\n\n\r\n"], 1)
+    assert (answer.num_bytes, _Answer(send, "id", None).num_bytes) == (10 + 14, 0)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import json
 import socket
@@ -20,6 +21,7 @@ from trencadis.config.schema import EngineConfig, ModelConfig, ObserverConfig
 from trencadis.errors import ConfigError, ConfigValueError, InvalidRequestError, UnknownComponentError
 from trencadis_server.config import ServerConfig
 from trencadis_server.lifecycle.opening import (
+    collect_rarely,
     config_to_serve,
     listen,
     make_context,
@@ -268,3 +270,21 @@ def test_an_ipv6_address_is_written_in_brackets():
         pytest.skip("this machine has no IPv6")
     with listener:
         assert url_of(listener).startswith("http://[::1]:")
+
+
+@pytest.mark.parametrize(("before", "after"), [(700, 10_000), (20_000, 20_000), (0, 0)])
+def test_what_was_loaded_is_out_of_collections_which_are_rare_from_then_on(before, after):
+    threshold, num_frozen = gc.get_threshold(), gc.get_freeze_count()
+    gc.unfreeze()
+    try:
+        gc.set_threshold(before, 11, 12)
+        collect_rarely()
+        assert gc.get_threshold() == (after, 11, 12)
+        assert gc.get_freeze_count() > 0
+        gc.set_threshold(5, 11, 12)
+        collect_rarely()
+        assert gc.get_threshold() == (5, 11, 12), "a second engine changes nothing"
+    finally:
+        gc.set_threshold(*threshold)
+        if not num_frozen:
+            gc.unfreeze()

@@ -40,6 +40,7 @@ def main() -> int:
     """Build the engine of the ``StartMessage`` on standard input and serve its one client; returns the exit code."""
     share_heaps()
     claim_process()
+    LEDGER.is_part = True
     LEDGER.begin("command")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     source = _take_standard_streams()
@@ -105,6 +106,7 @@ def _serve(start: StartMessage, channel: Channel) -> None:
             max_model_len=engine.max_model_len,
             plan_hash=engine.plan_hash,
             hashing=engine.hashing if start.sends_load else None,
+            start=LEDGER.entries,
         )
         channel.send(encode(ready))
         if isinstance(engine, Engine) and engine.flight_recorder is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from trencadis.client.factory import loading
 from trencadis.client.frontend import Frontend
@@ -19,10 +19,10 @@ from trencadis.console import on_terminal
 from trencadis.errors import PluginError
 from trencadis.log import log_levels
 from trencadis.registry import Registry
-from trencadis.startup import rare_collections
+from trencadis.startup import LEDGER, end_start, rare_collections
 from trencadis.text import load_configured_tokenizer
 
-__all__ = ["connect_frontend", "open_transport", "wait_until_ready"]
+__all__ = ["connect_frontend", "end_start_with", "open_transport", "wait_until_ready"]
 
 _PROGRESS_S = 0.2
 """Seconds between reads of the worker's progress while it loads."""
@@ -51,11 +51,23 @@ def connect_frontend(
                 tokenizer = load_configured_tokenizer(config)  # while the child imports and loads
             shows = on_terminal() if show_progress is None else show_progress  # else the child's log says it
             ready = wait_until_ready(transport, (lambda: advance(*transport.progress)) if shows else None)
+            end_start_with(config, [ready])
             return Frontend(RemoteEngineClient(transport, ready), tokenizer)
     except BaseException:
         transport.failure = transport.failure or "the engine was not ready."
         transport.close()
         raise
+
+
+def end_start_with(config: Config, ready: Sequence[ReadyMessage]) -> None:
+    """End the ledger of this process, with that of the engine that took longest.
+
+    Args:
+        config: What was started.
+        ready: Of each engine, the first message.
+    """
+    LEDGER.include(max((one.start for one in ready), key=lambda start: sum(entry.seconds for entry in start)))
+    end_start(config.model.path)
 
 
 def open_transport(
@@ -73,6 +85,7 @@ def open_transport(
         PluginError: See :func:`connect_frontend`.
     """
     _check_plugins(registry)
+    LEDGER.begin("engine process")
     process = EngineProcess(
         tables=dump_config(config),
         sources=dict(registry.sources),

@@ -36,6 +36,7 @@ from trencadis.records import (
     TokenDeltas,
     TokenLogprobs,
 )
+from trencadis.startup import LedgerEntry
 
 __all__ = [
     "add_message",
@@ -133,10 +134,17 @@ def _json_table(data: bytes) -> dict[str, Any] | None:
 
 
 def ready_message(
-    model: ModelFacts, *, max_model_len: int, plan_hash: str, hashing: tuple[str, int] | None = None
+    model: ModelFacts,
+    *,
+    max_model_len: int,
+    plan_hash: str,
+    hashing: tuple[str, int] | None = None,
+    start: tuple[LedgerEntry, ...] = (),
 ) -> ReadyMessage:
     """Return the first message of a worker. Pure."""
-    return ReadyMessage(model=attrs.asdict(model), max_model_len=max_model_len, plan_hash=plan_hash, hashing=hashing)
+    return ReadyMessage(
+        model=attrs.asdict(model), max_model_len=max_model_len, plan_hash=plan_hash, hashing=hashing, start=start
+    )
 
 
 def load_message(load: EngineLoad) -> LoadMessage:

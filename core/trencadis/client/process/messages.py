@@ -13,6 +13,7 @@ import msgspec
 
 from trencadis.errors import InvalidRequestError
 from trencadis.records.plain import plain_fault
+from trencadis.startup import LedgerEntry
 
 __all__ = [
     "AddMessage",
@@ -161,12 +162,13 @@ ClientMessage: TypeAlias = (
 
 
 class ReadyMessage(Message):
-    """The engine takes requests; ``model`` holds the fields of ``ModelFacts``, ``hashing`` is as of the engine."""
+    """The engine takes requests; ``model`` holds the fields of ``ModelFacts``, ``hashing`` is as of the engine, ``start`` its ledger."""
 
     model: dict[str, Any]
     max_model_len: int
     plan_hash: str
     hashing: tuple[str, int] | None = None
+    start: tuple[LedgerEntry, ...] = ()
 
 
 class FailedMessage(Message):

@@ -11,7 +11,7 @@ import attrs
 from trencadis.client.factory import loading
 from trencadis.client.frontend import Frontend
 from trencadis.client.process.client import RemoteEngineClient
-from trencadis.client.process.connect import open_transport, wait_until_ready
+from trencadis.client.process.connect import end_start_with, open_transport, wait_until_ready
 from trencadis.client.process.transport import Transport
 from trencadis.client.replicas.client import ReplicatedEngineClient
 from trencadis.client.replicas.guarded_router import GuardedRouter
@@ -62,7 +62,9 @@ def connect_replicas(
                 tokenizer = load_configured_tokenizer(config)  # while the children import and load
             shows = on_terminal() if show_progress is None else show_progress
             look = (lambda: advance(*_progress(transports))) if shows else None
-            clients = [RemoteEngineClient(one, wait_until_ready(one, look)) for one in transports]
+            ready = [wait_until_ready(one, look) for one in transports]
+            clients = list(map(RemoteEngineClient, transports, ready))
+            end_start_with(config, ready)
         return Frontend(_client(config, clients, router, start), tokenizer)
     except BaseException:
         for transport in transports:

@@ -34,6 +34,7 @@ from trencadis.records import (
     TokenDeltas,
     TokenLogprobs,
 )
+from trencadis.startup import LedgerEntry
 
 IDS = st.integers(0, 2**31 - 1)
 PARAMS = st.builds(
@@ -150,9 +151,10 @@ def test_facts_about_the_model_arrive() -> None:
         architecture="A", dtype="float32", vocab_size=5, max_model_len=6, eos_token_ids=(1, 2), num_parameters=3,
         weights_bytes=2**40, kv_bytes_per_token=1, generates=False, embedding_size=8,
     )  # fmt: skip
-    message = decode_worker_message(encode(ready_message(model, max_model_len=4, plan_hash="h")))
+    start = (LedgerEntry("imports", 2.5, None), LedgerEntry("kernels", 0.25, True))
+    message = decode_worker_message(encode(ready_message(model, max_model_len=4, plan_hash="h", start=start)))
     assert model_of(message) == model  # type: ignore[arg-type]
-    assert (message.max_model_len, message.plan_hash) == (4, "h")  # type: ignore[union-attr]
+    assert (message.max_model_len, message.plan_hash, message.start) == (4, "h", start)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("name", [name for name in errors.__all__ if isinstance(getattr(errors, name), type)])
