@@ -19,6 +19,8 @@ from typing import Final
 __all__ = ["cache_directory", "keep", "kept"]
 
 _DIGEST_BYTES: Final = 32
+_MAX_FILES: Final = 256
+"""Of a directory: small ones do not add up to what takes long to list."""
 _OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -53,7 +55,7 @@ def keep(file: Path, content: bytes, *, max_bytes: int) -> None:
     Args:
         file: In a directory of its kind, which is made if there is none.
         content: What to keep.
-        max_bytes: The most that all files of the directory may take: the oldest go.
+        max_bytes: The most that all files of the directory may take: the oldest go, also of more than 256 files.
     """
     if len(content) + _DIGEST_BYTES > max_bytes:
         return
@@ -77,9 +79,9 @@ def _bound(directory: Path, max_bytes: int) -> None:
             facts = path.lstat()
             found.append((facts.st_mtime_ns, facts.st_size, path))
     total = 0
-    for _, size, path in sorted(found, reverse=True):
+    for number, (_, size, path) in enumerate(sorted(found, reverse=True)):
         total += size
-        if total > max_bytes:
+        if total > max_bytes or number >= _MAX_FILES:
             path.unlink(missing_ok=True)
 
 

@@ -84,6 +84,15 @@ def test_the_files_that_nobody_has_read_for_longest_go_when_there_are_too_many(t
     assert sorted(tmp_path.iterdir()) == [files[0], files[2], files[3]]
 
 
+def test_the_number_of_files_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trencadis.caches._MAX_FILES", 2)
+    for number, name in enumerate("abc"):
+        keep(tmp_path / name, b"", max_bytes=LARGE)
+        os.utime(tmp_path / name, (number, number))
+    keep(tmp_path / "d", b"", max_bytes=LARGE)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["c", "d"]
+
+
 def test_what_is_larger_than_the_bound_is_not_kept_and_drives_nothing_out(tmp_path: Path) -> None:
     keep(tmp_path / "one", bytes(68), max_bytes=100)
     keep(tmp_path / "two", bytes(69), max_bytes=100)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 import json
 import random
+import sys
 import types
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping
@@ -32,10 +34,6 @@ _CONTAINERS: Final[dict[type[Any], str]] = {
     deque: "deque",
     dict: "dict",
     OrderedDict: "ordered",
-}
-_BIT_GENERATORS: Final = {
-    kind.__name__: kind
-    for kind in (np.random.MT19937, np.random.PCG64, np.random.PCG64DXSM, np.random.Philox, np.random.SFC64)
 }
 _MADE_BY: Final = {name: kind for kind, name in _CONTAINERS.items()}
 
@@ -118,7 +116,19 @@ def _is_object(value: object) -> bool:
     kind = type(value)
     if kind in _ATOMS or kind is np.ndarray or kind in _CONTAINERS or kind is itertools.count:
         return False
-    return not isinstance(value, random.Random | np.random.Generator)
+    return not _is_random(value)
+
+
+def _is_random(value: object) -> bool:
+    """Return whether a value draws random numbers; one of numpy's cannot be unless that part of numpy is imported."""
+    numbers = sys.modules.get("numpy.random")
+    return isinstance(value, random.Random) or (numbers is not None and isinstance(value, numbers.Generator))
+
+
+@functools.cache
+def _bit_generators() -> Mapping[str, Any]:
+    kinds = (np.random.MT19937, np.random.PCG64, np.random.PCG64DXSM, np.random.Philox, np.random.SFC64)
+    return {kind.__name__: kind for kind in kinds}
 
 
 def _is_wiring(value: object) -> bool:
@@ -140,7 +150,7 @@ def _copied(value: Any, where: str, depth: int) -> Any:
         return deque(items, value.maxlen) if isinstance(value, deque) else kind(items)
     if kind is itertools.count:
         return copy.copy(value)
-    if isinstance(value, random.Random | np.random.Generator):
+    if _is_random(value):
         return copy.deepcopy(value)
     if depth or isinstance(value, np.generic):
         raise ContractError(f"{where} holds {kind.__name__}, which is not copied")
@@ -166,7 +176,7 @@ def _encoded(value: Any, number_of: Callable[[bytes], int]) -> Any:
     if isinstance(value, random.Random):
         version, words, spare = value.getstate()
         return ["random", [version, list(words), spare]]
-    if isinstance(value, np.random.Generator):
+    if _is_random(value):
         return ["generator", json.dumps(value.bit_generator.state)]  # its numbers have 128 bits, msgpack's 64
     items: Iterable[Any] = itertools.chain.from_iterable(value.items()) if isinstance(value, dict) else value
     encoded: list[Any] = [_CONTAINERS[kind], [_encoded(item, number_of) for item in items]]
@@ -187,7 +197,7 @@ def _decoded(value: Any, bytes_of: Callable[[int], bytes]) -> Any:
         return made
     if tag == "generator":
         state = json.loads(content)
-        generator = np.random.Generator(_BIT_GENERATORS[state["bit_generator"]]())
+        generator = np.random.Generator(_bit_generators()[state["bit_generator"]]())
         generator.bit_generator.state = state
         return generator
     items = [_decoded(item, bytes_of) for item in content]
