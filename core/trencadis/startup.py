@@ -12,6 +12,7 @@ process starts ▶ python ▶ command ▶ server ▶ engine process ────
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import gc
 import json
@@ -35,6 +36,7 @@ __all__ = [
     "keep_last_start",
     "last_start",
     "rare_collections",
+    "release_freed",
     "seconds_since_start",
     "start_in_words",
 ]
@@ -240,6 +242,15 @@ def last_start() -> tuple[str, tuple[LedgerEntry, ...]] | None:
 
 def _last_start_file() -> Path:
     return cache_directory("last_start.json")
+
+
+def release_freed() -> None:
+    """Give freed memory back to the system, where the C library is glibc: it keeps most of what was freed in small pieces.
+
+    Reading a tokenizer of 262,144 tokens frees 200 MB, as the peak of a process that loads a model afterwards shows.
+    """
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 @contextlib.contextmanager

@@ -104,7 +104,7 @@ from trencadis.records import (
 from trencadis.registry import Choice, RegisteredComponent, Registry, ResolvedPlan, load_with_plugins, resolve_plan
 from trencadis.registry.provenance import OUR_DISTRIBUTION
 from trencadis.registry.switching import SchedulingInForce
-from trencadis.startup import LEDGER, end_start, is_own_process, rare_collections
+from trencadis.startup import LEDGER, end_start, is_own_process, rare_collections, release_freed
 from trencadis.text import model_finder, read_prefixes, resolve_model_path, vocabulary_reader
 
 __all__ = [
@@ -160,6 +160,7 @@ def build_engine(
     phases = Phases(SystemClock(), "components")
     with rare_collections():
         engine = _build(config, registry, clock=clock, progress=progress, executor=executor, phases=phases)
+    release_freed()
     # A simulated fleet may build thousands of engines.
     logger.log(logging.INFO if isinstance(clock, SystemClock) else logging.DEBUG, "The engine took %s.", phases.end())
     if isinstance(clock, SystemClock):

@@ -12,6 +12,7 @@ from typing import Any, TypeVar, cast
 from trencadis.config import Config
 from trencadis.errors import InvalidRequestError, ModelLoadError, TrencadisError
 from trencadis.faults import as_words, reraise_interrupt
+from trencadis.startup import release_freed
 from trencadis.text.byte_fallback import ByteFallback
 from trencadis.text.gguf_tokenizer import load_gguf_tokenizer
 from trencadis.text.model_path import resolve_model_path
@@ -48,12 +49,14 @@ def load_configured_tokenizer(config: Config) -> Tokenizer:
         ModelLoadError: See :func:`load_tokenizer`.
     """
     model = config.model
-    return load_tokenizer(
+    found = load_tokenizer(
         model.tokenizer or model.path,
         revision=model.revision,
         trust_remote_code=model.trust_remote_code,
         remembers=config.cache.models != "off",
     )
+    release_freed()
+    return found
 
 
 def load_tokenizer(
