@@ -67,6 +67,31 @@ PUBLISHED = {
         {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
     ),
     "heads between each other, one sum after the other": ("gpt_neox", {"use_parallel_residual": False}),
+    "angles of Llama 3.1": (
+        "llama",
+        {
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 5e5,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 64,
+            }
+        },
+    ),
+    "norms of heads, biases, half of each turned": (
+        "glm4_moe",
+        {
+            "use_qk_norm": True,
+            "attention_bias": True,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+        },
+    ),
+    "a mixture with multipliers": (
+        "granitemoe",
+        {"embedding_multiplier": 12.0, "residual_multiplier": 0.22, "logits_scaling": 6.0, "attention_multiplier": 0.1},
+    ),
     "queries scaled by their positions": (
         "ministral3",
         {"rope_parameters": {**MINISTRAL, "original_max_position_embeddings": 8}},
