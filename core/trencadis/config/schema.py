@@ -201,6 +201,11 @@ class CacheConfig:
         validator=ge(0),
     )
     prefix_caching: bool = setting(True, "Keep full blocks of finished prompts and outputs for reuse.")
+    models: str = setting(
+        "on",
+        "Remember models that were loaded and proven: later starts map their packed weights from the user's cache directory.",
+        validator=in_(("on", "off")),
+    )
     load_timeout_s: float = setting(
         30.0, "A KV load that takes longer is given up; its tokens are computed.", unit="s", validator=gt(0)
     )
@@ -239,12 +244,6 @@ class CacheConfig:
     )
     key: str = setting(
         "", "Secret mixed into block hashes, so that they cannot be computed from a prompt alone.", secret=True
-    )
-    models: str = setting(
-        "on",
-        "on: keep what was proven of a model in the user's cache, ~/.cache/trencadis or below $XDG_CACHE_HOME, so that it starts sooner "
-        "next time; off: neither use it nor keep it.",
-        validator=in_(["on", "off"]),
     )
 
 

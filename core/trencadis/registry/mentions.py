@@ -49,8 +49,20 @@ def _spelt(text: str) -> str:
     return text.lower().replace("-", "_")
 
 
-def _not_default(overrides: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in overrides.items() if name not in _defaults() or _defaults()[name] != value}
+def _not_default(overrides: Mapping[str, Any]) -> list[Any]:
+    """Return what the tables set, and the tables within them; the name of a table with nothing but defaults does not count."""
+    found: list[Any] = []
+    for name, value in overrides.items():
+        if name not in _defaults() or not isinstance(value, Mapping):
+            found.append({name: value})
+            continue
+        default = _defaults()[name]
+        inner = {key: one for key, one in value.items() if isinstance(one, Mapping)}
+        own = {
+            key: one for key, one in value.items() if key not in inner and (key not in default or default[key] != one)
+        }
+        found += [inner, {name: own}] if own else [inner]
+    return found
 
 
 @functools.cache

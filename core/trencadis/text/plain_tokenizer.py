@@ -72,9 +72,7 @@ def facts_of(hf: Any) -> TokenizerFacts | None:
     own, base = type(hf), PreTrainedTokenizerFast
     if not issubclass(own, base) or any(_of(own, name) is not _of(base, name) for name in _USED):
         return None
-    if not own.__module__.startswith(
-        ("transformers.", "trencadis.")
-    ):  # its code, or that it calls, may be another one next time
+    if not own.__module__.startswith(("transformers.", "trencadis.")):  # a model's code may change unseen
         return None
     template = hf.chat_template
     return TokenizerFacts(

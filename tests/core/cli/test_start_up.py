@@ -188,3 +188,11 @@ def test_a_plugin_that_a_short_form_of_a_flag_blocks_is_not_used(
     monkeypatch.setattr(module, "SHORT_FLAGS", {"--without": "--plugins.blocked"}, raising=False)
     assert main(["explain", "x", "--without", "scheduling", "--scheduling.fcfs.x", "1"]) == 2
     assert "--scheduling.fcfs.x: no such flag" in capsys.readouterr().err
+
+
+def test_a_key_is_not_taken_for_that_of_one_table_before_all_tables_are_known(
+    counts: Counts, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["generate", "hi", *NO_MODEL, "--warmup", "false"]) == 2
+    assert "--warmup is a key of several tables" in capsys.readouterr().err
+    assert counts.loaded == Counter(list(PLUGINS))

@@ -22,6 +22,7 @@ NOTHING = ConfigFile()
         {"environ": {"TRENCADIS_BACKEND__NAME": "kv-connector"}},
         {"overrides": {"kv_connector": {"name": "x"}}},
         {"overrides": {"kv_connector.name": "x"}},
+        {"overrides": {"kv_connector": {"no_such_key": 0}}},
         {"overrides": {"backend": {"options": [{"deep": ("kv_connector",)}]}}},
         {"file": ConfigFile({"kv_connector": {"name": "none"}})},
         {"file": ConfigFile({"observer": {"names": ["kv_connector:X"]}})},
@@ -41,8 +42,9 @@ def test_a_name_counts_wherever_it_stands(sources: dict[str, Any]) -> None:
         {"environ": {"PATH": "/opt/kv_connector", "KV_CONNECTOR": "x"}},
         {"overrides": {"model": {"path": "demo"}}},
         {"overrides": dump_config(load_config(environ={}).config)},
+        {"overrides": {"kv_connector": {"name": "none", "simulated_store": {"shared": True}}}},
     ],
-    ids=["nothing", "flags", "variables of others", "Python", "all defaults"],
+    ids=["nothing", "flags", "variables of others", "Python", "all defaults", "a table of another plugin"],
 )
 def test_what_does_not_stand_there_does_not_count(sources: dict[str, Any]) -> None:
     assert not mentions_in(**{"file": NOTHING, "environ": {}} | sources)("kv_connector")

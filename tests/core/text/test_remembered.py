@@ -161,6 +161,13 @@ def test_what_the_settings_beside_it_change_is_remembered(change: Callable[[Path
     check_same(first, second)
 
 
+def test_a_tokenizer_that_the_directory_has_as_it_is_is_not_kept_a_second_time(model: Path, cache: Path) -> None:
+    cuts_and_fills(model)
+    _, second = twice(model)
+    assert second.is_remembered
+    assert sum(file.stat().st_size for file in cache.iterdir()) < 2000 < (model / "tokenizer.json").stat().st_size
+
+
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_another_file_is_another_tokenizer(change: Callable[[Path], None], model: Path) -> None:
     before = RememberedTokenizer(model, trust_remote_code=False).key
