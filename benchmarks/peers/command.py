@@ -18,7 +18,7 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from peers.catalogue import AGAIN, COMPILED, ENGINES, OURS, OWN, PRECISIONS, PUB
 from peers.goals import judge, judge_commands
 from peers.models import ModelError, files_of
 from peers.quality import quality_of
-from peers.rounds import Findings, Phase, Settings, measure_group
+from peers.rounds import Findings, Phase, Settings, measure_group, open_ceilings
 from peers.shapes import SHAPES, Shape
 from peers.starts import command_starts
 from peers.summary import rows_of, starts_of
@@ -53,6 +53,8 @@ NOT_TOLD = ("cache", "json", "table", "beside", "render", "pip_option", "prepare
 RESULTS = BENCHMARKS / "results"
 PAGES = {"": ("peers.json", "RESULTS.md"), "avx2": ("peers_avx2.json", "AVX2.md")}
 """By mask, the names of records and page."""
+OTHER_MACHINES = ("peers_xeon.json", "peers_xeon_avx2.json")
+"""Records that were made elsewhere."""
 COMMAND_STARTS = 3
 
 
@@ -157,7 +159,7 @@ def _measure(
     mask = MASKS.get(args.instructions, {})
     if not args.only and any(engine.name == OURS for engine in engines):
         _say("starting the commands with the demo")
-        findings.commands += command_starts(1 if args.quick else COMMAND_STARTS, mask)
+        findings.commands += command_starts(1 if args.quick else COMMAND_STARTS, mask, first_counts=args.quick)
     options: dict[str, dict[str, Any]] = {}
     if args.instructions:
         options = {name: {"backend.torch.instructions": args.instructions} for name in OWN}
@@ -173,21 +175,27 @@ def _measure(
                 able = [engine for engine in able if engine.name != AGAIN]  # once says how large the noise is
             for group, members in enumerate(groups_of(able, shape, machine.available_bytes())):
                 plan.append((Phase(shape=shape, precision=precision, group=group, workloads=workloads), members))
-    weights = [len(members) * (2 if phase.precision == "fp32" else 1) for phase, members in plan]
-    for number, (phase, members) in enumerate(plan):
-        now_s = time.monotonic()
-        share = weights[number] / (sum(weights[number:]) or 1)
-        settings = Settings(
-            cache=cache,
-            threads=args.threads,
-            rounds=args.rounds,
-            until_s=now_s + (until_s - now_s) * share,
-            options=options,
-            env=mask,
-            is_quick=args.quick,
-            say=_say,
-        )
-        measure_group(phase, members, settings, findings)
+    settings = Settings(
+        cache=cache,
+        threads=args.threads,
+        rounds=args.rounds,
+        until_s=until_s,
+        options=options,
+        env=mask,
+        is_quick=args.quick,
+        say=_say,
+    )
+    with open_ceilings(settings) as ceilings:
+        weights = [len(members) * (2 if phase.precision == "fp32" else 1) for phase, members in plan]
+        for number, (phase, members) in enumerate(plan):
+            now_s = time.monotonic()
+            if now_s > until_s:
+                reason = "no time was left to start it"
+                findings.unavailable += [{**phase.about, "engine": engine.name, "reason": reason} for engine in members]
+                continue
+            share = weights[number] / (sum(weights[number:]) or 1)
+            own = attrs.evolve(settings, until_s=now_s + (until_s - now_s) * share)
+            measure_group(phase, members, ceilings, own, findings)
 
 
 def _able(engines: Sequence[Engine], shape: Shape, precision: str, findings: Findings) -> list[Engine]:
@@ -278,6 +286,11 @@ def _parser() -> argparse.ArgumentParser:
         metavar="OPTION",
         help="for pip when environments are made, as --pip-option=--find-links=DIR",
     )
+    _add_files(add)
+    return parser
+
+
+def _add_files(add: Callable[..., object]) -> None:
     add("--cache", type=Path, default=CACHE, help=f"of environments and models; {CACHE}")
     add(
         "--json",
@@ -291,11 +304,10 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         nargs="*",
         metavar="FILE",
-        default=[RESULTS / name for name, _ in PAGES.values()],
-        help="records of other runs to show beside, where they are; those of the pages",
+        default=[RESULTS / name for name in (*(name for name, _ in PAGES.values()), *OTHER_MACHINES)],
+        help="records of other runs to show beside, where they are",
     )
     add("--render", action="store_true", help="write the page of the records that are there, and end")
-    return parser
 
 
 def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -22,7 +22,7 @@ from peers.shapes import Shape
 from peers.texts import scored_texts, token_ids
 from peers.workloads import Workload
 
-__all__ = ["Findings", "Phase", "Settings", "measure_group", "same_tokens"]
+__all__ = ["Findings", "Phase", "Settings", "measure_group", "open_ceilings", "same_tokens"]
 
 CEILINGS = "ceilings"
 READ_BYTES = 512 * 2**20
@@ -140,11 +140,19 @@ def same_tokens(tokens: Sequence[Sequence[int]], reference: Sequence[Sequence[in
     }
 
 
-def measure_group(phase: Phase, engines: Sequence[Engine], settings: Settings, findings: Findings) -> None:
-    """Run all rounds of some engines that fit the memory together; adds to ``findings``."""
+def measure_group(
+    phase: Phase, engines: Sequence[Engine], ceilings: DriverProcess, settings: Settings, findings: Findings
+) -> None:
+    """Run all rounds of some engines that fit the memory together; adds to ``findings``.
+
+    Args:
+        phase: What they are run on.
+        engines: That do.
+        ceilings: Of :func:`open_ceilings`.
+        settings: For all of them.
+        findings: Get the records.
+    """
     with _processes() as processes:
-        ceilings = processes[CEILINGS] = _ceilings(settings)
-        ceilings.pause()
         if phase.shape.is_trained:
             kind = "published" if phase.shape.is_published else "hf"
             beginning, text = token_ids(files_of(phase.shape, kind, phase.precision, settings.cache))
@@ -153,14 +161,14 @@ def measure_group(phase: Phase, engines: Sequence[Engine], settings: Settings, f
             settings.say(f"starting {engine.label}, {phase.shape.name}, {phase.precision}")
             _start(engine, phase, settings, findings, processes)
         last_s = 0.0
-        if len(processes) == 1:
+        if not processes:
             return
         for number in range(settings.rounds):
             start_s = time.monotonic()
             if number and start_s + last_s > settings.until_s:
                 settings.say(f"no time for round {number + 1} of {settings.rounds}")
                 break
-            settings.say(f"round {number + 1}: {', '.join(name for name in processes if name != CEILINGS)}")
+            settings.say(f"round {number + 1}: {', '.join(processes)}")
             ceilings.resume()
             rates = ceilings.ask("measure", timeout_s=RUN_TIMEOUT_S)["ceilings"]
             ceilings.pause()
@@ -329,15 +337,17 @@ def open_driver(engine: Engine, settings: Settings) -> DriverProcess:
     return DriverProcess(command, env=env, log=log, directory=home)
 
 
-def _ceilings(settings: Settings) -> DriverProcess:
+@contextmanager
+def open_ceilings(settings: Settings) -> Iterator[DriverProcess]:
+    """Yield the process that measures the machine itself, standing still."""
     process = open_driver(Engine(name=CEILINGS, label="", driver=CEILINGS, files={}), settings)
     try:
         sizes = {"read_bytes": READ_BYTES, "matmul_size": MATMUL_SIZE}
         process.ask("load", timeout_s=LOAD_TIMEOUT_S, threads=settings.threads, **sizes)
-    except BaseException:
+        process.pause()
+        yield process
+    finally:
         process.close()
-        raise
-    return process
 
 
 def _turns(
@@ -350,7 +360,7 @@ def _turns(
 ) -> None:
     """Let every engine do one workload, in an order that moves on from round to round; one that fails is out from then on."""
     about = {**phase.about, "round": number}
-    names = [name for name in processes if name != CEILINGS]
+    names = list(processes)
     turn = number % len(names) if names else 0
     tokens: dict[str, list[list[int]]] = {}
     made: list[dict[str, Any]] = []

@@ -27,7 +27,8 @@ QUALITY = (
 )
 STARTS = (
     "To the first token, from no process. Warm: the files are in memory, and what an engine keeps from an earlier start is there. "
-    "Cold: neither is. Memory is resident memory of all processes."
+    "Cold: neither is. Memory is resident memory of all processes; llama.cpp and ik_llama.cpp take that of all sequences' caches at their "
+    "full length at once, the others as it is used."
 )
 
 

@@ -142,7 +142,7 @@ class AsyncLLM(EngineControl):
             RequestError: The prompt cannot be served, or ``terms`` come with scheduling parameters by name; no other request suffers.
             EngineEndedError: The engine was closed, died or hung.
         """
-        own = RequestTerms(**named)
+        own = RequestTerms(**named) if named else DEFAULT_TERMS
         if terms is not None and own != DEFAULT_TERMS:
             raise InvalidRequestError(
                 "terms and scheduling parameters by name were both given.", hint="Give one of them."
