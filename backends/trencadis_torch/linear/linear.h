@@ -68,6 +68,7 @@ Floats as_floats(Words bits) { return reinterpret_cast<Floats>(bits); }
 
 #define ALONE __attribute__((noinline))
 #define WITHIN __attribute__((always_inline)) inline  // else sums would be in memory
+#define UNROLLED _Pragma("GCC unroll 8")  // the same, before compilers decide what is in registers
 
 enum Kind : int64_t { FLOAT, BFLOAT, E4M3, E5M2, CHANNELS, GROUPS8, GROUPS4, LEVELS4 };
 
@@ -453,45 +454,45 @@ void int_rows(const Product& w, const Linear& layer, const uint8_t* rows, const 
         const uint8_t* x = source + groups.count * sizeof(Head) + g * groups.row_bytes;
         Head heads[ROWS];
         Ints all[ROWS][COLUMNS];
-        for (int m = 0; m < ROWS; ++m) {
+        UNROLLED for (int m = 0; m < ROWS; ++m) {
             std::memcpy(heads + m, source + m * stride + g * sizeof(Head), sizeof(Head));
-            for (int c = 0; c < COLUMNS; ++c) all[m][c] = Ints{} + heads[m].start;
+            UNROLLED for (int c = 0; c < COLUMNS; ++c) all[m][c] = Ints{} + heads[m].start;
         }
         for (int64_t begin = 0; begin < groups.num_words; begin += chunk) {
             const int64_t end = begin + chunk < groups.num_words ? begin + chunk : groups.num_words;
             Ints parts[ROWS][COLUMNS];
-            for (int m = 0; m < ROWS; ++m)
-                for (int c = 0; c < COLUMNS; ++c) parts[m][c] = begun<FORM>(all[m][c]);
+            UNROLLED for (int m = 0; m < ROWS; ++m)
+                UNROLLED for (int c = 0; c < COLUMNS; ++c) parts[m][c] = begun<FORM>(all[m][c]);
             for (int64_t i = begin; i < end; ++i) {
                 const uint8_t* weights = panel + i * PANEL * 4;
-                for (int c = 0; c < COLUMNS; ++c) __builtin_prefetch(weights + c * LANES * 4 + AHEAD);
+                for (int b = 0; b < PANEL * 4; b += 64) __builtin_prefetch(weights + b + AHEAD);
                 for (int part = 0; part < PARTS<FORM>; ++part) {
                     Words values[COLUMNS];
-                    for (int c = 0; c < COLUMNS; ++c) values[c] = part_of<FORM>(words(weights + c * LANES * 4), part, table);
-                    for (int m = 0; m < ROWS; ++m) {
+                    UNROLLED for (int c = 0; c < COLUMNS; ++c) values[c] = part_of<FORM>(words(weights + c * LANES * 4), part, table);
+                    UNROLLED for (int m = 0; m < ROWS; ++m) {
                         int32_t four;
                         std::memcpy(&four, x + m * stride + (i * PARTS<FORM> + part) * 4, 4);
-                        for (int c = 0; c < COLUMNS; ++c) parts[m][c] = dot<FORM>(parts[m][c], values[c], four);
+                        UNROLLED for (int c = 0; c < COLUMNS; ++c) parts[m][c] = dot<FORM>(parts[m][c], values[c], four);
                     }
                 }
             }
-            for (int m = 0; m < ROWS; ++m)
-                for (int c = 0; c < COLUMNS; ++c) all[m][c] = ended<FORM>(all[m][c], parts[m][c]);
+            UNROLLED for (int m = 0; m < ROWS; ++m)
+                UNROLLED for (int c = 0; c < COLUMNS; ++c) all[m][c] = ended<FORM>(all[m][c], parts[m][c]);
         }
         const uint16_t* scales = reinterpret_cast<const uint16_t*>(panel + groups.value_bytes);
-        for (int c = 0; c < COLUMNS; ++c) {
+        UNROLLED for (int c = 0; c < COLUMNS; ++c) {
             const Floats scale = has_scales ? widened(scales + c * LANES) : Floats{} + 1.0f;
-            for (int m = 0; m < ROWS; ++m)
+            UNROLLED for (int m = 0; m < ROWS; ++m)
                 sums[m][c] += __builtin_convertvector(all[m][c], Floats) * (scale * heads[m].scale);
         }
         if (!has_minimums) continue;
-        for (int c = 0; c < COLUMNS; ++c) {
+        UNROLLED for (int c = 0; c < COLUMNS; ++c) {
             const Floats minimum = widened(scales + PANEL + c * LANES);
-            for (int m = 0; m < ROWS; ++m) sums[m][c] += minimum * heads[m].total;
+            UNROLLED for (int m = 0; m < ROWS; ++m) sums[m][c] += minimum * heads[m].total;
         }
     }
-    for (int m = 0; m < ROWS; ++m) {
-        for (int c = 0; c < COLUMNS; ++c) sums[m][c] *= load(w.scales + first + c * LANES);
+    UNROLLED for (int m = 0; m < ROWS; ++m) {
+        UNROLLED for (int c = 0; c < COLUMNS; ++c) sums[m][c] *= load(w.scales + first + c * LANES);
         finish(layer, row + m, first, sums[m]);
     }
 }
