@@ -13,6 +13,8 @@ from pathlib import Path
 import attrs
 import pytest
 
+from trencadis.caches import cache_directory
+
 CODE = """
 import json, sys
 from trencadis.cli import main
@@ -211,6 +213,22 @@ def test_generating_from_a_decoder_imports_no_compiler_and_no_symbols(placement:
     code = f"import sys; from trencadis.cli import main; sys.exit(main({arguments!r}))"
     whole = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert text == whole.stdout, "with everything that transformers imports the text is another one"
+
+
+@pytest.mark.parametrize("placement", ["thread", "process"])
+def test_generating_from_a_model_that_is_remembered_imports_nothing_of_transformers(
+    placement: str, tmp_path: Path
+) -> None:
+    arguments = [*GENERATE, "--engine.placement", placement, "--cache.models", "on"]
+    kernels = tmp_path / "cache" / "trencadis" / "native"
+    kernels.parent.mkdir(parents=True)
+    kernels.symlink_to(cache_directory("native"))
+    _, first = imported(arguments, tmp_path / "cache", tmp_path / "notes")
+    modules, second = imported(arguments, tmp_path / "cache", tmp_path / "more")
+    assert second == first
+    assert "torch" in modules
+    others = {"transformers", "huggingface_hub", "httpx", "scipy", "sympy", "torch._dynamo", "torch.distributed.tensor"}
+    assert sorted(modules & {*NOT_NAMED, *others, "numpy.random"}) == []
 
 
 NOT_FOR_CLIENTS = (
