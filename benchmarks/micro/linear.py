@@ -2,6 +2,7 @@
 
     python benchmarks/micro/linear.py --json > benchmarks/results/linear.json
     python benchmarks/micro/linear.py --models qwen3_05b --rows 1 8 --rounds 10
+    ONEDNN_MAX_CPU_ISA=AVX2 python benchmarks/micro/linear.py --instructions avx2
 
 Each shape is held often enough that no cache keeps its weights. Variants run in turns; ``packed_again`` is the same code as
 ``packed``: their ratio is the noise floor. Rates are by CPU time, of the best round, for other work can only slow a round down.
@@ -23,9 +24,10 @@ from torch import nn
 
 from trencadis_torch.linear.native import Native, native
 from trencadis_torch.linear.packed import FusedLinear, held_of, pack
+from trencadis_torch.native_build import limit_instructions
 
 MODELS = {"llama_110m": LLAMA_110M, "qwen3_05b": QWEN3_05B}
-BITS = {"bf16": 16, "int8": 8, "int4": 4.5}
+BITS = {"bf16": 16, "onednn_bf16": 16, "int8": 8, "int4": 4.5}
 """Of a weight, where they are not 32."""
 
 COLD_BYTES = 100_000_000
@@ -56,16 +58,32 @@ def variants(shape: tuple[int, int], library: Native) -> dict[str, list[Callable
 
     half = [nn.Linear(shape[1], shape[0], bias=False, dtype=torch.bfloat16) for _ in range(2 * copies)]
     packed = [held(layer, library) for layer in plain]
+    found = in_onednn(half)
     return {
         "plain": list(plain),
         "onednn": [held(layer, None) for layer in plain],
         "packed": list(packed),
         # So many more as they are smaller.
         "bf16": [held(layer, library) for layer in half],
+        **({"onednn_bf16": found} if found else {}),
         "int8": [held(plain[index % copies], library, "int8") for index in range(4 * copies)],
         "int4": [held(plain[index % copies], library, "int4") for index in range(7 * copies)],
         "packed_again": list(packed),
     }
+
+
+def in_onednn(half: list[nn.Linear]) -> list[Callable[[torch.Tensor], torch.Tensor]]:
+    """Return bfloat16 layers as oneDNN has them, which rounds rows to bfloat16; none where the CPU is not one for it."""
+    ops = torch.ops.mkldnn
+
+    def layer(weight: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+        blocked = ops._reorder_linear_weight(weight, 32)
+        return lambda x: ops._linear_pointwise(x.bfloat16(), blocked, None, "none", [], "")
+
+    try:
+        return [layer(one.weight) for one in half]
+    except RuntimeError:
+        return []
 
 
 def measure(
@@ -109,9 +127,11 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32, 128, 512])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--instructions", default="auto", help="as [backend.torch] has it: for ours")
     parser.add_argument("--json", action="store_true", help="the default; for the habit")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    limit_instructions(options.instructions)
     library = native()
     if library is None:
         raise SystemExit("There is no C++ compiler on this machine: nothing to measure.")
@@ -123,7 +143,8 @@ def main() -> None:
                 times = measure(layers, torch.randn(num_rows, shape[1]), options.rounds)
                 one = {"model": model, "layer": name, "shape": shape, "rows": num_rows}
                 results.append({**one, **rates(shape, num_rows, times, limits)})
-    print(json.dumps({"machine": machine.describe(), "ceilings": limits, "results": results}, indent=1))
+    about = {**machine.describe(), "instructions": options.instructions}
+    print(json.dumps({"machine": about, "ceilings": limits, "results": results}, indent=1))
 
 
 if __name__ == "__main__":
