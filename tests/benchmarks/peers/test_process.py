@@ -42,7 +42,7 @@ def burn(seconds, child=False):
     return {}
 
 def compile(seconds):
-    subprocess.run([sys.executable, "-c", f"import time\nwhile time.process_time() < {seconds}: pass"], check=True)
+    subprocess.run([sys.executable, "-c", f"import time\\nwhile time.process_time() < {seconds}: pass"], check=True)
     return {}
 
 def cpu(pid):
