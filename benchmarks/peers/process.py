@@ -18,6 +18,7 @@ from typing import Any
 
 __all__ = ["DriverError", "DriverProcess"]
 
+CHILDREN_TIMES = slice(13, 15)  # of the same: user and system time of children that were waited for
 STAT_FIELDS_BEFORE_SESSION = 3  # of those after the name in /proc/PID/stat: state, parent, process group, session
 
 
@@ -80,6 +81,15 @@ class DriverProcess:
             with contextlib.suppress(OSError):
                 total += time.clock_gettime((~pid << 3) | 2)
         return total
+
+    def ended_cpu_s(self) -> float:
+        """CPU time of processes that these started and waited for, such as compilers, to a tick of the system. Source: proc(5)."""
+        ticks = 0
+        for pid in self.pids:
+            with contextlib.suppress(OSError):
+                fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+                ticks += sum(map(int, fields[CHILDREN_TIMES]))
+        return ticks / os.sysconf("SC_CLK_TCK")
 
     def memory_bytes(self) -> dict[str, int]:
         """Resident memory now and at its highest, summed over the processes."""

@@ -255,7 +255,8 @@ def _opened(
             **phase.sizes,
         )
         _ask_run(process, FIRST, phase, seed=0)
-        took = {"wall_s": time.monotonic() - start_s, "cpu_s": process.cpu_s(), **process.memory_bytes()}
+        wall_s, cpu_s = time.monotonic() - start_s, process.cpu_s() + process.ended_cpu_s()
+        took = {"wall_s": wall_s, "cpu_s": cpu_s, **process.memory_bytes()}
     except BaseException:
         process.close()
         raise

@@ -41,13 +41,17 @@ def burn(seconds, child=False):
     exec(f"import time\\nuntil = time.process_time() + {seconds}\\nwhile time.process_time() < until: pass")
     return {}
 
+def compile(seconds):
+    subprocess.run([sys.executable, "-c", f"import time\\nwhile time.process_time() < {seconds}: pass"], check=True)
+    return {}
+
 def cpu(pid):
     return time.clock_gettime((~pid << 3) | 2)
 
 def hang():
     time.sleep(1000)
 
-serve(load=load, fail=fail, die=die, burn=burn, hang=hang)
+serve(load=load, fail=fail, die=die, burn=burn, hang=hang, compile=compile)
 """
 
 ENGINE = """
@@ -151,6 +155,13 @@ def test_cpu_time_counts_the_driver_and_its_workers(driver: DriverProcess) -> No
     assert reply["cpu_s"] >= 0.2
     driver.close()
     assert not alive(reply["worker"])
+
+
+def test_what_the_driver_started_and_waited_for_is_counted_apart(driver: DriverProcess) -> None:
+    driver.ask("load", timeout_s=60)
+    before_s = driver.ended_cpu_s()
+    driver.ask("compile", timeout_s=60, seconds=0.3)
+    assert driver.ended_cpu_s() - before_s >= 0.3 - 3 / os.sysconf("SC_CLK_TCK")
 
 
 def test_a_driver_that_is_paused_does_nothing_until_it_may_go_on(driver: DriverProcess) -> None:
