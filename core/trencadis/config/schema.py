@@ -483,7 +483,7 @@ class Config:
     eviction: NounConfig = attrs.field(factory=lambda: NounConfig(name="lru", fallback="lru"))
     sampling: NounConfig = attrs.field(factory=lambda: NounConfig(name="standard"))
     speculation: NounConfig = attrs.field(factory=lambda: DraftingConfig(name="none"))
-    draft_length: NounConfig = attrs.field(factory=lambda: DraftingConfig(name="fixed"))
+    draft_length: NounConfig = attrs.field(factory=lambda: DraftingConfig(name="goodput"))
     acceptance: NounConfig = attrs.field(factory=lambda: AcceptanceConfig(name="match"))
     kv_connector: FixedNounConfig = attrs.field(factory=lambda: FixedNounConfig(name="none"))
     kv_codec: FixedNounConfig = attrs.field(factory=lambda: FixedNounConfig(name="none"))
