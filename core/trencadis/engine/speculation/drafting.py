@@ -8,6 +8,7 @@ Text never depends on drafts: a component that fails is replaced by its fallback
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 from collections.abc import Callable
 
@@ -19,7 +20,7 @@ from trencadis.engine.guards import Fallback, Guarded, TooSlowError
 from trencadis.engine.state import EngineState
 from trencadis.errors import ContractError, StepFailedError
 from trencadis.faults import CallMeter, FaultLog, reraise_interrupt, shown
-from trencadis.interfaces import AcceptanceRule, DraftLength, DraftView, LengthView, Speculator, VerifiedStep
+from trencadis.interfaces import AcceptanceRule, DraftLength, DraftView, HeadBatch, LengthView, Speculator, VerifiedStep
 from trencadis.records import BoolArray, BucketLimits, Drafts, Int32Array, Plan, SamplingParams, StepOutput, read_only
 
 __all__ = ["Drafting", "GuardedSpeculator", "Speculation", "check_numbers"]
@@ -61,6 +62,7 @@ class Drafting:
         padded_tokens: Token positions of a decode pass, by sequences and tokens of each; None: their product.
         pads: Every sequence of a pass costs as many positions as the longest.
         vocab_size: Tokens that the model knows.
+        head: Has the model's own head draft; None: there is none.
         meter_of: Returns what measures the calls of a component, by noun and label.
 
     Attributes:
@@ -78,6 +80,7 @@ class Drafting:
         padded_tokens: Callable[[int, int], int] | None = None,
         pads: bool = False,
         vocab_size: int = 1 << 31,
+        head: Callable[[HeadBatch], Int32Array] | None = None,
         meter_of: Callable[[str, str], CallMeter] = lambda _, label: CallMeter(label),
     ) -> None:
         self.draft_s = 0.0
@@ -91,6 +94,7 @@ class Drafting:
         self._state = state
         self._padded_tokens = padded_tokens or (lambda num_sequences, query_len: num_sequences * query_len)
         self._pads = pads
+        self._head = head
         self._shapes: dict[int, tuple[int, int]] = {}
         self.is_on = self.is_configured = speculation is not None
         if speculation is None:
@@ -290,7 +294,14 @@ class Drafting:
             requests=tuple(sequence.request for sequence in sequences),
             seeds=tuple(sequence.seed for sequence in sequences),
             linear_only=read_only(linear_only),
+            head=None if self._head is None else functools.partial(self._ask_head, self._head, slots, most),
         )
+
+    def _ask_head(self, head: Callable[[HeadBatch], Int32Array], slots: Int32Array, most: Int32Array) -> Int32Array:
+        """Return the drafts of the model's head for running sequences."""
+        table = self._state.table
+        rows, newest = table.row[slots], table.num_computed_tokens[slots] - 1
+        return head(HeadBatch(rows=rows.astype(np.int32), positions=newest.astype(np.int32), num_drafts=most))
 
     def _verified_step(
         self, plan: Plan, output: StepOutput, num_drafts: Int32Array, num_accepted: Int32Array
