@@ -290,8 +290,9 @@ def _parts(
 ) -> list[Int32Array]:
     """Return sequences whose queries are those around the kept tokens, as the kernel takes them together. Pure."""
     of = np.searchsorted(firsts + query_lens, kept, side="right")
-    places = np.unique(np.stack([of, (kept - firsts[of]) // together * together]), axis=1)
-    sequence, first = places
+    sequence, first = of, (kept - firsts[of]) // together * together
+    if len(kept) > 1:
+        sequence, first = np.unique(np.stack([sequence, first]), axis=1)
     lengths = np.minimum(query_lens[sequence] - first, together)
     found = (rows[sequence], starts[sequence] + first, lengths, firsts[sequence] + first)
     return [np.ascontiguousarray(array, np.int32) for array in found]

@@ -13,7 +13,10 @@ from trencadis.records import Int64Array
 
 __all__ = ["TimeCurve"]
 
-_NUM_SAMPLES = 7
+_NUM_SAMPLES = 16
+_RANK = 8
+"""Of so many measurements one is taken to have been too short by chance: the least but one of sixteen counts."""
+
 _EXACT = 64
 """Sizes up to here are kept apart; above, sizes closer than a sixteenth are one."""
 
@@ -30,7 +33,7 @@ _KEPT_ONCE = 256
 class TimeCurve:
     """Seconds by size, from noisy measurements.
 
-    At a size that was measured lately: the lower third of the last seven, for what else a machine does only makes steps longer; the
+    At a size that was measured lately: nearly the least of the last sixteen, for what else a machine does only makes steps longer; the
     first measurement of all is left out, for what runs then runs for the first time, and a size that was measured once while others
     were measured more often. Where a larger size was quicker, a smaller one takes no longer: more is never done in less time, so what
     says so is noise of the smaller one.
@@ -71,7 +74,7 @@ class TimeCurve:
             self._values.insert(place, seconds)
         samples.append(seconds)
         self._last_seen[size] = self._num_added
-        self._values[bisect.bisect_left(self._sizes, size)] = sorted(samples)[(len(samples) - 1) // 3]
+        self._values[bisect.bisect_left(self._sizes, size)] = sorted(samples)[(len(samples) - 1) // _RANK]
         if self._num_added % _EXACT == 0:
             self._forget()
         self._curve = None
