@@ -45,7 +45,7 @@ _DOUBLES = 3
 _HOPELESS = 0.6
 """A trial ends early where it gives less than so much of the tokens a second without drafts."""
 
-_LONGEST_PAUSE = 8
+_LONGEST_PAUSE = 4
 """Trials are never further apart than so many times the configured steps: the pause follows from times that may have been noise."""
 
 _STEP_BASE = 32.0
