@@ -29,6 +29,8 @@ from trencadis.interfaces import (
     BackendCapabilities,
     BlockCopies,
     GuessBatch,
+    HeadBatch,
+    KVBlender,
     LayerGate,
     PendingStep,
     RankGroups,
@@ -58,6 +60,9 @@ from trencadis_torch.config import TorchConfig
 from trencadis_torch.device import choose_device, choose_dtype, numbered_device, to_device
 from trencadis_torch.embedder import DecoderEmbedder, Embedder
 from trencadis_torch.graphs.mode import choose_mode
+from trencadis_torch.heads.drafter import HeadDrafter
+from trencadis_torch.heads.load import check_head_serves, load_head
+from trencadis_torch.heads.states import LayerInputs
 from trencadis_torch.light_imports import import_transformers
 from trencadis_torch.linear import native as native_linear
 from trencadis_torch.linear import native_decoder
@@ -93,6 +98,7 @@ from trencadis_torch.runner import PassRunner
 from trencadis_torch.verify import MatchingPrefix
 
 if TYPE_CHECKING:
+    from trencadis_torch.heads.eagle import Eagle
     from trencadis_torch.parallel.data_attention import OwnBlocks
     from trencadis_torch.parallel.share import Share
 
@@ -144,6 +150,9 @@ class TorchBackend(Backend):
         self._embedder: Embedder | None = None
         self._share: Share | None = None
         self._own_blocks: OwnBlocks | None = None
+        self._head: Eagle | None = None
+        self._head_reads: tuple[int, ...] = ()
+        self._drafter: HeadDrafter | None = None
         self._capabilities = BackendCapabilities(
             layout=config.layout,
             default_block_size=BLOCK_SIZE,
@@ -193,6 +202,9 @@ class TorchBackend(Backend):
             OutOfMemoryError: No room for the weights.
         """
         self._sampler = sampler
+        if source.head:
+            num_ranks = 1 if self._share is None else self._share.size
+            check_head_serves(layout=self._config.layout, compiles=self._mode.compiles, num_ranks=num_ranks)
         phases = Phases(SystemClock(), "imports")
         with self._on_device(), self._together():
             if self._quantises:
@@ -221,6 +233,8 @@ class TorchBackend(Backend):
             self._set_threads(self._facts.num_parameters)
             return
         self._load_decoder(files, phases)
+        if source.head:
+            self._load_head(source.head)
         if key:
             phases.begin("remembering")
             self._remember(key)
@@ -269,6 +283,19 @@ class TorchBackend(Backend):
             logger.warning("%s It is loaded again without packed layers.", obstacle)
             self._model, self._embedder, self._replacement, self._may_replace = None, None, None, False
             self._load_checked(files, phases)
+
+    def _load_head(self, path: str) -> None:
+        """Load a head beside the model; its keys and values are one more layer of the KV cache."""
+        self._head, self._head_reads, digest = load_head(
+            path, self._model, native=self._mode.native(), cache_dtype=STORED_DTYPES.get(self._config.kv_dtype)
+        )
+        self._facts = attrs.evolve(
+            self._facts,
+            kv_bytes_per_token=self._facts.kv_bytes_per_token + self._head.layer.bytes_per_token,
+            fingerprint=quantised_fingerprint(self._facts.fingerprint, f"head {digest}"),
+        )
+        provides = self._capabilities.provides | {"backend.head"}
+        self._capabilities = attrs.evolve(self._capabilities, provides=provides)
 
     def _load_checked(self, files: ModelFiles, phases: Phases) -> str:
         """Load a decoder and check it; returns why it has to be loaded again without packed layers, or an empty string."""
@@ -602,8 +629,9 @@ class TorchBackend(Backend):
         self._acceptance: AcceptanceRule = plan.acceptance or MatchingPrefix()
         self._connector, self._layer_wait_s = plan.connector, plan.layer_wait_s
         own = self._own_blocks = None if self._share is None else self._share.own_blocks(plan)
+        head = self._head
         self._cache = PagedKVCache(
-            self._layers,
+            self._layers if head is None else (*self._layers, head.layer),
             num_blocks=plan.num_blocks if own is None else own.num_blocks,
             block_size=plan.block_size,
             device=self._device,
@@ -613,7 +641,9 @@ class TorchBackend(Backend):
             self._cache.prefault()
         if self._replacement is not None:
             self._cache.kernels = f"{self._cache.kernels}+{self._replacement.kernels}"
-        if self._share is None:
+        if head is not None:
+            self._cache.make_blender = _refuse_to_blend
+        elif self._share is None:
             self._cache.make_blender = functools.partial(make_blender, self._model)
         else:
             # Which tokens are blended again would be another choice on each rank.
@@ -632,6 +662,9 @@ class TorchBackend(Backend):
             self._rows = Rows(plan, self._device)
             check = functools.partial(check_graph, quantised=self._quantises) if self._config.check_model else None
             self._runner = self._mode.make_runner(self._model, rows=self._rows, cache=self._cache, check=check)
+            if self._head is not None:
+                self._drafter = HeadDrafter(self._head, rows=self._rows, cache=self._cache)
+                self._runner.follow_with(self._drafter, LayerInputs(self._model, self._head_reads))
             return
         from trencadis_torch.parallel.data_attention import DataRunner, OwnRows
 
@@ -688,6 +721,8 @@ class TorchBackend(Backend):
         with self._on_device(), self._together(), self._mode.step() as counts:
             timer = StepTimer(self._device, self._clock)
             self._rows.apply(batch, self._sampler if self._samples else None)
+            if self._drafter is not None:
+                self._drafter.begin_step()
             connector = self._connector
             gate = None if connector is None else LayerGate.of(connector, budget_s=self._layer_wait_s)
             results = [self._run(one, batch, gate) for one in batch.passes]
@@ -709,6 +744,17 @@ class TorchBackend(Backend):
     def guess(self, batch: GuessBatch) -> Int32Array | None:
         """Continue texts greedily, where the model runs in one call; see ``SupportsGuessing``."""
         return None if self._runner is None or self._share is not None else self._runner.guess(batch)
+
+    def draft(self, batch: HeadBatch) -> Int32Array:
+        """Draft with the head that was loaded with the model; see ``SupportsHead``.
+
+        Raises:
+            BackendError: There is none, or this came before allocate.
+        """
+        if self._drafter is None:
+            raise BackendError("backend torch: no head was loaded that could draft.", hint="Set model.head.")
+        with self._on_device():
+            return self._drafter.draft(batch)
 
     def _run(self, one: Pass, batch: Batch | None, gate: LayerGate | None = None) -> Any:
         if self._runner is None:
@@ -762,7 +808,7 @@ class TorchBackend(Backend):
     def close(self) -> None:
         """Let go of model, graphs and cache; may be called twice."""
         self._mode.close()
-        self._model = self._runner = self._embedder = None
+        self._model = self._runner = self._embedder = self._head = self._drafter = None
         for name in ("_cache", "_host_blocks", "_rows"):
             self.__dict__.pop(name, None)
         if self._device.type == "cuda":
@@ -780,6 +826,10 @@ class TorchBackend(Backend):
 
     def _on_device(self) -> contextlib.AbstractContextManager[Any]:
         return torch.cuda.device(self._device) if self._device.type == "cuda" else contextlib.nullcontext()
+
+
+def _refuse_to_blend(_: PagedKVCache) -> KVBlender:
+    raise BackendError("model.head: what is blended would have to go through the head as well, which it does not.")
 
 
 def _num_heads(model: Any) -> int:

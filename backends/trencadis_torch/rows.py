@@ -65,6 +65,9 @@ class Rows:
         """Take new blocks of rows."""
         if not len(writes.rows):
             return
+        if self._device.type == "cpu":
+            self.tables.numpy()[writes.rows, writes.columns] = writes.block_ids  # of two to one entry the later counts
+            return
         # Of two writes to one entry the later counts, and a scatter knows no order.
         keys = writes.rows.astype(np.int64) * self.tables.shape[1] + writes.columns
         last = len(keys) - 1 - np.unique(keys[::-1], return_index=True)[1]
@@ -82,6 +85,9 @@ class Rows:
         firsts = one.starts + one.query_lens - counts
         within = np.arange(len(tokens)) - np.repeat(np.cumsum(counts) - counts, counts)
         where = np.stack([np.repeat(one.rows, counts), np.repeat(firsts, counts) + within]).astype(np.int64)
+        if self._device.type == "cpu":
+            self.tokens.numpy()[where[0], where[1]] = tokens
+            return
         rows, columns = to_device(where, self._device)
         self.tokens[rows, columns] = to_device(tokens, self._device)
 

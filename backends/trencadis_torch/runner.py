@@ -23,6 +23,8 @@ from trencadis_torch.attention.ragged import RaggedPass, Workspace
 from trencadis_torch.attention.trees import DraftTrees
 from trencadis_torch.cache.kv_cache import PagedKVCache
 from trencadis_torch.device import to_device
+from trencadis_torch.heads.drafter import HeadDrafter
+from trencadis_torch.heads.states import LayerInputs
 from trencadis_torch.inputs import ModelInputs, padded_inputs, ragged_inputs
 from trencadis_torch.linear.decoder import decoder_of, original_of
 from trencadis_torch.linear.decoder_pass import DecoderPasses
@@ -150,6 +152,18 @@ class PassRunner:
         self._workspace = workspace
         decoder = decoder_of(model) if isinstance(cache.kernel, NativeAttention) else None
         self._decoder = None if decoder is None else DecoderPasses(decoder, cache)
+        self._head: HeadDrafter | None = None
+
+    def follow_with(self, head: HeadDrafter, states: LayerInputs) -> None:
+        """Have a head follow every pass from now on.
+
+        Args:
+            head: Gets the hidden states of each pass.
+            states: Those that it reads.
+        """
+        self._head, self._states = head, states
+        if self._decoder is not None:
+            self._decoder.tell(states.layers)
 
     def run(
         self,
@@ -172,7 +186,7 @@ class PassRunner:
             exchange: Between ranks, one of which samples and scores prompts; None: there is one rank.
         """
         trees = DraftTrees.of(one, drafts)
-        inputs = self.inputs(one, trees)
+        inputs = plain = self.inputs(one, trees)
         if gate is not None:
             inputs = attrs.evolve(inputs, attention=GatedPass(inputs.attention, gate))
         samples = SamplePlan.of(
@@ -201,7 +215,22 @@ class PassRunner:
             )
             if trees is not None and emitted is not None:
                 self._close_up(trees, emitted, samples.sequences)
+        if self._head is not None:
+            self._follow(self._head, one, plain, gate)
         return PassResult(emitted=emitted, prompt=prompt, num_padded_tokens=inputs.num_tokens)
+
+    def _follow(self, head: HeadDrafter, one: Pass, inputs: ModelInputs, gate: LayerGate | None) -> None:
+        """Let the head write its keys and values, once the tokens after those of the pass are known."""
+        attention = inputs.attention
+        if not isinstance(attention, RaggedPass) or attention.trees is not None:
+            return  # of drafts that branch no token is after another; they are another speculator's
+        if gate is not None:
+            gate.wait(head.layer_index)
+        runs_in_one_call = self._decoder is not None and gate is None
+        states = (
+            self._decoder.told.flatten(1) if self._decoder is not None and runs_in_one_call else self._states.states
+        )
+        head.follow(one, states, inputs.positions[0], attention.slots)
 
     def guess(self, batch: GuessBatch) -> Int32Array | None:
         """Continue texts with the most likely tokens; None if the model does not run in one call.

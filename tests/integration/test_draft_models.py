@@ -47,7 +47,7 @@ def _load(tables: dict[str, Any]) -> Any:
     cache = {"block_size": 16, "num_blocks": 64, **tables.pop("cache", {})}
     engine = {"max_num_seqs": 4, "max_num_batched_tokens": 64, **tables.pop("engine", {})}
     model = {"path": "demo", "dtype": "float32", "max_model_len": 256}
-    rest = {"observer": {"names": []}, "cache": cache, "engine": engine, **tables}
+    rest = {"observer": {"names": []}, "cache": cache, "engine": engine, "draft_length": {"name": "fixed"}, **tables}
     return configure(model, config_file=None, tables=rest)
 
 

@@ -83,6 +83,9 @@ struct Pass {
     uint8_t* bytes;        // [T, widest], of rows that are quantised
     float* scratch;        // of each thread
     double* seconds;       // CPU time of the first thread, added by part; null: not measured
+    float* told;                // [T, num_told, H]: what some layers begin with
+    const int64_t* told_layers; // which, ascending
+    int64_t num_told;
     int64_t num_tokens, num_kept, call_bytes, scratch_floats, num_threads;
 };
 
@@ -136,6 +139,7 @@ class Member {
         embed();
         for (int64_t i = 0; i < d.num_layers; ++i) {
             const Layer& layer = d.layers[i];
+            tell(i);
             heads(layer);
             failed |= p.attend(p.calls + i * p.call_bytes);
             mark(ATTENTION);
@@ -183,6 +187,17 @@ class Member {
         const double at = now();
         p.seconds[part] += at - since;
         since = at;
+    }
+
+    // Hidden states of all tokens before a layer, if they are asked for.
+    void tell(int64_t layer) {
+        for (int64_t j = 0; j < p.num_told; ++j) {
+            if (p.told_layers[j] != layer) continue;
+#pragma omp for schedule(static)
+            for (int64_t m = 0; m < rows; ++m)
+                std::memcpy(p.told + (m * p.num_told + j) * d.hidden_size, hidden + m * d.hidden_size,
+                            static_cast<size_t>(d.hidden_size) * sizeof(float));
+        }
     }
 
     void embed() {

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -59,6 +60,7 @@ class DecoderPasses:
             angles=ctypes.addressof(self._angles),
             scratch_floats=self._scratch_floats,
         )
+        self._told_layers = np.empty(0, np.int64)
         self._at = (ctypes.addressof(decoder.structure), ctypes.addressof(self._pass))
 
     def watch(self) -> None:
@@ -69,6 +71,20 @@ class DecoderPasses:
     def spent(self) -> dict[str, float]:
         """Return CPU seconds of the first thread since :meth:`watch`, by part."""
         return dict(zip(PARTS, self._seconds.tolist(), strict=True))
+
+    def tell(self, layers: Sequence[int]) -> None:
+        """Give out, from now on, what some layers begin with: :meth:`told` after each :meth:`logits`.
+
+        Args:
+            layers: Their numbers, ascending.
+        """
+        self._told_layers = np.array(layers, np.int64)
+        self._pass.told_layers = self._told_layers.ctypes.data
+
+    @property
+    def told(self) -> torch.Tensor:
+        """Hidden states of the last pass's tokens before the layers that were named, float32 ``[T, layers, H]``."""
+        return self._told
 
     def logits(
         self,
@@ -97,6 +113,10 @@ class DecoderPasses:
         self._reach(int((attention.starts + attention.query_lens).max()))
         held = self._aim(attention, kept, num_tokens, num_threads)
         logits = torch.empty(len(kept), decoder.vocab_size)
+        one.num_told = len(self._told_layers)
+        if one.num_told:
+            self._told = torch.empty(num_tokens, one.num_told, decoder.structure.hidden_size)
+            one.told = self._told.data_ptr()
         one.token_ids, one.positions, one.kept = token_ids.data_ptr(), positions.data_ptr(), kept.ctypes.data
         one.num_tokens, one.num_kept, one.num_threads = num_tokens, len(kept), num_threads
         one.logits = logits.data_ptr()
@@ -153,6 +173,7 @@ class DecoderPasses:
         one.num_threads = threads_for(count * self._decoder.num_products)
         self._reserve(count, one.num_threads)
         logits = torch.empty(count, self._decoder.vocab_size)
+        one.num_told = 0
         calls["num_threads"] = one.num_threads
         calls["slots"] = guesses.slots.ctypes.data
         held = [guesses.rows, guesses.starts, np.ones(count, np.int32), np.arange(count, dtype=np.int32)]
@@ -295,8 +316,9 @@ def _parts(
 ) -> list[Int32Array]:
     """Return sequences whose queries are those around the kept tokens, as the kernel takes them together. Pure."""
     of = np.searchsorted(firsts + query_lens, kept, side="right")
-    places = np.unique(np.stack([of, (kept - firsts[of]) // together * together]), axis=1)
-    sequence, first = places
+    sequence, first = of, (kept - firsts[of]) // together * together
+    if len(kept) > 1:
+        sequence, first = np.unique(np.stack([sequence, first]), axis=1)
     lengths = np.minimum(query_lens[sequence] - first, together)
     found = (rows[sequence], starts[sequence] + first, lengths, firsts[sequence] + first)
     return [np.ascontiguousarray(array, np.int32) for array in found]

@@ -94,7 +94,8 @@ class Pass(ctypes.Structure):
     _fields_ = (
         *((name, _AT) for name in ("token_ids", "positions", "kept", "angles", "calls", "attend")),
         *((name, _AT) for name in ("hidden", "normed", "aside", "qkv", "attended", "gated", "wide", "logits")),
-        *((name, _AT) for name in ("mixed", "mixing", "bytes", "scratch", "seconds")),
+        *((name, _AT) for name in ("mixed", "mixing", "bytes", "scratch", "seconds", "told", "told_layers")),
+        ("num_told", _INT),
         *((name, _INT) for name in ("num_tokens", "num_kept", "call_bytes", "scratch_floats", "num_threads")),
     )
 

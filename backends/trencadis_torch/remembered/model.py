@@ -131,7 +131,7 @@ def key_of(source: ModelSource, config: TorchConfig) -> str:
         source: Where it comes from and how it is to be held.
         config: Of the backend.
     """
-    if not source.remember or source.trust_remote_code:
+    if not source.remember or source.trust_remote_code or source.head:
         return ""
     files = _files_here(source)
     found = "" if files is None else fingerprint(files)

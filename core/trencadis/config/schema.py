@@ -77,6 +77,10 @@ class ModelConfig:
     max_model_len: int = setting(
         0, "Longest sequence, prompt and output; 0: the model's own.", unit="tokens", validator=ge(0)
     )
+    head: str = setting(
+        "",
+        "Directory of a head trained for this model, which drafts from its hidden states for speculation.name = head.",
+    )
     revision: str = setting("", "Commit or tag of a hub id.")
     trust_remote_code: bool = setting(False, "Run model code that comes with the model.")
 
@@ -488,7 +492,7 @@ class Config:
     eviction: NounConfig = attrs.field(factory=lambda: NounConfig(name="lru", fallback="lru"))
     sampling: NounConfig = attrs.field(factory=lambda: NounConfig(name="standard"))
     speculation: NounConfig = attrs.field(factory=lambda: DraftingConfig(name="none"))
-    draft_length: NounConfig = attrs.field(factory=lambda: DraftingConfig(name="fixed"))
+    draft_length: NounConfig = attrs.field(factory=lambda: DraftingConfig(name="goodput"))
     acceptance: NounConfig = attrs.field(factory=lambda: AcceptanceConfig(name="match"))
     kv_connector: FixedNounConfig = attrs.field(factory=lambda: FixedNounConfig(name="none"))
     kv_codec: FixedNounConfig = attrs.field(factory=lambda: FixedNounConfig(name="none"))

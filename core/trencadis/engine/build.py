@@ -76,6 +76,7 @@ from trencadis.interfaces import (
     ConnectorPair,
     EvictionPolicy,
     Executor,
+    HeadBatch,
     KVWorkerSide,
     Observer,
     Sampler,
@@ -83,6 +84,7 @@ from trencadis.interfaces import (
     SchedulingPolicy,
     Speculator,
     SupportsDeferredWarmUp,
+    SupportsHead,
     SupportsKVConnector,
     SupportsPreparation,
     SupportsRemoteKVConnector,
@@ -94,6 +96,7 @@ from trencadis.log import configure_logging, log_levels
 from trencadis.records import (
     Bucket,
     BucketLimits,
+    Int32Array,
     ModelFacts,
     ModelSource,
     ParallelLayout,
@@ -117,6 +120,7 @@ __all__ = [
     "build_engine",
     "check_adapters",
     "check_drafter",
+    "check_head",
     "check_misses",
     "check_trees",
     "compose_embedding_engine",
@@ -256,6 +260,7 @@ def _source(config: Config) -> ModelSource:
         trust_remote_code=model.trust_remote_code,
         pooling=config.embedding.pooling,
         normalize_embeddings=config.embedding.normalize,
+        head=str(resolve_model_path(model.head)) if model.head else "",
         remember=config.cache.models == "on",
     )
 
@@ -762,6 +767,7 @@ def compose_engine(
     drafter = parts.speculation.speculator if parts.speculation else None
     check_drafter(parts.speculation)
     check_trees(parts.speculation, capabilities)
+    check_head(parts.speculation, executor)
     max_drafts = drafter.max_draft_tokens if drafter else 0
     num_partitions = _layout(config).num_partitions
     max_model_len, num_blocks = size_cache(
@@ -820,6 +826,7 @@ def _drafting(parts: Parts, state: EngineState, passes: PassPlanner, limits: Buc
         padded_tokens=passes.padded_tokens,
         pads=parts.executor.capabilities.layout == "padded",
         vocab_size=parts.model.vocab_size,
+        head=_head(parts.executor),
         meter_of=meters,
     )
     drafting.allocate(limits)
@@ -1265,6 +1272,10 @@ def check_adapters(config: Config, capabilities: BackendCapabilities) -> None:
         )
 
 
+HEAD = "backend.head"
+"""Capability of a backend that has loaded a head with the model."""
+
+
 def check_drafter(speculation: Speculation | None) -> None:
     """Refuse a speculator that no room can be made for.
 
@@ -1295,6 +1306,32 @@ def check_trees(speculation: Speculation | None, capabilities: BackendCapabiliti
             f"[speculation]: {drafter} drafts trees, and [acceptance] {rule_name} takes linear drafts only.",
             hint='Set acceptance.name to "match" or "tree", or let the speculator draft linearly.',
         )
+
+
+def _head(executor: Executor) -> Callable[[HeadBatch], Int32Array] | None:
+    """Return what has the model's head draft; None: there is none, or the executor does not reach it."""
+    is_there = HEAD in executor.capabilities.provides
+    return executor.draft if is_there and isinstance(executor, SupportsHead) else None
+
+
+def check_head(speculation: Speculation | None, executor: Executor) -> None:
+    """Refuse a speculator that drafts with the model's head where there is none.
+
+    Raises:
+        CapabilityError: No head was loaded, or the executor does not reach it.
+    """
+    if speculation is None or not speculation.speculator.uses_head or _head(executor) is not None:
+        return
+    drafter = type(speculation.speculator).__name__
+    if HEAD in executor.capabilities.provides:
+        raise CapabilityError(
+            f"[speculation]: {drafter} drafts with the model's head, and {type(executor).__name__} does not reach it.",
+            hint='Set executor.name to "inline", or choose another speculator.',
+        )
+    raise CapabilityError(
+        f"[speculation]: {drafter} drafts with a head of the model, and none was loaded.",
+        hint="Set model.head to the directory of a head that was trained for this model, or choose another speculator.",
+    )
 
 
 def with_drafter(model: ModelFacts, drafter: Speculator | None) -> ModelFacts:

@@ -55,8 +55,9 @@ class VerifiedStep:
         num_accepted: Drafts that stand, int32 ``[num_sequences]``.
         num_tokens: Token positions the step computed, padding included, prefills too.
         num_prefill_tokens: Of its tokens, those of prefills.
-        draft_s: Time the speculator took, seconds.
-        step_s: Time of the step on the engine's clock, from its planning to its result, without ``draft_s``, seconds.
+        draft_s: Time that the drafts took, and the choice of their number, seconds.
+        step_s: Time of the step on the engine's clock without ``draft_s``, seconds: all that went by since the step before, or of a
+            step that follows none, or admits sequences, from its planning to its result.
     """
 
     slots: Int32Array
@@ -83,8 +84,15 @@ class DraftLength(ABC):
         Once per step with decodes; at most 20 µs and 1 µs per sequence. Must not look at what the drafts will be.
         """
 
+    def rest(self) -> int:
+        """Return how many of the next steps go without drafts, 0 or more: in these nothing is asked and nothing told.
+
+        Called after a ``choose`` that chose no draft. Where drafts do not pay, being asked is all that they cost.
+        """
+        return 0
+
     def on_verified(self, step: VerifiedStep) -> None:  # noqa: B027 - optional
-        """Receives what a step brought; once per commit of a step that decoded, with drafts or without."""
+        """Receives what a step brought; once per commit of a step that decoded, with drafts or without, but while it rests."""
 
     def on_finished(self, *, slot: int) -> None:  # noqa: B027 - optional
         """Called when a sequence left the engine."""

@@ -6,6 +6,7 @@ A backend or executor that has the method has the capability; the engine looks o
     SupportsEmbedding         embed          embed                        models that turn text into a vector
     SupportsSwapping          swap_blocks    swap_blocks                  preempted sequences wait in host memory
     SupportsGuessing          guess                                       a draft model makes several drafts in one call
+    SupportsHead              draft          draft                        a head drafts from the model's hidden states
     SupportsDeferredWarmUp    warm_up_rest   warm_up_rest                 buckets prepared while requests are served
     SupportsKVPool            kv_cache                                    a KV connector reads and writes its blocks
     SupportsKVConnector                      kv_layout, close_connector   it runs a connector's worker sides
@@ -31,9 +32,11 @@ from trencadis.records import BoolArray, Bucket, Float32Array, Int32Array, KVLay
 __all__ = [
     "BlockCopies",
     "GuessBatch",
+    "HeadBatch",
     "SupportsDeferredWarmUp",
     "SupportsEmbedding",
     "SupportsGuessing",
+    "SupportsHead",
     "SupportsKVConnector",
     "SupportsKVPool",
     "SupportsPreload",
@@ -147,6 +150,38 @@ class SupportsGuessing(Protocol):
 
         Returns:
             None where the loaded model cannot, and then always; nothing was changed.
+        """
+        ...
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class HeadBatch:
+    """Sequences that a head drafts for; arrays are parallel.
+
+    Attributes:
+        rows: Device row of each, int32 ``[num_sequences]``.
+        positions: Of each sequence's newest token that was computed, int32 ``[num_sequences]``; the row knows one token more.
+        num_drafts: How many tokens to draft, at least 1, int32 ``[num_sequences]``.
+    """
+
+    rows: Int32Array
+    positions: Int32Array
+    num_drafts: Int32Array
+
+
+@runtime_checkable
+class SupportsHead(Protocol):
+    """Drafts with a head, which was loaded with the model: ``ModelSource.head``.
+
+    A backend whose loaded model has one says so by ``backend.head`` in ``BackendCapabilities.provides``. The head's keys and values are
+    one more layer of the KV cache, with the same block tables: it writes them with every step.
+    """
+
+    def draft(self, batch: HeadBatch) -> Int32Array:
+        """Return the most likely tokens after sequences, int32 ``[num_sequences, most drafts]``; what is not asked for is -1.
+
+        All of a sequence are -1 if its newest position was not computed by the last batch. Called where ``submit`` is, between
+        batches. An executor drafts on one rank, after every batch submitted so far, and returns when done.
         """
         ...
 

@@ -9,6 +9,7 @@ pass, and an acceptance rule (noun ``acceptance``) says how many stand. How many
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 import attrs
 
@@ -34,6 +35,8 @@ class DraftView:
         seeds: Key of each sequence's random numbers, 0 .. 2**64 - 1.
             A position that is drafted again in a later step needs new numbers: some rules look at drafts after the one they refuse.
         linear_only: Sequences that may not get two drafts after one token, bool ``[num_sequences]``.
+        head: ``head()``: the drafts of the model's own head, at most ``max_draft_tokens`` of each, int32 ``[num_sequences, most]``, -1
+            where there is none; None where the engine has no such head. Takes a call of the device.
     """
 
     slots: Int32Array
@@ -43,6 +46,7 @@ class DraftView:
     requests: tuple[Request, ...]
     seeds: tuple[int, ...]
     linear_only: BoolArray
+    head: Callable[[], Int32Array] | None = None
 
 
 class Speculator(ABC):
@@ -54,11 +58,13 @@ class Speculator(ABC):
 
     Attributes:
         max_draft_tokens: The most drafts it proposes for one sequence in a step; constant.
+        uses_head: It calls ``DraftView.head``; constant. The backend must provide ``backend.head``.
         drafts_trees: It may propose several drafts after one token (``Drafts.parents``); constant. The backend must provide
             ``backend.tree_attention``, and the acceptance rule take trees.
     """
 
     max_draft_tokens: int
+    uses_head: bool = False
     drafts_trees: bool = False
 
     @property

@@ -20,6 +20,7 @@ class ModelSource:
         trust_remote_code: Allow model code that the directory or the hub brings.
         pooling: How embeddings are made: ``auto``, ``last``, ``mean`` or ``cls``.
         normalize_embeddings: Scale embeddings to length 1.
+        head: Directory of a head that drafts from the model's hidden states; empty: none.
         remember: Keep what was proven of it, and use what was kept.
     """
 
@@ -29,6 +30,7 @@ class ModelSource:
     trust_remote_code: bool = False
     pooling: str = "auto"
     normalize_embeddings: bool = True
+    head: str = ""
     remember: bool = False
 
 

@@ -19,20 +19,52 @@ from trencadis_plugins.draft_length.time_curve import TimeCurve
 __all__ = ["Goodput"]
 
 _NUM_PLAIN_STEPS = 2
-"""First steps without drafts: what a step costs without them is what all else is compared with."""
+"""Steps without drafts before each trial, and one more at the start: what a step costs without them is what all else is compared with."""
+
+_PLAIN_STEPS = 256
+"""Where drafts pay, steps after which as many go without them again: contexts grow, and steps with them."""
+
+_NUM_TRIAL_STEPS = 3
+"""Steps of a trial, all with drafts of one length; the first also computes what the speculator has missed, and tells no time."""
+
+_NUM_FIRST_STEPS = 8
+"""Steps of the first trial: from it all others are planned."""
+
+_FIRST_LENGTH = 2
+"""Drafts of its first steps; then twice, and four times as many, for longer ones may be dear."""
+
+_LONGER_AT = (5, 3)
+"""Steps that are left of it when they become twice as long."""
+
+_NUM_LONGER_STEPS = 2
+"""Steps with twice as many drafts, now and then where drafts pay: the curve of times may bend behind the longest that were measured."""
+
+_DOUBLES = 3
+"""One trial of so many has twice as many drafts as seem best."""
+
+_HOPELESS = 0.6
+"""A trial ends early where it gives less than so much of the tokens a second without drafts."""
+
+_LONGEST_PAUSE = 4
+"""Trials are never further apart than so many times the configured steps: the pause follows from times that may have been noise."""
 
 _STEP_BASE = 32.0
 """Until measured: a step of 32 tokens takes twice as long as reading the weights does."""
 
 _NOTHING = np.zeros(0)
+_NOBODY = np.zeros(0, np.int32)
 
-_PROBE_SHARE = 0.01
-_RETRY_SHARE = 0.005
-_MAX_RETRIES = 4
+_TRIAL_SHARE = 0.01
+_LEAST_LOSS = 0.1
+"""A trial is taken to lose at least so much of its extra time, whatever it promises."""
 _SAVED_SHARE = 0.01
 """Shorter drafts are tried where making them takes so much less of a step."""
 _OLD_SHARE = 0.25
 """Weight of a sequence's old verifications when it is tried again."""
+_SURE = 0.99
+"""From this share of drafts on that are there when they are asked for, all are taken to be."""
+_MADE_KEPT = 0.95
+"""Factor by which each step decays earlier ones in the share of drafts that are there when they are asked for."""
 
 
 class Goodput(DraftLength):
@@ -42,7 +74,9 @@ class Goodput(DraftLength):
     tried. A padded one costs by its bucket, in which all sequences have the length of the longest: lengths are tried, and drafts
     fill what is paid for.
 
-    Acceptance and times are learned as the engine runs. Where nothing is drafted, a single draft is tried now and then. In trees
+    Acceptance and times are learned as the engine runs; a draft that was asked for and is not there counts as one that fell, and as no
+    token to verify. Where nothing is drafted, the best choice but that is tried now and then, or one twice as long: what was measured
+    of it may have been noise. Between trials it rests. In trees
     drafts of one depth share a fate; here they are counted as a chain, which is too careful: choose ``fixed`` for them.
 
     Source: the objective is that of SmartSpec (2406.14066); that only ends of buckets can be best follows from survivals
@@ -59,49 +93,69 @@ class Goodput(DraftLength):
         self._draft_s = TimeCurve(base=0.0)
         self._drafting = _NOTHING
         self._buckets: dict[tuple[int, int], Int64Array] = {}
+        self._made = np.zeros((2, 0))  # drafts that were there, and asked for, by place
         self._num_steps = 0
-        self._last_probe = 0
+        self._last_trial = self._last_plain = 0
+        self._num_plain = 1 + _NUM_PLAIN_STEPS  # steps without drafts, whatever they would bring
+        self._num_trials = _NUM_FIRST_STEPS  # steps that the trial goes on for
+        self._tried = _FIRST_LENGTH  # its drafts of each sequence, at most
+        self._is_first = True
+        self._num_tried = 0  # trials
         self._drafts = False
-        self._probes = False
-        self._retries = False
-        self._num_retries = 0
-        self._asked = 0
+        self._rest = 0
+        self._slots, self._chosen = _NOBODY, _NOBODY
+        self._missed = True  # the speculator may have more to compute than what is new in a step
 
     def choose(self, view: LengthView) -> Int32Array:
         """Return the lengths with the most tokens per second."""
         self._num_steps += 1
+        self._rest = 0
         most, longest = view.max_draft_tokens, int(view.max_draft_tokens.max())
+        if self._num_plain:
+            self._num_plain -= 1
+            self._last_plain = self._num_steps
+            return self._asking(view, np.zeros(len(most), np.int32))
         survival = self._survival.of(view.slots, view.epochs, longest)
-        if self._num_steps <= _NUM_PLAIN_STEPS:
-            return self._asking(np.zeros(len(most), np.int32))
-        by_length = view.pads or len(most) == 1  # one sequence that is longer is one draft more
-        times = self._times(view, longest, by_length=by_length)
-        if by_length:
-            chosen, rate = _best_length(view, survival, times)
+        made = self._made_of(longest)
+        times = self._step_s.at(self._positions(view, longest))
+        drafting_s = self._drafting_s(longest)
+        if view.pads or len(most) == 1:  # one sequence that is longer is one draft more
+            taken = times + drafting_s
+            if made[-1] < _SURE:
+                taken[1:] -= np.cumsum((1 - made) ** len(most) * np.diff(times))
+            chosen, rate = _best_length(view, survival, taken)
         else:
-            chosen, rate = _best_drafts(view, survival, times, self._drafting_s(longest))
+            chosen, rate = _best_drafts(view, survival, times, drafting_s, made)
         plain = view.num_running / float(times[0])
         self._drafts = rate > plain * (1.0 if self._drafts else 1.0 + self._config.margin_ratio)
         if not self._drafts:
-            chosen = np.zeros(len(most), np.int32)
-        return self._asking(self._with_probes(chosen, view, times))
+            self._last_plain = self._num_steps
+        elif self._num_steps - self._last_plain >= _PLAIN_STEPS:
+            self._num_plain = _NUM_PLAIN_STEPS
+        if self._drafts and not self._num_trials and self._is_time_for_longer(chosen, view):
+            self._num_trials, self._tried = _NUM_LONGER_STEPS, 2 * int(chosen.max())
+        if self._drafts and not self._num_trials:
+            return self._asking(view, self._with_trials(chosen, view, times))
+        return self._asking(view, self._with_trial_of_all(chosen, rate / plain, view, times))
+
+    def rest(self) -> int:
+        """Return how many steps there are until it is time to look again."""
+        self._num_steps += self._rest
+        return self._rest
 
     def on_verified(self, step: VerifiedStep) -> None:
         """Learn from a step."""
-        self._survival.add(step.slots, step.epochs, num_drafts=step.num_drafts, num_accepted=step.num_accepted)
+        asked = self._asked_of(step)
+        if asked.any():
+            self._survival.add(step.slots, step.epochs, num_drafts=asked, num_accepted=step.num_accepted)
+            self._count_made(asked, step.num_drafts)
+            if not self._missed:
+                self._drafting = _NOTHING
+                self._draft_s.add(int(asked.max()), step.draft_s)
         if not step.num_prefill_tokens:
             self._step_s.add(step.num_tokens, step.step_s)
-        if self._asked:
-            self._drafting = _NOTHING
-            self._draft_s.add(self._asked, step.draft_s)
-        if self._probes:
-            num_drafts = int(step.num_drafts.sum())
-            # A trial that succeeds is repeated at once; so is one for which there was no draft, if asking costs next to nothing.
-            cheap = step.draft_s <= _RETRY_SHARE * step.step_s
-            succeeded = 2 * int(step.num_accepted.sum()) >= num_drafts and self._num_retries < _MAX_RETRIES
-            self._retries = succeeded if num_drafts else cheap
-            self._num_retries += num_drafts > 0
-        self._asked, self._probes = 0, False
+        self._missed = not asked.any()
+        self._slots = self._chosen = _NOBODY
 
     def on_finished(self, *, slot: int) -> None:
         """Forget the sequence."""
@@ -109,17 +163,10 @@ class Goodput(DraftLength):
 
     # ------------------------------------------------------------------------------------------------- innards
 
-    def _times(self, view: LengthView, longest: int, *, by_length: bool) -> npt.NDArray[np.float64]:
-        """Return what a step takes, from 0 on: by the length of all drafts, making them counted in; else by their number."""
-        if not by_length:
-            total = int(view.max_draft_tokens.sum())
-            return self._step_s.at(np.arange(view.num_running, view.num_running + total + 1))
-        return self._step_s.at(self._positions(view, longest)) + self._drafting_s(longest)
-
     def _positions(self, view: LengthView, longest: int) -> Int64Array:
-        """Return the token positions of a pass by the length of its drafts, from 0 on."""
+        """Return the token positions of a pass, from no drafts on: by the length of all in a padded one, else by their number."""
         if not view.pads:
-            return np.arange(view.num_running, view.num_running + longest + 1)
+            return np.arange(view.num_running, view.num_running + int(view.max_draft_tokens.sum()) + 1)
         key = view.num_running, longest
         found = self._buckets.get(key)
         if found is None:
@@ -135,30 +182,90 @@ class Goodput(DraftLength):
             self._drafting = self._draft_s.at(np.arange(longest + 1))
         return self._drafting
 
-    def _with_probes(self, chosen: Int32Array, view: LengthView, times: npt.NDArray[np.float64]) -> Int32Array:
-        """Return the lengths with one draft for those that have none, if it is time to try."""
+    def _made_of(self, longest: int) -> npt.NDArray[np.float64]:
+        """Return how often there is a draft at each place where one is asked for, above 0 and at most 1, falling."""
+        known = self._made.shape[1]
+        if longest > known:
+            self._made = np.pad(self._made, ((0, 0), (0, longest - known)))
+        found, asked = self._made[:, :longest]
+        share: npt.NDArray[np.float64] = np.minimum.accumulate((found + 1) / (asked + 1))
+        return share
+
+    def _count_made(self, asked: Int32Array, num_drafts: Int32Array) -> None:
+        places = np.arange(max(int(asked.max()), self._made.shape[1]))
+        self._made_of(len(places))
+        wanted = (places < asked[:, None]).sum(0)
+        self._made *= np.where(wanted > 0, _MADE_KEPT, 1.0)
+        self._made += (places < np.minimum(num_drafts, asked)[:, None]).sum(0), wanted
+
+    def _asked_of(self, step: VerifiedStep) -> Int32Array:
+        """Return how many drafts were asked for of each sequence of a step."""
+        chosen = self._chosen
+        if self._slots.tobytes() != step.slots.tobytes():
+            known = dict(zip(self._slots.tolist(), chosen.tolist(), strict=True))
+            chosen = np.array([known.get(slot, 0) for slot in step.slots.tolist()], np.int32)
+        return np.maximum(chosen, step.num_drafts)
+
+    def _with_trials(self, chosen: Int32Array, view: LengthView, times: npt.NDArray[np.float64]) -> Int32Array:
+        """Return the lengths with one draft for those that have none beside others that have, if it is time to try."""
         idle = chosen == 0
         if not idle.any():
-            self._last_probe = self._num_steps
             return chosen
-        waited = self._num_steps - self._last_probe
-        if not self._retries and (waited < self._config.probe_steps or waited < self._pause(view, times, idle)):
+        place, drafting_s = (1, 0.0) if view.pads else (int(idle.sum()), float(self._drafting_s(1)[1]))
+        extra = (float(times[place]) + drafting_s) / float(times[0]) - 1
+        if not self._is_time(extra / _TRIAL_SHARE):
             return chosen
-        if not self._retries:
-            self._num_retries = 0
-            self._survival.fade(view.slots[idle], _OLD_SHARE)
-        self._last_probe, self._probes, self._retries = self._num_steps, not self._drafts, False
+        self._survival.fade(view.slots[idle], _OLD_SHARE)
+        self._last_trial = self._num_steps
         return np.where(idle, 1, chosen).astype(np.int32)
 
-    def _pause(self, view: LengthView, times: npt.NDArray[np.float64], idle: npt.NDArray[np.bool_]) -> float:
-        """Return the steps after which a trial is at most 1 % of all time."""
-        by_length = view.pads or len(idle) == 1
-        place, drafting_s = (1, 0.0) if by_length else (int(idle.sum()), float(self._drafting_s(1)[1]))
-        extra = (float(times[place]) + drafting_s) / float(times[0]) - 1
-        return extra / _PROBE_SHARE
+    def _with_trial_of_all(
+        self, chosen: Int32Array, gain: float, view: LengthView, times: npt.NDArray[np.float64]
+    ) -> Int32Array:
+        """Return the lengths of a trial where drafts do not pay, if there is one; else nothing, and rest until the next.
 
-    def _asking(self, chosen: Int32Array) -> Int32Array:
-        self._asked = int(chosen.max())
+        Args:
+            chosen: The best lengths but no drafts.
+            gain: Their tokens per second by those without drafts.
+            view: The sequences.
+            times: Of steps.
+        """
+        if not self._num_trials:
+            total = int(chosen.max()) if view.pads else int(chosen.sum())
+            taken = (float(times[total]) + float(self._drafting_s(int(chosen.max()))[-1])) / float(times[0])
+            loss = max(taken * (1 - gain), _LEAST_LOSS * (taken - 1))
+            steps = self._config.probe_steps
+            pause = min(_NUM_TRIAL_STEPS * loss / _TRIAL_SHARE, _LONGEST_PAUSE * steps)
+            if not self._is_time(pause):
+                due = max(steps, pause) - (self._num_steps - self._last_trial)
+                self._rest = max(0, min(int(due), steps) - 1 - _NUM_PLAIN_STEPS)
+                return np.zeros_like(chosen)
+            self._survival.fade(view.slots, _OLD_SHARE)
+            self._num_tried += 1
+            times_as_long = 1 if self._num_tried % _DOUBLES else 2
+            self._num_trials, self._tried = _NUM_TRIAL_STEPS, times_as_long * int(chosen.max())
+        self._num_trials -= 1
+        self._last_trial = self._num_steps
+        if gain < _HOPELESS:
+            self._num_trials = min(self._num_trials, 1)
+        elif self._is_first and self._num_trials in _LONGER_AT:
+            self._tried *= 2
+        self._is_first = self._is_first and self._num_trials > 0
+        if view.pads or len(chosen) == 1:
+            return np.minimum(view.max_draft_tokens, self._tried).astype(np.int32)
+        return chosen
+
+    def _is_time_for_longer(self, chosen: Int32Array, view: LengthView) -> bool:
+        """Return whether it is time to try longer drafts than the best, where all have one length."""
+        is_longest = int(chosen.max()) >= int(view.max_draft_tokens.max())
+        return not is_longest and (view.pads or len(chosen) == 1) and self._is_time(0)
+
+    def _is_time(self, pause: float) -> bool:
+        """Return whether so many steps, and those that are configured, went by since the last trial."""
+        return self._num_steps - self._last_trial >= max(self._config.probe_steps, pause)
+
+    def _asking(self, view: LengthView, chosen: Int32Array) -> Int32Array:
+        self._slots, self._chosen = view.slots, chosen
         return chosen
 
 
@@ -181,10 +288,11 @@ def _best_drafts(
     survival: npt.NDArray[np.float64],
     times: npt.NDArray[np.float64],
     drafting_s: npt.NDArray[np.float64],
+    made: npt.NDArray[np.float64],
 ) -> tuple[Int32Array, float]:
     """Return how many drafts of each sequence are among the best ones, and the tokens per second. Pure.
 
-    The time to draft is that of the longest: a deep draft that is likely may cost more than it brings, so that those up to each depth are
+    The step takes as long as one with the drafts that will be there: ``made`` says how often there is one at each place. The time to draft is that of the longest: a deep draft that is likely may cost more than it brings, so that those up to each depth are
     tried where leaving out the deeper ones saves anything.
     """
     longest = survival.shape[1]
@@ -201,7 +309,8 @@ def _best_drafts(
         drafts = order[depths <= deepest]
         tokens = view.num_running + np.cumsum(flat[drafts])
         asked = np.maximum.accumulate(depths[depths <= deepest])
-        rates = tokens / (times[1 : len(drafts) + 1] + drafting_s[asked])
+        there = np.cumsum(made[drafts % longest])
+        rates = tokens / (np.interp(there, np.arange(len(times)), times) + drafting_s[asked])
         best = int(rates.argmax())
         if rates[best] > best_rate:
             chosen, best_rate = drafts[: best + 1], float(rates[best])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 from collections import deque
 
 import numpy as np
@@ -12,7 +13,10 @@ from trencadis.records import Int64Array
 
 __all__ = ["TimeCurve"]
 
-_NUM_SAMPLES = 5
+_NUM_SAMPLES = 16
+_RANK = 8
+"""Of so many measurements one is taken to have been too short by chance: the least but one of sixteen counts."""
+
 _EXACT = 64
 """Sizes up to here are kept apart; above, sizes closer than a sixteenth are one."""
 
@@ -29,9 +33,10 @@ _KEPT_ONCE = 256
 class TimeCurve:
     """Seconds by size, from noisy measurements.
 
-    At a size that was measured lately: the lower median of the last five, so that one slow step says nothing; the first
-    measurement of all is left out, for what runs then runs for the first time. Where a larger size was quicker, both get their mean:
-    more is never done in less time, so what says so is noise, and whoever believes it drafts in vain.
+    At a size that was measured lately: nearly the least of the last sixteen, for what else a machine does only makes steps longer; the
+    first measurement of all is left out, for what runs then runs for the first time, and a size that was measured once while others
+    were measured more often. Where a larger size was quicker, a smaller one takes no longer: more is never done in less time, so what
+    says so is noise of the smaller one.
     Between two such sizes on the line through them; up to twice the largest on the line through the smallest and the largest, if they
     are far enough apart. Elsewhere in proportion to ``base + size``.
 
@@ -45,7 +50,7 @@ class TimeCurve:
         self._last_seen: dict[int, int] = {}
         self._num_added = 0
         self._sizes: list[int] = []
-        self._medians: list[float] = []
+        self._values: list[float] = []
         self._curve: tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]] | None = None  # None: to be made
 
     @property
@@ -66,10 +71,10 @@ class TimeCurve:
             samples = self._samples[size] = deque(maxlen=_NUM_SAMPLES)
             place = bisect.bisect_left(self._sizes, size)
             self._sizes.insert(place, size)
-            self._medians.insert(place, seconds)
+            self._values.insert(place, seconds)
         samples.append(seconds)
         self._last_seen[size] = self._num_added
-        self._medians[bisect.bisect_left(self._sizes, size)] = sorted(samples)[(len(samples) - 1) // 2]
+        self._values[bisect.bisect_left(self._sizes, size)] = sorted(samples)[(len(samples) - 1) // _RANK]
         if self._num_added % _EXACT == 0:
             self._forget()
         self._curve = None
@@ -84,9 +89,13 @@ class TimeCurve:
 
     def _extended(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
         """Return the measured points between one at 0 and two beyond: twice the last size, and far away."""
-        first, last, base = self._sizes[0], self._sizes[-1], self._base
-        medians = _rising(self._medians)
-        fastest, slowest = medians[0], medians[-1]
+        sizes, values = self._sizes, self._values
+        is_sure = [len(self._samples[size]) > 1 for size in sizes]
+        if any(is_sure):
+            sizes, values = list(itertools.compress(sizes, is_sure)), list(itertools.compress(values, is_sure))
+        first, last, base = sizes[0], sizes[-1], self._base
+        values = _rising(values)
+        fastest, slowest = values[0], values[-1]
         twice = slowest * (base + 2 * last) / (base + last)
         if last >= _WIDE * first:
             # What was measured knows better than the proportion whether more tokens cost more.
@@ -98,30 +107,20 @@ class TimeCurve:
             (far, twice * (base + far) / (base + 2 * last)),
         )
         (zero, low), *beyond = points
-        sizes, ends = zip(*beyond, strict=True)
-        return np.array([zero, *self._sizes, *sizes], np.float64), np.array([low, *medians, *ends])
+        ends, highs = zip(*beyond, strict=True)
+        return np.array([zero, *sizes, *ends], np.float64), np.array([low, *values, *highs])
 
     def _forget(self) -> None:
         kept = {size: _KEPT if len(samples) > 1 else _KEPT_ONCE for size, samples in self._samples.items()}
         for size in [size for size, seen in self._last_seen.items() if seen <= self._num_added - kept[size]]:
             del self._samples[size], self._last_seen[size]
             place = bisect.bisect_left(self._sizes, size)
-            del self._sizes[place], self._medians[place]
+            del self._sizes[place], self._values[place]
 
 
 def _rising(values: list[float]) -> list[float]:
-    """Return the values next to these, by squares, that never fall: neighbours out of order get their mean. Pure.
-
-    Source: pool adjacent violators (Ayer et al., Annals of Mathematical Statistics 26, 1955).
-    """
-    pools: list[tuple[float, int]] = []
-    for value in values:
-        mean, count = value, 1
-        while pools and pools[-1][0] > mean:
-            before, more = pools.pop()
-            mean, count = (before * more + mean * count) / (more + count), more + count
-        pools.append((mean, count))
-    return [mean for mean, count in pools for _ in range(count)]
+    """Return the largest values that never fall and are nowhere above these: each is the least from there on. Pure."""
+    return list(itertools.accumulate(reversed(values), min))[::-1]
 
 
 def _rounded(size: int) -> int:

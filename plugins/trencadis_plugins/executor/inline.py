@@ -25,9 +25,11 @@ from trencadis.interfaces import (
     BackendCapabilities,
     BlockCopies,
     Executor,
+    HeadBatch,
     PendingStep,
     Sampler,
     SupportsDeferredWarmUp,
+    SupportsHead,
     SupportsSwapping,
 )
 from trencadis.records import (
@@ -149,6 +151,17 @@ class InlineExecutor(Executor):
         """Embed texts after every batch submitted so far."""
         rank = self._started()
         return self._call(lambda: rank.embed(token_ids))
+
+    def draft(self, batch: HeadBatch) -> Int32Array:
+        """Draft with the model's head, after every batch submitted so far.
+
+        Raises:
+            BackendError: The backend has none.
+        """
+        backend = self._started().backend
+        if not isinstance(backend, SupportsHead):
+            raise BackendError(f"{type(backend).__name__} has no head that drafts.")
+        return self._call(lambda: backend.draft(batch))
 
     def copy_blocks(self, *, sources: Int32Array, targets: Int32Array) -> None:
         """Copy blocks after every batch submitted so far."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from trencadis.hookspecs import hookimpl
 from trencadis.interfaces import Component, ComponentContext
 from trencadis.interfaces.speculation import INTERFACE_VERSION
-from trencadis_plugins.speculation.config import MixedConfig, NgramConfig, SuffixConfig
+from trencadis_plugins.speculation.config import HeadConfig, MixedConfig, NgramConfig, SuffixConfig
 from trencadis_plugins.speculation.draft_config import DraftModelConfig, ParallelDraftConfig
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ def trencadis_speculators() -> Iterable[Component]:
     yield _component(
         "parallel_draft", "A model that guesses several tokens in one forward, after mask tokens.", ParallelDraftConfig
     )
+    yield _component("head", "A head that was trained for the model and reads its hidden states: EAGLE-3.", HeadConfig)
     yield _component("mixed", "For each request the one of several whose drafts are accepted most.", MixedConfig)
 
 

@@ -9,13 +9,24 @@ from attrs.validators import and_, deep_iterable, ge, in_, instance_of, le, min_
 
 from trencadis.interfaces import setting
 
-__all__ = ["MixedConfig", "NgramConfig", "SuffixConfig"]
+__all__ = ["HeadConfig", "MixedConfig", "NgramConfig", "SuffixConfig"]
 
 _OCCURRENCES = ("latest", "earliest")
 
 
 def _most_drafts(default: int) -> Any:
     return setting(default, "Most drafts of a sequence in a step.", unit="tokens", validator=ge(1))
+
+
+@attrs.frozen(kw_only=True)
+class HeadConfig:
+    """Table ``[speculation.head]``; which head is ``model.head``.
+
+    Attributes:
+        max_draft_tokens: Most drafts of a sequence in a step.
+    """
+
+    max_draft_tokens: int = _most_drafts(6)
 
 
 @attrs.frozen(kw_only=True)

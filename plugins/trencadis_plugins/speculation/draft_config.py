@@ -50,6 +50,7 @@ class DraftModelConfig(DraftWithModelConfig):
     """Table ``[speculation.draft_model]``.
 
     Attributes:
+        max_draft_tokens: Most drafts of a sequence in a step.
         tree: ``none``: drafts follow each other. ``top_k``: the branches that the draft model believes in. ``static``: one shape.
             ``sequoia``: the shape that is best for the acceptance measured so far.
         tree_width: Most drafts after one token, and most tokens expanded at one depth by ``top_k``.
@@ -57,6 +58,7 @@ class DraftModelConfig(DraftWithModelConfig):
         tree_shape: Of ``static``: drafts after each token, depth by depth.
     """
 
+    max_draft_tokens: int = setting(8, "Most drafts of a sequence in a step.", unit="tokens", validator=ge(1))
     tree: str = setting(
         "none",
         "none: drafts follow each other; top_k, static, sequoia: they branch, max_draft_tokens of them in all.",

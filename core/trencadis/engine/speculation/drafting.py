@@ -8,6 +8,7 @@ Text never depends on drafts: a component that fails is replaced by its fallback
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 from collections.abc import Callable
 
@@ -19,7 +20,7 @@ from trencadis.engine.guards import Fallback, Guarded, TooSlowError
 from trencadis.engine.state import EngineState
 from trencadis.errors import ContractError, StepFailedError
 from trencadis.faults import CallMeter, FaultLog, reraise_interrupt, shown
-from trencadis.interfaces import AcceptanceRule, DraftLength, DraftView, LengthView, Speculator, VerifiedStep
+from trencadis.interfaces import AcceptanceRule, DraftLength, DraftView, HeadBatch, LengthView, Speculator, VerifiedStep
 from trencadis.records import BoolArray, BucketLimits, Drafts, Int32Array, Plan, SamplingParams, StepOutput, read_only
 
 __all__ = ["Drafting", "GuardedSpeculator", "Speculation", "check_numbers"]
@@ -61,6 +62,7 @@ class Drafting:
         padded_tokens: Token positions of a decode pass, by sequences and tokens of each; None: their product.
         pads: Every sequence of a pass costs as many positions as the longest.
         vocab_size: Tokens that the model knows.
+        head: Has the model's own head draft; None: there is none.
         meter_of: Returns what measures the calls of a component, by noun and label.
 
     Attributes:
@@ -78,6 +80,7 @@ class Drafting:
         padded_tokens: Callable[[int, int], int] | None = None,
         pads: bool = False,
         vocab_size: int = 1 << 31,
+        head: Callable[[HeadBatch], Int32Array] | None = None,
         meter_of: Callable[[str, str], CallMeter] = lambda _, label: CallMeter(label),
     ) -> None:
         self.draft_s = 0.0
@@ -85,9 +88,13 @@ class Drafting:
         self._num_offs = 0
         self._faults = FaultLog(logging.getLogger("trencadis.engine"))
         self._start_s = 0.0
+        self._num_rests = 0
+        self._rests = False
+        self._told = (-1, 0.0)  # the last step that was verified, and when
         self._state = state
         self._padded_tokens = padded_tokens or (lambda num_sequences, query_len: num_sequences * query_len)
         self._pads = pads
+        self._head = head
         self._shapes: dict[int, tuple[int, int]] = {}
         self.is_on = self.is_configured = speculation is not None
         if speculation is None:
@@ -129,6 +136,10 @@ class Drafting:
         if not self.is_on or (self.fault and not self._is_rested()):
             return None, _EMPTY
         self._start_s = self._state.clock.source.now_s()
+        self._rests = self._num_rests > 0
+        if self._rests:
+            self._num_rests -= 1
+            return None, _EMPTY
         if self._rule is not None and self._rule.fault:
             self._switch_off(StepFailedError(self._rule.fault))
             return None, _EMPTY
@@ -136,19 +147,22 @@ class Drafting:
             self._speculator.try_again()
             self._length.try_again()
             slots, most = self._asked()
-            if not slots.size:
-                return None, _EMPTY
-            drafts = self._speculator.propose(self._view(slots, most))
+            drafts = self._speculator.propose(self._view(slots, most)) if slots.size else None
         except StepFailedError as error:
             self._switch_off(error)
             return None, _EMPTY
         self.draft_s = self._state.clock.source.now_s() - self._start_s
-        return (drafts, slots) if drafts.num_drafts.any() else (None, _EMPTY)
+        return (None, _EMPTY) if drafts is None or not drafts.num_drafts.any() else (drafts, slots)
 
     def verified(self, plan: Plan, output: StepOutput) -> None:
         """Tell what was accepted."""
         if not self.is_on or not plan.num_sequences:
             return
+        if not self._rests:
+            self._tell(plan, output)
+        self._told = plan.step, self._state.clock.source.now_s()
+
+    def _tell(self, plan: Plan, output: StepOutput) -> None:
         num_drafts = np.zeros(plan.num_sequences, np.int32) if plan.drafts is None else plan.drafts.num_drafts
         num_accepted = np.where(num_drafts > 0, np.maximum(output.num_emitted - 1, 0), 0).astype(np.int32)
         try:
@@ -246,6 +260,9 @@ class Drafting:
         )
         chosen = self._length.guarded("choose", lambda length: length.choose(view), lambda chosen: _fault(chosen, view))
         wanted = chosen > 0
+        if not wanted.any():
+            self._num_rests = self._length.guarded("rest", lambda length: length.rest(), _rest_fault)
+            return _EMPTY, _EMPTY
         return slots[wanted], chosen[wanted].astype(np.int32)
 
     def _allowed(self, slots: Int32Array) -> Int32Array:
@@ -277,7 +294,14 @@ class Drafting:
             requests=tuple(sequence.request for sequence in sequences),
             seeds=tuple(sequence.seed for sequence in sequences),
             linear_only=read_only(linear_only),
+            head=None if self._head is None else functools.partial(self._ask_head, self._head, slots, most),
         )
+
+    def _ask_head(self, head: Callable[[HeadBatch], Int32Array], slots: Int32Array, most: Int32Array) -> Int32Array:
+        """Return the drafts of the model's head for running sequences."""
+        table = self._state.table
+        rows, newest = table.row[slots], table.num_computed_tokens[slots] - 1
+        return head(HeadBatch(rows=rows.astype(np.int32), positions=newest.astype(np.int32), num_drafts=most))
 
     def _verified_step(
         self, plan: Plan, output: StepOutput, num_drafts: Int32Array, num_accepted: Int32Array
@@ -286,6 +310,8 @@ class Drafting:
         decodes = plan.num_scheduled == 1 + num_drafts
         if not decodes.any():
             return None
+        before, told_s = self._told
+        follows = before == plan.step - 1 and not plan.admitted.size
         return VerifiedStep(
             slots=plan.slots[decodes],
             epochs=plan.epochs[decodes],
@@ -294,7 +320,7 @@ class Drafting:
             num_tokens=output.num_padded_tokens,
             num_prefill_tokens=int(plan.num_scheduled[~decodes].sum()),
             draft_s=self.draft_s,
-            step_s=self._state.clock.source.now_s() - self._start_s - self.draft_s,
+            step_s=self._state.clock.source.now_s() - (told_s if follows else self._start_s) - self.draft_s,
         )
 
 
@@ -305,6 +331,10 @@ def _fault(chosen: Int32Array, view: LengthView) -> str:
     if not is_complete or ((chosen < 0) | (chosen > most)).any():
         return f"it chose {shown(chosen)} drafts, allowed are 0 to {shown(most)}"
     return ""
+
+
+def _rest_fault(steps: int) -> str:
+    return "" if type(steps) is int and steps >= 0 else f"it rests for {shown(steps)} steps"
 
 
 def check_numbers(label: str, speculator: Speculator) -> None:

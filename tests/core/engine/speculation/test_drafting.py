@@ -188,7 +188,7 @@ def test_verdicts_say_what_was_prefilled_beside() -> None:
     assert (step.num_prefill_tokens, step.num_tokens, step.num_drafts.tolist()) == (3, 1 + 3 + 3, [3])
 
 
-def test_verdicts_say_how_long_drafts_and_the_rest_of_the_step_took() -> None:
+def test_verdicts_say_how_long_drafts_and_all_else_since_the_step_before_took() -> None:
     clock = SimulatedClock()
 
     def slowly(tokens: Any) -> list[int]:
@@ -209,8 +209,10 @@ def test_verdicts_say_how_long_drafts_and_the_rest_of_the_step_took() -> None:
         observers=[("seen", seen)],
     )
     engine.add(request("r", max_tokens=5))
-    drain(engine)
-    assert [(step.draft_s, step.step_s) for step in told.steps] == [(0.25, 2.0)]
+    while engine.has_work:
+        engine.step()
+        clock.advance(1.0)
+    assert [(step.draft_s, step.step_s) for step in told.steps] == [(0.25, 3.0)]
     assert [step.draft_s for step in seen.steps] == [0.0, 0.25]
     assert engine.totals.draft_s == 0.25
 
@@ -244,3 +246,43 @@ def test_without_speculation_nothing_is_drafted_or_counted() -> None:
     assert (drafting.num_quarantined, drafting.fault, drafting.draft_s) == (0, "", 0.0)
     drafting.finished(0, np.zeros(1, np.int32))
     drafting.close()
+
+
+# ------------------------------------------------------------------------------------------------------------- rests
+
+
+class Resting(Told):
+    """Chooses drafts where it is not said otherwise, and rests after a choice of none."""
+
+    def __init__(self, steps: Any) -> None:
+        super().__init__()
+        self.rests = steps
+
+    def choose(self, view: LengthView) -> Any:
+        chosen = super().choose(view)
+        return chosen * (len(self.views) > 2)
+
+    def rest(self) -> Any:
+        return self.rests
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3])
+def test_a_draft_length_that_rests_is_neither_asked_nor_told(steps: int) -> None:
+    told = Resting(steps)
+    engine, executor = recorded(right, draft_length=told)
+    engine.add(request("r", max_tokens=20))
+    assert drain(engine)["r"].token_ids.tolist() == fake_text(PROMPT, 20, eos=-1)
+    # A prefill, then twice a step of no drafts with so many after it.
+    drafts = [step[0][2] for step in executor.steps]
+    assert drafts[: 4 + 2 * steps] == [0] * (3 + 2 * steps) + [3]
+    assert len(told.steps) - len(told.views) in (0, 1)  # nothing is asked for the last token
+    assert [int(step.num_drafts[0]) for step in told.steps][:3] == [0, 0, 3]
+
+
+@pytest.mark.parametrize("steps", [-1, 2.0, None])
+def test_a_rest_that_is_no_number_of_steps_ends_speculation(steps: Any) -> None:
+    engine, executor = recorded(right, draft_length=Resting(steps))
+    engine.add(request("r"))
+    assert drain(engine)["r"].token_ids.tolist() == fake_text(PROMPT, 12, eos=-1)
+    assert "rests for" in engine.inspect().speculation_fault
+    assert not any(step[0][2] for step in executor.steps)

@@ -45,7 +45,7 @@ def test_the_best_drafts_are_those_of_brute_force(seed, drafting_s):
     most, survival, times = scene(seed, 3, 4)
     drafting_s = np.array(drafting_s)
     view = length_view(most.tolist(), num_running=4)
-    chosen, found = _best_drafts(view, survival, times, drafting_s)
+    chosen, found = _best_drafts(view, survival, times, drafting_s, np.ones(4))
     every = [c for c in itertools.product(*(range(limit + 1) for limit in most)) if any(c)]
     best = max(rate(c, survival, times, drafting_s, 4) for c in every)
     assert found == pytest.approx(best)
@@ -56,7 +56,7 @@ def test_the_best_drafts_are_those_of_brute_force(seed, drafting_s):
 def test_the_best_number_is_at_the_end_of_a_bucket(seed):
     """Survivals are positive and times constant in a bucket: one draft more in the same bucket is always better."""
     most, survival, times = scene(seed, 4, 5)
-    chosen, _ = _best_drafts(length_view(most.tolist()), survival, times, np.zeros(6))
+    chosen, _ = _best_drafts(length_view(most.tolist()), survival, times, np.zeros(6), np.ones(5))
     number = int(chosen.sum())
     assert number == len(times) - 1 or times[number + 1] > times[number]
 
@@ -75,7 +75,9 @@ def test_the_best_length_of_a_padded_pass_is_that_of_brute_force(seed):
 
 
 def test_of_equal_drafts_no_one_is_chosen_without_those_before_it():
-    chosen, _ = _best_drafts(length_view([3, 3]), np.full((2, 3), 0.5), np.array([1, 1, 1, 9, 9, 9, 9.0]), np.zeros(4))
+    chosen, _ = _best_drafts(
+        length_view([3, 3]), np.full((2, 3), 0.5), np.array([1, 1, 1, 9, 9, 9, 9.0]), np.zeros(4), np.ones(3)
+    )
     assert chosen.tolist() == [2, 0]
 
 
@@ -108,9 +110,11 @@ def memory_bound(tokens):
 def simulated(length, accepted, step_s, *, num=1, most=8, steps=300, draft_s=lambda _: 0.0, pads=False):
     """Return tokens per second and the mean length in each step; ``accepted(step, sequence)`` is a draft's chance."""
     rng, tokens, total_s, lengths = random.Random(1), 0, 0.0, []
-    view = length_view([most] * num, pads=pads)
+    view, rests = length_view([most] * num, pads=pads), 0
     for step in range(steps):
-        chosen = length.choose(view)
+        is_told = not rests
+        chosen = length.choose(view) if is_told else np.zeros(num, np.int32)
+        rests = rests - 1 if rests else 0 if chosen.any() else length.rest()
         stood = [
             next((j for j in range(limit) if rng.random() >= accepted(step, i)), limit)
             for i, limit in enumerate(chosen.tolist())
@@ -118,7 +122,8 @@ def simulated(length, accepted, step_s, *, num=1, most=8, steps=300, draft_s=lam
         positions = verified_step(view, chosen, stood).num_tokens
         took_s = step_s(positions) * (1 + rng.gauss(0, 0.02))
         drafting_s = draft_s(int(chosen.max()))
-        length.on_verified(verified_step(view, chosen, stood, step_s=took_s, draft_s=drafting_s))
+        if is_told:
+            length.on_verified(verified_step(view, chosen, stood, step_s=took_s, draft_s=drafting_s))
         tokens, total_s = tokens + num + sum(stood), total_s + took_s + drafting_s
         lengths.append(float(chosen.mean()))
     return tokens / total_s, lengths
@@ -134,13 +139,13 @@ def plain(step_s, num=1, pads=False):
 @pytest.mark.parametrize("step_s", [cpu, compute_bound, memory_bound])
 @pytest.mark.parametrize("chance", [0.0, 0.3])
 def test_it_is_never_slower_than_097_times_no_drafts(step_s, num, chance):
-    speed, _ = simulated(Goodput(), lambda *_: chance, step_s, num=num)
+    speed, _ = simulated(Goodput(), lambda *_: chance, step_s, num=num, steps=500)
     assert speed >= 0.97 * plain(step_s, num)
 
 
 @pytest.mark.parametrize("pads", [False, True])
 def test_it_is_never_slower_than_097_times_where_drafts_take_long_to_make(pads):
-    speed, lengths = simulated(Goodput(), lambda *_: 0.0, cpu, num=4, draft_s=lambda k: 6e-4 * k, steps=1000, pads=pads)
+    speed, lengths = simulated(Goodput(), lambda *_: 0.0, cpu, num=4, draft_s=lambda k: 6e-4 * k, steps=1500, pads=pads)
     assert speed >= 0.97 * plain(cpu, 4, pads)
     assert max(lengths) > 0
 
@@ -160,7 +165,7 @@ def test_it_comes_near_the_best_fixed_length(step_s, num, chance):
 def test_long_drafts_are_not_asked_of_a_slow_speculator():
     """Each draft takes 0.3 of a plain step and stands 8 times of 10: four are best, and eight hardly pay."""
     _, lengths = simulated(Goodput(), lambda *_: 0.8, cpu, draft_s=lambda k: 6e-4 * k)
-    assert 2 <= np.mean(lengths[-100:]) <= 5
+    assert 1.5 <= np.mean(lengths[-100:]) <= 5
 
 
 def test_sequences_are_judged_one_by_one():
@@ -184,19 +189,72 @@ def test_drafting_ends_when_text_no_longer_repeats():
 
 
 @pytest.mark.parametrize("probe_steps", [64, 100])
-def test_trials_are_one_draft_and_no_more_often_than_configured(probe_steps):
+def test_trials_are_short_and_no_more_often_than_configured(probe_steps):
     _, lengths = simulated(Goodput(GoodputConfig(probe_steps=probe_steps)), lambda *_: 0.0, cpu, steps=800)
-    trials = [step for step, length in enumerate(lengths) if length and step > 100]
-    assert trials
-    assert {lengths[step] for step in trials} == {1.0}
-    assert min(b - a for a, b in itertools.pairwise(trials)) >= probe_steps
+    trials = [step for step, length in enumerate(lengths) if length and step > 50]
+    starts = [step for step in trials if step - 1 not in trials]
+    assert starts
+    assert len(trials) <= 3 * len(starts)
+    assert min(b - a for a, b in itertools.pairwise(starts)) >= probe_steps
+    assert max(lengths[step] for step in trials) <= 4
 
 
-def test_trials_that_cost_a_whole_step_are_at_most_one_in_a_hundred():
-    _, lengths = simulated(Goodput(), lambda *_: 0.0, compute_bound, num=16, steps=1000)
-    trials = [step for step, length in enumerate(lengths) if length and step > 100]
-    assert trials
-    assert min(b - a for a, b in itertools.pairwise(trials)) >= 95
+@pytest.mark.parametrize("num", [1, 16])
+def test_trials_take_little_time_where_each_costs_a_whole_step(num):
+    speed, lengths = simulated(Goodput(), lambda *_: 0.0, compute_bound, num=num, steps=2000)
+    assert max(lengths[100:]) > 0
+    assert speed > 0.98 * plain(compute_bound, num)
+
+
+def test_nothing_is_asked_and_told_between_trials():
+    """A policy that is asked costs something even where it drafts nothing."""
+    length, view, num_asked = Goodput(), length_view([4]), 0
+    step = 0
+    while step < 1000:
+        chosen, num_asked, step = length.choose(view), num_asked + 1, step + 1
+        length.on_verified(verified_step(view, chosen, [0], step_s=1e-3 * (1 + int(chosen[0]))))
+        if not chosen.any():
+            step += length.rest()
+    assert num_asked < 100
+
+
+def test_where_drafts_are_rarely_found_the_time_of_looking_counts():
+    """A draft in one step of ten, always right, and looking for it takes as long as the step: not worth it; if it takes nothing, it is."""
+    for draft_s, pays in ((2e-3, False), (0.0, True)):
+        length, view, num_drafted = Goodput(), length_view([4]), 0
+        for step in range(600):
+            chosen = length.choose(view)
+            drafts = np.where(step % 10 == 0, chosen, 0)
+            took_s = cpu(1 + int(drafts[0]))
+            length.on_verified(verified_step(view, drafts, drafts, step_s=took_s, draft_s=draft_s * bool(chosen[0])))
+            num_drafted += step > 100 and int(chosen[0] > 0)
+        assert (num_drafted > 250) is pays
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_it_converges_to_the_best_fixed_length(seed):
+    """Any chance, any curve that rises: at the end within 12 % of the best number of drafts, none included, by expected tokens a second."""
+    rng = np.random.default_rng(seed)
+    chance, jump, slope, drafting = (
+        rng.uniform(0.2, 0.95),
+        rng.uniform(0, 1),
+        rng.uniform(0.01, 0.4),
+        rng.uniform(0, 0.2),
+    )
+
+    def step_s(tokens):
+        return 1e-3 * (1 + jump * (tokens > 1) + slope * (tokens - 1))
+
+    def draft_s(count):
+        return 1e-3 * drafting * count
+
+    def speed(count):
+        return sum(chance**i for i in range(count + 1)) / (step_s(1 + count) + draft_s(count))
+
+    _, lengths = simulated(Goodput(), lambda *_: chance, step_s, draft_s=draft_s, steps=1500)
+    best = max(speed(count) for count in range(9))
+    found = [speed(int(length)) for length in lengths[500:]]
+    assert np.mean(found) > 0.88 * best
 
 
 def test_trials_that_succeed_and_do_not_pay_end():
@@ -208,7 +266,7 @@ def test_trials_that_succeed_and_do_not_pay_end():
 
 def test_first_steps_measure_what_no_drafts_cost():
     length = Goodput()
-    for _ in range(2):
+    for _ in range(3):
         view = length_view([4, 4])
         assert length.choose(view).tolist() == [0, 0]
         length.on_verified(verified_step(view, [0, 0], [0, 0]))

@@ -23,7 +23,7 @@ CONTEXT = ComponentContext(clock=SimulatedClock(), seed=0, make=make)
 
 
 def test_hook_yields_every_speculator_for_the_present_interface():
-    assert set(COMPONENTS) == {"ngram", "suffix", "draft_model", "parallel_draft", "mixed"}
+    assert set(COMPONENTS) == {"ngram", "suffix", "draft_model", "parallel_draft", "head", "mixed"}
     assert {component.interface_version for component in COMPONENTS.values()} == {INTERFACE_VERSION}
 
 

@@ -1,0 +1,75 @@
+"""Loads a head for a loaded model, and refuses what does not go with one."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+
+from trencadis.errors import ConfigValueError, ModelLoadError
+from trencadis_torch.heads.checkpoint import read_head
+from trencadis_torch.heads.eagle import Eagle
+from trencadis_torch.linear.native import Native
+from trencadis_torch.loading.inspection import vocab_size
+
+__all__ = ["check_head_serves", "load_head"]
+
+logger = logging.getLogger("trencadis.torch")
+
+
+def check_head_serves(*, layout: str, compiles: bool, num_ranks: int) -> None:
+    """Refuse a head where it does not run.
+
+    Args:
+        layout: Of the backend.
+        compiles: Graphs are made of the model.
+        num_ranks: That divide the model.
+
+    Raises:
+        ConfigValueError: It does not run there.
+    """
+    obstacles = {
+        f'[backend.torch] layout = "{layout}"': layout != "ragged",
+        "[backend.torch] graphs": compiles,
+        f"[parallel] {num_ranks} ranks": num_ranks > 1,
+    }
+    found = [what for what, holds in obstacles.items() if holds]
+    if found:
+        raise ConfigValueError(
+            f"model.head does not go with {found[0]}: a head reads the hidden states of one rank, with ragged passes and without graphs.",
+            hint='Leave model.head empty, or set backend.torch.layout = "ragged", without graphs, on one rank.',
+        )
+
+
+def load_head(
+    path: str, model: Any, *, native: Native | None, cache_dtype: torch.dtype | None
+) -> tuple[Eagle, tuple[int, ...], str]:
+    """Return a head, the numbers of the layers whose inputs it reads, and the digest of its files.
+
+    Args:
+        path: Its directory.
+        model: Of transformers, loaded.
+        native: Kernels for a CPU; None: PyTorch's.
+        cache_dtype: Of keys and values in the cache; None: as computed.
+
+    Raises:
+        ModelLoadError: It is of another kind, or was not made for such a model.
+    """
+    config = model.config.get_text_config(decoder=True)
+    num_layers = int(config.num_hidden_layers)
+    files = read_head(path, hidden_size=int(config.hidden_size), vocab_size=vocab_size(model))
+    layers = files.state_layers or (2, num_layers // 2, num_layers - 3)
+    if (
+        len(layers) != files.num_states
+        or min(layers) < 0
+        or max(layers) >= num_layers
+        or list(layers) != sorted(set(layers))
+    ):
+        raise ModelLoadError(
+            f"model.head {path}: it reads what the layers {list(layers)} begin with, and the model has layers 0 to {num_layers - 1}.",
+            hint="Name a head that was trained for this model in model.path.",
+        )
+    head = Eagle(files, model, layer_index=num_layers, native=native, cache_dtype=cache_dtype).eval()
+    logger.info("Head %s: EAGLE-3, from what the layers %s begin with.", path, ", ".join(map(str, layers)))
+    return head, layers, files.fingerprint

@@ -1,0 +1,321 @@
+"""Heads that draft from the model's hidden states: token for token what a slow reference drafts, and never another text."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from support.strategies.heads import reference_drafts, save_head, save_verifier
+from trencadis.client.factory import configure
+from trencadis.engine.build import build_engine
+from trencadis.engine.engine import Engine
+from trencadis.errors import CapabilityError, ConfigValueError, TrencadisError
+from trencadis.interfaces import HeadBatch
+from trencadis.records import FinishedSequence, Request, SamplingParams
+
+RNG = np.random.default_rng(1)
+PROMPTS = [RNG.integers(3, 97, size).tolist() for size in (5, 41, 23, 70)]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+SEEDED = SamplingParams(temperature=0.9, top_p=0.9, seed=11, max_tokens=24, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def verifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_verifier(tmp_path_factory.mktemp("verifier"))
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["speculators", "own format"])
+def head(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+    return save_head(tmp_path_factory.mktemp("head"), own_format=request.param)
+
+
+def open_engine(verifier: Path, head: Path | None, *, speculator: str = "head", **tables: Any) -> Engine:
+    speculation = {"name": "none"} if head is None else {"name": speculator, "head": {"max_draft_tokens": 4}}
+    config, registry = configure(
+        {"path": str(verifier), "tokenizer": "none", "head": "" if head is None else str(head), "max_model_len": 200},
+        config_file=None,
+        tables={
+            "speculation": speculation,
+            "draft_length": {"name": "fixed"},
+            "observer": {"names": []},
+            **tables,
+            "cache": {"block_size": 4, "num_blocks": 128, **tables.get("cache", {})},
+            "engine": {"max_num_seqs": 4, "max_num_batched_tokens": 32, **tables.get("engine", {})},
+        },
+    )
+    engine = build_engine(config, registry=registry)
+    assert isinstance(engine, Engine)
+    return engine
+
+
+class Asked:
+    """Keeps what the head drafted after which text."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.drafts: list[tuple[list[int], list[int]]] = []
+        self.num_missing = 0
+        speculator, inner = engine._drafting._speculator.strategy, None
+        inner = speculator.propose
+
+        def propose(view: Any) -> Any:
+            found = inner(view)
+            ends = np.cumsum(found.num_drafts)
+            for tokens, end, count in zip(view.token_ids, ends, found.num_drafts, strict=True):
+                self.num_missing += not count
+                if count:
+                    self.drafts.append((tokens.tolist(), found.token_ids[end - count : end].tolist()))
+            return found
+
+        speculator.propose = propose  # type: ignore[method-assign]
+
+
+def serve(engine: Engine, params: SamplingParams, prompts: list[list[int]] = PROMPTS) -> dict[str, FinishedSequence]:
+    for number, prompt in enumerate(prompts):
+        engine.add(Request(request_id=str(number), prompt_token_ids=tuple(prompt), params=params))
+    ends: dict[str, FinishedSequence] = {}
+    while engine.has_work:
+        ends.update((end.request_id, end) for end in engine.step().finished)
+    fault = engine.inspect().speculation_fault
+    assert not fault, fault
+    assert not any(end.error for end in ends.values())
+    return ends
+
+
+def texts(ends: dict[str, FinishedSequence]) -> list[list[int]]:
+    return [ends[name].token_ids.tolist() for name in sorted(ends)]
+
+
+def check_drafts(asked: Asked, verifier: Path, head: Path, *, every: int) -> None:
+    assert asked.drafts
+    for tokens, drafts in asked.drafts[::every]:
+        assert drafts == reference_drafts(verifier, head, tokens, len(drafts)), len(tokens)
+
+
+@pytest.mark.parametrize("layers", ["in one call", "layer by layer"])
+def test_drafts_are_those_of_the_reference(verifier: Path, head: Path, layers: str) -> None:
+    """Prompts in chunks, several sequences side by side, drafts that stand and fall."""
+    backend = {"torch": {"pack": "auto" if layers == "in one call" else "off"}}
+    engine = open_engine(verifier, head, backend=backend)
+    assert (engine._executor._rank.backend._runner._decoder is not None) is (layers == "in one call")
+    asked = Asked(engine)
+    found = texts(serve(engine, GREEDY))
+    engine.close()
+    plain = open_engine(verifier, None, backend=backend)
+    assert found == texts(serve(plain, GREEDY))
+    plain.close()
+    check_drafts(asked, verifier, head, every=7)
+    assert not asked.num_missing
+
+
+@pytest.mark.parametrize("keeps_normed", [False, True])
+def test_the_residual_is_what_the_configuration_says(verifier: Path, tmp_path: Path, keeps_normed: bool) -> None:
+    head = save_head(tmp_path, norm_before_residual=keeps_normed)
+    engine = open_engine(verifier, head)
+    asked = Asked(engine)
+    serve(engine, GREEDY, PROMPTS[:1])
+    engine.close()
+    check_drafts(asked, verifier, head, every=3)
+
+
+def test_a_head_that_reads_the_model_s_embeddings_and_output_needs_no_table(verifier: Path, tmp_path: Path) -> None:
+    """What the files lack is the model's own; drafts are of its tokens."""
+
+    def without(tensors: dict[str, Any]) -> None:
+        for name in ("embed_tokens.weight", "lm_head.weight", "d2t", "t2d"):
+            tensors.pop(name)
+
+    engine = open_engine(verifier, save_head(tmp_path / "without", change=without))
+    asked = Asked(engine)
+    serve(engine, GREEDY, PROMPTS[:2])
+    engine.close()
+
+    def as_the_model(tensors: dict[str, Any]) -> None:
+        import torch
+        from safetensors.torch import load_file
+
+        own = load_file(verifier / "model.safetensors")
+        tensors["embed_tokens.weight"], tensors["lm_head.weight"] = (
+            own["model.embed_tokens.weight"].clone(),
+            own["lm_head.weight"].clone(),
+        )
+        tensors["d2t"] = torch.zeros(97, dtype=torch.int64)
+        tensors.pop("t2d")
+
+    check_drafts(asked, verifier, save_head(tmp_path / "with", change=as_the_model), every=5)
+
+
+@pytest.mark.parametrize("rule", ["match", "token", "block", "tree"])
+@pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+def test_text_is_that_of_no_speculation(verifier: Path, head: Path, rule: str, params: SamplingParams) -> None:
+    """Of the rules that draw, a seed's text is another one by their nature: theirs is compared where there is nothing to draw."""
+    if params is SEEDED and rule != "match":
+        params = SamplingParams(temperature=0.7, top_k=1, seed=5, max_tokens=24, ignore_eos=True)
+    engine = open_engine(verifier, head, acceptance={"name": rule})
+    found = texts(serve(engine, params))
+    assert engine.totals.num_draft_tokens
+    engine.close()
+    plain = open_engine(verifier, None)
+    assert found == texts(serve(plain, params))
+    plain.close()
+
+
+SCENES: dict[str, dict[str, Any]] = {
+    "recomputed": {"cache": {"num_blocks": 50}},
+    "swapped": {"cache": {"num_blocks": 50, "swap_bytes": 1 << 24}, "engine": {"preemption": "swap"}},
+    "one at a time": {"engine": {"max_num_seqs": 1}},
+    "bfloat16 keys": {"backend": {"torch": {"kv_dtype": "bfloat16"}}},
+}
+
+
+@pytest.mark.representatives(4)
+@pytest.mark.kept_in_ci(4)
+@pytest.mark.parametrize("scene", SCENES)
+def test_preemption_and_swaps_carry_the_head_s_keys_and_values(verifier: Path, tmp_path: Path, scene: str) -> None:
+    head = save_head(tmp_path)
+    long = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
+    engine = open_engine(verifier, head, **SCENES[scene])
+    asked = Asked(engine)
+    ends = serve(engine, long)
+    engine.close()
+    plain = open_engine(verifier, None, **SCENES[scene])
+    assert texts(ends) == texts(serve(plain, long))
+    plain.close()
+    if scene in ("recomputed", "swapped"):
+        assert any(end.num_preemptions for end in ends.values()), "the cache was too large to preempt"
+    if scene != "bfloat16 keys":
+        check_drafts(asked, verifier, head, every=9)
+
+
+def test_a_prefix_hit_brings_the_head_s_keys_and_values(verifier: Path, head: Path) -> None:
+    """The same prompt again: all but its last block is found, the head's part of it too, and its drafts are those of before."""
+    engine = open_engine(verifier, head)
+    asked = Asked(engine)
+    first = serve(engine, GREEDY, [PROMPTS[1]])
+    before, asked.drafts = list(asked.drafts), []
+    again = serve(engine, GREEDY, [PROMPTS[1]])
+    engine.close()
+    assert again["0"].num_cached_tokens >= 36
+    assert texts(again) == texts(first)
+    assert asked.drafts == before
+    check_drafts(asked, verifier, head, every=5)
+
+
+def test_a_step_that_did_not_compute_the_newest_position_has_no_drafts(verifier: Path, head: Path) -> None:
+    engine = open_engine(verifier, head)
+    engine.add(Request(request_id="a", prompt_token_ids=tuple(PROMPTS[0]), params=GREEDY))
+    engine.step()
+    ints = [np.array(one, np.int32) for one in ([0, 0, 3], [4, 9, 4], [2, 3, 3])]
+    found = engine._executor.draft(HeadBatch(rows=ints[0], positions=ints[1], num_drafts=ints[2]))  # type: ignore[attr-defined]
+    assert found.shape == (3, 3)
+    assert (found[0] >= 0).tolist() == [True, True, False]
+    assert (found[1:] == -1).all()
+    engine.close()
+
+
+def test_a_draft_length_may_rest_and_the_head_goes_on_where_it_was(verifier: Path, head: Path) -> None:
+    """Its keys and values are written in every step, drafted for or not."""
+    engine = open_engine(verifier, head)
+    asked = Asked(engine)
+    length = engine._drafting._length.strategy
+    steps = itertools.count()
+    inner = length.choose
+    length.choose = lambda view: inner(view) * (next(steps) % 3 == 2)  # type: ignore[method-assign]
+    serve(engine, GREEDY, PROMPTS[:2])
+    engine.close()
+    check_drafts(asked, verifier, head, every=2)
+
+
+# ---------------------------------------------------------------------------------------------------------- refusals
+
+
+def broken(name: str) -> Any:
+    def change(tensors: dict[str, Any]) -> None:
+        if name == "missing":
+            tensors.pop("layers.0.self_attn.k_proj.weight")
+        elif name == "unknown":
+            tensors["layers.0.self_attn.q_norm.weight"] = tensors["norm.weight"].clone()
+        elif name == "shape":
+            tensors["fc.weight"] = tensors["fc.weight"][:, :40].clone()
+        elif name == "tokens":
+            tensors["d2t"] = tensors["d2t"] + 90
+
+    return change
+
+
+@pytest.mark.representatives(9)
+@pytest.mark.kept_in_ci(9)
+@pytest.mark.parametrize(
+    ("change", "settings", "says"),
+    [
+        ("missing", {}, "lack ['layers.0.self_attn.k_proj.weight']"),
+        ("unknown", {}, "q_norm.weight'], which are not known"),
+        ("shape", {}, "fc.weight is (32, 40)"),
+        ("tokens", {}, "d2t names tokens beyond the model's 97"),
+        ("", {"speculators_model_type": "dflash"}, "which is no EAGLE-3"),
+        ("", {"norm_before_fc": True}, "norm_before_fc"),
+        ("", {"eagle_aux_hidden_state_layer_ids": [1, 2]}, "fc reads 3 hidden states"),
+        ("", {"eagle_aux_hidden_state_layer_ids": [1, 2, 4]}, "the model has layers 0 to 3"),
+        ("", {"eagle_aux_hidden_state_layer_ids": None}, "the layers [2, 2, 1]"),
+    ],
+)
+def test_a_head_that_is_another_one_is_refused(
+    verifier: Path, tmp_path: Path, change: str, settings: dict[str, Any], says: str
+) -> None:
+    head = save_head(tmp_path, change=broken(change), **settings)
+    with pytest.raises(TrencadisError) as raised:
+        open_engine(verifier, head)
+    assert "model.head" in str(raised.value)
+    assert says in str(raised.value)
+
+
+def test_no_head_and_no_directory_are_said(verifier: Path, tmp_path: Path) -> None:
+    with pytest.raises(TrencadisError, match=r"no config\.json and \*\.safetensors there"):
+        open_engine(verifier, tmp_path)
+    config, registry = configure(
+        {"path": str(verifier), "tokenizer": "none"}, config_file=None, tables={"speculation": {"name": "head"}}
+    )
+    with pytest.raises(CapabilityError, match=r"(?s)none was loaded.*model\.head"):
+        build_engine(config, registry=registry)
+
+
+def test_a_padded_layout_is_refused(verifier: Path, head: Path) -> None:
+    with pytest.raises(ConfigValueError, match=r'model\.head does not go with \[backend\.torch\] layout = "padded"'):
+        open_engine(verifier, head, backend={"torch": {"layout": "padded"}}, bucketing={"name": "exponential"})
+
+
+def test_the_log_says_what_the_head_reads(verifier: Path, head: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "trencadis.torch"):
+        open_engine(verifier, head).close()
+    assert "EAGLE-3, from what the layers 1, 2, 3 begin with" in caplog.text
+
+
+def test_a_store_brings_the_head_s_keys_and_values_to_another_engine(verifier: Path, tmp_path: Path) -> None:
+    """Blocks on disk hold the head's layer beside the model's: the second engine computes no prompt, and drafts the same."""
+    head = save_head(tmp_path / "head")
+    store = {"kv_connector": {"name": "filesystem", "filesystem": {"path": str(tmp_path / "store")}}}
+    drafts, cached = [], []
+    for _ in range(2):
+        engine = open_engine(verifier, head, **store)
+        asked = Asked(engine)
+        ends = serve(engine, GREEDY, [PROMPTS[3]])
+        engine.close()
+        drafts.append(asked.drafts)
+        cached.append(ends["0"].num_cached_tokens)
+        check_drafts(asked, verifier, head, every=6)
+    assert cached[0] == 0
+    assert cached[1] >= 60
+    assert drafts[1][-3:] == drafts[0][-3:]
+
+
+def test_a_store_knows_blocks_with_a_head_from_those_without(verifier: Path, tmp_path: Path) -> None:
+    store = {"kv_connector": {"name": "filesystem", "filesystem": {"path": str(tmp_path / "store")}}}
+    for head in (None, save_head(tmp_path / "head"), save_head(tmp_path / "other", norm_before_residual=False)):
+        engine = open_engine(verifier, head, **store)
+        ends = serve(engine, GREEDY, [PROMPTS[3]])
+        engine.close()
+        assert ends["0"].num_cached_tokens == 0
