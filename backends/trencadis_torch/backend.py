@@ -809,6 +809,7 @@ class TorchBackend(Backend):
         """Let go of model, graphs and cache; may be called twice."""
         self._mode.close()
         self._model = self._runner = self._embedder = self._head = self._drafter = None
+        self._own_layers = ()
         for name in ("_cache", "_host_blocks", "_rows"):
             self.__dict__.pop(name, None)
         if self._device.type == "cuda":
