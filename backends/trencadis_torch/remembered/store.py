@@ -16,6 +16,7 @@ import logging
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -39,6 +40,9 @@ FREE_SHARE: Final = 0.5
 
 _RECORD, _TENSORS = "record", "tensors"
 _NEWLINE: Final = b"\n"
+_MAKING: Final = "making-"
+_ABANDONED_S: Final = 24 * 3600.0
+"""A directory that was begun so long ago, and is not in its place, belongs to a process that was killed."""
 
 
 @attrs.frozen
@@ -95,7 +99,7 @@ class ModelStore:
         size = writer.size + len(plain)
         directory = writable_directory(self.directory)
         self._make_room(directory, size)
-        with tempfile.TemporaryDirectory(dir=directory, prefix="making-") as made:
+        with tempfile.TemporaryDirectory(dir=directory, prefix=_MAKING) as made:
             room = Path(made) / key
             room.mkdir(mode=0o700)
             digest = _write_tensors(room / _TENSORS, writer)
@@ -104,7 +108,7 @@ class ModelStore:
             text = f"{head}\n{plain}".encode()
             _private(room / _RECORD, _digest(text).encode() + _NEWLINE + text)
             shutil.rmtree(directory / key, ignore_errors=True)
-            with contextlib.suppress(FileExistsError):  # another process was quicker
+            with contextlib.suppress(OSError):  # another process was quicker: what it wrote is the same
                 os.rename(room, directory / key)
         return size
 
@@ -117,6 +121,9 @@ class ModelStore:
         free = shutil.disk_usage(directory).free
         if size > self.max_bytes or size > FREE_SHARE * free:
             raise NotPlainError(f"{size / 2**20:.0f} MiB are too much: {directory} has {free / 2**20:.0f} MiB free")
+        for place in directory.glob(f"{_MAKING}*"):
+            if time.time() - _last_used(place) > _ABANDONED_S:
+                shutil.rmtree(place, ignore_errors=True)
         kept = sorted((place for place in directory.iterdir() if (place / _RECORD).is_file()), key=_last_used)
         sizes = {place: sum(file.stat().st_size for file in place.iterdir()) for place in kept}
         while kept and sum(sizes[place] for place in kept) + size > self.max_bytes:

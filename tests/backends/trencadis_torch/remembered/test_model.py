@@ -9,6 +9,8 @@ import os
 import shutil
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import attrs
 import numpy as np
@@ -274,3 +276,21 @@ def test_a_process_that_recalls_a_model_imports_nothing_of_transformers(model_pa
     assert outputs[0][0] == outputs[1][0]
     assert "transformers" in outputs[0][1]
     assert outputs[1][1] == "[]"
+
+
+def test_what_a_killed_process_has_begun_goes_after_a_day(model_path, directory):
+    for name, age_s in (("making-old", 90_000), ("making-new", 60)):
+        (directory / name).mkdir(parents=True, mode=0o700)
+        (directory / name / "tensors").write_bytes(b"...")
+        os.utime(directory / name, (time.time() - age_s,) * 2)
+    directory.chmod(0o700)
+    load(model_path("llama"))
+    assert {place.name for place in directory.iterdir() if place.name.startswith("making-")} == {"making-new"}
+
+
+def test_processes_that_remember_one_model_at_the_same_time_leave_it_whole(model_path, directory):
+    with ThreadPoolExecutor(4) as pool:
+        made = [*pool.map(lambda _: load(model_path("llama"))[0], range(4))]
+    assert is_recalled(load(model_path("llama"))[0])
+    assert len([*directory.iterdir()]) == 1
+    assert all(torch.equal(logits(one), logits(made[0])) for one in made)
