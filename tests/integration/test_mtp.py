@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from support.backends.quantised_checkpoints import FORMATS, quantise_checkpoint
 from support.strategies.head_engines import GREEDY, PROMPTS, SEEDED, Asked, open_engine, serve, texts
 from support.strategies.heads import save_verifier
 from support.strategies.mtp import NUM_LAYERS, reference_drafts, save_mtp
@@ -75,6 +76,17 @@ def test_what_the_files_do_not_repeat_is_the_model_s(model: Path, tmp_path: Path
     serve(engine, GREEDY, PROMPTS[:2])
     engine.close()
     check_drafts(asked, model, every=9)
+
+
+@pytest.mark.parametrize("form", ["fp8", "gptq"])
+def test_a_quantised_checkpoint_has_a_quantised_layer(model: Path, tmp_path: Path, form: str) -> None:
+    """The layer computes with what its weights stand for; so does the model here, whose packed products may round what goes in."""
+    quantise_checkpoint(model, FORMATS[form], tmp_path / "quantised", tmp_path / "floats")
+    engine = open_engine(tmp_path / "quantised", "mtp", backend={"torch": {"pack": "off"}})
+    asked = Asked(engine)
+    serve(engine, GREEDY, PROMPTS[:2])
+    engine.close()
+    check_drafts(asked, tmp_path / "floats", every=9)
 
 
 @pytest.mark.parametrize("rule", ["match", "token"])
@@ -155,7 +167,7 @@ def cut(tensors: dict[str, torch.Tensor]) -> None:
         (without("shared_head.norm"), {}, f"lacks 1 weights of its MTP layer: {PLACE}.shared_head.norm.weight"),
         (without(""), {}, "weights of its MTP layer: "),
         (cut, {}, f"{PLACE}.eh_proj.weight of its MTP layer has another shape than [32, 64]"),
-        (None, {"num_nextn_predict_layers": 0}, "num_mtp_layers = 0"),
+        (None, {"num_nextn_predict_layers": 0}, "num_mtp_layers = 0: config.json names no MTP layer"),
         (None, {"num_nextn_predict_layers": 2}, "num_mtp_layers = 2, and one"),
     ],
 )
@@ -170,5 +182,7 @@ def test_a_layer_that_is_another_one_is_refused(
 
 
 def test_a_family_without_such_layers_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelLoadError, match=r"model\.head mtp: .*\(llama\): num_mtp_layers = None"):
+    with pytest.raises(
+        ModelLoadError, match=r"model\.head mtp: .*\(llama\): num_mtp_layers = None: config\.json names no"
+    ):
         open_engine(save_verifier(tmp_path), "mtp")

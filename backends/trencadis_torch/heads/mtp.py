@@ -32,7 +32,7 @@ from trencadis_torch.loading.named_weights import NamedWeights
 from trencadis_torch.loading.positions import fix_dynamic_frequencies
 from trencadis_torch.loading.skeleton import skeleton, without_memory
 
-__all__ = ["MTP", "Mtp", "load_mtp"]
+__all__ = ["MTP", "MtpHead", "load_mtp"]
 
 MTP: Final = "mtp"
 """The head that comes with the model, as ``model.head`` names it."""
@@ -41,7 +41,7 @@ _BESIDE: Final = {"embed_tokens.weight": "model.embed_tokens.weight", "shared_he
 """Weights that the layer shares with the model, and their names there; files repeat them."""
 
 
-class Mtp:
+class MtpHead:
     """The head, on the model's device.
 
     Args:
@@ -131,7 +131,7 @@ class _Stop:
         raise _FoundError(key, value)
 
 
-def load_mtp(files: ModelFiles, model: Any, *, cache_dtype: torch.dtype | None) -> Mtp:
+def load_mtp(files: ModelFiles, model: Any, *, cache_dtype: torch.dtype | None) -> MtpHead:
     """Return the head that comes with a model.
 
     Args:
@@ -155,7 +155,7 @@ def load_mtp(files: ModelFiles, model: Any, *, cache_dtype: torch.dtype | None) 
     if model.device.type == "cpu":
         mtp.set_experts_implementation("eager")
     _fill(mtp, main, files, model)
-    return Mtp(mtp.to(model.device), norm, layer_index=_number(files), cache_dtype=cache_dtype)
+    return MtpHead(mtp.to(model.device), norm, layer_index=_number(files), cache_dtype=cache_dtype)
 
 
 def _refuse(files: ModelFiles, reason: str) -> NoReturn:

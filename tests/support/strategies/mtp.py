@@ -14,7 +14,7 @@ __all__ = ["NUM_LAYERS", "reference_drafts", "save_mtp"]
 NUM_LAYERS = 3
 _HIDDEN, _EPS = 32, 1e-5
 _MIXTURE = {
-    "moe_intermediate_size": 24,
+    "moe_intermediate_size": 32,
     "n_routed_experts": 8,
     "num_experts_per_tok": 2,
     "n_shared_experts": 1,
@@ -88,13 +88,16 @@ def save_mtp(
     tensors[f"{place}.shared_head.head.weight"] = tensors["lm_head.weight"].clone()
     if change is not None:
         change(tensors)
-    (path / "model.safetensors").unlink()
     names = sorted(tensors)
     files = {f"model-{i + 1:05}-of-{num_shards:05}.safetensors": names[i::num_shards] for i in range(num_shards)}
+    if num_shards == 1:
+        files = {"model.safetensors": names}
+    else:
+        (path / "model.safetensors").unlink()
+        index = {"metadata": {}, "weight_map": {name: file for file, some in files.items() for name in some}}
+        (path / "model.safetensors.index.json").write_text(json.dumps(index))
     for file, some in files.items():
         save_file({name: tensors[name] for name in some}, path / file, metadata={"format": "pt"})
-    index = {"metadata": {}, "weight_map": {name: file for file, some in files.items() for name in some}}
-    (path / "model.safetensors.index.json").write_text(json.dumps(index))
     written = json.loads((path / "config.json").read_text())
     written |= {"num_hidden_layers": NUM_LAYERS, "num_nextn_predict_layers": 1} | settings
     (path / "config.json").write_text(json.dumps(written))
