@@ -16,6 +16,7 @@ from support.strategies.mtp import NUM_LAYERS, reference_drafts, save_mtp
 from trencadis.errors import ModelLoadError
 from trencadis.records import SamplingParams
 
+FULL = ["full_attention"] * NUM_LAYERS
 PLACE = f"model.layers.{NUM_LAYERS}"
 
 
@@ -158,8 +159,8 @@ def cut(tensors: dict[str, torch.Tensor]) -> None:
     tensors[f"{PLACE}.eh_proj.weight"] = tensors[f"{PLACE}.eh_proj.weight"][:, :40].clone()
 
 
-@pytest.mark.representatives(6)
-@pytest.mark.kept_in_ci(6)
+@pytest.mark.representatives(9)
+@pytest.mark.kept_in_ci(9)
 @pytest.mark.parametrize(
     ("change", "settings", "says"),
     [
@@ -167,8 +168,15 @@ def cut(tensors: dict[str, torch.Tensor]) -> None:
         (without("shared_head.norm"), {}, f"lacks 1 weights of its MTP layer: {PLACE}.shared_head.norm.weight"),
         (without(""), {}, "weights of its MTP layer: "),
         (cut, {}, f"{PLACE}.eh_proj.weight of its MTP layer has another shape than [32, 64]"),
+        (
+            without("mlp.experts.3."),
+            {},
+            f"{PLACE}.mlp.experts.gate_up_proj of its MTP layer has another shape than [8, 64, 32]",
+        ),
         (None, {"num_nextn_predict_layers": 0}, "num_mtp_layers = 0: config.json names no MTP layer"),
         (None, {"num_nextn_predict_layers": 2}, "num_mtp_layers = 2, and one"),
+        (None, {"layer_types": FULL}, "its MTP layer is not described"),
+        (None, {"layer_types": FULL, "mtp_layer_types": ["sliding_attention"]}, "its MTP layer is sliding_attention"),
     ],
 )
 def test_a_layer_that_is_another_one_is_refused(

@@ -203,18 +203,21 @@ def _fill(mtp: Any, main: Any, files: ModelFiles, model: Any) -> None:
     is_own = re.compile("|".join([rf"(^|\.)layers\.{_number(files)}\.", *others]))
     names = [name for name in source.names() if is_own.search(name)]
     weights = NamedWeights(mtp, source, names=names, rules=mtp.get_weight_conversions(main))
-    wanted = mtp.state_dict().keys() - _BESIDE.keys()
-    lacking, wrong = sorted(wanted - weights.names()), sorted(weights.of_another_shape())
+    wanted = {name: tensor.shape for name, tensor in mtp.state_dict().items() if name not in _BESIDE}
+    lacking, wrong = sorted(wanted.keys() - weights.names()), weights.of_another_shape()
     if lacking:
         _refuse(files, f"it lacks {len(lacking)} weights of its MTP layer: {_published(files, lacking[0])} for one")
-    if wrong:
-        shape = list(mtp.state_dict()[wrong[0]].shape)
-        _refuse(files, f"{_published(files, wrong[0])} of its MTP layer has another shape than {shape}")
     precise = tuple(getattr(main, "_keep_in_fp32_modules_strict", None) or ())
-    for name, tensor in weights.read(wanted, lambda _: False):
+    for name, tensor in () if wrong else weights.read(wanted, lambda _: False):
         assert isinstance(tensor, torch.Tensor), "asked for as tensors"
+        if tensor.shape != wanted[name]:
+            wrong.append(name)
+            break
         dtype = torch.float32 if any(part in name for part in precise) else model.dtype
         _set(mtp, name, tensor.to(dtype if tensor.is_floating_point() else tensor.dtype, copy=True))
+    if wrong:
+        shape = list(wanted[wrong[0]])
+        _refuse(files, f"{_published(files, wrong[0])} of its MTP layer has another shape than {shape}")
     mtp.embed_tokens, mtp.shared_head = model.get_input_embeddings(), model.get_output_embeddings()
     for own, its in _BESIDE.items():
         _keep_apart(mtp, source, own, its, names, model.dtype)
