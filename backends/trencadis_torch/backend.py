@@ -98,7 +98,7 @@ from trencadis_torch.runner import PassRunner
 from trencadis_torch.verify import MatchingPrefix
 
 if TYPE_CHECKING:
-    from trencadis_torch.heads.eagle import Eagle
+    from trencadis_torch.heads.drafter import Head
     from trencadis_torch.parallel.data_attention import OwnBlocks
     from trencadis_torch.parallel.share import Share
 
@@ -150,7 +150,7 @@ class TorchBackend(Backend):
         self._embedder: Embedder | None = None
         self._share: Share | None = None
         self._own_blocks: OwnBlocks | None = None
-        self._head: Eagle | None = None
+        self._head: Head | None = None
         self._head_reads: tuple[int, ...] = ()
         self._drafter: HeadDrafter | None = None
         self._capabilities = BackendCapabilities(
@@ -234,7 +234,7 @@ class TorchBackend(Backend):
             return
         self._load_decoder(files, phases)
         if source.head:
-            self._load_head(source.head)
+            self._load_head(files)
         if key:
             phases.begin("remembering")
             self._remember(key)
@@ -284,10 +284,14 @@ class TorchBackend(Backend):
             self._model, self._embedder, self._replacement, self._may_replace = None, None, None, False
             self._load_checked(files, phases)
 
-    def _load_head(self, path: str) -> None:
+    def _load_head(self, files: ModelFiles) -> None:
         """Load a head beside the model; its keys and values are one more layer of the KV cache."""
         self._head, self._head_reads, digest = load_head(
-            path, self._model, native=self._mode.native(), cache_dtype=STORED_DTYPES.get(self._config.kv_dtype)
+            files.source.head,
+            files,
+            self._model,
+            native=self._mode.native(),
+            cache_dtype=STORED_DTYPES.get(self._config.kv_dtype),
         )
         self._facts = attrs.evolve(
             self._facts,

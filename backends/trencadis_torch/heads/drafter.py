@@ -6,10 +6,14 @@
 Prefix hits, preemption, swaps and transfers move the head's keys and values with the model's. What a sequence lacks for a draft is the
 hidden state of its newest position: without that there is none in this step.
 
-Shapes: T tokens of a pass, B sequences, L positions, G most drafts of one, KV key-value heads, D head dimension.
+Shapes: T tokens of a pass, B sequences, L positions, G most drafts of one, S hidden states side by side, H hidden size, N heads,
+KV key-value heads, D head dimension.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -18,15 +22,40 @@ from trencadis.interfaces import HeadBatch
 from trencadis.records import Int32Array, Pass
 from trencadis_torch.attention.options import AttentionOptions
 from trencadis_torch.attention.sdpa import attend
-from trencadis_torch.cache.kv_cache import PagedKVCache
+from trencadis_torch.cache.kv_cache import AttentionLayer, PagedKVCache
 from trencadis_torch.cache.storage import decode
 from trencadis_torch.device import to_device
-from trencadis_torch.heads.eagle import Eagle
 from trencadis_torch.rows import Rows
 
-__all__ = ["HeadDrafter"]
+__all__ = ["Attend", "Head", "HeadDrafter"]
 
-_OPTIONS = AttentionOptions()
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, AttentionOptions], torch.Tensor]
+"""Attention's output ``[T, N, D]`` of queries, keys and values of one token of each sequence."""
+
+
+class Head(Protocol):
+    """What a head computes; keys and values at position i are those of hidden state i and token i + 1."""
+
+    @property
+    def layer(self) -> AttentionLayer:
+        """Its layer of the KV cache."""
+        ...
+
+    def combine(self, states: torch.Tensor) -> torch.Tensor:
+        """Return what the head reads, ``[T, H]``, from the model's hidden states ``[T, S]``."""
+        ...
+
+    def keys_and_values(
+        self, hidden: torch.Tensor, next_ids: torch.Tensor, positions: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return keys and values, ``[T, KV, D]`` each, of ``hidden`` ``[T, H]``, the tokens after them and their int64 positions, ``[T]``."""
+        ...
+
+    def draft(
+        self, hidden: torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor, attend: Attend
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the most likely tokens after ``tokens``, int64 ``[T]``, and what the head reads of these next, ``[T, H]``."""
+        ...
 
 
 class HeadDrafter:
@@ -38,7 +67,7 @@ class HeadDrafter:
         cache: Of the model; it has a layer for the head.
     """
 
-    def __init__(self, head: Eagle, *, rows: Rows, cache: PagedKVCache) -> None:
+    def __init__(self, head: Head, *, rows: Rows, cache: PagedKVCache) -> None:
         self._head = head
         self._rows = rows
         self._cache = cache
@@ -68,8 +97,7 @@ class HeadDrafter:
         """
         rows = to_device(np.repeat(one.rows, one.query_lens).astype(np.int64), positions.device)
         hidden = self._head.combine(states)
-        x, _ = self._head.inputs(hidden, self._tokens(rows, positions + 1))
-        _, keys, values = self._head.heads(x, positions)
+        keys, values = self._head.keys_and_values(hidden, self._tokens(rows, positions + 1), positions)
         self._cache.write(self._head.layer.index, slots, keys, values)
         firsts = np.cumsum(one.query_lens) - one.query_lens
         place = len(self._hidden)
@@ -112,28 +140,11 @@ class HeadDrafter:
             newest: Their newest positions.
             most: How many tokens.
         """
-        device, head = hidden.device, self._head
-        row, position = to_device(np.stack([rows, newest]).astype(np.int64), device)
-        length = int(newest.max()) + 1
-        keys, values = self._context(row, length, most, hidden.dtype)
-        # Behind the longest context come the drafts' own keys and values, which no step has computed yet.
-        sees = torch.zeros(len(row), 1, 1, length + most - 1, dtype=torch.bool, device=device)
-        sees[:, 0, 0, :length] = torch.arange(length, device=device) <= position[:, None]
+        row, position = to_device(np.stack([rows, newest]).astype(np.int64), hidden.device)
+        context = _Context(*self._context(row, int(newest.max()) + 1, most, hidden.dtype), position, most)
         token, found = self._tokens(row, position + 1), []
-        for step in range(most):
-            x, residual = head.inputs(hidden, token)
-            queries, new_keys, new_values = head.heads(x, position)
-            if step:
-                keys[:, length + step - 1], values[:, length + step - 1] = new_keys, new_values
-                sees[..., length + step - 1] = True
-            attended = attend(
-                queries[:, :, None],
-                keys.transpose(1, 2),
-                values.transpose(1, 2),
-                mask=sees,
-                options=_OPTIONS,
-            )
-            token, hidden = head.finish(attended[:, :, 0], residual)
+        for _ in range(most):
+            token, hidden = self._head.draft(hidden, token, position, context.attend)
             found.append(token)
             position = position + 1
         return torch.stack(found, 1)
@@ -151,3 +162,31 @@ class HeadDrafter:
             part = decode(stored, dtype)
             parts.append(torch.cat([part, part.new_zeros(len(part), most - 1, *part.shape[2:])], 1))
         return parts[0], parts[1]
+
+
+class _Context:
+    """Keys and values of sequences, and behind the longest those of their drafts, which no step has computed yet.
+
+    Args:
+        keys: From the cache, ``[B, length + most - 1, KV, D]``, with room behind them.
+        values: As many.
+        newest: Position of each sequence, int64 ``[B]``; up to there they count.
+        most: Drafts of one.
+    """
+
+    def __init__(self, keys: torch.Tensor, values: torch.Tensor, newest: torch.Tensor, most: int) -> None:
+        self._keys, self._values = keys, values
+        self._length, self._num_found = keys.shape[1] - most + 1, 0
+        self._sees = (torch.arange(keys.shape[1], device=keys.device) <= newest[:, None])[:, None, None]
+
+    def attend(
+        self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, options: AttentionOptions
+    ) -> torch.Tensor:
+        """Return attention's output of one token of each sequence, ``[B, N, D]``; the first one's keys and values are in the cache."""
+        if self._num_found:
+            place = self._length + self._num_found - 1
+            self._keys[:, place], self._values[:, place] = keys, values
+            self._sees[..., place] = True
+        self._num_found += 1
+        cached = self._keys.transpose(1, 2), self._values.transpose(1, 2)
+        return attend(queries[:, :, None], *cached, mask=self._sees, options=options)[:, :, 0]

@@ -19,8 +19,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from trencadis_torch.attention.options import AttentionOptions
 from trencadis_torch.cache.kv_cache import AttentionLayer
 from trencadis_torch.heads.checkpoint import HeadFiles
+from trencadis_torch.heads.drafter import Attend
 from trencadis_torch.linear.heads import Heads
 from trencadis_torch.linear.held import FloatWeight
 from trencadis_torch.linear.native import ACTIVATIONS, Native
@@ -31,6 +33,7 @@ from trencadis_torch.rows import DRAFT_MARGIN
 __all__ = ["Eagle"]
 
 _LAYER = "layers.0."
+_OPTIONS = AttentionOptions()
 
 
 class Eagle(nn.Module):
@@ -97,7 +100,24 @@ class Eagle(nn.Module):
         made: torch.Tensor = self._fc(states)
         return made
 
-    def inputs(self, hidden: torch.Tensor, next_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def keys_and_values(
+        self, hidden: torch.Tensor, next_ids: torch.Tensor, positions: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return keys and values, ``[T, KV, D]`` each; see ``Head``."""
+        x, _ = self._inputs(hidden, next_ids)
+        _, keys, values = self._attention_heads(x, positions)
+        return keys, values
+
+    def draft(
+        self, hidden: torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor, attend: Attend
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the most likely tokens of the model, int64 ``[T]``, and the h of these tokens, ``[T, H]``; see ``Head``."""
+        x, residual = self._inputs(hidden, tokens)
+        return self._finish(attend(*self._attention_heads(x, positions), _OPTIONS), residual)
+
+    # ------------------------------------------------------------------------------------------------- innards
+
+    def _inputs(self, hidden: torch.Tensor, next_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return what attention reads, ``[T, 2 H]``, and what its output is added to, ``[T, H]``.
 
         Args:
@@ -108,7 +128,9 @@ class Eagle(nn.Module):
         embedded = self._normed(self._embed(next_ids), self._embedding_norm)
         return torch.cat([embedded, normed], -1), normed if self._keeps_normed else hidden
 
-    def heads(self, x: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def _attention_heads(
+        self, x: torch.Tensor, positions: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return queries ``[T, N, D]``, keys and values, ``[T, KV, D]`` each, of attention's inputs at int64 positions ``[T]``."""
         made, heads = self._qkv(x), self._heads
         cosines, sines = self._angles(positions)
@@ -120,7 +142,7 @@ class Eagle(nn.Module):
             return queries, keys, values
         return _turned(queries, cosines, sines), _turned(keys, cosines, sines), values
 
-    def finish(self, attended: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _finish(self, attended: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the most likely tokens of the model, int64 ``[T]``, and the h of these tokens, ``[T, H]``.
 
         Args:
@@ -131,8 +153,6 @@ class Eagle(nn.Module):
         hidden = hidden + self._down(self._gated(self._gate_up(self._normed(hidden, self._mlp_norm))))
         chosen = self._head(self._normed(hidden, self._final_norm)).argmax(-1)
         return chosen if self._target_ids is None else self._target_ids[chosen], hidden
-
-    # ------------------------------------------------------------------------------------------------- innards
 
     def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         if self._native is not None:

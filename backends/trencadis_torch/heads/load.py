@@ -9,9 +9,12 @@ import torch
 
 from trencadis.errors import ConfigValueError, ModelLoadError
 from trencadis_torch.heads.checkpoint import read_head
+from trencadis_torch.heads.drafter import Head
 from trencadis_torch.heads.eagle import Eagle
+from trencadis_torch.heads.mtp import MTP, load_mtp
 from trencadis_torch.linear.native import Native
 from trencadis_torch.loading.inspection import vocab_size
+from trencadis_torch.loading.loader import ModelFiles
 
 __all__ = ["check_head_serves", "load_head"]
 
@@ -43,12 +46,15 @@ def check_head_serves(*, layout: str, compiles: bool, num_ranks: int) -> None:
 
 
 def load_head(
-    path: str, model: Any, *, native: Native | None, cache_dtype: torch.dtype | None
-) -> tuple[Eagle, tuple[int, ...], str]:
-    """Return a head, the numbers of the layers whose inputs it reads, and the digest of its files.
+    path: str, files: ModelFiles, model: Any, *, native: Native | None, cache_dtype: torch.dtype | None
+) -> tuple[Head, tuple[int, ...], str]:
+    """Return a head, the numbers of the layers whose inputs it reads, and what tells it from other heads of the model.
+
+    The number behind that of the last layer stands for what the last layer gives.
 
     Args:
-        path: Its directory.
+        path: Its directory, or ``mtp``: it comes with the model.
+        files: The model's.
         model: Of transformers, loaded.
         native: Kernels for a CPU; None: PyTorch's.
         cache_dtype: Of keys and values in the cache; None: as computed.
@@ -58,10 +64,14 @@ def load_head(
     """
     config = model.config.get_text_config(decoder=True)
     num_layers = int(config.num_hidden_layers)
-    files = read_head(path, hidden_size=int(config.hidden_size), vocab_size=vocab_size(model))
-    layers = files.state_layers or (2, num_layers // 2, num_layers - 3)
+    if path == MTP:
+        mtp = load_mtp(files, model, cache_dtype=cache_dtype)
+        logger.info("Head %s: the MTP layer of %s, from what its last layer gives.", path, files.source.path)
+        return mtp, (num_layers,), MTP
+    read = read_head(path, hidden_size=int(config.hidden_size), vocab_size=vocab_size(model))
+    layers = read.state_layers or (2, num_layers // 2, num_layers - 3)
     if (
-        len(layers) != files.num_states
+        len(layers) != read.num_states
         or min(layers) < 0
         or max(layers) >= num_layers
         or list(layers) != sorted(set(layers))
@@ -70,6 +80,6 @@ def load_head(
             f"model.head {path}: it reads what the layers {list(layers)} begin with, and the model has layers 0 to {num_layers - 1}.",
             hint="Name a head that was trained for this model in model.path.",
         )
-    head = Eagle(files, model, layer_index=num_layers, native=native, cache_dtype=cache_dtype).eval()
+    head = Eagle(read, model, layer_index=num_layers, native=native, cache_dtype=cache_dtype).eval()
     logger.info("Head %s: EAGLE-3, from what the layers %s begin with.", path, ", ".join(map(str, layers)))
-    return head, layers, files.fingerprint
+    return head, layers, read.fingerprint

@@ -1,4 +1,4 @@
-"""Hidden states of a model that runs layer by layer: what some of its layers begin with."""
+"""Hidden states of a model that runs layer by layer: what some of its layers begin with, or the last one gives."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class LayerInputs:
 
     Args:
         model: Of transformers.
-        layers: Their numbers.
+        layers: Their numbers; that behind the last one's stands for what the last layer gives.
 
     Raises:
         ModelLoadError: The model has no such layers in a row.
@@ -31,7 +31,16 @@ class LayerInputs:
         self.layers = layers
         modules = decoder_layers(model)
         for number in layers:
-            modules[number].register_forward_pre_hook(self._keep(number), with_kwargs=True)
+            if number == len(modules):
+                modules[-1].register_forward_hook(self._keep_given(number))
+            else:
+                modules[number].register_forward_pre_hook(self._keep(number), with_kwargs=True)
+
+    def _keep_given(self, number: int) -> Any:
+        def keep(_: nn.Module, __: tuple[Any, ...], given: Any) -> None:
+            self._found[number] = given[0] if isinstance(given, tuple) else given
+
+        return keep
 
     def _keep(self, number: int) -> Any:
         def keep(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

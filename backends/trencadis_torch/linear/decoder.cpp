@@ -83,8 +83,8 @@ struct Pass {
     uint8_t* bytes;        // [T, widest], of rows that are quantised
     float* scratch;        // of each thread
     double* seconds;       // CPU time of the first thread, added by part; null: not measured
-    float* told;                // [T, num_told, H]: what some layers begin with
-    const int64_t* told_layers; // which, ascending
+    float* told;                // [T, num_told, H]: what some layers begin with, or the last one gives
+    const int64_t* told_layers; // which, ascending; num_layers: what the last one gives
     int64_t num_told;
     int64_t num_tokens, num_kept, call_bytes, scratch_floats, num_threads;
 };
@@ -136,6 +136,7 @@ class Member {
 
     int64_t run() {
         int64_t failed = 0;
+        const bool tells_end = p.num_told && p.told_layers[p.num_told - 1] == d.num_layers;
         embed();
         for (int64_t i = 0; i < d.num_layers; ++i) {
             const Layer& layer = d.layers[i];
@@ -144,7 +145,7 @@ class Member {
             failed |= p.attend(p.calls + i * p.call_bytes);
             mark(ATTENTION);
             const float* attended = p.attended;
-            if (i + 1 == d.num_layers && p.num_kept < p.num_tokens) attended = keep(layer);
+            if (i + 1 == d.num_layers && p.num_kept < p.num_tokens && !tells_end) attended = keep(layer);
             float* const first = layer.order == SEQUENTIAL ? hidden : p.aside;
             float* const second = layer.order == PARALLEL_FIRST ? p.aside : hidden;
             project(layer.out, input(attended, layer.out.num_inputs, layer.out), layer.attended_norm, layer.attended_scale, first,
@@ -159,6 +160,10 @@ class Member {
                         second, true);
             if (layer.order == PARALLEL_FIRST) add_aside();
             mark(DOWN);
+        }
+        if (tells_end) {
+            tell(d.num_layers);
+            keep();
         }
         const Input last = input(hidden, d.hidden_size, d.head, d.final_norm);
         multiply(d.head, last, Linear{d.head.bias, p.logits, d.head.num_outputs, d.head.num_outputs, d.head.num_inputs});
@@ -258,17 +263,23 @@ class Member {
     // Only some tokens go on: theirs is copied together. Queries, keys and values have been used, and leave room.
     const float* keep(const Layer& layer) {
         const int64_t size = layer.out.num_inputs;
+#pragma omp for schedule(static) nowait
+        for (int64_t m = 0; m < p.num_kept; ++m)
+            std::memcpy(p.qkv + m * size, p.attended + p.kept[m] * size, static_cast<size_t>(size) * sizeof(float));
+        keep();
+        return p.qkv;
+    }
+
+    void keep() {
         rows = p.num_kept;
 #pragma omp for schedule(static)
         for (int64_t m = 0; m < rows; ++m) {
-            std::memcpy(p.qkv + m * size, p.attended + p.kept[m] * size, static_cast<size_t>(size) * sizeof(float));
             std::memcpy(normed + m * d.hidden_size, hidden + p.kept[m] * d.hidden_size,
                         static_cast<size_t>(d.hidden_size) * sizeof(float));
         }
         float* const other = hidden;
         hidden = normed;
         normed = other;
-        return p.qkv;
     }
 
     void gates(const Layer& layer) {

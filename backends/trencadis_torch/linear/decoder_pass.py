@@ -73,17 +73,17 @@ class DecoderPasses:
         return dict(zip(PARTS, self._seconds.tolist(), strict=True))
 
     def tell(self, layers: Sequence[int]) -> None:
-        """Give out, from now on, what some layers begin with: :meth:`told` after each :meth:`logits`.
+        """Give out, from now on, what some layers begin with, or the last one gives: :meth:`told` after each :meth:`logits`.
 
         Args:
-            layers: Their numbers, ascending.
+            layers: Their numbers, ascending; that behind the last one's stands for what the last layer gives.
         """
         self._told_layers = np.array(layers, np.int64)
         self._pass.told_layers = self._told_layers.ctypes.data
 
     @property
     def told(self) -> torch.Tensor:
-        """Hidden states of the last pass's tokens before the layers that were named, float32 ``[T, layers, H]``."""
+        """Hidden states of the last pass's tokens at the layers that were named, float32 ``[T, layers, H]``."""
         return self._told
 
     def logits(
@@ -217,7 +217,7 @@ class DecoderPasses:
         calls["tables"], calls["table_stride"] = tables.data_ptr(), tables.stride(0)
         calls["slots"], calls["num_tokens"], calls["num_threads"] = slots.data_ptr(), num_tokens, num_threads
         _set_sequences(calls, held)
-        if len(kept) == num_tokens:
+        if len(kept) == num_tokens or self._decoder.structure.num_layers in self._told_layers:
             return held
         parts = _parts(kept, *held, together=self._together)
         _set_sequences(calls[-1:], parts)

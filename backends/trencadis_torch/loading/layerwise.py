@@ -45,7 +45,7 @@ from trencadis_torch.parallel.modules import GatheredLinear, VocabEmbedding
 if TYPE_CHECKING:
     from trencadis_torch.parallel.parts import ShareWeights
 
-__all__ = ["Dividing", "LoadedDecoder", "NotLayerwiseError", "load_layerwise"]
+__all__ = ["Dividing", "LoadedDecoder", "NotLayerwiseError", "are_equal", "load_layerwise"]
 
 T = TypeVar("T")
 
@@ -178,7 +178,7 @@ def _untie(model: Any, weights: NamedWeights) -> None:
         if not (weights.has(target) and weights.has(origin)):
             continue
         one, other = (weights.matrix(name) or _read_matrix(weights, name) for name in (target, origin))
-        if _are_equal(one, other, weights.let_go):
+        if are_equal(one, other, weights.let_go):
             continue
         logger.warning(
             "%s and %s are tied by config.json, but differ in the files: they are held one by one.", target, origin
@@ -194,7 +194,7 @@ def _read_matrix(weights: NamedWeights, name: str) -> HeldWeight:
     return found
 
 
-def _are_equal(one: HeldWeight, other: HeldWeight, let_go: Callable[[], None]) -> bool:
+def are_equal(one: HeldWeight, other: HeldWeight, let_go: Callable[[], None]) -> bool:
     """Return whether two matrices have the same values; some rows at a time."""
     if one.shape != other.shape:
         return False

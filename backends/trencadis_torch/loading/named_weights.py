@@ -42,14 +42,18 @@ class NamedWeights:
     Args:
         model: Of transformers; its weights need no memory.
         source: The checkpoint.
+        names: Those of its weights that are the model's; None: all.
+        rules: Of transformers, by which they are renamed and converted; None: the model's.
     """
 
-    def __init__(self, model: Any, source: WeightSource) -> None:
+    def __init__(
+        self, model: Any, source: WeightSource, *, names: Iterable[str] | None = None, rules: list[Any] | None = None
+    ) -> None:
         self._model = model
         self._source = source
         self._groups: dict[str, _Group] = {}
         self._wanted: dict[str, torch.Tensor] = dict(model.state_dict(keep_vars=True))
-        for name, renamed, rule, pattern in self._renamed():
+        for name, renamed, rule, pattern in self._renamed(source.names() if names is None else names, rules):
             first = self._groups.get(renamed)
             if first is None:
                 targets = [renamed]
@@ -59,7 +63,7 @@ class NamedWeights:
                 self._groups.update(dict.fromkeys(targets, first))
             first.sources.append((name, pattern))
 
-    def _renamed(self) -> Iterable[tuple[str, str, Any | None, str]]:
+    def _renamed(self, names: Iterable[str], rules: list[Any] | None) -> Iterable[tuple[str, str, Any | None, str]]:
         """Yield the name of each weight of the files, its name in the model, and the rule with its pattern, if there is one.
 
         Source: ``transformers.core_model_loading.convert_and_load_state_dict_in_model``, transformers 5.24.
@@ -72,12 +76,12 @@ class NamedWeights:
             rename_source_key,
         )
 
-        rules = get_model_conversion_mapping(self._model)
+        rules = get_model_conversion_mapping(self._model) if rules is None else rules
         renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
         converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
         by_pattern = {pattern: rule for rule in converters for pattern in rule.source_patterns}
         prefix, wanted = self._model.base_model_prefix, self._wanted
-        for name in sorted(self._source.names(), key=dot_natural_key):
+        for name in sorted(names, key=dot_natural_key):
             renamed, pattern = rename_source_key(name, renamings, converters, prefix, wanted)
             if renamed not in wanted and name in wanted:
                 renamed, pattern = rename_source_key(name, [], [], base_model_prefix=prefix, meta_state_dict=wanted)

@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from trencadis.errors import ModelLoadError
 from trencadis_torch.loading.loader import ModelFiles, read_generation_config
 
-__all__ = ["BUILDING", "skeleton"]
+__all__ = ["BUILDING", "skeleton", "without_memory"]
 
 BUILDING = threading.Lock()
 """transformers changes its classes while it loads a model, and ranks may be threads of one process."""
@@ -30,6 +30,12 @@ class _WithoutMemory(TorchFunctionMode):
         return func(*args, **options)
 
 
+def without_memory(make: Callable[[], Any]) -> Any:
+    """Return what a function of transformers makes, its large parameters without memory."""
+    with BUILDING, _WithoutMemory():
+        return make()
+
+
 def skeleton(files: ModelFiles) -> Any:
     """Return a decoder whose large parameters have no memory, with its own eager attention; buffers are as in a loaded one.
 
@@ -42,13 +48,14 @@ def skeleton(files: ModelFiles) -> Any:
     from transformers import AutoModelForCausalLM
 
     try:
-        with BUILDING, _WithoutMemory():
-            model = AutoModelForCausalLM.from_config(
+        model = without_memory(
+            lambda: AutoModelForCausalLM.from_config(
                 files.config,
                 dtype=torch.float32,
                 attn_implementation="eager",
                 trust_remote_code=files.source.trust_remote_code,
             )
+        )
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
         raise ModelLoadError(f"{files.source.path} ({files.config.model_type}) cannot be built: {reason}") from error

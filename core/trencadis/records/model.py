@@ -20,7 +20,7 @@ class ModelSource:
         trust_remote_code: Allow model code that the directory or the hub brings.
         pooling: How embeddings are made: ``auto``, ``last``, ``mean`` or ``cls``.
         normalize_embeddings: Scale embeddings to length 1.
-        head: Directory of a head that drafts from the model's hidden states; empty: none.
+        head: Directory of a head that drafts from the model's hidden states; ``mtp``: the one in the model's files; empty: none.
         remember: Keep what was proven of it, and use what was kept.
     """
 

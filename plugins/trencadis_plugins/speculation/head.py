@@ -1,4 +1,4 @@
-"""Drafts of a head that was loaded with the model: EAGLE-3, from the model's own hidden states.
+"""Drafts of a head that was loaded with the model: EAGLE-3 or MTP, from the model's own hidden states.
 
     view ─▶ the head, where the model is ─▶ the most likely tokens, one after the other
 
