@@ -65,6 +65,20 @@ def test_products_of_bfloat16_are_those_of_the_same_weights_in_float32_bit_by_bi
     assert torch.equal(found(x), layer(lib, FloatWeight(weight.float()), bias)(x))
 
 
+@pytest.mark.parametrize("shape", [*SHAPES, (70, 300)])
+@pytest.mark.parametrize("num_rows", ROWS)
+def test_rows_that_are_rounded_to_bfloat16_give_the_products_of_rounded_rows(lib, shape, num_rows):
+    weight, bias, x = drawn(*shape).bfloat16(), drawn(shape[0], seed=1), drawn(num_rows, shape[1], seed=2)
+    x[0, 0] = 1 + 2.0**-8  # halfway: to the even one
+    made = layer(lib, FloatWeight(weight, rounds_rows=True), bias)
+    assert made.form == "bfloat16, rows too"
+    rows, wide = x.bfloat16().double(), weight.double()
+    # Each addition in float32 is within half a unit of the sum so far, which no sum of magnitudes is below.
+    most = rows.abs() @ wide.abs().T + bias.abs()
+    error = (made(x).double() - (rows @ wide.T + bias)).abs()
+    assert bool((error <= 2.0**-24 * (shape[1] + 2) * most).all())
+
+
 def exact_rows(x):
     """Return int8 rows and scales from the definition, in float64; no element may lie where float32 could round otherwise."""
     largest = np.abs(x).max(-1)
