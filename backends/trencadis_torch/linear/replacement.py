@@ -442,7 +442,9 @@ def rounds_to_bfloat16(model: Any) -> bool:
     Args:
         model: Of transformers, its modules replaced.
     """
-    return any(isinstance(part, PackedLinear) and part.packed.kind == KINDS["bfloat_pairs"] for part in _packed_parts(model))
+    return any(
+        isinstance(part, PackedLinear) and part.packed.kind == KINDS["bfloat_pairs"] for part in _packed_parts(model)
+    )
 
 
 def forms_of(model: Any) -> str:

@@ -75,9 +75,7 @@ class ModelCheck:
         self._agree = agree
 
     @torch.inference_mode()
-    def compare(
-        self, model: Any, *, quantised: bool = False, rounded: bool = False, replaced: bool = False
-    ) -> None:
+    def compare(self, model: Any, *, quantised: bool = False, rounded: bool = False, replaced: bool = False) -> None:
         """Compare the paged forward with those logits; the paged attention is switched on afterwards. Costs as much again.
 
         Args:

@@ -277,6 +277,15 @@ def test_what_is_no_number_spoils_its_own_row_alone(lib, form, wrong, place):
     assert torch.isfinite(found[[0, 2]]).all()
 
 
+@pytest.mark.parametrize("bits", [0x7F800001, 0x7FFFFFFF, -1])
+def test_what_is_no_number_stays_none_where_rows_are_rounded(lib, bits):
+    x = drawn(2, 33)
+    x[1, 20] = torch.tensor(bits, dtype=torch.int32).view(torch.float32)
+    found = layer(lib, FORMS["bfloat16-rows-too"](1 + drawn(64, 33).abs()))(x)
+    assert found[1].isnan().all()
+    assert torch.isfinite(found[0]).all()
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_rows_of_zeros_stay_zeros(lib, form):
     assert not layer(lib, FORMS[form](drawn(64, 8)))(torch.zeros(2, 8)).any()
