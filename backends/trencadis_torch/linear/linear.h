@@ -199,7 +199,7 @@ void bfloat_rows(const Linear& layer, const float* x, int64_t stride, const uint
 
 // Rows and weights in pairs of bfloat16. Without an instruction for pairs rows are float32, rounded as well, and meet weights as those of
 // BFLOAT do: sums are of the same products, and may differ in low bits. The instruction takes what is below float32's normal numbers for 0.
-// The function is what it computes.
+// Elsewhere nothing calls the function, which is what the instruction computes.
 #if defined(__AVX512BF16__)
 constexpr bool DOTS_PAIRS = true;
 Floats dot_pairs(Floats sums, Words w, uint32_t x) {
