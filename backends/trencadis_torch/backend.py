@@ -69,7 +69,7 @@ from trencadis_torch.linear import native_decoder
 from trencadis_torch.linear.decoder import how_it_runs, original_of
 from trencadis_torch.linear.formats.choose import open_source
 from trencadis_torch.linear.formats.source import WeightSource
-from trencadis_torch.linear.holding import AS_STORED, FLOAT32, Holding
+from trencadis_torch.linear.holding import AS_STORED, BFLOAT16, FLOAT32, Holding
 from trencadis_torch.linear.native import check_quantization
 from trencadis_torch.linear.replacement import (
     Replacement,
@@ -78,6 +78,7 @@ from trencadis_torch.linear.replacement import (
     fuse_modules,
     replace_modules,
     rounds_rows,
+    rounds_to_bfloat16,
 )
 from trencadis_torch.loading.encoder import is_encoder, load_encoder
 from trencadis_torch.loading.fingerprint import fingerprint, quantised_fingerprint
@@ -323,7 +324,12 @@ class TorchBackend(Backend):
             self._note_replaced(model, layers)
             phases.begin("check")
             if check is not None:
-                check.compare(model, quantised=rounds_rows(model), replaced=self._replacement is not None)
+                check.compare(
+                    model,
+                    quantised=rounds_rows(model),
+                    rounded=rounds_to_bfloat16(model),
+                    replaced=self._replacement is not None,
+                )
         except ModelLoadError as error:
             if self._quantises or not (self._packs or self._fuses):
                 raise
@@ -391,6 +397,8 @@ class TorchBackend(Backend):
             return Holding(self._config.quantization)
         if files.source.dtype == "auto" and source.dtype is not torch.float16 and self._mode.native() is not None:
             return Holding(AS_STORED)
+        if files.source.dtype == BFLOAT16 and self._mode.native() is not None:
+            return Holding(BFLOAT16)
         dtype = choose_dtype(
             files.source.dtype,
             stored=dtype_of(files.config) or source.dtype,
@@ -552,6 +560,8 @@ class TorchBackend(Backend):
             logger.info("%s runs layer by layer: ranks exchange something between.", self._facts.architecture)
         elif not self._mode.compiles:
             fuse_decoder(model, layers=layers, kernel=self._kernel, native=self._mode.native())
+        if rounds_to_bfloat16(model):
+            self._facts = attrs.evolve(self._facts, dtype=BFLOAT16)
         if self._quantises:
             self._facts = attrs.evolve(self._facts, dtype=self._config.quantization)
         if self._quantises or rounds_rows(model):

@@ -5,7 +5,8 @@
     ONEDNN_MAX_CPU_ISA=AVX2 python benchmarks/micro/linear.py --instructions avx2
 
 Each shape is held often enough that no cache keeps its weights. Variants run in turns; ``packed_again`` is the same code as
-``packed``: their ratio is the noise floor. Rates are by CPU time, of the best round, for other work can only slow a round down.
+``packed``: their ratio is the noise floor. ``bf16_rows`` rounds rows to bfloat16, as ``onednn_bf16`` does; ``bf16`` does not. Rates are
+by CPU time, of the best round, for other work can only slow a round down.
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ import torch
 from random_models import LLAMA_110M, QWEN3_05B
 from torch import nn
 
+from trencadis_torch.linear.held import FloatWeight
 from trencadis_torch.linear.native import Native, native
 from trencadis_torch.linear.packed import FusedLinear, held_of, pack
 from trencadis_torch.native_build import limit_instructions
 
 MODELS = {"llama_110m": LLAMA_110M, "qwen3_05b": QWEN3_05B}
-BITS = {"bf16": 16, "onednn_bf16": 16, "int8": 8, "int4": 4.5}
+BITS = {"bf16": 16, "bf16_rows": 16, "onednn_bf16": 16, "int8": 8, "int4": 4.5}
 """Of a weight, where they are not 32."""
 
 COLD_BYTES = 100_000_000
@@ -65,6 +67,7 @@ def variants(shape: tuple[int, int], library: Native) -> dict[str, list[Callable
         "packed": list(packed),
         # So many more as they are smaller.
         "bf16": [held(layer, library) for layer in half],
+        "bf16_rows": [pack([FloatWeight(layer.weight.detach(), rounds_rows=True)], [None], library) for layer in half],
         **({"onednn_bf16": found} if found else {}),
         "int8": [held(plain[index % copies], library, "int8") for index in range(4 * copies)],
         "int4": [held(plain[index % copies], library, "int4") for index in range(7 * copies)],
@@ -114,7 +117,12 @@ def rates(shape: tuple[int, int], num_rows: int, times: dict[str, list[float]], 
             "gb_per_s": round(read, 1),
             "share_of_reads": round(read / limits["read_gb_per_s"], 2),
             "share_of_float32_products": round(gflop / limits["float32_gflop_per_s"], 2),
-            "plain_over_this": round(statistics.median(a / b for a, b in zip(times["plain"], values, strict=True)), 2),
+            **{
+                f"{other}_over_this": round(
+                    statistics.median(a / b for a, b in zip(times[other], values, strict=True)), 2
+                )
+                for other in ("plain", "bf16")
+            },
         }
     pairs = [a / b for a, b in zip(times["packed"], times["packed_again"], strict=True)]
     return {"variants": found, "a_a_ratio": round(statistics.median(pairs), 3)}

@@ -421,7 +421,7 @@ class Member {
 
     static void prepare(const float* x, const Product& w, const Norm& norm, float* row, uint8_t* bytes) {
         if (norm.weight) apply(norm, x, w.num_inputs, row);
-        if (is_quantised(w)) quantise_row(w, norm.weight ? row : x, bytes);
+        if (is_rounded(w)) round_row(w, norm.weight ? row : x, bytes);
     }
 
     int64_t num_blocks() const { return (rows + ROW_BLOCK - 1) / ROW_BLOCK; }

@@ -223,7 +223,7 @@ void mix_rows(const Mixture& m, const Mixing& at, const float* x, const int64_t*
 #pragma omp for schedule(static)
     for (int64_t r = 0; r < routes; ++r) {
         const float* row = x + at.order[r] / m.num_chosen * m.hidden_size;
-        if (outer) quantise_row(m.gates, row, at.bytes + r * outer);
+        if (outer) round_row(m.gates, row, at.bytes + r * outer);
         else std::memcpy(at.rows + r * m.hidden_size, row, static_cast<size_t>(m.hidden_size) * sizeof(float));
     }
     const int64_t pieces = *at.num_active * panels;
@@ -231,7 +231,7 @@ void mix_rows(const Mixture& m, const Mixing& at, const float* x, const int64_t*
     for (int64_t i = 0; i < pieces; ++i) gate_panel(m, at, at.active[i / panels], i % panels, tiles);
     if (inner) {
 #pragma omp for schedule(static)
-        for (int64_t r = 0; r < routes; ++r) quantise_row(m.down, at.made + r * m.inner_size, at.bytes + r * inner);
+        for (int64_t r = 0; r < routes; ++r) round_row(m.down, at.made + r * m.inner_size, at.bytes + r * inner);
     }
 #pragma omp for schedule(dynamic, 1)
     for (int64_t panel = 0; panel < num_panels(m.hidden_size); ++panel)

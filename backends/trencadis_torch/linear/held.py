@@ -115,15 +115,17 @@ class FloatWeight(UnpackedWeight):
 
     Attributes:
         values: float32, bfloat16 or float16 ``[N, K]``.
+        rounds_rows: Of bfloat16: rows are rounded to it as well, before they meet the weights.
     """
 
     BY_OUTPUT = ("values",)
     values: torch.Tensor
+    rounds_rows: bool = False
 
     @property
     def form(self) -> str:
-        """The dtype's name."""
-        return str(self.values.dtype).removeprefix("torch.")
+        """The dtype's name, and whether rows are rounded to it."""
+        return str(self.values.dtype).removeprefix("torch.") + (", rows too" if self.rounds_rows else "")
 
     def dequantised(self) -> torch.Tensor:
         """Return float32 ``[N, K]``."""
@@ -131,7 +133,7 @@ class FloatWeight(UnpackedWeight):
 
     def columns(self, index: slice) -> FloatWeight:
         """Return a range of inputs."""
-        return FloatWeight(self.values[:, index])
+        return attrs.evolve(self, values=self.values[:, index])
 
 
 @attrs.frozen(eq=False)

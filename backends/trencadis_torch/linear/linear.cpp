@@ -16,6 +16,8 @@ int64_t trencadis_most_apart() { return MOST_APART; }
 
 int64_t trencadis_has_dot() { return HAS_DOT; }
 
+int64_t trencadis_dots_pairs() { return DOTS_PAIRS; }
+
 // Bytes of a layer's panels.
 int64_t trencadis_packed_bytes(const Product* w) { return whole(w->num_outputs, PANEL) / PANEL * panel_bytes(*w); }
 
@@ -77,7 +79,7 @@ void trencadis_linear(const Product* w, const float* x, int64_t num_rows, int64_
     {
         if (bytes) {
 #pragma omp for schedule(static)
-            for (int64_t row = 0; row < num_rows; ++row) quantise_row(*w, x + row * stride, quantised + row * bytes);
+            for (int64_t row = 0; row < num_rows; ++row) round_row(*w, x + row * stride, quantised + row * bytes);
         }
 #pragma omp for schedule(static)
         for (int64_t first = 0; first < w->num_outputs; first += PANEL)

@@ -10,6 +10,7 @@
 //     GROUPS8    8 bits    for each group of inputs [G / 4][PANEL][4], then its scales [PANEL] in float16, and its minimums, if it has some
 //     GROUPS4    4 bits    the same, [G / 8][PANEL][4]: four inputs in the lower halves of four bytes, four in the upper ones
 //     LEVELS4    4 bits    the same: a value is a place in a table of 16 integers of 8 bits
+//     BFLOAT_PAIRS  bfloat16  as BFLOAT, for rows that are rounded to bfloat16: a pair of products is added to float32 at a time
 //
 // Integers are unsigned. Rows that meet them are quantised to int8 by the largest magnitude of a group's inputs (CHANNELS: of the row's).
 // Sums of a group are exact in int32. Groups may be of inputs that lie apart: `order` says which input each column of the weights is for.
@@ -70,12 +71,12 @@ Floats as_floats(Words bits) { return reinterpret_cast<Floats>(bits); }
 #define WITHIN __attribute__((always_inline)) inline  // else sums would be in memory
 #define UNROLLED _Pragma("GCC unroll 8")  // the same, before compilers decide what is in registers
 
-enum Kind : int64_t { FLOAT, BFLOAT, E4M3, E5M2, CHANNELS, GROUPS8, GROUPS4, LEVELS4 };
+enum Kind : int64_t { FLOAT, BFLOAT, E4M3, E5M2, CHANNELS, GROUPS8, GROUPS4, LEVELS4, BFLOAT_PAIRS };
 
 // Weights of a layer. Mirrored by a ctypes structure in native.py: the same fields in the same order, 8 bytes each.
 struct Product {
     const void* weights;    // panels
-    const float* scales;    // what each output is multiplied by in the end, [N] padded to whole panels; null: FLOAT and BFLOAT
+    const float* scales;    // what each output is multiplied by in the end, [N] padded to whole panels; null: floats of 16 and 32 bits
     const float* bias;      // [N], or null
     const uint8_t* levels;  // LEVELS4: the table, [16]; else null
     const int32_t* order;   // of integers: the input of each column, [K]; null: as they come
@@ -193,6 +194,43 @@ void bfloat_rows(const Linear& layer, const float* x, int64_t stride, const uint
             for (int c = 0; c < COLUMNS; ++c) sums[m][c] += value * as_floats(both[c] & 0xffff0000u);
         }
     }
+    for (int m = 0; m < ROWS; ++m) finish(layer, row + m, first, sums[m]);
+}
+
+// Rows and weights in pairs of bfloat16. Without an instruction for pairs rows are float32, rounded as well, and meet weights as those of
+// BFLOAT do: sums are of the same products, and may differ in low bits. The instruction takes what is below float32's normal numbers for 0.
+// Elsewhere nothing calls the function, which is what the instruction computes.
+#if defined(__AVX512BF16__)
+constexpr bool DOTS_PAIRS = true;
+Floats dot_pairs(Floats sums, Words w, uint32_t x) {
+    return reinterpret_cast<Floats>(_mm512_dpbf16_ps(reinterpret_cast<__m512>(sums), reinterpret_cast<__m512bh>(w), reinterpret_cast<__m512bh>(Words{} + x)));
+}
+#else
+constexpr bool DOTS_PAIRS = false;
+Floats dot_pairs(Floats sums, Words w, uint32_t x) {
+    return sums + as_floats(w << 16) * as_floats(Words{} + (x << 16)) + as_floats(w & 0xffff0000u) * as_floats(Words{} + (x & 0xffff0000u));
+}
+#endif
+
+// `panel` begins with the part's first input; `stride` is in bytes.
+template <int ROWS, bool PARTS>
+void pair_rows(const Linear& layer, const uint8_t* x, int64_t stride, const uint8_t* panel, int64_t row, int64_t first, const Stretch& part) {
+    Floats sums[ROWS][COLUMNS];
+    take<PARTS>(part, sums);
+    const char* next = part.next;
+    const uint8_t* source = x + row * stride + part.begin * 2;
+    for (int64_t k = 0; k < part.end - part.begin; k += 2) {
+        const uint8_t* weights = panel + k * PANEL * 2;
+        ask<PARTS>(reinterpret_cast<const float*>(weights), &next, k / 2, part.mask);
+        Words w[COLUMNS];
+        UNROLLED for (int c = 0; c < COLUMNS; ++c) w[c] = words(weights + c * LANES * 4);
+        UNROLLED for (int m = 0; m < ROWS; ++m) {
+            uint32_t two;
+            std::memcpy(&two, source + m * stride + k * 2, 4);
+            UNROLLED for (int c = 0; c < COLUMNS; ++c) sums[m][c] = dot_pairs(sums[m][c], w[c], two);
+        }
+    }
+    if (PARTS && !part.ends) return keep(part, sums);
     for (int m = 0; m < ROWS; ++m) finish(layer, row + m, first, sums[m]);
 }
 
@@ -349,7 +387,8 @@ float widened(uint16_t bits) {
 int64_t whole(int64_t number, int64_t of) { return (number + of - 1) / of * of; }
 
 bool is_float8(const Product& w) { return w.kind == E4M3 || w.kind == E5M2; }
-bool is_quantised(const Product& w) { return w.kind >= CHANNELS; }
+bool is_rounded(const Product& w) { return w.kind >= CHANNELS; }  // rows are, before they meet these weights
+bool is_dotted(const Product& w) { return DOTS_PAIRS && w.kind == BFLOAT_PAIRS; }
 Form form_of(const Product& w) { return w.kind == GROUPS4 ? INT4 : w.kind == LEVELS4 ? LEVELS : INT8; }
 
 // What is the same of all groups of a layer.
@@ -371,7 +410,7 @@ Grouping grouping(const Product& w) {
 
 int64_t panel_bytes(const Product& w) {
     if (w.kind == FLOAT) return w.num_inputs * PANEL * 4;
-    if (w.kind == BFLOAT) return whole(w.num_inputs, 2) * PANEL * 2;
+    if (w.kind == BFLOAT || w.kind == BFLOAT_PAIRS) return whole(w.num_inputs, 2) * PANEL * 2;
     const Grouping groups = grouping(w);
     return groups.count * groups.bytes;
 }
@@ -382,9 +421,10 @@ struct Head {
     int32_t start;       // what a sum begins with
 };
 
-// Bytes of a row that is quantised for a layer; 0: it is not.
+// Bytes of a row that is rounded for a layer; 0: it is not.
 int64_t row_bytes(const Product& w) {
-    if (!is_quantised(w)) return 0;
+    if (!is_rounded(w)) return 0;
+    if (w.kind == BFLOAT_PAIRS) return whole(w.num_inputs * (DOTS_PAIRS ? 2 : 4), 64);
     const Grouping groups = grouping(w);
     return whole(groups.count * (sizeof(Head) + groups.row_bytes), 64);
 }
@@ -518,7 +558,7 @@ void in_runs(int64_t row, int64_t end, const Run& run) {
         default: function<6 __VA_OPT__(, ) __VA_ARGS__> arguments; break;        \
     }
 
-// Rows that go into a product: floats [M, K], and bytes of the rows that were quantised for it.
+// Rows that go into a product: floats [M, K], and bytes of the rows that were rounded for it.
 struct Input {
     const float* rows;
     const uint8_t* bytes;
@@ -526,7 +566,7 @@ struct Input {
 
 // Write a panel's weights as float32, an even number of inputs after an even one; of float8 of one group.
 void widen(const Product& w, const uint8_t* from, int64_t count, float* out) {
-    if (w.kind == BFLOAT) {
+    if (!is_float8(w)) {
         for (int64_t i = 0; i < count * PANEL; i += 2 * PANEL)
             for (int c = 0; c < PANEL; c += LANES) {
                 const Words both = words(from + (i + 2 * c) * 2);
@@ -546,24 +586,25 @@ void widen(const Product& w, const uint8_t* from, int64_t count, float* out) {
 }
 
 // Outputs of one panel of floats for some rows, more than one run of them. Sums that wait between parts keep their bits.
-void multiply_parts(const Product& w, const Linear& layer, const float* x, int64_t stride, int64_t row, int64_t end, int64_t first,
+void multiply_parts(const Product& w, const Linear& layer, const Input& in, int64_t stride, int64_t row, int64_t end, int64_t first,
                     const uint8_t* panel) {
     alignas(64) float wide[PART_INPUTS * PANEL];
     Floats kept[ROWS_TOGETHER * COLUMNS], sums[ROWS_TOGETHER * COLUMNS];
-    const bool is_grouped = is_float8(w);
+    const bool is_grouped = is_float8(w), dots = is_dotted(w);
     const int64_t group = is_grouped ? w.group : w.num_inputs, last = w.num_inputs / group - 1, bytes = w.kind == FLOAT ? 4 : is_grouped ? 1 : 2;
     const int64_t group_bytes = is_grouped ? grouping(w).bytes : 0, runs = (end - row + MOST_ROWS - 1) / MOST_ROWS;
     int64_t mask = 0;
-    while (2 * mask + 2 <= runs * 4 / bytes) mask = 2 * mask + 1;
+    while (2 * mask + 2 <= (dots ? runs : runs * 4 / bytes)) mask = 2 * mask + 1;
     for (int64_t g = 0; g <= last; ++g, panel += group_bytes) {
         for (int64_t at = 0; at < group; at += PART_INPUTS) {
             const int64_t size = at + PART_INPUTS < group ? PART_INPUTS : group - at;
             const uint8_t* const weights = panel + at * PANEL * bytes;
-            if (w.kind != FLOAT) widen(w, weights, size, wide);
+            if (w.kind != FLOAT && !dots) widen(w, weights, size, wide);
             const char* const next = reinterpret_cast<const char*>(weights) + size * PANEL * bytes;
             Stretch part{g * group + at, g * group + at + size, at == 0, !is_grouped && at + size == group, kept, next, mask};
             in_runs(row, end, [&](int64_t m, int count) {
-                BY_SIZE(count, float_rows, (layer, x, stride, w.kind == FLOAT ? reinterpret_cast<const float*>(weights) : wide, m, first, part), true)
+                if (dots) BY_SIZE(count, pair_rows, (layer, in.bytes, row_bytes(w), weights, m, first, part), true)
+                else BY_SIZE(count, float_rows, (layer, in.rows, stride, w.kind == FLOAT ? reinterpret_cast<const float*>(weights) : wide, m, first, part), true)
                 part.kept += count * COLUMNS;
                 part.next += size * PANEL * bytes / runs;
             });
@@ -583,21 +624,24 @@ void multiply_parts(const Product& w, const Linear& layer, const float* x, int64
 }
 
 // Rows' outputs of one panel.
-void multiply_panel(const Product& w, const Linear& layer, const Input& in, int64_t stride, int64_t row, int64_t end, int64_t first) {
+void multiply_panel(const Product& w, const Linear& layer, Input in, int64_t stride, int64_t row, int64_t end, int64_t first) {
     const int64_t bytes = panel_bytes(w);
     const uint8_t* const panel = static_cast<const uint8_t*>(w.weights) + first / PANEL * bytes;
-    if (!is_quantised(w) && end - row > (is_float8(w) ? 2 : 1) * MOST_ROWS) {
+    if (w.kind == BFLOAT_PAIRS && !DOTS_PAIRS) in.rows = reinterpret_cast<const float*>(in.bytes), stride = row_bytes(w) / 4;
+    if ((!is_rounded(w) || w.kind == BFLOAT_PAIRS) && end - row > (is_float8(w) ? 2 : 1) * MOST_ROWS) {
         for (int64_t last; row < end; row = last) {
             last = row + ROWS_TOGETHER < end ? row + ROWS_TOGETHER : end;
-            multiply_parts(w, layer, in.rows, stride, row, last, first, panel);
+            multiply_parts(w, layer, in, stride, row, last, first, panel);
         }
         return;
     }
     in_runs(row, end, [&](int64_t m, int count) {
         const Stretch whole{0, w.num_inputs, true, true, nullptr, nullptr, 0};
-        switch (w.kind) {
+        if (is_dotted(w)) BY_SIZE(count, pair_rows, (layer, in.bytes, row_bytes(w), panel, m, first, whole), false)
+        else switch (w.kind) {
             case FLOAT: BY_SIZE(count, float_rows, (layer, in.rows, stride, reinterpret_cast<const float*>(panel), m, first, whole), false) break;
-            case BFLOAT: BY_SIZE(count, bfloat_rows, (layer, in.rows, stride, reinterpret_cast<const uint16_t*>(panel), m, first)) break;
+            case BFLOAT:
+            case BFLOAT_PAIRS: BY_SIZE(count, bfloat_rows, (layer, in.rows, stride, reinterpret_cast<const uint16_t*>(panel), m, first)) break;
             case E4M3:
             case E5M2: BY_SIZE(count, float8_rows, (w, layer, in.rows, stride, panel, m, first)) break;
             case CHANNELS:
@@ -655,8 +699,25 @@ int32_t quantise_group(const float* x, int64_t size, int64_t depth, Element* out
     return sum;
 }
 
+// Round a row to bfloat16, to nearest and ties to even, and write it as BFLOAT_PAIRS has it, with zeros up to a whole vector.
+void narrow_row(const float* x, int64_t size, uint8_t* out) {
+    typedef uint16_t Narrow __attribute__((vector_size(LANES * 2)));
+    for (int64_t k = 0; k < size; k += LANES) {
+        Words bits = {};
+        if (k + LANES <= size) bits = words(x + k);
+        else std::memcpy(&bits, x + k, static_cast<size_t>(size - k) * 4);
+        const Words rounded = bits + 0x7fffu + (bits >> 16 & 1u);
+        const Words found = (bits & 0x7fffffffu) > 0x7f800000u ? bits | 0x400000u : rounded;  // what is no number stays none
+        const Narrow pairs = __builtin_convertvector(found >> 16, Narrow);
+        const Words wide = found & 0xffff0000u;
+        if (DOTS_PAIRS) std::memcpy(out + k * 2, &pairs, sizeof pairs);
+        else std::memcpy(out + k * 4, &wide, sizeof wide);
+    }
+}
+
 // Write a row as `row_bytes` of a layer.
-ALONE void quantise_row(const Product& w, const float* x, uint8_t* out) {
+ALONE void round_row(const Product& w, const float* x, uint8_t* out) {
+    if (w.kind == BFLOAT_PAIRS) return narrow_row(x, w.num_inputs, out);
     const Grouping groups = grouping(w);
     const Form form = form_of(w);
     const int64_t depth = groups.num_words * (form == INT8 ? 4 : 8);
@@ -716,7 +777,7 @@ ALONE void read_row(const Product& w, int64_t id, float scale, float* out) {
     if (w.kind == FLOAT) {
         const float* column = reinterpret_cast<const float*>(panel) + output;
         for (int64_t k = 0; k < w.num_inputs; ++k) out[k] = column[k * PANEL] * scale;
-    } else if (w.kind == BFLOAT) {
+    } else if (w.kind == BFLOAT || w.kind == BFLOAT_PAIRS) {
         const uint16_t* column = reinterpret_cast<const uint16_t*>(panel) + 2 * output;
         for (int64_t k = 0; k < w.num_inputs; ++k) {
             const uint32_t bits = static_cast<uint32_t>(column[k / 2 * 2 * PANEL + k % 2]) << 16;

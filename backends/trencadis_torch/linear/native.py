@@ -40,7 +40,7 @@ ACTIVATIONS: Final = {"silu": 0, "gelu_pytorch_tanh": 1, "gelu": 2, "relu2": 3, 
 KINDS: Final = {
     name: number
     for number, name in enumerate(
-        ("float", "bfloat", "float8_e4m3fn", "float8_e5m2", "channels", "groups8", "groups4", "levels4")
+        ("float", "bfloat", "float8_e4m3fn", "float8_e5m2", "channels", "groups8", "groups4", "levels4", "bfloat_pairs")
     )
 }
 """Kinds of packed weights, see linear.h, and their numbers in the library."""
@@ -137,6 +137,7 @@ class Native:
         panel: Outputs that are stored together.
         most_apart: Inputs that a group may have whose inputs lie apart.
         has_dot: Whether products of 8 bits use the processor's own instruction for them.
+        dots_pairs: Whether products of rows that are rounded to bfloat16 do.
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
@@ -147,15 +148,20 @@ class Native:
         self.panel = int(library.trencadis_panel())
         self.most_apart = int(library.trencadis_most_apart())
         self.has_dot = bool(library.trencadis_has_dot())
+        self.dots_pairs = bool(library.trencadis_dots_pairs())
 
-    def pack_floats(self, *weights: torch.Tensor, bias: torch.Tensor | None = None) -> Packed:
+    def pack_floats(
+        self, *weights: torch.Tensor, bias: torch.Tensor | None = None, rounds_rows: bool = False
+    ) -> Packed:
         """Return weights ``[N, K]``, all float32 or all bfloat16, the outputs of several side by side.
 
         Args:
             weights: Of each layer.
             bias: float32, of all outputs, or None.
+            rounds_rows: Rows are rounded to bfloat16, as weights are, before they meet them.
         """
-        kind = KINDS["bfloat" if weights[0].dtype is torch.bfloat16 else "float"]
+        narrow = "bfloat_pairs" if rounds_rows else "bfloat"
+        kind = KINDS[narrow if weights[0].dtype is torch.bfloat16 else "float"]
         num_inputs = weights[0].shape[1]
         packed, at = self._room(sum(map(len, weights)), num_inputs, kind, num_inputs, 0, bias=bias)
         first = 0
@@ -224,7 +230,7 @@ class Native:
         return packed
 
     def linear(self, x: torch.Tensor, packed: Packed) -> torch.Tensor:
-        """Return ``x @ weight.T + bias``, float32 ``[..., N]``; rows are quantised where weights are integers.
+        """Return ``x @ weight.T + bias``, float32 ``[..., N]``; rows are rounded where the weights' kind says so.
 
         Args:
             x: float32 ``[..., K]``.

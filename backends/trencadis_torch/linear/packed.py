@@ -4,7 +4,7 @@
                                       └▶ BlockedLinear  float32, by oneDNN through torch, where there is no compiler: low bits may depend
                                                         on how many rows there are
 
-Floats of any width are multiplied in float32. Where weights are integers, rows are rounded to int8 with a scale for each group of inputs,
+Floats of any width are multiplied in float32, by rows as they are unless these are to be rounded to bfloat16. Where weights are integers, rows are rounded to int8 with a scale for each group of inputs,
 and the sums of a group are exact.
 
 Shapes: N outputs, K inputs, G inputs of one group.
@@ -210,6 +210,9 @@ def pack(weights: Sequence[HeldWeight], biases: Sequence[torch.Tensor | None], n
     if len({weight.form for weight in weights}) == 1 and isinstance(weights[0], Float8Weight):
         octets = [weight for weight in weights if isinstance(weight, Float8Weight)]
         return PackedLinear(_pack_float8(octets, bias, native), octets[0].form, native)
+    pairs = [weight.values for weight in weights if isinstance(weight, FloatWeight) and weight.rounds_rows]
+    if len(pairs) == len(weights):
+        return PackedLinear(native.pack_floats(*pairs, bias=bias, rounds_rows=True), weights[0].form, native)
     weights = _of_one_order(weights, native.most_apart)
     if any(isinstance(weight, (FloatWeight, Float8Weight)) for weight in weights):
         floats = _of_one_width(weights)

@@ -30,8 +30,8 @@ from trencadis_torch.cache.kv_cache import AttentionLayer
 from trencadis_torch.linear import packed
 from trencadis_torch.linear.decoder import attach, how_it_runs, read_decoder
 from trencadis_torch.linear.fused import FusedKernels
-from trencadis_torch.linear.holding import AS_STORED, Holding
-from trencadis_torch.linear.native import Native
+from trencadis_torch.linear.holding import AS_STORED, BFLOAT16, Holding
+from trencadis_torch.linear.native import KINDS, Native
 from trencadis_torch.linear.native_decoder import NativeDecoder, native_decoder
 from trencadis_torch.linear.packed import FusedLinear, PackedLinear, RowsEmbedding, held_of
 from trencadis_torch.linear.readers import Hold, Pack, Together, agree, candidates, replacement_of
@@ -51,6 +51,7 @@ __all__ = [
     "put",
     "replace_modules",
     "rounds_rows",
+    "rounds_to_bfloat16",
     "watched_modules",
 ]
 
@@ -108,7 +109,10 @@ def kernels_of(native: Native | None, form: str) -> str:
         native: The compiled library, or None.
         form: Which weights are rounded to; ``none``: they are not.
     """
-    return "onednn" if native is None else f"{'packed' if form == 'none' else form}{native.panel}"
+    if native is None:
+        return "onednn"
+    names = {"none": "packed", BFLOAT16: "pairs" if native.dots_pairs else "rounded"}
+    return f"{names.get(form, form)}{native.panel}"
 
 
 class Replacing:
@@ -430,6 +434,17 @@ def rounds_rows(model: Any) -> bool:
         model: Of transformers, its modules replaced.
     """
     return any(isinstance(part, PackedLinear) and part.packed.scales is not None for part in _packed_parts(model))
+
+
+def rounds_to_bfloat16(model: Any) -> bool:
+    """Return whether a layer of a model rounds its inputs to bfloat16. Pure.
+
+    Args:
+        model: Of transformers, its modules replaced.
+    """
+    return any(
+        isinstance(part, PackedLinear) and part.packed.kind == KINDS["bfloat_pairs"] for part in _packed_parts(model)
+    )
 
 
 def forms_of(model: Any) -> str:

@@ -495,13 +495,14 @@ class _Loading:
         rows = torch.unique(torch.cat([own.flatten(), torch.tensor([0, place.shape[0] - 1])]))
         held = matrix.rows(rows)
         weight = torch.empty(place.shape)
-        weight[rows] = (self._holding.hold(held) if place.is_linear else held).dequantised()
+        weight[rows] = (self._holding.hold(held) if place.is_linear else self._holding.embed(held)).dequantised()
         _set(embedding, "weight", nn.Parameter(weight, requires_grad=False))
 
     def _hold_embeddings(self, place: _Place) -> None:
-        """Hold embeddings of their own, which are not rounded: packed where the files have them narrower than float32."""
+        """Hold embeddings of their own, which are not rounded to integers: packed where they are narrower than float32."""
         held = self._weights.matrix(next(filter(self._weights.has, place.names)))
         assert held is not None, "rows of it were read"
+        held = self._holding.embed(held)
         is_narrow = self._holding.form != FLOAT32 and self._native is not None and held.form != FLOAT32
         if not is_narrow or not self._replacing.embed_by_rows(lambda: pack([held], [None], self._native)):
             _give(place, held.dequantised())

@@ -75,12 +75,13 @@ class ModelCheck:
         self._agree = agree
 
     @torch.inference_mode()
-    def compare(self, model: Any, *, quantised: bool = False, replaced: bool = False) -> None:
+    def compare(self, model: Any, *, quantised: bool = False, rounded: bool = False, replaced: bool = False) -> None:
         """Compare the paged forward with those logits; the paged attention is switched on afterwards. Costs as much again.
 
         Args:
             model: The model, as it is now.
             quantised: Its weights have been rounded to int8.
+            rounded: Inputs of its layers are rounded to 16 bits, though it is in float32.
             replaced: Modules have been replaced; the error names another remedy.
 
         Raises:
@@ -101,8 +102,9 @@ class ModelCheck:
                 raise
             fault = f"a forward with packed layers failed: {as_words(error)}"
         else:
+            is_exact = model.dtype == torch.float32 and not rounded
             difference = _disagreement(
-                torch.cat(self._expected), torch.cat(found), is_exact=model.dtype == torch.float32, quantised=quantised
+                torch.cat(self._expected), torch.cat(found), is_exact=is_exact, quantised=quantised
             )
             fault = difference and f"{differ} {difference}"
         # All ranks are asked before any of them gives up, also if its forward failed.

@@ -13,6 +13,7 @@ from trencadis_tools.doctor.findings import Findings
 __all__ = ["check_memory", "free_host_bytes"]
 
 _MIB = 2**20
+_WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 def check_memory(found: Findings, config: Config, model: ModelFacts) -> None:
@@ -35,7 +36,8 @@ def check_memory(found: Findings, config: Config, model: ModelFacts) -> None:
         return
     left = free - weights
     cache, block_size = config.cache, config.cache.block_size or 16
-    block_bytes = int(block_size * model.kv_bytes_per_token * growth)
+    kept = _WIDTHS["float32"] / _WIDTHS.get(model.dtype, 2) if on_cpu and config.model.dtype == "bfloat16" else growth
+    block_bytes = int(block_size * model.kv_bytes_per_token * kept)  # there activations are float32
     length = config.model.max_model_len or model.max_model_len
     one_sequence = -(-length // block_size) * block_bytes
     if cache.num_blocks:
@@ -105,12 +107,11 @@ def _held_per_stored(config: Config, model: ModelFacts, *, on_cpu: bool) -> tupl
         model: What the model's files say.
         on_cpu: Whether it is loaded to the CPU.
     """
-    widths = {"float32": 4, "float16": 2, "bfloat16": 2}
-    stored = widths.get(model.dtype, 2)
+    stored = _WIDTHS.get(model.dtype, 2)
     asked = config.model.dtype
-    if asked == "auto" and on_cpu and stored < widths["float32"]:
-        return widths["float32"] / stored, f" if {model.dtype} is held as float32, as on most CPUs"
-    return widths.get(asked, stored) / stored, ""
+    if asked == "auto" and on_cpu and stored < _WIDTHS["float32"]:
+        return _WIDTHS["float32"] / stored, f" if {model.dtype} is held as float32, as on most CPUs"
+    return _WIDTHS.get(asked, stored) / stored, ""
 
 
 def _mib(num_bytes: int) -> str:

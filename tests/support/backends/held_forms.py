@@ -53,6 +53,7 @@ def in_scattered_groups(weight: torch.Tensor, *, bits: int, group: int) -> Group
 FORMS: dict[str, Callable[[torch.Tensor], HeldWeight]] = {
     "float32": FloatWeight,
     "bfloat16": lambda weight: FloatWeight(weight.bfloat16()),
+    "bfloat16-rows-too": lambda weight: FloatWeight(weight.bfloat16(), rounds_rows=True),
     "int8": quantise,
     "int4": lambda weight: quantise_groups(weight, math.gcd(32, weight.shape[1])),
     "int4-minimums-16": lambda weight: in_groups(weight, bits=4, group=16),

@@ -20,6 +20,7 @@ MASKS = {
     "skylake-avx512": "avx512bw",
     "alderlake": "avx_vnni",
     "cascadelake": "avx512_vnni",
+    "cooperlake": "avx512_bf16",
     "native": "",
 }
 """What is compiled for, and the flag of a CPU that can run it."""

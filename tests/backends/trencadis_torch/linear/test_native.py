@@ -65,6 +65,20 @@ def test_products_of_bfloat16_are_those_of_the_same_weights_in_float32_bit_by_bi
     assert torch.equal(found(x), layer(lib, FloatWeight(weight.float()), bias)(x))
 
 
+@pytest.mark.parametrize("shape", [*SHAPES, (70, 300)])
+@pytest.mark.parametrize("num_rows", ROWS)
+def test_rows_that_are_rounded_to_bfloat16_give_the_products_of_rounded_rows(lib, shape, num_rows):
+    weight, bias, x = drawn(*shape).bfloat16(), drawn(shape[0], seed=1), drawn(num_rows, shape[1], seed=2)
+    x[0, 0] = 1 + 2.0**-8  # halfway: to the even one
+    made = layer(lib, FloatWeight(weight, rounds_rows=True), bias)
+    assert made.form == "bfloat16, rows too"
+    rows, wide = x.bfloat16().double(), weight.double()
+    # Each addition in float32 is within half a unit of the sum so far, which no sum of magnitudes is below.
+    most = rows.abs() @ wide.abs().T + bias.abs()
+    error = (made(x).double() - (rows @ wide.T + bias)).abs()
+    assert bool((error <= 2.0**-24 * (shape[1] + 2) * most).all())
+
+
 def exact_rows(x):
     """Return int8 rows and scales from the definition, in float64; no element may lie where float32 could round otherwise."""
     largest = np.abs(x).max(-1)
@@ -261,6 +275,15 @@ def test_what_is_no_number_spoils_its_own_row_alone(lib, form, wrong, place):
     found = layer(lib, FORMS[form](1 + drawn(64, 33).abs()))(x)
     assert not torch.isfinite(found[1]).any()
     assert torch.isfinite(found[[0, 2]]).all()
+
+
+@pytest.mark.parametrize("bits", [0x7F800001, 0x7FFFFFFF, -1])
+def test_what_is_no_number_stays_none_where_rows_are_rounded(lib, bits):
+    x = drawn(2, 33)
+    x[1, 20] = torch.tensor(bits, dtype=torch.int32).view(torch.float32)
+    found = layer(lib, FORMS["bfloat16-rows-too"](1 + drawn(64, 33).abs()))(x)
+    assert found[1].isnan().all()
+    assert torch.isfinite(found[0]).all()
 
 
 @pytest.mark.parametrize("form", FORMS)

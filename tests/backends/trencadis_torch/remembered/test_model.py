@@ -37,7 +37,7 @@ pytestmark = pytest.mark.skipif(
     ON_CUDA or native() is None, reason="there is no C++ compiler on this machine, or tests run on another device"
 )
 TOKENS = [torch.tensor(tiny_models.prompt(length)) for length in (26, 13)]
-FORMS = ({}, {"quantization": "int8"}, {"quantization": "int4"}, {"kv_dtype": "bfloat16"})
+FORMS = ({}, {"quantization": "int8"}, {"quantization": "int4"}, {"kv_dtype": "bfloat16"}, {"dtype": "bfloat16"})
 
 
 @pytest.fixture(autouse=True)
@@ -48,9 +48,9 @@ def directory(tmp_path, monkeypatch):
     return made
 
 
-def load(path, **options):
+def load(path, *, dtype="auto", **options):
     backend = TorchBackend(TorchConfig(device="cpu", num_threads=1, **options), clock=SystemClock())
-    facts = backend.load(ModelSource(path=str(path), remember=True), sampler=ArgmaxSampler())
+    facts = backend.load(ModelSource(path=str(path), dtype=dtype, remember=True), sampler=ArgmaxSampler())
     return backend, facts
 
 

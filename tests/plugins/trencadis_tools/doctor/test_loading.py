@@ -20,6 +20,7 @@ def check(found, weights_bytes=0, **overrides) -> None:
     ("overrides", "said"),
     [
         ({}, "safetensors, bfloat16; held as bfloat16 (100 %); runs in one call"),
+        ({"model.dtype": "bfloat16"}, "held as bfloat16, rows too (100 %); runs in one call"),
         ({"backend.torch.quantization": "int8"}, "held as int8 ("),
         ({"backend.torch.pack": "off"}, "loaded whole: its layers are not packed; runs layer by layer"),
     ],

@@ -86,6 +86,20 @@ def test_on_a_cpu_what_is_stored_narrow_is_assumed_to_be_held_as_float32(found, 
     ]
 
 
+def test_on_a_cpu_keys_and_values_are_float32_where_weights_are_asked_for_in_bfloat16(found, told, on_cpu):
+    on_cpu(1000)
+    for stored in ("bfloat16", "float32"):
+        kept = MIB // 16 if stored == "bfloat16" else MIB // 8
+        model = attrs.evolve(MODEL, dtype=stored, kv_bytes_per_token=kept, weights_bytes=100 * MIB)
+        check_memory(found, Config(model=ModelConfig(dtype="bfloat16")), model)
+    # Half of what is free; one sequence takes 128 MiB.
+    ends = "MiB of KV cache in 1,000 MiB free of this machine: 3 sequences of 1024 tokens"
+    assert [message for _, message in told()] == [
+        f"about 100 MiB of weights and 450 {ends}",
+        f"about 50 MiB of weights and 475 {ends}",
+    ]
+
+
 def test_nothing_is_assumed_on_a_cpu_where_a_dtype_is_asked_for_or_stored_in_full(found, told, on_cpu):
     on_cpu(1000)
     check_memory(found, Config(model=ModelConfig(dtype="bfloat16")), MODEL)
