@@ -23,8 +23,8 @@ from trencadis_testing.fakes import fake_embedding, fake_text
 pytestmark = pytest.mark.slow
 
 KIT = "trencadis_testing."
-LONG = SamplingParams(max_tokens=15_000)
-OPTIONS = {"vocab_size": 4096, "eos": -1, "max_model_len": 20_000, "strict": False}
+LONG = SamplingParams(max_tokens=150_000)
+OPTIONS = {"vocab_size": 4096, "eos": -1, "max_model_len": 200_000, "strict": False}
 
 
 def tables(**more: Any) -> dict[str, Any]:
@@ -35,7 +35,7 @@ def tables(**more: Any) -> dict[str, Any]:
         "executor": {"name": f"{KIT}fake_executor:FakeExecutor"},
         "sampling": {"name": "support.core.remote_parts:FakesSampler"},
         "bucketing": {"name": f"{KIT}engines:ExactShapes", "fallback": ""},
-        "cache": {"num_blocks": 4096, "block_size": 16},
+        "cache": {"num_blocks": 65_536, "block_size": 16},
         "observer": {"names": ["support.core.remote_parts:StepCounter"]},
         **more,
     }

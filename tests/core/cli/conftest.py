@@ -21,7 +21,7 @@ NAMES = {
     "scheduling": ("fair_share", "fcfs", "other"),
     "eviction": ("lru",),
     "sampling": ("standard",),
-    "draft_length": ("fixed",),
+    "draft_length": ("goodput",),
     "acceptance": ("match",),
     "kv_codec": ("none",),
     "kv_policy": ("cost_aware",),

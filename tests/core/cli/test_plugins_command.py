@@ -31,7 +31,7 @@ def test_every_component_is_listed_with_its_role(capsys):
         ("scheduling", "other"): "",
         ("eviction", "lru"): "active",
         ("sampling", "standard"): "active",
-        ("draft_length", "fixed"): "",
+        ("draft_length", "goodput"): "",
         ("acceptance", "match"): "",
         ("kv_connector", "simulated_store"): "",
         ("kv_codec", "none"): "",

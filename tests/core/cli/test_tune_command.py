@@ -62,7 +62,7 @@ def test_a_better_configuration_is_printed_written_and_runs(tune, folder) -> Non
     tables = tomllib.loads(text)
     budget = tables["engine"]["max_num_batched_tokens"]
     assert budget > 128
-    assert tables["cache"] == {"num_blocks": 2000}
+    assert tables["cache"] == {"num_blocks": 2000, "models": "off"}, "the file's, and that of the environment of tests"
     assert "# Was 128. Alone: " in text
     assert "# Nothing was measured: --no-confirm." in text
     one_seed = "One seed: requests were drawn from seed 5 to search with and seed 6 to check with alone"

@@ -54,7 +54,7 @@ def house():
         ],
         eviction=["lru"],
         sampling=["standard"],
-        draft_length=["fixed"],
+        draft_length=["goodput"],
         acceptance=["match"],
         backend=["torch"],
         executor=[_component("inline", interface_version=interface_version("executor"))],
