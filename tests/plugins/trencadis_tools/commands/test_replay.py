@@ -115,6 +115,7 @@ def test_other_settings_of_an_engine_that_drafts_need_to_know_how_often_drafts_a
     serve_at_random(engine, 4, num_rounds=20)
     record = record_of(engine)
     record.config["speculation"]["name"], record.max_draft_tokens = "ngram", 2
+    record.config["draft_length"]["name"] = "fixed"
     _, *code = record.components["scheduling.name"]
     record.components |= {
         f"{noun}.name": (name, *code)
