@@ -222,7 +222,7 @@ def test_a_record_cannot_have_a_replay_load_a_model_read_a_store_or_write_a_file
     assert not (tmp_path / "made").exists()
 
 
-def with_request(record, number, **change):
+def with_request(record, number, /, **change):
     requests = list(record.requests)
     requests[number] = msgspec.structs.replace(requests[number], **change)
     return copy_of(record, requests=requests)
