@@ -27,7 +27,7 @@ BASE = {
     "backend.torch.device": DEVICE,
     "observer.names": [],
 }
-DRAFTED = {"speculation.name": "support.strategies.unsafe_parts:Remembering"}
+DRAFTED = {"speculation.name": "support.strategies.unsafe_parts:Remembering", "draft_length.name": "fixed"}
 PROMPTS = {f"request-{n}": tiny_models.prompt(n, seed=n) for n in (3, 9, 17)}
 
 

@@ -120,21 +120,32 @@ class Exact:
         return Bucket.of(shape)
 
 
-def test_a_failed_forward_leaves_no_false_memory(tiny: Path) -> None:
+@pytest.mark.parametrize(("call", "num_new"), [("submit", 1), ("guess", 1), ("submit", 80)])
+def test_a_failed_forward_leaves_no_false_memory(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, call: str, num_new: int
+) -> None:
     made = draft_model(tiny)
-    history, request = [5, 6, 7, 8], _greedy(1)
+    runner, history, request = made.ready.runner, [5, 6, 7, 8], _greedy(1)
+    new = [3 + i % 90 for i in range(num_new)]  # 80: more than a forward takes
+    if call == "submit":
+        runner._guess = None  # token by token
     made.propose(draft_view([history], requests=request))
-    backend = made.ready.runner._backend
-    made.ready.runner._backend = Broken()  # type: ignore[assignment]
-    with pytest.raises(RuntimeError, match="the device is gone"):
-        made.propose(draft_view([[*history, 9]], requests=request))
-    made.ready.runner._backend = backend
-    assert runs(made.propose(draft_view([[*history, 9, 9]], requests=request))) == [greedy(tiny, [*history, 9, 9], 4)]
+    with monkeypatch.context() as broken:
+        broken.setattr(runner, "_backend", Broken())
+        if call == "guess":
+            broken.setattr(runner, "_guess", Broken().guess)
+        with pytest.raises(RuntimeError, match="the device is gone"):
+            made.propose(draft_view([history + new], requests=request))
+    assert runs(made.propose(draft_view([[*history, *new, 9]], requests=request))) == [
+        greedy(tiny, [*history, *new, 9], 4)
+    ]
 
 
 class Broken:
     def submit(self, batch: object) -> None:
         raise RuntimeError("the device is gone")
+
+    guess = submit
 
 
 @pytest.mark.parametrize("lacking", ["target", "draft"])

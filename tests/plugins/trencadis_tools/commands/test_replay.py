@@ -115,6 +115,7 @@ def test_other_settings_of_an_engine_that_drafts_need_to_know_how_often_drafts_a
     serve_at_random(engine, 4, num_rounds=20)
     record = record_of(engine)
     record.config["speculation"]["name"], record.max_draft_tokens = "ngram", 2
+    record.config["draft_length"]["name"] = "fixed"
     _, *code = record.components["scheduling.name"]
     record.components |= {
         f"{noun}.name": (name, *code)
@@ -221,7 +222,7 @@ def test_a_record_cannot_have_a_replay_load_a_model_read_a_store_or_write_a_file
     assert not (tmp_path / "made").exists()
 
 
-def with_request(record, number, **change):
+def with_request(record, number, /, **change):
     requests = list(record.requests)
     requests[number] = msgspec.structs.replace(requests[number], **change)
     return copy_of(record, requests=requests)

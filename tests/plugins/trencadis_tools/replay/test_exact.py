@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 
 from support.replays import record_of, recording_engine, replayed, serve_at_random
 from trencadis.errors import ConfigError, RanksLostError
-from trencadis.records import Request, SamplingParams
+from trencadis.interfaces import DraftLength, Speculator
+from trencadis.records import Drafts, Request, SamplingParams
 from trencadis.records.flight_record import RecordedArrival, RecordedAttempt, RecordedChange, int32s
 from trencadis_plugins.scheduling.fcfs import Fcfs
 from trencadis_testing.fake_executor import FakeExecutor
 from trencadis_testing.fakes import FakeBackend
-from trencadis_tools.replay import check_replayable
+from trencadis_tools.replay import check_replayable, recorded_config, replay_exactly
 
 POLICIES = ("fcfs", "prefill_first", "priority", "shortest_first", "fair_share", "deadline", "multi_level")
 EVICTIONS = ("lru", "lfu", "slru", "two_queue", "s3_fifo", "arc", "cost_aware", "ttl")
@@ -176,6 +177,63 @@ def test_other_ways_to_plan_are_replayed(config, num_steps):
     record = record_of(random_run(23, layout=layout, **config, **{"flight_recorder.num_steps": num_steps}))
     assert (record.frame is not None) == (num_steps == 9)
     assert replayed(record).difference is None
+
+
+class Eager(Speculator):
+    """Drafts the last token again, for whoever it is asked."""
+
+    max_draft_tokens = 3
+
+    def propose(self, view):
+        last = np.array([tokens[-1] for tokens in view.token_ids], np.int32)
+        return Drafts(num_drafts=view.max_draft_tokens, token_ids=np.repeat(last, view.max_draft_tokens))
+
+
+class Timed(DraftLength):
+    """Chooses by measured times, and rests now and then: what it measured is not in a record."""
+
+    def __init__(self):
+        self.measured_ns = self.num_rests = 0
+
+    def on_verified(self, step):
+        self.measured_ns += int(1e9 * (step.step_s + step.draft_s))
+
+    def choose(self, view):
+        return np.minimum(view.max_draft_tokens, self.measured_ns % 4).astype(np.int32)
+
+    def rest(self):
+        self.num_rests += 1
+        self.measured_ns += 1
+        return self.num_rests % 3
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    seed=st.integers(0, 2**31),
+    layout=st.sampled_from(("ragged", "padded")),
+    length=st.sampled_from(("goodput", f"{__name__}:Timed")),
+    num_steps=st.sampled_from((16, 2048)),
+    overlaps=st.booleans(),
+)
+def test_drafts_whose_number_was_chosen_by_time_are_made_again(seed, layout, length, num_steps, overlaps):
+    engine = random_run(
+        seed,
+        layout=layout,
+        **{
+            "speculation.name": f"{__name__}:Eager",
+            "draft_length.name": length,
+            "flight_recorder.num_steps": num_steps,
+            "engine.async_scheduling": overlaps,
+        },
+    )
+    record = record_of(engine)
+    assert engine.totals.num_draft_tokens > 0
+    if length != "goodput":  # that drafts in trials, which a short record may lack
+        plans = [event for event in record.events if isinstance(event, RecordedAttempt) and event.is_plan]
+        assert len({n for plan in plans for n in int32s(plan.num_drafts).tolist()}) > 1
+    found = replay_exactly(record, *recorded_config(record, name="x.flight", may_import=True))
+    assert found.difference is None
+    assert found.num_steps == record.num_steps > 0
 
 
 def test_adapters_take_turns_as_recorded():

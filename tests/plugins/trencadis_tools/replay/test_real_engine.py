@@ -27,6 +27,7 @@ def record(folder, **config):
     [
         {
             "speculation.name": "ngram",
+            "draft_length.name": "fixed",
             "cache.num_blocks": 20,
             "model.max_model_len": 300,
             "flight_recorder.num_steps": 12,

@@ -166,7 +166,8 @@ def test_a_start_that_fails_is_an_error() -> None:
 
 def drafting() -> tuple[Space, Trials]:
     """An engine that runs one request after the other with one draft, each of which is right."""
-    start = {**START, "speculation.name": "ngram", "speculation.ngram.max_draft_tokens": 1, "engine.max_num_seqs": 1}
+    drafts = {"speculation.name": "ngram", "speculation.ngram.max_draft_tokens": 1, "draft_length.name": "fixed"}
+    start = {**START, **drafts, "engine.max_num_seqs": 1}
     candidate, slo = restored("start", start), parse_slo("e2e_p99=1s")
     parts = [workload("short", 20, 16, 13), workload("other", 20, 17, 13)]
     times = FourTokens()
