@@ -51,7 +51,13 @@ def expected() -> list[list[int]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("attention", ["sdpa", pytest.param("native", marks=needs_compiler)])
 @pytest.mark.parametrize(
-    "speculation", [{}, {"speculation": {"name": "ngram"}}, {"speculation": {"name": "suffix"}}], ids=str
+    "speculation",
+    [
+        {},
+        {"speculation": {"name": "ngram"}, "draft_length": {"name": "fixed"}},
+        {"speculation": {"name": "suffix"}, "draft_length": {"name": "fixed"}},
+    ],
+    ids=str,
 )
 def test_greedy_text_equals_transformers(expected, attention, speculation):
     assert generate(backend={"torch": {"attention": attention}}, **speculation)[1] == expected

@@ -34,7 +34,12 @@ def generate(tmp_path, options, **tables) -> tuple[list[list[int]], str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "tables", [{"speculation": {"name": "ngram"}}, pytest.param({}, marks=pytest.mark.release)], ids=str
+    "tables",
+    [
+        {"speculation": {"name": "ngram"}, "draft_length": {"name": "fixed"}},
+        pytest.param({}, marks=pytest.mark.release),
+    ],
+    ids=str,
 )
 def test_texts_are_those_without_graphs_and_decodes_are_replayed(tmp_path, tables):
     expected, _ = generate(tmp_path, {}, **tables)

@@ -29,7 +29,13 @@ GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 
 @pytest.mark.parametrize("backend", [{"layout": "ragged"}, {"layout": "padded", "max_prefill_batch_size": 2}], ids=str)
 @pytest.mark.parametrize(
-    "speculation", [{}, {"speculation": {"name": "ngram"}}, {"speculation": {"name": "suffix"}}], ids=str
+    "speculation",
+    [
+        {},
+        {"speculation": {"name": "ngram"}, "draft_length": {"name": "fixed"}},
+        {"speculation": {"name": "suffix"}, "draft_length": {"name": "fixed"}},
+    ],
+    ids=str,
 )
 @pytest.mark.representatives(1)
 @pytest.mark.kept_in_ci(1)

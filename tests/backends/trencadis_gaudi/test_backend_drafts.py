@@ -24,7 +24,11 @@ LAYOUTS = {
 
 
 def open_engine(path, rule, *, drafter="EveryLength", **options):
-    tables = {"speculation": {"name": f"support.strategies.scripted_drafts:{drafter}"}, "acceptance": {"name": rule}}
+    tables = {
+        "speculation": {"name": f"support.strategies.scripted_drafts:{drafter}"},
+        "acceptance": {"name": rule},
+        "draft_length": {"name": "fixed"},
+    }
     return gaudi_engines.open_engine(path, emulated_frozen=True, tables=tables, **options)
 
 

@@ -41,7 +41,12 @@ REFUSED = {
         "merged_prefill",
     ),
     "trees of drafts": (
-        {"tables": {"speculation": {"name": "draft_model", "draft_model": {"tree": "top_k"}}}},
+        {
+            "tables": {
+                "speculation": {"name": "draft_model", "draft_model": {"tree": "top_k"}},
+                "draft_length": {"name": "fixed"},
+            }
+        },
         "tree",
     ),
     "a graph budget and torch.compile": ({"mode": "compile", "capture": "budgeted"}, "lazy mode only"),
@@ -82,6 +87,7 @@ def options_of(case, path):
         "emulated_frozen": True,
         "tables": {
             "speculation": speculation,
+            "draft_length": {"name": "fixed"},
             "kv_connector": {"name": case["connector"]},
             # A shared machine may be slow; speculation must not go off.
             "budget": {"speculation_ms": 0.0},

@@ -248,6 +248,7 @@ def test_random_numbers_of_the_host_compile_nothing_and_give_the_same_tokens(mod
     """A device without 64-bit arithmetic, as a Gaudi in lazy mode is; drafts with a rule that needs random numbers, too."""
     tables = {
         "speculation": {"name": "ngram", "ngram": {"max_draft_tokens": 2, "min_match": 1}},
+        "draft_length": {"name": "fixed"},
         "acceptance": {"name": "token"},
     }
     tokens = []

@@ -15,7 +15,11 @@ SETUPS = {
     "lazy": {},
     "lazy, gloo, experts": {"kind": "qwen3_moe", "expert": 2, "collective": "gloo"},
     "torch.compile": {"mode": "compile"},
-    "unified, drafts": {"layout": "unified", "strategy": "unified", "tables": {"speculation": {"name": "ngram"}}},
+    "unified, drafts": {
+        "layout": "unified",
+        "strategy": "unified",
+        "tables": {"speculation": {"name": "ngram"}, "draft_length": {"name": "fixed"}},
+    },
     "phi3": {"kind": "phi3"},
     "gemma3": {"kind": "gemma3", "preemption": "swap", "num_blocks": 9},
     "mixtral": {"kind": "mixtral"},

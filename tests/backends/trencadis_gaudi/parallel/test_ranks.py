@@ -137,10 +137,16 @@ WAYS = {
     "merged": {"merged_prefill": True, "max_prefill_batch_size": 3},
     "unified": {"layout": "unified", "strategy": "unified"},
     "scored": {"prompt_logprobs": True},
-    "drafts": {"tables": {"speculation": {"name": "ngram", "ngram": {"max_draft_tokens": 2, "min_match": 1}}}},
+    "drafts": {
+        "tables": {
+            "speculation": {"name": "ngram", "ngram": {"max_draft_tokens": 2, "min_match": 1}},
+            "draft_length": {"name": "fixed"},
+        }
+    },
     "drafts with a rule": {
         "tables": {
             "speculation": {"name": "ngram", "ngram": {"max_draft_tokens": 2, "min_match": 1}},
+            "draft_length": {"name": "fixed"},
             "acceptance": {"name": "token"},
         }
     },
