@@ -8,7 +8,8 @@ from typing import Any
 from peers.drivers.protocol import Opened, Wanted, drive, versions_of
 
 ROUNDED = ("int8", "int4")
-AS_HELD = "auto"
+DTYPES = {"fp32": "float32", "int8": "float32", "int4": "float32", "bf16": "bfloat16"}
+"""Of the arithmetic, as the others' is by default; a published file as it is held."""
 
 
 def open_engine(wanted: Wanted) -> Opened:
@@ -25,7 +26,7 @@ def open_engine(wanted: Wanted) -> Opened:
     }
     for path, value in wanted.options.items():
         _put(tables, path.split("."), value)
-    dtype = "float32" if wanted.precision in ("fp32", *ROUNDED) else AS_HELD
+    dtype = DTYPES.get(wanted.precision, "auto")
     llm = LLM({"path": wanted.model, "dtype": dtype, "max_model_len": wanted.max_model_len}, **tables)
 
     def outputs_of(prompts: list[list[int]], params: SamplingParams) -> list[Any]:
