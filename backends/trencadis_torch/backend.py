@@ -60,9 +60,6 @@ from trencadis_torch.config import TorchConfig
 from trencadis_torch.device import choose_device, choose_dtype, numbered_device, to_device
 from trencadis_torch.embedder import DecoderEmbedder, Embedder
 from trencadis_torch.graphs.mode import choose_mode
-from trencadis_torch.heads.drafter import HeadDrafter
-from trencadis_torch.heads.load import check_head_serves, load_head
-from trencadis_torch.heads.states import LayerInputs
 from trencadis_torch.light_imports import import_transformers
 from trencadis_torch.linear import native as native_linear
 from trencadis_torch.linear import native_decoder
@@ -99,7 +96,7 @@ from trencadis_torch.runner import PassRunner
 from trencadis_torch.verify import MatchingPrefix
 
 if TYPE_CHECKING:
-    from trencadis_torch.heads.drafter import Head
+    from trencadis_torch.heads.drafter import Head, HeadDrafter
     from trencadis_torch.parallel.data_attention import OwnBlocks
     from trencadis_torch.parallel.share import Share
 
@@ -121,7 +118,8 @@ class TorchBackend(Backend):
         clock: Times steps on the CPU.
         replica: Which engine of several this is; of CUDA devices that are not named it takes the one of that number.
         num_replicas: Engines that share the CPU: each takes its part of PyTorch's threads, unless ``num_threads`` says how many.
-        owns_process: Nothing but this engine, of one rank, uses torch in this process: what it never calls need not be imported.
+        owns_process: This engine is the only user of torch in its process, and has one rank: parts of transformers that it never
+            calls are not imported.
 
     Raises:
         ConfigValueError: Two keys contradict each other.
@@ -204,6 +202,8 @@ class TorchBackend(Backend):
         """
         self._sampler = sampler
         if source.head:
+            from trencadis_torch.heads.load import check_head_serves  # a start without a head needs none of it
+
             num_ranks = 1 if self._share is None else self._share.size
             check_head_serves(layout=self._config.layout, compiles=self._mode.compiles, num_ranks=num_ranks)
         phases = Phases(SystemClock(), "imports")
@@ -287,6 +287,8 @@ class TorchBackend(Backend):
 
     def _load_head(self, files: ModelFiles) -> None:
         """Load a head beside the model; its keys and values are one more layer of the KV cache."""
+        from trencadis_torch.heads.load import load_head
+
         self._head, self._head_reads, digest = load_head(
             files.source.head,
             files,
@@ -677,6 +679,9 @@ class TorchBackend(Backend):
             check = functools.partial(check_graph, quantised=self._quantises) if self._config.check_model else None
             self._runner = self._mode.make_runner(self._model, rows=self._rows, cache=self._cache, check=check)
             if self._head is not None:
+                from trencadis_torch.heads.drafter import HeadDrafter
+                from trencadis_torch.heads.states import LayerInputs
+
                 self._drafter = HeadDrafter(self._head, rows=self._rows, cache=self._cache)
                 self._runner.follow_with(self._drafter, LayerInputs(self._model, self._head_reads))
             return

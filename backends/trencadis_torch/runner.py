@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np
@@ -23,8 +23,6 @@ from trencadis_torch.attention.ragged import RaggedPass, Workspace
 from trencadis_torch.attention.trees import DraftTrees
 from trencadis_torch.cache.kv_cache import PagedKVCache
 from trencadis_torch.device import to_device
-from trencadis_torch.heads.drafter import HeadDrafter
-from trencadis_torch.heads.states import LayerInputs
 from trencadis_torch.inputs import ModelInputs, padded_inputs, ragged_inputs
 from trencadis_torch.linear.decoder import decoder_of, original_of
 from trencadis_torch.linear.decoder_pass import DecoderPasses
@@ -32,6 +30,10 @@ from trencadis_torch.parallel.tokens import TokenExchange
 from trencadis_torch.prompt_logprobs import PromptLogprobs, PromptPlan, score_prompt
 from trencadis_torch.rows import Rows
 from trencadis_torch.verify import Emitted, SamplePlan, emit
+
+if TYPE_CHECKING:
+    from trencadis_torch.heads.drafter import HeadDrafter
+    from trencadis_torch.heads.states import LayerInputs
 
 __all__ = ["Forward", "GatedPass", "PassResult", "PassRunner", "selects_positions"]
 

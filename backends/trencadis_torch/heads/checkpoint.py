@@ -41,7 +41,7 @@ class HeadFiles:
         layer: Configuration of its layer, as that of a Llama.
         num_states: S.
         state_layers: Layers of the model whose inputs are these hidden states, ascending; empty: the usual three.
-        keeps_normed: What is added to attention's output is the normed hidden state, not the one before.
+        keeps_normed: The residual beside attention is the hidden state after its norm; else the one before.
         weights: By name, such as ``layers.0.self_attn.q_proj.weight``.
         target_ids: Token of the model for each draft token, int64 ``[V]``; None: the same number.
         fingerprint: Of its files.

@@ -64,7 +64,7 @@ class HeadDrafter:
     Args:
         head: Computes.
         rows: Tokens and block tables.
-        cache: Of the model; it has a layer for the head.
+        cache: The model's KV cache, which has a layer for the head.
     """
 
     def __init__(self, head: Head, *, rows: Rows, cache: PagedKVCache) -> None:
@@ -91,7 +91,7 @@ class HeadDrafter:
 
         Args:
             one: The pass.
-            states: Of the model, ``[T, S]``.
+            states: Hidden states of the model, ``[T, S]``.
             positions: int64 ``[T]``.
             slots: Where keys and values go, int64 ``[T]``.
         """
@@ -136,7 +136,7 @@ class HeadDrafter:
 
         Args:
             hidden: h of the newest positions, ``[B, H]``.
-            rows: Of the sequences.
+            rows: Row of each sequence.
             newest: Their newest positions.
             most: How many tokens.
         """
@@ -165,7 +165,7 @@ class HeadDrafter:
 
 
 class _Context:
-    """Keys and values of sequences, and behind the longest those of their drafts, which no step has computed yet.
+    """Keys and values that drafts attend to: those of the cache, then those of the drafts themselves, which are in no cache yet.
 
     Args:
         keys: From the cache, ``[B, length + most - 1, KV, D]``, with room behind them.

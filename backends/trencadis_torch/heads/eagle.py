@@ -47,7 +47,7 @@ class Eagle(nn.Module):
         cache_dtype: Of keys and values in the cache; None: as computed.
 
     Attributes:
-        layer: Of the KV cache.
+        layer: The layer of the KV cache that holds its keys and values.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class Eagle(nn.Module):
 
         Args:
             attended: Attention's output, ``[T, N, D]``.
-            residual: What it is added to.
+            residual: The hidden states that it is added to.
         """
         hidden = residual + self._out(attended.flatten(1))
         hidden = hidden + self._down(self._gated(self._gate_up(self._normed(hidden, self._mlp_norm))))

@@ -25,7 +25,7 @@ def check_head_serves(*, layout: str, compiles: bool, num_ranks: int) -> None:
     """Refuse a head where it does not run.
 
     Args:
-        layout: Of the backend.
+        layout: ``ragged`` or ``padded``.
         compiles: Graphs are made of the model.
         num_ranks: That divide the model.
 

@@ -51,7 +51,7 @@ class MtpHead:
         cache_dtype: Of keys and values in the cache; None: as computed.
 
     Attributes:
-        layer: Of the KV cache.
+        layer: The layer of the KV cache that holds its keys and values.
     """
 
     def __init__(self, mtp: Any, norm: nn.Module, *, layer_index: int, cache_dtype: torch.dtype | None) -> None:

@@ -115,7 +115,7 @@ class FloatWeight(UnpackedWeight):
 
     Attributes:
         values: float32, bfloat16 or float16 ``[N, K]``.
-        rounds_rows: Of bfloat16: rows are rounded to it as well, before they meet the weights.
+        rounds_rows: Whether rows are rounded to bfloat16 too before they are multiplied.
     """
 
     BY_OUTPUT = ("values",)

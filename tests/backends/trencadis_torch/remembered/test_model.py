@@ -294,3 +294,15 @@ def test_processes_that_remember_one_model_at_the_same_time_leave_it_whole(model
     assert is_recalled(load(model_path("llama"))[0])
     assert len([*directory.iterdir()]) == 1
     assert all(torch.equal(logits(one), logits(made[0])) for one in made)
+
+
+def test_a_model_of_the_hub_is_remembered_by_its_files_here(model_path, tmp_path, monkeypatch):
+    commit = tmp_path / "models--some--model" / "snapshots" / "0123abc"
+    shutil.copytree(model_path("llama"), commit)
+    refs = tmp_path / "models--some--model" / "refs"
+    refs.mkdir()
+    (refs / "main").write_text("0123abc")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    here = ModelSource(path=str(commit), remember=True)
+    assert key_of(attrs.evolve(here, path="some/model"), TorchConfig()) == key_of(here, TorchConfig())
+    assert key_of(attrs.evolve(here, path="some/other"), TorchConfig()) == ""
