@@ -180,6 +180,7 @@ class Member {
     uint8_t* own_bytes;
     bool timed;
     double since = 0.0;
+    [[maybe_unused]] Tiles held{};
 
     static double now() {
         timespec at;

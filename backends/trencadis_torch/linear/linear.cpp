@@ -18,6 +18,9 @@ int64_t trencadis_has_dot() { return HAS_DOT; }
 
 int64_t trencadis_dots_pairs() { return DOTS_PAIRS; }
 
+// Whether products use tiles: 1; 0: the library has none; below: the system refuses them, by which error.
+int64_t trencadis_tiles() { return TILES_REFUSED ? -TILES_REFUSED : HAS_TILES; }
+
 // Bytes of a layer's panels.
 int64_t trencadis_packed_bytes(const Product* w) { return whole(w->num_outputs, PANEL) / PANEL * panel_bytes(*w); }
 
@@ -77,6 +80,7 @@ void trencadis_linear(const Product* w, const float* x, int64_t num_rows, int64_
     const Linear layer{w->bias, out, out_stride, w->num_outputs, w->num_inputs};
 #pragma omp parallel num_threads(num_threads) if (num_threads > 1)
     {
+        [[maybe_unused]] const Tiles held{};
         if (bytes) {
 #pragma omp for schedule(static)
             for (int64_t row = 0; row < num_rows; ++row) round_row(*w, x + row * stride, quantised + row * bytes);
@@ -148,6 +152,7 @@ int64_t trencadis_mix(const Mixture* mixture, const float* x, int64_t num_rows, 
     const Mixing at(m, num_rows, room.data() + (64 - reinterpret_cast<uintptr_t>(room.data()) % 64));
 #pragma omp parallel num_threads(num_threads) if (num_threads > 1)
     {
+        [[maybe_unused]] const Tiles held{};
         alignas(64) float tiles[2 * TILE];
         for (int64_t row = 0; row < num_rows; row += MIXED_ROWS) {
             const int64_t count = row + MIXED_ROWS < num_rows ? MIXED_ROWS : num_rows - row;

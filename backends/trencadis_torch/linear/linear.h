@@ -38,7 +38,7 @@
 
 namespace {
 
-#if defined(__AVX512F__)
+#if defined(__AVX512F__) || defined(TRENCADIS_TILE_UNIT)
 constexpr int LANES = 16, COLUMNS = 4, MOST_ROWS = 6;
 #elif defined(__AVX2__)
 constexpr int LANES = 8, COLUMNS = 2, MOST_ROWS = 6;
@@ -206,7 +206,11 @@ Floats dot_pairs(Floats sums, Words w, uint32_t x) {
     return reinterpret_cast<Floats>(_mm512_dpbf16_ps(reinterpret_cast<__m512>(sums), reinterpret_cast<__m512bh>(w), reinterpret_cast<__m512bh>(Words{} + x)));
 }
 #else
+#if defined(TRENCADIS_TILE_UNIT)
+constexpr bool DOTS_PAIRS = true;
+#else
 constexpr bool DOTS_PAIRS = false;
+#endif
 Floats dot_pairs(Floats sums, Words w, uint32_t x) {
     return sums + as_floats(w << 16) * as_floats(Words{} + (x << 16)) + as_floats(w & 0xffff0000u) * as_floats(Words{} + (x & 0xffff0000u));
 }
@@ -480,15 +484,20 @@ void float8_rows(const Product& w, const Linear& layer, const float* x, int64_t 
     }
 }
 
+// LEVELS4: the table in every 16 bytes.
+Words table_of(const Product& w) {
+    uint8_t entries[sizeof(Words)];
+    for (size_t i = 0; i < sizeof entries; i += 16) std::memcpy(entries + i, w.levels, 16);
+    return words(entries);
+}
+
 template <int ROWS, int FORM>
 void int_rows(const Product& w, const Linear& layer, const uint8_t* rows, const uint8_t* panel, int64_t row, int64_t first) {
     const Grouping groups = grouping(w);
     const bool has_scales = w.kind != CHANNELS, has_minimums = w.zero < 0;
     const int64_t stride = row_bytes(w), chunk = FORM == INT4 && WIDENS ? CHUNK : groups.num_words;
     const uint8_t* source = rows + row * stride;
-    Words table = {};
-    if (FORM == LEVELS)
-        for (int i = 0; i < LANES / 4; ++i) std::memcpy(reinterpret_cast<uint8_t*>(&table) + 16 * i, w.levels, 16);
+    const Words table = FORM == LEVELS ? table_of(w) : Words{};
     Floats sums[ROWS][COLUMNS] = {};
     for (int64_t g = 0; g < groups.count; ++g, panel += groups.bytes) {
         const uint8_t* x = source + groups.count * sizeof(Head) + g * groups.row_bytes;
@@ -623,10 +632,19 @@ void multiply_parts(const Product& w, const Linear& layer, const Input& in, int6
         for (int64_t m = row; m < end; ++m) finish(layer, m, first, sums + (m - row) * COLUMNS);
 }
 
-// Rows' outputs of one panel.
+}  // namespace
+
+#include "tiles.h"
+
+namespace {
+
+// Rows' outputs of one panel. Where there are tiles, the thread holds `Tiles`.
 void multiply_panel(const Product& w, const Linear& layer, Input in, int64_t stride, int64_t row, int64_t end, int64_t first) {
     const int64_t bytes = panel_bytes(w);
     const uint8_t* const panel = static_cast<const uint8_t*>(w.weights) + first / PANEL * bytes;
+#if defined(TRENCADIS_TILES)
+    if (const int64_t step = tile_step(w, end - row)) return multiply_tiles(w, layer, in, row, end, first, panel, step);
+#endif
     if (w.kind == BFLOAT_PAIRS && !DOTS_PAIRS) in.rows = reinterpret_cast<const float*>(in.bytes), stride = row_bytes(w) / 4;
     if ((!is_rounded(w) || w.kind == BFLOAT_PAIRS) && end - row > (is_float8(w) ? 2 : 1) * MOST_ROWS) {
         for (int64_t last; row < end; row = last) {

@@ -111,7 +111,8 @@ def kernels_of(native: Native | None, form: str) -> str:
     """
     if native is None:
         return "onednn"
-    names = {"none": "packed", BFLOAT16: "pairs" if native.dots_pairs else "rounded"}
+    pairs = "tiles" if native.has_tiles else "pairs" if native.dots_pairs else "rounded"
+    names = {"none": "packed", BFLOAT16: pairs}
     return f"{names.get(form, form)}{native.panel}"
 
 

@@ -1,4 +1,4 @@
-"""The kernels compiled for a CPU that has fewer instructions than this one."""
+"""The kernels compiled for a CPU that has fewer instructions than this one, or a tile unit that is emulated."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from trencadis_torch.linear.native import SOURCE, Native
 from trencadis_torch.native_build import find_compiler
 
-__all__ = ["MASKS", "masked"]
+__all__ = ["MASKS", "compiled", "masked", "tile_options"]
 
 MASKS = {
     "x86-64": "",
@@ -22,8 +22,12 @@ MASKS = {
     "cascadelake": "avx512_vnni",
     "cooperlake": "avx512_bf16",
     "native": "",
+    "tiles": "",
 }
 """What is compiled for, and the flag of a CPU that can run it."""
+
+TILES = f'-DTRENCADIS_TILE_UNIT="{Path(__file__).with_name("emulated_tiles.h")}"'
+"""Option by which products use an emulated tile unit."""
 
 _FLAGS = (
     "-std=c++17",
@@ -40,16 +44,33 @@ _FLAGS = (
 @cache
 def masked(name: str) -> Native | None:
     """Return the library compiled for a mask; None: this CPU or this compiler has not what it takes."""
-    compiler, needed = find_compiler(), MASKS[name]
-    if compiler is None or (needed and needed not in _flags_of_this_cpu()):
+    if MASKS[name] and MASKS[name] not in _flags_of_this_cpu():
+        return None
+    library = compiled(SOURCE, f"-march={name}") if name != "tiles" else compiled(SOURCE, *tile_options())
+    return library and Native(library)
+
+
+def tile_options() -> tuple[str, ...]:
+    """Return the options for an emulated tile unit, beside this CPU's vectors for pairs and integers if it has them, else plain C++."""
+    return TILES, "-march=cooperlake" if "avx512_bf16" in _flags_of_this_cpu() else "-march=x86-64"
+
+
+@cache
+def compiled(source: Path, *options: str) -> ctypes.CDLL | None:
+    """Return a source's library with these options; None: this compiler does not make it."""
+    compiler = find_compiler()
+    if compiler is None:
         return None
     with tempfile.TemporaryDirectory() as room:
-        file = Path(room) / "linear.so"
-        command = [compiler, *_FLAGS, f"-march={name}", str(SOURCE), "-o", str(file)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-        if done.returncode:
-            return None
-        return Native(ctypes.CDLL(str(file)))
+        file = Path(room) / "compiled.so"
+        done = subprocess.run(
+            [compiler, *_FLAGS, *options, str(source), "-o", str(file)],
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        return None if done.returncode else ctypes.CDLL(str(file))
 
 
 def _flags_of_this_cpu() -> set[str]:

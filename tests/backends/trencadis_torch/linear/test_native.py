@@ -299,7 +299,7 @@ def test_products_are_near_those_of_the_weights_as_they_are_held(lib, form):
     # Rows share a scale with the large input, in a group or all of them.
     allowed = (
         1e-6
-        if isinstance(held, (FloatWeight, Float8Weight))
+        if isinstance(held, (FloatWeight, Float8Weight)) and form != "bfloat16-rows-too"
         else 0.05
         if "int8" in (held.form, form[:4]) or "128" in form
         else 0.01
