@@ -25,6 +25,7 @@ __all__ = [
     "AUTO",
     "NAMES",
     "SETS",
+    "TILES",
     "InstructionSet",
     "before",
     "chosen_set",
@@ -40,6 +41,8 @@ __all__ = [
 ]
 
 AUTO: Final = "auto"
+TILES: Final = "amx"
+"""The set whose tiles a process has to ask its system for."""
 COMPILERS: Final = ("g++", "c++", "clang++")
 FLAGS: Final = (
     *("-std=c++17", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fPIC"),
@@ -129,7 +132,7 @@ SETS: Final = (
         macros=("__AVX512BF16__",),
     ),
     InstructionSet(
-        name="amx",
+        name=TILES,
         machine="x86_64",
         before="avx512_bf16",
         options=("-mamx-tile", "-mamx-int8", "-mamx-bf16"),

@@ -34,7 +34,7 @@ import attrs
 from trencadis.caches import cache_directory
 from trencadis.errors import BackendError
 from trencadis_torch import instruction_sets
-from trencadis_torch.instruction_sets import AUTO, COMPILERS, FLAGS, InstructionSet, find_compiler, texts_of
+from trencadis_torch.instruction_sets import AUTO, COMPILERS, FLAGS, TILES, InstructionSet, find_compiler, texts_of
 
 __all__ = [
     "INSTALL_HINT",
@@ -47,6 +47,7 @@ __all__ = [
     "load_library",
     "openmp_runtime",
     "prepare",
+    "why_no_tiles",
     "why_unsafe",
     "writable_directory",
 ]
@@ -74,6 +75,8 @@ _LOADED: Final[set[str]] = set()
 _BUILT: Final[list[Path]] = []
 """What this process has compiled."""
 _most = AUTO
+_ASK_FOR_TILES: Final = (158, 0x1023, 18)
+"""``arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)`` of x86_64; source: Linux, Documentation/arch/x86/xstate.rst."""
 _RUNTIME = re.compile(r"lib(gomp|iomp5|omp)[-.\w]*\.so[.\d]*")
 
 
@@ -136,17 +139,38 @@ def limit_instructions(most: str) -> None:
                 hint="Engines of one process use the same: give both the same value, or each a process of its own.",
             )
         try:
-            instruction_sets.chosen_set(most)
+            instruction_sets.chosen_set(most, flags=_flags())
         except ValueError as error:
             raise BackendError(
                 f'[backend.torch] instructions = "{most}": {error}', hint='Choose one, or "auto".'
             ) from error
+        if most == TILES and (reason := why_no_tiles()):
+            raise BackendError(
+                f'[backend.torch] instructions = "{most}": {reason}.', hint='Set "auto", which uses vectors then.'
+            )
         _most = most
 
 
 def instructions() -> InstructionSet | None:
     """Return the set that kernels are chosen for; None: this CPU has none of those, and kernels are compiled for it alone."""
-    return instruction_sets.chosen_set(_most, flags=_flags())
+    chosen = instruction_sets.chosen_set(_most, flags=_flags())
+    if chosen is None or chosen.name != TILES or not why_no_tiles():
+        return chosen
+    return instruction_sets.before(chosen)
+
+
+@functools.cache
+def why_no_tiles() -> str:
+    """Ask the system for the tiles of AMX, for this process and those that it forks; return why it refuses, empty: they may be used.
+
+    On x86_64 only. It says so in the log, once.
+    """
+    library = ctypes.CDLL(None, use_errno=True)
+    if library.syscall(*(ctypes.c_long(one) for one in _ASK_FOR_TILES)) == 0:
+        return ""
+    reason = f"the system refuses the tiles of AMX to this process ({os.strerror(ctypes.get_errno())})"
+    logger.warning("The CPU has AMX, but %s: products use vectors.", reason)
+    return reason
 
 
 _flags = functools.cache(instruction_sets.cpu_flags)

@@ -18,8 +18,7 @@ int64_t trencadis_has_dot() { return HAS_DOT; }
 
 int64_t trencadis_dots_pairs() { return DOTS_PAIRS; }
 
-// Whether products use tiles: 1; 0: the library has none; below: the system refuses them, by which error.
-int64_t trencadis_tiles() { return TILES_REFUSED ? -TILES_REFUSED : HAS_TILES; }
+int64_t trencadis_has_tiles() { return HAS_TILES; }
 
 // Bytes of a layer's panels.
 int64_t trencadis_packed_bytes(const Product* w) { return whole(w->num_outputs, PANEL) / PANEL * panel_bytes(*w); }

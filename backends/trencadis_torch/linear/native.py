@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
-import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -51,7 +50,6 @@ SMALL: Final = 1 << 18
 
 _INT, _AT, _FLOAT, _DOUBLE = ctypes.c_int64, ctypes.c_void_p, ctypes.c_float, ctypes.c_double
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
-    "tiles": (),
     "packed_bytes": (_AT,),
     "pack_floats": (_AT, _AT, _INT, _INT, _AT),
     "pack_ints": (_AT, _AT, _AT, _AT, _INT, _INT, _AT),
@@ -67,7 +65,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "rotate": (_AT, _INT, _INT, _INT, _INT, _INT, _AT, _AT, _FLOAT, _INT, _AT, _AT, _INT, _INT),
 }
 
-_NUMBERS: Final = frozenset({"tiles", "rows", "packed_bytes", "mix"})
+_NUMBERS: Final = frozenset({"rows", "packed_bytes", "mix"})
 """Functions that return one."""
 
 
@@ -152,13 +150,7 @@ class Native:
         self.most_apart = int(library.trencadis_most_apart())
         self.has_dot = bool(library.trencadis_has_dot())
         self.dots_pairs = bool(library.trencadis_dots_pairs())
-        tiles = int(library.trencadis_tiles())
-        self.has_tiles = tiles > 0
-        if tiles < 0:
-            logger.warning(
-                "The CPU has AMX, and the system refuses its tiles to this process (%s): vectors multiply.",
-                os.strerror(-tiles),
-            )
+        self.has_tiles = bool(library.trencadis_has_tiles())
 
     def pack_floats(
         self, *weights: torch.Tensor, bias: torch.Tensor | None = None, rounds_rows: bool = False

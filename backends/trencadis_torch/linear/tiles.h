@@ -7,8 +7,8 @@
 // inputs of a tile apart, so its sums have other low bits than those of `vdpbf16ps`: a layer that tiles can take is theirs for any number
 // of rows, and a row's bits depend on that row alone.
 //
-// Linux gives a process tiles when it asks; until then, and where it refuses, their instructions end it. A configuration belongs to a
-// thread.
+// Their instructions end a process that has not asked Linux for tiles: native_build.py loads a library with tiles after it has got them.
+// How tiles are laid out belongs to a thread.
 
 #pragma once
 
@@ -17,9 +17,6 @@
 #include TRENCADIS_TILE_UNIT
 #elif defined(__AMX_TILE__) && defined(__AMX_INT8__) && defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__AVX512VNNI__)
 #define TRENCADIS_TILES
-
-#include <cerrno>
-#include <unistd.h>
 
 // Not by the compiler's functions: GCC's take the number of a tile as a literal only, and hide that they read and write memory.
 namespace {
@@ -54,9 +51,6 @@ WITHIN void dot_bytes() {
     asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(SUMS), "i"(ROWS), "i"(WEIGHTS));
 }
 
-// Ask Linux for tiles: 0, or why not. Source: Documentation/arch/x86/xstate.rst: arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA).
-int64_t ask() { return syscall(158, 0x1023, 18) ? errno : 0; }
-
 }  // namespace tile_unit
 }  // namespace
 #endif
@@ -65,7 +59,6 @@ namespace {
 
 #if defined(TRENCADIS_TILES)
 constexpr bool HAS_TILES = true;
-const int64_t TILES_REFUSED = tile_unit::ask();  // by Linux: why, or 0
 
 constexpr int64_t BLOCK = 16;            // rows, and outputs, of a tile
 constexpr int64_t UNPACKED_WORDS = 128;  // of a group of 4 bits
@@ -103,7 +96,7 @@ void shape_tiles(int64_t rows, int64_t step) {
 
 // Words of each output that a step of tiles takes; 0: vectors multiply. Fewer than half of a tile's are not worth it.
 int64_t tile_step(const Product& w, int64_t num_rows) {
-    if (TILES_REFUSED || !is_rounded(w) || num_rows < 1) return 0;
+    if (!is_rounded(w) || num_rows < 1) return 0;
     const bool is_packed = form_of(w) != INT8;
     int64_t count = whole(w.num_inputs, 2) / 2;
     if (w.kind != BFLOAT_PAIRS) {
@@ -229,7 +222,6 @@ void multiply_tiles(const Product& w, const Linear& layer, const Input& in, int6
 }
 #else
 constexpr bool HAS_TILES = false;
-constexpr int64_t TILES_REFUSED = 0;
 struct Tiles {};
 #endif
 

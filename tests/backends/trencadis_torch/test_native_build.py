@@ -3,6 +3,7 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import re
 import subprocess
 import sys
 import threading
@@ -441,6 +442,59 @@ def test_instructions_are_one_for_a_process(source, kept, no_kernels_yet):
     limit_instructions("auto")
     with pytest.raises(BackendError, match='has loaded kernels with "auto" already'):
         limit_instructions("sse4")
+
+
+GIVES, REFUSES = (24, 0, 0), (-1, 0, 0)
+"""Calls of the system that answer 0, and that there is no such call."""
+
+
+@pytest.fixture
+def with_amx(monkeypatch, no_kernels_yet):
+    """A CPU with AMX; returns what makes the system answer."""
+    best, ask = instruction_sets.SETS[instruction_sets.NAMES.index("amx")], native_build.why_no_tiles
+    monkeypatch.setattr(native_build, "_flags", lambda: best.all_flags)
+    monkeypatch.setattr(platform, "machine", lambda: best.machine)
+    ask.cache_clear()
+    yield lambda call: monkeypatch.setattr(native_build, "_ASK_FOR_TILES", call)
+    ask.cache_clear()
+
+
+needs_linux = pytest.mark.skipif(
+    (platform.machine(), sys.platform) != ("x86_64", "linux"), reason="numbers of calls are those of Linux on x86_64"
+)
+
+
+@needs_linux
+def test_tiles_are_used_where_the_system_gives_them(with_amx, caplog):
+    with_amx(GIVES)
+    limit_instructions("amx")
+    assert instructions().name == native_build.cpu_key() == "amx"
+    assert not caplog.records
+
+
+@needs_linux
+def test_where_the_system_refuses_tiles_vectors_are_used_and_the_log_says_so(with_amx, caplog):
+    with_amx(REFUSES)
+    assert instructions().name == native_build.cpu_key() == "avx512_bf16"
+    reason = "the system refuses the tiles of AMX to this process (Function not implemented)"
+    assert [record.getMessage() for record in caplog.records] == [
+        f"The CPU has AMX, but {reason}: products use vectors."
+    ]
+    with pytest.raises(BackendError, match=re.escape(f'instructions = "amx": {reason}.')):
+        limit_instructions("amx")
+
+
+@needs_linux
+def test_the_system_is_asked_by_the_call_that_its_documents_name():
+    """A CPU without AMX is refused; one with it may be, by a system that is older or a sandbox."""
+    native_build.why_no_tiles.cache_clear()
+    assert native_build.why_no_tiles() or "amx_tile" in instruction_sets.cpu_flags()
+
+
+def test_nothing_is_asked_for_where_tiles_are_not_used(with_amx, monkeypatch):
+    monkeypatch.setattr(native_build, "why_no_tiles", lambda: pytest.fail("asked"))
+    limit_instructions("avx512_bf16")
+    assert instructions().name == "avx512_bf16"
 
 
 def test_a_warm_start_starts_no_compiler(source, kept, monkeypatch):

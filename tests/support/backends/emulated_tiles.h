@@ -45,49 +45,26 @@ void configure(const void* shapes) {
 
 bool is_usable(int tile) { return unit.is_configured && unit.rows[tile]; }
 
-template <int TO>
-void zero() {
-    expect(is_usable(TO));
-    std::memset(unit.tiles[TO], 0, sizeof unit.tiles[TO]);
+void zero_tile(int to) {
+    expect(is_usable(to));
+    std::memset(unit.tiles[to], 0, sizeof unit.tiles[to]);
 }
 
-template <int TO>
-void load(const void* from, int64_t stride) {
-    zero<TO>();
-    for (int m = 0; m < unit.rows[TO]; ++m)
-        std::memcpy(unit.tiles[TO][m], static_cast<const char*>(from) + m * stride, static_cast<size_t>(unit.row_bytes[TO]));
+void load_tile(int to, const char* from, int64_t stride) {
+    zero_tile(to);
+    for (int m = 0; m < unit.rows[to]; ++m) std::memcpy(unit.tiles[to][m], from + m * stride, static_cast<size_t>(unit.row_bytes[to]));
 }
 
-template <int FROM>
-void store(void* to, int64_t stride) {
-    expect(is_usable(FROM));
-    for (int m = 0; m < unit.rows[FROM]; ++m)
-        std::memcpy(static_cast<char*>(to) + m * stride, unit.tiles[FROM][m], static_cast<size_t>(unit.row_bytes[FROM]));
+void store_tile(int from, char* to, int64_t stride) {
+    expect(is_usable(from));
+    for (int m = 0; m < unit.rows[from]; ++m) std::memcpy(to + m * stride, unit.tiles[from][m], static_cast<size_t>(unit.row_bytes[from]));
 }
 
-// Sums of a tile [m, n], by `add(sums of a row, k, words of a row, words of the weights)` for all k of each row.
-template <int SUMS, int ROWS, int WEIGHTS, typename Row>
-void each_row(const Row& row) {
-    ++num_dots;
-    expect(SUMS != ROWS && SUMS != WEIGHTS && ROWS != WEIGHTS);
-    expect(is_usable(SUMS) && is_usable(ROWS) && is_usable(WEIGHTS));
-    expect(unit.rows[SUMS] == unit.rows[ROWS] && unit.row_bytes[SUMS] == unit.row_bytes[WEIGHTS]);
-    expect(unit.row_bytes[ROWS] == 4 * unit.rows[WEIGHTS] && unit.row_bytes[SUMS] % 4 == 0);
-    for (int m = 0; m < unit.rows[SUMS]; ++m) row(unit.tiles[SUMS][m], unit.tiles[ROWS][m], unit.row_bytes[ROWS] / 4, unit.row_bytes[SUMS] / 4);
-}
-
-template <int SUMS, int ROWS, int WEIGHTS>
-void dot_bytes() {
-    each_row<SUMS, ROWS, WEIGHTS>([](uint8_t* sums, const uint8_t* row, int num_words, int num_outputs) {
-        for (int n = 0; n < num_outputs; ++n) {
-            uint32_t sum;
-            std::memcpy(&sum, sums + 4 * n, 4);
-            for (int k = 0; k < num_words; ++k)
-                for (int i = 0; i < 4; ++i)
-                    sum += static_cast<uint32_t>(static_cast<int8_t>(row[4 * k + i]) * static_cast<int>(unit.tiles[WEIGHTS][k][4 * n + i]));
-            std::memcpy(sums + 4 * n, &sum, 4);
-        }
-    });
+int32_t bytes_added(int32_t sum, const uint8_t* row, const uint8_t (*weights)[64], int num_words) {
+    uint32_t whole = static_cast<uint32_t>(sum);
+    for (int k = 0; k < num_words; ++k)
+        for (int i = 0; i < 4; ++i) whole += static_cast<uint32_t>(static_cast<int8_t>(row[4 * k + i]) * static_cast<int>(weights[k][i]));
+    return static_cast<int32_t>(whole);
 }
 
 // To float32, to nearest and ties to even; what would be below its normal numbers with any exponent is 0. Sums of two floats, and of one
@@ -97,38 +74,67 @@ float rounded(double value) {
     return static_cast<float>(value);
 }
 
-float bfloat(const uint8_t* from) {
+double bfloat(const uint8_t* from) {
     uint16_t narrow;
     std::memcpy(&narrow, from, 2);
     const uint32_t bits = static_cast<uint32_t>(narrow & 0x7f80 ? narrow : narrow & 0x8000) << 16;
     float value;
     std::memcpy(&value, &bits, 4);
-    return value;
+    return static_cast<double>(value);
+}
+
+float pairs_added(float sum, const uint8_t* row, const uint8_t (*weights)[64], int num_words) {
+    float apart[2] = {};
+    for (int k = 0; k < num_words; ++k)
+        for (int i = 0; i < 2; ++i) apart[i] = rounded(bfloat(row + 4 * k + 2 * i) * bfloat(weights[k] + 2 * i) + static_cast<double>(apart[i]));
+    return rounded(static_cast<double>(sum) + static_cast<double>(rounded(static_cast<double>(apart[0]) + static_cast<double>(apart[1]))));
+}
+
+// Add the products of rows and weights to sums, by what adds those of one row and one output.
+template <typename Number, typename Added>
+void dot_tiles(int sums, int rows, int weights, const Added& added) {
+    ++num_dots;
+    expect(sums != rows && sums != weights && rows != weights);
+    expect(is_usable(sums) && is_usable(rows) && is_usable(weights));
+    expect(unit.rows[sums] == unit.rows[rows] && unit.row_bytes[sums] == unit.row_bytes[weights]);
+    expect(unit.row_bytes[rows] == 4 * unit.rows[weights] && unit.row_bytes[sums] % 4 == 0);
+    for (int m = 0; m < unit.rows[sums]; ++m)
+        for (int n = 0; n < unit.row_bytes[sums]; n += 4) {
+            Number sum;
+            std::memcpy(&sum, unit.tiles[sums][m] + n, 4);
+            const auto* const column = reinterpret_cast<const uint8_t(*)[64]>(unit.tiles[weights][0] + n);
+            sum = added(sum, unit.tiles[rows][m], column, unit.row_bytes[rows] / 4);
+            std::memcpy(unit.tiles[sums][m] + n, &sum, 4);
+        }
+}
+
+void dot_pairs_of(int sums, int rows, int weights) { dot_tiles<float>(sums, rows, weights, pairs_added); }
+void dot_bytes_of(int sums, int rows, int weights) { dot_tiles<int32_t>(sums, rows, weights, bytes_added); }
+
+template <int TO>
+void zero() {
+    zero_tile(TO);
+}
+
+template <int TO>
+void load(const void* from, int64_t stride) {
+    load_tile(TO, static_cast<const char*>(from), stride);
+}
+
+template <int FROM>
+void store(void* to, int64_t stride) {
+    store_tile(FROM, static_cast<char*>(to), stride);
 }
 
 template <int SUMS, int ROWS, int WEIGHTS>
 void dot_pairs() {
-    each_row<SUMS, ROWS, WEIGHTS>([](uint8_t* sums, const uint8_t* row, int num_words, int num_outputs) {
-        for (int n = 0; n < num_outputs; ++n) {
-            float apart[2] = {};
-            for (int k = 0; k < num_words; ++k)
-                for (int i = 0; i < 2; ++i) {
-                    const double product = static_cast<double>(bfloat(row + 4 * k + 2 * i)) * static_cast<double>(bfloat(unit.tiles[WEIGHTS][k] + 4 * n + 2 * i));
-                    apart[i] = rounded(product + static_cast<double>(apart[i]));
-                }
-            float sum;
-            std::memcpy(&sum, sums + 4 * n, 4);
-            sum = rounded(static_cast<double>(sum) + static_cast<double>(rounded(static_cast<double>(apart[0]) + static_cast<double>(apart[1]))));
-            std::memcpy(sums + 4 * n, &sum, 4);
-        }
-    });
+    dot_pairs_of(SUMS, ROWS, WEIGHTS);
 }
 
-#if defined(TILES_ARE_REFUSED)
-int64_t ask() { return TILES_ARE_REFUSED; }
-#else
-int64_t ask() { return 0; }
-#endif
+template <int SUMS, int ROWS, int WEIGHTS>
+void dot_bytes() {
+    dot_bytes_of(SUMS, ROWS, WEIGHTS);
+}
 
 }  // namespace tile_unit
 }  // namespace

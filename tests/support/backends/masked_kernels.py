@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from trencadis_torch.linear.native import SOURCE, Native
-from trencadis_torch.native_build import find_compiler
+from trencadis_torch.native_build import find_compiler, why_no_tiles
 
 __all__ = ["MASKS", "compiled", "masked", "tile_options"]
 
@@ -45,6 +45,8 @@ _FLAGS = (
 def masked(name: str) -> Native | None:
     """Return the library compiled for a mask; None: this CPU or this compiler has not what it takes."""
     if MASKS[name] and MASKS[name] not in _flags_of_this_cpu():
+        return None
+    if name == "native" and "amx_tile" in _flags_of_this_cpu() and why_no_tiles():
         return None
     library = compiled(SOURCE, f"-march={name}") if name != "tiles" else compiled(SOURCE, *tile_options())
     return library and Native(library)

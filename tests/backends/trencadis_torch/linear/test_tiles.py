@@ -5,17 +5,20 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from support.backends import masked_kernels, tiny_models
 from support.backends.decoder_scene import Scene, fused_model
 from support.backends.held_forms import FORMS, in_groups
 from support.backends.masked_kernels import compiled, tile_options
 from trencadis_torch.instruction_sets import (
     NAMES,
     SETS,
+    TILES,
     compile_command,
     cpu_flags,
     find_compiler,
@@ -29,13 +32,15 @@ from trencadis_torch.linear.held import FloatWeight
 from trencadis_torch.linear.native import SOURCE, Native
 from trencadis_torch.linear.packed import pack, quantise
 from trencadis_torch.linear.replacement import kernels_of
+from trencadis_torch.native_build import why_no_tiles
 
-AMX = SETS[NAMES.index("amx")]
+AMX = SETS[NAMES.index(TILES)]
 PAIRS = "bfloat16-rows-too"
 TAKEN = (PAIRS, "int8", "int4", "int8-minimums-32", "int4-minimums-128", "int4-scattered-32", "levels4-32")
 """Forms whose products tiles can take where groups have at least eight words."""
 ROWS = (1, 2, 6, 7, 8, 15, 16, 17, 31, 32, 33, 40, 47, 48, 49, 63, 64, 65, 97)
 FEW = 6
+TRAPS = Path(masked_kernels.__file__).with_name("trapped_tiles.cpp")
 
 
 def emulated(source, *options):
@@ -232,6 +237,11 @@ def in_models(monkeypatch):
     monkeypatch.setattr(native_module, "load_library", lambda source: emulated(source.file))
     monkeypatch.setattr(native_decoder, "load_library", lambda source: emulated(source.file))
     monkeypatch.setattr(decoder_pass, "threads_for", lambda _: 2)
+    for name, size in {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+    }.items():  # whole steps of tiles, whole panels of gates
+        monkeypatch.setitem(tiny_models._COMMON, name, size)
     caches = (native_module.native, native_decoder.native_decoder, fused_model)
     for one in caches:
         one.cache_clear()
@@ -255,53 +265,39 @@ def test_a_decoder_in_one_call_has_the_bits_of_its_modules_and_of_a_row_alone(in
     assert (in_models.tile_unit_faults(), in_models.tile_unit_open()) == (0, 0)
 
 
-def test_where_the_system_refuses_tiles_vectors_give_theirs_and_the_log_says_so(unit, caplog):
-    with caplog.at_level("WARNING", logger="trencadis.torch"):
-        refused = Native(emulated(SOURCE, "-DTILES_ARE_REFUSED=1"))
-    assert "the system refuses its tiles to this process (Operation not permitted): vectors multiply." in caplog.text
-    assert not refused.has_tiles
-    assert kernels_of(refused, "bfloat16") == "pairs64"
-    held, x = quantise(drawn(130, 128)), drawn(40, 128, seed=3)
-    assert torch.equal(layer(refused, held)(x), layer(Native(unit), held)(x))
-    layer(refused, FORMS[PAIRS](drawn(130, 128)))(x)
-    assert refused._library.tile_unit_dots() == 0
-
-
 def needs_the_compiler():
     if not find_compiler() or not understands(find_compiler(), AMX):
         pytest.skip("there is no compiler here that knows AMX")
 
 
-def for_amx():
-    """Return the library as a wheel has it for such CPUs, if this one can run what is beside its tiles."""
+@pytest.fixture
+def amx():
+    """The library of a wheel for CPUs with AMX; where there is none, the CPU traps at its tiles, and the emulated unit is called."""
     needs_the_compiler()
     if not AMX.all_flags - set(AMX.flags) <= cpu_flags():
         pytest.skip("this CPU lacks AVX-512 with VNNI and BF16, which the library for AMX uses beside tiles")
-    library = compiled(SOURCE, *AMX.all_options)
-    assert library is not None
-    return library
+    library = Native(compiled(SOURCE, *AMX.all_options))
+    if set(AMX.flags) <= cpu_flags():
+        assert why_no_tiles() == ""
+        yield library
+        return
+    traps = compiled(TRAPS, "-march=x86-64")
+    traps.trap_tiles()
+    yield library
+    traps.release_traps()
+    assert traps.tile_unit_dots() > 0
+    assert (traps.tile_unit_faults(), traps.tile_unit_open()) == (0, 0)
 
 
-@pytest.mark.skipif(set(AMX.flags) <= cpu_flags(), reason="this CPU has AMX")
-def test_the_library_for_amx_runs_without_tiles_where_there_are_none(lib):
-    library = for_amx()
-    assert library.trencadis_tiles() < 0
-    found = Native(library)
-    held, x = quantise(drawn(130, 128)), drawn(40, 128, seed=3)
-    assert torch.equal(layer(found, held)(x), layer(lib, held)(x))
-
-
-@pytest.mark.skipif(
-    not set(AMX.flags) <= cpu_flags(), reason="this CPU has no AMX: its own tiles have not been tried here"
-)
+@pytest.mark.representatives(2 * len(TAKEN))
 @pytest.mark.parametrize("form", TAKEN)
-@pytest.mark.parametrize("num_inputs", [128, 1024])
-def test_tiles_of_this_cpu_give_the_bits_of_the_emulated_unit(lib, form, num_inputs):
-    found = Native(for_amx())
-    assert found.has_tiles, "the system refuses tiles"
+@pytest.mark.parametrize("num_inputs", [128, 384])
+def test_the_library_for_amx_gives_the_bits_of_the_emulated_unit(amx, lib, form, num_inputs, in_threads):
+    in_threads(2)
     held, x = FORMS[form](drawn(130, num_inputs)), drawn(97, num_inputs, seed=3)
+    assert amx.has_tiles
     for size in ROWS:
-        assert torch.equal(layer(found, held)(x[:size]), layer(lib, held)(x[:size]))
+        assert torch.equal(layer(amx, held)(x[:size]), layer(lib, held)(x[:size]))
 
 
 @pytest.mark.skipif(not shutil.which("objdump"), reason="there is no objdump to list instructions with")
