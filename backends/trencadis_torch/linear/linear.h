@@ -19,8 +19,8 @@
 // number of threads. What ends a row (the last additions, and what is in rows.h) is never inlined: compiled once, it rounds the same
 // way wherever it is called from.
 //
-// Vectors are GCC's and clang's own: portable. Instructions for integers are chosen by what the compiler may use. Each library is one file
-// that includes this one.
+// Vectors are GCC's and clang's own: portable. Instructions for integers are chosen by what the compiler may use; with AMX tiles.h has the
+// products that tiles can take. Each library is one file that includes this one.
 //
 // Shapes: M rows, N outputs, K inputs, G inputs of one group.
 

@@ -138,7 +138,7 @@ class Native:
         most_apart: Inputs that a group may have whose inputs lie apart.
         has_dot: Whether products of 8 bits use the processor's own instruction for them.
         dots_pairs: Whether products of rows that are rounded to bfloat16 do.
-        has_tiles: Whether products of many rows, and those of rows that are rounded to bfloat16, use its tile unit.
+        has_tiles: Whether these, and products of integers with many rows, use its tile unit.
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:

@@ -61,7 +61,7 @@ namespace {
 constexpr bool HAS_TILES = true;
 
 constexpr int64_t BLOCK = 16;            // rows, and outputs, of a tile
-constexpr int64_t UNPACKED_WORDS = 128;  // of a group of 4 bits
+constexpr int64_t UNPACKED_WORDS = 64;   // of a group of 4 bits: they fit into the first cache
 constexpr int ROWS_TILE = 4, WEIGHTS_TILE = 6;  // the first two of each; sums are before
 
 // How tiles are laid out; see LDTILECFG in Intel's manual of the architecture, volume 2.
