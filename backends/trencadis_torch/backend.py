@@ -57,7 +57,7 @@ from trencadis_torch.cache.host_blocks import HostBlocks
 from trencadis_torch.cache.kv_cache import AttentionLayer, PagedKVCache, stored_layers
 from trencadis_torch.cache.storage import STORED_DTYPES
 from trencadis_torch.config import TorchConfig
-from trencadis_torch.device import choose_device, choose_dtype, numbered_device, to_device
+from trencadis_torch.device import OwnThreads, choose_device, choose_dtype, numbered_device, to_device
 from trencadis_torch.embedder import DecoderEmbedder, Embedder
 from trencadis_torch.graphs.mode import choose_mode
 from trencadis_torch.light_imports import import_transformers
@@ -134,6 +134,7 @@ class TorchBackend(Backend):
         self._clock = clock
         self._replica = replica
         self._num_replicas = num_replicas
+        self._num_threads = 0
         config.check()
         limit_instructions(config.instructions)
         self._device = self._numbered(choose_device(config.device), replica)
@@ -582,6 +583,7 @@ class TorchBackend(Backend):
                 available = torch.get_num_threads() if self._share is None else self._share.num_threads()
                 num_threads = max(1, available // self._num_replicas)
             if num_threads:
+                self._num_threads = num_threads
                 torch.set_num_threads(num_threads)
 
     def _refuse_shares(self, files: ModelFiles) -> None:
@@ -762,7 +764,10 @@ class TorchBackend(Backend):
     @torch.inference_mode()
     def guess(self, batch: GuessBatch) -> Int32Array | None:
         """Continue texts greedily, where the model runs in one call; see ``SupportsGuessing``."""
-        return None if self._runner is None or self._share is not None else self._runner.guess(batch)
+        if self._runner is None or self._share is not None:
+            return None
+        with self._on_device():
+            return self._runner.guess(batch)
 
     def draft(self, batch: HeadBatch) -> Int32Array:
         """Draft with the head that was loaded with the model; see ``SupportsHead``.
@@ -845,7 +850,7 @@ class TorchBackend(Backend):
         return self._cache
 
     def _on_device(self) -> contextlib.AbstractContextManager[Any]:
-        return torch.cuda.device(self._device) if self._device.type == "cuda" else contextlib.nullcontext()
+        return torch.cuda.device(self._device) if self._device.type == "cuda" else OwnThreads(self._num_threads)
 
 
 def _refuse_to_blend(_: PagedKVCache) -> KVBlender:

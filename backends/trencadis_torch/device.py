@@ -12,7 +12,7 @@ import torch
 
 from trencadis.errors import BackendError, ModelLoadError
 
-__all__ = ["DTYPES", "choose_device", "choose_dtype", "fill", "host_memory", "numbered_device", "to_device"]
+__all__ = ["DTYPES", "OwnThreads", "choose_device", "choose_dtype", "fill", "host_memory", "numbered_device", "to_device"]
 
 logger = logging.getLogger("trencadis.torch")
 
@@ -21,6 +21,30 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 SMALL_MODEL = 200_000_000
 """Parameters below which float32 is faster than bfloat16 on a CPU: conversions cost more than the memory traffic saved."""
+
+
+class OwnThreads(contextlib.AbstractContextManager[None]):
+    """PyTorch's threads of one operation while a model runs; afterwards as many as before.
+
+    Two models of a process, a draft model and its target, want different numbers, and other code its own.
+
+    Args:
+        number: Threads; 0 leaves them as they are.
+    """
+
+    __slots__ = ("_before", "_number")
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def __enter__(self) -> None:
+        self._before = torch.get_num_threads()
+        if self._number and self._number != self._before:
+            torch.set_num_threads(self._number)
+
+    def __exit__(self, *_: object) -> None:
+        if torch.get_num_threads() != self._before:
+            torch.set_num_threads(self._before)
 
 
 def choose_device(name: str) -> torch.device:

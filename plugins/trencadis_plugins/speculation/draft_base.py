@@ -8,13 +8,11 @@ rows that change hands or steps in which a sequence was left out: each is a shor
 
 from __future__ import annotations
 
-import contextlib
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import attrs
 import numpy as np
-import torch
 
 from trencadis.errors import ConfigValueError, ContractError, InvalidRequestError, ModelLoadError
 from trencadis.interfaces import AllocationPlan, Backend, ComponentContext, DraftView, Speculator, covering_buckets
@@ -60,16 +58,6 @@ class Allocated:
     most_query: int
 
 
-@contextlib.contextmanager
-def _kept_threads() -> Iterator[None]:
-    """Leave PyTorch's threads as they are: a backend chooses them by its model, and the target needs more than a draft model."""
-    num_threads = torch.get_num_threads()
-    try:
-        yield
-    finally:
-        torch.set_num_threads(num_threads)
-
-
 class DraftingModel(Speculator):
     """A speculator with a model of its own, on another backend of the engine's kind.
 
@@ -98,8 +86,7 @@ class DraftingModel(Speculator):
         if self._facts is None:
             model = self._context.named_model(self._config.model)
             self._backend = self._context.make("backend", self._config.backend)
-            with _kept_threads():
-                self._facts = self._backend.load(model.source, sampler=self._sampler)
+            self._facts = self._backend.load(model.source, sampler=self._sampler)
             self._check(self._backend)
             self._translation = self._translate(self._facts)
             closed = self._translation.closed

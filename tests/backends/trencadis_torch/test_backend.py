@@ -230,42 +230,48 @@ def test_unchecked_model_runs_the_same(model_path):
     assert BackendDriver(backend, PLAN).generate({0: PROMPTS[1]}, 12)[0] == expected
 
 
-@cpu_only
-@pytest.mark.slow
-def test_number_of_threads_is_set(model_path):
-    try:
-        loaded(model_path("llama"), num_threads=2)
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(1)
+class ThreadsSeen(ArgmaxSampler):
+    """Notes PyTorch's threads while the model runs."""
+
+    num_threads = 0
+
+    def sample(self, logits, context):
+        self.num_threads = torch.get_num_threads()
+        return super().sample(logits, context)
 
 
-@cpu_only
-@pytest.mark.slow
-def test_small_model_runs_on_one_thread_and_a_large_one_on_what_there_is(model_path, monkeypatch):
-    try:
-        torch.set_num_threads(2)
-        loaded(model_path("llama"))
-        assert torch.get_num_threads() == 1
-        torch.set_num_threads(2)
-        monkeypatch.setattr("trencadis_torch.backend.SINGLE_THREAD_PARAMETERS", 0)
-        loaded(model_path("llama"))
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(1)
+@pytest.fixture
+def threads_of(model_path):
+    """``threads_of(there, **options)``: threads that a loaded model runs on, of so many that PyTorch has."""
+
+    def run(there, *, num_replicas=1, **options):
+        torch.set_num_threads(there)
+        config, sampler = TorchConfig(device="cpu", check_model=False, **options), ThreadsSeen()
+        backend = TorchBackend(config, clock=SystemClock(), num_replicas=num_replicas)
+        backend.load(ModelSource(path=str(model_path("llama"))), sampler=sampler)
+        backend.allocate(PLAN)
+        BackendDriver(backend, PLAN).generate({0: PROMPTS[1]}, 2)
+        assert torch.get_num_threads() == there, "the rest of the process has its own"
+        return sampler.num_threads
+
+    yield run
+    torch.set_num_threads(1)
 
 
-def test_replicas_share_the_threads_unless_their_number_is_said(model_path, monkeypatch):
+def test_number_of_threads_is_set(threads_of):
+    assert threads_of(1, num_threads=2) == 2
+
+
+def test_small_model_runs_on_one_thread_and_a_large_one_on_what_there_is(threads_of, monkeypatch):
+    assert threads_of(2) == 1
     monkeypatch.setattr("trencadis_torch.backend.SINGLE_THREAD_PARAMETERS", 0)
-    try:
-        for there, options, expected in ((6, {}, 2), (2, {}, 1), (6, {"num_threads": 5}, 5)):
-            torch.set_num_threads(there)
-            config = TorchConfig(device="cpu", check_model=False, **options)
-            backend = TorchBackend(config, clock=SystemClock(), num_replicas=3)
-            backend.load(ModelSource(path=str(model_path("llama"))), sampler=ArgmaxSampler())
-            assert torch.get_num_threads() == expected
-    finally:
-        torch.set_num_threads(1)
+    assert threads_of(2) == 2
+
+
+def test_replicas_share_the_threads_unless_their_number_is_said(threads_of, monkeypatch):
+    monkeypatch.setattr("trencadis_torch.backend.SINGLE_THREAD_PARAMETERS", 0)
+    for there, options, expected in ((6, {}, 2), (2, {}, 1), (6, {"num_threads": 5}, 5)):
+        assert threads_of(there, num_replicas=3, **options) == expected
 
 
 def test_cache_that_does_not_fit_is_refused(model_path):
