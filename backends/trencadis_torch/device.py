@@ -12,7 +12,16 @@ import torch
 
 from trencadis.errors import BackendError, ModelLoadError
 
-__all__ = ["DTYPES", "OwnThreads", "choose_device", "choose_dtype", "fill", "host_memory", "numbered_device", "to_device"]
+__all__ = [
+    "DTYPES",
+    "OwnThreads",
+    "choose_device",
+    "choose_dtype",
+    "fill",
+    "host_memory",
+    "numbered_device",
+    "to_device",
+]
 
 logger = logging.getLogger("trencadis.torch")
 

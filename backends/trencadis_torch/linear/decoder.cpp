@@ -89,16 +89,18 @@ struct Pass {
     int64_t num_tokens, num_kept, call_bytes, scratch_floats, num_threads;
 };
 
-// Greedy continuations: of each sequence the newest token, which every step replaces. Those with most guesses come first.
+// Greedy continuations: of each sequence the newest token, which every step replaces. Sequences that have all theirs make room: the arrays of
+// the others move together.
 struct Guesses {
-    const int32_t *tables, *rows;          // block tables [rows, table_stride], row of each sequence [B]
-    int32_t* starts;                       // where its newest token stands [B]
-    const int32_t* counts;                 // guesses of each, the first one there already, falling [B]
-    int64_t *slots, *token_ids, *positions;  // of the newest tokens [B]; attention and pass read these arrays
-    int32_t* tokens;                       // all guesses [most counts, B]; the first row is there
+    const int32_t* tables;                 // block tables [rows, table_stride]
+    int32_t *rows, *starts, *counts;       // row of each sequence, where its newest token will stand, guesses that it gets, at least 1 [B]
+    int64_t *columns, *slots, *token_ids, *positions;  // its column of tokens; of its newest token [B]; attention and pass read the last three
+    int32_t* tokens;                       // all guesses [most counts, B]; what is not guessed stays as it is
     const uint8_t* closed;                 // tokens that are never chosen [V]; null: none
     int64_t table_stride, block_size, num_sequences, vocab_size;
     int64_t sequences_at, tokens_at;       // bytes from the start of a call of attention to its numbers
+    double min_probability;                // a guess with less is none, and ends its sequence's
+    double scale, softcap;                 // what logits are multiplied by before they are probabilities, and bounded by; 0: by nothing
 };
 
 int64_t widest_input(const Decoder& d) {
@@ -452,12 +454,60 @@ class Member {
     }
 };
 
-// Index of the largest of some logits that are not closed; the lowest of equal ones.
-int64_t largest(const float* logits, int64_t size, const uint8_t* closed) {
-    int64_t found = -1;
-    for (int64_t k = 0; k < size; ++k)
-        if ((found < 0 || logits[k] > logits[found]) && !(closed && closed[k])) found = k;
-    return found < 0 ? 0 : found;
+// A token whose logit is the largest, the lowest of equal ones, and its probability.
+struct Choice {
+    int64_t token;
+    float probability;
+};
+
+// Choose from logits that are not closed; those that are closed are overwritten.
+Choice likeliest(float* logits, int64_t size, const uint8_t* closed, float scale, float softcap) {
+    for (int64_t k = 0; closed && k < size; ++k)
+        if (closed[k]) logits[k] = -INFINITY;
+    Floats peaks = Floats{} - INFINITY;
+    int64_t k = 0;
+    for (; k + LANES <= size; k += LANES) {
+        const Floats some = load(logits + k);
+        peaks = some > peaks ? some : peaks;
+    }
+    float peak = -INFINITY;
+    for (int64_t lane = 0; lane < LANES; ++lane) peak = peaks[lane] > peak ? peaks[lane] : peak;
+    for (; k < size; ++k) peak = logits[k] > peak ? logits[k] : peak;
+    int64_t token = 0;
+    while (token < size && logits[token] != peak) ++token;
+    if (token == size) return {0, 0.0f};  // no number among them
+    // As cap * tanh(x / cap), and tanh(x) = 1 - 2 / (exp(2 x) + 1).
+    const auto value = [=](Floats x) {
+        x *= scale;
+        return softcap > 0.0f ? softcap - 2.0f * softcap / (exp_of(2.0f / softcap * x) + 1.0f) : x;
+    };
+    const float top = value(Floats{} + peak)[0];
+    Floats sums{};
+    for (k = 0; k + LANES <= size; k += LANES) sums += exp_of(value(load(logits + k)) - top);
+    float sum = 0.0f;
+    for (int64_t lane = 0; lane < LANES; ++lane) sum += sums[lane];
+    for (; k < size; ++k) sum += exp_of(value(Floats{} + logits[k]) - top)[0];
+    return {token, 1.0f / sum};
+}
+
+// Choose a guess for each of some sequences, and return how many get another one; they come first.
+int64_t choose(const Guesses& g, float* logits, int64_t count, int64_t step, float scale, float softcap) {
+    for (int64_t i = 0; i < count; ++i) {
+        const Choice choice = likeliest(logits + i * g.vocab_size, g.vocab_size, g.closed, scale, softcap);
+        if (choice.probability < g.min_probability) {
+            g.counts[i] = 0;
+            continue;
+        }
+        g.token_ids[i] = choice.token;
+        g.tokens[step * g.num_sequences + g.columns[i]] = static_cast<int32_t>(choice.token);
+    }
+    for (int64_t i = count - 1; i >= 0; --i) {
+        if (g.counts[i] > step + 1) continue;
+        --count;
+        g.rows[i] = g.rows[count], g.starts[i] = g.starts[count], g.counts[i] = g.counts[count];
+        g.columns[i] = g.columns[count], g.token_ids[i] = g.token_ids[count];
+    }
+    return count;
 }
 
 }  // namespace
@@ -502,12 +552,11 @@ int64_t trencadis_decode(const Decoder* decoder, const Pass* pass) {
     return failed ? 1 : 0;
 }
 
-// Add guesses until every sequence has its own number; writes keys and values of all but the last of each. Returns as trencadis_decode.
+// Guess until every sequence has its own number, or one is too unlikely, from the logits [B, V] that the pass has; they are overwritten.
+// Writes keys and values of all guesses but the last of each. Returns as trencadis_decode.
 int64_t trencadis_guess(const Decoder* decoder, Pass* pass, const Guesses* g) {
-    int64_t count = g->num_sequences;
-    for (int64_t step = 1;; ++step) {
-        while (count > 0 && g->counts[count - 1] <= step) --count;
-        if (count == 0) return 0;
+    int64_t count = choose(*g, pass->logits, g->num_sequences, 0, 1.0f, 0.0f);
+    for (int64_t step = 1; count > 0; ++step) {
         for (int64_t i = 0; i < count; ++i) {
             const int64_t at = g->positions[i] = g->starts[i];
             g->slots[i] = g->tables[g->rows[i] * g->table_stride + at / g->block_size] * g->block_size + at % g->block_size;
@@ -519,12 +568,10 @@ int64_t trencadis_guess(const Decoder* decoder, Pass* pass, const Guesses* g) {
         pass->num_tokens = pass->num_kept = count;
         const int64_t failed = trencadis_decode(decoder, pass);
         if (failed) return failed;
-        for (int64_t i = 0; i < count; ++i) {
-            g->token_ids[i] = largest(pass->logits + i * g->vocab_size, g->vocab_size, g->closed);
-            g->tokens[step * g->num_sequences + i] = static_cast<int32_t>(g->token_ids[i]);
-            ++g->starts[i];
-        }
+        for (int64_t i = 0; i < count; ++i) ++g->starts[i];
+        count = choose(*g, pass->logits, count, step, static_cast<float>(g->scale), static_cast<float>(g->softcap));
     }
+    return 0;
 }
 
 }  // extern "C"

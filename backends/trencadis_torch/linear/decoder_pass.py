@@ -146,9 +146,7 @@ class DecoderPasses:
             IndexError: A token id has no embedding.
             OutOfMemoryError: No room for the attention kernel's buffers.
         """
-        # Sequences with most guesses come first: those that are done are at the end, and are left out.
-        order = np.argsort(-batch.num_guesses, kind="stable")
-        guesses = GuessSteps(batch, tables.numpy(), self._cache.block_size, order)
+        guesses = GuessSteps(batch, tables.numpy(), self._cache.block_size)
         attention = RaggedPass(
             self._cache,
             tables=tables,
@@ -161,18 +159,15 @@ class DecoderPasses:
         text = torch.from_numpy(batch.token_ids.astype(np.int64))[None]
         positions = torch.from_numpy(guesses.columns)[None]
         logits = self.logits(attention, text, positions, guesses.lasts)
-        guesses.take_first(logits.numpy())
-        if guesses.num_steps > 1:
-            self._reach(int(guesses.starts.max()) + guesses.num_steps)
-            self._guess_on(guesses)
+        self._reach(int(guesses.starts.max()) + guesses.num_steps)
+        self._guess_on(guesses, logits)
         return guesses.found()
 
-    def _guess_on(self, guesses: GuessSteps) -> None:
-        """Compute all guesses but the first of each sequence, one token of each at a time."""
+    def _guess_on(self, guesses: GuessSteps, logits: torch.Tensor) -> None:
+        """Choose the first guess of each sequence from logits, which are overwritten, and compute the others, one token of each at a time."""
         one, calls, count = self._pass, self._calls, len(guesses.rows)
         one.num_threads = threads_for(count * self._decoder.num_products)
         self._reserve(count, one.num_threads)
-        logits = torch.empty(count, self._decoder.vocab_size)
         one.num_told = 0
         calls["num_threads"] = one.num_threads
         calls["slots"] = guesses.slots.ctypes.data
@@ -181,7 +176,7 @@ class DecoderPasses:
         kept = np.arange(count, dtype=np.int64)
         one.token_ids, one.positions = guesses.token_ids.ctypes.data, guesses.positions.ctypes.data
         one.kept, one.logits = kept.ctypes.data, logits.data_ptr()
-        steps = guesses.structure(self._decoder.vocab_size)
+        steps = guesses.structure(self._decoder.vocab_size, self._decoder.ending)
         _check(self._decoder.native.guess(*self._at, ctypes.addressof(steps)))
 
     def _reserve(self, num_tokens: int, num_threads: int) -> None:

@@ -12,6 +12,7 @@ from trencadis.interfaces import GuessBatch
 from trencadis.records import Int32Array
 from trencadis_torch.attention.native import CALL
 from trencadis_torch.linear.native_decoder import Guesses
+from trencadis_torch.linear.structure import Ending
 
 __all__ = ["GuessSteps"]
 
@@ -23,7 +24,6 @@ class GuessSteps:
         batch: The texts.
         tables: Block tables of all rows, int32 ``[num_rows, max_blocks]``.
         block_size: Tokens per block.
-        order: Sequences by the number of their guesses, the largest first, ``[B]``. All arrays but those of the texts have this order.
 
     Attributes:
         columns: Position of each token of the texts, int64 ``[T]``.
@@ -36,18 +36,19 @@ class GuessSteps:
         slots: See ``token_ids``.
     """
 
-    def __init__(self, batch: GuessBatch, tables: npt.NDArray[np.int32], block_size: int, order: npt.NDArray[np.intp]):
+    def __init__(self, batch: GuessBatch, tables: npt.NDArray[np.int32], block_size: int):
         lengths = batch.query_lens
         ends = np.cumsum(lengths)
-        self._batch, self._tables, self._size, self._order = batch, tables, block_size, order
+        self._batch, self._tables, self._size = batch, tables, block_size
         self.columns = np.arange(int(ends[-1])) + np.repeat(batch.starts - (ends - lengths), lengths)
-        self.lasts = (ends - 1)[order].astype(np.int64)
-        self.rows = np.ascontiguousarray(batch.rows[order], np.int32)
-        self.starts = np.ascontiguousarray((batch.starts + lengths)[order], np.int32)
-        self._counts = np.ascontiguousarray(batch.num_guesses[order], np.int32)
-        self.num_steps = int(self._counts[0])
-        self.token_ids, self.positions, self.slots = np.empty((3, len(order)), np.int64)
-        self._tokens = np.zeros((self.num_steps, len(order)), np.int32)
+        self.lasts = (ends - 1).astype(np.int64)
+        self.rows, self.starts, self._counts = np.array(
+            [batch.rows, batch.starts + lengths, batch.num_guesses], np.int32
+        )
+        self.num_steps = int(batch.num_guesses.max())
+        self.token_ids, self.positions, self.slots, self._columns = np.empty((4, len(lengths)), np.int64)
+        self._columns[:] = np.arange(len(lengths))
+        self._tokens = np.full((self.num_steps, len(lengths)), -1, np.int32)
 
     def slots_of_text(self) -> npt.NDArray[np.int64]:
         """Return where keys and values of the texts go, int64 ``[T]``."""
@@ -56,14 +57,13 @@ class GuessSteps:
         slots: npt.NDArray[np.int64] = blocks * self._size + self.columns % self._size
         return slots
 
-    def take_first(self, logits: npt.NDArray[np.float32]) -> None:
-        """Choose the first guess of each sequence, from logits ``[B, V]``; they are overwritten."""
-        if self._batch.closed is not None:
-            logits[:, self._batch.closed] = -np.inf
-        self._tokens[0] = self.token_ids[:] = logits.argmax(-1)
+    def structure(self, vocab_size: int, ending: Ending) -> Guesses:
+        """Return what the library reads; it refers to arrays of this object.
 
-    def structure(self, vocab_size: int) -> Guesses:
-        """Return what the library reads; it refers to arrays of this object."""
+        Args:
+            vocab_size: V.
+            ending: Makes logits of what the output projection gives.
+        """
         closed, fields = self._batch.closed, CALL.fields
         assert fields is not None, "a call is a record"
         return Guesses(
@@ -73,6 +73,7 @@ class GuessSteps:
             rows=self.rows.ctypes.data,
             starts=self.starts.ctypes.data,
             counts=self._counts.ctypes.data,
+            columns=self._columns.ctypes.data,
             slots=self.slots.ctypes.data,
             token_ids=self.token_ids.ctypes.data,
             positions=self.positions.ctypes.data,
@@ -82,10 +83,11 @@ class GuessSteps:
             vocab_size=vocab_size,
             sequences_at=fields["num_sequences"][1],
             tokens_at=fields["num_tokens"][1],
+            min_probability=self._batch.min_probability,
+            scale=ending.factor / ending.divisor,
+            softcap=ending.softcap or 0.0,
         )
 
     def found(self) -> Int32Array:
-        """Return all guesses in the order of the batch, int32 ``[B, G]``."""
-        found = np.empty_like(self._tokens.T)
-        found[self._order] = self._tokens.T
-        return found
+        """Return all guesses, int32 ``[B, G]``."""
+        return self._tokens.T

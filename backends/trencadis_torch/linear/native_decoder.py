@@ -104,10 +104,11 @@ class Guesses(ctypes.Structure):
     """The arrays of greedy continuations, and where a call of attention has its numbers of sequences and tokens."""
 
     _fields_ = (
-        *((name, _AT) for name in ("tables", "rows", "starts", "counts", "slots", "token_ids", "positions")),
+        *((name, _AT) for name in ("tables", "rows", "starts", "counts", "columns", "slots", "token_ids", "positions")),
         *((name, _AT) for name in ("tokens", "closed")),
         *((name, _INT) for name in ("table_stride", "block_size", "num_sequences", "vocab_size")),
         *((name, _INT) for name in ("sequences_at", "tokens_at")),
+        *((name, _DOUBLE) for name in ("min_probability", "scale", "softcap")),
     )
 
 

@@ -122,6 +122,7 @@ class GuessBatch:
         query_lens: Tokens of the text that are computed now, at least 1, int32 ``[num_sequences]``.
         token_ids: They, one sequence after another, int32 ``[sum(query_lens)]``.
         num_guesses: Tokens to add to each, at least 1, int32 ``[num_sequences]``; there are blocks for all but the last of them.
+        min_probability: A sequence's guesses end before the first that is less probable, 0 to 1.
         table_writes: New blocks of the rows.
         closed: Tokens that are never chosen, bool ``[vocab_size]``; None: there are none.
     """
@@ -132,6 +133,7 @@ class GuessBatch:
     token_ids: Int32Array
     num_guesses: Int32Array
     table_writes: TableWrites
+    min_probability: float = 0.0
     closed: BoolArray | None = None
 
 
@@ -140,7 +142,7 @@ class SupportsGuessing(Protocol):
     """A backend that continues texts greedily, several tokens in one call: without sampler, row starts and a batch for each token."""
 
     def guess(self, batch: GuessBatch) -> Int32Array | None:
-        """Return the most likely tokens, int32 ``[num_sequences, largest num_guesses]``; what is beyond a sequence's number does not count.
+        """Return the most likely tokens, int32 ``[num_sequences, largest num_guesses]``; -1 after a sequence's last.
 
         Writes keys and values of the text and of all guesses but the last. Of equally likely tokens the lowest is chosen. Called
         where ``submit`` is, after ``allocate``.

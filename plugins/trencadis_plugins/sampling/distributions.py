@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from trencadis.interfaces import Distributions
+from trencadis_plugins.sampling.arithmetic import likeliest
 from trencadis_plugins.sampling.drawing import draw, num_times
 from trencadis_plugins.sampling.philox import Purpose, RowNumbers
 
@@ -24,7 +25,7 @@ def distributions_of(logits: torch.Tensor, *, is_greedy: torch.Tensor) -> torch.
         logits: Processed, float32 ``[L, V]``; of each row one at least is finite.
         is_greedy: bool ``[L]``.
     """
-    best = logits.argmax(-1, keepdim=True)
+    best = likeliest(logits)[:, None]
     certain = torch.zeros_like(logits).scatter_(1, best, 1.0)
     return torch.where(is_greedy[:, None], certain, logits.softmax(-1))
 

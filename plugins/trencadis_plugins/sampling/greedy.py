@@ -9,6 +9,7 @@ import torch
 
 from trencadis.interfaces import Distributions, Sampled, Sampler, SamplingContext
 from trencadis.records import RowStart, SamplingParams
+from trencadis_plugins.sampling.arithmetic import likeliest
 from trencadis_plugins.sampling.distributions import KeyedDistributions, distributions_of
 from trencadis_plugins.sampling.guard import RowFailures
 from trencadis_plugins.sampling.logprobs import LogprobReporter
@@ -52,8 +53,8 @@ class GreedySampler(Sampler):
             Errors of rows whose logits hold NaN or infinity, among the rest.
         """
         failures = RowFailures()
-        logits = failures.check_logits(logits, context)
-        token_ids = logits.argmax(-1)  # the lowest id among equals
+        token_ids = likeliest(logits)
+        logits = failures.check_logits(logits, context, largest=token_ids)
         if self._is_static:
             kept = self._reporter.keep_all(logits, context)
             logprobs = self._reporter.report_all(kept, token_ids)

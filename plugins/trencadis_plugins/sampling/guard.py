@@ -68,12 +68,20 @@ class RowFailures:
         """Record why a logits row has no token; the first reason counts. ``is_invalid``: the request itself is invalid."""
         self._found.setdefault(_place(context, index), (message, is_invalid))
 
-    def check_logits(self, logits: torch.Tensor, context: SamplingContext, *, is_last: bool = False) -> torch.Tensor:
+    def check_logits(
+        self,
+        logits: torch.Tensor,
+        context: SamplingContext,
+        *,
+        largest: torch.Tensor | None = None,
+        is_last: bool = False,
+    ) -> torch.Tensor:
         """Return logits without NaN: rows without a finite maximum become 0 and are recorded. Waits for the device once, if not on CUDA.
 
         Args:
             logits: The model's, ``[L, V]``; overwritten where they are wrong.
             context: Whose they are.
+            largest: Place of each row's largest, int64 ``[L]``, where it is known.
             is_last: Nothing but the place of the largest is looked for afterwards, which a row without one has, too: on CUDA, rows
                 stay as they are.
         """
@@ -81,7 +89,7 @@ class RowFailures:
         def note(index: int, value: float) -> None:
             self.add(context, index, _WRONG_LOGITS.format(where=_where(context, index), value=value))
 
-        peaks = logits.amax(-1)
+        peaks = logits.amax(-1) if largest is None else logits.gather(1, largest[:, None])[:, 0]
         if _is_read_later(peaks):
             self._note_later(None if is_last else logits, peaks, note)
             return logits

@@ -19,7 +19,7 @@ import torch
 from trencadis.errors import InvalidRequestError, RequestError, TrencadisError, did_you_mean
 from trencadis.interfaces import Distributions, LogitsProcessor, Sampled, Sampler, SamplingContext, SupportsPreparation
 from trencadis.records import RowStart, SamplingParams
-from trencadis_plugins.sampling.arithmetic import tensor_on
+from trencadis_plugins.sampling.arithmetic import likeliest, tensor_on
 from trencadis_plugins.sampling.carried import CarriedStates
 from trencadis_plugins.sampling.distributions import KeyedDistributions, distributions_of
 from trencadis_plugins.sampling.drawing import draw, num_times
@@ -150,9 +150,10 @@ class StandardSampler(Sampler, SupportsPreparation):
             return self._sample_static(self._static, logits, context, rows)
         is_plain = bool(self._is_plain[rows].all())
         is_last = is_plain and not self._reporter.applies_to(context).any()
-        logits = failures.check_logits(logits, context, is_last=is_last)
+        largest = likeliest(logits) if is_plain else None
+        logits = failures.check_logits(logits, context, largest=largest, is_last=is_last)
         raw = self._reporter.keep(self._reported(logits, context, rows), context)
-        token_ids = logits.argmax(-1) if is_plain else self._choose(logits, context, rows)
+        token_ids = self._choose(logits, context, rows) if largest is None else largest
         logprobs = self._reporter.report(raw, token_ids)
         return Sampled(token_ids=token_ids, logprobs=logprobs, **self._errors(context))
 
@@ -285,8 +286,9 @@ class StandardSampler(Sampler, SupportsPreparation):
     def _maximize(self, logits: torch.Tensor, context: SamplingContext) -> torch.Tensor:
         active = self._active(context, self._moves)
         logits = self._applied(active, logits, context)
-        self._check_choices(logits, logits.amax(-1), context)
-        return self._committed(logits.argmax(-1), active, context)  # the lowest id among equals
+        token_ids = likeliest(logits)
+        self._check_choices(logits, logits.gather(1, token_ids[:, None])[:, 0], context)
+        return self._committed(token_ids, active, context)
 
     def _draw(self, logits: torch.Tensor, context: SamplingContext) -> torch.Tensor:
         active = self._active(context)

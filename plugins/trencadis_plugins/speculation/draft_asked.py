@@ -5,10 +5,12 @@ Shapes: V vocabulary of the draft model, T vocabulary of the target.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import attrs
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from trencadis.errors import StepFailedError
@@ -75,8 +77,13 @@ class Asked:
         return Query(self.held, start, joined([given, guesses]), guessed=len(guesses), parents=parents)
 
 
-def read_linear(asked: Sequence[Asked], taken: Sequence[Guesses]) -> None:
+def read_linear(asked: Sequence[Asked], taken: Sequence[Guesses], *, min_probability: float = 0.0) -> None:
     """Set the drafts of each sequence: draft j is what was chosen after token ``len(tokens) - 1 + j``.
+
+    Args:
+        asked: The sequences.
+        taken: What was chosen, with the most likely token of each logits row unless ``min_probability`` is 0.
+        min_probability: Greedy drafts end before the first that is less probable.
 
     Raises:
         StepFailedError: The backend did not ask the sampler for one of them.
@@ -91,6 +98,8 @@ def read_linear(asked: Sequence[Asked], taken: Sequence[Guesses]) -> None:
         first_distribution += len(guesses.rows) if is_drawn else 0
     # Put together on the host: a device that compiles would do so for each number and length of these.
     chosen = np.concatenate([guesses.token_ids.cpu().numpy() for guesses in taken]).astype(np.int32)
+    # Ends depend on nothing that is drawn: drafts that are drawn would stand with other probabilities.
+    logprobs = np.concatenate([_best_logprobs(guesses) for guesses in taken]) if min_probability else None
     for one in asked:
         last = len(one.tokens) - 1
         try:
@@ -98,7 +107,17 @@ def read_linear(asked: Sequence[Asked], taken: Sequence[Guesses]) -> None:
         except KeyError as error:
             raise StepFailedError(f"the draft backend sampled nothing at the row and position {error}.") from error
         one.drafts = chosen[found[:, 0]]
-        one.distributions = np.full(one.count, -1, np.int32) if one.is_greedy else found[:, 1]
+        if logprobs is not None and one.is_greedy:
+            is_likely = logprobs[found[:, 0]] >= math.log(min_probability)
+            one.drafts = one.drafts[: int(np.logical_and.accumulate(is_likely).sum())]
+        one.distributions = np.full(len(one.drafts), -1, np.int32) if one.is_greedy else found[:, 1]
+
+
+def _best_logprobs(guesses: Guesses) -> npt.NDArray[np.float32]:
+    """Return the log-probability of the most likely token of each logits row, ``[L]``."""
+    assert guesses.top is not None, "kept where drafts may end early"
+    best: npt.NDArray[np.float32] = guesses.top[0][:, 0].cpu().numpy()
+    return best
 
 
 def in_target(drawn: Sequence[torch.Tensor], translation: Translation) -> torch.Tensor:

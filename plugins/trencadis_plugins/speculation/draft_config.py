@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import attrs
-from attrs.validators import deep_iterable, ge, in_, min_len
+from attrs.validators import and_, deep_iterable, ge, in_, lt, min_len
 
 from trencadis.interfaces import setting
 
@@ -51,6 +51,8 @@ class DraftModelConfig(DraftWithModelConfig):
 
     Attributes:
         max_draft_tokens: Most drafts of a sequence in a step.
+        min_probability: Greedy drafts in a line end before the first that the draft model gives less: it would cost more than it
+            brings. 0: they do not.
         tree: ``none``: drafts follow each other. ``top_k``: the branches that the draft model believes in. ``static``: one shape.
             ``sequoia``: the shape that is best for the acceptance measured so far.
         tree_width: Most drafts after one token, and most tokens expanded at one depth by ``top_k``.
@@ -59,6 +61,11 @@ class DraftModelConfig(DraftWithModelConfig):
     """
 
     max_draft_tokens: int = setting(8, "Most drafts of a sequence in a step.", unit="tokens", validator=ge(1))
+    min_probability: float = setting(
+        0.25,
+        "Greedy drafts in a line end before the first that is less probable, by the draft model; 0: they do not.",
+        validator=and_(ge(0.0), lt(1.0)),
+    )
     tree: str = setting(
         "none",
         "none: drafts follow each other; top_k, static, sequoia: they branch, max_draft_tokens of them in all.",

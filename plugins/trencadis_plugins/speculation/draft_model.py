@@ -54,7 +54,7 @@ class DraftModel(DraftingModel):
     def _num_kept(self) -> int:
         config = self._shapes
         if config.tree == "none":
-            return 0
+            return 1 if config.min_probability else 0
         return max(config.tree_width, *config.tree_shape) if config.tree == "static" else config.tree_width
 
     def _check(self, backend: Backend) -> None:
@@ -85,7 +85,12 @@ class DraftModel(DraftingModel):
             return
         runner, queries = self.ready.runner, [one.query() for one in asked]
         if all(one.is_greedy for one in asked):
-            guessed = runner.guess(queries, [one.count for one in asked], self._sampler.closed)
+            guessed = runner.guess(
+                queries,
+                [one.count for one in asked],
+                closed=self._sampler.closed,
+                min_probability=self._shapes.min_probability,
+            )
             if guessed is not None:
                 for one, drafts in zip(asked, guessed, strict=True):
                     one.drafts = drafts
@@ -99,7 +104,7 @@ class DraftModel(DraftingModel):
         if self.drafts_trees:
             return
         if taken:
-            read_linear(asked, taken)
+            read_linear(asked, taken, min_probability=self._shapes.min_probability)
         for one in asked:
             one.held.tokens = joined([one.tokens, one.drafts[:-1]])
 

@@ -90,7 +90,7 @@ class DraftRunner:
             self._pending.append(self._backend.submit(self._batch([self._item(query) for query in group])))
 
     def guess(
-        self, queries: Sequence[Query], counts: Sequence[int], closed: BoolArray | None
+        self, queries: Sequence[Query], counts: Sequence[int], *, closed: BoolArray | None, min_probability: float
     ) -> list[Int32Array] | None:
         """Return the most likely tokens after each query, computed at once; None where the backend cannot.
 
@@ -98,6 +98,7 @@ class DraftRunner:
             queries: Each of another sequence, with the new tokens of its text.
             counts: How many tokens for each.
             closed: Tokens that are never chosen; None: there are none.
+            min_probability: See ``GuessBatch``.
         """
         if self._guess is None:
             return None
@@ -114,13 +115,14 @@ class DraftRunner:
                     num_guesses=num_guesses,
                     table_writes=self._table_writes(),
                     closed=closed,
+                    min_probability=min_probability,
                 )
             )
             if guesses is None:
                 self._guess = None
                 return None
             self._starts, self._writes = [], []  # rows start anew with every batch that is submitted
-            found.extend(row[:count] for row, count in zip(guesses, num_guesses.tolist(), strict=True))
+            found.extend(row[:count] for row, count in zip(guesses, (guesses >= 0).sum(1).tolist(), strict=True))
         return found
 
     def wait(self) -> None:

@@ -11,6 +11,7 @@ import torch
 
 from trencadis.interfaces import AcceptanceRule, Sampled, Sampler, SamplingContext, Verification
 from trencadis.records import BoolArray, RowStart, SamplingParams
+from trencadis_plugins.sampling.arithmetic import likeliest
 from trencadis_plugins.sampling.drawing import draw, num_times
 from trencadis_plugins.sampling.min_p import MinP
 from trencadis_plugins.sampling.philox import Purpose, RowNumbers
@@ -111,7 +112,7 @@ class DraftSampler(Sampler):
         rows = np.asarray(context.rows, np.intp)
         is_greedy = self._is_greedy[rows]
         top = _largest(logits.log_softmax(-1), self._num_kept) if self._num_kept else None
-        token_ids, distributions = logits.argmax(-1), None  # the lowest id among equals
+        token_ids, distributions = likeliest(logits), None
         if not is_greedy.all():
             drawn, distributions = self._draw(logits, context, rows)
             token_ids = torch.where(torch.as_tensor(is_greedy, device=logits.device), token_ids, drawn)
