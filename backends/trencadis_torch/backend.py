@@ -398,6 +398,8 @@ class TorchBackend(Backend):
         """
         if self._quantises:
             return Holding(self._config.quantization)
+        if files.source.is_draft and files.source.dtype == "auto" and self._mode.native() is not None:
+            return Holding("int8")
         if files.source.dtype == "auto" and source.dtype is not torch.float16 and self._mode.native() is not None:
             return Holding(AS_STORED)
         if files.source.dtype == BFLOAT16 and self._mode.native() is not None:

@@ -140,7 +140,7 @@ def key_of(source: ModelSource, config: TorchConfig) -> str:
     settings = {name: value for name, value in attrs.asdict(config).items() if name not in _WITHOUT_EFFECT}
     parts = [
         *(found, _settings_digest(files), json.dumps(settings, default=str, sort_keys=True)),
-        *(source.dtype, source.pooling, str(source.normalize_embeddings)),
+        *(source.dtype, source.pooling, str(source.normalize_embeddings), str(source.is_draft)),
         *(torch.__version__, importlib.metadata.version("transformers"), platform.python_version()),
         *(_own_text(), cpu_key()),
     ]

@@ -22,6 +22,7 @@ class ModelSource:
         normalize_embeddings: Scale embeddings to length 1.
         head: Directory of a head that drafts from the model's hidden states; ``mtp``: the one in the model's files; empty: none.
         remember: Keep what was proven of it, and use what was kept.
+        is_draft: Another model checks all that it says: a backend may hold its weights in fewer bits than its files have.
     """
 
     path: str
@@ -32,6 +33,7 @@ class ModelSource:
     normalize_embeddings: bool = True
     head: str = ""
     remember: bool = False
+    is_draft: bool = False
 
 
 @attrs.frozen(kw_only=True)

@@ -86,7 +86,8 @@ class DraftingModel(Speculator):
         if self._facts is None:
             model = self._context.named_model(self._config.model)
             self._backend = self._context.make("backend", self._config.backend)
-            self._facts = self._backend.load(model.source, sampler=self._sampler)
+            source = attrs.evolve(model.source, is_draft=self._config.precision == "auto")
+            self._facts = self._backend.load(source, sampler=self._sampler)
             self._check(self._backend)
             self._translation = self._translate(self._facts)
             closed = self._translation.closed

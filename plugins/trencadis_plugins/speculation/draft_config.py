@@ -24,6 +24,8 @@ class DraftWithModelConfig:
         sampling: ``greedy``: the most likely tokens, which are certain. ``probabilistic``: drawn with the request's temperature
             and truncations; for acceptance rules that weigh a draft by its probability.
         tokenizer: ``auto``: tokens are translated where the two tokenizers differ. ``same``: they are not compared.
+        precision: ``auto``: a backend may hold its weights in fewer bits than its files have, where that is quicker: what it says is
+            checked. ``exact``: as those of any model.
         warmup: Prepare the draft backend's buckets before the first request.
     """
 
@@ -41,6 +43,11 @@ class DraftWithModelConfig:
         "auto",
         "auto: translate tokens where the two tokenizers differ; same: do not compare them.",
         validator=in_(["auto", "same"]),
+    )
+    precision: str = setting(
+        "auto",
+        "auto: its weights may be held in fewer bits than its files have, for what it says is checked; exact: as any model's.",
+        validator=in_(["auto", "exact"]),
     )
     warmup: bool = setting(True, "Prepare the draft backend's buckets before the first request.")
 
