@@ -85,14 +85,14 @@ class DraftLength(ABC):
         """
 
     def rest(self) -> int:
-        """Return how many of the next steps go without drafts, 0 or more: in these nothing is asked and nothing told.
+        """Return for how many of the next steps the lengths stand, 0 or more: in these nothing is asked and nothing told.
 
-        Called after a ``choose`` that chose no draft. Where drafts do not pay, being asked is all that they cost.
+        Called after each ``choose``. Lengths stand while the same sequences decode, no drafts at all whoever does.
         """
         return 0
 
     def on_verified(self, step: VerifiedStep) -> None:  # noqa: B027 - optional
-        """Receives what a step brought; once per commit of a step that decoded, with drafts or without, but while it rests."""
+        """Receives what a step brought; once per commit of a step that decoded, with drafts or without, but where lengths stand."""
 
     def on_finished(self, *, slot: int) -> None:  # noqa: B027 - optional
         """Called when a sequence left the engine."""

@@ -27,13 +27,13 @@ _PLAIN_STEPS = 256
 _NUM_TRIAL_STEPS = 3
 """Steps of a trial, all with drafts of one length; the first also computes what the speculator has missed, and tells no time."""
 
-_NUM_FIRST_STEPS = 8
-"""Steps of the first trial: from it all others are planned."""
+_NUM_FIRST_STEPS = 64
+"""Steps of the first trial: who asked for drafts gets them until enough was measured on a machine that may be busy."""
 
 _FIRST_LENGTH = 2
-"""Drafts of its first steps; then twice, and four times as many, for longer ones may be dear."""
+"""Drafts of its first steps; then twice as many, and so on, for longer ones may be dear."""
 
-_LONGER_AT = (5, 3)
+_LONGER_AT = (56, 48, 40)
 """Steps that are left of it when they become twice as long."""
 
 _NUM_LONGER_STEPS = 2
@@ -43,7 +43,19 @@ _DOUBLES = 3
 """One trial of so many has twice as many drafts as seem best."""
 
 _HOPELESS = 0.6
-"""A trial ends early where it gives less than so much of the tokens a second without drafts."""
+"""A trial ends early where it gives less than so much of the tokens a second without drafts; the first one at _LONGER_AT alone."""
+
+_FIRST_PAUSE = 16
+"""Steps until the first trial after drafts stopped paying; each that fails doubles them: to have stopped may have been a mistake."""
+
+_NUM_LOSING = 4
+"""Steps in a row in which drafts must seem not to pay before there are none."""
+
+_STANDS = 3
+"""Steps for which lengths stand that pay clearly: to choose and to learn costs a tenth of a small model's step."""
+
+_CLEAR = 1.15
+"""Tokens per second by those without drafts from which that is clear."""
 
 _LONGEST_PAUSE = 4
 """Trials are never further apart than so many times the configured steps: the pause follows from times that may have been noise."""
@@ -102,6 +114,11 @@ class Goodput(DraftLength):
         self._is_first = True
         self._num_tried = 0  # trials
         self._drafts = False
+        self._num_losing = 0
+        self._since = 0  # when drafts began to pay, or ceased to
+        self._pause = _FIRST_PAUSE
+        self._due = 0  # step of the next trial
+        self._is_tried = True  # the next trial has no date yet
         self._rest = 0
         self._slots, self._chosen = _NOBODY, _NOBODY
         self._missed = True  # the speculator may have more to compute than what is new in a step
@@ -111,10 +128,10 @@ class Goodput(DraftLength):
         self._num_steps += 1
         self._rest = 0
         most, longest = view.max_draft_tokens, int(view.max_draft_tokens.max())
-        if self._num_plain:
-            self._num_plain -= 1
-            self._last_plain = self._num_steps
-            return self._asking(view, np.zeros(len(most), np.int32))
+        if self._num_plain or self._num_steps < self._due:
+            if self._num_plain:
+                self._num_plain -= 1
+            return self._without_drafts(view)
         survival = self._survival.of(view.slots, view.epochs, longest)
         made = self._made_of(longest)
         times = self._step_s.at(self._positions(view, longest))
@@ -127,7 +144,7 @@ class Goodput(DraftLength):
         else:
             chosen, rate = _best_drafts(view, survival, times, drafting_s, made)
         plain = view.num_running / float(times[0])
-        self._drafts = rate > plain * (1.0 if self._drafts else 1.0 + self._config.margin_ratio)
+        self._judge(rate / plain)
         if not self._drafts:
             self._last_plain = self._num_steps
         elif self._num_steps - self._last_plain >= _PLAIN_STEPS:
@@ -135,11 +152,14 @@ class Goodput(DraftLength):
         if self._drafts and not self._num_trials and self._is_time_for_longer(chosen, view):
             self._num_trials, self._tried = _NUM_LONGER_STEPS, 2 * int(chosen.max())
         if self._drafts and not self._num_trials:
+            self._rest = _STANDS if rate > _CLEAR * plain else 0
             return self._asking(view, self._with_trials(chosen, view, times))
-        return self._asking(view, self._with_trial_of_all(chosen, rate / plain, view, times))
+        if not self._num_trials and not self._is_trial_due(chosen, rate / plain, view, times):
+            return self._without_drafts(view)
+        return self._asking(view, self._trial(chosen, rate / plain, view))
 
     def rest(self) -> int:
-        """Return how many steps there are until it is time to look again."""
+        """Return for how many steps the choice stands."""
         self._num_steps += self._rest
         return self._rest
 
@@ -147,7 +167,13 @@ class Goodput(DraftLength):
         """Learn from a step."""
         asked = self._asked_of(step)
         if asked.any():
-            self._survival.add(step.slots, step.epochs, num_drafts=asked, num_accepted=step.num_accepted)
+            self._survival.add(
+                step.slots,
+                step.epochs,
+                num_drafts=asked,
+                num_accepted=step.num_accepted,
+                num_steps=1 + self._rest,
+            )
             self._count_made(asked, step.num_drafts)
             if not self._missed:
                 self._drafting = _NOTHING
@@ -162,6 +188,26 @@ class Goodput(DraftLength):
         self._survival.forget(slot)
 
     # ------------------------------------------------------------------------------------------------- innards
+
+    def _judge(self, gain: float) -> None:
+        """Decide whether drafts pay, from the tokens per second with the best number of them by those without."""
+        if not self._drafts:
+            if gain > 1.0 + self._config.margin_ratio:
+                self._drafts, self._since, self._num_losing = True, self._num_steps, 0
+            return
+        self._num_losing = 0 if gain > 1.0 else self._num_losing + 1
+        if self._num_losing < _NUM_LOSING:
+            return
+        if self._num_steps - self._since >= self._config.probe_steps:
+            self._pause = _FIRST_PAUSE
+        self._drafts, self._is_tried = False, True
+        self._since = self._num_steps
+
+    def _without_drafts(self, view: LengthView) -> Int32Array:
+        """Return no drafts, until just before the next trial: what that is compared with is measured first."""
+        self._last_plain = self._num_steps
+        self._rest = max(0, self._due - self._num_steps - 1 - _NUM_PLAIN_STEPS)
+        return self._asking(view, np.zeros(len(view.slots), np.int32))
 
     def _positions(self, view: LengthView, longest: int) -> Int64Array:
         """Return the token positions of a pass, from no drafts on: by the length of all in a padded one, else by their number."""
@@ -215,14 +261,15 @@ class Goodput(DraftLength):
         extra = (float(times[place]) + drafting_s) / float(times[0]) - 1
         if not self._is_time(extra / _TRIAL_SHARE):
             return chosen
+        self._rest = 0
         self._survival.fade(view.slots[idle], _OLD_SHARE)
         self._last_trial = self._num_steps
         return np.where(idle, 1, chosen).astype(np.int32)
 
-    def _with_trial_of_all(
+    def _is_trial_due(
         self, chosen: Int32Array, gain: float, view: LengthView, times: npt.NDArray[np.float64]
-    ) -> Int32Array:
-        """Return the lengths of a trial where drafts do not pay, if there is one; else nothing, and rest until the next.
+    ) -> bool:
+        """Begin a trial where drafts do not pay, or say when the next one begins; returns whether this is one.
 
         Args:
             chosen: The best lengths but no drafts.
@@ -230,25 +277,30 @@ class Goodput(DraftLength):
             view: The sequences.
             times: Of steps.
         """
-        if not self._num_trials:
+        if self._is_tried:
             total = int(chosen.max()) if view.pads else int(chosen.sum())
             taken = (float(times[total]) + float(self._drafting_s(int(chosen.max()))[-1])) / float(times[0])
             loss = max(taken * (1 - gain), _LEAST_LOSS * (taken - 1))
             steps = self._config.probe_steps
-            pause = min(_NUM_TRIAL_STEPS * loss / _TRIAL_SHARE, _LONGEST_PAUSE * steps)
-            if not self._is_time(pause):
-                due = max(steps, pause) - (self._num_steps - self._last_trial)
-                self._rest = max(0, min(int(due), steps) - 1 - _NUM_PLAIN_STEPS)
-                return np.zeros_like(chosen)
-            self._survival.fade(view.slots, _OLD_SHARE)
-            self._num_tried += 1
-            times_as_long = 1 if self._num_tried % _DOUBLES else 2
-            self._num_trials, self._tried = _NUM_TRIAL_STEPS, times_as_long * int(chosen.max())
+            affordable = max(steps, min(_NUM_TRIAL_STEPS * loss / _TRIAL_SHARE, _LONGEST_PAUSE * steps))
+            self._due = self._num_steps + int(min(self._pause, affordable))
+            self._pause = min(2 * self._pause, _LONGEST_PAUSE * steps)
+            self._is_tried = False
+            return False
+        self._survival.fade(view.slots, _OLD_SHARE)
+        self._num_tried += 1
+        times_as_long = 1 if self._num_tried % _DOUBLES else 2
+        self._num_trials, self._tried = _NUM_TRIAL_STEPS, times_as_long * int(chosen.max())
+        return True
+
+    def _trial(self, chosen: Int32Array, gain: float, view: LengthView) -> Int32Array:
+        """Return the lengths of a step of a trial."""
         self._num_trials -= 1
-        self._last_trial = self._num_steps
-        if gain < _HOPELESS:
+        self._last_trial, self._is_tried = self._num_steps, True
+        is_told = not self._is_first or self._num_trials in _LONGER_AT
+        if is_told and gain < _HOPELESS:
             self._num_trials = min(self._num_trials, 1)
-        elif self._is_first and self._num_trials in _LONGER_AT:
+        elif is_told and self._is_first:
             self._tried *= 2
         self._is_first = self._is_first and self._num_trials > 0
         if view.pads or len(chosen) == 1:

@@ -52,8 +52,24 @@ class Survival:
         survival: npt.NDArray[np.float64] = np.multiply.accumulate(accepted, axis=1)
         return survival
 
-    def add(self, slots: Int32Array, epochs: Int64Array, *, num_drafts: Int32Array, num_accepted: Int32Array) -> None:
-        """Count verdicts: each draft up to and with the first that fell was tried; nothing is known of those after it."""
+    def add(
+        self,
+        slots: Int32Array,
+        epochs: Int64Array,
+        *,
+        num_drafts: Int32Array,
+        num_accepted: Int32Array,
+        num_steps: int = 1,
+    ) -> None:
+        """Count verdicts: each draft up to and with the first that fell was tried; nothing is known of those after it.
+
+        Args:
+            slots: The sequences.
+            epochs: Of their slots.
+            num_drafts: Of each.
+            num_accepted: Of these.
+            num_steps: Steps that this one stands for.
+        """
         drafted = num_drafts > 0
         if not drafted.any():
             return
@@ -65,10 +81,10 @@ class Survival:
         positions = np.arange(most)
         tried = positions < np.minimum(num_drafts, num_accepted + 1)[:, None]
         stood = tried & (positions < num_accepted[:, None])
-        kept = np.where(tried, self._kept, 1.0)
-        self._accepted[slots, :most] = self._accepted[slots, :most] * kept + stood
-        self._tried[slots, :most] = self._tried[slots, :most] * kept + tried
-        self._add_to_all(tried.sum(0), stood.sum(0))
+        kept = np.where(tried, self._kept**num_steps, 1.0)
+        self._accepted[slots, :most] = self._accepted[slots, :most] * kept + num_steps * stood
+        self._tried[slots, :most] = self._tried[slots, :most] * kept + num_steps * tried
+        self._add_to_all(num_steps * tried.sum(0), num_steps * stood.sum(0))
 
     def fade(self, slots: Int32Array, share: float) -> None:
         """Leave ``share`` of the weight of what is known of these sequences: it is old."""

@@ -67,7 +67,7 @@ class DraftModelConfig(DraftWithModelConfig):
         tree_shape: Of ``static``: drafts after each token, depth by depth.
     """
 
-    max_draft_tokens: int = setting(8, "Most drafts of a sequence in a step.", unit="tokens", validator=ge(1))
+    max_draft_tokens: int = setting(12, "Most drafts of a sequence in a step.", unit="tokens", validator=ge(1))
     min_probability: float = setting(
         0.25,
         "Greedy drafts in a line end before the first that is less probable, by the draft model; 0: they do not.",

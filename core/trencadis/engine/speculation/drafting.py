@@ -90,6 +90,7 @@ class Drafting:
         self._start_s = 0.0
         self._num_rests = 0
         self._rests = False
+        self._standing: tuple[Int32Array, Int32Array] | None = None  # slots and their lengths; None: no drafts
         self._told = (-1, 0.0)  # the last step that was verified, and when
         self._state = state
         self._padded_tokens = padded_tokens or (lambda num_sequences, query_len: num_sequences * query_len)
@@ -139,7 +140,8 @@ class Drafting:
         self._rests = self._num_rests > 0
         if self._rests:
             self._num_rests -= 1
-            return None, _EMPTY
+            if self._standing is None:
+                return None, _EMPTY
         if self._rule is not None and self._rule.fault:
             self._switch_off(StepFailedError(self._rule.fault))
             return None, _EMPTY
@@ -158,7 +160,7 @@ class Drafting:
         """Tell what was accepted."""
         if not self.is_on or not plan.num_sequences:
             return
-        if not self._rests:
+        if plan.drafts is not None or not self._rests:
             self._tell(plan, output)
         self._told = plan.step, self._state.clock.source.now_s()
 
@@ -173,7 +175,7 @@ class Drafting:
                         slots=read_only(plan.slots), num_drafts=num_drafts.copy(), num_accepted=num_accepted.copy()
                     ),
                 )
-            step = self._verified_step(plan, output, num_drafts, num_accepted)
+            step = None if self._rests else self._verified_step(plan, output, num_drafts, num_accepted)
             if step is not None:
                 self._length.guarded("on_verified", lambda length: length.on_verified(step))
         except StepFailedError as error:
@@ -249,6 +251,17 @@ class Drafting:
         num_running, slots, most = len(slots), slots[may], most[may].astype(np.int32)
         if not slots.size:
             return _EMPTY, _EMPTY
+        if self._rests and self._standing is not None and self._standing[0].tobytes() == slots.tobytes():
+            chosen = np.minimum(self._standing[1], most)
+        else:
+            chosen = self._choose(slots, most, num_running)
+        wanted = chosen > 0
+        return slots[wanted], chosen[wanted]
+
+    def _choose(self, slots: Int32Array, most: Int32Array, num_running: int) -> Int32Array:
+        """Return the lengths, and for how many steps they stand."""
+        state, table = self._state, self._state.table
+        self._rests = False
         view = LengthView(
             slots=read_only(slots),
             epochs=table.epoch[slots],
@@ -259,11 +272,10 @@ class Drafting:
             pads=self._pads,
         )
         chosen = self._length.guarded("choose", lambda length: length.choose(view), lambda chosen: _fault(chosen, view))
-        wanted = chosen > 0
-        if not wanted.any():
-            self._num_rests = self._length.guarded("rest", lambda length: length.rest(), _rest_fault)
-            return _EMPTY, _EMPTY
-        return slots[wanted], chosen[wanted].astype(np.int32)
+        self._num_rests = self._length.guarded("rest", lambda length: length.rest(), _rest_fault)
+        chosen = chosen.astype(np.int32)
+        self._standing = (slots, chosen) if chosen.any() else None
+        return chosen
 
     def _allowed(self, slots: Int32Array) -> Int32Array:
         """Return what speculator, request and sampler allow each sequence."""
