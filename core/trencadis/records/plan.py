@@ -57,6 +57,8 @@ class Drafts:
             indices: Which sequences, int32 ``[n]``; -1 for one without drafts.
             counts: How many of each, int32 ``[n]``; 0 where the index is -1.
         """
+        if counts.tobytes() == self.num_drafts.tobytes() and (indices == np.arange(len(indices))).all():
+            return self
         firsts = np.cumsum(self.num_drafts) - self.num_drafts
         within = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
         picks = np.repeat(firsts[indices], counts) + within if len(firsts) else within

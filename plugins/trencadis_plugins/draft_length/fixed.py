@@ -26,3 +26,7 @@ class Fixed(DraftLength):
         if not self._most:
             return view.max_draft_tokens
         return np.minimum(view.max_draft_tokens, self._most).astype(np.int32)
+
+    def rest(self) -> int:
+        """Return a number that no sequence reaches: the lengths do not change."""
+        return 1 << 30

@@ -42,7 +42,7 @@ _NUM_LONGER_STEPS = 2
 _DOUBLES = 3
 """One trial of so many has twice as many drafts as seem best."""
 
-_HOPELESS = 0.6
+_HOPELESS = 0.75
 """A trial ends early where it gives less than so much of the tokens a second without drafts; the first one at _LONGER_AT alone."""
 
 _FIRST_PAUSE = 16
@@ -266,9 +266,7 @@ class Goodput(DraftLength):
         self._last_trial = self._num_steps
         return np.where(idle, 1, chosen).astype(np.int32)
 
-    def _is_trial_due(
-        self, chosen: Int32Array, gain: float, view: LengthView, times: npt.NDArray[np.float64]
-    ) -> bool:
+    def _is_trial_due(self, chosen: Int32Array, gain: float, view: LengthView, times: npt.NDArray[np.float64]) -> bool:
         """Begin a trial where drafts do not pay, or say when the next one begins; returns whether this is one.
 
         Args:
@@ -304,7 +302,8 @@ class Goodput(DraftLength):
             self._tried *= 2
         self._is_first = self._is_first and self._num_trials > 0
         if view.pads or len(chosen) == 1:
-            return np.minimum(view.max_draft_tokens, self._tried).astype(np.int32)
+            length = min(self._tried, max(2 * int(chosen.max()), _FIRST_LENGTH))
+            return np.minimum(view.max_draft_tokens, length).astype(np.int32)
         return chosen
 
     def _is_time_for_longer(self, chosen: Int32Array, view: LengthView) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 
 from trencadis.interfaces import LogitsProcessor, SamplingContext
@@ -183,7 +184,13 @@ def no_finite_maximum(peaks: torch.Tensor) -> list[tuple[int, float]]:
     Args:
         peaks: Largest logit of each row, ``[L]``.
     """
-    if bool(torch.isfinite(peaks).all()):
+    if (
+        peaks.device.type == "cpu" and peaks.dtype is torch.float32
+    ):  # a fifth of the time of PyTorch's operations on so few
+        is_sound = bool(np.isfinite(peaks.numpy()).all())
+    else:
+        is_sound = bool(torch.isfinite(peaks).all())
+    if is_sound:
         return []
     return [(i, value) for i, value in enumerate(peaks.tolist()) if not -float("inf") < value < float("inf")]
 

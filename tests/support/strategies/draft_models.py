@@ -129,8 +129,8 @@ def context_of(
 
 
 def draft_model(path: Path, *, limits: BucketLimits | None = LIMITS, context: Any = None, **options: Any) -> DraftModel:
-    """Return a ``draft_model``; with limits it is allocated."""
-    config = DraftModelConfig(**{"model": str(path), "tokenizer": "same", **options})
+    """Return a ``draft_model`` that makes all drafts that are asked for; with limits it is allocated."""
+    config = DraftModelConfig(**{"model": str(path), "tokenizer": "same", "min_probability": 0.0, **options})
     made = DraftModel(config, context or context_of())
     if limits is not None:
         made.allocate(attrs.evolve(limits, max_draft_tokens=config.max_draft_tokens))

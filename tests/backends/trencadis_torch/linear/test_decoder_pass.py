@@ -187,20 +187,26 @@ def test_where_time_goes_can_be_measured():
     assert {name for name, seconds in spent.items() if not seconds} == {"router", "experts"}
 
 
-def one_by_one(scene: Scene, row: int, start: int, tokens: list[int], count: int, closed: np.ndarray) -> list[int]:
-    """Return the most likely open tokens after a text, from a pass for each."""
+def one_by_one(
+    scene: Scene, row: int, start: int, tokens: list[int], count: int, closed: np.ndarray, least: float
+) -> list[int]:
+    """Return the most likely open tokens after a text, up to the first that is less likely than a probability, from a pass for each."""
     found: list[int] = []
     for _ in range(count):
         scene.rows.tokens[row, start : start + len(tokens)] = torch.tensor(tokens, dtype=torch.int32)
         logits = scene.logits([row], [start], [len(tokens)], [len(tokens) - 1])[0]
-        found.append(int(logits.masked_fill(torch.from_numpy(closed), -torch.inf).argmax()))
+        open_logits = logits.masked_fill(torch.from_numpy(closed), -torch.inf)
+        if float(open_logits.softmax(-1).max()) < least:
+            break
+        found.append(int(open_logits.argmax()))
         start, tokens = start + len(tokens), found[-1:]
     return found
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma2"])
 @pytest.mark.parametrize("closes", [False, True], ids=["open", "closed"])
-def test_guesses_are_the_most_likely_tokens_computed_one_by_one(kind, closes):
+@pytest.mark.parametrize("ends", [False, True], ids=["all", "likely"])
+def test_guesses_are_the_most_likely_tokens_computed_one_by_one(kind, closes, ends):
     scene, other = Scene(kind), Scene(kind)
     texts, starts, counts = {2: 5, 0: 1, 1: 17}, [0, 0, 0], [1, 6, 3]
     given = {row: scene.rows.tokens[row, :length].tolist() for row, length in texts.items()}
@@ -209,7 +215,8 @@ def test_guesses_are_the_most_likely_tokens_computed_one_by_one(kind, closes):
     if closes:
         for row, length in texts.items():
             closed[int(scene.logits([row], [0], [length], [length - 1])[0].argmax())] = True
-    expected = [one_by_one(other, row, 0, given[row], n, closed) for row, n in zip(texts, counts, strict=True)]
+    least = 0.2 if ends else 0.0
+    expected = [one_by_one(other, row, 0, given[row], n, closed, least) for row, n in zip(texts, counts, strict=True)]
     before = scene.content()
     none = np.empty(0, np.int32)
     with torch.inference_mode():
@@ -222,9 +229,11 @@ def test_guesses_are_the_most_likely_tokens_computed_one_by_one(kind, closes):
                 num_guesses=np.array(counts, np.int32),
                 table_writes=TableWrites(rows=none, columns=none, block_ids=none),
                 closed=closed if closes else None,
+                min_probability=least,
             )
         )
-    assert [row[:n].tolist() for row, n in zip(found, counts, strict=True)] == expected
+    assert [row[row >= 0].tolist() for row in found] == expected
+    assert (len(sum(expected, [])) < sum(counts)) == ends
     # Keys and values of a sequence with all its guesses are left alone: behind its last one there may be no block.
     changed = {
         int(block)

@@ -67,6 +67,25 @@ def test_drafts_are_what_the_model_itself_would_say(tiny: Path) -> None:
     assert found == [greedy(tiny, h, n) for h, n in zip(histories, [4, 1, 0, 3, 4], strict=True)]
 
 
+@pytest.mark.parametrize("in_one_call", [True, False])
+def test_drafts_end_before_the_first_that_is_unlikely(tiny: Path, monkeypatch, in_one_call: bool) -> None:
+    if not in_one_call:
+        monkeypatch.setattr(TorchBackend, "guess", lambda *_: None)
+    histories = [text(seed, length) for seed, length in enumerate((3, 17, 40, 90, 11, 25))]
+    whole = [greedy(tiny, history, 4) for history in histories]
+    chances = [
+        [float(logits_behind(tiny, history + drafts[:k]).softmax(-1).max()) for k in range(4)]
+        for history, drafts in zip(histories, whole, strict=True)
+    ]
+    least = sorted(sum(chances, []))[8] + 1e-4
+    found = runs(draft_model(tiny, min_probability=least).propose(draft_view(histories, most=[4] * 6)))
+    assert found == [
+        drafts[: next((k for k, chance in enumerate(some) if chance < least), 4)]
+        for drafts, some in zip(whole, chances, strict=True)
+    ]
+    assert len({len(drafts) for drafts in found}) > 2
+
+
 @cpu_only
 def test_all_drafts_of_a_step_cost_one_call_and_no_token_is_computed_twice(tiny: Path, monkeypatch) -> None:
     calls: list[list[int]] = []
