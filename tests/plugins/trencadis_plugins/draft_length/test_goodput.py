@@ -114,7 +114,7 @@ BEGUN = 80
 def simulated(length, accepted, step_s, *, num=1, most=8, steps=300, draft_s=lambda _: 0.0, pads=False, after=0):
     """Return tokens per second after so many steps, and the mean length in each; ``accepted(step, sequence)`` is a draft's chance."""
     rng, tokens, total_s, lengths = random.Random(1), 0, 0.0, []
-    view, rests = length_view([most] * num, pads=pads), 0
+    view, rests, chosen = length_view([most] * num, pads=pads), 0, np.zeros(num, np.int32)
     for step in range(steps):
         is_told = not rests
         chosen = length.choose(view) if is_told else chosen

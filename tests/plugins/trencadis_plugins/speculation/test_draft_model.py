@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import random
 from pathlib import Path
 
@@ -77,7 +78,7 @@ def test_drafts_end_before_the_first_that_is_unlikely(tiny: Path, monkeypatch, i
         [float(logits_behind(tiny, history + drafts[:k]).softmax(-1).max()) for k in range(4)]
         for history, drafts in zip(histories, whole, strict=True)
     ]
-    least = sorted(sum(chances, []))[8] + 1e-4
+    least = sorted(itertools.chain.from_iterable(chances))[8] + 1e-4
     found = runs(draft_model(tiny, min_probability=least).propose(draft_view(histories, most=[4] * 6)))
     assert found == [
         drafts[: next((k for k, chance in enumerate(some) if chance < least), 4)]
