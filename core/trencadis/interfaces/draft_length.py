@@ -87,7 +87,7 @@ class DraftLength(ABC):
     def rest(self) -> int:
         """Return for how many of the next steps the lengths stand, 0 or more: in these nothing is asked and nothing told.
 
-        Called after each ``choose``. Lengths stand while the same sequences decode, no drafts at all whoever does.
+        Called after each ``choose``. Lengths stand while the same sequences decode, no drafts at all for any sequences.
         """
         return 0
 
