@@ -13,7 +13,6 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from trencadis.client.async_llm import AsyncLLM
     from trencadis.client.llm import LLM
-    from trencadis.deprecation import deprecated
     from trencadis.errors import TrencadisError
     from trencadis.hookspecs import hookimpl
     from trencadis.interfaces import Component, ComponentContext
@@ -39,7 +38,6 @@ __all__ = [
     "StructuredOutput",
     "TrencadisError",
     "__version__",
-    "deprecated",
     "hookimpl",
 ]
 
@@ -55,7 +53,6 @@ _HOMES = {
     "SamplingParams": "trencadis.records",
     "StructuredOutput": "trencadis.records",
     "TrencadisError": "trencadis.errors",
-    "deprecated": "trencadis.deprecation",
     "hookimpl": "trencadis.hookspecs",
 }
 

@@ -14,7 +14,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trencadis.deprecation import removals_due
     from trencadis_testing.acceptance import AcceptanceConformance
     from trencadis_testing.backend import BackendConformance
     from trencadis_testing.bucketing import BucketingConformance, UnifiedBucketingConformance
@@ -56,7 +55,6 @@ __all__ = [
     "SchedulingConformance",
     "SpeculationConformance",
     "UnifiedBucketingConformance",
-    "removals_due",
 ]
 
 _HOMES = {
@@ -80,7 +78,6 @@ _HOMES = {
     "SchedulingConformance": "trencadis_testing.scheduling",
     "SpeculationConformance": "trencadis_testing.speculation",
     "UnifiedBucketingConformance": "trencadis_testing.bucketing",
-    "removals_due": "trencadis.deprecation",
 }
 
 

@@ -14,8 +14,8 @@ from trencadis.interfaces import setting
 from trencadis.registry import Registry, resolve_plan
 
 WHAT_TO_DO = (
-    "A stable component keeps its options: rename one with setting(..., formerly=...), keep one that is no longer used and ignore it, "
-    "and give a new one a default. What must go warns for two minor versions: docs/why/stability.md."
+    "A stable component keeps its options: keep one that is no longer used and ignore it, and give a new one a default: "
+    "docs/why/stability.md."
 )
 
 

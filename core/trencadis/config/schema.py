@@ -230,16 +230,12 @@ class CacheConfig:
         "A KV connector that holds blocks longer than this, after a load was given up or a sequence has ended, is closed.",
         unit="s",
         validator=gt(0),
-        formerly="quarantine_s",
-        since="0.1",
     )
     max_waiting_loads: int = setting(
         256,
         "Sequences that wait for a KV load at once; others are computed.",
         unit="sequences",
         validator=ge(1),
-        formerly="max_parked",
-        since="0.1",
     )
     shared_prefixes: tuple[str, ...] = setting(
         None,

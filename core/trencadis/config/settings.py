@@ -59,7 +59,6 @@ class Setting:
         help: One sentence: what it means.
         unit: Such as ``tokens``; empty for none.
         secret: The value is never printed.
-        former_path: Dotted path that it had before; empty for none.
         attribute: The attrs field that it comes from.
     """
 
@@ -69,7 +68,6 @@ class Setting:
     help: str
     unit: str
     secret: bool
-    former_path: str
     attribute: Any
 
     @property
@@ -90,22 +88,13 @@ class Setting:
     @property
     def environment(self) -> str:
         """Two underscores between tables: ``TRENCADIS_ENGINE__MAX_NUM_SEQS``."""
-        return _variable(self.path)
+        return ENVIRONMENT_PREFIX + self.path.upper().replace(".", "__")
 
     @property
     def names_component(self) -> bool:
         """Whether it names components: a noun's own key, or a field that says so."""
         is_of_noun = self.table in NOUN_TABLES and self.key in NAMES_OF_COMPONENTS
         return is_of_noun or bool(self.attribute.metadata.get("component"))
-
-    @property
-    def former_environment(self) -> str:
-        """The variable of the former path; empty for none."""
-        return _variable(self.former_path) if self.former_path else ""
-
-
-def _variable(path: str) -> str:
-    return ENVIRONMENT_PREFIX + path.upper().replace(".", "__")
 
 
 class Settings:
@@ -114,15 +103,14 @@ class Settings:
     def __init__(self, classes: Mapping[str, type[Any]], settings: Mapping[str, Setting]) -> None:
         self._classes = classes
         self._settings = settings
-        self._renamed = {setting.former_path: setting for setting in settings.values() if setting.former_path}
 
     def __iter__(self) -> Iterator[Setting]:
         """Yield settings, table by table."""
         return iter(self._settings.values())
 
     def get(self, path: str) -> Setting | None:
-        """Return the setting at a dotted path, present or former, or None. Pure."""
-        return self._settings.get(path) or self._renamed.get(path)
+        """Return the setting at a dotted path, or None. Pure."""
+        return self._settings.get(path)
 
     def tables(self) -> Mapping[str, type[Any]]:
         """Return the config class of each table by its dotted path, in order. Pure."""
@@ -207,7 +195,6 @@ def _add_table(
             help=str(field.metadata.get("help", "")),
             unit=str(field.metadata.get("unit", "")),
             secret=bool(field.metadata.get("secret", False)),
-            former_path=f"{table}.{former}" if (former := field.metadata.get("formerly")) else "",
             attribute=field,
         )
     for path, nested_class in nested:

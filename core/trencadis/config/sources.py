@@ -7,7 +7,6 @@ boolean needs no value. Merging and conversion are in ``load.py``.
 from __future__ import annotations
 
 import importlib
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,8 +32,6 @@ __all__ = [
     "read_file",
     "split_flags",
 ]
-
-_log = logging.getLogger(__name__)
 
 _MAX_YAML_ITEMS = 10**6
 """A few lines of YAML may refer to each other and stand for more than a machine holds."""
@@ -110,7 +107,7 @@ def _read_yaml(file: Path, text: str) -> dict[str, Any]:
 
 
 def from_tree(tree: Mapping[str, Any], settings: Settings, source: str, *, may_import: bool = False) -> list[RawValue]:
-    """Return the values of nested tables. Pure but for warnings.
+    """Return the values of nested tables. Pure.
 
     Args:
         tree: The tables.
@@ -121,34 +118,8 @@ def from_tree(tree: Mapping[str, Any], settings: Settings, source: str, *, may_i
     Raises:
         UnknownKeyError: A table or key that does not exist.
         ConfigValueError: A value where a table is expected.
-        ConfigError: A setting under both its present and its former name.
     """
-    given = [attrs.evolve(item, may_import=may_import) for item in _walk(tree, "", settings, source)]
-    return _renamed(given, settings)
-
-
-def _renamed(given: list[RawValue], settings: Settings) -> list[RawValue]:
-    """Return the values of one source under the present paths of their settings; warn of each former one."""
-    present = {item.path for item in given}
-    renamed = []
-    for item in given:
-        setting = settings.get(item.path)
-        if setting is not None and setting.path != item.path:
-            if setting.path in present:
-                raise ConfigError(
-                    f"{item.path}{origin(item.source)}: is the former name of {setting.path}, which is given too.",
-                    hint=f"Keep {setting.path}.",
-                )
-            _log.warning(
-                "%s (%s) is now called %s; the old name goes away with %s.",
-                item.path,
-                item.source,
-                setting.path,
-                setting.attribute.metadata["renaming"].removed_in,
-            )
-            item = attrs.evolve(item, path=setting.path)  # noqa: PLW2901 - the same value
-        renamed.append(item)
-    return renamed
+    return [attrs.evolve(item, may_import=may_import) for item in _walk(tree, "", settings, source)]
 
 
 def _walk(tree: Mapping[str, Any], table: str, settings: Settings, source: str) -> Iterator[RawValue]:
@@ -196,24 +167,22 @@ def flat_names(settings: Settings) -> dict[str, str]:
 
 
 def from_environment(environ: Mapping[str, str], settings: Settings) -> list[RawValue]:
-    """Return the values of variables named ``TRENCADIS_TABLE__KEY``. Pure but for warnings.
+    """Return the values of variables named ``TRENCADIS_TABLE__KEY``. Pure.
 
     Others that start like ours are left alone: see ``unknown_variables.py``.
 
     Raises:
         UnknownKeyError: A variable of that shape that belongs to no setting, or that has one underscore too few.
-        ConfigError: The variables of both the present and the former name of a setting.
     """
     known = {setting.environment: setting.path for setting in settings}
-    former = {setting.former_environment: setting.former_path for setting in settings if setting.former_path}
     flat = flat_names(settings)
     given = []
     for name, text in sorted(environ.items()):
         if not name.startswith(ENVIRONMENT_PREFIX) or name in {FILE_VARIABLE, BLOCKED_VARIABLE}:
             continue
         tables = name.removeprefix(ENVIRONMENT_PREFIX).lower().split("__")
-        if name in known or name in former:
-            path = known.get(name) or former[name]
+        if name in known:
+            path = known[name]
         elif len(tables) == 3 and tables[0] in NOUN_TABLES and tables[1] == "options":
             path = ".".join(tables)
         elif name in flat:
@@ -233,7 +202,7 @@ def from_environment(environ: Mapping[str, str], settings: Settings) -> list[Raw
         else:
             continue
         given.append(RawValue(path=path, raw=text, source=f"environment {name}", is_text=True, may_import=True))
-    return _renamed(given, settings)
+    return given
 
 
 def is_config_flag(token: str) -> bool:
@@ -294,7 +263,7 @@ def _path_of(flag: str, settings: Settings) -> str:
 
 
 def from_flags(flags: Mapping[str, str] | Sequence[str], settings: Settings) -> list[RawValue]:
-    """Return the values of config flags. Pure but for warnings.
+    """Return the values of config flags. Pure.
 
     Args:
         flags: Tokens such as ``["--engine.seed", "3"]``, or a mapping of flag to text.
@@ -302,7 +271,7 @@ def from_flags(flags: Mapping[str, str] | Sequence[str], settings: Settings) -> 
 
     Raises:
         UnknownKeyError: A flag that belongs to no setting.
-        ConfigError: A token that is no config flag, a flag without its value, or a setting under its present and its former name.
+        ConfigError: A token that is no config flag, or a flag without its value.
     """
     if isinstance(flags, Mapping):
         flags = [f"--{name.removeprefix('--')}={text}" for name, text in flags.items()]
@@ -314,9 +283,9 @@ def from_flags(flags: Mapping[str, str] | Sequence[str], settings: Settings) -> 
         name, _, text = token.partition("=")
         path = _path_of(name, settings)
         setting = settings.get(path)
-        shown = setting.flag if setting is not None and setting.path == path else name
+        shown = name if setting is None else setting.flag
         given.append(RawValue(path=path, raw=text, source=f"flag {shown}", is_text=True, may_import=True))
-    return _renamed(given, settings)
+    return given
 
 
 def nest(overrides: Mapping[str, Any]) -> dict[str, Any]:

@@ -186,7 +186,6 @@ def _build(
     for choice in plan.choices.values():
         registry.prepare(choice.component, choice.options)
     registry.warn_of_broken()
-    _warn_of_silent_sampler(plan)
     check_layout(config, plan)
     builder = _Builder(registry, plan, _context(config, clock), config)
     if executor is None:
@@ -240,17 +239,6 @@ def _layout(config: Config) -> ParallelLayout:
     return ParallelLayout(tensor=sizes.tensor, pipeline=sizes.pipeline, expert=sizes.expert, attention=sizes.attention)
 
 
-def _warn_of_silent_sampler(plan: ResolvedPlan) -> None:
-    component = plan.choices["sampling"].component
-    if component.component.interface_version < 2:
-        logger.warning(
-            "%s was written for version 1 of its interface and does not state which parameters of requests it honours: those that it "
-            "does not know have no effect. %s",
-            component,
-            component.provenance.remedy,
-        )
-
-
 def _source(config: Config) -> ModelSource:
     model = config.model
     return ModelSource(
@@ -278,7 +266,7 @@ class _Builder:
         self._context = attrs.evolve(context, make=self._make_inner, label_of=self._label_inner)
         self._reference: Sampler | None = None
         self.device_label = ""
-        self._honoured: frozenset[str] | None = None
+        self._honoured: frozenset[str] = frozenset()
         self._made: list[tuple[RegisteredComponent, Any]] | None = []
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -451,21 +439,18 @@ class _Builder:
             self._reference, self._honoured = made, self._honoured_by(made)
         return self._reference
 
-    def _honoured_by(self, sampler: Sampler) -> frozenset[str] | None:
-        """Return the parameters that a sampler honours; None if it is of a version that did not state them.
+    def _honoured_by(self, sampler: Sampler) -> frozenset[str]:
+        """Return the parameters that a sampler honours.
 
         Raises:
             ContractError: It states what is no parameter, or nothing at all.
         """
         component = self._plan.choices["sampling"].component
-        if component.component.interface_version < 2:
-            return None
         if sampler.honours is Sampler.honours:
             raise ContractError(
-                f"{component} does not state which parameters of requests it honours, as samplers do since version 2 of their "
-                "interface: every request that sets one, such as temperature, would be refused.",
-                hint=f"Set `honours` in {type(sampler).__qualname__}, to frozenset() for none; or, if it was written for version 1, "
-                "interface_version=1.",
+                f"{component} does not state which parameters of requests it honours: every request that sets one, such as "
+                "temperature, would be refused.",
+                hint=f"Set `honours` in {type(sampler).__qualname__}, to frozenset() for none.",
             )
         try:
             return parameters_in(sampler.honours)
@@ -479,8 +464,7 @@ class _Builder:
         if not (params.asked or params.logits_processors or params.structured is not None):
             return
         sampler = self._reference_sampler()
-        if self._honoured is not None:
-            check_honoured(params, self._honoured, str(self._plan.choices["sampling"].component))
+        check_honoured(params, self._honoured, str(self._plan.choices["sampling"].component))
         sampler.check(params)
 
     def _prepare(self, params: SamplingParams, tenant: str) -> tuple[Future[Any], ...]:

@@ -5,8 +5,6 @@ A plugin implements the abstract class of its noun and yields a :class:`Componen
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from trencadis.interfaces.acceptance import AcceptanceRule, Verification
 from trencadis.interfaces.backend import AllocationPlan, Backend, BackendCapabilities, OpenStep, PendingStep
 from trencadis.interfaces.block_store import BlockStore
@@ -86,7 +84,6 @@ from trencadis.interfaces.scheduling import SchedulerView, SchedulingPolicy, Tok
 from trencadis.interfaces.setting import setting
 from trencadis.interfaces.speculation import DraftView, Speculator
 from trencadis.interfaces.vocabulary import Vocabulary
-from trencadis.renames import old_names
 
 __all__ = [
     "has_plain_state",
@@ -181,10 +178,3 @@ __all__ = [
     "setting",
     "covering_buckets",
 ]
-
-if not TYPE_CHECKING:
-    __getattr__ = old_names(
-        __name__,
-        {"Laws": ("Distributions", Distributions), "FirstTokenTerms": ("SamplingFingerprint", SamplingFingerprint)},
-        since="0.1",
-    )

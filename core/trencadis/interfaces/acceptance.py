@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from trencadis.renames import RenamedMembers
-
 if TYPE_CHECKING:
     import torch
 
@@ -52,9 +50,7 @@ class Verification:
     proposal: torch.Tensor | None = None
 
 
-class AcceptanceRule(
-    RenamedMembers, ABC, renamed={"needs_laws": "needs_distributions", "takes_trees": "supports_trees"}, since="0.1"
-):
+class AcceptanceRule(ABC):
     """Gives the acceptance probability of each draft. Lives with the backend; every method is pure.
 
     The number of operations and every shape follow from B, N and V alone, so that a device that compiles has one graph for each.

@@ -8,13 +8,12 @@ import math
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Any, Literal, get_args
 
 import attrs
 from attrs.validators import in_
 
 from trencadis.clock import Clock
-from trencadis.deprecation import deprecate
 from trencadis.errors import ContractError
 from trencadis.interfaces.vocabulary import Vocabulary
 from trencadis.records import BucketLimits, ModelFacts, ModelSource, ParallelLayout
@@ -126,16 +125,10 @@ def _check_name(_: object, __: attrs.Attribute[str], name: str) -> None:
         raise ValueError(f"component name {name!r} must be lower-case letters, digits and underscores")
 
 
-_OLD_CAPABILITIES: Final = {"sampling.laws": "sampling.distributions"}
-
-for _old, _new in _OLD_CAPABILITIES.items():
-    deprecate(f"the capability {_old}", use=_new, module=__name__, since="0.1")
-
-
 def _names(names: Iterable[str]) -> frozenset[str]:
     if isinstance(names, str):
         raise TypeError(f"requires and provides are sets of capabilities: write {{{names!r}}}, not {names!r}")
-    return frozenset(_OLD_CAPABILITIES.get(name, name) for name in names)
+    return frozenset(names)
 
 
 @attrs.frozen(kw_only=True)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 __all__ = ["INTERFACE_VERSION", "STABILITY", "EvictionPolicy"]
 
-INTERFACE_VERSION = 2
+INTERFACE_VERSION = 1
 STABILITY = "stable"
 
 
@@ -29,7 +29,7 @@ class EvictionPolicy(ABC):
     def on_use(  # noqa: B027 - optional
         self, blocks: Sequence[int], *, keys: Sequence[bytes], depths: Sequence[int], salt: str, now_s: float
     ) -> None:
-        """Learn what blocks hold, each time a sequence computes or finds their content. Optional; new in version 2.
+        """Learn what blocks hold, each time a sequence computes or finds their content. Optional.
 
         Called after ``on_hit`` of the same blocks. It says nothing about candidates: the blocks are in use.
 

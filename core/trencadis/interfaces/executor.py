@@ -19,10 +19,8 @@ from trencadis.records import (
 
 __all__ = ["INTERFACE_VERSION", "STABILITY", "Executor"]
 
-INTERFACE_VERSION = 2
+INTERFACE_VERSION = 1
 STABILITY = "provisional"
-"""2: a step's output has the connector reports by rank, ``StepOutput.connector_reports``, where version 1 had one report; and what
-not every executor can do stands beside the contract, in ``trencadis.interfaces.optional_calls``."""
 
 
 class Executor(ABC):

@@ -48,7 +48,6 @@ import attrs
 from trencadis.interfaces.kv_pool import KVPool
 from trencadis.interfaces.sampling_fingerprint import SamplingFingerprint
 from trencadis.records import ConnectorReport, FailedLoad, FirstToken, KVLayout, Request
-from trencadis.records.output import accepts_ticket
 
 __all__ = [
     "INTERFACE_VERSION",
@@ -66,11 +65,10 @@ __all__ = [
     "SupportsStepTimes",
 ]
 
-INTERFACE_VERSION = 2
+INTERFACE_VERSION = 1
 STABILITY = "provisional"
 
 
-@accepts_ticket
 @attrs.frozen(kw_only=True)
 class Lookup:
     """The answer to a look-up.

@@ -16,7 +16,6 @@ import attrs
 
 from trencadis.errors import InvalidRequestError
 from trencadis.records import RowError, RowStart, SamplingParams
-from trencadis.renames import RenamedMembers
 
 if TYPE_CHECKING:
     import torch
@@ -33,10 +32,8 @@ __all__ = [
     "SupportsPreparation",
 ]
 
-INTERFACE_VERSION = 2
+INTERFACE_VERSION = 1
 STABILITY = "stable"
-"""2: a sampler states which parameters it honours, and requests that ask for others are refused. One of version 1 gets every
-parameter, as before, and an engine warns of it when it starts."""
 
 
 @attrs.frozen(kw_only=True)
@@ -144,12 +141,7 @@ class Distributions(Protocol):
         ...
 
 
-class LogitsProcessor(
-    RenamedMembers,
-    ABC,
-    renamed={"asks": "applies_to", "may_begin": "can_start_with", "takes_branches": "supports_branches"},
-    since="0.1",
-):
+class LogitsProcessor(ABC):
     """One step of a chain: changes the logits of the rows that it applies to.
 
     Calls come in this order: ``allocate`` once; then ``start_row`` for each sequence that takes a row, and for each batch
@@ -194,7 +186,7 @@ class LogitsProcessor(
                 field="logits_processors",
             )
 
-    def check_params(self, params: SamplingParams) -> None:
+    def check_params(self, params: SamplingParams) -> None:  # noqa: B027 - optional
         """Refuse parameters of a request that the processor cannot honour. Pure; before the request runs anywhere.
 
         Called for requests with structured output alone, in the engine's process and before ``allocate``. The default refuses none.
@@ -233,7 +225,7 @@ class LogitsProcessor(
     def apply(self, logits: torch.Tensor, context: SamplingContext) -> torch.Tensor:
         """Return changed logits, float32 ``[L, V]``; may work in place. Rows that it does not apply to stay bit-equal."""
 
-    def commit(self, token_ids: torch.Tensor, context: SamplingContext) -> None:
+    def commit(self, token_ids: torch.Tensor, context: SamplingContext) -> None:  # noqa: B027 - optional
         """Receives the tokens chosen from the logits of the last ``apply``; once for each, if ``has_state``.
 
         With drafts, tokens after the first one that differs from its draft were chosen in vain: the next call starts again from
@@ -251,7 +243,7 @@ class LogitsProcessor(
         """
         return None
 
-    def restore(self, row: int, state: Any) -> None:
+    def restore(self, row: int, state: Any) -> None:  # noqa: B027 - optional
         """Give a row the state that ``snapshot`` returned, of this row or another; after its ``start_row``."""
 
 
@@ -279,12 +271,7 @@ class SupportsPreparation(ABC):
         """
 
 
-class Sampler(
-    RenamedMembers,
-    ABC,
-    renamed={"takes_drafts": "supports_drafts", "goes_on": "is_portable", "may_begin": "can_start_with"},
-    since="0.1",
-):
+class Sampler(ABC):
     """Chooses tokens. Lives with the backend, in its process and on its thread.
 
     Attributes:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from trencadis.records.arrays import BoolArray, Float32Array, FloatArray, Int32Array, Int64Array, read_only
 from trencadis.records.batch import Batch, Pass, RowStart, TableWrites
 from trencadis.records.beam import BeamSearchParams
@@ -70,7 +68,6 @@ from trencadis.records.stats import EngineGauges, StepStats
 from trencadis.records.step_shape import StepShape, step_shape
 from trencadis.records.step_time import StepTime
 from trencadis.records.structured import MAX_CHOICES, MAX_STRUCTURE_CHARACTERS, StructuredOutput
-from trencadis.renames import old_names
 
 __all__ = [
     "FLIGHT_RECORD_VERSION",
@@ -165,6 +162,3 @@ __all__ = [
     "step_shape",
     "transfer_table",
 ]
-
-if not TYPE_CHECKING:
-    __getattr__ = old_names(__name__, {"DraftLaws": ("DraftDistributions", DraftDistributions)}, since="0.1")

@@ -7,9 +7,8 @@ does not look at any of these, as they cannot be part of a cycle.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import attrs
 import msgspec
@@ -57,25 +56,6 @@ class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     top_logprobs: tuple[float, ...] = ()
 
 
-_T = TypeVar("_T")
-
-
-def accepts_ticket(cls: type[_T]) -> type[_T]:
-    """Let ``ticket`` stand for ``transfer_id`` in a record, as version 1 of the KV contract calls it; goes with that version."""
-    init = cls.__init__
-
-    @functools.wraps(init)
-    def with_ticket(self: _T, **fields: Any) -> None:
-        if "ticket" in fields:
-            fields["transfer_id"] = fields.pop("ticket")
-        init(self, **fields)
-
-    setattr(cls, "__init__", with_ticket)  # noqa: B010 - mypy forbids the assignment
-    setattr(cls, "ticket", property(lambda self: self.transfer_id))  # noqa: B010 - not part of the type
-    return cls
-
-
-@accepts_ticket
 @attrs.frozen(kw_only=True)
 class FailedLoad:
     """A KV load that did not arrive whole.

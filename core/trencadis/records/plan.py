@@ -8,7 +8,6 @@ import attrs
 import numpy as np
 
 from trencadis.records.arrays import BoolArray, Int32Array, Int64Array
-from trencadis.renames import rename_field
 
 __all__ = ["DraftDistributions", "Drafts", "Plan"]
 
@@ -73,9 +72,6 @@ class Drafts:
             parents=None if self.parents is None else self.parents[picks],
             distributions=distributions,
         )
-
-
-rename_field(Drafts, old="laws", new="distributions", since="0.1")
 
 
 def _total(plan: Plan) -> int:

@@ -1,9 +1,9 @@
-"""What each noun's factory must return, and which interface versions are accepted."""
+"""What each noun's factory must return, and which interface version is accepted."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from trencadis.faults import shown
@@ -24,9 +24,8 @@ from trencadis.interfaces import (
     Speculator,
 )
 from trencadis.interfaces.component import Stability
-from trencadis.registry.kv_connector_1 import from_version_1
 
-__all__ = ["ADAPTERS", "CONTRACTS", "interface_version", "stability_of", "why_refused"]
+__all__ = ["CONTRACTS", "interface_version", "stability_of", "why_refused"]
 
 CONTRACTS: Mapping[str, type[Any]] = {
     "bucketing": BucketingStrategy,
@@ -46,12 +45,6 @@ CONTRACTS: Mapping[str, type[Any]] = {
 }
 """Class of what a factory returns, by noun."""
 
-ADAPTERS: Mapping[tuple[str, int], Callable[[Any], Any]] = {("kv_connector", 1): from_version_1}
-"""By noun and interface version, the function that makes what a factory of that version returns one of the current version."""
-
-_OLDER_ACCEPTED: Mapping[str, int] = {"eviction": 1, "kv_connector": 1, "sampling": 1}
-"""By noun, the oldest version whose components still work; of the others the current one alone is accepted."""
-
 
 def interface_version(noun: str) -> int:
     """Return the current version of a noun's interface, 1 or more. Pure."""
@@ -68,19 +61,17 @@ def stability_of(noun: str) -> Stability:
 def why_refused(noun: str, version: Any) -> str:
     """Return why a component for this interface version cannot be used, or an empty string. Pure.
 
-    The current version is accepted, and older ones that still work.
+    The current version alone is accepted.
 
     Args:
         noun: The component's noun.
         version: What the component states.
     """
     current = interface_version(noun)
-    accepted = range(_OLDER_ACCEPTED.get(noun, current), current + 1)
-    if type(version) is int and version in accepted:
+    if type(version) is int and version == current:
         return ""
-    numbers = " and ".join(map(str, accepted))
     stated = (
-        f"it was written for version {shown(version)} of the {noun} interface, and this Trencadís accepts {numbers}"
+        f"it was written for version {shown(version)} of the {noun} interface, and this Trencadís accepts {current}"
     )
     if type(version) is not int or version < 1:
         return (

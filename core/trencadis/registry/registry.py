@@ -42,7 +42,7 @@ from trencadis.registry.collect import (
     components_of,
     tables_of,
 )
-from trencadis.registry.contracts import ADAPTERS, CONTRACTS, interface_version
+from trencadis.registry.contracts import CONTRACTS
 from trencadis.registry.import_path import import_component
 from trencadis.registry.manager import PluginLoader
 from trencadis.registry.provenance import Provenance
@@ -343,7 +343,7 @@ class Registry:
         except BaseException as error:
             reraise_interrupt(error)
             raise PluginLoadError(
-                f"{registered} could not be {what}: {as_words(error)}.{_age_of(registered)}",
+                f"{registered} could not be {what}: {as_words(error)}.",
                 hint=registered.provenance.remedy,
             ) from error
 
@@ -368,8 +368,7 @@ class Registry:
                 f"{registered} built a {type(made).__qualname__}, which is no {contract.__name__}.",
                 hint=registered.provenance.remedy,
             )
-        adapt = ADAPTERS.get((registered.noun, registered.component.interface_version))
-        return made if adapt is None else adapt(made)
+        return made
 
     # ----------------------------------------------------------------------------------------------------- hooks
 
@@ -438,13 +437,3 @@ class Registry:
         codes = {frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)}
         found = [item for item in owners if getattr(item.function, "__code__", None) in codes]
         return [self._loader.plugins[item.plugin_name] for item in found or owners]
-
-
-def _age_of(registered: RegisteredComponent) -> str:
-    """Return a sentence on a component that was written for an older contract; empty for the current one. Pure."""
-    written, current = registered.component.interface_version, interface_version(registered.noun)
-    if written >= current:
-        return ""
-    return (
-        f" It was written for version {written} of the {registered.noun} interface, and this Trencadís has {current}."
-    )

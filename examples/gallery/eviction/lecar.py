@@ -144,6 +144,6 @@ def trencadis_eviction_policies() -> Iterable[Component]:
         factory=lambda config, context: LeCaR(config.learning_rate, context),
         config=LeCaRConfig,
         summary="Recency or frequency, as regret over earlier choices suggests.",
-        interface_version=2,
+        interface_version=1,
         stability="experimental",
     )

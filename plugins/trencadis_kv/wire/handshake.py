@@ -17,7 +17,7 @@ from trencadis.errors import TransferError
 from trencadis.interfaces import KVCodec
 from trencadis.records import TransferCause
 from trencadis_kv.store.defaults import IdentityCodec
-from trencadis_kv.wire.stream import MAJOR, MINOR, FrameStream, Hello, Message, Proof, Refuse, Welcome
+from trencadis_kv.wire.stream import VERSION, FrameStream, Hello, Message, Proof, Refuse, Welcome
 
 __all__ = ["Identity", "accept", "greet"]
 
@@ -56,7 +56,7 @@ def greet(stream: FrameStream, me: Identity, *, wants: str) -> str:
             ``unreachable``: it is busy, or the secret is another; also see :class:`FrameStream`.
     """
     nonce = os.urandom(_NONCE_BYTES)
-    stream.send(Hello(major=MAJOR, minor=MINOR, compat=me.compat, block_bytes=me.block_bytes, wants=wants, nonce=nonce))
+    stream.send(Hello(version=VERSION, compat=me.compat, block_bytes=me.block_bytes, wants=wants, nonce=nonce))
     answer = stream.receive()
     if isinstance(answer, Refuse):
         raise TransferError(f"The other engine refuses: {answer.reason}.", cause=_cause(answer.cause))
@@ -107,9 +107,9 @@ def accept(stream: FrameStream, me: Identity) -> None:
 
 
 def _refusal(hello: Hello, me: Identity) -> Refuse | None:
-    if hello.major != MAJOR:
+    if hello.version != VERSION:
         return Refuse(
-            cause=TransferCause.INCOMPATIBLE, reason=f"it speaks version {hello.major}, this engine speaks {MAJOR}"
+            cause=TransferCause.INCOMPATIBLE, reason=f"it speaks version {hello.version}, this engine speaks {VERSION}"
         )
     if hello.wants and hello.wants != me.engine:
         return Refuse(cause=TransferCause.LOST, reason=f"it wants engine {hello.wants!r}, and this is {me.engine!r}")

@@ -1,9 +1,8 @@
 """Protocol between two engines of which one pulls KV blocks from the other: messages, their order, and frames.
 
 A frame is 8 bytes of head and a body; little endian: ``u32`` bytes of the body, ``u16`` kind, ``u16`` zero. The body of a ``BLOCK`` is
-an object see :mod:`trencadis_kv.store.format`: 128 bytes of header, and the payload. All others are msgpack. A kind that is not known is
-skipped, so that a later minor version may say more; another major version is refused. The pace is TCP's: who reads slowly is sent to
-slowly, and closing the connection ends a transfer at once::
+an object see :mod:`trencadis_kv.store.format`: 128 bytes of header, and the payload. All others are msgpack. Another version is
+refused. The pace is TCP's: who reads slowly is sent to slowly, and closing the connection ends a transfer at once::
 
     consumer                                producer
     HELLO (version, compat, whom, nonce) ─▶
@@ -65,8 +64,6 @@ from trencadis_kv.wire.stream_messages import (
 
 __all__ = [
     "BLOCK_HEAD_BYTES",
-    "MAJOR",
-    "MINOR",
     "Abort",
     "Ack",
     "Commit",
@@ -83,15 +80,13 @@ __all__ = [
     "Renew",
     "State",
     "Status",
+    "VERSION",
     "Welcome",
     "block_head",
 ]
 
-MAJOR: Final = 1
-"""Engines of different major versions refuse each other."""
-
-MINOR: Final = 5
-"""A larger one may send kinds that a smaller one skips."""
+VERSION: Final = 1
+"""Engines of different versions refuse each other."""
 
 _HEAD: Final = struct.Struct("<IHH")
 BLOCK_HEAD_BYTES: Final = _HEAD.size + HEADER_BYTES
@@ -99,7 +94,6 @@ BLOCK_HEAD_BYTES: Final = _HEAD.size + HEADER_BYTES
 
 _MAX_MESSAGE_BYTES: Final = 16 << 20
 """A prompt of a million tokens has 2 MiB of block hashes."""
-_MAX_SKIPPED_BYTES: Final = 256 << 20
 _MAX_GREETING_BYTES: Final = 4096
 """Of a message before the other side is known."""
 _FIRST_BYTES: Final = 1 << 16
@@ -167,23 +161,21 @@ class FrameStream:
 
     def receive(self) -> Message | int:
         """Return the next message; for a ``BLOCK`` the size of its body, for :meth:`receive_block`."""
-        while True:
-            num_bytes, number = self._receive_head()
-            if not self._is_known and num_bytes > _MAX_GREETING_BYTES:
-                raise _not_ours(f"a first message of {num_bytes} bytes")
-            if number == Kind.BLOCK:
-                return num_bytes
-            if number not in BODIES:
-                self._skip(num_bytes)
-                continue
-            if num_bytes > _MAX_MESSAGE_BYTES:
-                raise _not_ours(f"a message of {num_bytes} bytes")
-            data = self._receive_body(num_bytes)
-            try:
-                message: Message = msgspec.msgpack.decode(data, type=BODIES[Kind(number)])
-            except msgspec.DecodeError as error:
-                raise _not_ours(f"a {Kind(number).name} that cannot be read ({error})") from None
-            return message
+        num_bytes, number = self._receive_head()
+        if not self._is_known and num_bytes > _MAX_GREETING_BYTES:
+            raise _not_ours(f"a first message of {num_bytes} bytes")
+        if number == Kind.BLOCK:
+            return num_bytes
+        if number not in BODIES:
+            raise _not_ours(f"a message of kind {number}")
+        if num_bytes > _MAX_MESSAGE_BYTES:
+            raise _not_ours(f"a message of {num_bytes} bytes")
+        data = self._receive_body(num_bytes)
+        try:
+            message: Message = msgspec.msgpack.decode(data, type=BODIES[Kind(number)])
+        except msgspec.DecodeError as error:
+            raise _not_ours(f"a {Kind(number).name} that cannot be read ({error})") from None
+        return message
 
     def receive_into(self, target: memoryview) -> None:
         """Fill a writable buffer."""
@@ -265,15 +257,6 @@ class FrameStream:
             with memoryview(data) as view, view[first:] as part:
                 self.receive_into(part)
         return data
-
-    def _skip(self, num_bytes: int) -> None:
-        if num_bytes > _MAX_SKIPPED_BYTES:
-            raise _not_ours(f"an unknown frame of {num_bytes} bytes")
-        waste = memoryview(bytearray(min(num_bytes, 65536)))
-        while num_bytes:
-            part = waste[: min(num_bytes, len(waste))]
-            self.receive_into(part)
-            num_bytes -= len(part)
 
     def _use_time_left(self) -> None:
         left_s = self._deadline_s - time.monotonic()

@@ -61,14 +61,13 @@ class Kind(enum.IntEnum):
 
 
 class _Body(msgspec.Struct, array_like=True, gc=False):
-    """The body of a frame; a later minor version may append fields."""
+    """The body of a frame."""
 
 
 class Hello(_Body):
     """The consumer's identity: ``compat`` and ``block_bytes`` of its own blocks, ``wants`` the expected engine id, or empty."""
 
-    major: int
-    minor: int
+    version: int
     compat: bytes
     block_bytes: int
     wants: str
@@ -158,10 +157,10 @@ class PrefillRequest(_Body):
     """Requests a prefill whose blocks are then held. ``tokens`` are int32, little endian.
 
     ``tenant``, ``cache_salt`` and ``adapter`` are part of the blocks' identity, and with ``priority`` and ``weight`` say when its turn comes;
-    without a weight, that of the tenant counts. Older engines send neither, and do not read them.
+    without a weight, that of the tenant counts.
 
     ``sampling`` is the packed sampling fingerprint, empty: no first token is requested. Blocks after the first ``num_skipped`` may be sent along
-    with the response, at most so many that they are ``push_bytes`` in the pool. Older engines read none of it, and send neither.
+    with the response, at most so many that they are ``push_bytes`` in the pool.
     """
 
     tokens: bytes
@@ -220,7 +219,7 @@ class PrefillResponse(_Body):
     """The prefill is computed: number of tokens held, hold id and lease.
 
     ``token`` is the first after it, if it was requested and the fingerprint matches. ``num_pushed`` blocks follow, and ``COMMIT``.
-    ``num_cached_tokens`` of the prompt were cached there before it came; an older engine does not say so.
+    ``num_cached_tokens`` of the prompt were cached there before it came.
     """
 
     hold_id: str

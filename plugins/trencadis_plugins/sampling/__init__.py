@@ -19,7 +19,7 @@ def trencadis_samplers() -> Iterable[Component]:
         factory=_make_standard,
         config=StandardConfig,
         summary="Masks, bias, penalties, temperature, min-p, top-k and top-p, with draws seeded per request.",
-        interface_version=2,
+        interface_version=1,
         stability="stable",
         provides=frozenset({"sampling.distributions"}),
     )
@@ -27,7 +27,7 @@ def trencadis_samplers() -> Iterable[Component]:
         name="greedy",
         factory=_make_greedy,
         summary="Always the most likely token; refuses requests that ask for anything else.",
-        interface_version=2,
+        interface_version=1,
         stability="stable",
         provides=frozenset({"sampling.distributions"}),
     )

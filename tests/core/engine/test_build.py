@@ -128,27 +128,6 @@ def test_processors_that_a_request_names_are_judged_by_the_sampler_before_it_run
     engine.close()
 
 
-class _OfVersion1:
-    """A plugin whose sampler was written before samplers stated which parameters they honour."""
-
-    @hookimpl
-    def trencadis_samplers(self):
-        yield Component(
-            name="old", factory=lambda config, context: _Unsaid(), summary="Of a test.", interface_version=1
-        )
-
-
-def test_a_sampler_of_version_1_gets_every_parameter_and_is_warned_of_at_the_start(fake_house, caplog) -> None:
-    config, registry = fake_house()
-    registry.register(_OfVersion1())
-    engine = build_engine(attrs.evolve(config, sampling=NounConfig(name="old")), registry=registry)
-    engine.add(Request(request_id="it", prompt_token_ids=(1, 2), params=SamplingParams(top_k=3)))
-    engine.close()
-    (warning,) = [record.getMessage() for record in caplog.records if "version 1" in record.getMessage()]
-    assert warning.startswith('sampling component "old" of ')
-    assert "have no effect" in warning
-
-
 class _HonoursNothing(_Unsaid):
     honours = frozenset()
 
@@ -164,13 +143,11 @@ def test_a_sampler_that_honours_nothing_is_asked_for_nothing(fake_house) -> None
     engine.close()
 
 
-def test_a_sampler_of_an_older_contract_that_claims_the_newest_is_refused_before_a_request_is(fake_house) -> None:
+def test_a_sampler_that_does_not_state_what_it_honours_is_refused_before_a_request_is(fake_house) -> None:
     """Else each request with a temperature would be refused, in words that say nothing of the cause."""
     config, registry = fake_house()
     config = attrs.evolve(config, sampling=NounConfig(name=f"{__name__}:_Unsaid"))
-    with pytest.raises(
-        ContractError, match=r"_Unsaid.* does not state which parameters .* version 2 of their interface"
-    ):
+    with pytest.raises(ContractError, match=r"_Unsaid.* does not state which parameters of requests it honours"):
         build_engine(config, registry=registry)
 
 

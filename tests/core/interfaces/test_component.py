@@ -38,8 +38,8 @@ class Table:
 def test_a_setting_has_its_default_and_tells_its_meaning_unit_and_secrecy():
     limit, names = attrs.fields(Table)
     assert Table().limit == 3
-    assert limit.metadata == {"help": "Most tiles.", "unit": "tiles", "secret": False, "formerly": ""}
-    assert names.metadata == {"help": "Of tiles.", "unit": "", "secret": True, "formerly": ""}
+    assert limit.metadata == {"help": "Most tiles.", "unit": "tiles", "secret": False}
+    assert names.metadata == {"help": "Of tiles.", "unit": "", "secret": True}
 
 
 def test_a_factory_makes_each_default_anew_and_the_default_is_not_used():
@@ -59,8 +59,3 @@ def test_a_component_is_provisional_unless_it_says_otherwise_and_says_one_of_thr
     assert offered(stability="stable").stability == "stable"
     with pytest.raises(ValueError, match="'stabel'"):
         offered(stability="stabel")
-
-
-def test_a_renamed_key_says_since_when() -> None:
-    with pytest.raises(ValueError, match="formerly='max_things' needs since="):
-        setting(1, "Most.", formerly="max_things")

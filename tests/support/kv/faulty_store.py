@@ -61,7 +61,7 @@ class Shelf:
                 name="fake",
                 factory=lambda _, context, make=make: make(context),
                 summary="Fake.",
-                interface_version=2 if noun == "executor" else 1,
+                interface_version=1,
             )
             setattr(plugin, NOUNS[noun], hookimpl(specname=NOUNS[noun])(lambda component=component: [component]))
         base = Config()

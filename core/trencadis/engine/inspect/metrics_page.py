@@ -12,7 +12,6 @@ from typing import Final
 
 import attrs
 
-from trencadis.deprecation import deprecate
 from trencadis.faults import FaultLog, shown
 
 __all__ = ["MAX_PAGE_CHARS", "MetricsPage"]
@@ -22,19 +21,6 @@ MAX_PAGE_CHARS: Final = 4 << 20
 
 _OF_THE_SERVER: Final = re.compile(r"(?:trencadis_(?:http_|admitted_|engine_up|engine_restarts)|process_).*")
 """Families that the server adds to the page."""
-
-_FORMER_NAMES: Final = {
-    "trencadis_kv_delegated_prefills_total": "trencadis_kv_invites_total",
-    "trencadis_kv_delegated_prefills_running": "trencadis_kv_prompts_away",
-    "trencadis_kv_remote_prefills_running": "trencadis_kv_guests",
-    "trencadis_kv_prefill_responses_total": "trencadis_kv_offered_tokens_total",
-    "trencadis_transfer_waiting_sequences": "trencadis_transfer_parked_sequences",
-    "trencadis_transfer_pinned_blocks": "trencadis_transfer_held_blocks",
-}
-"""Families that were renamed, with the names that they had: for two minor versions they are shown under both."""
-
-for _new, _old in _FORMER_NAMES.items():
-    deprecate(f"the metric {_old}", use=_new, module=__name__, since="0.1")
 
 _NAME: Final = r"[a-zA-Z_:][a-zA-Z0-9_:]*"
 _LABEL: Final = r'[a-zA-Z_][a-zA-Z0-9_]*="(?:[^"\\\n]|\\[\\n"])*"'
@@ -103,9 +89,6 @@ class MetricsPage:
                 continue
             self._names |= names
             self._texts.extend(family.lines)
-            if former := _FORMER_NAMES.get(family.name):
-                self._names.add(former)
-                self._texts.extend([line.replace(family.name, former, 1) for line in family.lines])
         if fault:
             said = f"{label} returned metrics with {fault}. Mend its metrics(), or take it out of the configuration."
             self._log.say(f"{label}.metrics", said)

@@ -148,16 +148,12 @@ class P2PConfig:
         "Prompts of this engine that are computed elsewhere at once.",
         unit="prompts",
         validator=and_(ge(1), le(1024)),
-        formerly="max_invites",
-        since="0.1",
     )
     max_remote_prefills: int = setting(
         64,
         "Prompts of others that this engine takes at once; 0: none.",
         unit="prompts",
         validator=and_(ge(0), le(4096)),
-        formerly="max_guests",
-        since="0.1",
     )
     first_token: bool = setting(
         True,

@@ -168,11 +168,3 @@ def test_an_observer_s_garbage_is_counted_and_logged_once(caplog: pytest.LogCapt
         assert observers.metrics() == ""
     assert observers.num_failures == 100
     assert len(caplog.records) == 1
-
-
-def test_a_family_that_was_renamed_is_shown_under_its_former_name_too() -> None:
-    page = MetricsPage(FaultLog(logging.getLogger("trencadis.engine")))
-    name = "trencadis_kv_delegated_prefills_total"
-    text = f'# HELP {name} Some.\n# TYPE {name} counter\n{name}{{result="served"}} 2.0\n'
-    assert page.add("p2p", text)
-    assert page.text == text + text.replace(name, "trencadis_kv_invites_total")

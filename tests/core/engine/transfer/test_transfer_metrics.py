@@ -45,11 +45,11 @@ def test_loads_are_counted_from_their_beginning_to_whatever_their_end_is() -> No
         engine.step()
     whole, broken, aborted = sorted(wild.loads)
     assert shown(engine)["loads_total"] - start["loads_total"] == 3
-    assert (shown(engine)["parked_sequences"], shown(engine)["held_blocks"]) == (3, 0)
+    assert (shown(engine)["waiting_sequences"], shown(engine)["pinned_blocks"]) == (3, 0)
     wild.arrive(whole)
     wild.fail(broken, num_valid=1)
     engine.abort("aborted")
-    assert shown(engine)["held_blocks"] == 4, "without a step, too"
+    assert shown(engine)["pinned_blocks"] == 4, "without a step, too"
     wild.repeat(4711)
     for _ in range(3):
         engine.step()
@@ -58,7 +58,7 @@ def test_loads_are_counted_from_their_beginning_to_whatever_their_end_is() -> No
     end = shown(engine)
     names = ("ended_loads_total loaded", "ended_loads_total failed", "ended_loads_total cancelled")
     assert [end[name] - start[name] for name in names] == [1, 1, 1]
-    assert (end["parked_sequences"], end["held_blocks"], end["ignored_reports_total"]) == (0, 0, 2)
+    assert (end["waiting_sequences"], end["pinned_blocks"], end["ignored_reports_total"]) == (0, 0, 2)
     assert end["connector_on"] == 1
 
 

@@ -26,7 +26,7 @@ from trencadis_kv.connectors.p2p.params import RemotePrefix
 from trencadis_kv.connectors.p2p.peer import PeerConnection
 from trencadis_kv.store.defaults import IdentityCodec
 from trencadis_kv.store.pool_access import PoolAccess
-from trencadis_kv.wire.stream import MAJOR, Ack, Hello, PrefillRequest, Refuse, Renew, Welcome
+from trencadis_kv.wire.stream import VERSION, Ack, Hello, PrefillRequest, Refuse, Renew, Welcome
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def test_nothing_is_computed_or_told_for_who_does_not_know_the_secret(producer: 
     with pytest.raises(TransferError, match="does not know the secret"):
         PeerConnection(producer.prefix, stranger, connect_timeout_s=20.0)
     connection, stream = producer.raw()
-    hello = Hello(major=MAJOR, minor=0, compat=producer.me.compat, block_bytes=32, wants="", nonce=bytes(16))
+    hello = Hello(version=VERSION, compat=producer.me.compat, block_bytes=32, wants="", nonce=bytes(16))
     asked = PrefillRequest(tokens=bytes(64), tenant="ann", cache_salt="", adapter="", timeout_s=9.0)
     with connection:
         stream.send(hello)
@@ -227,8 +227,7 @@ def test_message_that_asks_for_nothing_ends_the_connection(producer: Producer) -
     with connection:
         stream.send(
             Hello(
-                major=MAJOR,
-                minor=0,
+                version=VERSION,
                 compat=producer.me.compat,
                 block_bytes=32,
                 wants=producer.me.engine,
@@ -241,14 +240,13 @@ def test_message_that_asks_for_nothing_ends_the_connection(producer: Producer) -
             stream.receive()
 
 
-def test_minor_version_does_not_matter_but_the_major_one_does(producer: Producer) -> None:
-    for major, kind in ((MAJOR, Welcome), (MAJOR + 1, Refuse)):
+def test_another_version_is_refused(producer: Producer) -> None:
+    for version, kind in ((VERSION, Welcome), (VERSION + 1, Refuse)):
         connection, stream = producer.raw()
         with connection:
             stream.send(
                 Hello(
-                    major=major,
-                    minor=99,
+                    version=version,
                     compat=producer.me.compat,
                     block_bytes=32,
                     wants=producer.me.engine,

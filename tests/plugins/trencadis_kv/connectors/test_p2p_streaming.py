@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -21,7 +20,6 @@ from trencadis.records import TransferCause
 from trencadis_kv.connectors.p2p.connector import make_p2p
 from trencadis_kv.connectors.p2p.streaming import Arrivals, LayerSink, Push, Pushes
 from trencadis_kv.store.pool_access import PoolAccess
-from trencadis_kv.wire.stream_messages import Pull
 from trencadis_testing import KVConnectorConformance
 from trencadis_testing.fake_pool import FakeKVCache
 
@@ -141,19 +139,6 @@ def test_prefix_of_which_a_part_is_gone_does_not_begin_to_come(producer: Produce
     with pytest.raises(TransferError, match="6 of 7 blocks are held") as caught:
         pull(producer, [*HASHES, b"?" * 32])
     assert caught.value.cause == "lost"
-
-
-def test_pull_of_an_older_engine_and_of_a_newer_one_are_understood() -> None:
-    class OldPull(msgspec.Struct, array_like=True):
-        hold_id: str
-        hashes: list[bytes]
-        via: str = ""
-        target: bytes = b""
-
-    old = msgspec.msgpack.encode(OldPull(hold_id="t", hashes=[b"h"]))
-    assert msgspec.msgpack.decode(old, type=Pull) == Pull(hold_id="t", hashes=[b"h"])
-    new = msgspec.msgpack.encode(Pull(hold_id="t", hashes=[b"h"], by_layer=True))
-    assert msgspec.msgpack.decode(new, type=OldPull) == OldPull(hold_id="t", hashes=[b"h"])
 
 
 # --------------------------------------------------------------------------------------------------- two engines

@@ -9,7 +9,7 @@ import pytest
 
 from trencadis.errors import TransferError
 from trencadis_kv.wire.handshake import Identity, accept, greet
-from trencadis_kv.wire.stream import MAJOR, FrameStream, Hello, Message, Refuse, Welcome
+from trencadis_kv.wire.stream import VERSION, FrameStream, Hello, Message, Refuse, Welcome
 
 PRODUCER = Identity(engine="p", compat=b"c" * 16, block_bytes=64, secret="between us")
 NONCE = bytes(16)
@@ -66,7 +66,7 @@ def test_engine_that_knows_another_secret_is_noticed_on_both_sides() -> None:
 @pytest.mark.parametrize("nonce", [b"", bytes(15), bytes(17)])
 def test_nonces_of_other_lengths_are_refused(nonce: bytes) -> None:
     """What is authenticated is several fields one after the other: their lengths are fixed."""
-    hello = Hello(major=MAJOR, minor=0, compat=b"c" * 16, block_bytes=64, wants="p", nonce=nonce)
+    hello = Hello(version=VERSION, compat=b"c" * 16, block_bytes=64, wants="p", nonce=nonce)
     for side, message in ((accept, hello), (partial(greet, wants="p"), Welcome(engine="p", nonce=nonce, proof=b""))):
         one, other = socket.socketpair()
         with one, other:
@@ -96,7 +96,7 @@ def test_consumer_without_the_secret_is_not_let_in_by_a_guess() -> None:
         stream = FrameStream(other, timeout_s=5)
 
         def ask() -> None:
-            stream.send(Hello(major=MAJOR, minor=0, compat=CONSUMER.compat, block_bytes=64, wants="p", nonce=b"n" * 16))
+            stream.send(Hello(version=VERSION, compat=CONSUMER.compat, block_bytes=64, wants="p", nonce=b"n" * 16))
             stream.receive()
             from trencadis_kv.wire.stream import Proof
 
@@ -114,14 +114,14 @@ def test_another_major_version_is_refused_with_both_numbers() -> None:
     one, other = socket.socketpair()
     with one, other:
         FrameStream(one, timeout_s=5).send(
-            Hello(major=MAJOR + 1, minor=0, compat=b"", block_bytes=0, wants="p", nonce=NONCE)
+            Hello(version=VERSION + 1, compat=b"", block_bytes=0, wants="p", nonce=NONCE)
         )
         with pytest.raises(TransferError) as caught:
             accept(FrameStream(other, timeout_s=5), PRODUCER)
         assert caught.value.cause == "incompatible"
         answer = FrameStream(one, timeout_s=5).receive()
         assert isinstance(answer, Refuse)
-        assert f"version {MAJOR + 1}" in answer.reason
+        assert f"version {VERSION + 1}" in answer.reason
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_another_major_version_is_refused_with_both_numbers() -> None:
     [
         (Welcome(engine="another", nonce=NONCE, proof=b""), "lost"),
         (Refuse(cause="a word of tomorrow", reason="?"), "unreachable"),
-        (Hello(major=1, minor=0, compat=b"", block_bytes=0, wants="", nonce=b""), "corrupt"),
+        (Hello(version=1, compat=b"", block_bytes=0, wants="", nonce=b""), "corrupt"),
     ],
 )
 def test_odd_answers_are_errors(answer: Message, cause: str) -> None:
