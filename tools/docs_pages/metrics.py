@@ -40,7 +40,6 @@ _HEAD = f"""# Metrics
 Counters and histograms are totals since the start; a histogram has the series `_bucket`, `_sum` and `_count`.
 Durations are in seconds.
 How to read them: [Watch and mend](do/watching.md).
-Metrics that were renamed are shown under their [former names](decisions/0063-renamed-keys-keep-their-old-spelling.md) too, for two minor versions.
 """
 
 _VLLM = """The same numbers under the names that vLLM gives them, so that existing dashboards go on working.

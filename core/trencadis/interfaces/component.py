@@ -141,8 +141,8 @@ class Component:
         config: An attrs class; its fields become the config table ``[noun.name]``, flags and environment names.
         summary: One line for ``trencadis plugins``.
         interface_version: The ``INTERFACE_VERSION`` of the noun's interface that the plugin was written for.
-        stability: ``stable``: its name and options change only after two minor versions of warnings; ``provisional``: they may change with
-            any version, and the changelog says so; ``experimental``: it may go away, and runs only with ``[plugins] experimental = true``.
+        stability: ``stable``: its name, options and defaults stay, and before version 1.0 the changelog says what does not;
+            ``provisional``: they may change with any version, and the changelog says so; ``experimental``: it may go away, and runs only with ``[plugins] experimental = true``.
         requires: Capabilities that some chosen component must provide, such as ``backend.tree_attention``.
         provides: Capabilities this component provides.
         prepare: ``prepare(config)`` is called in the engine's process before the factory of any component, so before torch is imported:
