@@ -53,7 +53,7 @@ class Description:
     def to_json(self) -> bytes:
         """Return it as JSON; equal descriptions give equal bytes. Pure."""
         layout = attrs.asdict(self.layout)
-        if not self.layout.sums:  # as it was before there were ranks
+        if not self.layout.sums:
             del layout["sums"]
         return msgspec.json.encode(
             {"identity": self.identity, "exact_numerics": self.exact_numerics, "layout": layout}, order="sorted"

@@ -165,7 +165,7 @@ def _compared(
 ) -> Comparison:
     written = attrs.asdict(arguments)
     if not arguments.drafts:
-        del written["drafts"]  # records from before there were any stay as they are
+        del written["drafts"]
     record = record_of(written, step_times, results)
     return Comparison(arguments=arguments, candidates=candidates, results=results, assumed=assumed, record=record)
 
