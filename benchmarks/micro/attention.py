@@ -130,7 +130,6 @@ class Scene:
 
     def _variant(self, kernel: NativeAttention | None) -> Variant:
         case, rows = self._case, range(self._case.batch_size)
-        self._cache.kernel = kernel
         one = RaggedPass(
             self._cache,
             tables=self.tables,
@@ -140,7 +139,12 @@ class Scene:
             query_lens=np.full(case.batch_size, case.query_len, np.int32),
             workspace=Workspace(),
         )
-        return lambda: one.attend(0, *self._new, options=AttentionOptions())
+
+        def attend() -> object:
+            self._cache.kernel = kernel  # a pass asks for it when it attends first
+            return one.attend(0, *self._new, options=AttentionOptions())
+
+        return attend
 
     def check(self) -> float:
         """Return the largest difference between the two."""

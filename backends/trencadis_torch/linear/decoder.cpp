@@ -313,7 +313,7 @@ class Member {
         const int64_t blocks = num_blocks();
 #pragma omp for schedule(dynamic, 1)
         for (int64_t i = 0; i < size / PANEL * blocks; ++i) {
-            const int64_t first = i / blocks * PANEL, row = block(i % blocks), end = block(i % blocks + 1);
+            const int64_t first = i % (size / PANEL) * PANEL, row = block(i / (size / PANEL)), end = block(i / (size / PANEL) + 1);
             for (int64_t m = row; m < end; m += TILE_ROWS)
                 gate(layer, in, m, m + TILE_ROWS < end ? m + TILE_ROWS : end, first);
         }
@@ -437,10 +437,10 @@ class Member {
     // A product of all rows; `after` each piece of some panels, its thread goes on with the outputs and rows it has made.
     template <typename After>
     void multiply(const Product& w, const Input& in, const Linear& layer, int64_t panels, const After& after) {
-        const int64_t blocks = num_blocks(), width = panels * PANEL, pieces = (w.num_outputs + width - 1) / width * blocks;
+        const int64_t blocks = num_blocks(), width = panels * PANEL, count = (w.num_outputs + width - 1) / width;
 #pragma omp for schedule(dynamic, 1)
-        for (int64_t i = 0; i < pieces; ++i) {
-            const int64_t first = i / blocks * width, row = block(i % blocks), end = block(i % blocks + 1);
+        for (int64_t i = 0; i < count * blocks; ++i) {
+            const int64_t first = i % count * width, row = block(i / count), end = block(i / count + 1);
             const int64_t last = first + width < w.num_outputs ? first + width : w.num_outputs;
             for (int64_t output = first; output < last; output += PANEL)
                 panel(w, in, layer, row, end, output);

@@ -27,6 +27,7 @@
 #pragma once
 
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 
@@ -322,6 +323,14 @@ Words part_of(Words w, int part, Words table) {
     return pairs(looked_up(table, halves(w, part / EACH)), part % EACH);
 }
 
+// A sum as it is: compilers add integers in another order otherwise, with more of them than there are registers for.
+WITHIN Ints in_order(Ints sums) {
+#if defined(__x86_64__) && defined(__GNUC__)
+    __asm__("" : "+v"(sums));
+#endif
+    return sums;
+}
+
 // Four products of each output, added: those of int8 `x` in its bytes, or of two int16.
 template <int FORM>
 Ints dot(Ints sums, Words w, int32_t x) {
@@ -329,9 +338,9 @@ Ints dot(Ints sums, Words w, int32_t x) {
     return DOT(sums, w, x);
 #elif defined(MADDWD)
     const Ints all = Ints{} + x;
-    if (BITS<FORM> == 8) return sums + MADDWD(w, all);
+    if (BITS<FORM> == 8) return in_order(sums + MADDWD(w, all));
     typedef int16_t Shorts __attribute__((vector_size(LANES * 4)));
-    return reinterpret_cast<Ints>(reinterpret_cast<Shorts>(sums) + reinterpret_cast<Shorts>(MADDUBS(w, all)));
+    return in_order(reinterpret_cast<Ints>(reinterpret_cast<Shorts>(sums) + reinterpret_cast<Shorts>(MADDUBS(w, all))));
 #elif defined(SIGNED_DOT)
     return SIGNED_DOT(sums, BITS<FORM> == 8 ? w ^ 0x80808080u : w, x);
 #else
@@ -546,10 +555,10 @@ void int_rows(const Product& w, const Linear& layer, const uint8_t* rows, const 
     }
 }
 
-// Cut rows into as few runs of at most MOST_ROWS as there can be, of nearly equal length.
+// Cut rows into as few runs of at most so many as there can be, of nearly equal length.
 template <typename Run>
-void in_runs(int64_t row, int64_t end, const Run& run) {
-    const int64_t count = (end - row + MOST_ROWS - 1) / MOST_ROWS;
+void in_runs(int64_t row, int64_t end, const Run& run, int64_t most = MOST_ROWS) {
+    const int64_t count = (end - row + most - 1) / most;
     for (int64_t i = 0; i < count; ++i) {
         const int64_t size = (end - row) / (count - i);
         run(row, static_cast<int>(size));
@@ -634,6 +643,7 @@ void multiply_parts(const Product& w, const Linear& layer, const Input& in, int6
 
 }  // namespace
 
+#include "groups.h"
 #include "tiles.h"
 
 namespace {
@@ -650,6 +660,15 @@ void multiply_panel(const Product& w, const Linear& layer, Input in, int64_t str
         for (int64_t last; row < end; row = last) {
             last = row + ROWS_TOGETHER < end ? row + ROWS_TOGETHER : end;
             multiply_parts(w, layer, in, stride, row, last, first, panel);
+        }
+        return;
+    }
+    if (is_unpacked(w) && end - row > MOST_ROWS) {
+        for (int64_t last; row < end; row = last) {
+            last = row + GROUPED_ROWS_TOGETHER < end ? row + GROUPED_ROWS_TOGETHER : end;
+            if (w.kind == GROUPS8) multiply_groups<INT8>(w, layer, in.bytes, row, last, first, panel);
+            else if (w.kind == GROUPS4) multiply_groups<INT4>(w, layer, in.bytes, row, last, first, panel);
+            else multiply_groups<LEVELS>(w, layer, in.bytes, row, last, first, panel);
         }
         return;
     }
@@ -670,6 +689,23 @@ void multiply_panel(const Product& w, const Linear& layer, Input in, int64_t str
     });
 }
 
+// All elements of a vector by an operation whose order does not matter: halves by halves.
+template <typename Element, int COUNT = LANES, typename Vector, typename Operation>
+WITHIN Element folded_as(const Vector& vector, const Operation& operation) {
+    if constexpr (COUNT == 2) return operation(vector[0], vector[1]);
+    else {
+        typedef Element Half __attribute__((vector_size(COUNT / 2 * 4)));
+        Half halves[2];
+        std::memcpy(halves, &vector, sizeof halves);
+        return folded_as<Element, COUNT / 2>(operation(halves[0], halves[1]), operation);
+    }
+}
+
+template <typename Operation>
+WITHIN float folded(const Floats& vector, const Operation& operation) { return folded_as<float>(vector, operation); }
+template <typename Operation>
+WITHIN int32_t folded(const Ints& vector, const Operation& operation) { return folded_as<int32_t>(vector, operation); }
+
 // Round a group's inputs to int8 by their largest magnitude, to nearest and ties to even; what is no number makes the scale none. Returns
 // the sum of the integers.
 template <typename Element>
@@ -682,11 +718,8 @@ int32_t quantise_group(const float* x, int64_t size, int64_t depth, Element* out
         most = magnitude > most ? magnitude : most;
         poison += value * 0.0f;
     }
-    float largest = 0.0f, none = 0.0f;
-    for (int i = 0; i < LANES; ++i) {
-        largest = most[i] > largest ? most[i] : largest;
-        none += poison[i];
-    }
+    float largest = folded(most, [](auto a, auto b) { return a > b ? a : b; });
+    float none = folded(poison, [](auto a, auto b) { return a + b; });
     for (int64_t k = vectors; k < size; ++k) {
         largest = std::fabs(x[k]) > largest ? std::fabs(x[k]) : largest;
         none += x[k] * 0.0f;
@@ -705,8 +738,7 @@ int32_t quantise_group(const float* x, int64_t size, int64_t depth, Element* out
         std::memcpy(out + k, &elements, sizeof elements);
         sums += rounded;
     }
-    int32_t sum = 0;
-    for (int i = 0; i < LANES; ++i) sum += sums[i];
+    int32_t sum = folded(sums, [](auto a, auto b) { return a + b; });
     for (int64_t k = vectors; k < size; ++k) {
         const float number = none == 0.0f ? x[k] : 0.0f;
         const int32_t rounded = static_cast<int32_t>(number * factor + INTEGERS - INTEGERS);

@@ -101,7 +101,20 @@ def test_int8_products_are_those_of_integer_arithmetic(lib, shape, num_rows):
     np.testing.assert_allclose(biased.numpy(), expected + bias.numpy(), rtol=1e-6, atol=1e-6)
 
 
-GROUPS = [(1, 1), (5, 1), (7, 7), (33, 11), (32, 16), (96, 32), (128, 64), (256, 128), (390, 390), (600, 200)]
+GROUPS = [
+    (1, 1),
+    (5, 1),
+    (7, 7),
+    (33, 11),
+    (32, 16),
+    (160, 16),
+    (96, 32),
+    (96, 48),
+    (128, 64),
+    (256, 128),
+    (390, 390),
+    (600, 200),
+]
 """Inputs, and those of a group."""
 
 
@@ -253,9 +266,11 @@ def test_a_rows_bits_depend_neither_on_its_neighbours_nor_on_threads(lib, form, 
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("num_inputs", [127, 128, 129, 255, 256, 257, 384])
-def test_sums_that_wait_between_parts_of_the_inputs_keep_their_bits(lib, form, num_inputs):
-    made, x = layer(lib, FORMS[form](drawn(130, num_inputs))), drawn(13, num_inputs, seed=3)
+@pytest.mark.parametrize(
+    ("num_inputs", "num_rows"), [*((size, 13) for size in (127, 128, 129, 255, 256, 257, 384)), (160, 7), (416, 250)]
+)
+def test_sums_that_wait_between_parts_of_the_inputs_keep_their_bits(lib, form, num_inputs, num_rows):
+    made, x = layer(lib, FORMS[form](drawn(130, num_inputs))), drawn(num_rows, num_inputs, seed=3)
     assert torch.equal(made(x), torch.cat([made(row[None]) for row in x]))
 
 
