@@ -15,7 +15,7 @@ _SUMMARIES = {
     "cluster": "Run engines that compute prompts and engines that generate, on this machine.",
     "kv": "Show or verify a directory of KV blocks, or carry it elsewhere as a safetensors file.",
 }
-"""Of each command, whose module is named as it is."""
+"""Summary of each command; the command's module in ``trencadis_kv.commands`` has the same name."""
 
 
 @hookimpl

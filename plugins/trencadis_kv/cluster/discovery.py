@@ -16,9 +16,9 @@ async def knows_prefill(host: str, port: int, *, timeout_s: float) -> bool:
     """Wait until an engine has a prefill engine; False on timeout, or if it does not respond.
 
     Args:
-        host: Of its HTTP server.
-        port: Of that.
-        timeout_s: The longest wait, seconds.
+        host: Host name or address of the engine's HTTP server.
+        port: Port of the engine's HTTP server.
+        timeout_s: Longest wait, seconds.
     """
     try:
         async with asyncio.timeout(timeout_s):

@@ -19,8 +19,8 @@ class Forwarder:
     """Forwards connections as bytes; HTTP features such as streams and keep-alive are the servers' own.
 
     Args:
-        host: To listen on, and where the servers are.
-        ports: Of the servers.
+        host: Address on which both the forwarder and the servers listen.
+        ports: Ports of the servers.
     """
 
     def __init__(self, host: str, ports: Sequence[int]) -> None:
@@ -72,7 +72,7 @@ class Forwarder:
         try:
             await asyncio.gather(_pass_on(reader, server[1]), _pass_on(server[0], writer))
         except OSError:
-            pass  # one of the two has gone; the other learns by the end of its connection
+            pass  # one side has closed; the other sees the end of its connection
         finally:
             for one in (writer, server[1]):
                 one.transport.abort()

@@ -23,7 +23,7 @@ def running_at(port: int) -> Iterator[None]:
     """Hold the lock of a cluster at a port while the block runs.
 
     Raises:
-        ConfigError: There is one already.
+        ConfigError: A cluster runs at this port already.
     """
     with _opened(port, create=True) as file:
         if not _locks(file):
@@ -43,7 +43,7 @@ def end_cluster(port: int, *, timeout_s: float) -> None:
     """Stop the cluster at a port, and wait for its end.
 
     Raises:
-        ConfigError: There is none, or it has not ended in time.
+        ConfigError: No cluster runs at this port, or it did not end within ``timeout_s``.
     """
     try:
         with _opened(port, create=False) as file:

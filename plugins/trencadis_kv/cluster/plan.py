@@ -33,11 +33,11 @@ class Member:
     """One process of a cluster.
 
     Attributes:
-        name: Such as ``prefill 0``.
+        name: Role and number, such as ``prefill 0``.
         role: ``prefill``, ``decode`` or ``both``.
-        port: Of its HTTP server.
-        flags: Of its ``trencadis serve``.
-        environment: Variables that it has beside those of this process.
+        port: Port of its HTTP server.
+        flags: Flags of its ``trencadis serve`` command.
+        environment: Environment variables added to those of this process.
     """
 
     name: str
@@ -53,14 +53,15 @@ def plan_cluster(*, num_prefill: int, num_decode: int, port: int, flags: Sequenc
     Args:
         num_prefill: Engines that compute prompts; with 0 the others do it themselves.
         num_decode: Engines that serve clients; at least 1. A single one listens on ``port`` itself.
-        port: Where clients come.
-        flags: For every member.
+        port: Port that clients connect to.
+        flags: Configuration flags passed to every member.
 
     Raises:
-        ConfigError: A flag that the members are told by the plan.
+        ConfigError: ``flags`` contains an option that the plan sets itself.
     """
     _check(flags)
-    # In the environment, since every user of the machine can read flags; a flag of the operator's wins over it.
+    # The secret goes into the environment, since every user of the machine can read flags; a flag of the operator's
+    # overrides it.
     environment = {_SECRET: secrets.token_hex(_SECRET_BYTES)}
     p2p_ports = _free_ports(num_prefill, but=port)
     http_ports = _free_ports(num_prefill + num_decode, but=port)
@@ -86,8 +87,8 @@ def _member(
     p2p_port: int = 0,
     engines: str = "",
 ) -> Member:
-    # Also where a file or the environment names them: nobody but this machine may reach a member, one port is not for all of them, and
-    # engines that compute prompts are those of the cluster.
+    # These flags override configuration file and environment: members are reachable from this machine only, each has
+    # its own ports, and all prefill engines belong to the cluster.
     hosts = [
         f"--{name}={HOST}" for name in ("server.host", "kv-connector.p2p.host", "kv-connector.p2p.advertised-host")
     ]

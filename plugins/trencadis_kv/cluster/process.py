@@ -24,12 +24,12 @@ class MemberProcess:
     """Runs ``trencadis serve``. Event loop only.
 
     Args:
-        member: Whose.
-        announce: Is given each line that it prints.
-        command: What is run, with the member's flags after it; by default ``trencadis serve``.
+        member: Member to run.
+        announce: Called with each line that the process prints, prefixed with the member's name.
+        command: Command to run, followed by the member's flags; ``trencadis serve`` by default.
 
     Attributes:
-        member: As given.
+        member: Member that is run.
     """
 
     def __init__(self, member: Member, announce: Callable[[str], None], *, command: Sequence[str] = SERVE) -> None:
@@ -57,7 +57,7 @@ class MemberProcess:
             stderr=asyncio.subprocess.STDOUT,
             limit=_LINE_BYTES,
             preexec_fn=_ends_with_parent(),
-            start_new_session=True,  # Ctrl-C is the cluster's; it ends its members in order
+            start_new_session=True,  # Ctrl-C reaches only the cluster, which ends its members in order
         )
         self._reader = asyncio.create_task(self._read(self._process))
 
@@ -100,12 +100,14 @@ class MemberProcess:
         while line := await process.stdout.readline():
             text = line.decode(errors="replace").rstrip()
             self._announce(f"[{self.member.name}] {text}")
-            if "Ready: " in text:  # after a line of another process, such as Ray's, that has no end yet
+            if (
+                "Ready: " in text
+            ):  # not necessarily at the start: an unfinished line of another process, such as Ray's, may precede it
                 self._ready.set()
 
 
 def _ends_with_parent() -> Callable[[], None] | None:
-    """Return a function for the child to call first, by which it gets SIGTERM when this process dies; None if not supported.
+    """Return a function to call in the child, so that it gets SIGTERM when this process dies; None if not supported.
 
     Source: prctl(2), PR_SET_PDEATHSIG.
     """

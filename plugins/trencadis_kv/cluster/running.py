@@ -19,17 +19,17 @@ T = TypeVar("T")
 _RESTART_S: Final = 1.0
 _MEET_S: Final = 10.0
 _MAX_EARLY_ENDS: Final = 5
-"""A member that ends so often without having served is not started again."""
+"""Consecutive ends before readiness after which a member is not started again."""
 
 
 class Cluster:
     """Runs members until :meth:`stop`. Event loop only.
 
     Args:
-        members: As planned.
-        port: Where clients come.
-        announce: Is given each line to print.
-        command: See :class:`MemberProcess`.
+        members: Members in start order, as returned by :func:`plan_cluster`.
+        port: Port that clients connect to.
+        announce: Called with each line to print.
+        command: Command that each member runs, as for :class:`MemberProcess`.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Cluster:
         members = [process.member for process in self._processes if process.member.role == "decode"]
         meetings = [knows_prefill(HOST, member.port, timeout_s=_MEET_S) for member in members]
         know = await self._unless_stopped(asyncio.gather(*meetings)) or ()
-        for member, knows in zip(members, know, strict=False):  # nothing is known of anybody if it was stopped
+        for member, knows in zip(members, know, strict=False):  # `know` is empty if the cluster was stopped
             if not knows:
                 self._announce(
                     f"{member.name} has found no engine that computes prompts within {_MEET_S:g} s; "

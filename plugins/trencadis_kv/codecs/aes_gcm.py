@@ -18,7 +18,7 @@ from trencadis.records import TransferCause
 __all__ = ["ENCRYPTED", "AesGcm"]
 
 ENCRYPTED = 256
-"""Added to the flags of the codec within."""
+"""Flag bit added to the flags of the inner codec."""
 
 _NONCE_BYTES = 12
 _TAG_BYTES = 16
@@ -28,9 +28,9 @@ _PERSON = b"trencadis kv aes"
 class AesGcm(KVCodec):
     """Encrypts the output of another codec, and authenticates it together with the object's header.
 
-    A block under another block's key, of another model or with another key is refused like one that was changed. Each object is
-    encrypted under a key of its own, derived from the header, so that the limit of 2³² random nonces under one key, which a large
-    store may reach, counts for each block alone.
+    Decoding fails if the object was changed, stored under another block's key, or made with another model or encryption
+    key. Each object has its own encryption key, derived from its header, so the limit of 2³² random nonces per key,
+    which a large store may reach, applies to each block alone.
 
     Source: NIST SP 800-38D §8.2.2 and §8.3 (random nonces); keyed BLAKE2b for derivation as in libsodium's ``crypto_kdf``.
 

@@ -15,8 +15,9 @@ class ZstdConfig:
     """Table ``[kv_codec.zstd]``.
 
     Attributes:
-        level: Of Zstandard. Floats hardly get smaller by a higher one.
-        item_bytes: Bytes of one element, whose parts are sorted by significance before they are compressed; 0: the model's.
+        level: Compression level of Zstandard; higher levels hardly make floats smaller.
+        item_bytes: Bytes of one element; bytes of equal significance are grouped before compression. 0: from the
+            model's dtype.
     """
 
     level: int = setting(1, "Of Zstandard: higher is smaller and slower.", unit="level", validator=and_(ge(-7), le(22)))
@@ -35,7 +36,7 @@ class AesGcmConfig:
     Attributes:
         key_env: Name of the environment variable that holds the key.
         key_file: File that holds the key. One of the two must be set.
-        inner: Codec that is applied first: what is encrypted cannot be compressed any more.
+        inner: Codec applied before encryption, because encrypted data cannot be compressed.
     """
 
     key_env: str = setting(

@@ -19,11 +19,11 @@ def read_key(*, env: str = "", file: str = "") -> bytes:
     """Return the key, 16 or 32 bytes.
 
     Args:
-        env: Environment variable.
-        file: File. One of the two is given.
+        env: Name of the environment variable that holds the key.
+        file: Path of the file that holds the key. Exactly one of the two must be given.
 
     Raises:
-        ConfigValueError: None or both are given, there is nothing, or it is no key.
+        ConfigValueError: Neither or both are given, the variable or file is missing or empty, or its content is no key.
     """
     if bool(env) == bool(file):
         both = "both key_env and key_file are" if env else "neither key_env nor key_file is"
@@ -49,7 +49,7 @@ def _from_file(name: str) -> str:
         raise ConfigValueError(
             f"kv_codec.aes_gcm.key_file = {name!r}: it cannot be read: {error.strerror}.", hint=_HOW
         ) from error
-    except ValueError:  # no text: no key
+    except ValueError:  # not ASCII text, so no key
         return ""
 
 

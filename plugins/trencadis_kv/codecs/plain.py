@@ -20,7 +20,7 @@ class Plain(KVCodec):
         return payload
 
     def decode(self, data: memoryview, header: bytes, out: memoryview) -> None:
-        """Copy."""
+        """Copy ``data`` into ``out``."""
         if data.nbytes != out.nbytes:
             raise TransferError(
                 f"A stored KV block has {data.nbytes} bytes, {out.nbytes} are expected.", cause=TransferCause.CORRUPT

@@ -1,6 +1,6 @@
 """Zstandard over shuffled bytes: bytes with sign and exponent of floats compress well, those of the mantissa do not.
 
-0  u8 item bytes: parts were sorted by significance; 0: what follows is the payload, which compression made no smaller
+0  u8 item bytes; 0: the payload follows uncompressed, because compression made it no smaller
 1  one frame of Zstandard
 """
 
@@ -33,14 +33,15 @@ def item_bytes_of(model: ModelFacts | None) -> int:
 class Zstd(KVCodec):
     """Compresses payloads; one that does not get smaller is stored uncompressed, one byte longer.
 
-    It notices data that are cut, that do not decompress, or that have another length; for the rest there is the object's checksum.
-    Decompressing takes no more memory than ``out``, whatever the data claim.
+    Decoding detects truncated data, data that do not decompress, and a wrong length; the object's checksum detects the
+    rest. Decompressing takes no more memory than ``out``, whatever size the data claim.
 
     Source: byte shuffling before compression as in Blosc's and HDF5's filters of that name.
 
     Args:
-        level: Of Zstandard, -7 .. 22.
-        item_bytes: Of one element, 1, 2, 4 or 8. A reader need not know it.
+        level: Compression level of Zstandard, -7 .. 22.
+        item_bytes: Bytes of one element of the KV cache: 1, 2, 4 or 8. Stored with each payload, so a reader need not
+            know it.
 
     Raises:
         ConfigValueError: The package ``zstandard`` is not installed.
@@ -84,7 +85,7 @@ class Zstd(KVCodec):
 
     def _decompressed(self, frame: memoryview, num_bytes: int) -> bytes:
         try:
-            # What a frame claims is what decompression allocates: so it must be right before it begins.
+            # Decompression allocates the size that the frame claims, so the claim is checked first.
             claimed = self._zstd.get_frame_parameters(frame[:32]).content_size
             if claimed != num_bytes:
                 raise _corrupt(f"a frame of {claimed} bytes, {num_bytes} are expected")
@@ -96,7 +97,7 @@ class Zstd(KVCodec):
         return plain
 
     def _compressor(self) -> zstandard.ZstdCompressor:
-        """Return the thread's compressor: they cannot be shared."""
+        """Return this thread's compressor, since compressors cannot be shared between threads."""
         if not hasattr(self._own, "compressor"):
             self._own.compressor = self._zstd.ZstdCompressor(level=self._level)
         compressor: zstandard.ZstdCompressor = self._own.compressor

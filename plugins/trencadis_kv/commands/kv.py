@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["TAKES_CONFIG", "add_arguments", "run_alone"]
 
 TAKES_CONFIG = False
-"""A directory is looked at without an engine, also where none can be started."""
+"""The command reads a directory without an engine, so it also works where no engine can be started."""
 
 _MOST_NAMED = 20
 

@@ -86,7 +86,7 @@ def _component(
 
 
 def _maker(name: str) -> Callable[[Any, ComponentContext], ConnectorPair]:
-    """Return a factory that imports the connector's module when it is called; its maker is named as the file."""
+    """Return a factory that imports the connector's module when called, and calls its ``make_<name>``."""
 
     def make(config: Any, context: ComponentContext) -> ConnectorPair:
         module = importlib.import_module(f"trencadis_kv.connectors.{name}.connector")

@@ -1,13 +1,12 @@
 """Calls of libraries that cannot be interrupted: each runs on a thread that can be abandoned.
 
-A library that waits for a peer that stands still waits for as long as that stands still, and then writes to the memory it was given.
-So whoever calls waits no longer than it wants to, and what the call may still write to is kept until it has returned: the thread that
-was abandoned holds it.
+A call can block for as long as its peer hangs, and may then still write to the buffers it was given. So the caller
+waits only until its deadline, and the thread of an abandoned call keeps the buffers until the call has returned.
 
     caller ──call──▶ thread ──▶ library
        │ deadline, or interrupt()      │
        ▼                               ▼ some time
-    TransferError               what it wrote to is given up
+     TransferError               its buffers are released
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class AbandonedCalls:
     """Counts the abandoned calls of one connector. From any thread.
 
     Args:
-        limit: With so many of them no further call is begun: each holds a thread and memory.
+        limit: Number of abandoned calls at which no further call begins: each holds a thread and memory.
     """
 
     def __init__(self, limit: int) -> None:
@@ -44,7 +43,7 @@ class AbandonedCalls:
 
     @property
     def has_room(self) -> bool:
-        """False while there are too many."""
+        """True while fewer than ``limit`` calls are abandoned."""
         return self._number < self._limit
 
     def add(self, number: int) -> None:
@@ -57,9 +56,9 @@ class NativeCalls:
     """Runs calls on a thread, which starts with the first. Unusable once a call was abandoned.
 
     Args:
-        name: Of the thread.
-        left: Counts what is abandoned.
-        on_end: Called on the thread when no call runs or will run any more: gives up what the calls worked with.
+        name: Name of the thread.
+        left: Counter of abandoned calls.
+        on_end: Called on the thread after the last call; releases the resources that the calls used.
     """
 
     def __init__(self, name: str, *, left: AbandonedCalls, on_end: Callable[[], None] = lambda: None) -> None:
@@ -79,13 +78,14 @@ class NativeCalls:
         """Return the result of a call. One caller at a time.
 
         Args:
-            call: What to run.
-            timeout_s: The longest wait, real time.
-            what: Who is waited for, for errors.
+            call: Function to run.
+            timeout_s: Longest wait, seconds of real time.
+            what: Name of the peer, for error messages.
 
         Raises:
-            TransferError: ``deadline`` or ``cancelled``: the call was abandoned. ``unreachable``: too many others were.
-            Exception: What the call raised.
+            TransferError: ``deadline`` or ``cancelled``: the call was abandoned. ``unreachable``: too many calls are
+                abandoned.
+            Exception: Any exception that the call raised.
         """
         if not self._left.has_room:
             raise TransferError(
@@ -145,7 +145,7 @@ class NativeCalls:
             error: BaseException | None = None
             try:
                 result = call()
-            except BaseException as raised:  # it is the caller's, who is on another thread
+            except BaseException as raised:  # raised again on the caller's thread
                 error = raised
             with self._changed:
                 self._result, self._error = result, error

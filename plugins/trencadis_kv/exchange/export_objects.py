@@ -26,13 +26,13 @@ def export_objects(
     """Write blocks to a safetensors file.
 
     Args:
-        directory: Whose blocks; engines may go on using it.
-        file: Where to.
-        namespace: Only that one's; empty: all.
-        progress: Called after each block with how many are done.
+        directory: Directory of the blocks; engines may go on using it.
+        file: Path of the file.
+        namespace: Namespace to export; empty: all.
+        progress: Called after each block with the number of blocks done.
 
     Raises:
-        ConfigError: There are none, or the file cannot be written.
+        ConfigError: There are no blocks, or the file cannot be written.
         TransferError: The directory cannot be read.
     """
     groups = [_RankBlocks(prefix, found, directory) for prefix, found in _by_prefix(directory, namespace)]
@@ -127,7 +127,7 @@ def _described(directory: ObjectDirectory, key: BlockKey) -> tuple[str, Descript
 
 
 def _whole(directory: ObjectDirectory, key: str, moved: Moved) -> bytes:
-    """Return an object if it is intact, else None; counts it."""
+    """Return an object if it is intact, else no bytes; counts it."""
     data = directory.read(key)
     if data is None:
         return b""

@@ -11,8 +11,9 @@ Blocks that a codec changed, or whose layout has no description, have no parts::
     {prefix}encoded.starts       I64 [blocks + 1]
     {prefix}encoded.payloads     U8  [bytes]
 
-The metadata hold the descriptions by their keys. Tokens are in neither: a block's hash does not tell them. A block that was broken,
-or evicted meanwhile, is a row whose header is zeros. What is imported is verified like what a store gives back.
+The metadata hold the descriptions by their keys. The file holds no tokens, and the hash of a block does not reveal
+them. The row of a block that was broken, or evicted meanwhile, has a header of zeros. Imported blocks are verified like
+blocks read from a store.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from trencadis.records import KVPart
 __all__ = ["ENCODED", "FORMAT", "HEADERS", "PAYLOADS", "STARTS", "Moved", "part_name"]
 
 FORMAT: Final = "trencadis-kv-1"
-"""Under ``format`` in the metadata."""
+"""Value of ``format`` in the metadata."""
 
 HEADERS: Final = "headers"
 ENCODED: Final = "encoded."
@@ -40,8 +41,8 @@ class Moved:
     """Result of an export or import.
 
     Attributes:
-        num_objects: Blocks.
-        num_bytes: Of them, with headers.
+        num_objects: Number of blocks.
+        num_bytes: Bytes of the blocks, with headers.
         num_broken: Blocks that were left out because they are broken.
     """
 

@@ -21,7 +21,7 @@ from trencadis_kv.store.object_directory import ObjectDirectory
 __all__ = ["import_objects"]
 
 _PREFIX: Final = re.compile(r"kv1/[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}/[0-9a-f]{32}/[A-Za-z0-9_-][A-Za-z0-9._-]{0,29}/")
-"""Whatever a file says, no other folder is written to."""
+"""Valid prefixes: no file can make the import write to another folder."""
 
 
 def import_objects(
@@ -30,10 +30,10 @@ def import_objects(
     """Write the blocks of a safetensors file into a directory, replacing existing ones.
 
     Args:
-        file: See :func:`export_objects`.
-        directory: Where to.
-        namespace: To put them all under; empty: as in the file.
-        progress: Called after each block with how many are done.
+        file: Path of a file that :func:`export_objects` wrote.
+        directory: Directory to write to.
+        namespace: Namespace of all blocks in the directory; empty: as in the file.
+        progress: Called after each block with the number of blocks done.
 
     Raises:
         ConfigError: The file cannot be read, or was not exported from a directory.
@@ -45,7 +45,7 @@ def import_objects(
     directory.check()
     moved, num_done = Moved(), 0
     for prefix, encoded in _prefixes(tensors):
-        # What only a broken or forged file has raises here, before anything of the group is written.
+        # A broken or forged file raises here, before anything of the group is written.
         rows = _rows(file, prefix, tensors, metadata, encoded=encoded)
         target = _renamed(prefix, namespace)
         _import_description(directory, prefix, metadata, namespace)

@@ -1,6 +1,6 @@
 """Safetensors files larger than memory: tensors of every dtype as mapped bytes, written in place.
 
-The library reads and writes whole tensors, and through NumPy no bfloat16.
+The safetensors library reads and writes only whole tensors, and no bfloat16 through NumPy.
 
 Source: safetensors' README, section Format: u64 length of the header, header as JSON, tensors without gaps; little endian.
 """
@@ -36,7 +36,7 @@ DTYPES: Final[Mapping[str, str]] = {
     "int8": "I8",
     "uint8": "U8",
 }
-"""From a dtype's name to the format's."""
+"""Names in the format, by dtype."""
 
 _ITEM_BYTES: Final = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, "I64": 8, "U64": 8}
 _MAX_HEADER_BYTES: Final = 100_000_000
@@ -47,9 +47,9 @@ class StoredTensor:
     """Entry of a tensor in a file.
 
     Attributes:
-        dtype: As the format names it, such as ``BF16``.
+        dtype: Name of the dtype in the format, such as ``BF16``.
         shape: Elements along each axis.
-        data: Its bytes, mapped from the file; empty for one that is yet to be written.
+        data: Bytes of the tensor, mapped from the file; empty for one that is not written yet.
     """
 
     dtype: str
@@ -66,15 +66,16 @@ class StoredTensor:
 def write_tensors(
     file: Path, tensors: Mapping[str, StoredTensor], metadata: Mapping[str, str]
 ) -> Iterator[Mapping[str, NDArray[np.uint8]]]:
-    """Create a file, and yield each tensor's bytes to be filled; it gets its name at the end unless an exception was raised.
+    """Create a file, and yield each tensor's bytes to be filled; it is moved to its path at the end unless an exception
+    was raised.
 
     Args:
-        file: Where; a file that is there is replaced.
-        tensors: By name, without data.
-        metadata: Any texts.
+        file: Path of the file; an existing file is replaced.
+        tensors: Tensors by name, without data.
+        metadata: Metadata of the file, any texts by key.
 
     Raises:
-        ConfigError: It cannot be written.
+        ConfigError: The file cannot be written.
     """
     head, start = _head(tensors, metadata)
     temporary = file.with_name(f".{file.name}.{secrets.token_hex(4)}.tmp")
@@ -82,7 +83,8 @@ def write_tensors(
         try:
             with temporary.open("xb") as stream:
                 stream.write(head)
-                # Blocks are taken from the disk at once: a map of a file with holes dies when the disk is full.
+                # The disk space is allocated at once: writing to a mapped file with holes kills the process when the
+                # disk is full.
                 os.posix_fallocate(stream.fileno(), 0, len(head) + start[-1])
             whole = np.memmap(temporary, np.uint8, mode="r+", offset=len(head), shape=(start[-1],))
             yield {name: whole[start[i] : start[i + 1]] for i, name in enumerate(tensors)}
@@ -100,7 +102,7 @@ def read_tensors(file: Path) -> tuple[Mapping[str, StoredTensor], Mapping[str, s
     """Return the tensors of a file, mapped, and its metadata.
 
     Raises:
-        ConfigError: It cannot be read, or is no such file.
+        ConfigError: The file cannot be read, or is no safetensors file.
     """
     try:
         size = file.stat().st_size

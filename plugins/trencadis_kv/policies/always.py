@@ -1,4 +1,4 @@
-"""Whatever can be moved is."""
+"""Policy ``always``: moves every block that can be moved."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ __all__ = ["Always"]
 
 
 class Always(KVPolicy):
-    """The contract's defaults: loads and saves all there is, from the source that has the most, and computes what fails.
+    """The defaults of the contract: loads and saves all blocks, from the source with the longest prefix, and computes
+    what fails.
 
-    A load still ends at its timeout, and saves are still dropped where there is no room: that is the connector's.
+    The connector still ends a load at its timeout, and drops saves for which it has no memory.
     """

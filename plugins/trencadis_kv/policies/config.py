@@ -15,8 +15,8 @@ class CostAwareConfig:
     """Table ``[kv_policy.cost_aware]``.
 
     Attributes:
-        max_load_fraction: A load may take this share of the time to compute the same tokens.
-        max_staged_fraction: With a larger share of the staging memory waiting to be written, nothing more is saved.
+        max_load_fraction: Longest time of a load, as a fraction of the time to compute the same tokens.
+        max_staged_fraction: Fraction of the staging memory in use above which nothing more is saved.
     """
 
     max_load_fraction: float = setting(

@@ -14,10 +14,11 @@ __all__ = ["CostAware"]
 class CostAware(KVPolicy):
     """Never waits longer for a load than a share of the time that computing would take.
 
-    While nothing was measured, loads are tried: with that deadline if computing was measured, else until the timeout.
+    A load whose time cannot be predicted is tried: with that deadline if the time to compute is known, else until the
+    timeout.
 
     Args:
-        config: The shares.
+        config: Table ``[kv_policy.cost_aware]``; None: the defaults.
     """
 
     def __init__(self, config: CostAwareConfig | None = None) -> None:
@@ -28,7 +29,7 @@ class CostAware(KVPolicy):
         return 0 if view.staged_fraction > self._config.max_staged_fraction else view.num_blocks
 
     def admits_load(self, view: LoadView) -> float:
-        """Return the share of the time to compute, or 0 if the load is predicted to take longer."""
+        """Return the longest wait, a share of the time to compute, seconds; 0 if the load is predicted to take longer."""
         if math.isnan(view.compute_s):
             return view.timeout_s
         longest_s = self._config.max_load_fraction * view.compute_s
@@ -36,7 +37,7 @@ class CostAware(KVPolicy):
         return 0.0 if view.load_s > longest_s else min(longest_s, view.timeout_s)
 
     def choose_source(self, sources: Sequence[SourceView]) -> int:
-        """Return the source from which the prefix is complete first: loaded, and computed where it has less than others."""
+        """Return the source with which the prefix is complete first: loaded, and computed where the source has less than others."""
         longest_s = max(source.compute_s for source in sources)
         finish_s = [source.load_s + longest_s - source.compute_s for source in sources]
         if any(map(math.isnan, finish_s)):

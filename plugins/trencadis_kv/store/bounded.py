@@ -17,7 +17,7 @@ class BoundedDict(OrderedDict[K, V], Generic[K, V]):
     """A dictionary of bounded size; evicts the entry that was set longest ago.
 
     Args:
-        max_entries: Its size.
+        max_entries: Maximum number of entries.
     """
 
     def __init__(self, max_entries: int) -> None:
@@ -35,7 +35,7 @@ class RecentHashes:
     """Hashes of blocks that were recently handed to a store. From any thread.
 
     Args:
-        max_entries: Of the set.
+        max_entries: Maximum number of hashes.
     """
 
     def __init__(self, max_entries: int) -> None:

@@ -44,11 +44,11 @@ class Breaker:
     """Circuit breaker that counts a store's failures. From any thread.
 
     Args:
-        clock: The engine's.
-        name: Of the connector, for the log.
-        failure_limit: So many failures open it.
-        failure_window_s: If they fall into a time this long, seconds.
-        cooldown_s: How long it stays open before the store is tried, seconds.
+        clock: The engine's clock.
+        name: Name of the connector, for the log.
+        failure_limit: Number of failures that open it.
+        failure_window_s: Time within which these failures must occur, seconds.
+        cooldown_s: Time that it stays open before the store is tried, seconds.
     """
 
     def __init__(

@@ -22,22 +22,22 @@ _NO_MODELS = KVLayout(
     last_head=1,
     numerics="none",
 )
-"""Of blocks that no engine asks for."""
+"""Layout of blocks that no engine asks for."""
 
 
 class Canary:
     """Puts an object, gets it back, deletes it, and reports to the breaker. A task for a thread.
 
-    A store that works is left a description of the blocks, or of each of their shards. A connector that only loads asks for an object that does not exist; one that
-    only saves gets nothing back.
+    In a store that works it leaves a description of the blocks, or of each of their shards. For a connector that only
+    loads it asks for an object that does not exist; for one that only saves it reads nothing back.
 
     Args:
-        parts: Of the connector.
-        objects: The first shard's packs the object.
-        describes: Leave the description; False leaves nothing.
+        parts: Shared state of the connector.
+        objects: Objects of the connector; the first shard packs the probe's object.
+        describes: Whether to leave the description.
 
     Attributes:
-        error: Why the store cannot be used, or None.
+        error: Reason why the store cannot be used, or None.
         is_wanted: False once no thread waits for the result.
     """
 
@@ -60,7 +60,7 @@ class Canary:
         self._done.set()
 
     def wait(self, timeout_s: float) -> TransferError | None:
-        """Return why the store cannot be used, or None.
+        """Return the reason why the store cannot be used, or None.
 
         Args:
             timeout_s: Seconds of real time; a store that takes longer cannot be used.
@@ -99,12 +99,13 @@ class Canary:
 
 
 def try_store(parts: StoreParts) -> TransferError | None:
-    """Return why the store of a connector without an engine cannot be used, or None; removes the probe's object.
+    """Return the reason why the store of a connector without an engine cannot be used, or None; removes the probe's
+    object.
 
-    Takes ``start_timeout_s`` at most, and ``close_timeout_s`` for a store that does not let go.
+    Takes at most ``start_timeout_s``, and ``close_timeout_s`` more if the store's call does not return.
 
     Args:
-        parts: Of the connector.
+        parts: Shared state of the connector.
     """
     canary = Canary(parts, parts.stored([_NO_MODELS]), describes=False)
     threads: StoreThreads[Canary] = StoreThreads(

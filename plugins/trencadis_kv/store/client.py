@@ -24,7 +24,7 @@ class StoreClient:
 
     Args:
         make_store: Returns a new connection.
-        name: Names the connector in errors.
+        name: Name of the connector, for errors.
     """
 
     def __init__(self, make_store: Callable[[], BlockStore], *, name: str) -> None:
@@ -39,7 +39,7 @@ class StoreClient:
         """Return the result of a call of the store. By the owning thread.
 
         Raises:
-            TransferError: It could not be done.
+            TransferError: The call failed.
         """
         try:
             if self._store is None:

@@ -11,15 +11,16 @@ __all__ = ["CostModel", "MovingLine"]
 
 _DECAY = 0.95
 _MIN_STEP_TOKENS = 64
-"""Steps with fewer tokens are mostly overhead and decodes: they say little about what a token of a long prompt takes."""
+"""Least tokens of a measured step: smaller steps are mostly overhead and decodes, and say little about a token of a long prompt."""
 _SAME = 1e-6
 _GUESS = 2.0
-"""Median of a duration of which only a lower limit is known, in units of it, if all orders of magnitude are equally likely before it:
-P(T > x | T > t) = t / x."""
+"""Median of a duration of which only a lower limit is known, in units of that limit, if all orders of magnitude are
+equally likely beforehand: P(T > x | T > t) = t / x."""
 
 
 class MovingLine:
-    """A line through points of late, ``y = latency + x * slope``, older points weighing less; neither is negative.
+    """Line ``y = latency + x * slope`` through recent points, of which older ones weigh less; latency and slope are not
+    negative.
 
     Source: least squares with exponentially decaying weights; textbook.
     """
@@ -28,7 +29,7 @@ class MovingLine:
         self._weight = self._x = self._y = self._xx = self._xy = 0.0
 
     def add(self, x: float, y: float) -> None:
-        """Take a point."""
+        """Add a point."""
         self._weight = self._weight * _DECAY + 1.0
         self._x = self._x * _DECAY + x
         self._y = self._y * _DECAY + y
@@ -55,13 +56,14 @@ class MovingLine:
 class CostModel:
     """Predicts seconds of loads and of prefills. From any thread.
 
-    What loads took is believed for a while only: where nothing is loaded because a store was slow, nothing else would show that it
-    no longer is.
+    Measurements of loads expire: if nothing is loaded because a store was slow, nothing else would show that it no
+    longer is.
 
     Args:
-        clock: The engine's.
+        clock: The engine's clock; None: the system's.
         max_age_s: Seconds after the newest load for which loads are predicted.
-        retry_s: The same after a load that was given up: it need not be the store's usual self.
+        retry_s: Seconds after a load that was given up for which loads are predicted: it need not be typical of the
+            store.
     """
 
     def __init__(self, clock: Clock | None = None, *, max_age_s: float = 60.0, retry_s: float = 5.0) -> None:
@@ -85,9 +87,9 @@ class CostModel:
     def gave_up(self, *, num_bytes: int, seconds: float) -> None:
         """Add the measurement of a call that was given up after a time.
 
-        One that was given up sooner than it was predicted to end says nothing. Else what was measured before is no guide any more, and
-        no mean of both either: the next load would be given up like this one. How long it would have taken is unknown; twice as long
-        is as good a guess as any.
+        A call that was given up before its predicted end says nothing. Otherwise earlier measurements are dropped, and
+        not averaged with this one: the next load would be given up, too. The full duration of the call is unknown; its
+        estimate is twice the time that it had.
         """
         with self._lock:
             now_s = self._clock.now_s()
@@ -109,8 +111,8 @@ class CostModel:
         """Return the predicted time of a load, seconds; nan without recent measurements.
 
         Args:
-            num_bytes: In all.
-            call_bytes: Of one call at most; its latency comes with each.
+            num_bytes: Bytes of the whole load.
+            call_bytes: Most bytes of one call; the latency counts once for each call.
         """
         with self._lock:
             if self._clock.now_s() > self._believed_until_s:

@@ -16,7 +16,7 @@ class TransferCounters:
     """Totals since the start, in a registry of their own, each with the connector's name. From any thread.
 
     Args:
-        name: Of the connector.
+        name: Name of the connector.
     """
 
     def __init__(self, name: str) -> None:
@@ -58,8 +58,8 @@ class TransferCounters:
 
         Args:
             direction: ``load`` or ``save``.
-            num_tokens: Of whole blocks.
-            num_bytes: As stored.
+            num_tokens: Number of tokens, in whole blocks.
+            num_bytes: Size of the stored objects, bytes.
         """
         self._tokens.labels(self._name, direction).inc(num_tokens)
         self._bytes.labels(self._name, direction).inc(num_bytes)
@@ -83,7 +83,7 @@ class TransferCounters:
         return 0.0 if found is None else found
 
     def text(self) -> str:
-        """Return all of them."""
+        """Return all metrics, in Prometheus' text format."""
         return generate_latest(self._registry).decode()
 
     def _counter(self, name: str, text: str, label: str) -> Counter:

@@ -30,7 +30,7 @@ class IdentityCodec(KVCodec):
         return payload
 
     def decode(self, data: memoryview, header: bytes, out: memoryview) -> None:
-        """Copy."""
+        """Copy ``data`` into ``out``."""
         if len(data) != len(out):
             raise TransferError(
                 f"The KV object is broken: {len(data)} bytes of payload, not {len(out)}.", cause=TransferCause.CORRUPT
@@ -42,7 +42,7 @@ class NoLongerThanComputing(KVPolicy):
     """Admits a load if it is predicted to take at most a share of the time of computing its tokens."""
 
     def admits_load(self, view: LoadView) -> float:
-        """Return that share, or 0."""
+        """Return the longest time of the load, seconds; 0 if it is predicted to take longer."""
         wait_s = view.timeout_s if math.isnan(view.compute_s) else min(view.timeout_s, _SHARE * view.compute_s)
         return 0.0 if view.load_s > wait_s else wait_s
 

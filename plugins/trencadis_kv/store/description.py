@@ -17,7 +17,7 @@ from trencadis_kv.store.identity import compat_id
 __all__ = ["LAYOUT", "Description", "description_key"]
 
 LAYOUT: Final = "layout"
-"""The last part of a description's key; no block's, which are hexadecimal."""
+"""Last part of a description's key; never that of a block's, which is hexadecimal."""
 
 
 def description_key(namespace: str, compat: bytes) -> str:
@@ -30,9 +30,10 @@ class Description:
     """Meaning of a compatibility id.
 
     Attributes:
-        layout: Of the blocks.
-        identity: Of the model: ``ModelFacts.identity``.
-        exact_numerics: See :func:`~trencadis_kv.store.identity.compat_id`.
+        layout: KV layout of the blocks.
+        identity: Identity of the model, ``ModelFacts.identity``.
+        exact_numerics: Whether other devices and kernels have another id; see
+            :func:`~trencadis_kv.store.identity.compat_id`.
     """
 
     layout: KVLayout
@@ -64,11 +65,11 @@ class Description:
         """Return the decoded description, checked against its id.
 
         Args:
-            data: See :meth:`to_json`, from wherever.
-            compat: The id.
+            data: JSON as returned by :meth:`to_json`, from any source.
+            compat: Expected compatibility id, 16 bytes.
 
         Raises:
-            TransferError: ``corrupt``: it is none, or that of another id.
+            TransferError: ``corrupt``: the data are no description, or that of another id.
         """
         try:
             found = msgspec.json.decode(data, type=_Fields)

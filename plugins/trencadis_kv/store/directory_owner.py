@@ -22,8 +22,8 @@ class DirectoryOwner:
     """One directory and the user of this process. From any thread.
 
     Args:
-        root: The directory.
-        trust_others: It, and what is in it, may belong to other users.
+        root: Path of the directory.
+        trust_others: Whether the directory, and files in it, may belong to other users.
     """
 
     def __init__(self, root: Path, *, trust_others: bool) -> None:
@@ -35,7 +35,7 @@ class DirectoryOwner:
         """Create the directory if it is missing.
 
         Raises:
-            TransferError: ``unreachable``: it cannot be used, or must not be; the message says why.
+            TransferError: ``unreachable``: the directory cannot be used, or must not be; the message says why.
         """
         try:
             self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -49,7 +49,7 @@ class DirectoryOwner:
         if self._device is None:
             self._device = facts.st_dev
         elif self._device != facts.st_dev:
-            # What is written under a mount point while nothing is mounted there fills the wrong disk.
+            # Files written to a mount point while nothing is mounted there fill the wrong disk.
             raise self.unusable("it lies on another device than before", "Mount its file system again.")
 
     def owns(self, facts: os.stat_result) -> bool:

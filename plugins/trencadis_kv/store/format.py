@@ -8,10 +8,10 @@ One object is one block of one rank, or one layer of it: 128 bytes of header, th
     8  u32 flags             20  u32 first token        84  xxh3_128(header[0:84] + payload) [16]
     12 u8 dtype, u8 layout   24  u32 number of tokens   100 zeros [28]
 
-The checksum detects damage, not forgery: that takes a codec that authenticates.
+The checksum detects damage, not forgery; a codec that authenticates detects both.
 
-A save starts a header, lets the codec have it, and seals it over what the codec returned; a load verifies, and gives the codec the
-header as it was started::
+A save starts a header, passes it to the codec, and seals it over the encoded payload; a load verifies the object, and
+passes the codec the header as it was started::
 
     start_header ─▶ encode(payload, draft) ─▶ seal_header(draft, encoded) ─▶ store
     store ─▶ verify(header, encoded) ─▶ decode(encoded, unsealed(header), out) ─▶ device
@@ -47,13 +47,13 @@ __all__ = [
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 HEADER_BYTES: Final = 128
-"""In front of every payload, in every store and on every stream."""
+"""Size of the header in front of every payload, in every store and on every stream."""
 
 CODEC_FLAGS: Final = 0xFFFF
-"""The bits of ``Header.flags`` that are the codec's."""
+"""Bits of ``Header.flags`` that belong to the codec."""
 
 ROTATED: Final = 1 << 16
-"""The bit of ``Header.flags`` that says that keys have their rotary embedding applied."""
+"""Bit of ``Header.flags``: keys have their rotary embedding applied."""
 
 _MAGIC: Final = b"KVB1"
 _FIELDS: Final = struct.Struct("<4sHHIBBHHHIIQ16s32s16s28x")
@@ -69,18 +69,18 @@ class Header(NamedTuple):
     """Parsed header; a tuple, since one is made for every verified block.
 
     Attributes:
-        version: Of the format.
-        flags: ``CODEC_FLAGS`` are the codec's; ``ROTATED``.
+        version: Version of the format.
+        flags: Flags of the codec in the bits ``CODEC_FLAGS``, and ``ROTATED``.
         dtype: 1 float32, 2 bfloat16, 3 float16, 4 float8_e4m3fn, 5 float8_e5m2, 255 another or several.
         layout: 1: keys of all layers, then values of all layers.
-        group: Of layers that share a block table; 0 where all do.
-        first_layer: Of the model, counted from 0.
-        num_layers: Layers whose KV this is.
-        first_token: Where the block begins in its sequence; 0 where the writer did not know.
-        num_tokens: In the block.
-        payload_bytes: Stored after the header.
-        compat: See :func:`~trencadis_kv.store.identity.compat_id`, 16 bytes.
-        block_hash: Of the block and all before it, 32 bytes.
+        group: Group of layers that share a block table; 0 if all do.
+        first_layer: Index of the first layer in the model, from 0.
+        num_layers: Number of layers whose KV this is.
+        first_token: Position of the block's first token in its sequence; 0 if the writer did not know it.
+        num_tokens: Number of tokens in the block.
+        payload_bytes: Bytes stored after the header.
+        compat: Compatibility id, 16 bytes; see :func:`~trencadis_kv.store.identity.compat_id`.
+        block_hash: Hash of the block and all blocks before it, 32 bytes.
         checksum: xxh3_128 of the first 84 bytes of the header and the payload, 16 bytes, high byte first.
     """
 
@@ -105,11 +105,11 @@ def start_header(
     """Return a header of 128 bytes with length and checksum of the payload still 0. Pure.
 
     Args:
-        layout: Of the block.
-        compat: See :func:`~trencadis_kv.store.identity.compat_id`, 16 bytes.
-        block_hash: 32 bytes.
-        codec_flags: Of the codec, 16 bits.
-        first_token: See :class:`Header`.
+        layout: KV layout of the block.
+        compat: Compatibility id, 16 bytes; see :func:`~trencadis_kv.store.identity.compat_id`.
+        block_hash: Hash of the block and all blocks before it, 32 bytes.
+        codec_flags: Flags of the codec, 16 bits.
+        first_token: Position of the block's first token in its sequence; 0 if unknown.
 
     Raises:
         ValueError: A field has the wrong size.
@@ -154,8 +154,8 @@ def seal_header(draft: bytes, payload: Buffer | Sequence[Buffer]) -> bytes:
     """Return a started header with length and checksum of its payload, 128 bytes. Pure.
 
     Args:
-        draft: See :func:`start_header`.
-        payload: What will be stored after it, in one piece or several.
+        draft: Header from :func:`start_header`.
+        payload: Payload to be stored after it, in one piece or several.
     """
     pieces = payload if isinstance(payload, (list, tuple)) else (payload,)
     num_bytes = sum([memoryview(piece).nbytes for piece in pieces])
@@ -180,7 +180,7 @@ def parse_header(header: Buffer) -> Header:
     """Return the parsed header; the payload is not checked. Pure.
 
     Raises:
-        TransferError: It is none (``corrupt``), or of another version (``incompatible``).
+        TransferError: The bytes are no header (``corrupt``), or one of another version (``incompatible``).
     """
     data = bytes(header)
     if len(data) < HEADER_BYTES or data[:4] != _MAGIC:
@@ -212,14 +212,14 @@ def verify(
     Args:
         header: The first 128 bytes.
         payload: All bytes after them, as they were stored.
-        compat: That of this engine.
-        block_hash: That was asked for.
-        codec_flags: Of the codec that is to decode it; None to leave that to the caller.
-        layer: The one layer that it must be; None: another question.
+        compat: Compatibility id of this engine, 16 bytes.
+        block_hash: Hash of the requested block, 32 bytes.
+        codec_flags: Flags of the codec that is to decode the payload; None: not checked.
+        layer: Index of the only layer that it must hold; None: not checked.
 
     Raises:
-        TransferError: ``incompatible``: of another version, model, layout or codec. ``corrupt``: anything else, also another block's
-            bytes under this block's key.
+        TransferError: ``incompatible``: another version, model, layout or codec wrote it. ``corrupt``: anything else,
+            including another block's bytes under this block's key.
     """
     found = parse_header(header)
     if found.compat != compat:

@@ -18,14 +18,14 @@ _MAX_FLAGS = 0xFFFF
 
 
 class GuardedCodec(KVCodec):
-    """Calls a codec and converts its exceptions to ``TransferError``. Thread-safe as the codec itself.
+    """Calls a codec and converts its exceptions to ``TransferError``. As thread-safe as the codec itself.
 
     Args:
-        codec: Who encodes.
-        label: Names the component and its distribution in messages.
+        codec: Codec to call.
+        label: Name of the component and its distribution, for messages.
 
     Raises:
-        ContractError: Its ``flags`` or ``max_growth_bytes`` are no such numbers.
+        ContractError: The codec's ``flags`` or ``max_growth_bytes`` is no whole number in its range.
     """
 
     def __init__(self, codec: KVCodec, label: str) -> None:

@@ -22,13 +22,13 @@ class GuardedPolicy(KVPolicy):
     """Calls a policy and returns valid answers only.
 
     Args:
-        policy: Who decides.
-        label: Names the component and its distribution in messages; empty: the name of its class.
-        meter: Measures its calls; one that is too slow is asked no more.
+        policy: Policy to call.
+        label: Name of the component and its distribution, for messages; empty: the name of its class.
+        meter: Measures the policy's calls; while it is switched off as too slow, the defaults answer.
 
     Attributes:
-        policy: Who decides.
-        num_errors: Answers that were replaced.
+        policy: Policy to call.
+        num_errors: Number of answers that were replaced, and of times it was switched off.
     """
 
     def __init__(self, policy: KVPolicy, *, label: str = "", meter: CallMeter | None = None) -> None:
@@ -97,7 +97,7 @@ class GuardedPolicy(KVPolicy):
             f"{self._label} {said} in {name}(); the contract's default stands in, here and wherever it happens again."
         )
         self._faults.say(f"{self._label}.{name}", f"{said} Mend it, or choose another in kv_policy.name.", error=error)
-        if error is not None:  # one that a policy keeps and raises again would grow by some frames with each call
+        if error is not None:  # an exception that a policy keeps and raises again would gain frames with each call
             error.__traceback__ = None
         return ask(_DEFAULTS)
 

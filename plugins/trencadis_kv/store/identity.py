@@ -2,8 +2,8 @@
 
     kv1/{namespace}/{compatibility id}/{group}.0.{first head}-{last head}/{block hash}
 
-The block hash stands for the tokens, the salt, the adapter and the model; the compatibility id for what its bytes look like, the layers and
-the range of KV heads included.
+The block hash identifies tokens, cache salt, adapter and model; the compatibility id identifies the form of the block's
+bytes, including the layers and the range of KV heads.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from trencadis.records import KVLayout
 __all__ = ["VERSION", "compat_id", "is_namespace", "key_prefix", "object_key"]
 
 VERSION: Final = 1
-"""Of the format of objects: of their header, and of what ``compat_id`` hashes."""
+"""Version of the format of objects: of their header, and of the content that ``compat_id`` hashes."""
 
 _NAMESPACE: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 
@@ -27,12 +27,13 @@ _NAMESPACE: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 def compat_id(layout: KVLayout, *, identity: str, exact_numerics: bool = True) -> bytes:
     """Return the digest of everything that changes the bytes of a block or their meaning, 16 bytes. Pure.
 
-    The layers and the range of heads are part of it, so that two ranks' halves of one block are never taken for each other.
+    The layers and the range of heads are part of it, so that two ranks' parts of one block are never confused.
 
     Args:
-        layout: Of the blocks.
-        identity: Of the model: ``ModelFacts.identity``.
-        exact_numerics: Keep blocks of other devices and kernels apart, whose low bits differ; False shares with all.
+        layout: KV layout of the blocks.
+        identity: Identity of the model, ``ModelFacts.identity``.
+        exact_numerics: True: blocks of other devices and kernels, whose low bits differ, have another id; False: they
+            have the same.
     """
     parts = [(p.layer, p.kind, p.num_heads, p.head_dim, p.dtype, p.item_bytes) for p in layout.parts]
     numerics = f"exact:{layout.numerics}{layout.sums}" if exact_numerics else "any"
@@ -50,13 +51,13 @@ def key_prefix(namespace: str, *, compat: bytes, layout: KVLayout, group: int = 
     """Return the prefix of the keys of one shard; the block's hash in hex follows. Pure.
 
     Args:
-        namespace: Whose objects these are; see :func:`is_namespace`.
-        compat: See :func:`compat_id`.
-        layout: Of the shard.
-        group: See :class:`Header`.
+        namespace: Namespace of the objects; see :func:`is_namespace`.
+        compat: Compatibility id, 16 bytes; see :func:`compat_id`.
+        layout: KV layout of the shard.
+        group: Group of layers that share a block table; 0 if all do.
 
     Raises:
-        ValueError: The namespace cannot be one.
+        ValueError: The namespace is not valid.
     """
     if not is_namespace(namespace):
         raise ValueError(f"namespace {namespace!r}: 1 to 64 of A-Za-z0-9._- are allowed, no dot in front.")
@@ -67,6 +68,6 @@ def object_key(namespace: str, *, compat: bytes, layout: KVLayout, block_hash: b
     """Return the key of one block: ASCII, under 200 characters, of letters, digits and ``/.-_``. Pure.
 
     Raises:
-        ValueError: The namespace cannot be one.
+        ValueError: The namespace is not valid.
     """
     return key_prefix(namespace, compat=compat, layout=layout) + block_hash.hex()

@@ -25,10 +25,10 @@ class BlockKey:
     """Parts of a block's key.
 
     Attributes:
-        namespace: Whose it is.
+        namespace: Namespace of the block.
         compat: Compatibility id, 16 bytes.
         shard: Group, pipeline stage and range of heads.
-        block_hash: 32 bytes.
+        block_hash: Hash of the block, 32 bytes.
     """
 
     namespace: str
@@ -56,12 +56,12 @@ class NamespaceSummary:
     """The blocks of one rank of one model in one namespace.
 
     Attributes:
-        namespace: Whose they are.
+        namespace: Namespace of the blocks.
         compat: Compatibility id, 32 hexadecimal digits.
         shard: Group, pipeline stage and range of heads.
-        model: In a few words; empty without a description.
-        num_objects: Blocks.
-        num_bytes: Of them, with headers.
+        model: Short description of the model; empty if no description is stored.
+        num_objects: Number of blocks.
+        num_bytes: Bytes of the blocks, with headers.
         used_ns: Latest use, nanoseconds since 1970.
     """
 
@@ -79,10 +79,10 @@ class Finding:
     """Result of checking one object.
 
     Attributes:
-        key: Its name.
-        num_bytes: Of header and payload.
-        cause: Why it is of no use; empty if nothing is wrong, ``evicted`` if it vanished.
-        message: The same in words.
+        key: Key of the object.
+        num_bytes: Bytes of header and payload.
+        cause: Cause why the object cannot be used; empty if nothing is wrong, ``evicted`` if it vanished.
+        message: Description of the cause; empty if nothing is wrong.
     """
 
     key: str
@@ -92,7 +92,7 @@ class Finding:
 
 
 def take_stock(directory: ObjectDirectory) -> list[NamespaceSummary]:
-    """Return a directory's content, by name; reads descriptions, no blocks.
+    """Return the summaries of a directory, by key prefix; reads descriptions, no blocks.
 
     Raises:
         TransferError: ``unreachable``.

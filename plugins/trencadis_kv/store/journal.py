@@ -28,7 +28,7 @@ _REPEATED: Final[Mapping[str, frozenset[str]]] = {
     "index": frozenset({"add", "remove", "clear"}),
 }
 _MOST_CALLS: Final = 8192
-"""Of one message."""
+"""Maximum number of calls in one message."""
 _Call: TypeAlias = tuple[str, str, Sequence[Any], dict[str, Any]]
 """Name of the state, method, and arguments."""
 
@@ -40,7 +40,7 @@ class Journal:
         self._calls: deque[_Call] = deque()
 
     def of(self, name: str) -> Any:
-        """Return what records calls on the state of a name, one of those that :func:`repeat` knows."""
+        """Return a recorder of calls on the named state, one that :func:`repeat` knows."""
         return _Recorder(name, self._calls)
 
     def take(self) -> tuple[bytes, ...]:
@@ -52,7 +52,7 @@ class Journal:
 
 
 class _Recorder:
-    """Records calls; to a breaker's reader it is closed: the scheduler side, which orders what is done, has the breaker."""
+    """Records calls; as a breaker it always allows, since the scheduler side has the breaker and orders all work."""
 
     allows = True
 
@@ -70,12 +70,13 @@ def repeat(message: bytes, state: Mapping[str, Any], *, is_first: bool) -> None:
     """Make the calls of a message.
 
     Args:
-        message: See :meth:`Journal.take`.
-        state: By name.
-        is_first: They are the first rank's: tokens and durations, which each rank has for itself, are counted once.
+        message: Message from :meth:`Journal.take`.
+        state: State of the scheduler side, by name.
+        is_first: Whether it is the first rank's message; tokens and durations, which each rank reports, are counted
+            only for it.
 
     Raises:
-        TransferError: It is no message.
+        TransferError: The message cannot be decoded, or contains an unknown call.
     """
     try:
         calls = msgspec.msgpack.decode(message, type=list[_Call])
@@ -92,7 +93,7 @@ def repeat(message: bytes, state: Mapping[str, Any], *, is_first: bool) -> None:
 
 
 class KeyIndex:
-    """Keys of the objects that ranks have, each in memory of its own, as far as is known. Engine and look-up thread."""
+    """Known keys of the objects that ranks hold, each in its own memory. Engine and look-up thread."""
 
     def __init__(self) -> None:
         self._keys: dict[str, None] = {}
@@ -109,16 +110,16 @@ class KeyIndex:
         self._keys.pop(key, None)
 
     def clear(self, prefix: str) -> None:
-        """Remove all keys that begin so."""
+        """Remove all keys that begin with a prefix."""
         for key in [key for key in self._keys if key.startswith(prefix)]:
             del self._keys[key]
 
 
 class IndexStore(BlockStore):
-    """A store for lookups of the scheduler side where each rank has a store of its own: it knows keys, and has no objects.
+    """Store for look-ups of the scheduler side if each rank has its own store: it knows keys, and holds no objects.
 
     Args:
-        index: Of all ranks.
+        index: Keys of all ranks.
     """
 
     def __init__(self, index: KeyIndex) -> None:

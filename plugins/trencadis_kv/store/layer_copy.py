@@ -32,17 +32,18 @@ def layer_places(layout: KVLayout) -> dict[int, list[tuple[slice, slice]]]:
 class LayerCopy:
     """A copy of some blocks to host memory. From any thread; a layer is copied by the first thread that needs it.
 
-    A task for a thread as well, which then copies ahead of the step.
+    It is also a task for a thread, which copies ahead of the step.
 
     Args:
-        pool: The device's blocks.
-        blocks: To copy.
-        rows: Where to: of each run of blocks its first index, and its memory ``[number, block_bytes]``.
-        places: Of the pool's layout, by :func:`layer_places`.
+        pool: KV blocks on the device.
+        blocks: Ids of the blocks to copy.
+        rows: Destination of each run of blocks: its first index in ``blocks``, and its memory, uint8 ``[n,
+            block_bytes]``.
+        places: Places of each layer's parts in the pool's layout, from :func:`layer_places`.
 
     Attributes:
-        error: What the pool raised, or None; nothing is copied any more then.
-        is_wanted: Always true: a save is never taken back.
+        error: Exception of the pool, or None; after one, nothing more is copied.
+        is_wanted: Always True: a save is never cancelled.
     """
 
     is_wanted = True

@@ -4,8 +4,8 @@
                                             └─ decode ─┬─ any_thread ─────────▶ write_blocks ─▶ finished ─▶ poll
                                                        └─ else ─▶ arrived ─▶ poll: write_blocks
 
-A store writes to buffers that no block shares, so a load that was cancelled is released at once: whatever still comes, comes to the
-buffer.
+A store writes to buffers that share no memory with blocks, so a cancelled load is released at once: late bytes only
+reach the buffer.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class Load:
     """One load in flight. A task for a thread.
 
     Args:
-        order: What to load.
-        loads: Where it belongs.
+        order: Order to carry out.
+        loads: Loads of the rank, to which this one belongs.
 
     Attributes:
-        transfer_id: Of the order.
+        transfer_id: Transfer id of the order.
         num_valid_blocks: Leading blocks that are verified and in place.
-        error: Why it ended early, or None.
+        error: Reason why it ended early, or None.
     """
 
     def __init__(self, order: LoadOrder, loads: Loads) -> None:
@@ -142,9 +142,9 @@ class _Memory(NamedTuple):
     """Buffers of one thread.
 
     Attributes:
-        raw: Of each shard, for objects, ``[chunk, max_bytes]``.
-        decoded: Of each shard, ``[chunk, bytes of the shard]``.
-        blocks: ``[chunk, block_bytes]``.
+        raw: Objects, one array for each shard, uint8 ``[chunk, max_bytes]``.
+        decoded: Decoded payloads, one array for each shard, uint8 ``[chunk, bytes of the shard]``.
+        blocks: Whole blocks, uint8 ``[chunk, block_bytes]``.
     """
 
     raw: Sequence[NDArray[np.uint8]]
@@ -156,15 +156,15 @@ class Loads:
     """All loads of one rank. Methods run on the backend's thread unless stated otherwise.
 
     Args:
-        parts: Of the connector.
-        pool: The device's blocks.
-        shards: That make up each.
+        parts: Shared state of the connector.
+        pool: KV blocks on the device.
+        shards: Shards that make up each block of this rank.
 
     Attributes:
-        parts: As above.
-        pool: As above.
-        block_size: Tokens of a block.
-        chunk: Blocks of one call of the store.
+        parts: Shared state of the connector.
+        pool: KV blocks on the device.
+        block_size: Tokens per block.
+        chunk: Blocks per call of the store.
         arrived: Verified blocks that wait for the backend's thread.
         finished: Loads that ended and were not reported yet.
     """
@@ -180,7 +180,7 @@ class Loads:
         self.finished: deque[Load] = deque()
         self._shards = shards
         parts.pace.is_needed = is_on_host(pool)
-        # A device may take many small blocks at once more quickly; host memory takes each from where it came.
+        # Host memory takes each block from its object; a device may take many small blocks at once more quickly.
         self._in_place = len(shards) == 1 and not shards[0].place and shards[0].objects.is_plain and is_on_host(pool)
         self._live: dict[int, Load] = {}
         self._cancelled: list[Load] = []
@@ -213,7 +213,7 @@ class Loads:
     def poll(self) -> ConnectorReport:
         """Copy received blocks to the device, and return the loads that ended."""
         self._write_arrived()
-        # A call that began just when it was interrupted would block its thread: so once more.
+        # Interrupted once more: a call that began just after the first interrupt would block its thread.
         self._cancelled = [load for load in self._cancelled if self._threads.is_running(load)]
         if self._cancelled:
             self._threads.interrupt_unwanted()
@@ -245,12 +245,12 @@ class Loads:
         """Get, verify and decode blocks. From a thread of this class.
 
         Args:
-            client: Of the thread.
-            hashes: Of the blocks, at most ``chunk``.
+            client: Client of the calling thread.
+            hashes: Hashes of the blocks, at most ``chunk``.
 
         Returns:
-            Blocks up to the first that is missing or broken, ``[n, block_bytes]``, in memory of the thread that the next call writes to;
-            and why not all.
+            Blocks up to the first that is missing or broken, uint8 ``[n, block_bytes]``, in memory of the thread that
+            its next call overwrites; and the reason if not all are returned, else None.
 
         Raises:
             TransferError: The store did not answer.
@@ -280,17 +280,14 @@ class Loads:
             for shard, decoded in zip(self._shards, memory.decoded, strict=True):
                 if shard.place is not None:
                     shard.place.write(decoded[:num_good], memory.blocks[:num_good])
-            # Bytes of blocks, as predictions are asked for: how far they shrink on the way is part of what was measured.
+            # Counted in bytes of blocks, as predictions are: compression by the codec is part of the measurement.
             parts.cost.loaded(num_bytes=num_good * self._block_bytes, seconds=parts.clock.now_s() - since_s)
             num_bytes = sum(sizes[: num_good * num_shards])
             parts.counters.moved("load", num_tokens=num_good * self.block_size, num_bytes=num_bytes)
         return memory.blocks[:num_good], error
 
     def _memory(self) -> _Memory:
-        """Return the calling thread's buffers.
-
-        Where nothing is decoded, the blocks are columns of the objects.
-        """
+        """Return the calling thread's buffers; if nothing is decoded, the blocks are views of the objects."""
         if not hasattr(self._buffers, "memory"):
             every = [shard.objects for shard in self._shards]
             raw = [np.empty((self.chunk, objects.max_bytes), np.uint8) for objects in every]

@@ -22,25 +22,25 @@ from trencadis_kv.store.threads import StoreThreads
 __all__ = ["LookupTask", "Lookups"]
 
 _MAX_KEYS = 512
-"""Of one call."""
+"""Maximum number of keys per call."""
 _MAX_REQUESTS = 8192
 _KEPT = 4
-"""An answer is kept for so many time-outs, for a request that is looked up again because the engine had no room."""
+"""Time-outs for which an answer is kept, for a request that is looked up again because the engine was full."""
 
 
 class LookupTask:
     """Look-up of the number of leading blocks of a chain that the store has. A task for a thread.
 
     Args:
-        parts: Of the connector.
-        objects: Knows keys.
-        hashes: Of the chain's blocks from ``first`` on.
-        first: Blocks before them, which the engine has.
+        parts: Shared state of the connector.
+        objects: Objects of the connector, which know their keys.
+        hashes: Hashes of the chain's blocks from ``first`` on.
+        first: Number of leading blocks, which the engine has.
 
     Attributes:
-        first: As above.
-        num_found: Of ``hashes``; None while it is unknown.
-        is_wanted: False once it was given up.
+        first: Number of leading blocks, which the engine has.
+        num_found: Number of leading ``hashes`` in the store; None while unknown.
+        is_wanted: False once the look-up was given up.
     """
 
     def __init__(self, parts: StoreParts, objects: StoredBlocks, hashes: Sequence[bytes], *, first: int) -> None:
@@ -70,7 +70,7 @@ class LookupTask:
         self.num_found = num_found
 
     def give_up(self) -> None:
-        """Set the answer to none."""
+        """Stop waiting; the answer is that the store has no blocks."""
         self.is_wanted = False
         self.num_found = 0
 
@@ -102,8 +102,8 @@ class Lookups:
     """Look-ups in flight and recent answers. Engine thread.
 
     Args:
-        parts: Of the connector.
-        objects: Knows keys.
+        parts: Shared state of the connector.
+        objects: Objects of the connector, which know their keys.
     """
 
     def __init__(self, parts: StoreParts, objects: StoredBlocks) -> None:
@@ -124,9 +124,9 @@ class Lookups:
         """Return how many leading blocks the store has; None while it is unknown.
 
         Args:
-            request_id: Of the request.
-            hashes: Of its full blocks; at least ``first + 1``.
-            first: Blocks that the engine has itself.
+            request_id: Id of the request.
+            hashes: Hashes of its full blocks; at least ``first + 1``.
+            first: Number of leading blocks that the engine has itself.
 
         Raises:
             TransferError: ``deadline``: the store took too long to answer.

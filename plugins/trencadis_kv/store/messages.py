@@ -16,10 +16,10 @@ class LoadOrder(msgspec.Struct, frozen=True, array_like=True):
     """Fill blocks with the objects of these hashes.
 
     Attributes:
-        transfer_id: To report it by.
-        blocks: Ids, in order.
-        hashes: Of their content; as many.
-        wait_s: It is given up after so many seconds.
+        transfer_id: Id under which the result is reported.
+        blocks: Ids of the blocks, in order.
+        hashes: Hash of each block.
+        wait_s: Seconds after which the load is given up.
     """
 
     transfer_id: int
@@ -32,8 +32,8 @@ class SaveOrder(msgspec.Struct, frozen=True, array_like=True):
     """Save blocks under these hashes; the blocks may be overwritten once the step begins.
 
     Attributes:
-        blocks: Ids, in order.
-        hashes: Of their content; as many.
+        blocks: Ids of the blocks, in order.
+        hashes: Hash of each block.
     """
 
     blocks: list[int]
@@ -44,10 +44,10 @@ class StepOrders(msgspec.Struct, frozen=True, array_like=True):
     """Loads and saves of one step.
 
     Attributes:
-        version: Of the message.
-        loads: To start.
-        saves: To copy out, before a load or the step writes to a block.
-        cancels: Transfer ids to give up and release.
+        version: Version of the message.
+        loads: Loads to start.
+        saves: Blocks to copy before a load or the step writes to them.
+        cancels: Transfer ids of loads to cancel and release.
     """
 
     version: int = MESSAGE_VERSION
@@ -65,7 +65,7 @@ def decode_orders(message: bytes) -> StepOrders:
     """Return the decoded message; no orders if it is empty. Pure.
 
     Raises:
-        TransferError: It is no message, or of another version.
+        TransferError: The message cannot be decoded, or has another version.
     """
     if not message:
         return StepOrders()

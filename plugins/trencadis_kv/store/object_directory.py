@@ -4,12 +4,12 @@
     kv1/default/1f…/0.0.0-8/3/3f/3fa9…   its file: 256 folders under each prefix
     kv1/default/1f…/0.0.0-8/3/3f/.9c41….tmp   while it is written
 
-A file appears under its name when it is whole: it is written under another one and renamed. Who reads while it is replaced or
-deleted reads the old one to its end. Any number of processes may use one directory; none of them keeps an index.
+A file is written under a temporary name, and renamed when it is complete. A reader of a file that is replaced or
+deleted reads the old content to its end. Any number of processes may use one directory; none of them keeps an index.
 
-A file's time of modification says when it was last used. Only accidents are noticed by what readers verify, so files of other
-users, links, what lies in linked folders and anything but plain files count as not there, and a directory that others can write to
-is refused.
+The modification time of a file is its last use. Readers' checks detect accidents only, so files of other users, links,
+files in linked folders and anything but regular files count as missing, and a directory that others can write to is
+refused.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ __all__ = ["ObjectDirectory", "StoredObject"]
 _KEY: Final = re.compile(r"(?:[A-Za-z0-9_-][A-Za-z0-9._-]*/)*[A-Za-z0-9_-][A-Za-z0-9._-]*")
 _NOT_THERE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.EISDIR})
 _TOUCH_NS: Final = 300 * 10**9
-"""A use is noted at most about this often: noting it is a write to the disk."""
+"""Least time between two records of an object's use: each is a write to the disk."""
 _MINUTE_NS: Final = 60 * 10**9
 _LINK_CHECK_S: Final = 1.0
-"""A folder that was no link is not looked at again for so long: that costs several times what looking for a file does."""
+"""Time for which a folder that was no link is not checked again: the check costs several times what looking for a file does."""
 _MAX_CHECKED: Final = 4096
 _MAX_READ_BYTES: Final = 1 << 30
-"""Linux reads no more than 2 GiB at once."""
+"""Most bytes per read; Linux reads no more than 2 GiB at once."""
 
 
 @attrs.frozen(kw_only=True)
@@ -48,9 +48,9 @@ class StoredObject:
     """Directory entry of an object.
 
     Attributes:
-        key: Its name.
-        num_bytes: Of header and payload.
-        used_ns: When it was last used, nanoseconds since 1970 by the file system's clock; about a minute coarse.
+        key: Key of the object.
+        num_bytes: Bytes of header and payload.
+        used_ns: Last use, nanoseconds since 1970 by the file system's clock; precise to about a minute.
     """
 
     key: str
@@ -62,9 +62,10 @@ class ObjectDirectory:
     """Reads and writes objects; keeps no file open. From any thread, several at once.
 
     Args:
-        root: The directory; made on first use if its parent allows it.
-        fsync: Wait until an object is on the disk. Without it a crash of the machine can leave a broken object, which readers notice.
-        trust_others: Use a directory, and objects, that belong to other users or that others can write to.
+        root: Path of the directory; created on first use if its parent allows it.
+        fsync: Whether to wait until an object is on the disk. Without it a crash of the machine can leave a broken
+            object, which readers notice.
+        trust_others: Whether to use a directory, and objects, that belong to other users or that others can write to.
     """
 
     def __init__(self, root: Path, *, fsync: bool = False, trust_others: bool = False) -> None:
@@ -80,7 +81,7 @@ class ObjectDirectory:
         """Create the directory if it is missing.
 
         Raises:
-            TransferError: ``unreachable``: it cannot be used, or must not be; the message says why.
+            TransferError: ``unreachable``: the directory cannot be used, or must not be; the message says why.
         """
         self._owner.check()
 
@@ -142,9 +143,9 @@ class ObjectDirectory:
         """Write an object, replacing an older one of the same key.
 
         Args:
-            key: Its name.
-            pieces: Its bytes.
-            used_ns: When it counts as used, see :class:`StoredObject`; 0: now.
+            key: Key of the object.
+            pieces: Bytes of the object, in one or several pieces.
+            used_ns: Last use, see :class:`StoredObject`; 0: now.
 
         Raises:
             TransferError: ``full`` or ``unreachable``; nothing has changed then.
@@ -236,7 +237,7 @@ class ObjectDirectory:
         """Return the folder and the file of a key. Pure.
 
         Raises:
-            ValueError: It could name something outside, or a file that is being written.
+            ValueError: The key could name a file outside, or one that is being written.
         """
         if not _is_key(key):
             raise ValueError(
@@ -303,7 +304,7 @@ class ObjectDirectory:
         if error.errno in _NOT_THERE:
             return False
         if error.errno == errno.EACCES:
-            self.check()  # a file that others keep to themselves is not there; a directory that they do is an error
+            self.check()  # an unreadable file counts as missing, an unreadable directory is an error
             return False
         raise self._owner.in_words(error) from error
 

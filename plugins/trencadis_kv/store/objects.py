@@ -18,17 +18,18 @@ class BlockObjects:
     """Packs and unpacks blocks, or one shard of each. From any thread.
 
     Args:
-        layout: Of the blocks.
-        identity: Of the model.
-        namespace: Whose objects these are.
-        exact_numerics: See :func:`~trencadis_kv.store.identity.compat_id`.
-        codec: What the payload goes through.
+        layout: KV layout of the blocks, or of the shard.
+        identity: Identity of the model.
+        namespace: Namespace of the objects.
+        exact_numerics: Whether other devices and kernels have other keys; see
+            :func:`~trencadis_kv.store.identity.compat_id`.
+        codec: KV codec of the payloads.
 
     Attributes:
-        block_bytes: Of a block in the cache.
-        max_bytes: Of an object at most.
-        block_size: Tokens of a block.
-        description: Key and content of the object that says what these blocks are, for people and tools.
+        block_bytes: Bytes of a block in the cache.
+        max_bytes: Maximum bytes of an object.
+        block_size: Tokens per block.
+        description: Key and content of the object that describes these blocks, for people and tools.
     """
 
     def __init__(
@@ -52,8 +53,8 @@ class BlockObjects:
         """Return the pieces of an object. Pure.
 
         Args:
-            block_hash: Of the block.
-            payload: Its bytes.
+            block_hash: Hash of the block, 32 bytes.
+            payload: Bytes of the block.
         """
         draft = start_header(self._layout, compat=self._compat, block_hash=block_hash, codec_flags=self._codec.flags)
         encoded = memoryview(self._codec.encode(payload.toreadonly(), draft))
@@ -68,11 +69,11 @@ class BlockObjects:
         """Return the payload of an object after verifying that it is the block's; a view. Pure.
 
         Args:
-            block_hash: That was asked for.
-            data: The object.
+            block_hash: Hash of the requested block, 32 bytes.
+            data: Bytes of the object.
 
         Raises:
-            TransferError: ``corrupt`` or ``incompatible``.
+            TransferError: The object is ``corrupt`` or ``incompatible``.
         """
         if len(data) < HEADER_BYTES:
             raise TransferError(
@@ -89,31 +90,31 @@ class BlockObjects:
         return payload
 
     def unpack(self, block_hash: bytes, data: memoryview, out: memoryview) -> None:
-        """Decode an object into a block's bytes; otherwise as :meth:`payload`.
+        """Verify an object as :meth:`payload` does, and decode it into a block's bytes.
 
         Args:
-            block_hash: That was asked for.
-            data: The object.
+            block_hash: Hash of the requested block, 32 bytes.
+            data: Bytes of the object.
             out: ``block_bytes`` bytes; undefined after an error.
 
         Raises:
-            TransferError: ``corrupt`` or ``incompatible``.
+            TransferError: The object is ``corrupt`` or ``incompatible``.
         """
         payload = self.payload(block_hash, data)
         self._codec.decode(payload, unsealed(bytes(data[:HEADER_BYTES])), out)
 
 
 class StoredBlocks:
-    """The objects that blocks consist of, of all ranks. From any thread.
+    """Objects of all ranks that make up blocks. From any thread.
 
     Args:
-        shards: Of each block; a block is there if the objects of all are.
-        block_bytes: Of a block in the cache, on the rank that holds most of it.
+        shards: Shards of each block; a block exists if the objects of all shards do.
+        block_bytes: Bytes of a block in the cache, on the rank that holds most of it.
 
     Attributes:
-        shards: As above.
-        block_bytes: As above.
-        block_size: Tokens of a block.
+        shards: Shards of each block.
+        block_bytes: Bytes of a block in the cache, on the rank that holds most of it.
+        block_size: Tokens per block.
     """
 
     def __init__(self, shards: Sequence[BlockObjects], *, block_bytes: int) -> None:

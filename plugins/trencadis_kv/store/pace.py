@@ -1,7 +1,7 @@
 """Throttling of loads: while the engine computes, loading threads rest between calls as long as their deadline allows.
 
-A load and a step share processors, caches and the way to memory. A load is short, so it delays the tokens of few steps;
-spread over many steps the same work is not noticed::
+A load and a step share processors, caches and memory bandwidth. A load is short, so it delays the tokens of few steps;
+spread over many steps, the same work is not noticed::
 
     no step lately      ▸ no rest
     else                  work ▪▪ rest ······ work ▪▪ rest ······ │ no rest beyond what the load may take
@@ -25,28 +25,28 @@ from trencadis_kv.store.cost import CostModel
 __all__ = ["LoadPace", "Pace"]
 
 _LIMIT: Final = 0.75
-"""Of the time that computing would take, and of that after which the load is given up: computing would disturb others for all of it."""
+"""Fraction of the load's time-out, and of the time that computing would take, within which a load that rests must end."""
 _LEAST_S: Final = 0.1
-"""Of a rest: after each one, caches are cold, and a processor has to be woken up; a load that rests five times as often takes twice the
-processor time."""
+"""Shortest rest: after each one, caches are cold, and a processor has to be woken up; a load that rests five times as
+often takes twice the processor time."""
 _LATELY: Final = 3.0
-"""Steps' durations since the last one ended: the engine still computes, for a step may have to wait, too."""
+"""Time after a step for which the engine counts as computing, in durations of that step: a step may have to wait, too."""
 _LATELY_S: Final = 0.02
-"""The same at least, seconds."""
+"""Lower limit of that time, seconds."""
 
 
 class Pace:
     """Tracks whether the engine computes and how many loads are running. From any thread.
 
     Args:
-        share: The part of the time that loads work while the engine computes, over 0 .. 1; 1: they never rest.
-        cost: Predicts what computing would take.
-        clock: The engine's.
+        share: Fraction of the time that loads work while the engine computes, over 0 .. 1; 1: they never rest.
+        cost: Predicts the time to compute tokens.
+        clock: The engine's clock.
         cpu_s: Returns the processor time of the thread that calls it, seconds.
-        least_s: Shorter rests wait until they are as long together.
+        least_s: Shortest rest, seconds; shorter ones are added up until they are as long.
 
     Attributes:
-        is_needed: Steps are computed by the processors that loads work on.
+        is_needed: Whether steps are computed by the processors that loads work on.
     """
 
     is_needed: bool = True
@@ -73,7 +73,7 @@ class Pace:
         """Called when a step with tokens ended.
 
         Args:
-            device_s: Its duration.
+            device_s: Duration of the step, seconds.
         """
         self._computes_until_s = self._clock.now_s() + max(_LATELY * device_s, _LATELY_S)
 
@@ -81,8 +81,8 @@ class Pace:
         """Return the throttle of a load that is queued now.
 
         Args:
-            num_tokens: That would have to be computed without it.
-            wait_s: It is given up after so many seconds.
+            num_tokens: Number of tokens that would have to be computed without the load.
+            wait_s: Seconds after which the load is given up.
         """
         compute_s = self._cost.compute_s(num_tokens)
         longest_s = wait_s if math.isnan(compute_s) else min(wait_s, compute_s)
@@ -111,14 +111,14 @@ class LoadPace:
     """Throttle of one load. For its thread, except :meth:`end`.
 
     Args:
-        pace: Of all.
-        clock: The engine's.
-        cpu_s: See :class:`Pace`.
-        limit_s: It does not rest where it would not be over in so many seconds from now.
-        least_s: See :class:`Pace`.
+        pace: Throttle of all loads.
+        clock: The engine's clock.
+        cpu_s: Returns the processor time of the thread that calls it, seconds.
+        limit_s: Seconds from now within which the load must end, rests included.
+        least_s: Shortest rest, seconds.
 
     Attributes:
-        is_running: It has begun.
+        is_running: True once the load has begun.
     """
 
     def __init__(self, pace: Pace, clock: Clock, cpu_s: Callable[[], float], *, limit_s: float, least_s: float) -> None:
@@ -148,7 +148,7 @@ class LoadPace:
         """Return how long to rest now, seconds; the time to the next call counts as rest and work.
 
         Args:
-            done: Share of the load that is done, over 0 .. 1.
+            done: Fraction of the load that is done, over 0 .. 1.
         """
         now_s, cpu_s = self._clock.now_s(), self._cpu_s()
         piece_s, work_s = now_s - self._since_s, cpu_s - self._since_cpu_s
@@ -156,7 +156,7 @@ class LoadPace:
         left_s = self._took_s * (1.0 - done) / done
         spare_s = self._end_s - now_s - left_s - self._owed_s
         if piece_s > 0.0 and left_s > 0.0 and spare_s > 0.0:
-            # Each piece may have its part of what can be spared.
+            # Each piece gets its share of the spare time.
             self._owed_s += min(work_s * self._pace.rest_ratio, spare_s * piece_s / (piece_s + left_s))
         rest_s = self._owed_s if left_s > 0.0 and self._owed_s >= self._least_s else 0.0
         self._owed_s -= rest_s

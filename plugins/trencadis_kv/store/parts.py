@@ -28,8 +28,8 @@ __all__ = ["CHUNK_BYTES", "StoreParts"]
 logger = logging.getLogger("trencadis.kv")
 
 CHUNK_BYTES = 2 << 20
-"""Most bytes of blocks that one call reads or writes: a call that fails loses no more, and what was read first is still in a processor's
-cache when all of it is verified."""
+"""Most bytes of blocks that one call reads or writes: a call that fails loses no more, and the first bytes are still in
+a processor's cache when all of them are verified."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -37,23 +37,23 @@ class StoreParts:
     """Settings, collaborators and records of one connector.
 
     Attributes:
-        name: Of the connector, in logs and metrics.
-        settings: Of its config table.
-        clock: The engine's.
-        identity: Of the model.
+        name: Name of the connector, in logs and metrics.
+        settings: Settings from its config table.
+        clock: The engine's clock.
+        identity: Identity of the model.
         make_store: Returns a new connection to the store.
-        codec: What payloads go through.
-        policy: What is loaded and saved.
-        counters: What was done.
-        breaker: Whether the store is used.
-        cost: What loads and prefills take.
-        pace: When loads give way to steps.
-        recent: Blocks that the store is thought to have.
-        activity: Tasks under way on threads.
+        codec: KV codec of the payloads.
+        policy: KV policy; decides which blocks are loaded and saved.
+        counters: Transfer counters.
+        breaker: Circuit breaker; decides whether the store is used.
+        cost: Predicts the time of loads and prefills.
+        pace: Throttles loads while the engine computes.
+        recent: Hashes of blocks that the store probably has.
+        activity: Counts tasks in flight on threads.
         warned: Causes of failures that were logged already.
-        label: Names the connector and its distribution in messages; empty: ``name`` does.
-        watch: ``watch(on_change)`` has ``on_change(key, is_there)`` called for each object that comes or goes, for a store that each process
-            has to itself; None: all ranks reach the same store.
+        label: Name of the connector and its distribution, for messages; empty: ``name``.
+        watch: Sets a callback ``on_change(key, is_there)`` for each object that comes or goes, for a store that each
+            process has to itself; None: all ranks reach the same store.
     """
 
     name: str
@@ -87,11 +87,11 @@ class StoreParts:
         """Return the shards of blocks.
 
         Args:
-            layouts: What each rank holds of a block, by rank.
-            is_remote: The ranks are in other processes.
+            layouts: KV layout of each rank's part of a block, by rank.
+            is_remote: Whether the ranks are in other processes.
 
         Raises:
-            ConfigValueError: Blocks cannot be cut as the settings say.
+            ConfigValueError: Blocks cannot be split as the settings say.
         """
         if self.watch is not None and is_remote:
             return shards_of_ranks(layouts)
@@ -140,8 +140,8 @@ class StoreParts:
         """Count a failure; the first of each cause is logged as a warning. From any thread.
 
         Args:
-            error: What happened.
-            what: Such as ``load``.
+            error: Error to count and log.
+            what: Operation that failed, such as ``load``.
         """
         self.counters.failed(error.cause)
         self.breaker.failed(error.cause)

@@ -1,7 +1,7 @@
 """Access to a KV pool from a connector's threads, for devices that require their own thread as well.
 
-Where the pool may be used from any thread, a copy happens at once. Where it may not, the copy waits until the backend's thread calls
-:meth:`PoolAccess.serve`, once a step, and does no more bytes than the step can bear.
+If the pool may be used from any thread, a copy happens at once. Otherwise it waits until the backend's thread calls
+:meth:`PoolAccess.serve`, once a step, which copies a limited number of bytes.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class PoolAccess:
     """Reads and writes blocks from any thread; none after :meth:`close`.
 
     Args:
-        pool: Of one rank.
+        pool: KV pool of one rank.
 
     Attributes:
-        layout: Of the pool.
-        any_thread: Copies happen at once.
-        layerwise: Layers can be copied, too.
+        layout: KV layout of the pool.
+        any_thread: Whether copies happen at once, on the calling thread.
+        layerwise: Whether single layers can be copied.
     """
 
     def __init__(self, pool: KVPool) -> None:
@@ -52,9 +52,9 @@ class PoolAccess:
         """Copy blocks to host memory.
 
         Args:
-            blocks: Ids, ``[n]``.
-            out: ``[n, block_bytes]``, C order.
-            timeout_s: The longest wait for the backend's thread.
+            blocks: Ids of the blocks, ``[n]``.
+            out: Destination, uint8 ``[n, block_bytes]``, C order.
+            timeout_s: Longest wait for the backend's thread, seconds.
 
         Raises:
             TransferError: ``deadline``, or ``cancelled`` because of :meth:`close`; ``out`` is not written to any more.
@@ -64,10 +64,10 @@ class PoolAccess:
     def view(self, blocks: Sequence[int]) -> Sequence[Sequence[memoryview]] | None:
         """Return views of blocks in host memory, by block and piece, or None if they must be copied.
 
-        The caller that reads there does not keep :meth:`close` waiting, so it must have ended before the pool may go.
+        :meth:`close` does not wait for readers of the views, so they must have ended before the pool is freed.
 
         Args:
-            blocks: Ids, ``[n]``.
+            blocks: Ids of the blocks, ``[n]``.
 
         Raises:
             TransferError: ``cancelled`` because of :meth:`close`.
@@ -81,9 +81,9 @@ class PoolAccess:
         """Copy blocks from host memory.
 
         Args:
-            blocks: Ids, ``[n]``, none twice.
-            data: ``[n, block_bytes]``, C order.
-            timeout_s: The longest wait for the backend's thread.
+            blocks: Ids of the blocks, ``[n]``, none twice.
+            data: Source, uint8 ``[n, block_bytes]``, C order.
+            timeout_s: Longest wait for the backend's thread, seconds.
 
         Raises:
             TransferError: ``deadline``, or ``cancelled`` because of :meth:`close`; no block is written to any more.

@@ -29,14 +29,14 @@ class Batch:
     """Consecutive blocks of one sequence that wait to be saved. A task for a thread.
 
     Args:
-        hashes: Of the blocks.
-        slots: Of the staging memory, where their bytes are.
-        saves: Where it belongs.
+        hashes: Hashes of the blocks.
+        slots: Slots of the staging memory that hold their bytes.
+        saves: Saves of the rank, to which the batch belongs.
 
     Attributes:
-        hashes: As above.
-        slots: As above.
-        is_wanted: Always true: a save is never taken back.
+        hashes: Hashes of the blocks.
+        slots: Slots of the staging memory that hold their bytes.
+        is_wanted: Always True: a save is never cancelled.
     """
 
     is_wanted = True
@@ -73,14 +73,14 @@ class Saves:
     """All saves of one rank. Methods run on the backend's thread unless stated otherwise.
 
     Args:
-        parts: Of the connector.
-        pool: The device's blocks.
-        shards: Of each block, that this rank writes; none: it saves nothing.
-        staging: The memory they may take.
+        parts: Shared state of the connector.
+        pool: KV blocks on the device.
+        shards: Shards of each block that this rank writes; empty: it saves nothing.
+        staging: Staging memory for all saves.
 
     Attributes:
-        parts: As above.
-        staging: As above.
+        parts: Shared state of the connector.
+        staging: Staging memory for all saves.
     """
 
     def __init__(self, parts: StoreParts, pool: KVPool, shards: Sequence[RankShard], staging: Staging) -> None:
@@ -91,7 +91,7 @@ class Saves:
         self._places = layer_places(pool.layout)
         self._under_way: list[tuple[Batch, LayerCopy]] = []
         self._waited: set[int] = set()
-        # A batch is dropped whole: none is so large that it takes the place of all others.
+        # A batch is dropped as a whole: none takes more than a quarter of the staging memory.
         block_bytes = pool.layout.block_bytes
         staging.open(block_bytes)
         self._chunk = max(1, min(CHUNK_BYTES // block_bytes, staging.num_slots // 4))
@@ -113,8 +113,9 @@ class Saves:
         """Copy blocks to staging memory and queue them; if the store is too slow, the oldest are dropped.
 
         Args:
-            order: What to save.
-            by_layer: Copy them until :meth:`finish`, each layer until :meth:`copy_layer` returns at the latest.
+            order: Blocks to save.
+            by_layer: Whether to copy them until :meth:`finish`, each layer until :meth:`copy_layer` returns at the
+                latest.
         """
         if not self._shards:
             return
@@ -148,7 +149,8 @@ class Saves:
     def finish(self) -> None:
         """Queue the copied blocks for writing, at the end of a step.
 
-        What the step did not ask for it may have overwritten before it was copied: blocks with such a layer are dropped.
+        A layer that the step did not wait for may have been overwritten before it was copied: blocks with such a layer
+        are dropped.
         """
         was_waited, self._waited = self._waited.issuperset(self._places), set()
         under_way, self._under_way = self._under_way, []
@@ -167,7 +169,7 @@ class Saves:
         """Write blocks that the store does not have. From a thread of this class.
 
         Raises:
-            TransferError: It could not be done.
+            TransferError: The blocks cannot be written.
         """
         parts, num_shards = self.parts, len(self._shards)
         if not parts.breaker.allows:
@@ -192,9 +194,9 @@ class Saves:
         """Return the pieces of an object.
 
         Args:
-            batch: Whose blocks.
-            index: Of the block in it.
-            place: Of the shard.
+            batch: Batch of the block.
+            index: Index of the block in the batch.
+            place: Index of the shard.
         """
         shard, row = self._shards[place], self.staging.rows(batch.slots[index], batch.slots[index] + 1)
         if shard.place is not None:
@@ -207,7 +209,7 @@ class Saves:
         """Write staged blocks until a deadline, and stop; the last thread frees the staging memory.
 
         Args:
-            timeout_s: Seconds of real time, for either.
+            timeout_s: Longest time to write and then to stop, each, seconds of real time.
         """
         self.finish()
         if self.parts.breaker.allows:

@@ -1,13 +1,15 @@
-"""Shards of blocks: what one object holds of a block, a range of layers and a range of KV heads, and what a rank has to do with it.
+"""Shards of blocks: the ranges of layers and KV heads of a block that one object holds, and the ranks that read and
+write it.
 
-A shard is named by its ranges, not by the rank that wrote it, so that engines that are laid out otherwise read it:
+A shard is named by its ranges, not by the rank that wrote it, so that engines with other parallel layouts can read it:
 
     KV heads        0     1     2     3
     head_groups 4   0-1 │ 1-2 │ 2-3 │ 3-4     shards of each range of layers
     tensor 2        rank 0    │ rank 1        two shards each
     tensor 4        0   │ 1   │ 2   │ 3       one each
 
-Ranks that hold the same heads read the same shards; the first of them writes. A shard may hold more than a rank has: then it reads its part.
+Ranks that hold the same heads read the same shards; the first of them writes. If a shard holds more than a rank, the
+rank reads its part.
 """
 
 from __future__ import annotations
@@ -30,10 +32,10 @@ class Shard:
     """The range of layers and KV heads of a block that one object of a store holds.
 
     Attributes:
-        layout: Of the object's bytes.
-        readers: Ranks that hold some of it.
+        layout: KV layout of the object's bytes.
+        readers: Ranks that hold a part of it.
         writer: The first rank that holds all of it; -1: none does.
-        namespace: Whose objects these are; empty: that of the settings.
+        namespace: Namespace of its objects; empty: that of the settings.
     """
 
     layout: KVLayout
@@ -53,15 +55,15 @@ def cut_blocks(
     """Return the shards that make up a block, those of the first layers first. Pure.
 
     Args:
-        layouts: What each rank holds of a block, by rank.
-        head_groups: Ranges of as many heads each, at most one for each head; 0: as the ranks hold them, and kept apart from those of
-            ranks that sum in another order.
-        layer_starts: First layers of ranges, 0 included or not; none: as the stages hold them.
-        saves: Each shard has to have a rank that writes it.
-        table: Of the configuration, for messages.
+        layouts: KV layout of each rank's part of a block, by rank.
+        head_groups: Number of equal ranges of heads, at most one for each head; 0: as the ranks hold them, and kept
+            apart from those of ranks that sum in another order.
+        layer_starts: First layers of the ranges, with or without 0; empty: as the stages hold them.
+        saves: Whether each shard must have a rank that writes it.
+        table: Name of the config table, for messages.
 
     Raises:
-        ConfigValueError: The heads, or what the ranks hold, cannot be cut so.
+        ConfigValueError: The heads, or the ranks' parts of a block, cannot be split so.
     """
     layers = sorted({layer for one in layouts for layer in one.layers})
     firsts = sorted({0, *layer_starts} if layer_starts else {min(one.layers) for one in layouts})
@@ -79,7 +81,7 @@ def cut_blocks(
 
 
 def shards_of_ranks(layouts: Sequence[KVLayout]) -> list[Shard]:
-    """Return shards for stores that each rank has to itself: what it holds, under its own name. Pure."""
+    """Return the shards for stores that each rank has to itself: the rank's part of a block, in a namespace of the rank. Pure."""
     return [
         Shard(layout=layout, readers=(rank,), writer=rank, namespace=f"rank{rank}")
         for rank, layout in enumerate(layouts)
@@ -91,7 +93,7 @@ class ShardPlace:
 
     Args:
         block: Layout of the block.
-        shard: Of the shard. What the block does not hold is left out.
+        shard: KV layout of the shard; parts that the block does not hold are left out.
     """
 
     def __init__(self, block: KVLayout, shard: KVLayout) -> None:
@@ -112,8 +114,8 @@ class ShardPlace:
         """Copy the shard's bytes out of blocks.
 
         Args:
-            blocks: ``[n, block_bytes]``.
-            out: ``[n, bytes of the shard]``.
+            blocks: Blocks of the rank, uint8 ``[n, block_bytes]``.
+            out: Destination, uint8 ``[n, bytes of the shard]``.
         """
         for part, start, heads, inner, inner_start, inner_heads in self._pieces:
             self._heads(out, inner, inner_start)[:, :, inner_heads] = self._heads(blocks, part, start)[:, :, heads]
@@ -122,8 +124,8 @@ class ShardPlace:
         """Copy the shard's bytes into blocks.
 
         Args:
-            data: ``[n, bytes of the shard]``.
-            blocks: ``[n, block_bytes]``.
+            data: Bytes of the shard, uint8 ``[n, bytes of the shard]``.
+            blocks: Blocks of the rank, uint8 ``[n, block_bytes]``.
         """
         for part, start, heads, inner, inner_start, inner_heads in self._pieces:
             self._heads(blocks, part, start)[:, :, heads] = self._heads(data, inner, inner_start)[:, :, inner_heads]
@@ -141,8 +143,8 @@ class RankShard:
     """A shard on one rank.
 
     Attributes:
-        objects: Packs and unpacks it.
-        place: Where it is in the rank's blocks; None: they are the same bytes.
+        objects: Packs and unpacks its objects.
+        place: Place of the shard in the rank's blocks; None: they are the same bytes.
     """
 
     objects: BlockObjects
@@ -150,7 +152,7 @@ class RankShard:
 
     @classmethod
     def of(cls, shard: Shard, block: KVLayout, objects: BlockObjects) -> RankShard:
-        """Return a shard on the rank that holds a block so. Pure."""
+        """Return a shard on a rank whose blocks have the layout ``block``. Pure."""
         is_same = attrs.evolve(shard.layout, sums=block.sums) == block
         return cls(objects=objects, place=None if is_same else ShardPlace(block, shard.layout))
 

@@ -15,13 +15,13 @@ __all__ = ["Staging", "runs"]
 class Staging:
     """Slots of one block each. From any thread, once open.
 
-    What was given back last is taken first: memory that was touched is cheaper than new memory.
+    The slot that was freed last is taken first: memory that was touched is cheaper than new memory.
 
     Args:
-        max_bytes: Of all slots.
+        max_bytes: Maximum bytes of all slots.
 
     Attributes:
-        num_slots: How many there are.
+        num_slots: Number of slots; 0 before :meth:`open` and after :meth:`close`.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -36,7 +36,7 @@ class Staging:
         """Allocate the memory; unused slots cost nothing, since pages are mapped on first use.
 
         Args:
-            block_bytes: Of a slot.
+            block_bytes: Bytes per slot.
         """
         self.num_slots = self._max_bytes // block_bytes
         self._memory = np.empty((self.num_slots, block_bytes), np.uint8)

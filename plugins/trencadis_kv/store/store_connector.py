@@ -33,10 +33,10 @@ class StoreConnector(ConnectorPair):
     """Scheduler and worker side over a store.
 
     Attributes:
-        with_stores: ``with_stores(wrap)`` returns the same connector anew, each of its connections wrapped: what test kits put faults
-            around.
-        try_store: Returns why the store cannot be used, or None; asked of a pair that no engine has. Waits. By default
-            None: a store in this process.
+        with_stores: ``with_stores(wrap)`` returns a new connector of the same kind with each connection wrapped, for
+            test kits that inject faults.
+        try_store: Returns the error of a store that cannot be used, or None; for a pair that no engine has. May wait.
+            By default always None: a store in this process.
     """
 
     with_stores: Callable[[Callable[[BlockStore], BlockStore]], ConnectorPair] = attrs.field(eq=False, repr=False)
@@ -57,10 +57,11 @@ def store_connector(
 
     Args:
         make_store: Returns a new connection; called once per thread, and may wait and raise.
-        settings: Of the connector's config table.
-        context: Of the component's factory.
-        name: Of the component: in logs, metrics and errors.
-        watch: See :class:`~trencadis_kv.store.parts.StoreParts`; for a store that each process has to itself.
+        settings: Settings from the connector's config table.
+        context: Context of the component's factory.
+        name: Name of the component, in logs, metrics and errors.
+        watch: Sets a callback for changes of a store that each process has to itself; see
+            :class:`~trencadis_kv.store.parts.StoreParts`.
     """
     breaker = Breaker(
         context.clock,

@@ -48,8 +48,8 @@ class StoreScheduler(KVSchedulerSide, SupportsRemoteWorkers, SupportsStepTimes, 
     """Looks up, decides and records; moves no blocks.
 
     Args:
-        parts: Of the connector.
-        staging: Memory for saves, to look at.
+        parts: Shared state of the connector.
+        staging: Staging memory of the saves; only its fill level is read.
     """
 
     def __init__(self, parts: StoreParts, staging: Staging) -> None:
@@ -68,7 +68,7 @@ class StoreScheduler(KVSchedulerSide, SupportsRemoteWorkers, SupportsStepTimes, 
         self._failed: dict[int, _Started] = {}
 
     def on_ranks(self, layouts: Sequence[KVLayout]) -> None:
-        """Look up what all ranks can load; where each has a store of its own, in what they say that it has."""
+        """Look up the objects of all ranks; if each rank has its own store, in the keys that the ranks report."""
         self._layouts = layouts
         if self._parts.watch is not None:
             self._parts = attrs.evolve(self._parts, make_store=lambda: IndexStore(self._index))
@@ -89,7 +89,7 @@ class StoreScheduler(KVSchedulerSide, SupportsRemoteWorkers, SupportsStepTimes, 
         """Probe the store; one that fails is not used, and probed again later.
 
         Raises:
-            ConfigValueError: It does not work, and ``required`` is set.
+            ConfigValueError: The store does not work, and ``required`` is set.
         """
         self._objects = self._parts.stored(self._layouts or [layout], is_remote=bool(self._layouts))
         self._lookups = Lookups(self._parts, self._objects)

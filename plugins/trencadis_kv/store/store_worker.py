@@ -22,8 +22,8 @@ class StoreWorker(KVWorkerSide, SupportsRemoteScheduler):
     """Starts loads and saves, which run on threads.
 
     Args:
-        parts: Of the connector.
-        staging: Memory for saves.
+        parts: Shared state of the connector.
+        staging: Staging memory for saves.
     """
 
     def __init__(self, parts: StoreParts, staging: Staging) -> None:
@@ -40,7 +40,7 @@ class StoreWorker(KVWorkerSide, SupportsRemoteScheduler):
         self._pool = kv_cache
 
     def on_ranks(self, layouts: Sequence[KVLayout], *, rank: int) -> None:
-        """Move this rank's part of each block, and let the scheduler side know what is done."""
+        """Move this rank's part of each block, and record changes of the scheduler side's state for it."""
         self._journal, self._parts = _reporting(self._parts)
         self._open(layouts, rank=rank, is_remote=True)
         if self._parts.watch is not None:
@@ -61,7 +61,8 @@ class StoreWorker(KVWorkerSide, SupportsRemoteScheduler):
     def begin_step(self, message: bytes) -> None:
         """Copy out blocks to be saved, cancel and start loads.
 
-        In this order: a block may be saved and then given to a load. A load that was cancelled since it was ordered never starts.
+        In this order: a saved block may be the target of a load. A load that was cancelled since it was ordered never
+        starts.
         """
         expects_layers, self._expects_layers = self._expects_layers, False
         orders = decode_orders(message)
@@ -117,13 +118,13 @@ class StoreWorker(KVWorkerSide, SupportsRemoteScheduler):
 
 
 def _reporting(parts: StoreParts) -> tuple[Journal, StoreParts]:
-    """Return the same parts, but for state of the scheduler side, which is in another process; and what becomes of that."""
+    """Return a journal, and the parts with recorders in place of the scheduler side's state, which is in another process."""
     journal = Journal()
     shared = {name: journal.of(name) for name in ("counters", "breaker", "cost", "recent")}
     return journal, attrs.evolve(parts, **shared)
 
 
 def _share_blocks(orders: StepOrders) -> bool:
-    """Return whether a load writes to a block to be saved: then it cannot be copied layer by layer."""
+    """Return whether a load writes to a block to be saved, which then cannot be copied layer by layer."""
     loaded = {block for load in orders.loads for block in load.blocks}
     return any(not loaded.isdisjoint(save.blocks) for save in orders.saves)

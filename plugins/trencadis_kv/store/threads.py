@@ -25,7 +25,7 @@ _INTERRUPT_EVERY_S = 0.05
 def let_others_first() -> None:
     """Set the scheduling policy SCHED_BATCH: the calling thread does not preempt others when it wakes up.
 
-    A low priority would not do: a thread that holds the GIL without a processor blocks all others.
+    A low priority is not suitable: a thread that holds the GIL without a processor blocks all others.
     Source: SCHED_BATCH in sched(7) of Linux; nothing is done elsewhere.
     """
     if hasattr(os, "sched_setscheduler"):
@@ -53,10 +53,10 @@ class StoreThreads(Generic[Task]):
     """A task queue and its threads, which start with the first task.
 
     Args:
-        name: Of the threads.
-        num_threads: How many.
-        make_client: Returns a thread's connection.
-        activity: Counts the tasks that are queued or done.
+        name: Name of the threads.
+        num_threads: Number of threads.
+        make_client: Returns a new connection for one thread.
+        activity: Counts the tasks that are queued or running.
     """
 
     def __init__(

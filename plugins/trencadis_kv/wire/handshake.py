@@ -1,8 +1,8 @@
 """Handshake of two engines: protocol version, block compatibility, engine id, and the shared secret.
 
-Each side proves that it knows it, by a MAC of the other's nonce: ``HMAC-SHA256(secret, role + both nonces + compat)``. That
-keeps strangers out; it neither hides the blocks nor protects them from who can change what is on the wire. An engine that knows the
-secret may name any tenant: it serves the clients of all of them.
+Each side proves that it knows the secret, by a MAC over both nonces: ``HMAC-SHA256(secret, role + both nonces +
+compat)``. This keeps strangers out; it neither encrypts the blocks nor protects them from changes on the wire. An
+engine that knows the secret may name any tenant, since it serves the clients of all tenants.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class Identity:
     """Identity that an engine presents.
 
     Attributes:
-        engine: Its id, of this one process: one that was started anew has another.
-        compat: Of its blocks, 16 bytes.
-        block_bytes: Of one block.
-        secret: What all engines know that may speak with each other; not empty.
-        codec: In which form blocks travel; engines whose codecs have other flags must have another ``compat``.
+        engine: Id of this engine; new in each process.
+        compat: Compatibility id of its blocks, 16 bytes.
+        block_bytes: Bytes per block.
+        secret: Secret of all engines that may exchange blocks; not empty.
+        codec: KV codec of blocks in transit; engines whose codecs have other flags must have another ``compat``.
     """
 
     engine: str
@@ -47,13 +47,13 @@ def greet(stream: FrameStream, me: Identity, *, wants: str) -> str:
     """Introduce a consumer; returns the producer's id once it is accepted.
 
     Args:
-        stream: Connected.
-        me: The consumer.
+        stream: Connected stream.
+        me: Identity of the consumer.
         wants: Id of the producer; empty: any.
 
     Raises:
-        TransferError: ``incompatible``: another version, or blocks of another kind. ``lost``: another engine is there now.
-            ``unreachable``: it is busy, or the secret is another; also see :class:`FrameStream`.
+        TransferError: ``incompatible``: another version, or blocks of another kind. ``lost``: another engine is there
+            now. ``unreachable``: it is busy, or has another secret; or an error of :class:`FrameStream`.
     """
     nonce = os.urandom(_NONCE_BYTES)
     stream.send(Hello(version=VERSION, compat=me.compat, block_bytes=me.block_bytes, wants=wants, nonce=nonce))
@@ -82,11 +82,11 @@ def accept(stream: FrameStream, me: Identity) -> None:
     """Check a consumer that has connected, and accept it.
 
     Args:
-        stream: Connected.
-        me: The producer.
+        stream: Connected stream.
+        me: Identity of the producer.
 
     Raises:
-        TransferError: It was refused, with a word to it; or see :class:`FrameStream`.
+        TransferError: The consumer was refused, and notified; or an error of :class:`FrameStream`.
     """
     hello = stream.receive()
     if not isinstance(hello, Hello) or len(hello.nonce) != _NONCE_BYTES:

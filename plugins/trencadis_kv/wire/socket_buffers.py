@@ -10,7 +10,7 @@ from typing import Final, Literal
 __all__ = ["BUFFER_BYTES", "set_buffer"]
 
 BUFFER_BYTES: Final = 4 << 20
-"""Of a socket that blocks are read from or written to."""
+"""Size of the buffer of a socket that blocks are read from or written to."""
 
 _OPTIONS: Final = {"receive": socket.SO_RCVBUF, "send": socket.SO_SNDBUF}
 
@@ -18,15 +18,16 @@ _OPTIONS: Final = {"receive": socket.SO_RCVBUF, "send": socket.SO_SNDBUF}
 def set_buffer(connection: socket.socket, way: Literal["receive", "send"]) -> None:
     """Set a connection's buffer to :data:`BUFFER_BYTES`, if the process may.
 
-    Where it may not, nothing is done: the kernel makes a buffer larger by itself, up to some megabytes, but none that somebody has set.
+    Otherwise nothing is changed: the kernel enlarges a buffer by itself, up to some megabytes, but not one whose size
+    was set.
     Source: ``SO_RCVBUF``, ``rmem_max`` in socket(7); ``tcp_rmem`` in tcp(7).
 
     Args:
-        connection: Before data comes.
-        way: The direction whose buffer it is.
+        connection: Socket, before data arrive.
+        way: Direction of the buffer.
     """
     if _may_have(way):
-        with contextlib.suppress(OSError):  # a wish
+        with contextlib.suppress(OSError):  # best effort
             connection.setsockopt(socket.SOL_SOCKET, _OPTIONS[way], BUFFER_BYTES)
 
 

@@ -1,8 +1,9 @@
 """Protocol between two engines of which one pulls KV blocks from the other: messages, their order, and frames.
 
-A frame is 8 bytes of head and a body; little endian: ``u32`` bytes of the body, ``u16`` kind, ``u16`` zero. The body of a ``BLOCK`` is
-an object see :mod:`trencadis_kv.store.format`: 128 bytes of header, and the payload. All others are msgpack. Another version is
-refused. The pace is TCP's: who reads slowly is sent to slowly, and closing the connection ends a transfer at once::
+A frame is 8 bytes of head and a body; little endian: ``u32`` bytes of the body, ``u16`` kind, ``u16`` zero. The body of
+a ``BLOCK`` is an object as in :mod:`trencadis_kv.store.format`: 128 bytes of header, and the payload. All other bodies
+are msgpack. Another version is refused. TCP sets the pace: a slow reader slows its sender, and closing the connection
+ends a transfer at once::
 
     consumer                                producer
     HELLO (version, compat, whom, nonce) ─▶
@@ -23,8 +24,9 @@ refused. The pace is TCP's: who reads slowly is sent to slowly, and closing the 
     PREFILL_REQUEST (prompt, …, sampling, credit)    ─▶   the first token, and blocks that need not be pulled
                                          ◀─ PREFILL_RESPONSE (hold_id, …, token, number of blocks)  BLOCK … BLOCK  COMMIT (number) | ABORT
 
-Who closes the connection while its prompt is computed wants it no more. Before both sides have proved that they know the secret, a
-message has at most 4 KiB; after that, memory for one grows as its bytes come, whatever its head says.
+A consumer that closes the connection while its prompt is computed withdraws the request. Before both sides have proved
+that they know the secret, a message has at most 4 KiB; after that, memory for a message grows as its bytes arrive,
+whatever its head says.
 """
 
 from __future__ import annotations
@@ -90,18 +92,19 @@ VERSION: Final = 1
 
 _HEAD: Final = struct.Struct("<IHH")
 BLOCK_HEAD_BYTES: Final = _HEAD.size + HEADER_BYTES
-"""In front of the payload of a ``BLOCK``."""
+"""Bytes in front of the payload of a ``BLOCK``."""
 
 _MAX_MESSAGE_BYTES: Final = 16 << 20
-"""A prompt of a million tokens has 2 MiB of block hashes."""
+"""Largest message; a prompt of a million tokens has 2 MiB of block hashes."""
 _MAX_GREETING_BYTES: Final = 4096
-"""Of a message before the other side is known."""
+"""Largest message before the other side is authenticated."""
 _FIRST_BYTES: Final = 1 << 16
-"""Memory taken for a message before anything of it has come; from then on as much again as has come."""
+"""Memory allocated for a message before any of its bytes arrive; then it doubles as they arrive."""
 _ARMED_RATIO: Final = 0.9
-"""A call may overrun the deadline by a tenth of what is left, which spares most calls a system call."""
+"""Share of the socket's time-out below which it is set anew: a call may overrun the deadline by a tenth, which saves
+most calls a system call."""
 _MAX_PIECES: Final = 512
-"""Buffers of one ``sendmsg``; POSIX promises 16, Linux takes 1024."""
+"""Most buffers of one ``sendmsg``; POSIX promises 16, Linux takes 1024."""
 
 
 def block_head(header: bytes, payload_bytes: int) -> bytes:
@@ -112,12 +115,12 @@ def block_head(header: bytes, payload_bytes: int) -> bytes:
 class FrameStream:
     """Frames over one connected socket. One thread at a time; :meth:`cut` from any.
 
-    Every call ends by the deadline. What goes wrong is a ``TransferError`` with the causes ``deadline``, ``unreachable`` (the other side
-    is gone) or ``corrupt`` (it does not speak this language); the connection is of no use after one.
+    Every call ends by the deadline. Errors are ``TransferError`` with the causes ``deadline``, ``unreachable`` (the
+    other side is gone) or ``corrupt`` (it does not speak this protocol); the connection is unusable after one.
 
     Args:
-        connection: A connected stream socket, which is the stream's from now on.
-        timeout_s: Until the deadline.
+        connection: Connected stream socket, which the stream owns from now on.
+        timeout_s: Time until the first deadline, seconds.
     """
 
     def __init__(self, connection: socket.socket, *, timeout_s: float) -> None:
@@ -147,7 +150,7 @@ class FrameStream:
         """Send several buffers one after the other, without joining them.
 
         Args:
-            pieces: Views are of single bytes.
+            pieces: Buffers to send; memory views must be of single bytes.
         """
         for first in range(0, len(pieces), _MAX_PIECES):
             left = pieces[first : first + _MAX_PIECES]
@@ -194,8 +197,8 @@ class FrameStream:
         """Receive the body of a ``BLOCK`` and the head of the frame after it, which saves a call for each block.
 
         Args:
-            header: Writable, filled.
-            payload: Writable, filled.
+            header: Writable buffer, filled completely.
+            payload: Writable buffer, filled completely.
         """
         self._use_time_left()
         try:

@@ -98,8 +98,9 @@ class Proof(_Body):
 class Pull(_Body):
     """Requests the leading blocks of these hashes from a hold.
 
-    ``via`` names another way for their bytes, which the producer may know too, and ``target`` is what that has to know. ``by_layer``
-    asks for the first layer of all blocks, then the second, and so on, all or nothing; a producer that can begins with ``LAYERS``.
+    ``via`` names a transport for the bytes, which the producer may support too, and ``target`` is the address for it.
+    ``by_layer`` asks for the first layer of all blocks, then the second, and so on, all or nothing; a producer that can
+    do so begins with ``LAYERS``.
     """
 
     hold_id: str
@@ -156,11 +157,11 @@ class State(_Body):
 class PrefillRequest(_Body):
     """Requests a prefill whose blocks are then held. ``tokens`` are int32, little endian.
 
-    ``tenant``, ``cache_salt`` and ``adapter`` are part of the blocks' identity, and with ``priority`` and ``weight`` say when its turn comes;
-    without a weight, that of the tenant counts.
+    ``tenant``, ``cache_salt`` and ``adapter`` are part of the blocks' identity, and with ``priority`` and ``weight``
+    determine the order of scheduling; without a weight, that of the tenant counts.
 
-    ``sampling`` is the packed sampling fingerprint, empty: no first token is requested. Blocks after the first ``num_skipped`` may be sent along
-    with the response, at most so many that they are ``push_bytes`` in the pool.
+    ``sampling`` is the packed sampling fingerprint; empty: no first token is requested. Blocks after the first
+    ``num_skipped`` may be pushed after the response, at most ``push_bytes`` bytes of them in the pool.
     """
 
     tokens: bytes
@@ -218,8 +219,8 @@ def decode_token(token: Token) -> FirstToken:
 class PrefillResponse(_Body):
     """The prefill is computed: number of tokens held, hold id and lease.
 
-    ``token`` is the first after it, if it was requested and the fingerprint matches. ``num_pushed`` blocks follow, and ``COMMIT``.
-    ``num_cached_tokens`` of the prompt were cached there before it came.
+    ``token`` is the first token after the prompt, if it was requested and the fingerprint matches. ``num_pushed``
+    blocks follow, and ``COMMIT``. ``num_cached_tokens`` of the prompt were in the engine's prefix cache.
     """
 
     hold_id: str

@@ -22,13 +22,13 @@ class ChunkObjects:
     """Packs and unpacks the chunks of one rank. From any thread.
 
     Args:
-        layout: Of the cache.
-        identity: Of the model.
-        token_bytes: Of one token in a chunk.
+        layout: KV layout of the rank.
+        identity: Identity of the model, part of every key.
+        token_bytes: Bytes of one token in a packed chunk.
     """
 
     def __init__(self, layout: KVLayout, *, identity: str, token_bytes: int) -> None:
-        self._layout = attrs.evolve(layout, rotated=False, block_size=1)  # chunks have no blocks
+        self._layout = attrs.evolve(layout, rotated=False, block_size=1)  # chunks are not made of blocks
         self._compat = compat_id(self._layout, identity=identity)
         self._token_bytes = token_bytes
 
@@ -44,9 +44,9 @@ class ChunkObjects:
         """Return the pieces of an object. Pure.
 
         Args:
-            chunk_key: Of the chunk.
-            tokens: ``[n, token_bytes]``.
-            position: Where it stood, for people.
+            chunk_key: Identity of the chunk, 32 bytes.
+            tokens: Packed KV, uint8 ``[n, token_bytes]``.
+            position: Position of the chunk's first token in the prompt that computed it; informative only.
         """
         payload = np.ascontiguousarray(tokens).data.cast("B")
         layout = attrs.evolve(self._layout, block_size=len(tokens))
@@ -57,12 +57,12 @@ class ChunkObjects:
         """Return the tokens of an object, ``[num_tokens, token_bytes]``, after verifying that it is the chunk.
 
         Args:
-            chunk_key: That was asked for.
-            data: The object, all its bytes.
-            num_tokens: That the chunk has.
+            chunk_key: Expected identity of the chunk, 32 bytes.
+            data: All bytes of the object, uint8.
+            num_tokens: Number of tokens in the chunk.
 
         Raises:
-            TransferError: ``corrupt`` or ``incompatible``.
+            TransferError: The object is ``corrupt`` or ``incompatible``.
         """
         if len(data) != self.num_bytes(num_tokens):
             raise TransferError(
@@ -77,9 +77,9 @@ class _Part:
     """A partly computed chunk; once complete, a task for a thread.
 
     Args:
-        order: The first of its orders.
-        keeper: Where it belongs.
-        block_bytes: Of one block.
+        order: First save order of the chunk.
+        keeper: Saver that the chunk belongs to.
+        block_bytes: Bytes of one KV block.
     """
 
     def __init__(self, order: SaveChunkOrder, keeper: ChunkSaver, block_bytes: int) -> None:
@@ -125,15 +125,15 @@ class ChunkSaver:
     """Saves the chunks of one rank. Methods run on the backend's thread unless stated otherwise.
 
     Args:
-        shared: Of the connector.
-        pool: The device's blocks.
-        blender: Takes positions out.
+        shared: State shared by both sides of the connector.
+        pool: KV blocks on the device.
+        blender: Removes positions from KV.
         objects: Packs chunks.
 
     Attributes:
-        shared: As above.
-        blender: As above.
-        objects: As above.
+        shared: State shared by both sides of the connector.
+        blender: Removes positions from KV.
+        objects: Packs chunks.
         block_size: Tokens per block.
     """
 
@@ -157,7 +157,7 @@ class ChunkSaver:
         if part is None:
             return
         if not part.take(order, self._pool):
-            self._parts[order.number] = part  # after those that got nothing for longer
+            self._parts[order.number] = part  # at the end: chunks are ordered by when they last got a block
             return
         self._leaving[part.number] = part
         if not self._threads.put(part):

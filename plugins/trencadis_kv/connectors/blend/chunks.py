@@ -19,9 +19,9 @@ __all__ = ["WantedChunk", "WantedChunks", "cut"]
 _MAX_WANTED = 4096
 """Aborted prompts are not reported: their chunks are dropped when others come."""
 _MAX_SHARING = 32
-"""Chunks that are awaited from one block: prompts that begin alike and differ within the chunk may be thousands."""
+"""Most chunks awaited from one block: thousands of prompts may share a beginning and differ within the chunk."""
 _CHUNK_WORK, _NOTED_WORK, _BLOCK_WORK = 128, 128, 16
-"""What a chunk takes besides its tokens, what noting it does, and what each of its blocks does, as so many tokens."""
+"""Work of a chunk besides its tokens, of registering it, and of each of its blocks, in units of one token's work."""
 
 
 def cut(
@@ -30,10 +30,11 @@ def cut(
     """Yield the bounds of chunks, from left to right, as further pieces of the prompt are read.
 
     Args:
-        tokens: The prompt, read up to that piece.
-        chunk_tokens: The longest.
-        min_tokens: The shortest; what is shorter is left out.
-        separator: Tokens at which the prompt is cut first; they stay at the end of what they end.
+        tokens: Prompt, read incrementally.
+        chunk_tokens: Maximum length of a chunk, tokens.
+        min_tokens: Minimum length of a chunk, tokens; shorter pieces are left out.
+        separator: Token ids at which the prompt is cut first; they stay at the end of the chunk before the cut. Empty:
+            none.
     """
     start = read = 0
     while read < len(tokens):
@@ -66,12 +67,12 @@ class WantedChunk:
     """A chunk whose blocks are awaited.
 
     Attributes:
-        number: Names it towards the worker side.
-        tenant: Whose.
-        key: Of the chunk.
-        token_ids: Its tokens.
-        position: Of the first one in the prompt.
-        hashes: Of the blocks it lies in.
+        number: Number of the chunk in messages to the worker side.
+        tenant: Tenant of the prompt.
+        key: Identity of the chunk, 32 bytes.
+        token_ids: Token ids of the chunk, int32.
+        position: Position of the chunk's first token in the prompt.
+        hashes: Hashes of the blocks that contain the chunk.
     """
 
     number: int
@@ -83,13 +84,13 @@ class WantedChunk:
 
 
 class WantedChunks:
-    """Chunks to be saved of prompts that are being computed, by block. One thread.
+    """Chunks to save from prompts that are being computed, indexed by block. One thread.
 
     Args:
         block_size: Tokens per block.
-        chunk_tokens: See :func:`cut`.
-        min_tokens: See :func:`cut`.
-        separator: See :func:`cut`.
+        chunk_tokens: Maximum length of a chunk, tokens; see :func:`cut`.
+        min_tokens: Minimum length of a chunk, tokens; see :func:`cut`.
+        separator: Token ids at which prompts are cut first; see :func:`cut`.
     """
 
     def __init__(self, *, block_size: int, chunk_tokens: int, min_tokens: int, separator: Sequence[int] = ()) -> None:
@@ -116,10 +117,10 @@ class WantedChunks:
         """Register the chunks of a prompt, from left to right; yields the tokens read and hashed since the last yield.
 
         Args:
-            tenant: Whose.
-            tokens: Of its full blocks.
-            block_hashes: Of these.
-            is_kept: Whether a chunk is there already.
+            tenant: Tenant of the prompt.
+            tokens: Tokens of the prompt's full blocks.
+            block_hashes: Hashes of these blocks.
+            is_kept: Returns whether a chunk is stored already.
         """
         size, num_read = self._block_size, 0
         pieces = cut(tokens, chunk_tokens=self._chunk_tokens, min_tokens=self._min_tokens, separator=self._separator)
@@ -178,7 +179,7 @@ class WantedChunks:
         if known is not None and known.hashes == hashes:
             return
         if known is not None:
-            self.drop(known)  # the request that was to compute it may be gone
+            self.drop(known)  # the request that was to compute it may have ended
         chunk = WantedChunk(
             number=next(self._numbers),
             tenant=tenant,

@@ -12,7 +12,7 @@ __all__ = ["BlendConfig"]
 
 @attrs.frozen(kw_only=True)
 class BlendConfig:
-    """Table ``[kv_connector.blend]``: what is kept of prompts, and how it is put together for those that ask for it."""
+    """Table ``[kv_connector.blend]``: which chunks of prompts are kept, and how they are assembled for requests that opt in."""
 
     capacity_bytes: int = setting(4 << 30, "Host memory for chunks.", unit="bytes", validator=ge(1))
     eviction: str = setting(

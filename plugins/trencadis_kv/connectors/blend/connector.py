@@ -1,10 +1,10 @@
 """Connector ``blend``: reuses the KV of text seen before, at other positions and in other order, with little recomputation.
 
     exact prompts ─▶ chunks, without positions ─▶ host memory
-    prompts of requests that ask for it ─▶ chunks found ─▶ positions put in ─▶ what differs most is computed anew
+     prompts of requests that opt in ─▶ chunks found ─▶ positions applied ─▶ tokens that deviate most are recomputed
 
-What comes out is approximate: it is given to requests that ask for it, the answer says so, and nothing of it is ever taken for exact
-KV, neither by this engine's prefix cache nor by another connector.
+The result is approximate: only requests that opt in get it, their responses say so, and neither this engine's prefix
+cache nor another connector stores it as exact KV.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from trencadis_kv.store.store_connector import StoreConnector
 __all__ = ["blend_connector", "make_blend"]
 
 _MAX_CHUNKS = 1 << 17
-"""That are known by their tokens; the store's own room is usually the tighter bound."""
+"""Maximum number of chunks in the index; the store's capacity is usually the tighter limit."""
 
 
 def make_blend(config: BlendConfig, context: ComponentContext) -> StoreConnector:
     """Return a connector with host memory of its own.
 
     Args:
-        config: Its table.
-        context: Makes the eviction policy that the table names.
+        config: Table ``[kv_connector.blend]``.
+        context: Context of the component's factory; makes the configured eviction policy.
     """
     memory = HostMemory(config.capacity_bytes, eviction=context.make("eviction", config.eviction), clock=context.clock)
     return blend_connector(lambda: HostStore(memory), config, context)
@@ -47,8 +47,8 @@ def blend_connector(
 
     Args:
         make_store: Returns a new connection; called once per thread, and may wait and raise.
-        config: Its table.
-        context: Of the component's factory.
+        config: Table ``[kv_connector.blend]``.
+        context: Context of the component's factory.
     """
     shared = BlendShared(
         config=config,

@@ -1,7 +1,7 @@
 """Index of saved chunks, to find them in a prompt at any position. One table per tenant.
 
-A chunk is found by the hash of its first tokens; then its tokens are compared, and it counts as far as they agree. A table knows
-nothing of another tenant's chunks, so that nobody learns what others have asked.
+A chunk is found by the hash of its first tokens; its tokens are then compared, and the beginning that matches is used.
+Each tenant has its own table, so no tenant learns what others have asked.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from trencadis_kv.store.bounded import BoundedDict
 __all__ = ["ChunkIndex", "Tenant", "chunk_key", "tenant_of"]
 
 Tenant: TypeAlias = tuple[str, str]
-"""Cache salt and adapter: who differs in either shares nothing."""
+"""Cache salt and adapter; two requests share chunks only if both are equal."""
 
 _MAX_ALIKE = 8
-"""Chunks that begin alike and are compared: those of a template may be thousands."""
+"""Most chunks with the same beginning that are compared; a template may have thousands."""
 _FILTER_BITS = 1 << 16
 _PLACE_WORK = 3
-"""What a place takes at which a chunk may begin."""
+"""Work per position at which a chunk may begin, in units of one token's work."""
 _COMPARED_WORK = 256
-"""What comparing a text takes, besides its tokens."""
+"""Work per comparison besides its tokens, in units of one token's work."""
 
 
 def tenant_of(request: Request) -> Tenant:
@@ -58,8 +58,8 @@ class ChunkIndex:
     """The tables of all tenants. One thread.
 
     Args:
-        windows: Hashes of as many tokens as the shortest chunk has.
-        max_chunks: Of all tenants; the one that was kept or found longest ago is forgotten first.
+        windows: Window hash; its window is the minimum length of a chunk.
+        max_chunks: Maximum number of chunks of all tenants; the least recently saved or found one is removed first.
     """
 
     def __init__(self, windows: WindowHash, *, max_chunks: int) -> None:
@@ -97,12 +97,12 @@ class ChunkIndex:
     def search(self, tenant: Tenant, token_ids: Int32Array, found: FoundChunks) -> Iterator[int]:
         """Find a tenant's chunks in a prompt, from left to right, without overlaps; the longest if several match at a place.
 
-        Yields the tokens that were hashed and compared for each part of it.
+        Yields the work of each part of the prompt, in tokens hashed and compared.
 
         Args:
-            tenant: Whose.
-            token_ids: The prompt, ``[T]``.
-            found: Takes them.
+            tenant: Tenant whose table is searched.
+            token_ids: Prompt, int32 ``[T]``.
+            found: Receives the chunks.
         """
         window, end = self._windows.window, 0
         step = max(PIECE_TOKENS, window)
@@ -153,7 +153,7 @@ class _Table:
         alike = self._by_first[chunk.first]
         del alike[key]
         if not alike:
-            del self._by_first[chunk.first]  # the filter keeps its bit: it may say yes in vain
+            del self._by_first[chunk.first]  # the filter keeps its bit: false positives are allowed
 
     def begins(self, hashes: Int64Array) -> tuple[list[tuple[int, int]], int]:
         """Return where first tokens of chunks may be, with their hashes, and the number of places tried."""
@@ -162,10 +162,7 @@ class _Table:
         return [(place, found) for place, found in tried if found in self._by_first], len(places)
 
     def longest(self, first: int, token_ids: Int32Array, *, least: int) -> tuple[_Chunk | None, int, int]:
-        """Return the chunk with the longest match and its length; None if no match has ``least`` tokens.
-
-        Last comes how many tokens were compared, and what else it took.
-        """
+        """Return the chunk with the longest match (None if below ``least`` tokens), the match's length, and the work in tokens."""
         best, most, work = None, least - 1, 0
         newest = itertools.islice(reversed(self._by_first.get(first, {}).values()), _MAX_ALIKE)
         for chunk in reversed(list(newest)):

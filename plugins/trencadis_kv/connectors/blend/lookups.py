@@ -19,7 +19,7 @@ from trencadis_kv.store.bounded import BoundedDict
 __all__ = ["CALL_WORK", "BlendLookups", "PromptScan"]
 
 CALL_WORK = 8192
-"""Of one call, in tokens that are read, hashed or compared, about 20 ns each: a fifth of the millisecond that a call may take."""
+"""Work per call, in tokens read, hashed or compared: about 20 ns each, a fifth of the millisecond that a call may take."""
 _MAX_OPEN = 4096
 _MAX_ANSWERED = 64
 
@@ -29,12 +29,12 @@ class PromptScan:
     """Scan of one prompt.
 
     Attributes:
-        request_id: Whose.
-        tenant: Whose.
-        last_hash: Of its last full block: what the prompt is.
-        tokens: Of its full blocks.
-        found: Chunks in them.
-        work: What is left to do; yields how much each part of it was.
+        request_id: Id of the request.
+        tenant: Tenant of the request.
+        last_hash: Hash of the prompt's last full block, which identifies the prompt.
+        tokens: Tokens of the prompt's full blocks.
+        found: Chunks found in these tokens.
+        work: Remaining work; yields the amount of each part, in tokens.
     """
 
     request_id: str
@@ -45,7 +45,7 @@ class PromptScan:
     work: Iterator[int]
 
     def advance(self, budget: int) -> int:
-        """Continue for about a time budget; returns the rest of the budget, above 0 if the scan is complete."""
+        """Continue until the work budget is used; returns the rest of the budget, above 0 if the scan is complete."""
         while budget > 0:
             done = next(self.work, None)
             if done is None:
@@ -62,10 +62,10 @@ class BlendLookups:
     """Scans of prompts. One thread.
 
     Args:
-        index: Of chunks that are kept.
+        index: Index of stored chunks.
         wanted: Chunks that are being computed.
         block_size: Tokens per block.
-        num_first_tokens: Of each chunk, see ``FoundChunks``.
+        num_first_tokens: First tokens of each chunk that are always recomputed; see :class:`FoundChunks`.
     """
 
     def __init__(self, index: ChunkIndex, wanted: WantedChunks, *, block_size: int, num_first_tokens: int) -> None:
@@ -84,8 +84,8 @@ class BlendLookups:
         """Continue a request's scan; returns it when complete, else None.
 
         Args:
-            request: Whose prompt.
-            block_hashes: Of its full blocks.
+            request: Request whose prompt is scanned.
+            block_hashes: Hashes of the prompt's full blocks.
         """
         scan = self._take_scan(request, block_hashes, (self._asked, self._answered), finds=True)
         if scan.advance(CALL_WORK) > 0:
@@ -97,8 +97,8 @@ class BlendLookups:
         """Register the first chunks of a prompt, and the others in later calls of :meth:`advance`.
 
         Args:
-            request: Whose prompt.
-            block_hashes: Of its full blocks.
+            request: Request whose prompt is registered.
+            block_hashes: Hashes of the prompt's full blocks.
         """
         scan = self._take_scan(request, block_hashes, (self._registering,), finds=False)
         if scan.advance(CALL_WORK) <= 0:
@@ -114,7 +114,8 @@ class BlendLookups:
                 del self._registering[request_id]
 
     def keep(self, scan: PromptScan) -> None:
-        """Keep a scan whose hit was not used: a full engine looks up again at every step, and gets the answer at once."""
+        """Keep a scan whose hit was not used: while the engine is full it looks up again at every step, and then gets
+        the answer at once."""
         self._answered[scan.request_id] = scan
 
     def forget(self, request_id: str) -> None:

@@ -37,13 +37,13 @@ class SaveChunkOrder(msgspec.Struct, frozen=True, array_like=True):
     """Copy blocks of a chunk; it is saved once complete. The blocks may be overwritten once the step begins.
 
     Attributes:
-        number: Names the chunk.
-        key: Of the chunk.
-        num_tokens: Of the chunk.
-        position: Of its first token in the prompt that computed it.
-        num_blocks: That it lies in.
-        places: Of the blocks named here among those.
-        blocks: Their ids.
+        number: Number of the chunk.
+        key: Identity of the chunk, 32 bytes.
+        num_tokens: Number of tokens in the chunk.
+        position: Position of the chunk's first token in the prompt that computed it.
+        num_blocks: Number of blocks that contain the chunk.
+        places: Index of each of ``blocks`` among the chunk's blocks.
+        blocks: Ids of the blocks to copy.
     """
 
     number: int
@@ -59,11 +59,11 @@ class ChunkPlace(msgspec.Struct, frozen=True, array_like=True):
     """A chunk, or a part of one, in a prompt.
 
     Attributes:
-        key: Of the chunk.
-        chunk_tokens: All that the chunk has.
-        skip: Tokens of the chunk in front of those meant.
-        position: Of the first one meant, in the prompt.
-        num_tokens: How many are meant.
+        key: Identity of the chunk, 32 bytes.
+        chunk_tokens: Number of tokens in the whole chunk.
+        skip: Tokens of the chunk before the part that is used.
+        position: Position in the prompt of the first token used.
+        num_tokens: Number of tokens used.
     """
 
     key: bytes
@@ -77,12 +77,12 @@ class AssembleOrder(msgspec.Struct, frozen=True, array_like=True):
     """Assemble chunks into blocks.
 
     Attributes:
-        transfer_id: To report it by.
-        token_ids: Of the prompt up to the last block, int32, little endian.
+        transfer_id: Id under which the result is reported.
+        token_ids: Prompt up to the end of the last block, int32, little endian.
         num_exact: Leading tokens whose KV is there already.
-        blocks: Ids of all blocks, those of the exact tokens too.
-        chunks: In the order of their positions.
-        ratio: Of the chunks' tokens, computed anew.
+        blocks: Ids of all blocks, including those of the exact tokens.
+        chunks: Chunks in the order of their positions.
+        ratio: Fraction of the chunks' tokens to recompute, 0 .. 1.
     """
 
     transfer_id: int
@@ -97,10 +97,10 @@ class BlendOrders(msgspec.Struct, frozen=True, array_like=True):
     """Orders for one step.
 
     Attributes:
-        version: Of the message.
-        saves: To copy out, before anything writes to a block.
-        assemblies: To begin.
-        cancels: Transfer ids to give up and release.
+        version: Version of the message.
+        saves: Blocks to copy before anything writes to them.
+        assemblies: Assemblies to begin.
+        cancels: Ids of transfers to cancel and release.
     """
 
     version: int = _VERSION
@@ -120,7 +120,7 @@ def decode_orders(message: bytes) -> BlendOrders:
     """Return the orders of a message. Pure.
 
     Raises:
-        TransferError: It is no message, or of another version.
+        TransferError: The message cannot be decoded, or has another version.
     """
     if not message:
         return BlendOrders()
@@ -147,18 +147,18 @@ class BlendShared:
     """Settings, collaborators and events of one connector.
 
     Attributes:
-        config: Its table.
-        clock: The engine's.
-        identity: Of the model.
+        config: Table ``[kv_connector.blend]``.
+        clock: The engine's clock.
+        identity: Identity of the model.
         make_store: Returns a new connection to the chunks.
-        policy: What is put together.
-        counters: What was done.
-        cost: What reading chunks and computing tokens take.
+        policy: KV policy.
+        counters: Transfer counters.
+        cost: Estimates the time to read chunks and to compute tokens.
         activity: Tasks under way on threads.
         token_bytes: Of a token in a chunk; 0 while nothing blends here: then nothing is kept or found.
-        kept: Numbers of chunks that are in the store by now; the worker side adds, the scheduler side takes.
-        lost: Numbers of chunks that will not be.
-        blended: Transfer ids and the seconds that blending took.
+        kept: Numbers of stored chunks; appended by the worker side, consumed by the scheduler side.
+        lost: Numbers of chunks that will not be stored.
+        blended: Pairs of transfer id and seconds that blending took.
     """
 
     config: BlendConfig
@@ -182,8 +182,8 @@ class BlendShared:
         """Count and log a failure. From any thread.
 
         Args:
-            error: What happened.
-            what: Such as ``load``.
+            error: Error to count and log.
+            what: Operation that failed, such as ``load``.
         """
         self.counters.failed(error.cause)
         logger.warning("KV %s of blend failed (%s): %s", what, error.cause, error)

@@ -35,8 +35,8 @@ def blend_ratio_of(params: Mapping[str, Any] | None, default: float) -> float | 
     """Return the share of tokens to recompute; None if invalid: such a request is computed in full. Pure.
 
     Args:
-        params: The request's.
-        default: For a request that names none.
+        params: Transfer parameters of the request, or None.
+        default: Ratio of a request that names none.
     """
     given = default if params is None else params.get("blend_ratio", default)
     if isinstance(given, bool) or not isinstance(given, int | float) or not 0.0 <= given <= 1.0:
@@ -51,8 +51,8 @@ class WindowHash:
     """Rolling hash of windows. One thread.
 
     Args:
-        window: Tokens of one.
-        base: Of the polynomial, 2 .. 2^31 - 3; by default a secret one.
+        window: Length of a window, tokens.
+        base: Base of the polynomial, 2 .. 2^31 - 3; None: drawn at random.
     """
 
     def __init__(self, window: int, *, base: int | None = None) -> None:
@@ -62,10 +62,10 @@ class WindowHash:
         self._powers = [np.ones(1, np.uint64) for _ in self._bases]
 
     def of(self, token_ids: Int32Array) -> Int64Array:
-        """Return the hash of each window, int64 ``[max(0, T - window + 1)]``. Pure but for a table of powers.
+        """Return the hash of each window, int64 ``[max(0, T - window + 1)]``. Pure except for a cache of powers.
 
         Args:
-            token_ids: ``[T]``.
+            token_ids: Token ids, int32 ``[T]``.
         """
         count = len(token_ids) - self.window + 1
         if count <= 0:
@@ -86,7 +86,7 @@ class WindowHash:
 
 
 PIECE_TOKENS = 1024
-"""That are read at once."""
+"""Number of tokens read at once."""
 
 
 class PromptTokens:
@@ -94,11 +94,11 @@ class PromptTokens:
 
     Args:
         token_ids: The prompt.
-        num_tokens: How many of them are meant.
+        num_tokens: Number of leading tokens to use.
 
     Attributes:
-        array: ``[num_tokens]``; what was not read yet is anything.
-        num_read: Tokens in it that were.
+        array: Token ids, int32 ``[num_tokens]``; undefined after the first ``num_read``.
+        num_read: Number of tokens read so far.
     """
 
     def __init__(self, token_ids: Sequence[int], num_tokens: int) -> None:
@@ -113,7 +113,7 @@ class PromptTokens:
         """Return the array, filled to at least this length.
 
         Args:
-            count: Tokens, at most all.
+            count: Number of tokens, at most all.
         """
         if count > self.num_read:
             self.array[self.num_read : count] = self._token_ids[self.num_read : count]
@@ -126,11 +126,11 @@ class FoundPart:
     """Chunks that fill a prompt after its exact tokens.
 
     Attributes:
-        end: Tokens of the prompt that they reach, a multiple of the block size.
-        places: From left to right.
-        num_tokens: Of the prompt, in them.
-        num_late_tokens: Of those, all but each chunk's first few.
-        num_read_tokens: Of the chunks, whole.
+        end: Position in the prompt at which the last chunk ends, a multiple of the block size.
+        places: Chunks from left to right.
+        num_tokens: Tokens of the prompt that the chunks cover.
+        num_late_tokens: Covered tokens without the first few of each chunk.
+        num_read_tokens: Tokens of the chunks read, counted whole.
     """
 
     end: int
@@ -144,7 +144,7 @@ class FoundChunks:
     """Chunks found in one prompt, from left to right, without overlaps, with running sums.
 
     Args:
-        num_first_tokens: Of each chunk, that are no late ones.
+        num_first_tokens: First tokens of each chunk that do not count as late tokens.
     """
 
     def __init__(self, *, num_first_tokens: int = 0) -> None:
@@ -169,7 +169,7 @@ class FoundChunks:
         """Return the chunks after some tokens, up to the last full block that they reach; None if there are none.
 
         Args:
-            first: Tokens in front that are not wanted: a chunk that begins in them counts from there on.
+            first: Leading tokens of the prompt to leave out; a chunk that begins in them counts from there on.
             block_size: Tokens per block.
         """
         end = self._ends[-1] // block_size * block_size if self._ends else 0
@@ -178,7 +178,7 @@ class FoundChunks:
             return None
         places = self._places[low:high]
         num_tokens, num_late, num_read = (b - a for a, b in zip(self._sums[low], self._sums[high], strict=True))
-        for i in {0, len(places) - 1}:  # none but the outermost can reach over
+        for i in {0, len(places) - 1}:  # only the first and the last can reach beyond the part
             whole, places[i] = places[i], _within(places[i], first, end)
             num_tokens += places[i].num_tokens - whole.num_tokens
             num_late += self._late(places[i]) - self._late(whole)

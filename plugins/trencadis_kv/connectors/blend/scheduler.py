@@ -29,8 +29,8 @@ from trencadis_kv.store.bounded import BoundedDict
 __all__ = ["BlendScheduler", "BlendShare"]
 
 _FIRST_LAYERS = 1.4
-"""Layers that all tokens go through: the first, and that part of the second that comes before its attention. The share of the
-second is that of keys, values and queries in the products of a Llama layer, rounded up."""
+"""Layers that all tokens pass through: the first, and the part of the second before its attention, which is the share
+of the projections to queries, keys and values in the products of a Llama layer, rounded up."""
 _WEIGHT = 0.3
 _LEAST, _MOST = 0.1, 10.0
 
@@ -39,7 +39,7 @@ class BlendShare:
     """Corrects its prediction of blending time from measurements. One thread.
 
     Args:
-        num_layers: Of the model.
+        num_layers: Number of layers of the model.
     """
 
     def __init__(self, *, num_layers: int) -> None:
@@ -47,10 +47,10 @@ class BlendShare:
         self._factor = 1.0
 
     def of(self, share: float) -> float:
-        """Return the share of the time. Pure.
+        """Return blending time as a share of the time that computing the tokens takes. Pure.
 
         Args:
-            share: Of the tokens that go through all layers, 0 .. 1.
+            share: Share of the tokens that pass through all layers, 0 .. 1.
         """
         return self._factor * (self._floor + (1.0 - self._floor) * share)
 
@@ -66,13 +66,13 @@ logger = logging.getLogger("trencadis.kv")
 
 _MAX_PLANS = 4096
 _READ_BYTES = 64 << 20
-"""Of one call of the store, for the prediction: a chunk is about as large as that at most."""
+"""Bytes per call of the store that the prediction assumes: about the size of the largest chunk."""
 _MAX_NEWS, _CHUNK_NEWS = 1024, 48
-"""Blocks of chunks that are learnt of in a call, and what a chunk counts for besides; a look-up, which has other work, learns less."""
+"""Most blocks of stored and lost chunks processed per call, and what a chunk counts besides; a look-up processes a quarter."""
 _MAX_FORGOTTEN = 128
-"""Chunks that are forgotten in a call."""
+"""Most chunks removed from the index per call."""
 _MESSAGE_PARTS = 16384
-"""Blocks and chunks of the assemblies of a message; one that alone has more goes alone."""
+"""Most blocks and chunks of the assemblies in one message; a larger assembly is sent alone."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -80,11 +80,11 @@ class _Plan:
     """Plan of a blended prompt.
 
     Attributes:
-        scan: Of the prompt.
-        num_exact: Leading tokens that the engine has.
-        part: What was found after them.
-        ratio: Of the chunks' tokens, computed anew.
-        predicted_s: What blending is to take; nan: nothing was measured yet.
+        scan: Scan of the prompt.
+        num_exact: Leading tokens whose KV the engine has.
+        part: Chunks found after these tokens.
+        ratio: Fraction of the chunks' tokens to recompute, 0 .. 1.
+        predicted_s: Predicted blending time, seconds; nan: nothing was measured yet.
     """
 
     scan: PromptScan
@@ -98,8 +98,8 @@ class BlendScheduler(KVSchedulerSide, SupportsHandover, SupportsStepTimes, Suppo
     """Finds chunks and decides whether to blend.
 
     Args:
-        shared: Of the connector.
-        index: Of chunks that are kept.
+        shared: State shared by both sides of the connector.
+        index: Index of stored chunks.
         encode: Returns the tokens of a text; may take a while.
     """
 
@@ -255,10 +255,8 @@ class BlendScheduler(KVSchedulerSide, SupportsHandover, SupportsStepTimes, Suppo
         return max(1, sum(1 for _ in itertools.takewhile(lambda total: total <= _MESSAGE_PARTS, parts)))
 
     def _ratio(self, request: Request) -> float | None:
-        """Return the share of tokens to recompute; None if the prompt is computed in full.
-
-        With a share of 1 blending would save nothing, and mark KV as approximate that is exact.
-        """
+        """Return the share of tokens to recompute; None, to compute the prompt in full, if it is invalid or 1, which
+        saves nothing."""
         ratio = blend_ratio_of(request.transfer_params, self._shared.config.ratio)
         if ratio is None:
             logger.info("Request %s: blend_ratio is no number from 0 to 1; it is computed.", request.request_id)
@@ -294,7 +292,7 @@ class BlendScheduler(KVSchedulerSide, SupportsHandover, SupportsStepTimes, Suppo
         return _Plan(scan=scan, num_exact=num_exact, part=part, ratio=ratio)
 
     def _predicted(self, request: Request, plan: _Plan) -> tuple[_Plan, LoadView]:
-        """Return the plan with its predicted time, and the question for the policy."""
+        """Return the plan with its predicted time, and the view of it for the policy."""
         shared, num_tokens = self._shared, plan.part.end - plan.num_exact
         num_free = plan.part.num_late_tokens
         num_anew = num_tokens - num_free + plan.ratio * num_free

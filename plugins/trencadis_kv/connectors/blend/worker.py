@@ -3,7 +3,7 @@
     begin ─▶ waiting ─▶ thread: get ▶ verify ─┬─▶ blend, some layers a step ─▶ loaded
                                               └─▶ failed
 
-Nothing but blending touches a block, so an assembly that is given up is released at once.
+Only blending writes to blocks, so a cancelled assembly is released at once.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from trencadis_kv.store.threads import StoreThreads
 __all__ = ["BlendWorker", "ChunkAssembler"]
 
 _MAX_READ = 2
-"""Assemblies whose chunks are in memory: one that is blended, one that is read meanwhile."""
+"""Most assemblies whose chunks are in memory: one being blended, one being read."""
 
 
 class _Assembly:
     """Assembly of one prompt. A task for a thread, then for the backend's thread.
 
     Args:
-        order: What to assemble.
-        assembler: Where it belongs.
+        order: Order to carry out.
+        assembler: Assembler that the assembly belongs to.
     """
 
     def __init__(self, order: AssembleOrder, assembler: ChunkAssembler) -> None:
@@ -119,14 +119,14 @@ class ChunkAssembler:
     """All assemblies of one rank. Methods run on the backend's thread.
 
     Args:
-        shared: Of the connector.
-        blender: Puts chunks together.
+        shared: State shared by both sides of the connector.
+        blender: Assembles chunks.
         objects: Unpacks chunks.
 
     Attributes:
-        shared: As above.
-        blender: As above.
-        objects: As above.
+        shared: State shared by both sides of the connector.
+        blender: Assembles chunks.
+        objects: Unpacks chunks.
     """
 
     def __init__(self, shared: BlendShared, blender: KVBlender, objects: ChunkObjects) -> None:
@@ -215,7 +215,7 @@ class BlendWorker(KVWorkerSide):
     """Copies chunks out, reads them, and has the backend blend them.
 
     Args:
-        shared: Of the connector.
+        shared: State shared by both sides of the connector.
     """
 
     def __init__(self, shared: BlendShared) -> None:

@@ -16,12 +16,12 @@ class FilesystemConfig(SharedStoreSettings):
     """Table ``[kv_connector.filesystem]``.
 
     Attributes:
-        path: The directory; made if it is missing.
-        max_bytes: Most bytes of objects in it.
-        low_water_ratio: How much of ``max_bytes`` is left when blocks were evicted.
-        min_free_ratio: Share of the disk that saves leave free.
-        fsync: Wait for the disk after each block.
-        trust_others: Use a directory that other users own or can write to, and what they left there.
+        path: Directory of the blocks; created if missing.
+        max_bytes: Maximum size of all objects in the directory, bytes; 0: no limit.
+        low_water_ratio: Fraction of ``max_bytes`` that an eviction leaves.
+        min_free_ratio: Fraction of the disk that saves leave free.
+        fsync: Whether to wait for the disk after each block.
+        trust_others: Whether to use a directory that other users own or can write to, and their objects.
     """
 
     path: str = setting("", "Directory of the blocks; empty: ~/.cache/trencadis/kv, or below $XDG_CACHE_HOME.")

@@ -20,7 +20,7 @@ from trencadis_kv.store.store_connector import store_connector
 __all__ = ["FilesystemStore", "default_path", "make_filesystem"]
 
 _ORDER_NS: Final = 10**6
-"""How much older an object is made than the one before it, so that the end of a chain is evicted before its beginning."""
+"""Difference between the recorded uses of an object and the one before it: the end of a chain is evicted before its beginning."""
 
 
 def default_path() -> Path:
@@ -49,12 +49,12 @@ def make_filesystem(config: FilesystemConfig, context: ComponentContext) -> Conn
 class FilesystemStore(BlockStore):
     """One thread's access to a directory.
 
-    Reads and writes of a local disk are short, and cannot be broken off; those of a network file system that hangs can neither, and
-    take as long as its mount options say. An interrupt is noticed between two objects.
+    Reads and writes cannot be interrupted: on a local disk they are short, on a network file system that hangs they
+    take as long as its mount options say. An interrupt takes effect between two objects.
 
     Args:
-        directory: Where the objects are.
-        room: How much of it may be used; shared by all stores of an engine.
+        directory: Directory of the objects.
+        room: Quota of the directory; shared by all stores of an engine.
     """
 
     def __init__(self, directory: ObjectDirectory, room: DiskQuota) -> None:
@@ -108,7 +108,7 @@ class FilesystemStore(BlockStore):
             except TransferError as error:
                 if error.cause != TransferCause.FULL:
                     raise
-                self._room.refused(str(error))  # a full disk can be read all the same, so it is no failure
+                self._room.refused(str(error))  # a full disk can still be read, so this is no failure
                 return number
         return len(keys)
 
@@ -137,7 +137,7 @@ class FilesystemStore(BlockStore):
         self._interrupted = False
         if (
             writes or not self._is_checked
-        ):  # before writes always: nothing may be written where a disk is no longer mounted
+        ):  # always checked before a write: nothing may be written where a disk is no longer mounted
             self._directory.check()
             self._is_checked = True
 

@@ -1,8 +1,8 @@
 """Disk quota of a directory of blocks, and eviction when it is exceeded.
 
-There is no index: engines share a directory, and each knows what it wrote itself. A sweep now and then looks at every file. It
-begins when the engine does, when about a twentieth of the limit was written since the last, and when the limit is reached. What was
-unused for longest goes first, until the low-water mark is reached; who reads a block that has just gone misses it.
+There is no index: engines share a directory, and each counts only what it wrote itself. A sweep looks at every file. It
+starts with the engine, when about 5 % of the limit was written since the last sweep, and when the limit is reached. It
+evicts the least recently used objects until the low-water mark is reached; a read of an evicted block is a miss.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from trencadis_kv.store.object_directory import ObjectDirectory
 __all__ = ["DiskQuota"]
 
 _SHARE: Final = 0.05
-"""Of the limit: written between two sweeps, and the most by which it may be passed while one runs."""
+"""Fraction of the limit that is written between two sweeps, and the most by which it may be exceeded during one."""
 _STALE_NS: Final = 3600 * 10**9
-"""A file that is being written for so long has lost its writer."""
+"""Age at which the writer of an unfinished file is taken for dead."""
 _REST: Final = 4.0
-"""Times as long as it worked a sweep rests after each folder: it shares its processor with the engine."""
+"""Pause after each folder, as a multiple of the time spent on it: a sweep shares its processor with the engine."""
 _CLOSE_S: Final = 2.0
 _SILENCE_S: Final = 60.0
 _CLAIM: Final = ".sweep"
@@ -40,12 +40,12 @@ class DiskQuota:
     """The limits of one directory, for all stores of one engine. From any thread.
 
     Args:
-        directory: Whose files are counted and deleted.
-        max_bytes: Most bytes of objects; 0: no limit. Several engines pass it by up to a twentieth each.
-        low_water_ratio: A sweep that evicts leaves so much of it.
-        min_free_ratio: Nothing is written to a disk that has less room than this.
-        sweeps: False leaves the directory as it is, for one that is only read.
-        rests: Give way to the engine during a sweep.
+        directory: Directory whose files are counted and deleted.
+        max_bytes: Maximum bytes of objects; 0: no limit. Each of several engines may exceed it by up to 5 %.
+        low_water_ratio: Fraction of ``max_bytes`` that an eviction leaves.
+        min_free_ratio: Fraction of the disk that must stay free; nothing is written below it.
+        sweeps: Whether to sweep; False for a directory that is only read.
+        rests: Whether a sweep pauses between folders, so that the engine can run.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class DiskQuota:
     def sweep(self) -> int:
         """Count all objects, delete leftovers of dead writers, evict to the low-water mark; return the objects evicted.
 
-        While another engine sweeps, nothing is done.
+        Does nothing while another engine sweeps.
 
         Raises:
             TransferError: ``unreachable``: the directory cannot be read.
@@ -172,7 +172,7 @@ class DiskQuota:
         try:
             disk = os.statvfs(self._directory.root)
         except OSError:
-            return True  # the write will say what is wrong
+            return True  # the write reports what is wrong
         free_bytes = disk.f_bavail * disk.f_frsize - num_bytes
         return free_bytes >= self._min_free_ratio * disk.f_blocks * disk.f_frsize
 

@@ -13,7 +13,7 @@ __all__ = ["HostOffloadConfig"]
 
 @attrs.frozen(kw_only=True)
 class HostOffloadConfig(StoreSettings):
-    """Table ``[kv_connector.host_offload]``: how much host memory, and what goes first when it is full."""
+    """Table ``[kv_connector.host_offload]``: size of the host memory, and its eviction policy."""
 
     capacity_bytes: int = setting(
         4 << 30, "Host memory for blocks; taken from the system as it fills.", unit="bytes", validator=ge(1)

@@ -1,7 +1,7 @@
 """Connector ``host_offload``: KV blocks in host memory, for prefixes that do not fit on the device.
 
-The memory is plain: no driver is asked to pin it. It is taken as objects come, object by object, because a codec makes objects of
-any size.
+The memory is pageable: no driver is asked to pin it. Each object is allocated when it is stored, because a codec makes
+objects of any size.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ def make_host_offload(config: HostOffloadConfig, context: ComponentContext) -> C
     """Return a connector with host memory of its own.
 
     Args:
-        config: Its table.
-        context: Makes the eviction policy that the table names.
+        config: Table ``[kv_connector.host_offload]``.
+        context: Context of the component's factory; makes the configured eviction policy.
     """
     memory = HostMemory(config.capacity_bytes, eviction=context.make("eviction", config.eviction), clock=context.clock)
     return store_connector(lambda: HostStore(memory), config, context, name="host_offload", watch=memory.watch)

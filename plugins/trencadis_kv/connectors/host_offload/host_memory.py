@@ -28,13 +28,13 @@ class _Object:
 class HostMemory:
     """Objects by key, up to a number of bytes. From any thread.
 
-    The eviction policy is fed as an engine's is: an object is a block that is in use while it is read or written, and a candidate
-    else. What the policy knows as depth is the place within a call, and there is no salt.
+    The eviction policy gets the same calls as in an engine: an object counts as a block that is in use while it is read
+    or written, and as a candidate otherwise. Its depth is its index within a call, and its salt is empty.
 
     Args:
-        capacity_bytes: Of all objects.
-        eviction: Chooses the objects to evict; not shared.
-        clock: The engine's.
+        capacity_bytes: Maximum bytes of all objects.
+        eviction: Eviction policy that chooses the objects to evict; not shared.
+        clock: The engine's clock.
     """
 
     def __init__(self, capacity_bytes: int, *, eviction: EvictionPolicy, clock: Clock) -> None:
@@ -141,7 +141,7 @@ class HostStore(BlockStore):
     """One thread's access to the memory; its calls do not block.
 
     Args:
-        memory: That all threads share.
+        memory: Host memory that all threads share.
     """
 
     def __init__(self, memory: HostMemory) -> None:

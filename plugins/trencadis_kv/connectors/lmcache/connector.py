@@ -23,8 +23,8 @@ class LMCacheStore(BlockStore):
     """One thread's access to LMCache; its calls use buffers of their own, since they cannot be interrupted.
 
     Args:
-        client: Of the connector.
-        config: Of the connector.
+        client: Client shared by all stores of the connector.
+        config: Table ``[kv_connector.lmcache]``.
     """
 
     def __init__(self, client: LMCacheClient, config: LMCacheConfig) -> None:
@@ -68,7 +68,8 @@ class LMCacheStore(BlockStore):
         """Store objects while there is memory; returns when they are there.
 
         Raises:
-            TransferError: ``unreachable``, ``deadline``, ``cancelled``; ``raised``: LMCache took them and has them not.
+            TransferError: ``unreachable``, ``deadline``, ``cancelled``; ``raised``: LMCache accepted objects that it
+                does not hold.
         """
         copies = [bytearray().join(pieces) for pieces in objects]
         timeout_s = self._config.io_timeout_s

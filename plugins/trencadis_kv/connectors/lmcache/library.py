@@ -1,7 +1,8 @@
 """Wrapper of the used parts of LMCache: its storage manager, with keys and objects of this project.
 
-Its engine would cut prompts into chunks and name them by 64-bit hashes that know neither tenant nor model revision. Here an object's
-whole key is a tag of its own, which is part of the name that LMCache gives it in every store.
+LMCache's engine would split prompts into chunks and name them by 64-bit hashes that cover neither tenant nor model
+revision. Here the whole key of an object is passed as a tag, which is part of the object's name in every store of
+LMCache.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ __all__ = ["LMCacheClient", "LMCacheLibrary", "check_package"]
 _NAP_S: Final = 0.001
 _CLOSE_S: Final = 2.0
 _HASH_BYTES: Final = 7
-"""LMCache's field is 64 bits wide, with a sign in some stores."""
+"""Bytes of the hash: LMCache's field is 64 bits wide, with a sign in some stores."""
 
 
 def check_package() -> None:
@@ -45,11 +46,11 @@ class LMCacheLibrary:
     """LMCache's storage manager. From any thread.
 
     Args:
-        config: Of the connector.
+        config: Table ``[kv_connector.lmcache]``.
     """
 
     def __init__(self, config: LMCacheConfig) -> None:
-        os.environ.setdefault("LMCACHE_TRACK_USAGE", "false")  # else it tells its makers
+        os.environ.setdefault("LMCACHE_TRACK_USAGE", "false")  # else LMCache reports usage to its developers
         os.environ.setdefault("LMCACHE_LOG_LEVEL", "WARNING")
         self._torch = importlib.import_module("torch")
         self._make_key = importlib.import_module("lmcache.utils").CacheEngineKey
@@ -95,12 +96,12 @@ class LMCacheLibrary:
     def _removes(self, place: Any) -> bool:
         """Return whether a store can remove objects. LMCache logs a traceback for each removal from one that cannot."""
         connection = getattr(place, "connection", None)
-        connector = getattr(connection, "_connector", connection)  # within the one that measures it
+        connector = getattr(connection, "_connector", connection)  # the connector inside the wrapper that measures it
         return connector is None or type(connector).remove_sync is not self._connector_base.remove_sync
 
     def _key(self, key: str) -> Any:
         number = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=_HASH_BYTES).digest(), "big")
-        tags = {"lmcache.tag.kv": key.replace("/", "~")}  # what is in no key
+        tags = {"lmcache.tag.kv": key.replace("/", "~")}  # "~" is in no key
         return self._make_key("trencadis", 1, 0, number, self._torch.uint8, tags)
 
     def _start(self, config: LMCacheConfig) -> Any:
@@ -130,7 +131,7 @@ class LMCacheClient:
     """Shared instance, started on first use, closed with the last store. From any thread.
 
     Args:
-        config: Of the connector.
+        config: Table ``[kv_connector.lmcache]``.
     """
 
     def __init__(self, config: LMCacheConfig) -> None:
@@ -155,7 +156,7 @@ class LMCacheClient:
             if self._library is None:
                 try:
                     self._library = LMCacheLibrary(self._config)
-                except Exception as error:  # of many classes, from many packages
+                except Exception as error:  # exceptions of many classes, from many packages
                     raise TransferError(
                         f"LMCache does not start: {type(error).__name__}: {error}.",
                         cause=TransferCause.UNREACHABLE,
@@ -167,7 +168,7 @@ class LMCacheClient:
         """Wait until objects that were begun to be stored are there: LMCache stores them asynchronously.
 
         Raises:
-            TransferError: They do not appear: LMCache says so nowhere else.
+            TransferError: Objects do not appear in time, which LMCache reports nowhere else.
         """
         library, until_s, left = self.library(), time.monotonic() + timeout_s, list(keys)
         while left := [key for key in left if not library.holds(key)]:

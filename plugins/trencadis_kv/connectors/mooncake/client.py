@@ -1,7 +1,7 @@
 """Client of a Mooncake store, shared by all threads of a connector.
 
-The library holds Python's lock while a client is set up, up to ten minutes with a master that does not answer, and while it is closed.
-So a process of its own sets one up first, and a client is closed only when the master has just answered.
+The library holds the GIL while a client is set up, up to ten minutes if the master does not answer, and while a client
+is closed. So a setup is tried in another process first, and a client is closed only if the master has just answered.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["MooncakeClient", "check_package"]
 logger = logging.getLogger("trencadis.kv.mooncake")
 
 _SMALLEST_BYTES: Final = 16 << 20
-"""Of the library's own buffer, which nothing here goes through."""
+"""Size of the library's own buffer, which this module does not use."""
 _TRY: Final = """
 import json, os, sys
 from mooncake.store import MooncakeDistributedStore
@@ -40,9 +40,9 @@ def check_package() -> None:
     """Import the package.
 
     Raises:
-        ConfigError: It is missing, or a system library that it needs.
+        ConfigError: The package, or a system library that it needs, is missing.
     """
-    os.environ.setdefault("MC_LOG_LEVEL", "ERROR")  # it says a page at every set-up; who wants that sets the variable
+    os.environ.setdefault("MC_LOG_LEVEL", "ERROR")  # it logs a page at every setup; set the variable to see it
     try:
         importlib.import_module("mooncake.store")
     except ImportError as error:
@@ -61,7 +61,7 @@ class MooncakeClient:
     """Shared client, set up on first use, closed with the last store. From any thread.
 
     Args:
-        config: Of the connector.
+        config: Table ``[kv_connector.mooncake]``.
     """
 
     def __init__(self, config: MooncakeConfig) -> None:

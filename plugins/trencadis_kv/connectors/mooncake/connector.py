@@ -1,6 +1,6 @@
 """KV blocks in the memory of several engines, shared through a Mooncake store: one object per block.
 
-Source: Mooncake, ``mooncake-store/include/types.h``; when 0.3.13 returns which was tried.
+Source: Mooncake, ``mooncake-store/include/types.h``; trials with 0.3.13 showed which code it returns when.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ __all__ = [
 ]
 
 FULL: Final = -200
-"""No memory for an object."""
+"""Code: no memory for an object."""
 MISSING: Final = -704
 EXISTS: Final = -705
 ABSENT: Final = frozenset({MISSING, -600, -702, -703, -707, -710, -712, -800})
-"""No object, one that is longer than it should be or not whole yet, or one whose holder is gone or slow."""
+"""Codes: no object, one that is too long or incomplete, or one whose holder is gone or slow."""
 
 _MASTER: Final = range(-1099, -899)
 
@@ -48,7 +48,7 @@ def transfer_error(code: int, master: str) -> TransferError:
     """Return the transfer error for a code of the library. Pure.
 
     Args:
-        code: Negative.
+        code: Code of the library, negative.
         master: Address of the master.
     """
     if code in _MASTER:
@@ -68,13 +68,13 @@ class IOWorker:
     """A registered buffer and the calls that use it. One caller at a time.
 
     Args:
-        library: The client.
-        num_bytes: Of the buffer.
-        left: Counts calls that were abandoned.
+        library: Client object of the library.
+        num_bytes: Size of the buffer, bytes.
+        left: Counter of abandoned calls.
 
     Attributes:
-        data: The buffer, ``[num_bytes]``; not to be touched after a call was abandoned.
-        address: Of its first byte.
+        data: Buffer, uint8 ``[num_bytes]``; must not be accessed after a call was abandoned.
+        address: Address of the first byte of ``data``.
     """
 
     def __init__(self, library: Any, num_bytes: int, *, left: AbandonedCalls) -> None:
@@ -149,9 +149,9 @@ class MooncakeStore(BlockStore):
     """One thread's access to the pool.
 
     Args:
-        client: Of the connector.
-        bad: Of the connector.
-        config: Of the connector.
+        client: Client shared by all stores of the connector.
+        bad: Keys with unusable objects, shared by all stores of the connector.
+        config: Table ``[kv_connector.mooncake]``.
     """
 
     def __init__(self, client: MooncakeClient, bad: BadKeys, config: MooncakeConfig) -> None:
@@ -179,7 +179,7 @@ class MooncakeStore(BlockStore):
         return len(keys)
 
     def get(self, keys: Sequence[str], targets: Sequence[memoryview]) -> Sequence[int]:
-        """Read objects, through a buffer of its own: a read that ends late cannot write to reused memory.
+        """Read objects through the store's own buffer, so that a read that ends late cannot write to reused memory.
 
         Raises:
             TransferError: ``unreachable``, ``deadline`` or ``cancelled``.

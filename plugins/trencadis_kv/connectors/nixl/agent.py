@@ -1,8 +1,8 @@
 """A NIXL agent: memory that other engines may write to, and writes to theirs.
 
-A write cannot be broken off: when its handle is released, and even when the other agent is removed, its bytes still arrive. What ends
-them is the end of the agent that they come from or go to. So an agent whose memory may still be written to is replaced by another,
-with a name and memory of its own, and closed when it is unused.
+A write cannot be cancelled: its bytes still arrive after its handle is released, and even after the other agent is
+removed. It ends only with the agent that the bytes come from or go to. So an agent whose memory may still be written to
+is replaced by another, with its own name and memory, and closed when it is unused.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ProgressThread:
     """Calls a function repeatedly while it has users; the thread starts with the first one.
 
     Args:
-        progress: The function; must not raise.
+        progress: Function to call; must not raise.
     """
 
     def __init__(self, progress: Callable[[], None]) -> None:
@@ -81,7 +81,7 @@ _DONE: Final = "DONE"
 _UNDER_WAY: Final = "PROC"
 _GLANCE_S: Final = 0.05
 _MAX_OTHERS: Final = 256
-"""More agents are not remembered: consumers come and go, each with a name of its own."""
+"""Most remote agents that stay registered: consumers come and go, each with a name of its own."""
 
 
 def check_package() -> Any:
@@ -111,7 +111,7 @@ def tell_ucx(config: NixlConfig) -> None:
     """Set the environment variables of UCX that are not set."""
     os.environ.setdefault("UCX_LOG_FILE", "stderr")  # the standard output belongs to the command
     if config.protocol == "tcp":
-        # With the RDMA modules a process may crash at its end: two copies of libnl meet.
+        # With the RDMA modules a process may crash at exit: two copies of libnl are loaded.
         os.environ.setdefault("UCX_MODULES", "^ib")
     if config.transports:
         os.environ.setdefault("UCX_TLS", config.transports)
@@ -123,17 +123,17 @@ class NixlAgent:
     """Registered memory in pieces, and its NIXL agent. From any thread.
 
     Args:
-        library: See :func:`check_package`.
-        num_pieces: How many.
-        num_rows: Blocks of a piece.
-        block_bytes: Of a block.
+        library: Module that :func:`check_package` returned.
+        num_pieces: Number of pieces of memory.
+        num_rows: Blocks per piece.
+        block_bytes: Bytes per block.
 
     Attributes:
-        name: Of this one incarnation.
-        metadata: What other agents have to know.
-        pump: Must run while others write to this one's memory.
-        num_users: Who has pieces of it.
-        num_lost: Pieces that may still be written to.
+        name: Name of the agent, unique to this instance.
+        metadata: Metadata by which other agents register this one.
+        pump: Progress thread; must run while others write to this agent's memory.
+        num_users: Number of users that hold pieces.
+        num_lost: Number of pieces that may still be written to.
     """
 
     def __init__(self, library: Any, *, num_pieces: int, num_rows: int, block_bytes: int) -> None:
@@ -191,12 +191,12 @@ class NixlAgent:
         """Write the beginning of a piece to another agent's memory; returns when it is complete.
 
         Args:
-            piece: Of ours. After an error it is not given back by the caller: it is, when nothing reads it any more.
-            num_bytes: Of it.
-            metadata: Of the other agent.
-            address: In its memory.
-            timeout_s: The longest wait.
-            is_gone: Whether no thread waits for it any more.
+            piece: Index of the piece. After an error the agent frees it once nothing reads it; the caller must not.
+            num_bytes: Number of bytes to write, from the start of the piece.
+            metadata: Metadata of the other agent.
+            address: Target address in the other agent's memory.
+            timeout_s: Longest wait, seconds.
+            is_gone: Returns whether the other engine is gone.
 
         Raises:
             TransferError: ``deadline``, ``unreachable`` or ``cancelled``.
@@ -215,7 +215,7 @@ class NixlAgent:
             with self._lock:
                 self._undone.append((handle, piece))
             raise
-        except Exception as error:  # of many classes of the library's own
+        except Exception as error:  # exceptions of many classes of the library's own
             with self._lock:
                 self._forget(metadata)
                 self._release(handle)

@@ -13,9 +13,9 @@ __all__ = ["NixlConfig"]
 
 @attrs.frozen(kw_only=True)
 class NixlConfig(P2PConfig):
-    """Table ``[kv_connector.nixl]``: that of ``p2p``, and the memory and network that blocks go through.
+    """Table ``[kv_connector.nixl]``: the options of ``p2p``, and the memory and network that blocks go through.
 
-    What is said to UCX is said to the whole process, in its environment; variables that are set there already are left alone.
+    Options of UCX are set as environment variables of the whole process; variables that are already set are left alone.
     """
 
     protocol: str = setting(

@@ -1,7 +1,7 @@
 """Connector ``nixl``: the connector ``p2p`` with NIXL as transport.
 
-It is the producer that writes, and not the consumer that reads: a producer whose consumer vanished in the middle of a read was ended by
-UCX, with all that it served.
+The producer writes; the consumer does not read: UCX ended a producer, with all requests that it served, when its
+consumer vanished in the middle of a read.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ __all__ = ["NixlTransport", "make_nixl"]
 logger = logging.getLogger("trencadis.kv.nixl")
 
 _NUM_LENT: Final = 2
-"""One is written to while the other is verified."""
+"""Pieces that a pull lends: one is written to while the other is verified."""
 _LOST_RATIO: Final = 0.25
-"""With so much of its memory lost an agent is replaced."""
+"""Share of an agent's memory that may be lost before the agent is replaced."""
 
 
 class _Target(msgspec.Struct, array_like=True):
@@ -53,7 +53,7 @@ class NixlTransport(Transport):
     """Agents of one engine: the present one, and older ones whose memory is still in use.
 
     Args:
-        config: Of the connector.
+        config: Table ``[kv_connector.nixl]``.
     """
 
     name = "nixl"
@@ -70,13 +70,13 @@ class NixlTransport(Transport):
         """Start an agent.
 
         Raises:
-            ConfigError: NIXL cannot.
+            ConfigError: NIXL does not start.
         """
         self._block_bytes = block_bytes
         tell_ucx(self._config)
         try:
             self._agent = self._start()
-        except Exception as error:  # of many classes of the library's own
+        except Exception as error:  # exceptions of many classes of the library's own
             raise ConfigError(
                 f"kv_connector.name = 'nixl': NIXL does not start: {error}.",
                 hint="Correct kv_connector.nixl.transports and devices, and the variables UCX_* of the environment.",
@@ -93,7 +93,7 @@ class NixlTransport(Transport):
         return _NixlReceiveBuffer(self, agent, pieces)
 
     def flight(self, target: bytes) -> Flight | None:
-        """Return a way to a receive buffer."""
+        """Return a flight to a receive buffer; None while no piece is free."""
         try:
             found = msgspec.msgpack.decode(target, type=_Target)
         except msgspec.MsgspecError as error:
@@ -121,7 +121,7 @@ class NixlTransport(Transport):
         """Called when a user of an agent is done with it.
 
         Args:
-            agent: Which.
+            agent: Agent that the user has left.
             num_lost: Pieces that a producer may still write to.
         """
         with self._lock:
@@ -144,7 +144,7 @@ class NixlTransport(Transport):
         )
 
     def _replace(self) -> None:
-        """Start another agent; until then bytes go over the connections."""
+        """Start another agent; until it runs, blocks go over the TCP connections."""
         logger.warning("Engines that were pulled from may still write to this one's memory: NIXL is started anew.")
         try:
             agent = self._start()
@@ -225,7 +225,7 @@ class _NixlFlight(Flight):
                 is_gone=is_gone,
             )
         except TransferError:
-            self._is_ours = False  # it is given back when nothing reads it any more
+            self._is_ours = False  # the agent frees the piece once nothing reads it
             raise
 
     def close(self) -> None:
@@ -239,8 +239,8 @@ def make_nixl(config: NixlConfig, context: ComponentContext) -> ConnectorPair:
     """Return the connector of one engine.
 
     Args:
-        config: Its table.
-        context: With the model's facts.
+        config: Table ``[kv_connector.nixl]``.
+        context: Context of the component's factory, with the model's facts.
 
     Raises:
         ConfigError: The package nixl is missing.
@@ -250,8 +250,6 @@ def make_nixl(config: NixlConfig, context: ComponentContext) -> ConnectorPair:
     check_secret(config, name="nixl")
     model = "" if context.model is None else context.model.identity
     transport = NixlTransport(config)
-    config = attrs.evolve(
-        config, max_pushed_bytes=0
-    )  # what comes along with a prefill response comes over the connection
+    config = attrs.evolve(config, max_pushed_bytes=0)  # no push: pushed blocks would go over the TCP connection
     node = Node(config, clock=context.clock, model=model, name="nixl", transport=transport, codec=codec_of(context))
     return ConnectorPair(scheduler=P2PScheduler(node, policy_of(context)), worker=P2PWorker(node))

@@ -14,7 +14,7 @@ from trencadis_kv.connectors.p2p.params import address_of, peer_of
 __all__ = ["P2PConfig", "check_hold", "check_secret"]
 
 _LEAST_SECRET: Final = 16
-"""Characters: who listens on the wire may try out shorter ones."""
+"""Minimum length of the secret, characters: an eavesdropper could try out shorter ones."""
 
 
 def _are_peers(_: object, attribute: attrs.Attribute[Any], peers: tuple[str, ...]) -> None:
@@ -35,7 +35,7 @@ def _are_addresses(_: object, attribute: attrs.Attribute[Any], names: tuple[str,
 
 @attrs.frozen(kw_only=True)
 class P2PConfig:
-    """Table ``[kv_connector.p2p]``: where this engine offers its blocks, and from whom it takes some."""
+    """Table ``[kv_connector.p2p]``: addresses, limits and timeouts of the exchange with other engines."""
 
     host: str = setting("127.0.0.1", "Address to listen on for engines that pull blocks from here.")
     port: int = setting(0, "Port to listen on; 0: any that is free.", validator=and_(ge(0), le(65535)))
@@ -183,9 +183,9 @@ def check_hold(config: P2PConfig, context: ComponentContext, *, name: str) -> No
     """Refuse a hold time at which the engine would close the connector. Pure.
 
     Args:
-        config: Of the connector.
-        context: Of the engine.
-        name: Of the connector's table.
+        config: Table of the connector.
+        context: Context of the component's factory.
+        name: Name of the connector's table, such as ``p2p``.
 
     Raises:
         ConfigValueError: ``max_hold_s`` is not less than ``cache.release_timeout_s``.
@@ -202,8 +202,8 @@ def check_secret(config: P2PConfig, *, name: str) -> None:
     """Refuse to run without a secret of sufficient length. Pure.
 
     Args:
-        config: Of the connector.
-        name: Of the connector's table.
+        config: Table of the connector.
+        name: Name of the connector's table, such as ``p2p``.
 
     Raises:
         ConfigValueError: ``secret`` is missing or short.

@@ -1,10 +1,11 @@
 """Connector ``p2p``: KV blocks from engine to engine; a prefill engine holds the blocks of a prefix, a decode engine pulls them.
 
-They go over TCP, and between engines of one machine through memory that both see.
+Blocks go over TCP, and between engines of one machine through shared memory.
 
-Prefill first: a router sends a request to a prefill engine with ``kv_transfer_params`` that ask for a remote decode, and sends it on to a
-decode engine with the parameters of the answer. Decode first: the request stays where it came, and that engine sends the prompt to one of
-its ``prefill_engines``. Every failure costs the time until it is noticed, and the prefix is computed where the request is.
+Prefill first: a router sends the request to a prefill engine with ``kv_transfer_params`` that ask for a remote decode,
+and then to a decode engine with the parameters of the response. Decode first: the decode engine gets the request, and
+sends the prompt to one of its ``prefill_engines``. After a failure the engine that has the request computes the prefix;
+the failure costs the time until it is noticed.
 """
 
 from __future__ import annotations
@@ -46,15 +47,15 @@ __all__ = ["P2PScheduler", "make_p2p"]
 logger = logging.getLogger("trencadis.kv.p2p")
 
 _MAX_ENTRIES: Final = 4096
-"""Look-ups whose requests have not come back; those that were aborted never do."""
+"""Most look-ups kept for requests that have not come back; aborted requests never do."""
 
 
 def make_p2p(config: P2PConfig, context: ComponentContext) -> ConnectorPair:
     """Return the connector of one engine.
 
     Args:
-        config: Its table.
-        context: With the model's facts.
+        config: Table ``[kv_connector.p2p]``.
+        context: Context of the component's factory, with the model's facts.
 
     Raises:
         ConfigValueError: Blocks would be held until the engine closes the connector, or there is no secret.
@@ -73,8 +74,8 @@ class P2PScheduler(
     """Holds the blocks of prefills for decode engines, and finds the prefixes that other engines hold.
 
     Args:
-        node: What both sides share.
-        policy: Says which prompts other engines compute.
+        node: State shared by both sides.
+        policy: KV policy that chooses which prompts other engines compute; None: the default.
     """
 
     def __init__(self, node: Node, policy: KVPolicy | None = None) -> None:
@@ -145,7 +146,7 @@ class P2PScheduler(
         prefix, request_id = self._found.pop(transfer_id)
         self._unused.pop(request_id, None)
         self._delegation.loading(request_id)
-        # Counted here: a hit that there is no room for is looked up again.
+        # Hits are counted here: one for which no blocks are free is looked up again.
         self._node.metrics.looked_up("hit")
         order = LoadOrder(
             transfer_id=transfer_id,
@@ -174,7 +175,7 @@ class P2PScheduler(
         """Do nothing: no blocks are saved."""
 
     def on_cache_hit(self, request: Request, *, num_tokens: int) -> None:
-        """Keep the number for the engine that continues the request."""
+        """Keep the number of cached tokens for the engine that continues the request."""
         self._num_cached[request.request_id] = num_tokens
 
     def on_finished(self, request: Request, *, blocks: Sequence[int]) -> int | None:

@@ -41,20 +41,20 @@ class DelegatedPrefill:
     """One prefill delegated to one engine; :meth:`run` on a thread of its own, the rest from any.
 
     Args:
-        engine: That computes the prompt.
-        request: Whose prompt.
-        node: This engine, after its start.
-        timeout_s: The longest wait for the response.
+        engine: Prefill engine that computes the prompt.
+        request: Request whose prompt is computed.
+        node: State shared by both sides, after its start.
+        timeout_s: Longest wait for the response, seconds.
         sampling: Packed sampling fingerprint; empty: no first token is requested.
         push: Receives pushed blocks; None: no push is requested.
-        num_skipped: Leading blocks of the prompt that are here already.
+        num_skipped: Leading blocks of the prompt that this engine already has.
 
     Attributes:
-        engine: As given.
-        prefix: Where the blocks are held, after the response.
-        first: The token after the prompt, if that came with the response.
-        error: Why there is no response.
-        is_done: There is a response or an error, or it was withdrawn.
+        engine: Prefill engine that computes the prompt.
+        prefix: Location of the blocks; None before the response.
+        first: First token; None if the response had none.
+        error: Reason why there is no response; None otherwise.
+        is_done: True once there is a response or an error, or the request was withdrawn.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class DelegatedPrefill:
 _MAX_TRIES: Final = 2
 _MAX_LOADING: Final = 4096
 _AFFINE_BLOCKS: Final = 4
-"""Prompts that agree in so many leading blocks count as beginning alike."""
+"""Number of leading blocks that select the preferred engine: prompts that agree in them go to the same one."""
 _LEAST_WAIT_S: Final = 0.5
 _PULL_BYTES: Final = 1 << 20
 
@@ -199,7 +199,7 @@ _GONE: Final = (TransferCause.UNREACHABLE, TransferCause.INCOMPATIBLE)
 
 
 class Pending(enum.Enum):
-    """Result of a delegated prefill without response so far."""
+    """Result for a delegated prefill that has no response yet."""
 
     PENDING = enum.auto()
 
@@ -307,7 +307,7 @@ class Delegation:
         node = self._node
         engines = self._candidates(tried)
         num_tokens = len(request.prompt_token_ids) - num_local_tokens
-        # What is left of a block is computed here in any case.
+        # A partial last block is always computed here.
         if node.identity is None or not engines or len(block_hashes) * node.block_size <= num_local_tokens:
             return None
         view = self._view(request, block_hashes, num_tokens, engines)
@@ -319,7 +319,7 @@ class Delegation:
         engine.num_sent_tokens += num_tokens
         num_local = num_local_tokens // node.block_size
         sampling = node.fingerprint.pack(request) if node.fingerprint and wants_token else b""
-        is_all = bool(sampling) and request.params.max_tokens == 1  # the token alone is an answer
+        is_all = bool(sampling) and request.params.max_tokens == 1  # the first token completes the request
         prefill = DelegatedPrefill(
             engine,
             request,
@@ -331,7 +331,7 @@ class Delegation:
         )
         delegated = _Delegated(prefill, tried | {engine.name}, has_given_token=not wants_token)
         self._delegated[request.request_id] = delegated
-        if self._threads is None:  # as many again may still receive blocks of prompts that are back
+        if self._threads is None:  # twice the limit: prefills that have a response may still receive pushed blocks
             self._threads = ThreadPoolExecutor(
                 2 * node.config.max_delegated_prefills, thread_name_prefix="trencadis-p2p-delegate"
             )

@@ -16,12 +16,12 @@ __all__ = ["P2PMetrics"]
 
 
 class P2PMetrics(TransferCounters):
-    """Counters of one connector; what is sent has the direction ``send``. From any thread.
+    """Counters of one connector; sent blocks have the direction ``send``. From any thread.
 
     Args:
-        holds: What it keeps.
-        peers: What it knows of others.
-        name: Of the connector.
+        holds: Blocks held for other engines.
+        peers: Allowed engines and their failures.
+        name: Name of the connector.
     """
 
     def __init__(self, holds: Holds, peers: Peers, *, name: str = "p2p") -> None:
@@ -65,7 +65,7 @@ class P2PMetrics(TransferCounters):
 
         Args:
             end: ``sent`` or ``received``.
-            num_bytes: As in the pool.
+            num_bytes: Size of the blocks in the KV pool, bytes.
         """
         self._pushed.labels(self._name, end).inc(num_bytes)
 
@@ -74,7 +74,7 @@ class P2PMetrics(TransferCounters):
 
         Args:
             way: Name of a transport, or ``connection``.
-            num_bytes: As in the pool.
+            num_bytes: Size of the blocks in the KV pool, bytes.
         """
         self._pulled.labels(self._name, way).inc(num_bytes)
 

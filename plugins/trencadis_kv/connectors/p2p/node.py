@@ -28,32 +28,32 @@ class Node:
     """One engine as a peer of others. Both sides run in one process, with one rank.
 
     Args:
-        config: The connector's.
+        config: Table of the connector.
         clock: Source of time.
         model: Identity of the model.
-        name: Of the connector.
-        transport: Another way for the bytes of blocks than TCP.
-        codec: In which form blocks travel; None: as they are.
+        name: Name of the connector.
+        transport: Transport of block bytes besides TCP; None: TCP only.
+        codec: KV codec of blocks in transit; None: unencoded.
 
     Attributes:
-        config: As given.
-        transport: As given.
-        engine: Its id, of this one process.
-        holds: Blocks kept for others.
-        peers: What is known of others.
+        config: Table of the connector.
+        transport: Transport of block bytes besides TCP; None: TCP only.
+        engine: Random id of this engine, new in each process.
+        holds: Blocks held for other engines.
+        peers: Allowed engines and their failures.
         background_calls: Short calls to other engines.
-        metrics: What is counted.
-        cost: What computing and pulling take here.
-        pace: When pulls give way to steps.
-        remote_prefills: Prompts that are computed for others.
-        pushes: Blocks that other engines send along with their prefill responses.
-        fingerprint: Of sampling here; None: first tokens are not chosen by other engines.
-        registry: Engines that compute prompts for this one.
-        server: Gives blocks to others.
-        block_size: Tokens of a block; 0 before :meth:`start`.
-        block_bytes: Bytes of a block; 0 before :meth:`start`.
-        identity: What it says of itself; None before :meth:`start`.
-        pool: The device's blocks; None before the worker side has them.
+        metrics: Metrics of the connector.
+        cost: Estimates the time to compute tokens and to pull blocks.
+        pace: Throttles pulls while the engine computes.
+        remote_prefills: Prompts computed for other engines.
+        pushes: Receives blocks that other engines push after their prefill responses.
+        fingerprint: Sampling fingerprint of this engine; None: other engines choose no first tokens.
+        prefill_pool: Engines that compute prompts for this one.
+        server: Serves blocks to other engines.
+        block_size: Tokens per block; 0 before :meth:`start`.
+        block_bytes: Bytes per block; 0 before :meth:`start`.
+        identity: Identity that this engine presents in handshakes; None before :meth:`start`.
+        pool: Access to the blocks on the device; None until the worker side registers it.
     """
 
     def __init__(
@@ -103,12 +103,13 @@ class Node:
         """Listen for other engines.
 
         Args:
-            layout: Of the blocks.
+            layout: KV layout of the device's blocks.
 
         Raises:
             ConfigValueError: The address or the port cannot be listened on.
         """
-        # Engines of different codecs are told so when they meet, not block by block.
+        # The codec is part of the identity: engines of different codecs refuse each other in the handshake, not block
+        # by block.
         model = f"{self._model}\0codec {self._codec.flags}" if self._codec.flags else self._model
         self.identity = self.background_calls.identity = Identity(
             engine=self.engine,

@@ -1,7 +1,7 @@
 """Transfer parameters of a request, from the engine that computed its prefix to the one that continues it, named as in vLLM.
 
-A request with ``do_remote_decode`` is a prefill: its blocks are kept, and the answer's parameters say where. A request with those
-parameters has ``do_remote_prefill``: its prefix is pulled. A router need only carry them over.
+A request with ``do_remote_decode`` is a prefill: its blocks are held, and the response's parameters say where. A
+request with these parameters has ``do_remote_prefill``: its prefix is pulled. A router need only copy the parameters.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ __all__ = ["ANY_PORT", "KeyCheck", "RemotePrefix", "address_of", "handover_param
 logger = logging.getLogger("trencadis.kv.p2p")
 
 ANY_PORT: Final = 0
-"""Of a peer whose ports are all allowed."""
+"""Port of a peer of which all ports are allowed."""
 
 _MAX_NAMED_BLOCKS: Final = 1024
-"""For routers that look whether there are any; who pulls names blocks by their hashes."""
+"""Most block ids in the parameters: routers only check whether there are any, and a pull names blocks by their hashes."""
 _MAX_CHARACTERS: Final = 256
 _DEFAULT_LEASE_S: Final = 30.0
 _KEYS: Final = (
@@ -40,9 +40,10 @@ _KEYS: Final = (
     "tp_size",
 )
 _MISSPELT: Final = 0.9
-"""How alike a key is to one of ours, 0 to 1, to be taken for it; other engines' remote_notify_port is 0.76 alike to remote_port."""
+"""Least similarity to one of our keys, 0 to 1, of a misspelt key; ``remote_notify_port`` of other engines is 0.76
+similar to ``remote_port``."""
 _MAX_KEYS: Final = 256
-"""Clients may make up any number of them."""
+"""Most keys that are remembered: clients may make up any number."""
 
 
 @attrs.frozen(kw_only=True)
@@ -51,11 +52,11 @@ class RemotePrefix:
 
     Attributes:
         engine: Id of the engine.
-        hold_id: Of the hold of its blocks there.
-        host: Of the engine.
-        port: Where it listens.
-        num_tokens: Leading tokens that are held; more are not to be had.
-        lease_s: How long it holds them unless it is asked to renew.
+        hold_id: Id of the hold of the blocks at that engine.
+        host: Host name or address of the engine.
+        port: Port on which the engine listens for other engines.
+        num_tokens: Number of leading tokens that are held.
+        lease_s: Seconds for which they are held unless the lease is renewed.
         num_cached_tokens: Prompt tokens that the engine found cached when it computed the prefix.
     """
 
@@ -120,8 +121,8 @@ def handover_params(prefix: RemotePrefix, *, blocks: Sequence[int]) -> dict[str,
     """Return the transfer parameters of a prefix. Pure.
 
     Args:
-        prefix: Where.
-        blocks: Ids of its blocks, for those who look; they mean nothing elsewhere.
+        prefix: Location of the prefix.
+        blocks: Ids of the prefix's blocks, for inspection; they mean nothing in another engine.
     """
     return {
         "do_remote_prefill": True,
@@ -142,7 +143,7 @@ def address_of(name: str) -> tuple[str, int]:
     """Return host and port of ``host:port``, ``[::1]:port`` for IPv6. Pure.
 
     Raises:
-        ValueError: It is none.
+        ValueError: The text is not ``host:port``.
     """
     host, colon, port = name.rpartition(":")
     is_bracketed = host.startswith("[") and host.endswith("]")
@@ -158,7 +159,7 @@ def peer_of(name: str) -> tuple[str | ipaddress.IPv4Network | ipaddress.IPv6Netw
     """Return host, in lower case, or network, and port of a peer: ``host:port``, ``10.0.3.0/24:port``; ``*`` is any port. Pure.
 
     Raises:
-        ValueError: It is none.
+        ValueError: The text is no host or network with a port.
     """
     host, colon, port = name.rpartition(":")
     if not colon or port.endswith("]") or "/" in port:

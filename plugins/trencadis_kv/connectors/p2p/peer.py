@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["NO_THROTTLE", "PeerConnection", "Throttle"]
 
 _NEXT_S: Final = 0.001
-"""A piece that is being written comes within so many seconds, or its producer is held up."""
+"""Seconds within which the next piece comes if it is being written; otherwise its producer is delayed."""
 
 
 class Throttle(Protocol):
@@ -70,23 +70,23 @@ class _NoThrottle:
 
 
 NO_THROTTLE: Final[Throttle] = _NoThrottle()
-"""No rests."""
+"""Throttle that never rests."""
 
 
 class PeerConnection:
     """One connection to a producer. One thread at a time; :meth:`cut` from any.
 
     Args:
-        prefix: Where the producer is, and what it holds.
-        me: This engine.
-        connect_timeout_s: The longest that connecting and introducing takes.
+        prefix: Location of the producer and of its blocks.
+        me: Identity of this engine.
+        connect_timeout_s: Longest time for the connection and for the handshake, seconds.
 
     Attributes:
         engine: Id of the producer.
-        num_placed: Blocks that were taken from a receive buffer.
+        num_placed: Number of blocks taken from a receive buffer.
 
     Raises:
-        TransferError: See :func:`trencadis_kv.wire.handshake.greet`, or ``unreachable``.
+        TransferError: ``unreachable``, or an error of :func:`trencadis_kv.wire.handshake.greet`.
     """
 
     def __init__(self, prefix: RemotePrefix, me: Identity, *, connect_timeout_s: float) -> None:
@@ -124,18 +124,19 @@ class PeerConnection:
         """Pull blocks, in order.
 
         Args:
-            hashes: Of the blocks.
+            hashes: Hashes of the blocks.
             take: Called with the index of a block and verified rows ``[1 .. num_rows, block_bytes]`` from there on, which are
                 overwritten afterwards.
-            num_rows: Blocks that are taken at once.
-            timeout_s: For all of them.
-            receive_buffer: Where the producer may write them to, if it has that way, too.
-            by_layer: Where their layers go, if the producer can send them one after the other; ``take`` is not called then.
-            throttle: Rests between two calls of ``take``.
+            num_rows: Maximum number of blocks per call of ``take``.
+            timeout_s: Timeout of the whole pull, seconds.
+            receive_buffer: Buffer that the producer may write blocks to, if it has the same transport.
+            by_layer: Sink of single layers, if the producer can send them one after the other; ``take`` is not called
+                then.
+            throttle: Determines rests between two calls of ``take``.
 
         Raises:
-            TransferError: Not all came; those taken are right. ``lost``: they are not held any more, or only some; ``corrupt``; also
-                see :class:`FrameStream`.
+            TransferError: Some blocks did not come; those taken are valid. ``lost``: not all blocks are held any more;
+                ``corrupt``; or an error of :class:`FrameStream`.
         """
         self._stream.set_deadline(timeout_s)
         via, target = ("", b"") if receive_buffer is None else (receive_buffer.via, receive_buffer.target)
@@ -170,7 +171,7 @@ class PeerConnection:
                     break
                 answer = self._stream.receive()
         finally:
-            # What is verified is good, also if the next one is not.
+            # Verified blocks are used even if the next one is invalid.
             if num_pending:
                 take(num_taken, rows[:num_pending])
         if receive_buffer is not None and isinstance(answer, (Commit, Abort)):
@@ -214,7 +215,8 @@ class PeerConnection:
         """Request a prefill; returns when its blocks are held there.
 
         Raises:
-            TransferError: They are not: ``full``, or whatever else went wrong there; also see :class:`FrameStream`.
+            TransferError: The prefill failed: ``full`` or another cause at that engine; or an error of
+                :class:`FrameStream`.
         """
         self._stream.set_deadline(message.timeout_s)
         self._stream.send(message)
@@ -238,12 +240,12 @@ class PeerConnection:
         """Receive and verify the blocks pushed after a prefill response.
 
         Args:
-            num_blocks: As many as the response says.
-            push: Where they go.
-            timeout_s: For all of them.
+            num_blocks: Number of pushed blocks that the response announces.
+            push: Receives the blocks.
+            timeout_s: Timeout for all blocks, seconds.
 
         Raises:
-            TransferError: Not all came; those that count are right. ``corrupt``: others came, or more.
+            TransferError: Some blocks did not come; those counted are valid. ``corrupt``: other or more blocks came.
         """
         self._stream.set_deadline(timeout_s)
         for index in range(num_blocks):
@@ -347,13 +349,12 @@ class PeerConnection:
 class _Pieces:
     """Returns pieces of a receive buffer to the producer: at once, or one at a time after a rest if the pull is throttled.
 
-    Ends that work at the same time take two processors from who needs them. What was written long before it is read has left the
-    processors' caches, and is fetched from memory once more.
+    When throttled, only one end works at a time, and a piece is read while it is still in the processors' caches.
 
     Args:
-        stream: To the producer.
-        num_pieces: All of them are the producer's at first.
-        throttle: Of the pull.
+        stream: Stream to the producer.
+        num_pieces: Number of pieces; the producer has all of them at first.
+        throttle: Throttle of the pull.
     """
 
     def __init__(self, stream: FrameStream, num_pieces: int, throttle: Throttle) -> None:
@@ -367,8 +368,8 @@ class _Pieces:
         """Return a piece, or keep it for now.
 
         Args:
-            index: Of the piece.
-            is_last: No further one will come.
+            index: Index of the piece.
+            is_last: Whether this is the last piece.
         """
         self._kept.append(index)
         self._due_s = 0.0 if is_last else self._due_s or self._throttle.due_s()

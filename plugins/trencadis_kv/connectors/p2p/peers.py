@@ -26,20 +26,20 @@ logger = logging.getLogger("trencadis.kv.p2p")
 
 _MAX_ENTRIES: Final = 1024
 _MAX_LOGGED: Final = 64
-"""Addresses in the log that are not named: clients may make up any number."""
+"""Most refused addresses that are logged: clients may make up any number."""
 _NEVER: Final = float("inf")
 _MAX_WAITING: Final = 1024
-"""Queued background calls; more are dropped, since a lease ends by itself."""
+"""Most queued background calls; more are dropped, since a lease expires by itself."""
 
 
 class Peers:
     """Allowed engines and their failures. From any thread.
 
     Args:
-        allowed: Addresses see :func:`peer_of`.
+        allowed: Allowed peers, each as parsed by :func:`peer_of`.
         clock: Source of time.
-        retry_s: One that could not be reached is left alone for so long; one whose blocks are of another kind for good.
-        name: Of the connector.
+        retry_s: Seconds for which an unreachable engine is not used; an incompatible one is never used again.
+        name: Name of the connector.
     """
 
     def __init__(self, allowed: Sequence[str], clock: Clock, *, retry_s: float, name: str = "p2p") -> None:
@@ -55,7 +55,7 @@ class Peers:
 
     @property
     def num_down(self) -> int:
-        """Engines that are not used now."""
+        """Number of engines that are not used now."""
         now_s = self._clock.now_s()
         with self._lock:
             return sum(until_s > now_s for until_s in self._down_until_s.values())
@@ -116,11 +116,11 @@ class BackgroundCalls:
     """Makes calls on one thread, which starts with the first.
 
     Args:
-        peers: Told of engines that cannot be reached.
-        connect_timeout_s: The longest that each step of a call takes.
+        peers: Records engines that cannot be reached.
+        connect_timeout_s: Longest time for each step of a call, seconds.
 
     Attributes:
-        identity: Of this engine; set before the first call.
+        identity: Identity of this engine; set before the first call.
     """
 
     def __init__(self, peers: Peers, *, connect_timeout_s: float) -> None:
@@ -141,7 +141,7 @@ class BackgroundCalls:
         self._put(("renew", prefix))
 
     def close(self) -> None:
-        """Make the queued calls, for at most the time of one, and stop; may be called twice."""
+        """Finish queued calls, for at most the time of one call, and stop; may be called twice."""
         with self._lock:
             self._is_closed = True
         if self._thread is not None:
@@ -176,15 +176,16 @@ class PrefillEngine:
     """One configured prefill engine and its last status. Written by its thread, read by any.
 
     Args:
-        name: Its address, as the config says.
+        name: Address from the configuration, ``host:port``.
 
     Attributes:
-        name: As given.
-        host: Of it.
-        port: Of it.
-        state: What it said last; None: it does not answer, or takes no prompts.
-        rtt_s: Seconds from the question to that.
-        num_sent_tokens: Of prompts sent there since it said so: what comes at once must not all go to one.
+        name: Address from the configuration, ``host:port``.
+        host: Host of the address.
+        port: Port of the address.
+        state: Last status; None: the engine does not respond, or accepts no prompts.
+        rtt_s: Round-trip time of the last status, seconds.
+        num_sent_tokens: Tokens of prompts sent there since the last status; spreads prompts that come at once over
+            several engines.
     """
 
     def __init__(self, name: str) -> None:
@@ -235,12 +236,12 @@ class PrefillPool:
     """Polls the status of every configured prefill engine, one thread each.
 
     Args:
-        names: Addresses.
-        connect_timeout_s: The longest that each step of a question takes.
-        heartbeat_s: From question to question.
+        names: Addresses of the engines, ``host:port``.
+        connect_timeout_s: Longest time for each step of a poll, seconds.
+        heartbeat_s: Time between two polls, seconds.
 
     Attributes:
-        engines: All that were named.
+        engines: All configured engines.
     """
 
     def __init__(self, names: Sequence[str], *, connect_timeout_s: float, heartbeat_s: float) -> None:

@@ -31,14 +31,14 @@ class RemotePrefill:
     """A request whose prefill this engine computes for another one.
 
     Args:
-        request: As this engine runs it.
-        is_sampled: Its token is chosen as the other engine would.
+        request: Request as this engine runs it.
+        is_sampled: Whether the first token is sampled as the other engine would.
 
     Attributes:
-        request: As given.
-        first: Its token, once it is there, if the other engine can use it; else None.
-        prefix: Where its blocks are, once they are computed; else None.
-        error: Why there are none.
+        request: Request as this engine runs it.
+        first: First token, if the other engine can use it; None until there is one.
+        prefix: Location of the blocks; None until they are computed.
+        error: Reason why there are no blocks; empty otherwise.
     """
 
     def __init__(self, request: Request, *, is_sampled: bool = False) -> None:
@@ -64,14 +64,14 @@ class RemotePrefills:
     """Remote prefills of this engine that have not ended. From any thread.
 
     Args:
-        max_remote_prefills: Most at once.
-        release: Releases a hold by its name, after a withdrawal.
+        max_remote_prefills: Maximum number of remote prefills at once.
+        release: Releases a hold by its name; called after a withdrawal.
 
     Attributes:
-        accepts: False: further requests are refused.
+        accepts: Whether further requests are accepted.
         num_backlog_tokens: Queued tokens of the engine, by its last report.
         wake: Wakes the engine.
-        unpack: Decodes a sampling fingerprint to parameters; None: this engine samples otherwise.
+        unpack: Decodes a sampling fingerprint to parameters; returns None if this engine samples otherwise.
     """
 
     def __init__(self, max_remote_prefills: int, *, release: Callable[[str], object]) -> None:
@@ -101,7 +101,8 @@ class RemotePrefills:
         """Accept a prefill request.
 
         Raises:
-            TransferError: ``full``: too many are here, or this engine takes none. ``raised``: it is no prompt.
+            TransferError: ``full``: the limit is reached, or this engine accepts none. ``raised``: the message holds no
+                prompt.
         """
         params = self.unpack(message.sampling) if message.sampling else None
         request = _request_of(message, params or SamplingParams(max_tokens=1, temperature=0.0))
@@ -199,11 +200,11 @@ class Hold:
         transfer_id: Id for the engine.
         name: Id for other engines; cannot be guessed.
         index: Block ids by block hash.
-        num_bytes: Of all blocks.
+        num_bytes: Bytes of all blocks.
         expires_s: End of the lease, engine clock.
-        ends_s: When it ends at the latest.
-        is_over: It was released, or its time is up.
-        readers: Cuts the connection of each who reads.
+        ends_s: Latest end of the hold, engine clock.
+        is_over: True once it was released, or its time is up.
+        readers: Functions that each cut the connection of one reader.
     """
 
     transfer_id: int
@@ -221,12 +222,12 @@ class Holds:
 
     Args:
         clock: Source of time.
-        lease_s: Of a hold, and of its renewal.
-        max_hold_s: Longest time of a hold.
-        max_bytes: Of all holds.
+        lease_s: Lease of a new or renewed hold, seconds.
+        max_hold_s: Longest time of a hold, seconds.
+        max_bytes: Maximum bytes of all holds.
 
     Attributes:
-        ends: How holds ended: ``released`` or ``expired``; and those that were ``refused`` for want of room.
+        ends: Number of holds by end: ``released`` or ``expired``; ``refused`` counts those beyond ``max_bytes``.
     """
 
     def __init__(self, clock: Clock, *, lease_s: float, max_hold_s: float, max_bytes: int) -> None:
@@ -272,11 +273,11 @@ class Holds:
         """Return a hold for reading; its blocks stay until :meth:`close`.
 
         Args:
-            name: Of the hold.
-            cut: Called if it reads for too long; does not wait.
+            name: Name of the hold.
+            cut: Cuts the reader's connection if it reads for too long; must not wait.
 
         Raises:
-            TransferError: ``lost``: there is none, or not any more.
+            TransferError: ``lost``: there is no such hold, or it has ended.
         """
         with self._lock:
             hold = self._by_name.get(name)

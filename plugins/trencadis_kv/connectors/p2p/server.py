@@ -53,37 +53,37 @@ __all__ = ["BlockServer"]
 logger = logging.getLogger("trencadis.kv.p2p")
 
 _BATCH_BYTES: Final = 1 << 19
-"""Copied at once between pool and socket: enough that calls cost nothing, little enough that both ends work at the same time."""
+"""Bytes copied at once between pool and socket: enough that calls cost little, few enough that both ends work at the same time."""
 _MIN_PIECE_BYTES: Final = 2048
-"""Smaller pieces are copied together: each costs the system as much as copying so many bytes."""
+"""Mean size below which pieces of blocks are copied together: each piece costs the system as much as copying so many bytes."""
 _IDLE_S: Final = 10.0
 _GLANCE_S: Final = 0.05
-"""While a prompt is computed, it is looked so often whether anybody still wants it."""
+"""Interval at which the connection is checked while a prompt is computed."""
 _MAX_REMOTE_PREFILL_S: Final = 600.0
 _GRACE_S: Final = 1.0
-"""The caller that gives a prompt up closes the connection; one that vanished never does."""
+"""Added to the caller's timeout: a caller that gives up closes the connection, one that vanished never does."""
 _RATE_TOKENS: Final = 1000
 _MAX_UNKNOWN: Final = 32
-"""Connections that have not proved who they are; one more ends the oldest. They take no place from engines that have."""
+"""Most connections without a complete handshake; one more ends the oldest. They do not count as ``max_connections``."""
 _PAUSE_S: Final = 0.5
-"""After a connection could not be accepted: it waits in the kernel meanwhile."""
+"""Pause after a connection could not be accepted; it waits in the kernel meanwhile."""
 _SILENCE_S: Final = 30.0
-"""Between two lines about it in the log."""
+"""Least time between two log lines about refused connections."""
 
 
 class BlockServer:
     """Listens for engines that pull.
 
     Args:
-        config: Where, and how many at once.
-        holds: What there is to pull.
-        metrics: Counts what is sent.
-        remote_prefills: Prompts that are computed for others.
-        cost: Knows how quickly.
-        transport: Another way for the bytes, for engines that ask for it.
+        config: Table of the connector: address, and limits of connections.
+        holds: Blocks held for other engines.
+        metrics: Counts sent blocks.
+        remote_prefills: Prompts computed for other engines.
+        cost: Estimates how quickly this engine computes tokens.
+        transport: Transport of block bytes besides TCP, for engines that ask for it; None: TCP only.
 
     Attributes:
-        port: Where it listens; 0 before :meth:`start`.
+        port: Port that it listens on; 0 before :meth:`start`.
     """
 
     def __init__(
@@ -117,8 +117,8 @@ class BlockServer:
         """Listen.
 
         Args:
-            identity: Of this engine.
-            pool: Returns the device's blocks once they are there.
+            identity: Identity of this engine.
+            pool: Returns access to the blocks on the device; None until the worker side has registered it.
 
         Raises:
             ConfigValueError: The address or the port cannot be listened on.
@@ -167,7 +167,7 @@ class BlockServer:
                 time.sleep(_PAUSE_S)
 
     def _begin(self, connection: socket.socket) -> None:
-        """Serve a connection on a thread of its own, or turn it away; it is closed if neither is possible."""
+        """Serve a connection on a thread of its own, or refuse it; it is closed if neither is possible."""
         with contextlib.ExitStack() as undo:
             undo.callback(connection.close)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -180,7 +180,7 @@ class BlockServer:
                 for other in unknown[: max(0, len(unknown) - _MAX_UNKNOWN + 1)]:
                     other.cut()
                 if has_room:
-                    thread.start()  # with the lock: close() joins what is listed
+                    thread.start()  # with the lock: close() joins the listed threads
                     self._threads[thread] = stream
             if has_room:
                 undo.pop_all()
@@ -334,7 +334,7 @@ class BlockServer:
     def _flight(self, pull: Pull) -> Flight | None:
         assert self._identity is not None, "it listens"
         if self._transport is None or pull.via != self._transport.name or self._identity.codec.flags:
-            return None  # what a codec makes of a block has no fixed size, and goes over the connection
+            return None  # encoded blocks have no fixed size, and go over the TCP connection
         return self._transport.flight(pull.target)
 
     def _place_blocks(

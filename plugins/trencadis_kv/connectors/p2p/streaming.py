@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["Arrivals", "LayerSink", "Push", "Pushes", "send_layers"]
 
 _BATCH_BYTES: Final = 1 << 19
-"""Copied at once between pool and socket."""
+"""Bytes copied at once between pool and socket."""
 
 
 @attrs.frozen(kw_only=True)
@@ -44,7 +44,7 @@ class LayerSink:
     """Destination of the layers of a pull.
 
     Attributes:
-        layout: Of the blocks.
+        layout: KV layout of the blocks.
         take: Called with a layer, the index of a block and verified rows ``[n, layer bytes]`` from there on, which are overwritten
             afterwards.
     """
@@ -57,7 +57,7 @@ class Arrivals:
     """The layers of one pull that have arrived. Written by the pull's thread, awaited by the backend's.
 
     Args:
-        layers: That are to come.
+        layers: Layers that are to come.
     """
 
     def __init__(self, layers: Iterable[int]) -> None:
@@ -81,7 +81,7 @@ class Arrivals:
         """Called when the pull has ended.
 
         Args:
-            is_complete: Because all is there.
+            is_complete: Whether all layers arrived.
         """
         with self._changed:
             self._has_ended = True
@@ -93,8 +93,8 @@ class Arrivals:
         """Return whether a layer has arrived, waiting for it; if not, the whole load counts as failed.
 
         Args:
-            layer: Which.
-            until_s: The latest time to return, of ``time.monotonic``.
+            layer: Index of the layer.
+            until_s: Deadline, in the time of ``time.monotonic``.
         """
         with self._changed:
             self._changed.wait_for(
@@ -116,15 +116,15 @@ def send_layers(
     """Send blocks layer by layer; returns the number of bytes.
 
     Args:
-        stream: To who asked for it.
-        pool: Where the blocks are.
-        identity: Of this engine.
-        index: From hashes to blocks.
-        hashes: Of the blocks, in order; all are in ``index``.
-        timeout_s: The longest wait for the device's thread.
+        stream: Stream to the consumer.
+        pool: Access to the blocks on the device.
+        identity: Identity of this engine.
+        index: Block ids by block hash.
+        hashes: Hashes of the blocks, in order; all are in ``index``.
+        timeout_s: Longest wait for the device's thread, seconds.
 
     Raises:
-        TransferError: As of the stream and the pool.
+        TransferError: An error of the stream or of the pool.
     """
     layout, codec, num_sent = pool.layout, identity.codec, 0
     draft = start_header(layout, compat=identity.compat, block_hash=bytes(32), codec_flags=codec.flags)
@@ -149,13 +149,13 @@ class Push:
     """Pushed blocks of one prompt. One thread receives, one takes; the rest from any.
 
     Args:
-        hashes: Of the blocks, in order.
-        block_bytes: Of a block.
-        free: Called once with the bytes, when neither receives nor takes any more.
+        hashes: Hashes of the blocks, in order.
+        block_bytes: Bytes per block.
+        free: Called once with the number of bytes, when the memory is neither written nor read any more.
 
     Attributes:
-        hashes: As given.
-        error: Why the rest does not come; None while it may, and if all came.
+        hashes: Hashes of the blocks, in order.
+        error: Reason why the remaining blocks do not come; None while they may, and if all came.
     """
 
     def __init__(self, hashes: Sequence[bytes], block_bytes: int, *, free: Callable[[int], None]) -> None:
@@ -183,8 +183,8 @@ class Push:
         """Register the connection that receives the blocks, before the first block.
 
         Args:
-            num_blocks: At most as many as there is memory for.
-            cut: Ends the connection; does not wait.
+            num_blocks: Number of blocks to receive, at most as many as there is memory for.
+            cut: Ends the connection; must not wait.
         """
         with self._changed:
             self._cut, self._num_due = cut, num_blocks
@@ -197,7 +197,7 @@ class Push:
         """Return the buffer of a block, ``[block_bytes]``.
 
         Raises:
-            TransferError: ``cancelled``: it was cancelled.
+            TransferError: ``cancelled``: the push was closed.
         """
         with self._changed:
             if self._is_closed:
@@ -226,8 +226,8 @@ class Push:
         """Return the received blocks, ``[n, block_bytes]``, once there are more than ``num_blocks``, or no more will come.
 
         Args:
-            num_blocks: That are known to be there.
-            until_s: The latest time to return, of ``time.monotonic``.
+            num_blocks: Number of blocks that the caller already has.
+            until_s: Deadline, in the time of ``time.monotonic``.
         """
         with self._changed:
             self._changed.wait_for(
@@ -246,7 +246,7 @@ class Push:
             is_over, is_complete, cut = self._has_ended, self._num_there >= self._num_due, self._cut
         if is_over:
             self._give_back()
-        elif not is_complete:  # else only the word that this was all is missing
+        elif not is_complete:  # else only the final message is missing
             cut()
 
     def _is_due(self, num_blocks: int) -> bool:
@@ -263,7 +263,7 @@ class Pushes:
     """All pushes to one engine, and their memory. From any thread.
 
     Args:
-        max_bytes: Set aside at most.
+        max_bytes: Maximum bytes of reserved memory.
     """
 
     def __init__(self, max_bytes: int) -> None:

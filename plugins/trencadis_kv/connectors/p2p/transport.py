@@ -1,7 +1,7 @@
 """Transports of blocks between engines other than their connection, such as shared memory.
 
-The connection says what is to be moved, and what was. The producer writes blocks to memory that the consumer lends it, piece by piece;
-the consumer verifies them there, and only then are they the device's::
+Messages on the TCP connection say which blocks to move, and which were moved. The producer writes blocks to memory that
+the consumer lends it, piece by piece; the consumer verifies them there before they are copied to the device::
 
     consumer                                            producer
     lends pieces of a receive buffer   ── PULL (target) ─▶     reads blocks from its device
@@ -9,8 +9,8 @@ the consumer verifies them there, and only then are they the device's::
     verifies, takes them        ◀─ PLACED (piece) ──
                                 ── TAKEN (piece) ─▶     may write to it again
 
-A write that is under way may not be possible to break off. So memory that a producer was let write to is used for something else only
-when that has said that it is done, or when whatever it writes through is gone.
+A write in progress cannot always be cancelled. So lent memory is reused only after the producer has said that it is
+done, or after the channel that it writes through is gone.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class ReceiveBuffer(ABC):
 
     Attributes:
         via: Name of the transport.
-        target: What the producer has to know.
-        num_pieces: How many.
-        is_quiet: The producer has said that it writes no more; set by who asked for the receive buffer.
+        target: Address of the memory for the producer, as opaque bytes.
+        num_pieces: Number of pieces.
+        is_quiet: Whether the producer has said that it writes no more; set by the user of the receive buffer.
     """
 
     via: str
@@ -73,7 +73,7 @@ class Flight(ABC):
     """A producer's access to one receive buffer; a context manager that closes it.
 
     Attributes:
-        num_pieces: Of the receive buffer.
+        num_pieces: Number of pieces of the receive buffer.
     """
 
     num_pieces: int
@@ -83,7 +83,7 @@ class Flight(ABC):
         """Return the buffer for a piece, ``[rows, block_bytes]``: memory of the producer's, or the piece itself.
 
         Args:
-            index: Of a piece that is the producer's to write to.
+            index: Index of a piece that the producer may write to.
         """
 
     @abstractmethod
@@ -91,13 +91,13 @@ class Flight(ABC):
         """Write leading rows of :meth:`rows` to the piece; returns when it is complete.
 
         Args:
-            index: Of the piece.
-            num_rows: At most all.
-            timeout_s: The longest wait, real time.
-            is_gone: Whether the consumer has gone; looked at now and then.
+            index: Index of the piece.
+            num_rows: Number of leading rows, at most all.
+            timeout_s: Longest wait, seconds of real time.
+            is_gone: Returns whether the consumer has gone; called now and then.
 
         Raises:
-            TransferError: ``deadline``, ``unreachable`` or ``cancelled``; the flight is of no use any more.
+            TransferError: ``deadline``, ``unreachable`` or ``cancelled``; the flight is unusable afterwards.
         """
 
     @abstractmethod
@@ -115,7 +115,7 @@ class Transport(ABC):
     """Moves bytes between the memory of engines. From any thread.
 
     Attributes:
-        name: That engines know it by.
+        name: Name of the transport in messages between engines.
     """
 
     name: str
@@ -125,10 +125,10 @@ class Transport(ABC):
         """Allocate memory.
 
         Args:
-            block_bytes: Of a block.
+            block_bytes: Bytes per block.
 
         Raises:
-            ConfigError: It cannot be used here.
+            ConfigError: The transport cannot be used here.
         """
 
     @abstractmethod
@@ -140,10 +140,10 @@ class Transport(ABC):
         """Return the access to a receive buffer; None if there is no memory: the bytes go over the connection.
 
         Args:
-            target: Of the receive buffer.
+            target: Address of the receive buffer, its ``target``.
 
         Raises:
-            TransferError: ``corrupt``: it is none.
+            TransferError: ``corrupt``: the target is not valid.
         """
 
     @abstractmethod
@@ -154,12 +154,12 @@ class Transport(ABC):
 _NAME: Final = "trencadis-kv"
 _KEY_BYTES: Final = 32
 _HEAD_BYTES: Final = 4096
-"""The key, and nothing else; pieces begin on a page."""
+"""Size of the head, which holds the key and nothing else; pieces begin on a page."""
 _PIECE_BYTES: Final = 4 << 20
-"""Of a piece, about: of smaller ones each message takes as long as the bytes; what was just written is still in the last cache when it is
-verified and taken."""
+"""Approximate size of a piece: with smaller pieces each message takes as long as the bytes; at this size, data just
+written are still in the last-level cache when they are verified and taken."""
 _NUM_PIECES: Final = 2
-"""While one is verified the other is written to: neither end often waits for the other to be given a processor."""
+"""One piece is written to while the other is verified, so neither end often waits for the other to be scheduled."""
 
 
 class _Target(msgspec.Struct, array_like=True):
@@ -187,7 +187,7 @@ def shared_memory(num_landings: int) -> SharedMemory | None:
     """Return the transport, or None if the system does not support it.
 
     Args:
-        num_landings: Most pulls that have memory at once; others go over the connection.
+        num_landings: Maximum number of pulls that have memory at once; others go over the connection.
     """
     machine = _this_machine()
     return SharedMemory(machine, num_landings=num_landings) if machine else None
@@ -197,8 +197,8 @@ class SharedMemory(Transport):
     """Shared memory between engines of one machine.
 
     Args:
-        machine: What only processes that see each other have in common.
-        num_landings: Most receive_buffers at once.
+        machine: Identity that only processes which see each other have in common.
+        num_landings: Maximum number of receive buffers at once.
     """
 
     name = "shared memory"
@@ -253,8 +253,8 @@ class SharedMemory(Transport):
         """Take back the memory of a pull.
 
         Args:
-            memory: Which.
-            is_quiet: Nothing writes to it any more; else it is never used again.
+            memory: Memory of the pull.
+            is_quiet: Whether nothing writes to it any more; otherwise it is never used again.
         """
         with self._lock:
             is_kept = is_quiet and not self._is_closed
@@ -270,7 +270,7 @@ class _Memory:
     """Shared memory of this process.
 
     Raises:
-        OSError: There is none.
+        OSError: No memory or no descriptor is left.
     """
 
     def __init__(self, machine: str, *, block_bytes: int) -> None:
@@ -279,8 +279,8 @@ class _Memory:
         self._descriptor = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         self.target = _Target(machine, os.getpid(), self._descriptor, key, _NUM_PIECES, num_rows, block_bytes)
         try:
-            os.posix_fallocate(self._descriptor, 0, self.target.num_bytes)  # here, and not where it is written to first
-            # A producer that writes beyond the end of what it was lent would be killed.
+            os.posix_fallocate(self._descriptor, 0, self.target.num_bytes)  # fails here, and not at the first write
+            # If the file could shrink, a producer that writes beyond its end would be killed.
             fcntl.fcntl(
                 self._descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
             )
@@ -292,7 +292,7 @@ class _Memory:
         self.pieces = self.target.pieces(memory)
 
     def close(self) -> None:
-        """Unlink it: it is freed with its last user."""
+        """Close the descriptor; the memory is freed with its last user."""
         os.close(self._descriptor)
 
 
@@ -355,7 +355,7 @@ def _opened(target: _Target) -> mmap.mmap | None:
     except OSError:
         return None
     try:
-        # Its size is read first: it cannot shrink afterwards.
+        # The size stays valid: a sealed file cannot shrink.
         is_sealed = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
         if not is_sealed or os.fstat(descriptor).st_size != target.num_bytes:
             return None

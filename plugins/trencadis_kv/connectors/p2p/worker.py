@@ -30,9 +30,10 @@ __all__ = ["TAKEN_BYTES", "LoadOrder", "P2PWorker", "Work"]
 logger = logging.getLogger("trencadis.kv.p2p")
 
 TAKEN_BYTES: Final = 4 << 20
-"""Copied at once to the pool of what came over the connection: a reader that wakes the sender more often is interrupted by it more often."""
+"""Bytes received over the connection that are copied to the pool at once: a reader that wakes the sender more often is
+interrupted more often."""
 _SLOW: Final = frozenset({TransferCause.DEADLINE, TransferCause.CANCELLED})
-"""Ends of pulls that might have gone on: who cuts a connection, or answers nonsense, says nothing of how quick the way is."""
+"""Causes that say that a pull was too slow; a cut connection or an invalid answer says nothing about the bandwidth."""
 
 
 class LoadOrder(msgspec.Struct, array_like=True):
@@ -60,7 +61,7 @@ class P2PWorker(KVWorkerSide):
     """Pulls the blocks that the scheduler side orders.
 
     Args:
-        node: What both sides share.
+        node: State shared by both sides.
     """
 
     def __init__(self, node: Node) -> None:
@@ -93,7 +94,7 @@ class P2PWorker(KVWorkerSide):
             if transfer_id in self._pulls:
                 self._pulls[transfer_id].cancel()
             else:
-                self._unknown.append(transfer_id)  # it has ended, and the report of that is on its way
+                self._unknown.append(transfer_id)  # it has ended, and its report is on its way
 
     @property
     def wants_layers(self) -> bool:
@@ -101,7 +102,7 @@ class P2PWorker(KVWorkerSide):
         return bool(self._waited)
 
     def wait_layer(self, layer: int, *, budget_s: float) -> bool:
-        """Wait until these pulls have received a layer; those that have not are given up."""
+        """Wait until the layer-wise pulls have received a layer; give up those that have not."""
         until_s = time.monotonic() + budget_s
         late = [pull for pull in self._waited if not pull.has_layer(layer, until_s=until_s)]
         for pull in late:
@@ -298,10 +299,12 @@ class _Pull:
         """Take pushed blocks as they arrive; returns how many leading ones of the order.
 
         Raises:
-            TransferError: See :meth:`_take`, or the sender is too slow to be asked for the rest.
+            TransferError: An error of :meth:`_take`, or the sender is too slow to be asked for the rest.
         """
         push, hashes = self._push, self.order.hashes
-        if push is None or hashes[0] not in push.hashes:  # what was cached here when they were asked for is gone
+        if (
+            push is None or hashes[0] not in push.hashes
+        ):  # blocks that were cached here when the others were requested are gone
             return 0
         place, num_taken = push.hashes.index(hashes[0]), 0
         until_s = self._started_s + self._node.config.pull_timeout_s
@@ -354,7 +357,7 @@ class _Pull:
             num_tokens=num_taken * layout.block_size,
             num_bytes=num_taken * (layout.block_bytes + HEADER_BYTES),
         )
-        if num_taken > self._num_pushed:  # of others the receiver has told what they took
+        if num_taken > self._num_pushed:  # the time of pushed blocks was recorded when they were received
             num_bytes = (num_taken - self._num_pushed) * layout.block_bytes
             node.cost.loaded(num_bytes=num_bytes, seconds=self._taken_s - self._since_s)
             num_placed = 0 if self._connection is None else self._connection.num_placed * layout.block_bytes
@@ -363,10 +366,7 @@ class _Pull:
             node.metrics.pulled("connection", num_bytes=num_bytes - num_placed)
 
     def _gave_up(self, cause: str) -> None:
-        """Record how long the rest of a pull was awaited in vain.
-
-        One that was cancelled counts only if it had lasted longer than computing would have: clients leave, too.
-        """
+        """Record how long the rest of a pull was awaited in vain; a cancelled one counts only if it outlasted computing."""
         pool, cost = self._node.pool, self._node.cost
         num_left = len(self.order.hashes) - self._num_taken
         if pool is None or not self._is_connected or cause not in _SLOW or num_left <= 0:
@@ -384,9 +384,10 @@ class _Pull:
         self._count()
         self._gave_up(error.cause)
         self._node.metrics.failed(error.cause)
-        if not self._is_given_up:  # too slow to wait for is not out of reach
+        if not self._is_given_up:  # an engine that is too slow is not unreachable
             self._node.peers.failed(self._prefix, error)
-        # Who holds the blocks need not wait for the end of the lease; one that cannot be reached finds out by itself.
+        # The producer need not hold the blocks to the end of the lease; if it cannot be reached, the lease expires by
+        # itself.
         self._node.background_calls.release(self._prefix)
 
 

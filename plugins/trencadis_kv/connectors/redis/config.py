@@ -20,12 +20,12 @@ class RedisAddress:
     """One database of one server.
 
     Attributes:
-        host: Name or address; empty with ``path``.
-        port: TCP.
-        path: Of a unix socket; empty with ``host``.
-        database: Number, 0 .. 15 unless the server says otherwise.
-        user: Of the access control list; empty: the default user.
-        tls: Speak TLS.
+        host: Host name or address; empty with ``path``.
+        port: TCP port.
+        path: Path of a unix socket; empty with ``host``.
+        database: Number of the database, 0 .. 15 unless the server is configured otherwise.
+        user: User of the access control list; empty: the default user.
+        tls: Whether to use TLS.
     """
 
     host: str = ""
@@ -49,10 +49,10 @@ class RedisAddress:
 
         Args:
             url: ``redis://[user@]host[:port][/database]``, ``rediss://`` for TLS, or ``unix://[user@]/path[?db=database]``;
-                ``valkey``, ``valkeys`` are other words for the first two.
+                ``valkey`` and ``valkeys`` are aliases of the first two.
 
         Raises:
-            ValueError: It is none of these.
+            ValueError: The URL has none of these forms.
         """
         parts = urlsplit(url)
         user = unquote(parts.username or "")
@@ -102,14 +102,14 @@ class RedisConfig(SharedStoreSettings):
     """Table ``[kv_connector.redis]``.
 
     Attributes:
-        url: Of the server and its database, with the user if it is not the default one, without the password.
-        password: Of that user.
-        ttl_s: The server forgets a block after so many seconds; 0: when it needs the memory.
-        connect_timeout_s: A server that does not accept a connection within it cannot be reached.
-        io_timeout_s: A server that keeps silent for so long has failed.
-        tls_ca_path: Certificates of those whom we believe who a ``rediss://`` server is; empty: those of the system.
-        tls_cert_path: Certificate that we show to a server which asks for one; empty: none.
-        tls_key_path: Its key; empty: in the file of the certificate.
+        url: URL of the server and its database, with the user if it is not the default one, without the password.
+        password: Password of that user.
+        ttl_s: Lifetime of a block on the server, seconds; 0: until the server needs the memory.
+        connect_timeout_s: Longest time to connect, seconds; a server that takes longer counts as unreachable.
+        io_timeout_s: Longest silence of the server within a call, seconds; the call fails after it.
+        tls_ca_path: File of the certificate authorities trusted for a ``rediss://`` server; empty: those of the system.
+        tls_cert_path: File of the client certificate, for a server that asks for one; empty: none.
+        tls_key_path: File of the client certificate's key; empty: in the file of the certificate.
     """
 
     url: str = setting(

@@ -25,7 +25,7 @@ class RedisControl:
     """Checks a server's settings once, and logs advice. From any thread; never raises.
 
     Args:
-        config: How the server is reached.
+        config: Table ``[kv_connector.redis]``.
     """
 
     def __init__(self, config: RedisConfig) -> None:
@@ -42,7 +42,7 @@ class RedisControl:
         address = RedisAddress.parse(self._config.url)
         try:
             info = self._info(address)
-        except Exception as error:  # control is a courtesy: a server that forbids INFO still keeps blocks
+        except Exception as error:  # advice is optional: a server that forbids INFO still keeps blocks
             logger.info("KV store %s does not tell about itself: %s", address, error)
             return
         name, version = _product(info)
@@ -84,8 +84,8 @@ def advice(info: Mapping[str, Any], *, ttl_s: int = 0) -> list[str]:
     """Return recommended changes of a server's settings, as sentences. Pure.
 
     Args:
-        info: Its INFO.
-        ttl_s: After so many seconds it forgets our blocks; 0: never.
+        info: Fields of the server's INFO.
+        ttl_s: Lifetime of blocks on the server, seconds; 0: unlimited.
 
     Source: on two shared cores, a scan over 2,000 blocks left 20 to 85 of 200 often used ones under allkeys-lru and 199 under
     allkeys-lfu; https://redis.io/docs/latest/develop/reference/eviction/ says which policies evict what.
@@ -139,7 +139,7 @@ def redis_stores(config: RedisConfig) -> Callable[[], RedisStore]:
             hint='Run pip install "trencadis[redis]".',
         ) from error
     if (shown := without_password(config.url)) != config.url:
-        raise ConfigValueError(  # here and not in the config class: what that refuses is printed as it is
+        raise ConfigValueError(  # not in the config class, whose errors print the value
             f"kv_connector.redis.url = '{shown}' carries a password; URLs are printed, in logs and by trencadis config.",
             hint="Take it out, and set kv_connector.redis.password.",
         )
@@ -164,7 +164,7 @@ def _tls(config: RedisConfig) -> ssl.SSLContext:
         context = ssl.create_default_context(cafile=config.tls_ca_path or None)
         if config.tls_cert_path:
             context.load_cert_chain(config.tls_cert_path, config.tls_key_path or None)
-    except OSError as error:  # also what is no certificate
+    except OSError as error:  # also for a file that is no certificate
         paths = ", ".join(
             f"kv_connector.redis.{name} = {path!r}"
             for name in ("tls_ca_path", "tls_cert_path", "tls_key_path")

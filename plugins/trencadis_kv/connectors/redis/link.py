@@ -1,6 +1,6 @@
 """One connection to a Redis server: gathered writes, scattered reads, and interruption from other threads.
 
-Nothing is tried twice. What fails closes the connection, so a reply that comes late is never taken for that of another command.
+Nothing is retried. A failure closes the connection, so a late reply is never taken for that of another command.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Timeouts:
     """Time-outs for a server's response, seconds.
 
     Attributes:
-        connect_s: Until it accepts a connection.
-        io_s: Between two bytes that it takes or gives.
+        connect_s: Longest time until the server accepts a connection.
+        io_s: Longest time between two bytes sent or received.
     """
 
     connect_s: float
@@ -42,9 +42,9 @@ class Credentials:
     """Own credentials, and trusted certificates of the server.
 
     Attributes:
-        user: Of the access control list; empty: the default user.
-        password: Empty: none is sent.
-        tls: Context of TLS, or None for plain text.
+        user: User of the access control list; empty: the default user.
+        password: Password; empty: none is sent.
+        tls: TLS context; None: plain text.
     """
 
     user: str = ""
@@ -56,12 +56,12 @@ class RedisLink:
     """A connection, made by :meth:`open`. One thread at a time; :meth:`interrupt` from any.
 
     Args:
-        address: Of the server.
-        credentials: Shown to it.
-        timeouts: It may take no longer.
+        address: Address of the server.
+        credentials: Credentials presented to the server.
+        timeouts: Timeouts for the server's responses.
 
     Attributes:
-        reader: Takes its replies apart.
+        reader: Parser of the server's replies.
     """
 
     def __init__(self, address: RedisAddress, credentials: Credentials, timeouts: Timeouts) -> None:
@@ -82,9 +82,9 @@ class RedisLink:
         """Connect and authenticate.
 
         Raises:
-            OSError: There is no answer, or too late.
-            ServerError: The server wants no such client.
-            ProtocolError: It is no Redis.
+            OSError: The server does not respond, or not in time.
+            ServerError: The server refuses this client.
+            ProtocolError: The server is not Redis.
         """
         self._connect_somewhere()
         self._sign_in()
@@ -179,7 +179,7 @@ class RedisLink:
             commands.append(command(b"AUTH", password.encode()))
         if self._address.database:
             commands.append(command(b"SELECT", b"%d" % self._address.database))
-        # A server that wants a password says so here, and not in the middle of a transfer.
+        # A server that wants a password reports it here, and not in the middle of a transfer.
         commands.append(command(b"PING"))
         self.send(commands)
         for _ in commands:

@@ -1,6 +1,7 @@
 """RESP2, the protocol of Redis and Valkey, as far as a store of blocks needs it; payloads are not copied.
 
-Knows bytes only: what sends and receives them is handed in. Replies are nested nowhere: status, error, integer or bulk string.
+The module handles bytes only; its users send and receive them. Replies are never nested: status, error, integer or bulk
+string.
 
     command ─▶ *2 CRLF $3 CRLF GET CRLF $4 CRLF key1 CRLF
     reply   ◀─ +OK CRLF | -ERR text CRLF | :7 CRLF | $-1 CRLF | $5 CRLF 5 bytes CRLF
@@ -16,9 +17,9 @@ __all__ = ["ProtocolError", "ReplyReader", "ServerError", "command", "set_comman
 
 _LINE_BYTES = 4096
 _SPILL_BYTES = 64
-"""Read beyond a payload in the same call: its end and the length of the next, and little of what must be copied then."""
+"""Bytes read beyond a payload in the same call: its end and the length of the next one; few, as the rest must be copied."""
 _MAX_BULK_BYTES = 512 * 2**20
-"""``proto-max-bulk-len`` of an untuned server; a longer announcement is a damaged one."""
+"""``proto-max-bulk-len`` of a server with default settings; a longer announcement is taken for damage."""
 
 
 class ProtocolError(Exception):
@@ -29,10 +30,10 @@ class ServerError(Exception):
     """The server answered with an error.
 
     Args:
-        text: As it sent it, such as ``OOM command not allowed when used memory > 'maxmemory'.``
+        text: Error text of the server, such as ``OOM command not allowed when used memory > 'maxmemory'.``
 
     Attributes:
-        code: The first word.
+        code: First word of the text.
     """
 
     def __init__(self, text: str) -> None:
@@ -44,7 +45,7 @@ def command(*words: bytes) -> bytes:
     """Return a command. Pure.
 
     Args:
-        words: Its name and arguments.
+        words: Name and arguments of the command.
     """
     parts = [b"*%d\r\n" % len(words)]
     parts += [b"$%d\r\n%b\r\n" % (len(word), word) for word in words]
@@ -52,12 +53,12 @@ def command(*words: bytes) -> bytes:
 
 
 def set_command(key: bytes, pieces: Sequence[memoryview], *, ttl_s: int = 0) -> Iterator[bytes | memoryview]:
-    """Yield ``SET key value``, the value's pieces as they are. Pure.
+    """Yield ``SET key value`` without copying the value's pieces. Pure.
 
     Args:
-        key: Under which the value is kept.
-        pieces: Of the value, one after the other; contiguous.
-        ttl_s: The server forgets it after so many seconds; 0: never.
+        key: Key of the value.
+        pieces: Contiguous buffers of the value, in order.
+        ttl_s: Lifetime of the value on the server, seconds; 0: unlimited.
     """
     num_bytes = sum(piece.nbytes for piece in pieces)
     yield b"*%d\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n" % (5 if ttl_s else 3, len(key), key, num_bytes)
@@ -110,7 +111,7 @@ class ReplyReader:
         """Read a bulk string into ``target``, from its beginning.
 
         Returns:
-            Its bytes; -1 if there is none, or if it is longer than ``target``: then it is skipped and nothing is written.
+            Size of the string, bytes; -1 if there is none, or if it is longer than ``target``: then nothing is written.
 
         Raises:
             ServerError: An error came instead.

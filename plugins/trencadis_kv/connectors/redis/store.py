@@ -32,7 +32,7 @@ _HINTS = {
     "OOM": "Raise maxmemory, or set maxmemory-policy allkeys-lfu.",
 }
 _PASSING = {"LOADING", "BUSY", "TRYAGAIN"}
-"""Answers of a server that will do again by itself."""
+"""Error codes of a server that recovers by itself."""
 
 
 def transfer_error(error: Exception, address: RedisAddress, *, is_interrupted: bool = False) -> TransferError:
@@ -40,8 +40,8 @@ def transfer_error(error: Exception, address: RedisAddress, *, is_interrupted: b
 
     Args:
         error: ``OSError``, ``ServerError`` or ``ProtocolError``.
-        address: Of the server.
-        is_interrupted: The connection was ended from this side.
+        address: Address of the server.
+        is_interrupted: Whether this side ended the connection.
     """
     if is_interrupted:
         return TransferError(f"the call to {address} was interrupted.", cause=TransferCause.CANCELLED)
@@ -82,17 +82,17 @@ T = TypeVar("T")
 
 _WINDOW_BYTES = 2**20
 _WINDOW_COMMANDS = 128
-"""Asked for before the answers to the commands before them are read: the way there and back is paid once, and what the server
-has to hold for us stays small."""
+"""Bytes and commands sent before the replies to earlier commands are read: round trips overlap, and the server buffers
+little for one connection."""
 
 
 class RedisStore(BlockStore):
     """One connection, opened on first use and closed at the first fault.
 
     Args:
-        make_link: Makes a link that is not open yet.
-        address: Of the server, for messages.
-        ttl_s: The server forgets an object after so many seconds; 0: never.
+        make_link: Returns a link that is not open yet.
+        address: Address of the server, for messages.
+        ttl_s: Lifetime of an object on the server, seconds; 0: unlimited.
         on_connect: Called after a connection was made, on the thread of the call that needed it.
     """
 
@@ -185,7 +185,7 @@ class RedisStore(BlockStore):
         if link is None:
             return
         if is_busy:
-            link.interrupt()  # who is in the call closes it: a descriptor must not be given away under its hands
+            link.interrupt()  # the thread in the call closes it: a descriptor must not be closed while it is in use
         else:
             link.close()
 

@@ -1,7 +1,7 @@
 """One child of the tiered connector, guarded: its exceptions are caught, and one that keeps failing is not used for a while.
 
 asked ─ raises, times out, loads fail ▶ left alone for a while ▶ asked again
-      └ raises where blocks are at stake, or never gives blocks back ▶ closed for good
+       └ raises in a call that keeps blocks valid, or never releases blocks ▶ closed permanently
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class TierCounters:
         return 0.0 if found is None else found
 
     def text(self) -> str:
-        """Return all of them."""
+        """Return all metrics, in Prometheus' text format."""
         return generate_latest(self._registry).decode()
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
@@ -76,7 +76,7 @@ def merged(texts: Mapping[str, str]) -> str:
     """Return the metrics of all children in one text, each sample with the child's name in the label ``tier``.
 
     Args:
-        texts: By child; one that cannot be read is left out, with a warning.
+        texts: Metrics by child, in Prometheus' text format; one that cannot be read is left out, with a warning.
     """
     families: dict[str, Metric] = {}
     for tier, text in texts.items():
@@ -116,17 +116,17 @@ class Child:
     """The scheduler side of one child.
 
     Args:
-        name: Of its component.
-        label: Names the component and its distribution in messages.
-        side: Its scheduler side.
-        breaker: Whether it is asked.
-        counters: Of all children.
-        probe_s: A question that was to show whether it works again counts as unanswered after so long, seconds.
+        name: Name of the child's component.
+        label: Name of the component and its distribution, for messages.
+        side: Scheduler side of the child.
+        breaker: Circuit breaker that decides whether the child is used.
+        counters: Metrics of all children.
+        probe_s: Seconds after which a look-up that probes a failing child counts as unanswered.
 
     Attributes:
-        name: Of its component.
-        is_closed: For good: it is not called any more.
-        load_s: What loads of so many tokens took.
+        name: Name of the child's component.
+        is_closed: True once it is permanently closed; it is not called any more.
+        load_s: Regression of the time of a load, seconds, over its number of tokens.
     """
 
     def __init__(
@@ -175,7 +175,8 @@ class Child:
             self._unanswered("raised")
             return Lookup()
         if found.approximate:
-            # What it loads is not what the others have under the same hashes: only alone can it say so to the engine.
+            # Approximate KV differs from what other children hold under the same hashes: such a connector must be used
+            # alone.
             self._counters.looked_up(self.name, "declined")
             return Lookup()
         if not found.pending:
@@ -211,15 +212,16 @@ class Child:
         """Pass it the KV layout; closed if it raises.
 
         Raises:
-            ConfigValueError: What its config names cannot be used, and must be.
+            ConfigValueError: A resource that its config names is required, and cannot be used.
         """
         self._at_start("on_ready", lambda: self._side.on_ready(layout))
 
     def join(self, layouts: Sequence[KVLayout]) -> None:
-        """Tell it what the ranks hold, in whose processes its worker sides are; closed if it cannot be so, or raises.
+        """Pass it the KV layout of each rank, whose process has its worker side; closed if it does not support that, or
+        raises.
 
         Raises:
-            ConfigValueError: What its config names does not go with these.
+            ConfigValueError: Its config does not fit these layouts.
         """
         side = self._side
         if isinstance(side, SupportsRemoteWorkers):
@@ -243,9 +245,9 @@ class Child:
         """Return the result of a call; ``otherwise`` if the child is closed or raises.
 
         Args:
-            name: Of the method, for the log.
-            call: Gets the scheduler side.
-            otherwise: The harmless answer.
+            name: Name of the method, for the log.
+            call: Function to call with the scheduler side.
+            otherwise: Result if the call cannot be made.
         """
         if self.is_closed:
             return otherwise

@@ -18,7 +18,7 @@ def _all_differ(_: object, __: attrs.Attribute[tuple[str, ...]], names: tuple[st
 
 @attrs.frozen(kw_only=True)
 class TieredConfig:
-    """Table ``[kv_connector.tiered]``: which connectors, the nearest first. Each has its own table for the rest."""
+    """Table ``[kv_connector.tiered]``: the children, and how they are guarded. Each child also has its own table."""
 
     children: tuple[str, ...] = setting(
         ("host_offload", "filesystem"),

@@ -22,7 +22,7 @@ __all__ = ["make_tiered"]
 def make_tiered(config: TieredConfig, context: ComponentContext) -> ConnectorPair:
     """Return both sides over the children that the config names, each made from its own table.
 
-    A child may come from any package. What one raises, or never does, costs what it would have given and nothing else.
+    A child may come from any package; a failure of one costs only the blocks that it would have loaded or saved.
 
     Raises:
         ContractError: A child's factory returned something else than a connector.

@@ -33,7 +33,7 @@ from trencadis_kv.store.cost import CostModel
 __all__ = ["RemotePrefillScheduler", "TierLookups", "TieredScheduler"]
 
 _MAX_OPEN = 4096
-"""Questions of requests that were aborted meanwhile are never asked again: they are forgotten."""
+"""Most look-ups in flight: those of aborted requests are never continued, and the oldest are evicted."""
 
 
 @attrs.define
@@ -48,9 +48,9 @@ class TierLookups:
     """Look-ups in flight.
 
     Args:
-        children: The nearest first.
-        clock: The engine's.
-        timeout_s: A child that is pending for longer is left out.
+        children: Children, the nearest first.
+        clock: The engine's clock.
+        timeout_s: Seconds after which a pending child is left out.
     """
 
     def __init__(self, children: Sequence[Child], *, clock: Clock, timeout_s: float) -> None:
@@ -68,16 +68,17 @@ class TierLookups:
         num_tokens: int,
         without: Collection[int],
     ) -> list[tuple[int, Lookup]] | None:
-        """Return the children and their tokens after the local hit, the nearest first; None while pending.
+        """Return the children with hits beyond the local hit, and these hits, the nearest first; None while pending.
 
-        All are asked at once; a child that has everything is not waited beyond. One whose answer is not returned is told so.
+        All children are asked at once; when one has all tokens, later ones are not waited for. A child whose hit is not
+        returned is notified.
 
         Args:
-            request: Whose prompt.
-            block_hashes: Of its full blocks.
-            num_local_tokens: Of the local prefix hit.
-            num_tokens: Of all full blocks.
-            without: Children not to be asked.
+            request: Request whose prompt is looked up.
+            block_hashes: Hashes of the prompt's full blocks.
+            num_local_tokens: Tokens of the local prefix hit.
+            num_tokens: Tokens of all full blocks.
+            without: Indexes of children that are not asked.
         """
         asked = self._asked(request.request_id, block_hashes[-1] if block_hashes else b"", without)
         is_overdue = self._clock.now_s() - asked.since_s >= self._timeout_s
@@ -116,7 +117,7 @@ class TierLookups:
                 self._children[child].unused(found.transfer_id)
 
     def _asked(self, request_id: str, last_hash: bytes, without: Collection[int]) -> _Asked:
-        """Return the look-up in flight, or a new one if it is outdated: of an earlier request with the same id."""
+        """Return the look-up in flight, or a new one if that is of an earlier request with the same id."""
         now_s = self._clock.now_s()
         asked = self._open.get(request_id)
         is_recent = asked is not None and now_s - asked.since_s < 2 * self._timeout_s + 1
@@ -130,7 +131,7 @@ class TierLookups:
 logger = logging.getLogger("trencadis.kv")
 
 _MAX_ENTRIES = 4096
-"""Offers that the engine did not take, and failures of requests that are gone, are forgotten."""
+"""Most unused hits, and failed loads of ended requests, that are kept; the oldest are evicted."""
 
 
 @attrs.define
@@ -138,11 +139,11 @@ class _Load:
     """One child's load, or hit.
 
     Attributes:
-        child: Which.
-        rival_tokens: The most that another child offered, beyond the local hit.
-        blocks: To load into.
-        block_hashes: Of each.
-        since_s: Begin, seconds on the engine's clock.
+        child: Index of the child.
+        rival_tokens: Most tokens that another child offered, beyond the local hit.
+        blocks: Ids of the blocks to load into.
+        block_hashes: Hash of each block.
+        since_s: Start of the load, seconds on the engine's clock.
     """
 
     child: int
@@ -156,11 +157,11 @@ class TieredScheduler(KVSchedulerSide, SupportsHandover, SupportsRemoteWorkers, 
     """Forwards every call to all children, which are independent of each other.
 
     Args:
-        children: The nearest first.
-        policy: Chooses among those that have something; a guarded one.
-        clock: The engine's.
-        config: Deadlines, and whether loads are promoted.
-        counters: Of all children.
+        children: Children, the nearest first.
+        policy: Guarded KV policy; chooses among children with hits.
+        clock: The engine's clock.
+        config: Table ``[kv_connector.tiered]``.
+        counters: Metrics of all children.
     """
 
     def __init__(
@@ -192,12 +193,12 @@ class TieredScheduler(KVSchedulerSide, SupportsHandover, SupportsRemoteWorkers, 
         self._told_closed: set[int] = set()
 
     def on_ranks(self, layouts: Sequence[KVLayout]) -> None:
-        """Tell every child."""
+        """Pass the layouts to every child."""
         for child in self._children:
             child.join(layouts)
 
     def on_worker_message(self, rank: int, message: bytes) -> None:
-        """Forward to the child whose worker side it is from."""
+        """Forward the message to the child whose worker side sent it."""
         i, own = msgspec.msgpack.decode(message, type=tuple[int, bytes])
         child = self._children[i]
         child.call_capability(
@@ -239,7 +240,7 @@ class TieredScheduler(KVSchedulerSide, SupportsHandover, SupportsRemoteWorkers, 
     def on_allocated(self, transfer_id: int, *, blocks: Sequence[int], block_hashes: Sequence[bytes]) -> None:
         """Keep the load for the message: saves of other children may read these blocks first."""
         load = self._offers.pop(transfer_id, None)
-        if load is None:  # the engine takes what was offered, and nothing else
+        if load is None:  # not a hit that was offered
             return
         load.blocks, load.block_hashes, load.since_s = blocks, block_hashes, self._clock.now_s()
         self._loads[transfer_id] = load
@@ -254,7 +255,7 @@ class TieredScheduler(KVSchedulerSide, SupportsHandover, SupportsRemoteWorkers, 
             self._children[child].unused(own)
 
     def on_cancelled(self, transfer_id: int) -> None:
-        """Notify the child whose load it is, after its begin."""
+        """Notify the child of the load, after the load has begun."""
         child, own = self._names.inside(transfer_id)
         if child >= len(self._children):
             return
@@ -361,7 +362,7 @@ class TieredScheduler(KVSchedulerSide, SupportsHandover, SupportsRemoteWorkers, 
             self._unreleased.pop(transfer_id, None)
 
     def on_step(self, *, num_tokens: int, device_s: float) -> None:
-        """Update the cost model, and notify all."""
+        """Update the cost model, and notify all children."""
         self._cost.computed(num_tokens=num_tokens, seconds=device_s)
         self._tell(SupportsStepTimes, "on_step", lambda side: side.on_step(num_tokens=num_tokens, device_s=device_s))
 
@@ -373,7 +374,7 @@ class TieredScheduler(KVSchedulerSide, SupportsHandover, SupportsRemoteWorkers, 
         return self._counters.text() + merged(texts)
 
     def close(self) -> None:
-        """Close all."""
+        """Close all children."""
         for child in self._children:
             child.close()
 
@@ -443,7 +444,7 @@ class TieredScheduler(KVSchedulerSide, SupportsHandover, SupportsRemoteWorkers, 
             i, _ = self._names.inside(transfer_id)
             if i >= len(self._children):
                 del self._unreleased[transfer_id]
-                self._orders.overdue.append(transfer_id)  # the worker side knows who still holds it
+                self._orders.overdue.append(transfer_id)  # the worker side knows which child still holds it
             elif not self._children[i].is_closed:
                 logger.error(
                     "The KV connector %s has held blocks for over %g s and is closed; the others go on.",
@@ -454,7 +455,7 @@ class TieredScheduler(KVSchedulerSide, SupportsHandover, SupportsRemoteWorkers, 
 
 
 class RemotePrefillScheduler(TieredScheduler, SupportsRemotePrefill):
-    """As :class:`TieredScheduler`, if a child supports remote prefills."""
+    """Scheduler side of the tiered connector if a child supports remote prefills."""
 
     def on_sampling(self, fingerprint: SamplingFingerprint) -> None:
         """Forward the sampling fingerprint."""

@@ -1,7 +1,7 @@
 """Worker side of the tiered connector: splits the message among the children, and merges their reports.
 
-Every child counts transfer ids by itself. With ``n`` children, transfer id ``t`` of child ``i`` is called ``t * (n + 1) + i`` outside, so that
-no table is needed; the numbers of the class ``n`` name blocks that several children hold.
+Each child numbers its transfers by itself. With ``n`` children, transfer id ``t`` of child ``i`` is ``t * (n + 1) + i``
+for the engine, so that no table is needed; ids with remainder ``n`` name blocks that several children hold.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Hold(msgspec.Struct, array_like=True, frozen=True):
     """Blocks pinned by several children: free when the last one releases them.
 
     Attributes:
-        transfer_id: By which the engine knows them.
-        members: The children's, as they are called outside.
+        transfer_id: Transfer id of the engine.
+        members: Transfer ids of the children, translated to those of the engine.
     """
 
     transfer_id: int
@@ -36,13 +36,13 @@ class Orders(msgspec.Struct, array_like=True, frozen=True):
     """One step's message.
 
     Attributes:
-        before: For each child, what is done first in all of them: blocks are saved before anybody may load into them.
-        after: For each child, what follows: loads.
+        before: Message for each child that is processed first: blocks are saved before any child loads into them.
+        after: Message for each child that is processed second: loads.
         loads: Transfer ids of loads that begin.
-        releases: Transfer ids whose blocks are held until they are released: loads given up, blocks of finished sequences.
+        releases: Transfer ids whose blocks are held until they are released: of cancelled loads and finished sequences.
         holds: Blocks that several children hold.
-        overdue: Of ``releases``, the ids whose blocks were held for too long: the children that hold them are to be closed.
-        close: Children to be closed.
+        overdue: Ids of ``releases`` whose blocks were held for too long; the children that hold them are closed.
+        close: Indexes of children to close.
     """
 
     before: list[bytes]
@@ -58,7 +58,7 @@ class TransferIds:
     """Translates between the children's transfer ids and the engine's. Pure.
 
     Args:
-        num_children: Their number.
+        num_children: Number of children.
     """
 
     def __init__(self, num_children: int) -> None:
@@ -81,22 +81,22 @@ class TransferIds:
 logger = logging.getLogger("trencadis.kv")
 
 _MAX_ERRORS = 3
-"""An exception may be bad luck; so many in a row are the child's own, and it is closed."""
+"""Consecutive exceptions after which a child is closed."""
 
 
 class _Part:
     """One child's worker side, guarded.
 
     Args:
-        name: Of its component.
-        label: Names the component and its distribution in messages.
-        side: Its worker side.
+        name: Name of the child's component.
+        label: Name of the component and its distribution, for messages.
+        side: Worker side of the child.
 
     Attributes:
-        name: Of its component.
-        is_closed: For good; nothing of it touches a block.
-        loads: Transfer ids, as they are called outside, of loads under way.
-        releases: Transfer ids of blocks that it holds.
+        name: Name of the child's component.
+        is_closed: True once it is permanently closed; it touches no block any more.
+        loads: Transfer ids of loads under way, translated to those of the engine.
+        releases: Transfer ids of blocks that it holds, translated to those of the engine.
     """
 
     def __init__(self, name: str, label: str, side: KVWorkerSide) -> None:
@@ -160,9 +160,9 @@ class TieredWorker(KVWorkerSide, SupportsRemoteScheduler):
     """Forwards calls. Transfer ids of a closed child fail and are released: nothing can touch their blocks any more.
 
     Args:
-        names: Of the children, the nearest first.
-        sides: Their worker sides.
-        labels: Name components and their distributions in messages; empty: the names do.
+        names: Names of the children, the nearest first.
+        sides: Worker sides of the children.
+        labels: Names of the components and their distributions, for messages; empty: ``names``.
     """
 
     def __init__(self, names: Sequence[str], sides: Sequence[KVWorkerSide], *, labels: Sequence[str] = ()) -> None:
@@ -186,7 +186,7 @@ class TieredWorker(KVWorkerSide, SupportsRemoteScheduler):
                 part.close()
 
     def on_ranks(self, layouts: Sequence[KVLayout], *, rank: int) -> None:
-        """Tell all; a child that cannot do without its scheduler side is closed."""
+        """Pass the layouts to all children; one that needs its scheduler side in the same process is closed."""
         for part in self._parts:
             part.join(layouts, rank)
 
@@ -250,7 +250,7 @@ class TieredWorker(KVWorkerSide, SupportsRemoteScheduler):
         return all(part.wait_idle(max(0.0, end_s - time.monotonic())) for part in self._parts)
 
     def close(self) -> None:
-        """Close all; may be called twice."""
+        """Close all children; may be called twice."""
         for part in self._parts:
             part.close()
 
