@@ -37,13 +37,13 @@ def make_app(
     """Return the ASGI application of a server.
 
     Args:
-        context: What the endpoints need; found at ``app.state.context``.
-        routers: Endpoints; all there are if None.
-        gate: Closed when the server shuts down; None: one that is never closed.
-        http_metrics: Counters of the HTTP side; new ones if None.
+        context: Objects that the endpoints need; found at ``app.state.context``.
+        routers: Routers of the endpoints; None: all endpoints.
+        gate: Closed when the server shuts down; None: never closed.
+        http_metrics: Counters of the HTTP side; None: new ones.
 
     Raises:
-        ConfigValueError: ``server.api_keys`` has an impossible entry.
+        ConfigValueError: ``server.api_keys`` has an invalid entry.
     """
     gate = gate or DrainGuard()
     http_metrics = http_metrics or HttpMetrics()
@@ -136,7 +136,7 @@ class HeadMiddleware:
     Source: RFC 9110, section 9.1: every general-purpose server supports both.
 
     Args:
-        app: The application that it wraps; it sees GET.
+        app: Application that it wraps; it sees GET.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -155,5 +155,5 @@ class HeadMiddleware:
         try:
             await self._app(seen, receive, send_head)
         finally:
-            if "route" in seen:  # by which the request is counted
+            if "route" in seen:  # the request is counted by its route
                 scope["route"] = seen["route"]

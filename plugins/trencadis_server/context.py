@@ -22,7 +22,7 @@ __all__ = ["Admission", "EngineSource", "Hold", "ServerContext", "context_of"]
 _STALLED_RETRY_S = 5.0
 _NUM_THREADS = 2
 _MAX_PARSED_INLINE = 16_384
-"""Bytes that are parsed and validated in a millisecond; handing them to a thread costs a tenth of that."""
+"""Bytes that are parsed and validated within a millisecond; handing them to a thread costs a tenth of that."""
 
 
 class Hold(Protocol):
@@ -44,7 +44,7 @@ class Admission(Protocol):
             num_requests: Engine requests it makes.
 
         Raises:
-            InvalidRequestError: It is larger than a limit.
+            InvalidRequestError: The request is larger than a limit.
         """
 
     def hold(self, num_prompt_tokens: int, num_requests: int = 1, *, caller: str = "") -> AbstractContextManager[Hold]:
@@ -69,7 +69,7 @@ class EngineSource(Protocol):
         """The engine that serves now.
 
         Raises:
-            EngineEndedError: There is none; the message says why.
+            EngineEndedError: No engine serves; the message says why.
         """
 
 
@@ -81,16 +81,16 @@ class ServerContext:
         config: Table ``[server]``.
         model_names: Names that clients may ask for, the first is the one in answers; at least one.
         admission: Admission control.
-        clock: Of the server.
-        created: When the server began, seconds since 1970.
-        has_tenants: There are API keys of several names, of which each leaves a thread to the others.
+        clock: Clock of the server.
+        created: Start of the server, seconds since 1970.
+        has_tenants: Whether there are API keys of several names; each then leaves a thread to the others.
 
     Attributes:
-        config: As given.
-        model_names: As given.
-        admission: As given.
-        clock: As given.
-        created: When the server began, seconds since 1970.
+        config: Table ``[server]``.
+        model_names: Names that clients may ask for; the first is the one in answers.
+        admission: Admission control.
+        clock: Clock of the server.
+        created: Start of the server, seconds since 1970.
         encoder: Runs the tokenizer off the event loop.
         parser: Parses bodies off the event loop.
         writer: Writes long answers off the event loop.
@@ -126,7 +126,7 @@ class ServerContext:
         """The engine that serves now.
 
         Raises:
-            EngineEndedError: There is none; the message says why.
+            EngineEndedError: No engine serves; the message says why.
         """
         return self._engines.llm
 
@@ -135,7 +135,7 @@ class ServerContext:
         """The engine, for a new request.
 
         Raises:
-            EngineEndedError: There is none, or it makes no progress; the message says why.
+            EngineEndedError: No engine serves, or it makes no progress; the message says why.
         """
         llm = self.llm
         if llm.stalled:
@@ -149,7 +149,7 @@ class ServerContext:
         """Value of ``system_fingerprint``: a hash of plugins, versions and options.
 
         Raises:
-            EngineEndedError: There is no engine.
+            EngineEndedError: No engine serves.
         """
         return f"fp_{self.llm.plan_hash}"
 

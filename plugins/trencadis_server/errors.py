@@ -37,16 +37,16 @@ class ApiError(Exception):
 
     Args:
         status: HTTP status, 400 .. 599.
-        message: What happened, with the value, and what to do.
+        message: Error, with the invalid value, and what to do.
         type: Family of the error.
-        param: The field at fault, such as ``messages[0].content``, or None.
-        code: For programs, such as ``model_not_found``, or None.
-        headers: More headers of the answer.
+        param: Field at fault, such as ``messages[0].content``, or None.
+        code: Error code for programs, such as ``model_not_found``, or None.
+        headers: Additional headers of the answer.
 
     Attributes:
-        status: As given.
-        message: As given.
-        headers: As given.
+        status: HTTP status, 400 .. 599.
+        message: Error, with the invalid value, and what to do.
+        headers: Additional headers of the answer.
     """
 
     def __init__(
@@ -82,8 +82,8 @@ class TooBusyError(RequestRefusedError):
     Fix: send it again after ``retry_after_s``, or raise the cap.
 
     Args:
-        message: Which cap, and how full it is.
-        retry_after_s: When there will probably be room, seconds.
+        message: Limit that is reached, and how full it is.
+        retry_after_s: Time after which there is probably room, seconds.
     """
 
     def __init__(self, message: str, *, retry_after_s: float) -> None:
@@ -97,9 +97,9 @@ class EngineUnavailableError(EngineEndedError):
     Fix: wait if ``retry_after_s`` is given, else see the server's log.
 
     Args:
-        message: Why there is none.
+        message: Reason why there is no engine.
         state: ``loading``, ``restarting``, ``failed``, ``draining`` or ``closed``.
-        retry_after_s: When to ask again, seconds; None: it is no use.
+        retry_after_s: Time after which to ask again, seconds; None: not at all.
     """
 
     def __init__(self, message: str, *, state: str, retry_after_s: float | None = None) -> None:
@@ -112,9 +112,9 @@ def as_api_error(error: BaseException, *, param: str | None = None, request_id: 
     """Return the API error for an exception; an unexpected one reveals only the request id. Pure.
 
     Args:
-        error: What was raised.
-        param: The field that held the prompt, for errors about the prompt.
-        request_id: To find an unexpected error in the log.
+        error: Exception to convert.
+        param: Field that held the prompt, for errors about the prompt.
+        request_id: Id of the request, under which the log has an unexpected error.
     """
     match error:
         case ApiError():

@@ -25,7 +25,7 @@ __all__ = ["FairThreads"]
 
 _T = TypeVar("_T")
 _MAX_INLINE_CHARACTERS = 2000
-"""About one millisecond of work; handing it to a thread costs a tenth of that."""
+"""Characters that take about a millisecond; handing them to a thread costs a tenth of that."""
 _MAX_QUOTED = 100
 
 
@@ -43,14 +43,15 @@ class _Piece:
 class FairThreads:
     """Runs work on long texts on threads, off the event loop, in turn by caller. Event loop only.
 
-    A free thread takes a piece of the caller that occupies the fewest threads, among those of the one that was served the least time,
-    and of its pieces the shortest. Who comes after a while is served as if it had been served as little as any other, so that
-    nothing is saved up. A caller whose work is refused again and again is refused itself for a while, as by the engine.
+    A free thread takes the shortest piece of the caller that occupies the fewest threads and, among equals, was served
+    the least time. A caller that returns after a pause starts with the least served time of the others, so that nothing
+    is saved up. A caller whose work is refused repeatedly is refused itself for a while, as by the engine.
 
     Args:
-        max_threads: Long texts that are worked on at once; each may take a hundred bytes a token.
-        max_inline: Characters of the longest text that is worked on at once, on the event loop.
-        most_of_one: Threads that one caller may occupy; where there are others, fewer than all, so that a long piece never holds them up.
+        max_threads: Maximum number of long texts at once; each may take a hundred bytes per token.
+        max_inline: Longest text, characters, that is processed at once on the event loop.
+        most_of_one: Threads that one caller may occupy; fewer than all if there are other callers, so that a long piece
+            never holds them up; None: all.
         clock: Measures the time on threads.
         costs: Time of refused work, by caller; None: it is not counted.
     """
@@ -75,14 +76,14 @@ class FairThreads:
         self._running: Counter[str] = Counter()
         self._num_requests: Counter[str] = Counter()
         self._served_s: dict[str, float] = {}
-        """Time on threads, of each caller since there was last no request."""
+        """Seconds on threads by caller, since there was last no request."""
 
     async def run(self, call: Callable[[], _T], *, num_characters: int, caller: str = "") -> _T:
         """Return the result of ``call``, run on a thread if the text is long.
 
         Args:
-            call: Uses the tokenizer, or parses; touches nothing else.
-            num_characters: Length of its text, or what takes as long.
+            call: Function that uses the tokenizer, or parses; it touches nothing else.
+            num_characters: Length of its text, or of one that takes as long.
             caller: Name of the API key.
 
         Raises:
@@ -92,12 +93,12 @@ class FairThreads:
         return result
 
     async def run_all(self, calls: Sequence[tuple[Callable[[], _T], int]], *, caller: str = "") -> list[_T]:
-        """Return the results of several calls of one request, run one after the other; others come between them.
+        """Return the results of several calls of one request, run one after the other; others may run in between.
 
-        The first that raises ends it, and what all of them took counts against the caller.
+        The first exception ends the run, and the time of all its calls counts against the caller.
 
         Args:
-            calls: Each with its number of characters.
+            calls: Functions, each with its number of characters.
             caller: Name of the API key.
 
         Raises:
@@ -133,10 +134,10 @@ class FairThreads:
             self._costs.charge(caller, seconds)
 
     def refuse_costly(self, caller: str) -> None:
-        """Refuse a caller too much of whose work was refused recently.
+        """Refuse a caller if too much of its work was refused recently.
 
         Raises:
-            TooBusyError: Until it has paid for that.
+            TooBusyError: Too much of the caller's work was refused; ``retry_after_s`` later it is accepted again.
         """
         retry_after_s = 0.0 if self._costs is None else self._costs.retry_after_s(caller)
         if retry_after_s:
@@ -164,7 +165,7 @@ class FairThreads:
             asyncio.get_running_loop().run_in_executor(self._pool, piece.call).add_done_callback(ended)
 
     def _enter(self, caller: str) -> None:
-        """Count a request in; a caller without another begins where the one served least is."""
+        """Count a request; a caller that had none starts with the least served time of the others."""
         if not self._num_requests[caller]:
             least_s = min((self._served_s[one] for one in +self._num_requests), default=0.0)
             self._served_s[caller] = max(self._served_s.get(caller, 0.0), least_s)

@@ -18,19 +18,19 @@ _DURATION_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 _LOOK_S = 0.01
-"""How often the event loop is looked at; a hold that begins between two looks is measured too short by at most this."""
+"""Interval at which the event loop is checked; a delay is measured too short by at most this."""
 
 _WINDOW_S = 30.0
-"""The largest values are those of the present window and of the one before."""
+"""Length of a window; the largest values are those of the present window and of the one before."""
 
 
 class LoopWatch:
     """Measures the delay of the event loop's callbacks by a periodic timer. Event loop only.
 
     Args:
-        call_later: Of the event loop.
-        now_s: Wall time, seconds.
-        thread_s: CPU time of the event loop's thread, seconds.
+        call_later: ``call_later`` of the event loop.
+        now_s: Returns wall time, seconds.
+        thread_s: Returns CPU time of the event loop's thread, seconds.
     """
 
     def __init__(
@@ -133,11 +133,11 @@ class HttpMetrics:
         """Count a finished request.
 
         Args:
-            route: Its path as declared, such as ``/v1/models/{model}``; empty if there is none.
+            route: Path of the route as declared, such as ``/v1/models/{model}``; empty if there is none.
             method: HTTP method; unknown ones are counted as one, so that clients cannot make up labels.
-            status: Of the answer.
+            status: HTTP status of the answer.
             num_bytes: Body bytes sent.
-            duration_s: How long it took, seconds.
+            duration_s: Duration, seconds.
         """
         method = method if method in _METHODS else "other"
         self._requests.labels(route or "none", method, str(status)).inc()
@@ -154,9 +154,9 @@ class HttpMetrics:
         """Return all metrics in Prometheus' text format.
 
         Args:
-            engine_up: An engine serves.
+            engine_up: Whether an engine serves.
             num_requests: Engine requests that admission holds.
-            num_waiting_tokens: Prompt tokens that wait, of them.
+            num_waiting_tokens: Prompt tokens of these requests that have no token yet.
         """
         self._engine_up.set(engine_up)
         self._requests_held.set(num_requests)

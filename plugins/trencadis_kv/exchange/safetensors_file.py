@@ -66,8 +66,7 @@ class StoredTensor:
 def write_tensors(
     file: Path, tensors: Mapping[str, StoredTensor], metadata: Mapping[str, str]
 ) -> Iterator[Mapping[str, NDArray[np.uint8]]]:
-    """Create a file, and yield each tensor's bytes to be filled; it is moved to its path at the end unless an exception
-    was raised.
+    """Create a file, and yield each tensor's bytes to be filled; moved to its path at the end if nothing was raised.
 
     Args:
         file: Path of the file; an existing file is replaced.

@@ -8,8 +8,7 @@ __all__ = ["Always"]
 
 
 class Always(KVPolicy):
-    """The defaults of the contract: loads and saves all blocks, from the source with the longest prefix, and computes
-    what fails.
+    """Defaults of the contract: loads and saves all blocks, prefers the longest prefix, and computes what fails.
 
     The connector still ends a load at its timeout, and drops saves for which it has no memory.
     """

@@ -99,8 +99,7 @@ class Canary:
 
 
 def try_store(parts: StoreParts) -> TransferError | None:
-    """Return the reason why the store of a connector without an engine cannot be used, or None; removes the probe's
-    object.
+    """Return why the store of a connector without an engine cannot be used, or None; removes the probe's object.
 
     Takes at most ``start_timeout_s``, and ``close_timeout_s`` more if the store's call does not return.
 

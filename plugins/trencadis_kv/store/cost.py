@@ -19,8 +19,7 @@ equally likely beforehand: P(T > x | T > t) = t / x."""
 
 
 class MovingLine:
-    """Line ``y = latency + x * slope`` through recent points, of which older ones weigh less; latency and slope are not
-    negative.
+    """Line ``y = latency + x * slope`` through recent points; older ones weigh less, and neither parameter is negative.
 
     Source: least squares with exponentially decaying weights; textbook.
     """

@@ -299,7 +299,7 @@ class ObjectDirectory:
         """Return False for an error that means that an object is not there.
 
         Raises:
-            TransferError: It means something else.
+            TransferError: The error means something else.
         """
         if error.errno in _NOT_THERE:
             return False

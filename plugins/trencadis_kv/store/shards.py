@@ -1,5 +1,4 @@
-"""Shards of blocks: the ranges of layers and KV heads of a block that one object holds, and the ranks that read and
-write it.
+"""Shards of blocks: the layers and KV heads of a block that one object holds, and the ranks that read and write it.
 
 A shard is named by its ranges, not by the rank that wrote it, so that engines with other parallel layouts can read it:
 

@@ -20,7 +20,7 @@ from trencadis_server.batch.lines import OutputLine, encode
 __all__ = ["DUPLICATE", "Done", "OutputFile", "count_lines", "input_lines", "read_output"]
 
 DUPLICATE = "duplicate_custom_id"
-"""Code of a line whose name an earlier line has."""
+"""Code of a line whose ``custom_id`` an earlier line has."""
 
 
 @attrs.frozen(kw_only=True)
@@ -28,9 +28,9 @@ class Done:
     """Lines that an earlier run has answered.
 
     Attributes:
-        custom_ids: Names of lines with an answer.
-        ids: Of all lines in the output; a bad line may have no name.
-        num_bytes: Length of the complete lines; what follows is torn.
+        custom_ids: Values of ``custom_id`` of lines with an answer.
+        ids: Ids of all lines in the output; a bad line may have no ``custom_id``.
+        num_bytes: Bytes of the complete lines; a torn line may follow.
     """
 
     custom_ids: frozenset[str] = frozenset()
@@ -68,7 +68,7 @@ def read_output(file: Path) -> Done:
     """Return the content of an output file; empty if there is none.
 
     Raises:
-        ConfigError: A line, other than a torn last one, is none of a batch's.
+        ConfigError: A line, other than a torn last one, was not written by a batch.
     """
     if not os.path.lexists(file):
         return Done()
@@ -95,17 +95,17 @@ class OutputFile:
     """A file of output lines; a context manager.
 
     Args:
-        file: Where it is; made if it is not there.
-        num_bytes: Length to keep; what follows is cut off.
+        file: Path of the file; created if missing.
+        num_bytes: Length to keep, bytes; the rest is cut off.
 
     Raises:
-        ConfigError: It cannot be written.
+        ConfigError: The file cannot be written.
     """
 
     def __init__(self, file: Path, *, num_bytes: int = 0) -> None:
         self._path = file
         try:
-            # Nothing is kept back here, so that a full disk shows where a line is written.
+            # Unbuffered, so that a full disk raises where a line is written.
             self._file: FileIO = file.open("r+b" if file.exists() else "w+b", buffering=0)
             self._file.truncate(num_bytes)
             self._file.seek(num_bytes)
@@ -139,7 +139,7 @@ class OutputFile:
 
 def _check_regular(file: Path, why: str) -> None:
     """Raise ConfigError if a path exists and is not a regular file, since reading it may never end."""
-    if os.path.exists(file) and not is_file(file):  # unlike the methods of a path these raise for no name
+    if os.path.exists(file) and not is_file(file):  # unlike the methods of a path, these raise for no name
         kind = "Is a directory" if os.path.isdir(file) else "Is no regular file"
         raise ConfigError(f"{file}: cannot be used: {kind}.", hint=why)
 

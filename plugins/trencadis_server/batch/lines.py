@@ -12,16 +12,16 @@ from trencadis_server.protocol.json_body import decode
 __all__ = ["ENDPOINTS", "BadLineError", "BatchLine", "OutputLine", "encode", "line_id", "read_line"]
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
-"""What a line may ask for."""
+"""Paths that a line may request."""
 
 
 class BadLineError(Exception):
     """A line that is not a valid request.
 
     Args:
-        code: For programs.
-        message: What is wrong, with the number of the line.
-        custom_id: Of the line, if it has one.
+        code: Error code, for programs.
+        message: Description of the error, with the number of the line.
+        custom_id: ``custom_id`` of the line, or None.
     """
 
     def __init__(self, code: str, message: str, custom_id: str | None = None) -> None:
@@ -61,10 +61,10 @@ class OutputLine(msgspec.Struct, frozen=True):
     """Output of one line: an answer, which may be an endpoint's error, or the reason why there is none.
 
     Attributes:
-        id: Made from the line and its number, so that a second run gives the same.
-        custom_id: Of the line; None if it has none.
-        response: The answer.
-        error: Why there is none.
+        id: Id derived from the line and its number, so that a second run gives the same.
+        custom_id: ``custom_id`` of the line; None if it has none.
+        response: Answer of the endpoint, or None.
+        error: Reason why there is no answer, or None.
     """
 
     id: str
@@ -97,8 +97,8 @@ def line_id(text: bytes, number: int) -> str:
     """Return the id of a line of the input. Pure.
 
     Args:
-        text: The line.
-        number: Its number, from 1.
+        text: Bytes of the line.
+        number: Number of the line, from 1.
     """
     return f"batch_req_{hashlib.blake2b(b'%d:%b' % (number, text.strip()), digest_size=12).hexdigest()}"
 
@@ -107,7 +107,7 @@ def read_line(text: bytes, number: int) -> BatchLine:
     """Return the request of a line. Pure.
 
     Raises:
-        BadLineError: It is no JSON, lacks a field, or asks for what a batch does not do.
+        BadLineError: The line is no JSON, lacks a field, or requests something that a batch does not support.
     """
     try:
         line = msgspec.json.decode(text, type=BatchLine)

@@ -29,11 +29,12 @@ async def run_batch(
     """Answer every line of a file; lines that the output already answers are skipped.
 
     Args:
-        config: As loaded.
-        registry: The plugins.
-        input_file: Lines of requests.
-        output_file: Gets a line for each; one that is there is continued, and a torn last line is cut off.
-        error_file: Gets the lines that failed, instead of the output; written anew, so that a second run tries them again.
+        config: Loaded configuration.
+        registry: Registry of the plugins.
+        input_file: File with lines of requests.
+        output_file: File that gets a line for each; an existing file is continued, and a torn last line is cut off.
+        error_file: File that gets the lines that failed, instead of the output; rewritten, so that a second run tries
+            them again.
 
     Raises:
         ConfigError: A file cannot be used.
@@ -84,7 +85,7 @@ async def _running(supervisor: Supervisor) -> AsyncIterator[None]:
     finally:
         ready.cancel()
         await supervisor.close()
-        await asyncio.gather(engine, return_exceptions=True)  # it has ended for good: the runner has said so
+        await asyncio.gather(engine, return_exceptions=True)  # the runner has raised the end of the engine already
 
 
 def _check_files(files: list[Path]) -> None:

@@ -28,8 +28,8 @@ class Answer:
 
     Attributes:
         status: HTTP status.
-        headers: By lower-case name.
-        body: All of it.
+        headers: Headers by lower-case name.
+        body: Whole body.
     """
 
     status: int
@@ -41,7 +41,7 @@ async def post(app: ASGIApp, path: str, body: bytes) -> Answer:
     """Send a JSON body to an ASGI application in this process, without a socket, and return the whole response.
 
     Raises:
-        BaseException: What the application raises instead of answering.
+        BaseException: Any exception that the application raises instead of answering.
     """
     incoming: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
     outgoing: list[Message] = []
@@ -103,11 +103,11 @@ class BatchRunner:
     Args:
         app: The server's application.
         lines: Numbers and texts of the input's lines.
-        done: What an earlier run has done.
-        write: Takes each output line.
-        num_workers: Lines at once, which is also how far the input is read ahead.
-        advance: Told how many lines are done.
-        sleep: Waits for that many seconds when the server is busy.
+        done: Lines that an earlier run has answered.
+        write: Called with each output line.
+        num_workers: Number of lines at once, which is also how far the input is read ahead.
+        advance: Called with the number of lines that are done.
+        sleep: Waits for a number of seconds when the server is busy.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class BatchRunner:
         """Run every line; returns the summary.
 
         Raises:
-            EngineEndedError: There is no engine any more; what has been written stays, and another run goes on from there.
+            EngineEndedError: The engine has ended; written lines stay, and another run continues after them.
         """
         try:
             async with asyncio.TaskGroup() as workers:

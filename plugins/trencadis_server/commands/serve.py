@@ -46,7 +46,7 @@ NEEDS_ALL_PLUGINS = False
 TERMINAL_LOG_LEVELS = "info", "warning"
 
 _RECORD_SIGNAL = getattr(signal, "SIGUSR2", None)
-"""Has an engine's process write its flight record; operators send it to this process too."""
+"""Signal at which an engine's process writes its flight record; operators send it to this process too."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 _LARGE_BYTES = 1 << 18
 _KEPT_BYTES = 1 << 20
@@ -102,7 +102,7 @@ def _serve(server: OpenServer) -> int:
                 say(f"{_name_of(number)}: shutting down in order; a second signal ends it at once.")
             service.stop()
             if len(signals) > 1:
-                # Should even a hurried end take too long, a third signal does what signals do.
+                # If even an immediate end takes too long, a third signal has its default effect.
                 loop.remove_signal_handler(number)
 
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -129,9 +129,9 @@ def _name_of(number: int) -> str:
 def give_back_large_blocks() -> bool:
     """Make malloc return freed request bodies and answers to the system; False if the C library is not glibc.
 
-    By default glibc raises the size from which on a block is mapped by itself to that of the largest block freed so far, up to 32 MiB:
-    after one long answer all others lie in heaps, which shrink from their ends only, and of heaps it makes eight for each core. To
-    be called before there are threads.
+    By default glibc raises its mmap threshold to the size of the largest block freed so far, up to 32 MiB: after one
+    long answer all other blocks lie in heaps, which shrink from their ends only, and glibc makes eight heaps for each
+    core. Must be called before threads are started.
 
     Source: mallopt(3), M_MMAP_THRESHOLD and M_ARENA_MAX.
     """

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["encode_messages"]
 
 _EACH = 100
-"""Characters that are encoded in the time in which a message, a part or a call is rendered."""
+"""Characters that are encoded in the time that rendering a message, a part or a call takes."""
 
 _RESERVED = frozenset(
     {
@@ -43,7 +43,7 @@ _RESERVED = frozenset(
         "truncation",
     }
 )
-"""Names that transformers takes for itself when it renders a template: no client may set them."""
+"""Names that transformers uses itself when it renders a template; clients cannot set them."""
 
 
 async def encode_messages(
@@ -58,21 +58,24 @@ async def encode_messages(
     max_model_len: int | None = None,
     finish: Callable[[tuple[int, ...]], tuple[int, ...]] = tuple,
 ) -> tuple[int, ...]:
-    """Return the token ids of a conversation. The event loop does not wait for the template, whatever that does.
+    """Return the token ids of a conversation; the event loop does not wait for the template.
 
     Args:
-        messages: At least one.
-        tokenizer: Of the model.
-        encoder: Where it runs.
-        caller: Name of the API key: encoding is shared out by it, and at the template conversations of one leave a process to others.
-        add_generation_prompt: End with the opening of the assistant's turn; None: unless the last message is continued.
-        continue_final_message: Leave the last message open.
+        messages: Messages of the conversation, at least one.
+        tokenizer: Tokenizer of the model.
+        encoder: Threads that encode.
+        caller: Name of the API key, by which encoding is shared out; at the template, conversations of one key leave a
+            process to others.
+        add_generation_prompt: Whether to end with the opening of the assistant's turn; None: unless the last message is
+            continued.
+        continue_final_message: Whether to leave the last message open.
         template_arguments: More names for the template.
-        max_model_len: Longest sequence, tokens: what is surely longer is refused before it is rendered; None: it may be cut.
+        max_model_len: Longest sequence, tokens: a conversation that is surely longer is refused before it is rendered;
+            None: it may be cut.
         finish: Cuts or checks the token ids where they are made, so that the time of a refusal counts against the caller.
 
     Raises:
-        ApiError: A part that is no text, arguments that contradict each other, or a conversation that is surely too long.
+        ApiError: A part is no text, arguments contradict each other, or the conversation is surely too long.
         InvalidRequestError: The model has no template, or it refuses the messages, leaves out the text of one, or takes too long.
     """
     arguments = _arguments(template_arguments or {})

@@ -34,12 +34,12 @@ class ChatWriter:
     """Writes the answer to one request.
 
     Attributes:
-        answer_id: Of the answer.
-        created: Seconds since 1970.
-        model: The name the client asked for.
-        fingerprint: Of the system.
-        tokenizer: Of the model.
-        body: The request, whose fields say what the answer has.
+        answer_id: Id of the answer.
+        created: Creation time, seconds since 1970.
+        model: Model name that the client asked for.
+        fingerprint: Fingerprint of the system.
+        tokenizer: Tokenizer of the model.
+        body: Request, whose fields determine those of the answer.
     """
 
     answer_id: str
@@ -76,13 +76,13 @@ class ChatWriter:
         """Yield events; several at once if several choices have new tokens.
 
         Args:
-            generation: Has one prompt.
-            includes_usage: One more event with the usage, at the end.
-            is_continuous: Every event has the usage.
-            direct: Where events of a stream with one choice may be written while it is ready, instead of being yielded; None: nowhere.
+            generation: Engine requests, with one prompt.
+            includes_usage: Whether one more event with the usage follows at the end.
+            is_continuous: Whether every event has the usage.
+            direct: Writes events of a stream with one choice directly while it is ready; None: all events are yielded.
 
         Raises:
-            TrencadisError: As :meth:`Generation.outputs`.
+            TrencadisError: An error of :meth:`Generation.outputs`.
         """
         encoder: ChunkEncoder[ChunkChoice] = ChunkEncoder(
             self._chunk, includes_usage=includes_usage, is_continuous=is_continuous

@@ -34,12 +34,12 @@ class CompletionFormat:
     """Parts that the client requested of an answer.
 
     Attributes:
-        tokenizer: Of the model.
-        has_output: False: the prompt alone; the one token that the engine makes is left out.
-        has_logprobs: Log-probabilities of the tokens.
-        has_token_ids: Token ids.
-        has_prompt_logprobs: Log-probabilities of the prompt, as vLLM has them.
-        hides_special: Special tokens have no text.
+        tokenizer: Tokenizer of the model.
+        has_output: Whether the answer has output; False: only the prompt, without the one token that the engine makes.
+        has_logprobs: Whether it has log-probabilities of the tokens.
+        has_token_ids: Whether it has token ids.
+        has_prompt_logprobs: Whether it has log-probabilities of the prompt, in vLLM's format.
+        hides_special: Whether special tokens have no text.
     """
 
     tokenizer: Tokenizer
@@ -66,7 +66,7 @@ class PromptLogprobsWriter:
     """Writes the log-probabilities of one prompt once, for all its choices: a prompt may have as many as a thousand short answers.
 
     Args:
-        format: What to write.
+        format: Parts that the client requested.
     """
 
     def __init__(self, format: CompletionFormat) -> None:  # noqa: A002
@@ -85,13 +85,13 @@ class PromptLogprobsWriter:
         )
 
     def listed(self, entries: tuple[TokenLogprobs, ...]) -> list[dict[str, PromptLogprob] | None]:
-        """Return them in vLLM's format; the same list for the same entries."""
+        """Return log-probabilities in vLLM's format; the same list for the same entries."""
         if self._of is not entries:
             self._of, self._listed = entries, prompt_logprobs(entries, self._format.tokenizer)
         return self._listed
 
     def echoed(self, output: RequestOutput) -> tuple[CompletionLogprobs, CompletionLogprobsWriter]:
-        """Return those of an echoed prompt, and a writer for the tokens after it; call once the prompt is complete."""
+        """Return log-probabilities of an echoed prompt, and a writer for later tokens; call once the prompt is complete."""
         if self._echoed is None:
             writer = CompletionLogprobsWriter(self._format.tokenizer, hides_special=self._format.hides_special)
             written = writer.prompt(output.prompt_token_ids, output.prompt_logprobs or ())
@@ -104,10 +104,10 @@ class ChoiceWriter:
     """Writes the new part of a completion whose outputs are cumulative. A whole answer is a stream of one chunk.
 
     Args:
-        format: What to write.
-        index: Of the choice in the answer.
-        echo: Text to stand before the output, or None.
-        prompt: Shared by the choices of one prompt; None: this is the only one.
+        format: Parts that the client requested.
+        index: Index of the choice in the answer.
+        echo: Text in front of the output, or None.
+        prompt: Writer shared by the choices of one prompt; None: this is the only choice.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class ChoiceWriter:
         """Return the new part since the last call, or None.
 
         Args:
-            output: Of the prompt.
+            output: Output of the prompt.
             one: The completion, one of ``output.outputs``.
         """
         progress, wanted = self._progress, self._format
@@ -192,14 +192,14 @@ class CompletionWriter:
     """Writes the answer to one request.
 
     Attributes:
-        answer_id: Of the answer.
-        created: Seconds since 1970.
-        model: The name the client asked for.
-        fingerprint: Of the system.
-        tokenizer: Of the model.
-        body: The request, whose fields say what the answer has.
-        echoes: For each prompt the text to stand before its output, or None.
-        format: What the client wants to see, from ``body``.
+        answer_id: Id of the answer.
+        created: Creation time, seconds since 1970.
+        model: Model name that the client asked for.
+        fingerprint: Fingerprint of the system.
+        tokenizer: Tokenizer of the model.
+        body: Request, whose fields determine those of the answer.
+        echoes: Text in front of the output of each prompt, or None.
+        format: Parts that the client requested, from ``body``.
     """
 
     answer_id: str
@@ -217,7 +217,7 @@ class CompletionWriter:
         """Return the answer in one piece. Pure.
 
         Args:
-            outputs: Finished, one for each prompt.
+            outputs: Finished outputs, one for each prompt.
         """
         choices = [
             choice
@@ -240,13 +240,13 @@ class CompletionWriter:
         """Yield events; several at once if several choices of a prompt have new tokens.
 
         Args:
-            generation: What runs.
-            includes_usage: One more event with the usage, at the end.
-            is_continuous: Every event has the usage.
-            direct: Where events of a stream with one choice may be written while it is ready, instead of being yielded; None: nowhere.
+            generation: Engine requests.
+            includes_usage: Whether one more event with the usage follows at the end.
+            is_continuous: Whether every event has the usage.
+            direct: Writes events of a stream with one choice directly while it is ready; None: all events are yielded.
 
         Raises:
-            TrencadisError: As :meth:`Generation.outputs`.
+            TrencadisError: An error of :meth:`Generation.outputs`.
         """
         encoder: ChunkEncoder[CompletionChoice] = ChunkEncoder(
             self._answer, includes_usage=includes_usage, is_continuous=is_continuous

@@ -1,4 +1,4 @@
-"""The client's connection: work for a request only while it is there, and the way to it that does not wait."""
+"""The client's connection: work that stops when the client disconnects, and writes that do not wait."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class DirectWrites(Protocol):
     """Writes parts of the body of an answer that has begun, without an ASGI message and a task for each.
 
     Attributes:
-        num_bytes: That were written so, for those who count what an answer has.
+        num_bytes: Bytes that were written, for counters of the answer's size.
     """
 
     num_bytes: int
 
     @property
     def is_ready(self) -> bool:
-        """True while nothing that was sent before waits: the answer has begun, the client takes it, and there is more to come."""
+        """True while the answer has begun and is not complete, and no earlier data wait to be sent."""
         ...
 
     def write(self, data: bytes) -> None:
@@ -39,7 +39,7 @@ class DirectWrites(Protocol):
 
 
 def direct_writes(scope: Scope) -> DirectWrites | None:
-    """Return the direct way to the client of a request; None where the server has none, as in tests of the application alone."""
+    """Return the direct writes for a request; None if the server offers none, as in tests of the application alone."""
     found: DirectWrites | None = scope.get("extensions", {}).get(DIRECT_WRITES)
     return found
 
@@ -48,12 +48,12 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, _T]) -> _T
     """Return the result of ``work``; cancel it and wait for its clean-up if the client disconnects.
 
     Args:
-        receive: Of the connection; the request's body must have been read.
-        work: What to do.
+        receive: ASGI ``receive`` of the connection; the request's body must have been read.
+        work: Coroutine to run.
 
     Raises:
-        ClientDisconnect: The client left first.
-        BaseException: Whatever ``work`` raises.
+        ClientDisconnect: The client disconnected first.
+        BaseException: Any exception of ``work``.
     """
     task = asyncio.create_task(work)
     watcher = asyncio.create_task(_until_gone(receive))
@@ -72,7 +72,7 @@ async def answer_while_connected(request: Request, work: Coroutine[Any, Any, Res
     """Return the response that ``work`` makes, or an empty one with status 499 if the client disconnected.
 
     Raises:
-        BaseException: Whatever ``work`` raises.
+        BaseException: Any exception of ``work``.
     """
     try:
         return await while_connected(request.receive, work)

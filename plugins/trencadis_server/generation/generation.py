@@ -26,7 +26,7 @@ __all__ = ["Generation", "answer_id", "finished_outputs", "transfer_fields", "us
 
 _Indexed = tuple[int, RequestOutput]
 _STARTED_AT_ONCE = 32
-"""Prompts that are handed to the engine in one turn of the event loop: one or two milliseconds."""
+"""Prompts that are handed to the engine in one turn of the event loop, which takes one or two milliseconds."""
 _LONG_PROMPTS = 1024
 """Tokens from which on computing the prompts costs far more than passing on outputs that are not read."""
 
@@ -42,14 +42,14 @@ class Generation:
 
     Attributes:
         llm: The engine.
-        admission: Says whether there is room.
-        answer_id: Of the answer; the engine's requests are named after it.
-        prompts: Token ids, at least one prompt.
-        params: For all of them.
-        terms: Who asks, and how urgent it is.
-        caller: Name of the API key; empty where none is asked for.
-        beams: How to search the likeliest continuations, instead of ``params``; None: they are drawn.
-        http_field: Returns how the client calls a sampling parameter, for errors.
+        admission: Admission control.
+        answer_id: Id of the answer; the ids of the engine requests begin with it.
+        prompts: Token ids of each prompt, at least one prompt.
+        params: Sampling parameters of all prompts.
+        terms: Scheduling parameters, such as tenant and priority.
+        caller: Name of the API key; empty if none is required.
+        beams: Parameters of a beam search, which replaces ``params``; None: outputs are sampled.
+        http_field: Returns the client's name of a sampling parameter, for errors.
     """
 
     llm: AsyncLLM
@@ -73,11 +73,12 @@ class Generation:
         """Yield the index of a prompt and its newest output, as they come.
 
         Args:
-            streams: Every change; False: only finished outputs.
-            on_output: See :meth:`trencadis.AsyncLLM.generate`; called if there is one prompt with one choice.
+            streams: Whether to yield every change; False: only finished outputs.
+            on_output: Callback as for :meth:`trencadis.AsyncLLM.generate`; called only if there is one prompt with one
+                choice.
 
         Raises:
-            TooBusyError: There is no room now.
+            TooBusyError: A limit of the server is reached.
             RequestError: The engine refused a prompt.
             BackendError: The engine ended.
             ApiError: A prompt failed while it ran, or the engine refused a field of the request.
@@ -141,11 +142,12 @@ class Generation:
 async def finished_outputs(generation: Generation) -> list[RequestOutput]:
     """Return the finished output of each prompt, in order.
 
-    Outputs on the way are asked for only if the prompts are long: then it counts when they wait no longer.
+    Intermediate outputs are requested only if the prompts are long, since they show when these no longer count as
+    waiting.
 
     Raises:
-        TrencadisError: As :meth:`Generation.outputs`.
-        ApiError: As :meth:`Generation.outputs`.
+        TrencadisError: An error of :meth:`Generation.outputs`.
+        ApiError: An error of :meth:`Generation.outputs`.
     """
     async with aclosing(generation.outputs(streams=generation.num_prompt_tokens >= _LONG_PROMPTS)) as outputs:
         finished = {index: output async for index, output in outputs}
@@ -156,8 +158,8 @@ def usage_of(outputs: Collection[RequestOutput], *, counts_output: bool = True) 
     """Return the usage of outputs, one for each prompt, including choices that ``best_of`` dropped. Pure; O(number of choices).
 
     Args:
-        outputs: The newest of each prompt.
-        counts_output: False: the output is not given to the client.
+        outputs: Newest output of each prompt.
+        counts_output: Whether output tokens count; False: the output is not given to the client.
     """
     return Usage.of(
         prompt_tokens=sum(len(output.prompt_token_ids) for output in outputs),
@@ -199,10 +201,10 @@ async def _merged(sources: Sequence[Any]) -> AsyncGenerator[_Indexed, None]:
         for index, source in enumerate(sources):
             tasks[asyncio.create_task(_next(source))] = index
             if index % _STARTED_AT_ONCE == _STARTED_AT_ONCE - 1:
-                await asyncio.sleep(0)  # each tells the engine of a prompt; others of the event loop come between
+                await asyncio.sleep(0)  # other tasks of the event loop run in between
         while tasks:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            # In the order of prompts, so that what comes together does not come at random.
+            # In the order of prompts, so that simultaneous outputs come in a fixed order.
             for task in sorted(done, key=tasks.__getitem__):
                 index = tasks.pop(task)
                 output = task.result()

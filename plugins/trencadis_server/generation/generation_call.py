@@ -31,25 +31,25 @@ if TYPE_CHECKING:
 __all__ = ["GenerationCall", "StreamWriter", "open_call", "terms_of"]
 
 _BYTES_PER_CHARACTER = 8
-"""Of a body: as many are looked at in the time in which a character is encoded."""
+"""Bytes of a body that are validated in the time in which a character is encoded."""
 _CHARACTERS_PER_WORD = 200
-"""Each banned word is encoded twice by itself, which takes as long."""
+"""Characters that are encoded in the time that a banned word takes, which is encoded twice by itself."""
 
 
 def terms_of(caller: str, body: GenerationRequest, *, allows_weight: bool) -> RequestTerms:
     """Return the scheduling parameters of a request. Pure.
 
-    Cached prefixes are shared neither between API keys nor between users of one key: the time to the first token would tell whether
-    another has sent the same prompt. A ``cache_salt`` names, within the key, with whom they are shared instead. Users within a key
-    share its weight, and only the operator can raise that.
+    Cached prefixes are shared neither between API keys nor between users of one key, since the time to the first token
+    would tell whether another has sent the same prompt. Requests of one key with the same ``cache_salt`` share them
+    instead. Users within a key share its weight, which only the operator can raise.
 
     Args:
-        caller: Name of the API key; empty where none is asked for.
-        body: The request.
-        allows_weight: Clients may set their share themselves.
+        caller: Name of the API key; empty if none is required.
+        body: Request body.
+        allows_weight: Whether clients may set ``weight``.
 
     Raises:
-        ApiError: It sets a weight and may not.
+        ApiError: The request sets a weight, and may not.
     """
     if body.weight is not None and not allows_weight:
         raise ApiError(
@@ -101,14 +101,14 @@ class GenerationCall:
 
     Attributes:
         request: The HTTP request.
-        body: What it asks for.
-        context: Of the server.
+        body: Validated request body.
+        context: Context of the server.
         llm: The current engine.
-        model: The name the client asked for.
-        param: The field that holds the prompt, for errors.
-        created: Seconds since 1970.
-        includes_usage: The last chunk has the usage.
-        is_continuous: Every chunk has the usage.
+        model: Model name that the client asked for.
+        param: Field that holds the prompt, for errors.
+        created: Creation time, seconds since 1970.
+        includes_usage: Whether the last chunk has the usage.
+        is_continuous: Whether every chunk has the usage.
     """
 
     request: Request
@@ -123,7 +123,7 @@ class GenerationCall:
 
     @property
     def caller(self) -> str:
-        """Name of the API key; empty where none is asked for."""
+        """Name of the API key; empty if none is required."""
         caller: str = self.request.state.caller
         return caller
 
@@ -131,8 +131,8 @@ class GenerationCall:
         """Return the result of ``make``; on a thread if the request has long lists.
 
         Raises:
-            ApiError: As ``make``.
-            InvalidRequestError: The same.
+            ApiError: An error of ``make``.
+            InvalidRequestError: An error of ``make``.
         """
         num_bytes = len(await self.request.body())
         num_words = len(self.body.bad_words or ())
@@ -150,13 +150,13 @@ class GenerationCall:
         """Return the engine requests to run.
 
         Args:
-            prefix: Of the answer's id, such as ``cmpl``.
-            prompts: Token ids, at least one prompt.
-            params: For all of them.
-            beams: How to search, instead; None: texts are drawn.
+            prefix: Prefix of the answer's id, such as ``cmpl``.
+            prompts: Token ids of each prompt, at least one prompt.
+            params: Sampling parameters of all prompts.
+            beams: Parameters of a beam search, which replaces ``params``; None: outputs are sampled.
 
         Raises:
-            ApiError: The client sets terms that it may not set.
+            ApiError: The client sets scheduling parameters that it may not set.
         """
         allows_weight = self.context.config.client_weights
         return Generation(
@@ -177,12 +177,12 @@ class GenerationCall:
         """Run a generation and return the answer, whole or as a stream.
 
         Args:
-            generation: What to run.
+            generation: Engine requests to run.
             writer: Writes a stream.
             whole: Makes the answer in one piece from the finished output of each prompt.
 
         Raises:
-            TrencadisError: As :meth:`Generation.outputs`, if nothing was sent yet; also ``ApiError``.
+            TrencadisError: An error of :meth:`Generation.outputs`, if nothing was sent yet; also ``ApiError``.
         """
         if self.body.stream:
             events = writer.stream(
@@ -208,12 +208,12 @@ def open_call(request: Request, body: GenerationRequest, *, param: str) -> Gener
 
     Args:
         request: The HTTP request.
-        body: What it asks for.
-        param: The field that holds the prompt.
+        body: Request body.
+        param: Field that holds the prompt, for errors.
 
     Raises:
-        ApiError: There is no such model, it does not generate, or the stream options contradict each other.
-        EngineEndedError: There is no engine now.
+        ApiError: The model does not exist or does not generate, or the stream options contradict each other.
+        EngineEndedError: No engine serves now.
     """
     context = context_of(request)
     llm = context.ready_llm

@@ -1,7 +1,7 @@
 """Log-probabilities in the format of each endpoint.
 
-The entry of each token is encoded as soon as it is made: an answer may have millions of candidates, which as objects would be visited
-by the garbage collector again and again, and encoded in one call that nothing interrupts.
+The entry of each token is encoded as soon as it is made: an answer may have millions of candidates, which as objects
+would be visited by the garbage collector repeatedly, and encoded in one call that cannot be interrupted.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ __all__ = ["CompletionLogprobsWriter", "chat_logprobs", "prompt_logprobs", "toke
 _T = TypeVar("_T")
 _encode = msgspec.json.Encoder().encode
 _LOWEST = -9999.0
-"""Stands for minus infinity, which JSON has not. Source: OpenAI's API answers this for tokens that cannot be."""
+"""Replaces minus infinity, which JSON does not have. Source: OpenAI's API returns this for impossible tokens."""
 
 
 def token_text(data: bytes, *, prefix: str = "") -> str:
     r"""Return a token's bytes as text; part of a character is written as ``\xe2\x82``. Pure.
 
     Args:
-        data: The bytes.
-        prefix: Before what is no text.
+        data: Bytes of the token.
+        prefix: Prefix of a result that is not text.
     """
     try:
         return data.decode()
@@ -76,12 +76,13 @@ def prompt_logprobs(entries: Sequence[TokenLogprobs], tokenizer: Tokenizer) -> l
 class CompletionLogprobsWriter:
     """Writes the log-probabilities of one text completion, in one or several parts with continued offsets.
 
-    The alternatives at a token are written by text. Where several share one, such as a letter and the byte that it consists of, the token
-    that was chosen or else the likeliest has the text, and each other is ``token_id:`` and its id, which is vLLM's name for it.
+    Alternatives at a token are written by text. If several have the same text, such as a letter and the byte that it
+    consists of, the chosen token or else the likeliest has the text, and each other one is ``token_id:`` and its id, as
+    in vLLM.
 
     Args:
-        tokenizer: Of the model.
-        hides_special: Special tokens have no text in the answer.
+        tokenizer: Tokenizer of the model.
+        hides_special: Whether special tokens have no text in the answer.
         prompt_token_ids: Tokens before the first one; their end decides whether the first word has a space before it.
         offset: Start of the first token in the text, characters.
     """
@@ -100,11 +101,11 @@ class CompletionLogprobsWriter:
         self._offset = offset
 
     def prompt(self, token_ids: Sequence[int], entries: Sequence[TokenLogprobs]) -> CompletionLogprobs:
-        """Return those of an echoed prompt; the first token has none.
+        """Return the log-probabilities of an echoed prompt; the first token has none.
 
         Args:
-            token_ids: The prompt.
-            entries: Of all tokens but the first.
+            token_ids: Token ids of the prompt.
+            entries: Log-probabilities of all tokens except the first.
         """
         first = self._text(token_ids[0])
         offset = self._advance(token_ids[0])
@@ -117,7 +118,7 @@ class CompletionLogprobsWriter:
         )
 
     def output(self, entries: Iterable[TokenLogprobs]) -> CompletionLogprobs:
-        """Return those of the next tokens."""
+        """Return the log-probabilities of the next tokens."""
         written = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
         for entry in entries:
             text = self._text(entry.token_id)

@@ -29,22 +29,22 @@ __all__ = [
 
 TokenIds = tuple[int, ...]
 _EMBEDDED = "input"
-"""The field whose texts have no output."""
+"""Field whose texts have no output."""
 
 _MAX_CHARACTERS_PER_TOKEN = 256
-"""Where it is not known how much text a token may be; no vocabulary in use has longer tokens than 128 spaces."""
+"""Assumed length of the longest token if it is unknown; no vocabulary in use has longer tokens than 128 spaces."""
 
 _PIECE_CHARACTERS = 65_536
-"""Texts of a list that are encoded in one go, some tens of milliseconds; other requests come between two goes."""
+"""Characters of a list's texts that are encoded in one go, some tens of milliseconds; other requests run between two goes."""
 
 _CHARACTERS_PER_TEXT = 64
-"""Characters that are encoded in the time that a text takes besides its own."""
+"""Characters that are encoded in the time that each text takes besides its own characters."""
 
 _MAX_BYTES_PER_CHARACTER = 4
-"""Source: RFC 3629: UTF-8."""
+"""Most bytes per character. Source: RFC 3629: UTF-8."""
 
 _SPARSE = 16
-"""Bytes for each token of the context, of which no text in use has that many: four or five is usual."""
+"""Bytes per token of the context that no text in use has: four or five is usual."""
 
 
 async def encode_inputs(
@@ -63,17 +63,17 @@ async def encode_inputs(
     Args:
         inputs: One text or several, as strings or token ids.
         llm: The engine.
-        context: Has the threads on which the tokenizer runs, and the limits of one request.
+        context: Context of the server: the threads on which the tokenizer runs, and the limits of one request.
         caller: Name of the API key.
-        add_special_tokens: With those that the tokenizer adds; for strings.
-        is_cut: Only the end of the prompt will be used, so it may be as long as it likes.
-        num_output: Output tokens that have to fit as well, see :func:`check_room`; for strings that are not cut.
-        param: The field, for errors.
+        add_special_tokens: Whether to add the tokenizer's special tokens; for strings.
+        is_cut: Whether only the end of the prompt is used, so that its length is not limited.
+        num_output: Output tokens that must fit as well, see :func:`check_room`; for strings that are not cut.
+        param: Name of the field, for errors.
 
     Raises:
-        ApiError: A text that is too long: those that surely are, before any is encoded, and the others before the next is; one
-            without a token; or a token id that the model does not have.
-        InvalidRequestError: There are too many texts or tokens for the server, known before the rest is encoded.
+        ApiError: A text is too long, has no token, or has a token id that the model does not have. Texts that are
+            surely too long are refused before any is encoded, and the others before the next one is.
+        InvalidRequestError: Too many texts or tokens for the server; checked before the rest is encoded.
         TooBusyError: Too much of the caller's work was refused recently.
     """
     if isinstance(inputs, str):
@@ -117,14 +117,15 @@ async def encode_inputs(
 def truncated(
     prompt: TokenIds, limit: int | None, *, tokenizer: Tokenizer, max_model_len: int, max_tokens: int | None
 ) -> TokenIds:
-    """Return the last tokens of a prompt, after the special tokens with which each prompt begins, which models need there. Pure.
+    """Return the last tokens of a prompt, after the special tokens that begin each prompt, which models need. Pure.
 
     Args:
-        prompt: Token ids.
-        limit: How many to keep; -1: as many as leave room for the output; None: all.
-        tokenizer: Knows these special tokens; they are kept if the prompt has them and ``limit`` leaves room for more than them.
+        prompt: Token ids of the prompt.
+        limit: Number of tokens to keep; -1: as many as leave room for the output; None: all.
+        tokenizer: Tokenizer with these special tokens; they are kept if the prompt has them and ``limit`` leaves room
+            for more than them.
         max_model_len: Longest sequence, tokens.
-        max_tokens: The most output tokens; None: one is enough.
+        max_tokens: Most output tokens; None: one is enough.
     """
     if limit is None:
         return prompt
@@ -141,14 +142,15 @@ def check_room(
     """Check that each prompt is not empty and leaves room for its output. Pure.
 
     Args:
-        prompts: Token ids.
+        prompts: Token ids of each prompt.
         max_model_len: Longest sequence, tokens.
-        num_output: Output tokens that must fit: as many as the request asks for, 1 if it does not say, 0 if there is no output.
-        param: The field, for errors.
-        output_param: The field that asks for the output, for errors.
+        num_output: Output tokens that must fit: as many as the request asks for, 1 if it does not say, 0 if there is no
+            output.
+        param: Name of the prompts' field, for errors.
+        output_param: Name of the field that asks for the output, for errors.
 
     Raises:
-        ApiError: It is empty, or too long (``context_length_exceeded``).
+        ApiError: A prompt is empty, or too long (``context_length_exceeded``).
     """
     if num_output >= max(2, max_model_len):
         raise ApiError(
@@ -168,11 +170,11 @@ def check_prompt(
     """Check that a prompt is not empty and leaves room for its output. Pure.
 
     Args:
-        prompt: Token ids.
-        where: The field, such as ``prompt[2]``, for errors.
+        prompt: Token ids of the prompt.
+        where: Name of the field, such as ``prompt[2]``, for errors.
         max_model_len: Longest sequence, tokens.
-        num_output: Output tokens that have to fit as well, see :func:`check_room`.
-        output_param: Field that asks for the output, see :func:`check_room`.
+        num_output: Output tokens that must fit as well, see :func:`check_room`.
+        output_param: Name of the field that asks for the output, for errors.
 
     Raises:
         ApiError: The prompt is empty, or leaves no room for the output.
@@ -187,7 +189,7 @@ def check_prompt(
 def echoes(body: CompletionRequest, prompts: Sequence[TokenIds], tokenizer: Tokenizer) -> list[str | None]:
     """Return for each prompt the text before its output, or None without ``echo``. Pure.
 
-    A prompt that came as text is echoed as it came, unless it was cut.
+    A prompt that came as text is echoed unchanged, unless it was cut.
     """
     if not body.echo:
         return [None] * len(prompts)
@@ -207,10 +209,10 @@ def check_length(text: str, tokenizer: Tokenizer, max_model_len: int, param: str
         text: Text of a prompt.
         tokenizer: The model's tokenizer.
         max_model_len: Longest sequence, tokens.
-        param: The field, for errors.
+        param: Name of the field, for errors.
 
     Raises:
-        ApiError: It is longer than any text that fits (``context_length_exceeded``).
+        ApiError: The text is longer than any that fits (``context_length_exceeded``).
     """
     if len(text) <= max_model_len // _MAX_BYTES_PER_CHARACTER:
         return  # it fits, whatever its tokens are
@@ -227,7 +229,7 @@ def check_size(text: str, max_model_len: int, param: str) -> None:
     """Check that a text is not longer than any that is worth encoding. Pure.
 
     Raises:
-        ApiError: It is longer (``context_length_exceeded``).
+        ApiError: The text is longer (``context_length_exceeded``).
     """
     if len(text) > _MAX_CHARACTERS_PER_TOKEN * max_model_len:
         raise _too_long(f"{param} has {_counted(len(text), 'character')}", max_model_len, param)
@@ -237,7 +239,7 @@ def check_chat_length(num_messages: int, num_characters: int, max_model_len: int
     """Check that a conversation may fit, before it is rendered: a message has one token at least. Pure.
 
     Raises:
-        ApiError: It is longer than any that fits (``context_length_exceeded``).
+        ApiError: The conversation is longer than any that fits (``context_length_exceeded``).
     """
     if num_messages > max_model_len:
         raise _too_long(f"messages has {num_messages} messages", max_model_len, "messages")
@@ -249,7 +251,7 @@ def _checked(prompts: list[TokenIds], vocab_size: int, param: str) -> list[Token
     """Return a client's token ids after validation. Pure.
 
     Raises:
-        ApiError: One is outside the vocabulary.
+        ApiError: A token id is outside the vocabulary.
     """
     for index, prompt in enumerate(prompts):
         where, largest = _place(param, index, len(prompts)), max(prompt)
@@ -265,21 +267,22 @@ def _checked(prompts: list[TokenIds], vocab_size: int, param: str) -> list[Token
 def _encode(
     tokenizer: Tokenizer, text: str, where: str, *, add_special_tokens: bool, max_model_len: int | None
 ) -> TokenIds:
-    """Return the tokens of a text, which is refused after its beginning if that is far too long already.
+    """Return the tokens of a text; it is refused after its beginning is encoded if that is already far too long.
 
     Args:
         tokenizer: The model's tokenizer.
         text: Text of a prompt.
-        where: The field, for errors.
-        add_special_tokens: With those that the tokenizer adds.
+        where: Name of the field, for errors.
+        add_special_tokens: Whether to add the tokenizer's special tokens.
         max_model_len: Longest sequence, tokens; None: it will be cut.
 
     Raises:
-        ApiError: It has no token, or it is too long.
+        ApiError: The text has no token, or is too long.
     """
     try:
         if max_model_len is not None and len(text) > 2 * _SPARSE * max_model_len and tokenizer.max_bytes_per_token:
-            # A cut changes the tokens beside it alone, so twice as many as fit are too many, wherever it is.
+            # A cut changes only the tokens next to it, so twice as many tokens as fit are too many, wherever the text
+            # is cut.
             beginning = tokenizer.encode(text[: _SPARSE * max_model_len], add_special_tokens=False)
             if len(beginning) > 2 * max_model_len:
                 raise _too_long(f"{where} has more than {len(beginning) // 2} tokens", max_model_len, where)
@@ -289,7 +292,7 @@ def _encode(
 
 
 def _pieces(texts: Sequence[str]) -> Iterator[tuple[range, int]]:
-    """Yield ranges of texts that are encoded in one go, and how many characters take as long."""
+    """Yield ranges of texts that are encoded in one go, and the number of characters that take as long."""
     first, size = 0, 0
     for index, text in enumerate(texts):
         size += len(text) + (_CHARACTERS_PER_TEXT if len(texts) > 1 else 0)

@@ -26,12 +26,12 @@ _OTHER_NAMES = {
 }
 _NUM_SEEDS = 2**63
 _BREAKERS = ("\n", ":", '"', "*")
-"""What ends a run of tokens to DRY unless the request says otherwise.
+"""Texts that end a run of tokens for DRY unless the request sets others.
 
 Source: p-e-w, text-generation-webui pull request 5677.
 """
 _OWN = ("length_penalty", "early_stopping")
-"""Fields that say how to search."""
+"""Fields that control a beam search."""
 _HONOURED = frozenset(
     {
         *("model", "prompt", "messages", "use_beam_search", "n", "best_of", *_OWN, "stream", "user"),
@@ -40,13 +40,13 @@ _HONOURED = frozenset(
         *("add_special_tokens", "add_generation_prompt", "continue_final_message", "chat_template_kwargs"),
         *attrs.fields_dict(RequestTerms),
         *("ttft_target_ms", "tpot_target_ms"),
-        # Nothing is drawn, so there is nothing for them to change; nor is there one prefix to hand over.
+        # Beam search draws nothing, so these change nothing; nor is there one prefix to hand over.
         *("seed", "temperature", "kv_transfer_params"),
     }
 )
-"""Fields that hold with beam search; any other, of today or tomorrow, is refused rather than passed over."""
+"""Fields that apply to beam search; any other, including later additions, is refused rather than ignored."""
 _NOTHING: tuple[Any, ...] = ([], {}, {"type": "text"})
-"""Values with which a field asks for nothing; the last is a response_format."""
+"""Values with which a field requests nothing; the last is a response_format."""
 
 
 def sampling_params(
@@ -60,15 +60,15 @@ def sampling_params(
     """Return the sampling parameters of a request. Pure.
 
     Args:
-        body: The request.
-        tokenizer: Of the model.
-        max_tokens: The most tokens of a choice; None: as many as there is room for.
-        logprobs: Alternatives at each output token; None: no log-probabilities.
-        prompt_logprobs: The same for the prompt.
+        body: Request body.
+        tokenizer: Tokenizer of the model.
+        max_tokens: Most tokens of a choice; None: as many as there is room for.
+        logprobs: Number of alternatives at each output token; None: no log-probabilities.
+        prompt_logprobs: Number of alternatives at each prompt token; None: no log-probabilities.
 
     Raises:
-        ApiError: A banned word has no tokens, or fields contradict each other about what the text must be.
-        InvalidRequestError: Values that contradict each other.
+        ApiError: A banned word has no tokens, or two fields constrain the text.
+        InvalidRequestError: Values contradict each other.
     """
     bad = _bad_words(body.bad_words or (), tokenizer)
     converted: dict[str, Any] = {
@@ -91,8 +91,8 @@ def http_field(body: GenerationRequest, name: str) -> str:
     """Return the request field for a field of :class:`trencadis.records.SamplingParams`. Pure.
 
     Args:
-        body: A request that :func:`sampling_params` took.
-        name: Of an attribute, such as ``bad_words_ids``.
+        body: Request body that :func:`sampling_params` accepted.
+        name: Name of an attribute, such as ``bad_words_ids``.
     """
     return structured_field(body) if name == "structured" else _OTHER_NAMES.get(name, name)
 
@@ -113,7 +113,8 @@ def _bad_words(words: Iterable[str], tokenizer: Tokenizer) -> tuple[tuple[int, .
                     f"bad_words[{index}] = {word!r} has no tokens as {form!r}, so that there is nothing to ban. Leave it out.",
                     param=f"bad_words[{index}]",
                 )
-            # A tokenizer may put a space before a text, and then writes the word otherwise where none is before it.
+            # A tokenizer may put a space in front of a text, so that the word has other tokens where it follows no
+            # space.
             banned += [ids, tokenizer.encode_literally(form)]
     return tuple(dict.fromkeys(banned))
 
@@ -136,15 +137,15 @@ def _tokens_of(text: str, tokenizer: Tokenizer) -> tuple[int, ...]:
 def beam_params(body: GenerationRequest, *, max_tokens: int | None, logprobs: int | None) -> BeamSearchParams | None:
     """Return the beam search parameters of a request, or None if it samples. Pure.
 
-    The beam width is ``best_of``, or else ``n``; ``n`` continuations are answered.
+    The beam width is ``best_of``, or else ``n``; ``n`` continuations are returned.
 
     Args:
-        body: The request.
-        max_tokens: The most tokens of a choice; None: as many as there is room for.
-        logprobs: Alternatives at each output token; None: no log-probabilities.
+        body: Request body.
+        max_tokens: Most tokens of a choice; None: as many as there is room for.
+        logprobs: Number of alternatives at each output token; None: no log-probabilities.
 
     Raises:
-        ApiError: A stream, a parameter of sampling, or one of beam search without beam search.
+        ApiError: The request is a stream, sets a parameter of sampling, or one of beam search without beam search.
         InvalidRequestError: A value is out of range.
     """
     if not body.use_beam_search:

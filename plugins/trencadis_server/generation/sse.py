@@ -38,7 +38,7 @@ def check_stream_options(body: GenerationRequest) -> tuple[bool, bool]:
     """Return whether the last chunk has the usage, and whether every chunk has it. Pure.
 
     Raises:
-        ApiError: Options without ``stream``, or with what only whole answers have.
+        ApiError: Options are given without ``stream``, or a field that only whole answers have is set.
     """
     options = body.stream_options
     if options is not None and not body.stream:
@@ -54,19 +54,19 @@ def check_stream_options(body: GenerationRequest) -> tuple[bool, bool]:
 class EventStream(Response):
     """Streams events until the client disconnects.
 
-    Nothing is sent before the first event: what fails until then is answered with a status of its own. What fails later becomes an
+    Nothing is sent before the first event: an earlier error is answered with its own status, a later one becomes an
     event with ``error``. When the client leaves, the generator is closed.
 
     Args:
-        events: Events, encoded; without the one that ends the stream.
-        param: The field that held the prompt, for errors.
-        request_id: For the log.
+        events: Encoded events, without the one that ends the stream.
+        param: Field that held the prompt, for errors.
+        request_id: Id of the request, for the log.
     """
 
     media_type = "text/event-stream"
 
     def __init__(self, events: AsyncGenerator[bytes, None], *, param: str, request_id: str) -> None:
-        # Proxies must neither keep events back nor keep them for others.
+        # Proxies must neither buffer nor cache events.
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._events = events
@@ -111,8 +111,8 @@ class ChunkEncoder(Generic[_ChoiceT]):
 
     Args:
         make: Makes a chunk from its choices and its usage; everything else in it is constant.
-        includes_usage: The last chunk has the usage, the others a null.
-        is_continuous: Every chunk has the usage.
+        includes_usage: Whether the last chunk has the usage, and the others a null.
+        is_continuous: Whether every chunk has the usage.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class ChunkEncoder(Generic[_ChoiceT]):
         """Return an event with one choice.
 
         Args:
-            choice: The choice.
+            choice: New part of the choice.
             usage: Counts the usage so far; called only if every chunk has it.
             more: Other fields of this chunk alone.
         """
@@ -159,11 +159,11 @@ class Progress:
     """Tracks the sent part of one completion; outputs are cumulative, chunks are not.
 
     Args:
-        has_token_ids: Token ids are wanted; else :meth:`take` does not look for them.
+        has_token_ids: Whether token ids are wanted; otherwise :meth:`take` returns none.
 
     Attributes:
-        is_open: Whatever comes before the text was sent.
-        is_finished: The finish reason was sent.
+        is_open: True once everything before the text was sent.
+        is_finished: True once the finish reason was sent.
     """
 
     def __init__(self, *, has_token_ids: bool = True) -> None:

@@ -19,14 +19,14 @@ _MAX_QUOTED = 80
 
 _FORMAT_KEYS = ("name", "description", "schema", "strict")
 _OPTIONS = {"disable_fallback": "there is one library", "disable_additional_properties": "say so in the schema"}
-"""Keys of vLLM's object that may be false only."""
+"""Keys of vLLM's object that may only be false, with the reason."""
 
 
 def structured_of(body: GenerationRequest) -> StructuredOutput | None:
     """Return the structured-output constraint of a request, or None. Pure.
 
     Raises:
-        ApiError: Two fields ask for something, or one holds what it cannot.
+        ApiError: Two fields set a constraint, or a field has an invalid value.
     """
     asked = _asked(body)
     if len(asked) > 1:
@@ -46,7 +46,7 @@ def structured_field(body: GenerationRequest) -> str:
     """Return the field with the constraint, such as ``guided_regex``, or an empty string. Pure.
 
     Raises:
-        ApiError: A field holds what it cannot; not for a request that :func:`structured_of` took.
+        ApiError: A field has an invalid value; not raised for a request that :func:`structured_of` accepted.
     """
     return next((name for name, _ in _asked(body)), "")
 

@@ -36,22 +36,22 @@ MAX_HEAD_BYTES = 65536
 """Longest head of a request: its first line and all headers. As many bytes may be chunk sizes, extensions and trailers."""
 
 _SLICE_BYTES = 16384
-"""Given to the parser at once; the rest of a read waits until the slice has been counted."""
+"""Bytes given to the parser at once; the rest of a read waits until the slice has been counted."""
 
 _MAX_PIPELINED = 16
-"""Requests that a client may send ahead while another of its requests is answered."""
+"""Most requests that a client may send ahead while an earlier one is answered."""
 
 _LINGER_S = 2.0
-"""How long a refused client may go on sending: closing at once would destroy the answer it has not read."""
+"""Time for which a refused client may go on sending: closing at once would destroy the answer that it has not read."""
 
 _MAX_DISCARDED_BYTES = 2**20
-"""How much a refused client may go on sending."""
+"""Most bytes that a refused client may go on sending."""
 
 _HALF_CLOSED_S = 0.1
-"""How often a client that has shut its sending side is checked for having gone."""
+"""Interval at which a client that has shut its sending side is checked for having gone."""
 
 _KEEP_ALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
-"""A silent client's machine is asked after 30 s, and given up 30 s later."""
+"""TCP keep-alive: a silent client's machine is probed after 30 s, and given up 30 s later."""
 
 
 def connection_class(*, head_timeout_s: float, send_timeout_s: float) -> type[asyncio.Protocol]:
@@ -59,7 +59,7 @@ def connection_class(*, head_timeout_s: float, send_timeout_s: float) -> type[as
 
     Args:
         head_timeout_s: Longest time from the first byte of a request, or from the connection, to the end of its head.
-        send_timeout_s: Longest time in which a client may take nothing of what is sent.
+        send_timeout_s: Longest time in which a client may take none of the bytes that are sent.
     """
     attributes = {"head_timeout_s": head_timeout_s, "send_timeout_s": send_timeout_s}
     return type("GuardedConnection", (_GuardedConnection,), attributes)
@@ -73,7 +73,7 @@ class _GuardedConnection(HttpToolsProtocol):
     _send_timer: asyncio.TimerHandle | None = None
     _linger_timer: asyncio.TimerHandle | None = None
     _active: RequestResponseCycle | None = None
-    """Of the requests on this connection the one that is served now; ``cycle`` is the one that came last."""
+    """Request on this connection that is served now; ``cycle`` is the newest one."""
     _problem = "This is not HTTP as the server understands it."
     _is_in_head = False
     _has_ended = False
@@ -86,7 +86,7 @@ class _GuardedConnection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]  # uvicorn narrows it to Transport
         _watch_peer(transport)
-        # Nothing piles up in this process: whatever the kernel does not take pauses the sender.
+        # No bytes pile up in this process: those that the kernel does not take pause the sender.
         self.transport.set_write_buffer_limits(high=0)
         self._await_head()
 
@@ -239,7 +239,7 @@ class _GuardedConnection(HttpToolsProtocol):
         active = self._active
         if active is None or active.response_complete or not active.response_started:
             self.transport.write(_answer(status, message))
-        # else the answer that has begun ends here: another in the middle of it would be taken for a part of it.
+        # An answer that has begun ends here: another one inside it would be taken for a part of it.
         self._give_up()
         self.transport.write_eof()
         self.flow.resume_reading()

@@ -29,7 +29,7 @@ __all__ = ["Service", "event_loop_factory"]
 logger = logging.getLogger("trencadis.server")
 
 _LAST_ANSWERS_S = 3
-"""How long answers may take to go out once every request has ended."""
+"""Time for which answers may still be sent after every request has ended, seconds."""
 
 
 class _HttpServer(uvicorn.Server):
@@ -55,12 +55,12 @@ class Service:
     """One server: HTTP, its engine, and their shutdown.
 
     Args:
-        app: The application.
-        listener: Where it listens.
-        supervisor: Owns the engine.
-        gate: The application's.
+        app: ASGI application.
+        listener: Socket that it listens on.
+        supervisor: Owner of the engine.
+        gate: Drain guard of the application.
         config: Table ``[server]``.
-        admin: Application and socket of the administration pages, if there are any.
+        admin: Application and socket of the administration pages; None: there are none.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class Service:
     async def _end(self, http: list[asyncio.Task[None]], engine: asyncio.Task[None], stop: asyncio.Task[bool]) -> None:
         self._gate.close()
         stop.cancel()
-        # Closing the engine ends every request, so that clients hear how theirs ended before HTTP goes.
+        # Closing the engine ends every request, so that clients get the outcome before HTTP closes.
         await self._supervisor.close()
         if not engine.done():
             await asyncio.wait({engine}, timeout=0.1)
@@ -157,7 +157,7 @@ class Service:
             ws="none",
             lifespan="off",
             log_config=None,
-            log_level="error",  # what it warns of is what clients send, which the access log has
+            log_level="error",  # its warnings are about what clients send, which the access log has
             access_log=False,
             server_header=False,
             proxy_headers=False,

@@ -47,22 +47,22 @@ logger = logging.getLogger("trencadis.server")
 _ADMIN_HOST = "127.0.0.1"
 _BACKLOG = 2048
 _YOUNG_OBJECTS = 10_000
-"""Between collections of the young: one takes a millisecond at most."""
+"""Allocations between two collections of the youngest generation; a collection takes a millisecond at most."""
 
 
 def open_server(config: Config, registry: Registry, *, resolved: ResolvedConfig) -> OpenServer:
     """Return a server with listening sockets; nothing is loaded yet.
 
     Args:
-        config: As loaded; what the server adds is added here.
-        registry: The plugins.
+        config: Loaded configuration; the server's additions are made here.
+        registry: Registry of the plugins.
         resolved: The same configuration with its sources, for the administration pages.
 
     Raises:
-        ConfigError: The port is in use, a key is impossible, or a component does not exist.
+        ConfigError: The port is in use, a key is invalid, or a component does not exist.
     """
     if server_of(config).observer:
-        # Added to [observer] names, which would be blamed otherwise.
+        # Selected first: it is added to [observer] names, which an error would name otherwise.
         registry.select("observer", server_of(config).observer, key="names", source="server.observer", may_import=True)
     return OpenServer(config_to_serve(config), registry, resolved=resolved)
 
@@ -71,13 +71,13 @@ class OpenServer:
     """A server's listening sockets and configuration, before the engine is loaded. A context manager that closes the sockets.
 
     Args:
-        config: As the server runs it.
-        registry: The plugins.
-        resolved: The configuration with its sources.
+        config: Configuration as the server runs it.
+        registry: Registry of the plugins.
+        resolved: Configuration with its sources.
 
     Attributes:
-        url: Where it listens.
-        admin_url: Where the administration pages are; empty: there are none.
+        url: URL that it listens on.
+        admin_url: URL of the administration pages; empty: there are none.
     """
 
     def __init__(self, config: Config, registry: Registry, *, resolved: ResolvedConfig) -> None:
@@ -102,7 +102,7 @@ class OpenServer:
             except BaseException:
                 self.close()
                 raise
-        self._shows_example = config.log.format == "text"  # no command to try stands in a log for programs
+        self._shows_example = config.log.format == "text"  # a log for programs has no command to try
         self.url, self.admin_url = [*map(url_of, self._sockets), ""][:2]
         if server.is_open_to_all:
             logger.warning(
@@ -125,7 +125,7 @@ class OpenServer:
         """Return lines with a command to try, none longer than 80 columns, that works as typed. Pure.
 
         Args:
-            llm: The engine, which says what can be asked of its model.
+            llm: Engine, which says what its model supports.
         """
         url = self.url.replace("0.0.0.0", "127.0.0.1").replace("[::]", "[::1]")
         if not llm.model.generates:
@@ -144,7 +144,7 @@ class OpenServer:
         """Return the service on these sockets; call once, in the event loop.
 
         Args:
-            announce: Told in a line when an engine is ready.
+            announce: Called with a line when an engine is ready.
         """
         config = self._config
         gate, metrics = DrainGuard(), HttpMetrics()
@@ -158,7 +158,7 @@ class OpenServer:
         )
         context = make_context(config, supervisor)
         app = make_app(context, gate=gate, http_metrics=metrics)
-        # Made by the first who asks, the document would hold the event loop for a fifth of a second; now the engine is still loading.
+        # Made while the engine is loading: at the first request it would block the event loop for a fifth of a second.
         asyncio.get_running_loop().run_in_executor(None, app.openapi)
         admin = None
         if self.admin_url:
@@ -192,26 +192,27 @@ class OpenServer:
 
 
 def collect_rarely() -> None:
-    """Keep what was loaded out of garbage collection, and look for garbage among the young less often; call it when an engine serves.
+    """Exclude loaded objects from garbage collection, and collect young ones less often; call it when an engine serves.
 
-    Each full collection would look at a hundred thousand objects for nothing, and the event loop would wait for it. A request makes
-    some hundred objects that live as long as it: with Python's own threshold every other request would start a collection.
+    A full collection would visit a hundred thousand objects for nothing, and the event loop would wait for it. A
+    request makes some hundred objects that live as long as the request: with Python's default threshold every other
+    request would start a collection.
     """
     if not gc.get_freeze_count():
         gc.freeze()
         young, *older = gc.get_threshold()
-        gc.set_threshold(young and max(young, _YOUNG_OBJECTS), *older)  # 0: somebody has switched collections off
+        gc.set_threshold(young and max(young, _YOUNG_OBJECTS), *older)  # 0: collections are switched off
 
 
 def make_context(config: Config, supervisor: Supervisor) -> ServerContext:
     """Return the context of a server's endpoints.
 
     Args:
-        config: As the server runs it.
-        supervisor: Has the engine.
+        config: Configuration as the server runs it.
+        supervisor: Owner of the engine.
 
     Raises:
-        ConfigValueError: ``server.api_keys`` has an impossible entry.
+        ConfigValueError: ``server.api_keys`` has an invalid entry.
     """
     clock = SystemClock()
     has_others = len(ApiKeys(server_of(config).api_keys).callers) > 1
@@ -236,8 +237,8 @@ def config_to_serve(config: Config, *, placement: str = "process") -> Config:
     """Return the configuration with the server's additions. Pure.
 
     Args:
-        config: As loaded.
-        placement: What ``[engine] placement = "auto"`` becomes.
+        config: Loaded configuration.
+        placement: Placement that replaces ``[engine] placement = "auto"``.
     """
     engine, observer = config.engine, config.observer
     if engine.placement == "auto":
@@ -269,10 +270,10 @@ def listen(
     """Return a listening socket.
 
     Args:
-        host: Name or address.
+        host: Host name or address.
         port: Port; 0: any free one.
-        setting: The setting after the port, for messages.
-        meaning_of_zero: What the setting 0 stands for, for messages.
+        setting: Name of the setting of the port, for messages.
+        meaning_of_zero: Meaning of 0 in that setting, for messages.
 
     Raises:
         ConfigError: The address does not exist, or the port is in use or forbidden.

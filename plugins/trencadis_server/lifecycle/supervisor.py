@@ -26,7 +26,7 @@ __all__ = ["Supervisor"]
 logger = logging.getLogger("trencadis.server")
 
 _Absence: TypeAlias = Callable[[], EngineUnavailableError]
-"""Makes a new error each time: one that is raised twice gathers the frames of both."""
+"""Makes a new error each time: one that is raised twice would gather the frames of both."""
 
 _WATCH_S = 0.1
 _LOADING_RETRY_S = 5.0
@@ -38,19 +38,19 @@ class Supervisor:
 
     Args:
         open_llm: Opens an engine; blocks, and runs on a thread of its own.
-        max_restarts: How often an engine that ended by itself is replaced within ``window_s``.
-        window_s: For so many seconds of service an end counts; time in which an engine loads does not pass here, so that one that
-            takes long to load and dies at once runs out of restarts, too.
-        clock: Measures service.
-        on_restart: Told of each replacement.
-        on_open: Told of each engine that has been opened.
-        watch_s: How often the engine is looked at, seconds.
-        backoff_s: Pause before a replacement if one other end counts beside the last one; doubles with each more, up to 30 s. An
-            end that counts alone is followed by a replacement at once.
+        max_restarts: Maximum number of replacements, within ``window_s``, of engines that ended by themselves.
+        window_s: Seconds of service for which an end counts; loading time is not counted, so that an engine that takes
+            long to load and dies at once runs out of restarts, too.
+        clock: Measures the time of service; None: the system's.
+        on_restart: Called at each replacement.
+        on_open: Called with each engine that has been opened.
+        watch_s: Interval at which the engine is checked, seconds.
+        backoff_s: Pause before a replacement, seconds, if one other end counts besides the last one; doubles with each
+            further end, up to 30 s. If no other end counts, the engine is replaced at once.
 
     Attributes:
         num_restarts: Replacements since the start.
-        is_serving: An engine is open; set and cleared as it comes and goes.
+        is_serving: Set while an engine is open.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Supervisor:
         self._served_s = 0.0
         self._opened_s = 0.0
         self._ends: list[float] = []
-        """When engines ended, in seconds of service."""
+        """Ends of engines, in seconds of service."""
         self._on_restart = on_restart
         self._on_open = on_open
         self._watch_s = watch_s
@@ -88,7 +88,7 @@ class Supervisor:
         """The engine that serves now.
 
         Raises:
-            EngineEndedError: There is none; the message says why.
+            EngineEndedError: No engine serves; the message says why.
         """
         if self._llm is None:
             raise self._absence()
@@ -106,7 +106,7 @@ class Supervisor:
 
         Raises:
             TrencadisError: The first engine could not be opened.
-            ConfigError: Another one could not be opened; trying again would be no use.
+            ConfigError: Another engine could not be opened, and trying again would not help.
             EngineEndedError: Engines ended too often.
         """
         await self._open()
@@ -160,10 +160,10 @@ class Supervisor:
                 await self._open()
                 return
             except ConfigError as error:
-                # What is wrong with the configuration will not mend itself.
+                # A wrong configuration does not correct itself.
                 self._absence = _absence("failed", f"The engine cannot be started again: {error}", None)
                 raise
-            except (TrencadisError, OSError) as error:  # OSError: no process, descriptor or file to be had now
+            except (TrencadisError, OSError) as error:  # OSError: no process, descriptor or file is available now
                 failure = str(error)
                 logger.error("The engine could not be started again: %s", failure)
 

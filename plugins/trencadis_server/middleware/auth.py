@@ -1,6 +1,6 @@
 """API keys and the callers that they belong to.
 
-Keys are compared by digest, all of them each time, so that the time of a refusal tells nothing.
+A key is compared with the digests of all keys each time, so that the time of a refusal reveals nothing.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class ApiKeys:
     """The configured keys, as digests.
 
     Args:
-        entries: Each ``key`` or ``name:key``.
+        entries: Entries, each ``key`` or ``name:key``.
 
     Raises:
-        ConfigValueError: An entry without a key, or a key that is there twice.
+        ConfigValueError: An entry has no key, or a key occurs twice.
     """
 
     def __init__(self, entries: Iterable[str]) -> None:
@@ -68,7 +68,7 @@ class AuthMiddleware:
 
     Args:
         app: The application that it wraps.
-        keys: Without any configured, every client may call.
+        keys: Valid keys; if there are none, every client may call.
     """
 
     def __init__(self, app: ASGIApp, *, keys: ApiKeys) -> None:

@@ -1,7 +1,7 @@
 """Request bodies: checks of encoding, size and time; a body is complete before it is parsed.
 
-A body is collected here, so that what is after never waits for a client, and one that is refused costs no more memory
-than the cap. Everything is answered in OpenAI's shape.
+A body is collected here, so that no later code waits for a client, and a refused body costs no more memory than the
+limit. All errors have OpenAI's format.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from trencadis_server.protocol.json_body import MAX_VALUES, ValueCheck
 __all__ = ["BodyMiddleware"]
 
 _MAX_DIGITS = 18
-"""Of a length that is worth reading as a number."""
+"""Most digits of a length that is read as a number."""
 
 _MAX_BODIES = 16
-"""How many bodies of the largest size may be on their way in at once."""
+"""Maximum number of bodies of the largest size that may be received at once."""
 
 
 _CHARSETS = frozenset({"utf-8", "utf8", "us-ascii", "ascii"})
@@ -37,10 +37,10 @@ class BodyMiddleware:
 
     Args:
         app: The application that it wraps; it gets the body in one message.
-        max_bytes: Largest body.
-        timeout_s: Longest time a body may take.
-        max_values: Most values of a JSON body.
-        threads: Where the values of large bodies are counted; None: on threads of its own.
+        max_bytes: Largest body, bytes.
+        timeout_s: Longest time in which a body must arrive, seconds.
+        max_values: Maximum number of values of a JSON body.
+        threads: Threads on which the values of large bodies are counted; None: threads of its own.
     """
 
     def __init__(

@@ -14,18 +14,18 @@ from trencadis_server.middleware.failures import refuse
 __all__ = ["DOCUMENT_PATHS", "OPEN_PATHS", "DrainGuard", "DrainMiddleware", "draining_error"]
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/metrics", "/version"})
-"""Paths for operators and their tools: no key is asked for, and they answer to the last."""
+"""Paths for operators and their tools: they need no key, and are answered until the server ends."""
 DOCUMENT_PATHS = frozenset({"/", "/docs", "/openapi.json"})
-"""Paths that say how the API is used, with those below ``/docs``: no key is asked for, since a browser that opens one sends none, and
-they hold what is public with this software."""
+"""Paths that document the API, with those below ``/docs``: they need no key, since a browser that opens one sends none,
+and they hold only what is public with this software."""
 
 
 class DrainGuard:
     """Counts HTTP requests other than those of operators. Event loop only.
 
     Attributes:
-        is_draining: No more may come in.
-        num_inside: HTTP requests inside.
+        is_draining: Whether further requests are refused.
+        num_inside: Number of running HTTP requests.
     """
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class DrainMiddleware:
 
     Args:
         app: The application that it wraps.
-        gate: Shared with the code that shuts the server down.
+        gate: Drain guard, shared with the code that shuts the server down.
     """
 
     def __init__(self, app: ASGIApp, *, gate: DrainGuard) -> None:
@@ -82,5 +82,5 @@ class DrainMiddleware:
 
 def draining_error() -> EngineUnavailableError:
     """Return the error for requests during a shutdown. Pure."""
-    # Another server after the same address may take the next attempt at once.
+    # Another server behind the same address may take the next attempt at once.
     return EngineUnavailableError("The server is shutting down.", state="draining", retry_after_s=1.0)

@@ -1,6 +1,6 @@
 """Error answers in OpenAI's format: exception handlers for routes, and ASGI messages for middlewares.
 
-Nothing that FastAPI or Starlette would say by themselves reaches a client.
+No error text of FastAPI or Starlette reaches a client.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from trencadis_server.routes.other_servers import instead_of
 __all__ = ["add_handlers", "error_headers", "has_body", "refuse", "send_error", "validation_error"]
 
 _NO_OBJECT = frozenset({"model_attributes_type", "model_type", "dict_type"})
-"""What pydantic calls a body that is an array, a string, a number or null."""
+"""Pydantic's error types for a body that is an array, a string, a number or null."""
 
 _KEY = "[key]"
-"""What pydantic puts after a name if the name itself is at fault."""
+"""Part that pydantic puts after a name if the name itself is at fault."""
 
 _MAX_QUOTED = 40
 _MAX_PATH = 200
 _LINGER_S = 2.0
-"""How long a refused client may go on sending: closing at once would destroy the answer it has not read."""
+"""Time for which a refused client may go on sending: closing at once would destroy the answer that it has not read."""
 _PACE_S = 0.01
-"""Between two pieces of what a refused client goes on sending: it costs the server at most some 30 MB/s, and others nothing."""
+"""Pause between two pieces that a refused client goes on sending: it limits the cost for the server to some 30 MB/s."""
 
 
 def add_handlers(app: FastAPI) -> None:
@@ -123,7 +123,7 @@ def _of_http(request: Request, error: HTTPException) -> ApiError:
 
 
 def _advice(path: str, served: Collection[str]) -> str:
-    """Return how the sentence on a path that is not served ends: whose it is and what to use, or where to look. Pure."""
+    """Return the end of the sentence on an unknown path: the server that has it and what to use, or a suggestion. Pure."""
     other = instead_of(path) if "/v1/models" in served else None  # else this is the port of the administration
     if other is not None:
         return f"{f': it is a route of {other.servers}' if other.servers else ''}. {other.instead}"
@@ -153,7 +153,7 @@ def error_headers(error: ApiError, *, num_bytes: int, close: bool = False) -> li
     Args:
         error: The error.
         num_bytes: Length of its encoded body.
-        close: The connection ends with the answer.
+        close: Whether the connection ends with the answer.
     """
     headers: Mapping[str, str] = {
         "content-type": "application/json",
@@ -168,10 +168,10 @@ async def send_error(send: Send, error: ApiError, *, close: bool = False, more_b
     """Send an error answer.
 
     Args:
-        send: Of the request.
+        send: ASGI ``send`` of the request.
         error: The error.
-        close: The connection ends with the answer.
-        more_body: The client has all of it, but the answer is not declared complete: the caller does that.
+        close: Whether the connection ends with the answer.
+        more_body: Whether the caller completes the answer later; the client gets all of its content now.
     """
     body = error.encoded()
     headers = error_headers(error, num_bytes=len(body), close=close)
@@ -183,11 +183,11 @@ async def refuse(scope: Scope, receive: Receive, send: Send, error: ApiError, *,
     """Send an error before the body was read: the rest is discarded for a while, then the connection closes.
 
     Args:
-        scope: Of the request.
-        receive: Of the request.
-        send: Of the request.
+        scope: ASGI scope of the request.
+        receive: ASGI ``receive`` of the request.
+        send: ASGI ``send`` of the request.
         error: The error.
-        close: The connection ends with the answer, also if there is no body.
+        close: Whether the connection ends with the answer even if there is no body.
     """
     if not has_body(scope):
         await send_error(send, error, close=close)

@@ -4,8 +4,8 @@ One caller has at most a share of both, so that its requests do not keep all oth
 
     hold ▶ waiting (its prompt tokens count) ─first_token▶ running ─the block ends▶ gone
 
-Both counts are given back by the ``with`` block, so they cannot leak. What is refused is told when there will probably be
-room, from how fast room was made of late.
+The ``with`` block subtracts both counts, so they cannot leak. The suggested wait of a refusal is computed from how fast
+requests finished recently.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ MAX_RETRY_AFTER_S = 60.0
 _MAX_QUOTED = 100
 
 _WINDOW_S = 30.0
-"""How far back the drain rate looks."""
+"""Time that the drain rate covers, seconds."""
 
 
 class DrainRate:
     """Rate at which work is finished, over the last 30 s.
 
     Args:
-        clock: Of the server.
+        clock: Clock of the server.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -69,16 +69,16 @@ class AdmissionControl:
     """Enforces the limits; the :class:`trencadis_server.context.Admission` of a server. Event loop only.
 
     Args:
-        max_requests: Most engine requests at once.
-        max_waiting_tokens: Most prompt tokens of requests without a token.
-        clock: For the drain rates.
-        caller_share: The part of both that one caller may have, greater than 0, at most 1.
+        max_requests: Maximum number of engine requests at once.
+        max_waiting_tokens: Maximum number of prompt tokens of requests without a token.
+        clock: Clock of the drain rates.
+        caller_share: Fraction of both limits that one caller may have, greater than 0, at most 1.
 
     Attributes:
-        max_requests: As given.
-        max_waiting_tokens: As given.
+        max_requests: Maximum number of engine requests at once.
+        max_waiting_tokens: Maximum number of prompt tokens of requests without a token.
         num_requests: Engine requests held now.
-        num_waiting_tokens: Prompt tokens of those without a token.
+        num_waiting_tokens: Prompt tokens of held requests without a token.
     """
 
     def __init__(self, *, max_requests: int, max_waiting_tokens: int, clock: Clock, caller_share: float = 1.0) -> None:
@@ -98,13 +98,13 @@ class AdmissionControl:
         """Return a place, to be acquired by ``with``; see :class:`trencadis_server.context.Admission`.
 
         Raises:
-            TooBusyError: On entering: a cap is reached.
-            InvalidRequestError: On entering: it would not even fit an empty server.
+            TooBusyError: On entering: a limit is reached.
+            InvalidRequestError: On entering: the request would not fit even an empty server.
         """
         return AdmissionHold(self, num_prompt_tokens, num_requests, caller)
 
     def enter(self, num_prompt_tokens: int, num_requests: int, caller: str) -> None:
-        """Acquire a place, or raise as :meth:`hold`."""
+        """Acquire a place; raises the errors of :meth:`hold`."""
         self.check(num_prompt_tokens, num_requests)
         excess = self.num_requests + num_requests - self.max_requests
         if excess > 0:
@@ -136,7 +136,7 @@ class AdmissionControl:
         """Refuse a request that would not fit an empty server; see :class:`trencadis_server.context.Admission`.
 
         Raises:
-            InvalidRequestError: It is larger than a limit, or than one caller's share of it.
+            InvalidRequestError: The request is larger than a limit, or than one caller's share of it.
         """
         if num_requests > self.max_requests:
             raise InvalidRequestError(
@@ -173,7 +173,7 @@ class AdmissionControl:
         """Refuse a caller above its share, to leave room for others.
 
         Raises:
-            TooBusyError: It has its share.
+            TooBusyError: The caller has its share.
         """
         for limit, held, asked, rate in (
             (self._requests_limit, self._requests_of, num_requests, self._requests_rate),
@@ -190,13 +190,13 @@ class AdmissionControl:
 
 @attrs.frozen
 class _Share:
-    """What one caller may have of a limit.
+    """One caller's share of a limit.
 
     Attributes:
-        what: Is counted.
+        what: Name of the counted items, for messages.
         setting: Name of the setting.
         most: Value of the setting.
-        share: Part of one caller.
+        share: Fraction for one caller, greater than 0, at most 1.
     """
 
     what: str
@@ -206,7 +206,7 @@ class _Share:
 
     @property
     def cap(self) -> int:
-        """The most of one caller."""
+        """Maximum for one caller."""
         return max(1, int(self.most * self.share))
 
     def __str__(self) -> str:
@@ -218,10 +218,10 @@ class AdmissionHold:
     """One place; a context manager that is entered once.
 
     Args:
-        admission: Whose counts it changes.
+        admission: Admission control whose counts it changes.
         num_prompt_tokens: Prompt tokens of all its requests together.
-        num_requests: Engine requests.
-        caller: Whose they are.
+        num_requests: Number of engine requests.
+        caller: Name of the API key.
     """
 
     def __init__(self, admission: AdmissionControl, num_prompt_tokens: int, num_requests: int, caller: str) -> None:

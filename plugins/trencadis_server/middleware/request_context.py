@@ -1,6 +1,6 @@
 """Request context: id, access log, metrics, and the answer to unexpected exceptions.
 
-The outermost of the middlewares: whatever is answered, and by whom, carries ``x-request-id``.
+This is the outermost middleware: every answer carries ``x-request-id``.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class RequestContextMiddleware:
     Args:
         app: The application that it wraps.
         metrics: Counts requests.
-        clock: Times them.
-        paths: Of routes; a request for one of them is counted there although it never got so far.
+        clock: Measures their durations.
+        paths: Paths of the routes; a request that was refused before it reached its route is counted there, too.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class RequestContextMiddleware:
                 pass
             except (asyncio.CancelledError, GeneratorExit):
                 raise
-            except BaseException as error:  # a panic of Rust, of which several libraries consist, is no Exception
+            except BaseException as error:  # a panic of a library in Rust is no Exception
                 reraise_interrupt(error)
                 await self._fail(answer, scope, error, request_id)
             finally:
@@ -103,7 +103,7 @@ class RequestContextMiddleware:
         self._metrics.note(
             route=path, method=scope["method"], status=status, num_bytes=answer.num_bytes, duration_s=duration_s
         )
-        # Probes and scrapes come every few seconds; only their failures are news.
+        # Probes and scrapes come every few seconds; only their failures are logged as INFO.
         level = logging.DEBUG if scope["path"] in OPEN_PATHS and status < 500 else logging.INFO
         access.log(
             level,
@@ -135,7 +135,7 @@ def _plain(path: str) -> str:
 
 
 class _Answer:
-    """Wraps ``send``: adds the id to the headers, and records status and length, with what went the direct way."""
+    """Wraps ``send``: adds the id to the headers, and records status and length, including direct writes."""
 
     def __init__(self, send: Send, request_id: str, direct: DirectWrites | None) -> None:
         self._send = send

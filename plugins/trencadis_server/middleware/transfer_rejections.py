@@ -1,7 +1,8 @@
 """Rejected requests with transfer parameters: the engine that holds their KV is notified at once.
 
-A router has a prefix computed by one server and sends the request on to another. If that one refuses it, for whatever reason, the first
-would keep the blocks until their lease ends. Only this middleware sees every refusal: of a body that has the wrong fields, too.
+A router lets one server compute a prefix, and sends the request on to another. If that one rejects it, the first would
+hold the blocks until their lease ends. Only this middleware sees every rejection, including those of bodies with
+invalid fields.
 """
 
 from __future__ import annotations
@@ -31,13 +32,15 @@ class TransferRejectionMiddleware:
 
     Args:
         app: The application that it wraps.
-        context: Of the server; has the current engine.
+        context: Context of the server, with the current engine.
     """
 
     def __init__(self, app: ASGIApp, *, context: ServerContext) -> None:
         self._app = app
         self._context = context
-        self._threads = FairThreads()  # without accounts: the engine hears of each rejection, however many there were
+        self._threads = (
+            FairThreads()
+        )  # without accounts: the engine is notified of each rejection, however many there were
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

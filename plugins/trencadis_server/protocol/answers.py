@@ -27,9 +27,9 @@ class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
     """Where prompt tokens came from; the last field is ours, and stands there only if it is not 0.
 
     Attributes:
-        cached_tokens: Not computed for this request.
-        audio_tokens: None are: prompts are text.
-        approximate_tokens: Of the cached ones, those whose KV was near to what computing would give, not equal.
+        cached_tokens: Number of tokens that were not computed for this request.
+        audio_tokens: Always 0: prompts are text.
+        approximate_tokens: Number of cached tokens whose KV is approximate.
     """
 
     cached_tokens: int

@@ -31,8 +31,8 @@ _MAX_QUOTED = 80
 _MAX_DIGITS = 9
 _MAX_BIAS = 100.0
 _MAX_ENTRIES = 16384
-"""Longest list of anything but token ids, and largest object: to look at a million texts or messages would keep every other client
-waiting."""
+"""Longest list of anything except token ids, and largest object: validating a million texts or messages would keep
+every other client waiting."""
 
 TokenId = Annotated[int, Field(ge=0, le=_MAX_INT)]
 TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]  # as many errors as there are ids would help no client
@@ -42,14 +42,14 @@ def said_as(what: str) -> WrapValidator:
     """Return a validator whose message describes, in one sentence, a field of several types. Pure.
 
     Args:
-        what: Such as ``text or token ids``.
+        what: Description of the types, such as ``text or token ids``.
     """
 
     def check(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
         try:
             return handler(value)
         except ValidationError:
-            # An error of each type in the union would tell the client about types it never thought of.
+            # Errors of each type in the union would tell the client about types that it did not mean.
             raise PydanticCustomError("no_such_type", "must be {what}", {"what": what}) from None
 
     return WrapValidator(check)
@@ -135,7 +135,7 @@ def _refuse_long(data: dict[str, Any]) -> None:
     """Refuse a list or an object that is too long.
 
     Raises:
-        ApiError: There is one; the message names the field.
+        ApiError: A list or an object is too long; the message names the field.
     """
     for name, value in data.items():
         is_long = isinstance(value, list | dict) and len(value) > _MAX_ENTRIES
@@ -148,7 +148,7 @@ def _refuse_unknown(model: type[BaseModel], data: dict[str, Any], known: dict[st
     """Refuse the first unknown field, also in nested objects.
 
     Raises:
-        ApiError: There is one; the message has the closest name that exists.
+        ApiError: A field is unknown; the message has the closest name that exists.
     """
     found = _unknown_in(model, data)
     if found is None:

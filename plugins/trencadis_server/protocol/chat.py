@@ -30,7 +30,7 @@ __all__ = [
 
 _NEED_CONTENT = frozenset({"developer", "system", "user", "tool"})
 
-# Any object gets as far as the endpoint, which can say better what is wrong with a part; the document promises these.
+# Any object is passed to the endpoint, which gives better errors about a part; the OpenAPI document promises these.
 _PART_SCHEMAS = [
     {"type": "object", "properties": {"type": {"const": kind}, kind: {"type": "string"}}, "required": ["type", kind]}
     for kind in ("text", "refusal")

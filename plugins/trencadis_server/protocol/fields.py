@@ -1,7 +1,8 @@
 """Fields of OpenAI's API and vLLM's extensions without an effect on this server, and whether they are ignored or refused.
 
-The fields it does act upon are those of the request classes in this package; together they are all that is documented. A field
-in neither place is refused with a suggestion. ``docs`` shows both as one table (:mod:`trencadis_server.protocol.fields_page`).
+Fields with an effect are those of the request classes in this package; both together are all that is documented. Any
+other field is refused with a suggestion. ``docs`` shows both as one table
+(:mod:`trencadis_server.protocol.fields_page`).
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ class OtherField:
     """A documented field without an effect.
 
     Attributes:
-        name: As clients write it.
+        name: Name of the field in requests.
         endpoints: Names of the endpoints that document it.
-        why: Why it is ignored or refused; a clause that ends a sentence.
+        why: Reason why it is ignored or refused; a clause that ends a sentence.
         accepted: None: any value is accepted and ignored. Else these values only, since they ask for nothing; null always.
-        moot_if: Another field and the value of it with which any value here asks for nothing.
+        moot_if: Name and value of another field with which any value of this one asks for nothing.
     """
 
     name: str

@@ -25,7 +25,7 @@ _MAX_WORD_CHARACTERS = 256
 _MAX_LABEL_CHARACTERS = 1024
 _MAX_INT = 2**31 - 1
 _OF_ENDPOINTS = frozenset({"best_of", "logprobs", "max_tokens", "seed"})
-"""Sampling parameters that not every endpoint has, or whose values are others in the API."""
+"""Sampling parameters that not every endpoint has, or whose values differ in the API."""
 
 # Each of these costs the server time in proportion to its length, for every client.
 Stop = Annotated[str, StringConstraints(min_length=1, max_length=_MAX_STOP_CHARACTERS)]
@@ -55,7 +55,7 @@ def _short_json(value: dict[str, Any]) -> dict[str, Any]:
 def _fields_of_sampling() -> dict[str, Any]:
     """Return fields for the numbers and switches of ``SamplingParams``, with names, ranges and descriptions. Pure.
 
-    A class may define one of them anew where the API's range is another.
+    A class may redefine one of them if the API's range differs.
     """
     helps = parameter_help()
     found: dict[str, Any] = {}

@@ -2,8 +2,8 @@
 
     bytes ▶ count (400: too many values) ▶ decode ▶ validate ▶ endpoint
 
-One call of a C library cannot be interrupted, on a thread either: Python's lock is held until it returns. So what a body may have is
-bounded by how long the longest of these calls takes; between two of them the event loop goes on.
+A call of a C library cannot be interrupted, even on a thread: it holds the GIL until it returns. So the limits of a
+body follow from how long the longest of these calls takes; between two of them the event loop runs.
 """
 
 from __future__ import annotations
@@ -29,30 +29,31 @@ from trencadis_server.middleware.failures import validation_error
 __all__ = ["MAX_VALUES", "JsonRoute", "ValueCheck", "check_values", "decode", "json_response", "read_body"]
 
 MAX_VALUES = 500_000
-"""Values of a body by default; as many numbers are parsed in 20 ms and validated in as long."""
+"""Most values of a body by default; so many numbers are parsed in 20 ms and validated in as long."""
 _MAX_CONTAINERS = 65_536
-"""Lists and objects of a body: three for each of the most messages are three quarters of it. Each may start the garbage collector."""
+"""Most lists and objects of a body: three quarters are three for each of the most messages. Each may start the garbage
+collector."""
 _MAX_KEYS = 100_000
-"""Keys of all objects of a body; different ones take half a microsecond each."""
+"""Most keys of all objects of a body; different ones take half a microsecond each."""
 _MAX_COUNTED_INLINE = 65_536
-"""Bytes that are looked at in a tenth of a millisecond."""
+"""Most bytes that are counted on the event loop, which takes a tenth of a millisecond."""
 _MAX_EXPLAINED = 2**20
-"""Bytes of a body that is parsed a second time, slowly, to say where it is wrong."""
+"""Largest body, bytes, that is parsed a second time, slowly, to find the place of an error."""
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 _TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|[\[{:,]', re.DOTALL)
-"""A string, which may have no end, or what opens a list or an object or goes between values. Possessive: a string takes no memory."""
+"""A string, which may lack its end, or a sign that opens a list or an object or separates values. Possessive: needs no memory."""
 
 
 class ValueCheck:
     """Refuses bodies with too many values. Event loop only.
 
     Args:
-        max_values: The most values that a body may have.
-        max_keys: The most keys of objects.
-        max_containers: The most lists and objects.
-        threads: Where large bodies are looked at; None: on one of its own.
+        max_values: Maximum number of values in a body.
+        max_keys: Maximum number of keys of all objects.
+        max_containers: Maximum number of lists and objects.
+        threads: Threads on which large bodies are counted; None: one of its own.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class ValueCheck:
             caller: Name of the API key.
 
         Raises:
-            ApiError: It has too many.
+            ApiError: The body has too many.
         """
         if len(body) <= min(self._limits):
             return
@@ -101,7 +102,7 @@ def _excess(body: bytes, limits: tuple[int, int, int]) -> str:
         num_commas = body.count(b",")
         if num_commas + num_containers <= max_values:
             return ""
-    # There are many signs; they may be text. Looking closer goes on token by token, and lets other threads run.
+    # Many of these signs may be in texts. The closer look works token by token, so that other threads can run.
     containers = keys = values = strings = 0
     for token in _TOKEN.finditer(body):
         match token[0][:1]:
@@ -127,8 +128,8 @@ def decode(body: bytes) -> Any:
     """Return the decoded JSON text. Pure.
 
     Raises:
-        ApiError: 400: it is no JSON, or has what cannot be: NaN, infinity, half a surrogate pair, deep nesting. A number beyond 64
-            bits is left to the checks of fields.
+        ApiError: 400: the text is no JSON, or has NaN, infinity, half a surrogate pair, or too deep nesting. A number
+            beyond 64 bits is left to the checks of fields.
     """
     try:
         return msgspec.json.decode(body)
@@ -144,7 +145,7 @@ def check_values(data: Any) -> None:
     """Refuse a decoded body with a value that cannot be passed to an engine. Pure.
 
     Raises:
-        ApiError: 400; it names the place.
+        ApiError: 400, with the place of the value.
     """
     fault = plain_fault(data)
     if fault is not None:
@@ -155,7 +156,7 @@ def read_body(body: bytes, model: type[ModelT]) -> ModelT:
     """Return a JSON text as an instance of a request model. Pure.
 
     Raises:
-        ApiError: 400: it is none.
+        ApiError: 400: the text is no valid instance.
     """
     data = decode(body)
     if isinstance(data, dict):
@@ -178,7 +179,8 @@ class JsonRoute(APIRoute):
 
         async def serve(request: Request) -> Response:
             if "json" in request.headers.get("content-type", "") and (body := await request.body()):
-                # FastAPI takes what the request has parsed already, and an instance of the class for valid.
+                # FastAPI uses a body that the request has parsed already, and accepts an instance of the class as
+                # valid.
                 call = functools.partial(read_body, body, model)
                 request._json = await context_of(request).parser.run(  # noqa: SLF001
                     call, num_characters=len(body), caller=request.state.caller

@@ -31,7 +31,7 @@ def documented(answer: Any, *, stream: Any = None) -> dict[int | str, dict[str, 
 
     Args:
         answer: msgspec type of the answer with status 200.
-        stream: msgspec type of an event, if it may be a stream of events instead; None: never.
+        stream: msgspec type of an event, if the answer may be a stream of events instead; None: never.
     """
     content: dict[str, Any] = {"application/json": {"schema": schema_of(answer)}}
     if stream is not None:

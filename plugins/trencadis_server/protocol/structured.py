@@ -1,7 +1,7 @@
 """Types of the structured-output fields of OpenAI, vLLM and older versions of vLLM.
 
-They are objects with keys such as ``json`` and ``schema``, which a request class cannot have as names of fields; what is in them,
-:mod:`trencadis_server.generation.structured` checks.
+They are objects with keys such as ``json`` and ``schema``, which a request class cannot have as names of fields;
+:mod:`trencadis_server.generation.structured` checks their content.
 """
 
 from __future__ import annotations

@@ -65,15 +65,15 @@ def make_admin_app(
 ) -> FastAPI:
     """Return the administration application. It shows no secrets, and can change only scheduling and the engine's role.
 
-    Requests must name this machine as their host, and have the key ``server.admin_key`` if there is one. The keys of clients open nothing
-    here: where there are such and no ``server.admin_key``, every request is refused.
+    Requests must name this machine as their host, and have the key ``server.admin_key`` if it is set. The keys of
+    clients are not valid here: if there are any and no ``server.admin_key``, every request is refused.
 
     Args:
-        context: Of the server.
-        supervisor: Has the engine.
-        registry: The plugins.
-        plan: Which component serves each noun.
-        resolved: The configuration with its sources.
+        context: Context of the server.
+        supervisor: Owner of the engine.
+        registry: Registry of the plugins.
+        plan: Resolved plan, with the component of each noun.
+        resolved: Configuration with its sources.
     """
     app = FastAPI(title="Trencadís administration", version=trencadis.__version__, docs_url=None, redoc_url=None)
     add_handlers(app)
@@ -155,7 +155,7 @@ class NoKeyMiddleware:
     """Answers 403: clients have keys, and the administration has none of its own.
 
     Args:
-        app: Gets no request.
+        app: Application that it wraps; it gets no HTTP request.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -177,11 +177,11 @@ class NoKeyMiddleware:
 class HostMiddleware:
     """Answers 403 unless the request's host is this machine.
 
-    A page whose name its owner lets point to 127.0.0.1 (DNS rebinding) may send a browser here and read the answers; the browser
-    names the page's host then.
+    With DNS rebinding, a web page whose name resolves to 127.0.0.1 may make a browser send requests here and read the
+    answers; these requests name the page's host.
 
     Args:
-        app: Gets the other requests.
+        app: Application that it wraps; it gets the other requests.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -208,7 +208,7 @@ def check_content_type(request: Request) -> None:
     """Refuse a content type that a web page can send across origins without a preflight request.
 
     Raises:
-        ApiError: 415.
+        ApiError: 415: the content type is another.
     """
     if request.headers.get("content-type", "").split(";")[0].strip().lower() != "application/json":
         raise ApiError(415, "The body must be JSON: send content-type: application/json.", code="invalid_content_type")
@@ -218,7 +218,7 @@ def table_of(body: bytes) -> dict[str, Any]:
     """Return the JSON object of a body. Pure.
 
     Raises:
-        ApiError: 400: it is none, or has what cannot be sent to the engine.
+        ApiError: 400: the body is no JSON object, or has a value that cannot be sent to the engine.
     """
     table = decode(body)
     check_values(table)
@@ -231,7 +231,7 @@ def role_router(context: ServerContext) -> APIRouter:
     """Return the routes.
 
     Args:
-        context: Of the server.
+        context: Context of the server.
     """
     router = APIRouter()
 
@@ -260,7 +260,7 @@ def replicas_router(context: ServerContext) -> APIRouter:
     """Return the routes.
 
     Args:
-        context: Of the server.
+        context: Context of the server.
     """
     router = APIRouter()
 
@@ -282,7 +282,7 @@ async def _of_replicas(answer: Awaitable[dict[str, Any]]) -> dict[str, Any]:
     """Return an answer about replicas.
 
     Raises:
-        ApiError: 400: what was asked for cannot be.
+        ApiError: 400: the engine refuses the request.
     """
     try:
         return await answer
@@ -293,12 +293,12 @@ async def _of_replicas(answer: Awaitable[dict[str, Any]]) -> dict[str, Any]:
 class PlanInForce:
     """The plan shown by the administration: the configured one, with the present scheduling of the engine.
 
-    An engine that was opened again has the configuration's scheduling: that is what the operator wrote.
+    An engine that was started again has the scheduling of the configuration.
 
     Args:
-        config: As the server runs it.
-        plan: Of the configuration.
-        registry: The plugins.
+        config: Configuration as the server runs it.
+        plan: Resolved plan of the configuration.
+        registry: Registry of the plugins.
     """
 
     def __init__(self, config: Config, plan: ResolvedPlan, registry: Registry) -> None:
@@ -324,8 +324,8 @@ def scheduling_router(context: ServerContext, plans: PlanInForce) -> APIRouter:
     """Return the routes.
 
     Args:
-        context: Of the server.
-        plans: Told of changes.
+        context: Context of the server.
+        plans: Plans, which record each change.
     """
     router = APIRouter()
 
@@ -370,7 +370,7 @@ async def _answered(answer: Any) -> dict[str, Any]:
     """Return an engine's answer; an invalid change becomes status 400 with the configuration's message.
 
     Raises:
-        ApiError: 400.
+        ApiError: 400: the change is invalid.
     """
     try:
         found: dict[str, Any] = await answer

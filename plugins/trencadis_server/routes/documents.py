@@ -28,7 +28,7 @@ _FILES = {
     "swagger-ui.css": "text/css",
     "favicon.png": "image/png",
 }
-"""Files of Swagger UI, with their types: a client can name no others."""
+"""Files of Swagger UI, with their types; no other file can be requested."""
 
 _PAGE = """<!doctype html>
 <html lang="en">
@@ -49,7 +49,7 @@ _PAGE = """<!doctype html>
 """
 """Addresses are relative, so that a proxy may put a path before them."""
 
-# Without validatorUrl the page asks a server of its makers about the document.
+# Without validatorUrl the page would ask a server of its makers about the document.
 _START = 'SwaggerUIBundle({url: "openapi.json", dom_id: "#swagger-ui", deepLinking: true, validatorUrl: null});\n'
 
 _SECURITY_HEADERS = {
@@ -129,10 +129,10 @@ def _index_text(index: ServerIndex) -> str:
 
 
 def _prefers_json(accept: str) -> bool:
-    """Return whether a client asks for JSON no less than for text. Pure.
+    """Return whether a client prefers JSON to text. Pure.
 
     Args:
-        accept: The header ``Accept``; empty: anything.
+        accept: Value of the header ``Accept``; empty: anything.
     """
     weights: dict[str, float] = {}
     for part in accept.split(","):

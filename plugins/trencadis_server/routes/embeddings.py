@@ -29,9 +29,9 @@ __all__ = ["make_router"]
 
 _PARAM = "input"
 _NUMBERS_PER_CHARACTER = 4
-"""Written in the time in which a character is encoded."""
+"""Numbers that are written in the time in which a character is encoded."""
 _CHARACTERS_PER_VECTOR = 8
-"""Encoded in the time that a vector takes besides its numbers."""
+"""Characters that are encoded in the time that a vector takes besides its numbers."""
 
 
 def make_router() -> APIRouter:

@@ -19,7 +19,7 @@ def make_router(gate: DrainGuard) -> APIRouter:
     """Return the routes.
 
     Args:
-        gate: Says whether the server shuts down.
+        gate: Drain guard, which says whether the server shuts down.
     """
     router = APIRouter(tags=["operate"])
 
@@ -42,7 +42,7 @@ def make_router(gate: DrainGuard) -> APIRouter:
 
 
 def obstacle(context: ServerContext, gate: DrainGuard) -> EngineEndedError | None:
-    """Return why the server cannot serve at the moment, or None. Pure."""
+    """Return the error because of which the server cannot serve at the moment, or None. Pure."""
     if gate.is_draining:
         return draining_error()
     try:
@@ -53,7 +53,7 @@ def obstacle(context: ServerContext, gate: DrainGuard) -> EngineEndedError | Non
 
 
 async def _switched_off(context: ServerContext) -> list[dict[str, Any]]:
-    """Return components that are off; none if the engine is in a long step and does not say."""
+    """Return components that are off; none if the engine does not respond, such as in a long step."""
     try:
         rows: list[dict[str, Any]] = (await context.ready_llm.switched_off())["components"]
     except TrencadisError:

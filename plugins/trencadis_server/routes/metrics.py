@@ -19,14 +19,14 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 """Source: Prometheus, exposition formats, text format 0.0.4."""
 
 _ENGINE_TIMEOUT_S = 2.0
-"""How long a scrape waits for an engine in a long step; below the usual scrape time-out of 10 s."""
+"""Longest wait of a scrape for an engine in a long step, seconds; below the usual scrape time-out of 10 s."""
 
 
 def make_router(metrics: HttpMetrics) -> APIRouter:
     """Return the route.
 
     Args:
-        metrics: Of the HTTP side.
+        metrics: Metrics of the HTTP side.
     """
     router = APIRouter()
 

@@ -56,7 +56,7 @@ def check_model(context: ServerContext, name: str | None) -> str:
     Source: ``_is_model_supported`` of vLLM's server, which takes an empty name as none, too.
 
     Raises:
-        ApiError: Nothing of that name is served (404).
+        ApiError: No model of that name is served (404).
     """
     names = context.model_names
     if not name:
@@ -76,7 +76,7 @@ def check_generates(llm: AsyncLLM) -> None:
     """Check that the model can continue a text.
 
     Raises:
-        ApiError: It is an encoder.
+        ApiError: The model is an encoder.
     """
     if not llm.model.generates:
         raise ApiError(
@@ -91,7 +91,7 @@ def check_embeds(llm: AsyncLLM) -> None:
     """Check that the model can turn a text into a vector.
 
     Raises:
-        ApiError: It cannot.
+        ApiError: The model cannot embed texts.
     """
     if not llm.model.embedding_size:
         raise ApiError(

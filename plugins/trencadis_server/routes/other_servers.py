@@ -16,8 +16,8 @@ class OtherRoutes:
 
     Attributes:
         servers: Names of servers or APIs that have them; empty: a mistyped address.
-        paths: Each stands for itself and for all below it.
-        instead: What to do here, as a sentence.
+        paths: Paths of routes; each stands for itself and for all paths below it.
+        instead: Advice what to use here, as a sentence.
     """
 
     servers: str
@@ -171,7 +171,7 @@ OTHER_ROUTES: tuple[OtherRoutes, ...] = (
         "Ollama", ("/api/pull", "/api/push", "/api/create", "/api/copy", "/api/delete", "/api/blobs"), _ONE_MODEL
     ),
 )
-"""Longer paths stand before those that they begin with."""
+"""Longer paths come before those that they begin with."""
 
 
 def instead_of(path: str) -> OtherRoutes | None:

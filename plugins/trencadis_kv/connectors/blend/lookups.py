@@ -114,8 +114,7 @@ class BlendLookups:
                 del self._registering[request_id]
 
     def keep(self, scan: PromptScan) -> None:
-        """Keep a scan whose hit was not used: while the engine is full it looks up again at every step, and then gets
-        the answer at once."""
+        """Keep a scan whose hit was not used: a full engine repeats the look-up at every step, and gets this answer at once."""
         self._answered[scan.request_id] = scan
 
     def forget(self, request_id: str) -> None:

@@ -155,7 +155,7 @@ class BlendShared:
         counters: Transfer counters.
         cost: Estimates the time to read chunks and to compute tokens.
         activity: Tasks under way on threads.
-        token_bytes: Of a token in a chunk; 0 while nothing blends here: then nothing is kept or found.
+        token_bytes: Bytes of one token in a chunk; 0 while no backend blends: then nothing is kept or found.
         kept: Numbers of stored chunks; appended by the worker side, consumed by the scheduler side.
         lost: Numbers of chunks that will not be stored.
         blended: Pairs of transfer id and seconds that blending took.

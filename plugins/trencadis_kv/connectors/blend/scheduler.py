@@ -255,8 +255,7 @@ class BlendScheduler(KVSchedulerSide, SupportsHandover, SupportsStepTimes, Suppo
         return max(1, sum(1 for _ in itertools.takewhile(lambda total: total <= _MESSAGE_PARTS, parts)))
 
     def _ratio(self, request: Request) -> float | None:
-        """Return the share of tokens to recompute; None, to compute the prompt in full, if it is invalid or 1, which
-        saves nothing."""
+        """Return the share of tokens to recompute; None, to compute the whole prompt, if it is invalid or 1."""
         ratio = blend_ratio_of(request.transfer_params, self._shared.config.ratio)
         if ratio is None:
             logger.info("Request %s: blend_ratio is no number from 0 to 1; it is computed.", request.request_id)

@@ -33,7 +33,7 @@ def check_package() -> None:
     """Check that the package is installed; importing it takes seconds and is left to a thread.
 
     Raises:
-        ConfigError: It is missing.
+        ConfigError: The package is missing.
     """
     if importlib.util.find_spec("lmcache") is None:
         raise ConfigError(

@@ -88,7 +88,7 @@ def check_package() -> Any:
     """Import the package, and return its module.
 
     Raises:
-        ConfigError: It is missing.
+        ConfigError: The package is missing.
     """
     for name in ("nixl_cu12", "nixl_cu13", "nixl"):
         try:

@@ -182,7 +182,7 @@ class PeerConnection:
         """Renew the lease of a hold; False if it is gone.
 
         Raises:
-            TransferError: See :class:`FrameStream`.
+            TransferError: An error of :class:`FrameStream`.
         """
         self._stream.set_deadline(timeout_s)
         self._stream.send(Renew(hold_id=self._prefix.hold_id))
@@ -192,7 +192,7 @@ class PeerConnection:
         """Release a hold; False if it is gone.
 
         Raises:
-            TransferError: See :class:`FrameStream`.
+            TransferError: An error of :class:`FrameStream`.
         """
         self._stream.set_deadline(timeout_s)
         self._stream.send(Release(hold_id=self._prefix.hold_id))
@@ -202,7 +202,7 @@ class PeerConnection:
         """Return the other engine's load.
 
         Raises:
-            TransferError: See :class:`FrameStream`.
+            TransferError: An error of :class:`FrameStream`.
         """
         self._stream.set_deadline(timeout_s)
         self._stream.send(Status())

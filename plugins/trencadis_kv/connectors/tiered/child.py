@@ -217,8 +217,8 @@ class Child:
         self._at_start("on_ready", lambda: self._side.on_ready(layout))
 
     def join(self, layouts: Sequence[KVLayout]) -> None:
-        """Pass it the KV layout of each rank, whose process has its worker side; closed if it does not support that, or
-        raises.
+        """Pass it the KV layouts of the ranks, whose processes run its worker sides; closed if it does not support
+        that.
 
         Raises:
             ConfigValueError: Its config does not fit these layouts.
