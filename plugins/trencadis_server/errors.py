@@ -91,9 +91,9 @@ class TooBusyError(RequestRefusedError):
 
 
 class EngineUnavailableError(EngineEndedError):
-    """There is no engine at the moment.
+    """No engine serves at the moment.
 
-    Cause: it is loading, starting again, has ended for good, or the server is shutting down.
+    Cause: the engine is loading, starting again, has ended for good, or the server is shutting down.
     Fix: wait if ``retry_after_s`` is given, else see the server's log.
 
     Args:

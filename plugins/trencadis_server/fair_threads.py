@@ -187,5 +187,5 @@ class FairThreads:
             piece.result.set_exception(error)
         else:
             piece.result.set_result(running.result())
-        # Not before the request has come with its next piece, or it would lose its turn.
+        # Called later, so that the request can queue its next piece and does not lose its turn.
         running.get_loop().call_soon(self._start)

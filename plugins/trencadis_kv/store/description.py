@@ -17,7 +17,7 @@ from trencadis_kv.store.identity import compat_id
 __all__ = ["LAYOUT", "Description", "description_key"]
 
 LAYOUT: Final = "layout"
-"""Last part of a description's key; never that of a block's, which is hexadecimal."""
+"""Last part of a description's key; never a block's, which is hexadecimal."""
 
 
 def description_key(namespace: str, compat: bytes) -> str:

@@ -25,7 +25,8 @@ from trencadis_kv.store.cost import CostModel
 __all__ = ["LoadPace", "Pace"]
 
 _LIMIT: Final = 0.75
-"""Fraction of the load's time-out, and of the time that computing would take, within which a load that rests must end."""
+"""Fraction of the load's time-out, and of the time that computing would take (and disturb others), in which a load with
+rests must end."""
 _LEAST_S: Final = 0.1
 """Shortest rest: after each one, caches are cold, and a processor has to be woken up; a load that rests five times as
 often takes twice the processor time."""

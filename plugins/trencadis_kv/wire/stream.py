@@ -236,7 +236,7 @@ class FrameStream:
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
-            return  # it was not connected any more
+            return  # it is disconnected already
 
     def close(self) -> None:
         """Close the connection; may be called twice."""

@@ -111,7 +111,7 @@ class Pull(_Body):
 
 
 class Commit(_Body):
-    """All blocks were sent: their number."""
+    """The end of the blocks, with their number."""
 
     num_blocks: int
 

@@ -49,7 +49,7 @@ async def post(app: ASGIApp, path: str, body: bytes) -> Answer:
 
     async def receive() -> Message:
         if not incoming:
-            await never.wait()  # a client that stays; the call ends with the application's
+            await never.wait()  # the client stays connected; the call ends when the application returns
         return incoming.pop()
 
     async def send(message: Message) -> None:

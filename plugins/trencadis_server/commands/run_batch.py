@@ -40,7 +40,7 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
     from trencadis.clock import SystemClock
     from trencadis_server.batch import run_batch
 
-    # One line for each request is what the output is for.
+    # The output has one line for each request, so the access log need not.
     logging.getLogger("trencadis.access").setLevel(logging.WARNING)
     clock = SystemClock()
     start_s = clock.now_s()

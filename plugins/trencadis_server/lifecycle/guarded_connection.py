@@ -9,8 +9,8 @@
     a client whose machine has gone                     ▶ TCP keep-alive notices
     bytes that are no HTTP                              ▶ 400 in OpenAI's shape
 
-Every byte of a request that is not its body is counted, whatever the parser makes of it: bytes are given to the parser in
-slices, and what it returns as body is subtracted.
+Every byte of a request that is not its body is counted, whatever the parser makes of it: bytes are given to the parser
+in slices, and those that it returns as body are subtracted.
 """
 
 from __future__ import annotations

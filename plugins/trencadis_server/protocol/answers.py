@@ -24,7 +24,7 @@ FinishReasonName = Literal["stop", "length"]
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """Where prompt tokens came from; the last field is ours, and stands there only if it is not 0.
+    """Sources of the prompt tokens; the last field is an extension, and is left out if it is 0.
 
     Attributes:
         cached_tokens: Number of tokens that were not computed for this request.
@@ -38,7 +38,7 @@ class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CompletionTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """What output tokens were. Drafts are counted in the metrics: no prediction of the client is at work here."""
+    """Kinds of output tokens, all 0: drafts of the engine, which are counted in its metrics, are no predictions of the client."""
 
     reasoning_tokens: int = 0
     audio_tokens: int = 0
@@ -80,7 +80,7 @@ class PromptLogprob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ErrorDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """What went wrong."""
+    """Description of an error."""
 
     message: str
     type: str
@@ -107,7 +107,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):
-    """All of them."""
+    """All names that clients may ask for."""
 
     object: Literal["list"] = "list"
     data: list[ModelCard]
@@ -134,6 +134,6 @@ class ServerIndex(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Version(msgspec.Struct, frozen=True, kw_only=True):
-    """Of this software."""
+    """Version of this software."""
 
     version: str

@@ -173,14 +173,14 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What a chunk adds to a message."""
+    """Addition of a chunk to a message."""
 
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
 
 
 class ChunkChoice(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What a chunk adds to one of n answers."""
+    """Addition of a chunk to one of n answers."""
 
     index: int
     delta: Delta

@@ -61,7 +61,7 @@ class CompletionLogprobs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One of n continuations of one prompt, or what a chunk adds to it."""
+    """One of n continuations of one prompt, or the addition of a chunk to it."""
 
     index: int
     text: str

@@ -90,7 +90,7 @@ else:
 
 
 class StreamOptions(RequestModel):
-    """What a stream has besides text."""
+    """Additional content of a stream."""
 
     include_usage: bool | None = Field(None, description="One more chunk with the usage, before the end.")
     continuous_usage_stats: bool | None = Field(None, description="The usage so far in every chunk; vLLM's.")

@@ -151,7 +151,7 @@ class BlendShared:
         clock: The engine's clock.
         identity: Identity of the model.
         make_store: Returns a new connection to the chunks.
-        policy: KV policy.
+        policy: KV policy; decides whether an assembly is worth its time.
         counters: Transfer counters.
         cost: Estimates the time to read chunks and to compute tokens.
         activity: Tasks under way on threads.

@@ -220,7 +220,7 @@ class DiskQuota:
         num_evicted = num_bytes = 0
         for folder, files in self._folders():
             if not files and folder != str(self._directory.root):
-                with contextlib.suppress(OSError):  # it has folders, or another engine is about to write here
+                with contextlib.suppress(OSError):  # the folder is not empty, or another engine is about to write here
                     os.rmdir(folder)
             for entry in files:
                 found = self._directory.object_of(entry) if num_bytes < excess else None

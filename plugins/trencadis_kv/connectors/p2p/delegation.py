@@ -190,7 +190,7 @@ class DelegatedPrefill:
 _MAX_TRIES: Final = 2
 _MAX_LOADING: Final = 4096
 _AFFINE_BLOCKS: Final = 4
-"""Number of leading blocks that select the preferred engine: prompts that agree in them go to the same one."""
+"""Number of leading blocks that select the preferred engine: prompts that agree in them prefer the same one."""
 _LEAST_WAIT_S: Final = 0.5
 _PULL_BYTES: Final = 1 << 20
 

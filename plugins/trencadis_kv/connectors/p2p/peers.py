@@ -149,7 +149,7 @@ class BackgroundCalls:
             self._thread.join(2 * self._timeout_s)
 
     def _put(self, call: tuple[str, RemotePrefix] | None) -> None:
-        with self._lock:  # pulls that fail come from threads of their own
+        with self._lock:  # failed pulls call this from threads of their own
             if self._thread is None and not self._is_closed:
                 self._thread = threading.Thread(target=self._run, name="trencadis-p2p-calls", daemon=True)
                 self._thread.start()
@@ -198,7 +198,7 @@ class PrefillEngine:
 
     @property
     def prefix(self) -> RemotePrefix:
-        """Its address, as a prefix without blocks."""
+        """Address of the engine, as a prefix without blocks."""
         return RemotePrefix(engine="", hold_id="", host=self.host, port=self.port, num_tokens=0, lease_s=0.0)
 
     @property

@@ -243,7 +243,7 @@ class BlockServer:
             accepts=remote_prefills.accepts,
             num_remote_prefills=remote_prefills.num_remote_prefills,
             num_tokens=remote_prefills.num_tokens,
-            tokens_per_s=_RATE_TOKENS / seconds if seconds > 0 else 0.0,  # nan is not
+            tokens_per_s=_RATE_TOKENS / seconds if seconds > 0 else 0.0,  # 0 for nan, too
         )
 
     def _serve_prefill(self, stream: FrameStream, message: PrefillRequest) -> None:

@@ -217,8 +217,7 @@ class Child:
         self._at_start("on_ready", lambda: self._side.on_ready(layout))
 
     def join(self, layouts: Sequence[KVLayout]) -> None:
-        """Pass it the KV layouts of the ranks, whose processes run its worker sides; closed if it does not support
-        that.
+        """Pass it the layouts of ranks that run its worker sides; closed if it does not support them, or raises.
 
         Raises:
             ConfigValueError: Its config does not fit these layouts.
