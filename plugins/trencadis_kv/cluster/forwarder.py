@@ -16,7 +16,7 @@ _CONNECT_S = 2.0
 
 
 class Forwarder:
-    """Forwards connections as bytes; HTTP features such as streams and keep-alive are the servers' own.
+    """Forwards connections as bytes; HTTP features such as streams and keep-alive are left to the servers.
 
     Args:
         host: Address on which both the forwarder and the servers listen.

@@ -146,7 +146,7 @@ class Status(_Body):
 
 
 class State(_Body):
-    """Reply to ``Status``: whether prefills are accepted, those not computed yet, queued tokens, tokens per second (0: unknown)."""
+    """Reply to ``Status``: whether prefills are accepted, how many run, queued tokens, and tokens per second (0: unknown)."""
 
     accepts: bool
     num_remote_prefills: int

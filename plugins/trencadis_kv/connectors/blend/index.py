@@ -156,7 +156,7 @@ class _Table:
             del self._by_first[chunk.first]  # the filter keeps its bit: false positives are allowed
 
     def begins(self, hashes: Int64Array) -> tuple[list[tuple[int, int]], int]:
-        """Return where first tokens of chunks may be, with their hashes, and the number of places tried."""
+        """Return positions where chunks may begin, with their hashes, and the number of positions tried."""
         places = np.flatnonzero(self._filter[hashes % _FILTER_BITS])
         tried = zip(places.tolist(), hashes[places].tolist(), strict=True)
         return [(place, found) for place, found in tried if found in self._by_first], len(places)

@@ -58,7 +58,7 @@ class HostMemory:
         return len(self._objects)
 
     def watch(self, on_change: Callable[[str, bool], None]) -> None:
-        """Have ``on_change(key, is_there)`` called for each object that comes or goes from now on; it must not wait."""
+        """Set a callback ``on_change(key, is_there)`` for each object that comes or goes from now on; it must not wait."""
         self._on_change = on_change
 
     def opened(self) -> None:
@@ -91,7 +91,7 @@ class HostMemory:
             return [None if one is None else one.data for one in found]
 
     def put(self, key: str, data: NDArray[np.uint8], *, depth: int) -> bool:
-        """Store an object, replacing an older one; False if it is larger than the memory. It must not change afterwards."""
+        """Store an object, replacing an older one; False if it is larger than the memory. ``data`` must not change afterwards."""
         with self._lock:
             self._delete(key)
             if len(data) > self._capacity:

@@ -94,7 +94,7 @@ class LMCacheLibrary:
         self._manager.close()
 
     def _removes(self, place: Any) -> bool:
-        """Return whether a store can remove objects. LMCache logs a traceback for each removal from one that cannot."""
+        """Return whether a store can remove objects; LMCache logs a traceback for each removal from one that cannot."""
         connection = getattr(place, "connection", None)
         connector = getattr(connection, "_connector", connection)  # the connector inside the wrapper that measures it
         return connector is None or type(connector).remove_sync is not self._connector_base.remove_sync
@@ -165,7 +165,7 @@ class LMCacheClient:
             return self._library
 
     def wait_kept(self, keys: Sequence[str], timeout_s: float) -> None:
-        """Wait until objects that were begun to be stored are there: LMCache stores them asynchronously.
+        """Wait until written objects are stored: LMCache stores them asynchronously.
 
         Raises:
             TransferError: Objects do not appear in time, which LMCache reports nowhere else.

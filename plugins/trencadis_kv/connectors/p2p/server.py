@@ -276,7 +276,7 @@ class BlockServer:
     def _to_push(
         self, stream: FrameStream, prefill: RemotePrefill, message: PrefillRequest, stack: contextlib.ExitStack
     ) -> tuple[Hold | None, list[bytes]]:
-        """Return the blocks to push after a prefill response: those that the other engine lacks, within its room."""
+        """Return the blocks to push after a prefill response: those that the other engine lacks, at most ``push_bytes``."""
         pool, prefix = self._find_pool(), prefill.prefix
         if pool is None or prefix is None or not self._config.push:
             return None, []

@@ -54,7 +54,7 @@ class LayerSink:
 
 
 class Arrivals:
-    """The layers of one pull that have arrived. Written by the pull's thread, awaited by the backend's.
+    """Layers of one pull that have arrived. Written by the pull's thread, awaited by the backend's thread.
 
     Args:
         layers: Layers that are to come.

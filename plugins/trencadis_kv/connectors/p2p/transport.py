@@ -80,7 +80,7 @@ class Flight(ABC):
 
     @abstractmethod
     def rows(self, index: int) -> NDArray[np.uint8]:
-        """Return the buffer for a piece, ``[rows, block_bytes]``: memory of the producer's, or the piece itself.
+        """Return the buffer for a piece, ``[rows, block_bytes]``: memory of the producer, or the piece itself.
 
         Args:
             index: Index of a piece that the producer may write to.

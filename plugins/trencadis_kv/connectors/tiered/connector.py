@@ -1,4 +1,4 @@
-"""Several connectors as one: host memory in front of a disk in front of a store for all engines, or any others.
+"""Several connectors as one, such as host memory, then a disk, then a store that all engines share.
 
                     ┌▶ child 0   the nearest: asked first, wins ties, gets what was loaded from those after it
 engine ─▶ tiered ───┼▶ child 1
