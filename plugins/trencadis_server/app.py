@@ -106,7 +106,7 @@ def _add_middlewares(
 
 
 def _tidy_openapi(app: FastAPI) -> None:
-    """Remove FastAPI's own answer to invalid requests from the document, since it is never sent."""
+    """Remove FastAPI's own answer to invalid requests from the OpenAPI document, since it is never sent."""
     generate = app.openapi
     lock = threading.Lock()
 

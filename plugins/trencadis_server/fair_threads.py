@@ -129,7 +129,7 @@ class FairThreads:
         return results
 
     def charge(self, caller: str, seconds: float) -> None:
-        """Count time that was spent elsewhere on a caller's work and then refused, such as at a chat template."""
+        """Charge time that was spent elsewhere on work of a caller that was then refused, such as at a chat template."""
         if self._costs is not None and seconds > 0:
             self._costs.charge(caller, seconds)
 

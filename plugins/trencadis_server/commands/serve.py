@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
-    """Serve until a signal comes; returns 0, or 128 and the signal's number if a second one had to come.
+    """Serve until a signal comes; returns 0, or 128 plus the signal's number if a second signal came.
 
     Raises:
         ConfigError: The port is in use, or the configuration cannot be served.

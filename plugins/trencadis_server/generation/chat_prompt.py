@@ -140,7 +140,7 @@ def _plain(message: ChatMessage, index: int, knows_developer: bool) -> dict[str,
     """Return a message as a dictionary for templates. Pure.
 
     Raises:
-        ApiError: A part that is no text, or arguments of a call that are no JSON.
+        ApiError: A part is no text, or the arguments of a call are no JSON.
     """
     # "developer" is the newer name of "system"; most templates know the older one only.
     role = "system" if message.role == "developer" and not knows_developer else message.role

@@ -63,7 +63,7 @@ class CompletionFormat:
 
 
 class PromptLogprobsWriter:
-    """Writes the log-probabilities of one prompt once, for all its choices: a prompt may have as many as a thousand short answers.
+    """Writes the log-probabilities of one prompt once for all its choices: a prompt may have a thousand short answers.
 
     Args:
         format: Parts that the client requested.

@@ -28,7 +28,7 @@ _Indexed = tuple[int, RequestOutput]
 _STARTED_AT_ONCE = 32
 """Prompts that are handed to the engine in one turn of the event loop, which takes one or two milliseconds."""
 _LONG_PROMPTS = 1024
-"""Tokens from which on computing the prompts costs far more than passing on outputs that are not read."""
+"""Number of tokens from which on computing the prompts costs far more than passing on intermediate outputs."""
 
 
 def answer_id(prefix: str) -> str:
@@ -130,7 +130,7 @@ class Generation:
         )
 
     def _terms_of(self, index: int) -> RequestTerms:
-        """Return the scheduling parameters of one prompt. Only the first prompt's prefix can be handed over."""
+        """Return the scheduling parameters of one prompt; only the first prompt keeps the transfer parameters."""
         is_first = index == 0 or self.terms.transfer_params is None
         return self.terms if is_first else attrs.evolve(self.terms, transfer_params=None)
 

@@ -86,7 +86,7 @@ def _response_format(given: dict[str, Any] | None) -> Iterator[tuple[str, _Maker
 
 
 def _schema_of(wanted: Any) -> dict[str, Any]:
-    """Return the schema in OpenAI's ``json_schema``. Pure. It is enforced whether or not ``strict`` is true."""
+    """Return the schema in OpenAI's ``json_schema``, which is enforced whether or not ``strict`` is true. Pure."""
     where = "response_format.json_schema"
     if not isinstance(wanted, dict):
         raise _wrong(where, 'must be {"name": ..., "schema": ...}')

@@ -33,7 +33,7 @@ _LAST_ANSWERS_S = 3
 
 
 class _HttpServer(uvicorn.Server):
-    """Uvicorn's server with an accept loop of our own and without signal handlers, which the caller installs."""
+    """Uvicorn's server with its own accept loop, and without signal handlers, which the caller installs."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=[])

@@ -33,7 +33,7 @@ _MAX_QUOTED = 40
 
 
 class BodyMiddleware:
-    """Answers 415 to bodies that are compressed or not UTF-8, 413 to those over the cap, 408 to those that do not arrive in time, 400 to those that take too long to parse.
+    """Refuses bodies: 415 if compressed or not UTF-8, 413 if too large, 408 if too late, 400 if they have too many values.
 
     Args:
         app: The application that it wraps; it gets the body in one message.
@@ -135,7 +135,7 @@ def _check_coding(headers: Headers) -> None:
     """Refuse a body with a content encoding or a charset other than UTF-8.
 
     Raises:
-        ApiError: 415: its content is encoded, or its characters are not UTF-8; 400: its transfer is encoded.
+        ApiError: 415: the content is compressed, or not UTF-8; 400: the transfer encoding is not ``chunked``.
     """
     encodings = ", ".join(headers.getlist("content-encoding")).strip().lower()
     if encodings not in {"", "identity"}:
@@ -164,7 +164,7 @@ def _check_coding(headers: Headers) -> None:
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """Return a ``receive`` that returns the body first, then the connection's messages, which is a disconnect."""
+    """Return a ``receive`` that returns the body first, then the connection's messages, that is, a disconnect."""
     pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replay() -> Message:

@@ -180,7 +180,7 @@ async def send_error(send: Send, error: ApiError, *, close: bool = False, more_b
 
 
 async def refuse(scope: Scope, receive: Receive, send: Send, error: ApiError, *, close: bool = False) -> None:
-    """Send an error before the body was read: the rest is discarded for a while, then the connection closes.
+    """Send an error before the body was read; the rest of the body is discarded for a while, then the connection closes.
 
     Args:
         scope: ASGI scope of the request.

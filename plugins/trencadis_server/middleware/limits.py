@@ -1,4 +1,4 @@
-"""Admission control: limits of requests, and of prompt tokens whose first token is still awaited.
+"""Admission control: limits of requests, and of prompt tokens of requests that have no token yet.
 
 One caller has at most a share of both, so that its requests do not keep all others out.
 
@@ -56,7 +56,7 @@ class DrainRate:
         self._sum += amount
 
     def seconds_for(self, amount: int) -> float:
-        """Return the predicted time for an amount, 1 .. 60 s; without measurements, as long as nothing has finished."""
+        """Return the predicted time for an amount, 1 .. 60 s; without measurements, the time since work began."""
         now_s = self._clock.now_s()
         while self._left and self._left[0][0] < now_s - _WINDOW_S:
             self._sum -= self._left.popleft()[1]

@@ -1,4 +1,4 @@
-"""Answers of the smaller endpoints, and parts common to several answers. msgspec, since it encodes many chunks quickly."""
+"""Answers of the smaller endpoints, and parts common to several answers; msgspec types, which encode chunks quickly."""
 
 from __future__ import annotations
 

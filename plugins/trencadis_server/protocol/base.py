@@ -102,7 +102,7 @@ class EndpointRequest(RequestModel):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """Return the schema with the fields that have no effect, since they are accepted, too. Pure."""
+        """Return the schema including the fields without an effect, since these are accepted. Pure."""
         schema = handler.resolve_ref_schema(handler(core))
         for name, field in other_fields(cls.endpoint).items():
             described: dict[str, Any] = {"description": f"No effect: {field.why}."}

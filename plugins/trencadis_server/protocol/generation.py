@@ -44,7 +44,7 @@ def _not_zero(value: int) -> int:
 
 
 def _short_json(value: dict[str, Any]) -> dict[str, Any]:
-    """Refuse transfer parameters that the engine would refuse; here, since a long value is validated off the event loop."""
+    """Refuse transfer parameters that the engine would refuse; checked here, off the event loop, as they may be long."""
     try:
         transfer_table(value)
     except InvalidRequestError as error:
@@ -98,7 +98,7 @@ class StreamOptions(RequestModel):
 
 
 class GenerationRequest(SamplingFields):
-    """How to continue a prompt, whatever form the prompt has. A field that is null has its default."""
+    """Parameters for continuing a prompt, whatever form the prompt has. A field that is null has its default."""
 
     # OpenAI's
     n: Annotated[int, Field(ge=1, le=128)] | None = Field(None, description="Choices for each prompt; 1.")

@@ -79,7 +79,7 @@ async def _embed(
 
 
 def _answer(embeddings: Sequence[Embedding], *, model: str, is_base64: bool) -> Response:
-    """Return the answer. Vectors are encoded one by one: all their numbers at once would be one long call. Pure."""
+    """Return the answer; vectors are encoded one by one, since all at once would be one long call. Pure."""
     data = [
         cast(
             "EmbeddingItem",

@@ -51,7 +51,7 @@ async def get_version() -> Response:
 
 
 def check_model(context: ServerContext, name: str | None) -> str:
-    """Return the requested model name, or the first one if the request names none: every name is of the one model served. Pure.
+    """Return the requested model name, or the first one if the request names none: all names are of the one served model. Pure.
 
     Source: ``_is_model_supported`` of vLLM's server, which takes an empty name as none, too.
 

@@ -1,4 +1,4 @@
-"""Routes of other servers that are not here, each with what serves the same purpose, for the answer 404.
+"""Routes of other servers that this one lacks, each with an alternative, for the 404 answer.
 
 A client that was written for another server learns from its first request what to change.
 """
