@@ -23,7 +23,7 @@ class BlockRequest:
 
     Attributes:
         arrival_s: Seconds since the first request, at least 0.
-        contents: Ids of its blocks, head first, none twice.
+        contents: Block ids of the prompt, head first, without duplicates.
     """
 
     arrival_s: float
@@ -34,11 +34,11 @@ def parse_block_trace(text: str, name: str) -> tuple[BlockRequest, ...]:
     """Return the requests of a trace by time of arrival. Pure.
 
     Args:
-        text: Of the file.
-        name: Of the file, for messages.
+        text: Content of the trace file.
+        name: Name of the trace file, for messages.
 
     Raises:
-        ConfigError: A line that is no such request, an id after two different ones, or no block at all.
+        ConfigError: A line is no such request, a block id has two different predecessors, or the trace names no block.
     """
     rows = [
         _request(line, f"{name}: line {number}")
@@ -66,7 +66,7 @@ def _request(line: str, where: str) -> BlockRequest:
 
 
 def _check_chains(rows: list[BlockRequest], name: str) -> None:
-    """Refuse ids that do not stand for a block and all before it; with them hits would mean nothing.
+    """Refuse block ids that appear after different predecessors, since such ids do not identify a prefix.
 
     Raises:
         ConfigError: With the first such id.

@@ -1,4 +1,4 @@
-"""What an engine counted between two readings of its totals."""
+"""Differences of an engine's counters between two readings."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ __all__ = ["counted_since"]
 
 
 def counted_since(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the differences, name by name. Pure.
+    """Return ``after`` minus ``before`` for each name. Pure.
 
     Args:
-        before: Numbers, and tuples of numbers by position, by name.
-        after: The same later; tuples may have become longer.
+        before: Earlier counters by name: numbers, or tuples of numbers.
+        after: Later counters by name; tuples may be longer than before.
     """
     counts: dict[str, Any] = {}
     for name, value in after.items():

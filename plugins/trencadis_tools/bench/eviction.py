@@ -2,8 +2,8 @@
 
     request ▶ hits counted ▶ on_hit, on_use ▶ on_free, tail first ▶ victims until the rest fits
 
-Requests come one after the other and hold their blocks for no time. A block that is still there although its predecessor is
-gone counts as no hit, but as a use.
+Requests run one after the other and hold their blocks for no time. A cached block whose predecessor has been evicted
+does not count as a hit, but as a use.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ __all__ = ["EvictionResult", "best_hit_ratio", "measure_eviction"]
 
 @attrs.frozen(kw_only=True)
 class EvictionResult:
-    """What one policy did with one cache.
+    """Counts of one policy with one cache size.
 
     Attributes:
-        policy: Its name.
+        policy: Name of the eviction policy.
         capacity: Blocks that the cache holds.
-        hit_ratio: Hits by references.
-        num_hits: Blocks found, together with all before them.
-        num_references: Blocks asked for.
+        hit_ratio: ``num_hits / num_references``, 0 to 1.
+        num_hits: Blocks found in the cache together with all their predecessors.
+        num_references: Blocks requested.
         num_evictions: Blocks evicted.
-        num_orphaning: Evictions while a successor was still cached: it cannot be found any more, and fills a block in vain.
-        num_unused: Evictions of blocks that had never been used again.
+        num_orphaning: Evictions of a block while a successor was still cached: the successor can no longer be found, but occupies a
+            block.
+        num_unused: Evictions of blocks that no later request found.
     """
 
     policy: str
@@ -48,8 +49,8 @@ def best_hit_ratio(requests: Sequence[BlockRequest], *, from_s: float = 0.0) -> 
     """Return the hit ratio of a cache that never has to evict, 0 .. 1. Pure.
 
     Args:
-        requests: By arrival.
-        from_s: Earlier requests only fill the cache.
+        requests: Requests in order of arrival.
+        from_s: Start of counting, seconds; earlier requests only fill the cache.
     """
     seen: set[int] = set()
     num_hits = num_references = 0
@@ -71,19 +72,19 @@ def measure_eviction(
     tail_first: bool = True,
     chain_order: bool = False,
 ) -> EvictionResult:
-    """Run a new policy over a trace. O(log n) a block.
+    """Run a new policy over a trace. O(log n) per block.
 
     Args:
-        name: Of the policy.
-        make: Makes it.
-        requests: By arrival.
+        name: Name of the policy.
+        make: Returns a new instance of the policy.
+        requests: Requests in order of arrival.
         capacity: Blocks that the cache holds, 1 or more.
-        from_s: Earlier requests only fill the cache; what they do is not counted.
-        tail_first: Free the last block of a request first, as the engine does; else the first.
-        chain_order: Evict with a block what can only be found through it, as the engine does.
+        from_s: Start of counting, seconds; earlier requests only fill the cache.
+        tail_first: True: free the last block of a request first, as the engine does; False: the first block first.
+        chain_order: Evict a block together with the blocks that can only be found through it, as the engine does.
 
     Raises:
-        StepFailedError: The policy raised, or named a victim that is no candidate.
+        StepFailedError: The policy raised, or named a victim that is not a candidate.
     """
     cache = _Cache(GuardedEviction(f"eviction policy {name}", make()), capacity, chain_order=chain_order)
     num_references = num_hits = 0
@@ -133,7 +134,7 @@ class _Cache:
         return len(contents)
 
     def use(self, request: BlockRequest, *, tail_first: bool) -> None:
-        """Let a request read or compute its blocks and free them, then make the rest fit."""
+        """Read or compute the blocks of a request, free them, then evict until the rest fits."""
         contents, now_s = request.contents, request.arrival_s
         found = [self._block_of[content] for content in contents if content in self._block_of]
         self._reused.update(found)
@@ -178,7 +179,7 @@ class _Cache:
             self._policy.forget(unfit)
 
     def _remove(self, block: int) -> list[int]:
-        """Empty a block; returns the contents that follow its own."""
+        """Remove a block; return the contents of its successors."""
         content = self._content_of.pop(block)
         del self._block_of[content]
         self._cached.remove(block)

@@ -1,9 +1,9 @@
-"""KV connectors side by side: the first token of a prompt whose KV was saved before, against computing it.
+"""Comparison of KV connectors: time to first token with loaded KV against computed KV.
 
     writer: prompt ─▶ save ─▶ store ─▶ load ─▶ first token: reader, a second engine with an empty cache
     plain engine:   prompt ─▶ compute ──────▶ first token
 
-Reader and plain engine take turns with every prompt, so that a machine whose speed changes changes it for both. A connector whose
+Reader and plain engine alternate for every prompt, so that changes of the machine's speed affect both. A connector whose
 store is the engine's own, such as host memory, is read by its writer; the prefix cache of all engines is off.
 """
 
@@ -41,12 +41,12 @@ _LONGEST_SAVE_S = 30.0
 
 @attrs.frozen(kw_only=True)
 class KVWorkload:
-    """What is run.
+    """Prompts of a KV connector measurement.
 
     Attributes:
-        num_tokens: Of each prompt; 0: 4096, or as many as the model takes.
-        num_pairs: Prompts, each computed once and loaded once, beside one that is not measured.
-        seed: Of the prompts, which are random tokens.
+        num_tokens: Tokens of each prompt; 0: 4096, or as many as the model takes.
+        num_pairs: Number of measured prompts, each computed once and loaded once; one further prompt is not measured.
+        seed: Seed of the prompts, which are random tokens.
     """
 
     num_tokens: int = attrs.field(default=0, validator=ge(0))
@@ -56,23 +56,23 @@ class KVWorkload:
 
 @attrs.frozen(kw_only=True)
 class KVResult:
-    """What one connector brought. Times to the first token are medians, in seconds.
+    """Result of one connector. Times to the first token are medians, in seconds.
 
     Attributes:
-        connector: Its name.
-        plan_hash: Of its engine's plugins, versions and options.
-        num_pairs: As many ratios there are.
-        num_tokens: Of each prompt.
-        num_loaded_tokens: Of each, loaded by the reader; mean.
-        reader: ``second engine``, or ``same engine`` where the store is the engine's own.
-        computed_s: Until the first token of the engine without a connector.
-        loaded_s: Of the reader.
-        ratio: ``loaded_s`` by ``computed_s``, over all pairs.
-        ratio_quartiles: Of the ratio by pair: lower quartile, median, upper quartile.
-        computed_cpu_s: CPU time of this process until then; a server's is not in it.
-        loaded_cpu_s: The same of the reader.
-        load_bytes_per_s: KV bytes that were loaded, by ``loaded_s``: the first token's own time is in it.
-        num_same_texts: Prompts whose tokens are those of the engine without a connector.
+        connector: Name of the connector.
+        plan_hash: Hash of the engine's plugins, versions and options.
+        num_pairs: Number of measured prompts.
+        num_tokens: Tokens of each prompt.
+        num_loaded_tokens: Mean number of tokens of a prompt that the reader loaded.
+        reader: ``second engine``, or ``same engine`` if the store belongs to the engine that saved.
+        computed_s: Time to first token of the engine without a connector.
+        loaded_s: Time to first token of the reader.
+        ratio: ``loaded_s / computed_s``, over all pairs.
+        ratio_quartiles: Lower quartile, median and upper quartile of the ratio by pair.
+        computed_cpu_s: CPU time of this process until the first computed token; that of a server is not included.
+        loaded_cpu_s: CPU time of this process until the first token after a load.
+        load_bytes_per_s: Loaded KV bytes divided by ``loaded_s``, which includes the computation of the first token.
+        num_same_texts: Prompts whose output tokens equal those of the engine without a connector.
     """
 
     connector: str
@@ -99,15 +99,16 @@ def measure_kv(
     connectors: Iterable[str],
     on_unusable: Callable[[str, ConfigError], None] | None = None,
 ) -> list[KVResult]:
-    """Measure one connector after the other, and return what was found.
+    """Measure one connector after the other, and return their results.
 
     Args:
-        config: The configuration; ``[kv_connector] name`` is replaced, with the component's own table, which is made ``required``;
-            whatever can be loaded is loaded.
+        config: The configuration, without prefix caching; ``[kv_connector] name`` is replaced, the connector's ``required`` is set, and
+            every block that can be loaded is loaded (KV policy ``eager``), if that policy is installed.
         registry: The plugins.
-        workload: What to run.
-        connectors: Names of components; ``none`` measures the noise.
-        on_unusable: Called with a connector that cannot be used, and why; the others are measured. None: that is an error.
+        workload: Number and length of the prompts.
+        connectors: Names of components; ``none`` measures the noise floor.
+        on_unusable: Called with the name of an unusable connector and its error; the others are measured. None: the error is
+            raised.
 
     Raises:
         InvalidRequestError: The prompts do not fit ``model.max_model_len``, or the model only embeds.
@@ -166,17 +167,13 @@ def _engine(config: Config, registry: Registry, name: str, workload: KVWorkload)
 
 
 def _num_blocks(config: Config, workload: KVWorkload) -> int:
-    """Return room for one prompt and its output, and a quarter more.
-
-    Three engines live at once; and memory costs its first user, several times what a load costs. The
-    prompt that is not measured is to be that one.
-    """
+    """Return the KV blocks of one prompt and its output, plus a quarter; few, since three engines live at once and first use of memory is slow."""
     most = workload.num_tokens or _MOST_TOKENS
     return config.cache.num_blocks or -(-5 * (most + _OUTPUT_TOKENS) // (4 * (config.cache.block_size or 16)))
 
 
 def _required(config: Config, registry: Registry, name: str) -> dict[str, Any]:
-    """Return the components' options; of the one that is measured, an unusable store is an error and not a miss."""
+    """Return the options of all connectors, with ``required`` set for the measured one so that an unusable store is an error."""
     options = dict(config.kv_connector.components)
     component = registry.components("kv_connector").get(name)
     if component is not None:
@@ -188,7 +185,7 @@ def _required(config: Config, registry: Registry, name: str) -> dict[str, Any]:
 
 
 def _prompts(engine: Engine, workload: KVWorkload) -> list[tuple[int, ...]]:
-    """Return the prompt that is not measured, and the others.
+    """Return the warm-up prompt, followed by the measured prompts.
 
     Raises:
         InvalidRequestError: There is no room for them.
@@ -207,7 +204,7 @@ def _prompts(engine: Engine, workload: KVWorkload) -> list[tuple[int, ...]]:
 
 @attrs.frozen
 class _Run:
-    """How one prompt was served."""
+    """Times and output of one served prompt."""
 
     first_s: float
     first_cpu_s: float
@@ -227,7 +224,7 @@ def _compared(name: str, plain: Engine, writer: Engine, second: Engine, prompts:
             if number:
                 runs.append((computed, loaded))
             elif not loaded.end.num_cached_tokens and _serve(writer, prompt).end.num_cached_tokens:
-                reader = writer  # what it saved is its own
+                reader = writer  # its store cannot be read by another engine
             advance(number + 1)
     return _result(name, reader, runs, is_second=reader is second)
 
@@ -265,10 +262,10 @@ def _serve(
     """Serve one prompt.
 
     Args:
-        engine: That serves it.
+        engine: Engine that serves the prompt.
         prompt: Token ids.
-        transfer_params: Of the request.
-        beside: An engine that has to step meanwhile, if it holds blocks for this one.
+        transfer_params: KV transfer parameters of the request.
+        beside: Second engine to step meanwhile, if it holds blocks for this prompt.
 
     Raises:
         StepFailedError: It failed.
@@ -292,7 +289,7 @@ def _serve(
 
 
 def _wait_for_saves(engine: Engine) -> None:
-    """Return when the connector counts no more: what it saves, it saves on threads of its own."""
+    """Wait until the engine's metrics stop changing, since connectors save on threads of their own."""
     until_s = time.perf_counter() + _LONGEST_SAVE_S
     before = None
     while (now := engine.metrics()) != before and time.perf_counter() < until_s:

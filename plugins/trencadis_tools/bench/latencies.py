@@ -23,7 +23,7 @@ class Latencies:
         self._num_good = 0
 
     def add(self, record: RequestRecord) -> None:
-        """Count a finished request; one that never yielded a token counts as late only. Requests of priority 0 are urgent."""
+        """Count a finished request; without a token it only counts as late. Requests of priority 0 are urgent."""
         self._e2e_s.append(record.e2e_s)
         if not record.num_output_tokens:
             return

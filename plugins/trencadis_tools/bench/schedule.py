@@ -2,7 +2,7 @@
 
 workload ▶ engine (policy under test) ▶ SimulatedExecutor (step times, true lengths) ▶ latencies
 
-A policy sees no true length: every request allows the longest output of the workload, unless it says another limit.
+Policies do not see true output lengths: ``max_tokens`` of a request is the longest output of the workload, unless set.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ _PROMPT_PRICE, _OUTPUT_PRICE = 1.0, 2.0
 
 @attrs.frozen(kw_only=True)
 class ScheduleWorkload:
-    """How a workload is taken, and what is drawn for requests that come without it.
+    """Rate and size of a workload, and the fields drawn for requests that lack them.
 
     Attributes:
-        rate: Requests a second, by stretching times; 0: as the workload has them.
-        limit: The first so many requests.
-        num_tenants: Drawn for each request of a workload that tells no tenants, tenant k with a share in proportion to 1 / (k + 1).
-        num_priorities: Drawn for each request of a workload that tells no priorities, evenly from 0 (most urgent) up.
-        shared_prefix: A tenant's prompts begin with the same so many tokens, as far as they are that long; 0: as the workload says.
-        ttft_target_s: Of every request without a target of its own; goodput counts those that keep both.
-        tpot_target_s: The same.
-        num_blocks: Of the KV cache, if the config names no number.
-        seed: Of all that is drawn; 0: the workload's own.
+        rate: Requests per second, reached by stretching arrival times; 0: the workload's own.
+        limit: Number of requests taken from the start of the workload.
+        num_tenants: Number of tenants, drawn for a workload without tenants; tenant k has a share in proportion to 1 / (k + 1).
+        num_priorities: Number of priorities, drawn evenly from 0 (most urgent) up for a workload without priorities.
+        shared_prefix: Tokens that all prompts of a tenant begin with, cut to the prompt's length; 0: as the workload says.
+        ttft_target_s: TTFT target of requests without one, seconds; goodput counts requests that keep both targets.
+        tpot_target_s: TPOT target of requests without one, seconds.
+        num_blocks: Blocks of the KV cache, if the configuration gives no number.
+        seed: Seed of all draws; 0: the workload's own.
     """
 
     rate: float = attrs.field(default=0.0, validator=ge(0))
@@ -61,20 +61,20 @@ class ScheduleWorkload:
     seed: int = attrs.field(default=0, validator=ge(0))
 
     def load(self, name_or_path: str) -> Workload:
-        """Return a workload as :func:`trencadis_tools.workloads.load_workload` finds it, taken this way.
+        """Load a workload with :func:`trencadis_tools.workloads.load_workload`, and complete it.
 
         Raises:
-            ConfigError: There is none, it cannot be used, or it tells already what prompts share.
+            ConfigError: The workload does not exist, cannot be used, or already defines shared prefixes.
         """
         return self.complete(
             load_workload(name_or_path, seed=self.seed or None, rate=self.rate or None, limit=self.limit)
         )
 
     def complete(self, workload: Workload) -> Workload:
-        """Return the workload with what its requests lack. Pure.
+        """Return the workload with drawn values for fields that its requests lack. Pure.
 
         Raises:
-            ConfigError: It tells already what prompts share.
+            ConfigError: The workload already defines shared prefixes.
         """
         seed, requests, block_tokens = self.seed or workload.seed, list(workload.requests), workload.block_tokens
         if all(one.tenant == "default" for one in requests):
@@ -95,23 +95,24 @@ class ScheduleWorkload:
 
 @attrs.frozen(kw_only=True)
 class ScheduleResult:
-    """What became of the workload under one policy. Times are simulated.
+    """Result of the workload under one policy. Times are simulated, in seconds.
 
     Attributes:
-        policy: Its name.
+        policy: Name of the scheduling policy.
         num_requests: Requests that finished.
-        num_refused: Refused by the policy, or too long for the KV cache.
-        duration_s: From the first arrival to the last token.
-        ttft_mean_s: From when it was sent to the first token.
-        ttft_p99_s: Of these the 99th percentile.
-        urgent_ttft_p99_s: The same of priority 0.
-        tpot_mean_s: First to last token by the tokens after the first; of requests with at least two.
-        tpot_p99_s: Of these the 99th percentile.
-        e2e_mean_s: From when it was sent to the last token.
-        e2e_p99_s: Of these the 99th percentile.
-        goodput: Requests a second that kept both targets.
-        num_preempted: Preemptions.
-        recompute_ratio: Tokens computed a second time by tokens computed: the recompute tax.
+        num_refused: Requests refused by the policy, or too long for the KV cache.
+        duration_s: Time from the first arrival to the last token.
+        ttft_mean_s: Mean time from sending to the first token.
+        ttft_p99_s: 99th percentile of TTFT.
+        urgent_ttft_p99_s: 99th percentile of TTFT of requests with priority 0.
+        tpot_mean_s: Mean of TPOT, the time from the first to the last token divided by the tokens after the first; requests with at
+            least two tokens.
+        tpot_p99_s: 99th percentile of TPOT.
+        e2e_mean_s: Mean time from sending to the last token.
+        e2e_p99_s: 99th percentile of the end-to-end latency.
+        goodput: Requests per second that kept both targets.
+        num_preempted: Number of preemptions.
+        recompute_ratio: Tokens computed a second time divided by tokens computed.
         service_gap: Largest drift in service between two tenants with waiting requests; a prompt token costs 1, an output token 2.
         prefix_hit_ratio: Share of prompt tokens taken from the prefix cache.
     """
@@ -143,15 +144,15 @@ def measure_schedule(
     num_blocks: int = 2588,
     step_time: StepTime | None = None,
 ) -> ScheduleResult:
-    """Serve the workload under one policy, and return what was measured.
+    """Serve the workload under one policy, and return the measurements.
 
     Args:
-        config: Budget, rows, cache, and the options of policies; the model is not loaded.
+        config: Token budget, rows, cache, and options of policies; the model is not loaded.
         registry: The plugins.
         workload: The requests.
         policy: Name of a scheduling component, or an import path.
-        num_blocks: Of the KV cache, if the config names no number.
-        step_time: How long steps take; the defaults of ``StepTime`` if None.
+        num_blocks: Blocks of the KV cache, if the configuration gives no number.
+        step_time: Linear model of step times; None: the defaults of ``StepTime``.
 
     Raises:
         PluginError: The policy does not exist or cannot be built.
@@ -185,12 +186,12 @@ def measure_schedule(
 
 @attrs.frozen
 class Line:
-    """The line of ``StepTime``, whatever a step consists of; the host takes no time."""
+    """Linear step times of ``StepTime``, independent of the kind of step; host time is 0."""
 
     step_time: StepTime
 
     def device_s(self, shape: StepShape) -> float:
-        """Return it."""
+        """Return the device time of a step, seconds."""
         num_tokens = shape.num_decode_tokens + shape.num_prefill_tokens
         return self.step_time.step_s(float(num_tokens), shape.num_decode_context + shape.num_prefill_context)
 
@@ -200,7 +201,7 @@ class Line:
 
 
 class _Service:
-    """Watches a run of one engine: the gap in service between tenants."""
+    """Tracks the service gap between tenants in a run of one engine."""
 
     def __init__(self, workload: Workload) -> None:
         self._numbers = {name: number for number, name in enumerate(sorted({one.tenant for one in workload.requests}))}
@@ -209,7 +210,7 @@ class _Service:
         self.gap = ServiceGap(len(self._numbers))
 
     def added(self, replica: int, slot: int, request: Request) -> None:
-        """Note whose request a slot has."""
+        """Record the tenant of a slot."""
         if slot >= len(self._tenant_of_slot):
             self._tenant_of_slot = np.resize(self._tenant_of_slot, 2 * slot)
         self._tenant_of_slot[slot] = self._numbers[request.tenant]
@@ -217,7 +218,7 @@ class _Service:
         self.gap.waits(self._numbers[request.tenant])
 
     def stepped(self, replica: int, deltas: TokenDeltas) -> None:
-        """Note who was served."""
+        """Count the service that a step gave to each tenant."""
         if deltas.slots.size:
             tenants = self._tenant_of_slot[deltas.slots]
             costs: FloatArray = _OUTPUT_PRICE * deltas.num_tokens.astype(np.float64)

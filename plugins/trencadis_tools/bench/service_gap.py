@@ -1,4 +1,4 @@
-"""How far tenants that have work drift apart in the service they get."""
+"""Service gap: how far the service of tenants with waiting requests drifts apart."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ __all__ = ["ServiceGap"]
 
 
 class ServiceGap:
-    """The largest change of the difference in service of two tenants while both have requests that wait.
+    """Largest change of the service difference between two tenants while both have waiting requests.
 
-    That is what fair sharing bounds: by twice the larger of a prompt's cost and that of a full KV cache of output.
+    Fair sharing bounds this gap by twice the larger of the cost of a prompt and the cost of a KV cache full of output.
 
     Args:
-        num_tenants: Tenants 0 .. num_tenants - 1.
+        num_tenants: Number of tenants; they are numbered 0 .. num_tenants - 1.
 
     Source: Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024, theorem 4.4.
     """
@@ -29,19 +29,19 @@ class ServiceGap:
         self.largest = 0.0
 
     def waits(self, tenant: int) -> None:
-        """A request of a tenant begins to wait."""
+        """Count a request of a tenant as waiting."""
         self._num_waiting[tenant] += 1
 
     def runs(self, tenant: int) -> None:
-        """A request of a tenant waits no more."""
+        """Count a request of a tenant as no longer waiting."""
         self._num_waiting[tenant] -= 1
 
     def serve(self, tenants: Int64Array, costs: FloatArray) -> None:
-        """Count service; then look at the gaps.
+        """Add service, then update the largest gap.
 
         Args:
-            tenants: Who was served; one may come several times.
-            costs: How much, as long as ``tenants``.
+            tenants: Tenant numbers, int64 ``[n]``; may repeat.
+            costs: Service cost for each entry of ``tenants``, ``[n]``.
         """
         self._served += np.bincount(tenants, costs, minlength=len(self._served))
         gaps = self._served[:, None] - self._served

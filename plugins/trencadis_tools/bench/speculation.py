@@ -1,10 +1,10 @@
-"""Speculators side by side: what they draft, what stands, and what it costs, on one list of prompts.
+"""Comparison of speculators on one list of prompts: drafts, acceptance, and cost.
 
     prompt ─▶ engine without speculation ─┐
            ─▶ engine with a drafter ──────┴▶ tokens compared, CPU seconds of the pair
 
-Both engines live at once and take turns, prompt by prompt, so that a machine whose speed changes changes it for both. A prompt that is
-run again has another cache salt: a drafter that remembers answers, as it should, has not seen this one.
+Both engines live at once and alternate prompt by prompt, so that changes of the machine's speed affect both. A prompt that is
+run again gets a new cache salt, so that a drafter that remembers answers has not seen it.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ NO_DRAFTER = "none"
 
 @attrs.frozen(kw_only=True)
 class SpeculationWorkload:
-    """What is run.
+    """Prompts and sampling of a speculation measurement.
 
     Attributes:
-        prompts: Token ids of each prompt. One that stands here several times is a repeat, whose answer no drafter remembers.
-        max_tokens: Output tokens of each; end-of-sequence tokens do not end one.
-        temperature: 0 for greedy.
-        num_streams: Prompts that are served at once.
+        prompts: Token ids of each prompt. Repeated prompts get different cache salts, so that no drafter remembers their answers.
+        max_tokens: Output tokens of each prompt; end-of-sequence tokens are ignored.
+        temperature: Sampling temperature; 0: greedy.
+        num_streams: Number of prompts served concurrently.
     """
 
     prompts: tuple[tuple[int, ...], ...] = attrs.field(repr=False)
@@ -50,23 +50,23 @@ class SpeculationWorkload:
 
 @attrs.frozen(kw_only=True)
 class SpeculationResult:
-    """What one drafter brought. Positions count from the first draft of a step.
+    """Result of one drafter. Positions count from the first draft of a step.
 
     Attributes:
-        drafter: Its name.
-        plan_hash: Of its engine's plugins, versions and options.
-        num_prompts: As many pairs of runs there are.
-        num_output_tokens: Of one engine.
-        num_same_texts: Prompts whose tokens are those of the engine without speculation.
-        tokens_per_step: Tokens a sequence gets in a step that decodes it, mean.
-        drafts_per_step: Drafts a sequence has in such a step, mean.
-        acceptance_ratio: Share of the drafts that stood.
-        acceptance_by_position: Of the steps that drafted so far, the share in which the draft at each position stood.
-        speed_up: CPU seconds without speculation by those with it, all prompts together.
-        speed_up_quartiles: Of the ratio by pair of runs: lower quartile, median, upper quartile.
-        cpu_s_per_token: Of the engine with the drafter.
-        drafted_ratio: Share of the steps that decode a sequence in which it had drafts.
-        draft_s: Time that drafts took, and the choice of their number, by the engine's steps, mean, seconds.
+        drafter: Name of the speculator.
+        plan_hash: Hash of the engine's plugins, versions and options.
+        num_prompts: Number of prompts, each run on both engines.
+        num_output_tokens: Output tokens of one engine.
+        num_same_texts: Prompts whose output tokens equal those of the engine without speculation.
+        tokens_per_step: Mean number of tokens that a sequence gets in a decode step.
+        drafts_per_step: Mean number of drafts of a sequence in a decode step.
+        acceptance_ratio: Share of drafts that were accepted.
+        acceptance_by_position: Share of accepted drafts at each position, among steps with a draft at this position.
+        speed_up: CPU seconds without speculation divided by CPU seconds with it, over all prompts.
+        speed_up_quartiles: Lower quartile, median and upper quartile of the speed-up by pair of runs.
+        cpu_s_per_token: CPU seconds per output token of the engine with the drafter.
+        drafted_ratio: Share of decode steps of a sequence in which it had drafts.
+        draft_s: Mean time per engine step of drafting and of choosing the draft length, seconds.
     """
 
     drafter: str
@@ -86,18 +86,18 @@ class SpeculationResult:
 
 
 def read_prompts(path: Path, tokenizer: Tokenizer, *, limit: int = 0) -> tuple[tuple[int, ...], ...]:
-    """Return the token ids of prompts in a file with a JSON object a line.
+    """Return the token ids of the prompts in a JSON-lines file.
 
-    Each has ``messages``, ``turns`` (of which the first is the user's message) or ``prompt``; the former are written as the model's
-    chat template says.
+    Each line has ``messages``, ``turns`` (the first is the user's message) or ``prompt``; the first two are rendered with the model's
+    chat template.
 
     Args:
         path: The file.
-        tokenizer: Of the model.
-        limit: The most prompts; 0 for all.
+        tokenizer: Tokenizer of the model.
+        limit: Maximum number of prompts; 0: all.
 
     Raises:
-        ConfigError: The file cannot be read, or a line is none of these.
+        ConfigError: The file cannot be read, or a line has none of these keys.
     """
     try:
         lines = read_text(path).splitlines()
@@ -136,15 +136,15 @@ def _prompt(line: str, tokenizer: Tokenizer, *, where: str) -> tuple[int, ...]:
 def measure_speculation(
     config: Config, registry: Registry, workload: SpeculationWorkload, *, drafters: Iterable[str]
 ) -> list[SpeculationResult]:
-    """Run the prompts without speculation and with each drafter in turn, and return what was measured.
+    """Run the prompts without speculation and with each drafter in turn, and return the results.
 
-    A group of other prompts runs first on each engine, unmeasured.
+    Each engine first runs a group of other prompts as warm-up.
 
     Args:
         config: The configuration; ``[speculation] name`` is replaced.
         registry: The plugins.
-        workload: What to run.
-        drafters: Names of speculators; ``none`` measures the noise.
+        workload: Prompts and sampling.
+        drafters: Names of speculators; ``none`` measures the noise floor.
 
     Raises:
         InvalidRequestError: A request would not fit ``model.max_model_len``, or the model only embeds.
@@ -177,7 +177,7 @@ def _engine(config: Config, registry: Registry, drafter: str) -> Engine:
 
 @attrs.define
 class _Run:
-    """Sums over runs on one engine."""
+    """Sums over all runs on one engine."""
 
     cpu_s: list[float] = attrs.field(factory=list)
     tokens: list[tuple[int, ...]] = attrs.field(factory=list)
@@ -189,7 +189,7 @@ def _compared(name: str, plain: Engine, engine: Engine, workload: SpeculationWor
     prompts, size = _salted(workload.prompts), workload.num_streams
     groups = [prompts[i : i + size] for i in range(0, len(prompts), size)]
     for one in (plain, engine):
-        # The first prompts backwards: a drafter that remembers answers must not have seen one of those that are measured.
+        # Reversed prompts: a drafter that remembers answers must not have seen a measured prompt.
         _serve(one, [(prompt[::-1], "bench/warm-up") for prompt, _ in groups[0]], workload, _Run())
     before = attrs.asdict(engine.totals)
     without, with_drafts = _Run(), _Run()
@@ -226,7 +226,7 @@ def _compared(name: str, plain: Engine, engine: Engine, workload: SpeculationWor
 
 
 def _salted(prompts: Sequence[tuple[int, ...]]) -> list[tuple[tuple[int, ...], str]]:
-    """Return each prompt with a cache salt that it has had at no earlier place; different prompts share theirs. Pure."""
+    """Return each prompt with a cache salt that no earlier copy of it has; different prompts may share a salt. Pure."""
     seen: Counter[tuple[int, ...]] = Counter()
     found = []
     for prompt in prompts:
@@ -238,7 +238,7 @@ def _salted(prompts: Sequence[tuple[int, ...]]) -> list[tuple[tuple[int, ...], s
 def _serve(
     engine: Engine, prompts: Sequence[tuple[tuple[int, ...], str]], workload: SpeculationWorkload, run: _Run
 ) -> None:
-    """Serve prompts, each with its cache salt, at once, and add what came of them to a run.
+    """Serve prompts with their cache salts concurrently, and add their results to a run.
 
     Raises:
         StepFailedError: A request failed.

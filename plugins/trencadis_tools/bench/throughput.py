@@ -25,13 +25,13 @@ __all__ = ["ThroughputResult", "ThroughputWorkload", "measure_throughput"]
 
 @attrs.frozen(kw_only=True)
 class ThroughputWorkload:
-    """What is run. The same workload gives the same prompts on every machine.
+    """Prompts of a throughput measurement. Equal workloads give equal prompts on every machine.
 
     Attributes:
-        num_requests: All queued at the start.
-        input_len: Prompt tokens of each, drawn evenly from the vocabulary without its end-of-sequence tokens.
-        output_len: Output tokens of each; end-of-sequence tokens do not end one.
-        seed: Of the prompts.
+        num_requests: Number of requests, all queued at the start.
+        input_len: Prompt tokens of each request, drawn uniformly from the vocabulary without its end-of-sequence tokens.
+        output_len: Output tokens of each request; end-of-sequence tokens are ignored.
+        seed: Seed of the prompts.
     """
 
     num_requests: int = attrs.field(default=32, validator=ge(1))
@@ -42,28 +42,28 @@ class ThroughputWorkload:
 
 @attrs.frozen(kw_only=True)
 class ThroughputResult:
-    """What was measured, from the first request to the last token; loading and warm-up are left out.
+    """Measurements from the first request to the last token; loading and warm-up are excluded.
 
     Attributes:
-        model: ``model.path``.
+        model: Value of ``model.path``.
         architecture: Class name of the model.
         plan_hash: Hash of the resolved plugins, versions and options.
-        num_requests: As asked.
-        input_len: As asked, tokens.
-        output_len: As asked, tokens.
-        seed: As asked.
-        wall_s: Time.
-        cpu_s: CPU time of all threads of this process.
-        output_tokens_per_s: Output tokens by ``wall_s``.
-        total_tokens_per_s: Prompt and output tokens by ``wall_s``.
-        num_output_tokens: Output tokens.
-        num_steps: Steps of the engine.
-        num_preempted: Preemptions.
+        num_requests: Number of requests.
+        input_len: Prompt tokens of each request.
+        output_len: Output tokens of each request.
+        seed: Seed of the prompts.
+        wall_s: Wall-clock time, seconds.
+        cpu_s: CPU time of all threads of this process, seconds.
+        output_tokens_per_s: Output tokens divided by ``wall_s``.
+        total_tokens_per_s: Prompt and output tokens divided by ``wall_s``.
+        num_output_tokens: Output tokens of all requests.
+        num_steps: Number of engine steps.
+        num_preempted: Number of preemptions.
         num_compilations: Programs compiled while requests waited.
         padding_ratio: Share of computed token positions that were padding.
         prefix_hit_ratio: Share of prompt tokens taken from the prefix cache.
         engine_overhead_ratio: Share of ``wall_s`` spent in planning, building and committing steps.
-        tokens_digest: Of all output tokens, by request: equal for two backends that choose the same tokens.
+        tokens_digest: Digest of all output tokens in the order of requests; equal if two backends choose the same tokens.
     """
 
     model: str
@@ -90,15 +90,15 @@ class ThroughputResult:
 def measure_throughput(
     config: Config, registry: Registry, workload: ThroughputWorkload, *, clock: Clock | None = None
 ) -> ThroughputResult:
-    """Build an engine, run the workload, and return what was measured.
+    """Build an engine, run the workload, and return the measurements.
 
-    One request of the same lengths runs first, unmeasured, so that memory and threads are there.
+    One request of the same lengths runs first as warm-up, so that memory and threads are allocated.
 
     Args:
         config: The configuration.
         registry: The plugins.
-        workload: What to run.
-        clock: Of engine and measurement; the system's if none.
+        workload: Number, lengths and seed of the requests.
+        clock: Clock of the engine and the measurement; None: the system's.
 
     Raises:
         InvalidRequestError: A request would not fit ``model.max_model_len``, or the model only embeds.
