@@ -1,4 +1,4 @@
-"""Bucket tables on a workload: their size, their cost, a picture."""
+"""Bucket tables on a workload: size, cost and plot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A picture of tables over the shapes that ran. Needs matplotlib, which the extra ``plot`` brings."""
+"""Plot of bucket tables over observed shapes. Requires matplotlib (extra ``plot``)."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def plot_tables(file: Path, reports: Mapping[str, TableReport], workload: Worklo
     """Draw buckets over observed shapes: prefill as query length and context, decode as batch size and blocks.
 
     Args:
-        file: Where to; its ending chooses the format, such as .png or .svg.
-        reports: By name of the strategy.
-        workload: Shapes that ran, drawn the darker the more often they did; none: buckets only.
+        file: Output file; its suffix chooses the format, such as .png or .svg.
+        reports: Reports by name of the strategy.
+        workload: Observed shapes; shapes that ran more often are darker. None: only buckets are drawn.
 
     Raises:
         ConfigError: matplotlib is missing, or the file cannot be written.
@@ -60,7 +60,7 @@ def _draw(axes: Any, reports: Mapping[str, TableReport], workload: Workload | No
     axes.set_ylabel("context, blocks" if phase is Phase.PREFILL else "KV blocks")
     axes.set_xscale("log", base=2)
     if phase is Phase.PREFILL:
-        # A pass without context is at 0, which a logarithm has no place for.
+        # A logarithmic axis cannot show a pass without context (0).
         axes.set_yscale("symlog", base=2, linthresh=1)
         axes.set_ylim(bottom=-0.5)
     else:

@@ -1,4 +1,4 @@
-"""What a table is worth: its size, what preparing it takes, and how much a workload is padded in it."""
+"""Cost of a bucket table: size, warm-up time, graph memory, and the padding of a workload."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ __all__ = ["TableReport", "measure"]
 
 @attrs.frozen(kw_only=True)
 class TableReport:
-    """One strategy's table and what it costs.
+    """Bucket table of one strategy and its costs.
 
-    Padding is what is computed beyond what was asked for, divided by what was asked for: 0.2 is a fifth more. Fields of a
-    workload are None without one.
+    Padding is (padded - real) / real: 0.2 means 20 % more work. Fields that depend on the workload are None
+    without one.
 
     Attributes:
-        table: The strategy's.
-        warmup_s: Estimated time to prepare all buckets.
-        graph_bytes: Estimated memory of its graphs.
-        prompt_padding: Token positions of prefill passes against new tokens.
-        decode_padding: KV blocks of decode passes against blocks read.
-        time_padding: Estimated time of all passes against their time without padding.
-        num_unprepared: Passes for which nothing was prepared.
-        num_fallbacks: Distinct buckets made for them.
+        table: Buckets of the strategy.
+        warmup_s: Estimated time to prepare all buckets, seconds.
+        graph_bytes: Estimated memory of all graphs, bytes.
+        prompt_padding: Padding of token positions in prefill passes.
+        decode_padding: Padding of KV blocks in decode passes.
+        time_padding: Padding of the estimated time of all passes.
+        num_unprepared: Number of passes without a prepared bucket.
+        num_fallbacks: Number of distinct buckets made for unprepared passes.
     """
 
     table: tuple[Bucket, ...]
@@ -42,7 +42,7 @@ class TableReport:
 
     @property
     def buckets(self) -> tuple[Bucket, ...]:
-        """All that an engine prepares."""
+        """All buckets that an engine prepares."""
         return self.table + self.completing
 
     def of_phase(self, phase: Phase) -> list[Bucket]:
@@ -58,14 +58,14 @@ def measure(
     *,
     completing: tuple[Bucket, ...] = (),
 ) -> TableReport:
-    """Return what a strategy's table costs, and what it does to a workload. Asks ``bucket_for`` once for each shape.
+    """Return the cost of a strategy's table and the padding of a workload. Calls ``bucket_for`` once for each shape.
 
     Args:
-        strategy: Built for ``limits``.
-        limits: Of the engine.
-        cost: The constants of the estimates.
-        workload: Which shapes run, and how often; none: padding is not measured.
-        completing: Buckets that an engine prepares beside the table.
+        strategy: Strategy built for ``limits``.
+        limits: Limits of the engine.
+        cost: Constants of the estimates.
+        workload: Shapes that run, with their counts; None: padding is not measured.
+        completing: Buckets that an engine prepares in addition to the table.
     """
     table = strategy.buckets(limits)
     report = TableReport(
@@ -100,7 +100,7 @@ def measure(
 
 
 class _Sums:
-    """Prompt tokens, decode blocks and seconds of all passes."""
+    """Sums of prompt tokens, decode blocks and seconds over all passes."""
 
     def __init__(self) -> None:
         self.tokens, self.blocks, self.seconds = 0, 0, 0.0
