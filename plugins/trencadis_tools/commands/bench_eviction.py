@@ -28,7 +28,7 @@ _ORDERS = ("tail_first", "head_first")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that only this measurement has; ``--trace``, ``--policies`` and ``--json`` are shared."""
+    """Add the flags of this measurement; ``--trace``, ``--policies`` and ``--json`` are shared."""
     group = parser.add_argument_group("eviction")
     group.add_argument(
         "--capacity", default=_CAPACITIES, metavar="N,N,...", help=f"cache sizes in blocks (default: {_CAPACITIES})"
@@ -90,10 +90,10 @@ def _capacities(text: str) -> list[int]:
 
 
 def _requests(args: argparse.Namespace) -> Sequence[BlockRequest]:
-    """Return the requests that are run.
+    """Return the requests of the trace.
 
     Raises:
-        ConfigError: No trace, or none of its requests would be counted.
+        ConfigError: There is no trace, or none of its requests would be counted.
     """
     from trencadis_plugins.bucketing.workloads.trace import read_text
     from trencadis_tools.bench.block_trace import parse_block_trace
@@ -116,7 +116,7 @@ def _requests(args: argparse.Namespace) -> Sequence[BlockRequest]:
 
 
 def _makers(policies: str | None, config: Config, registry: Registry) -> dict[str, Callable[[], EvictionPolicy]]:
-    """Return what makes each policy, by name, with the options of the configuration.
+    """Return a factory of each policy by name, with the options of the configuration.
 
     Raises:
         ConfigValueError: An option is missing.

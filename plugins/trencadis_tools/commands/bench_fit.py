@@ -34,7 +34,7 @@ _UNITS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that only this measurement has; ``--json`` is shared."""
+    """Add the flags of this measurement; ``--json`` is shared."""
     group = parser.add_argument_group("fit")
     group.add_argument("--records", metavar="FILE", help="steps that the observer recorder wrote")
     group.add_argument(
@@ -96,7 +96,7 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
 
 
 def _fit_records(args: argparse.Namespace) -> dict[str, Any]:
-    """Fit recorded steps and print; returns what a file of step times holds."""
+    """Fit recorded steps and print; return the content of a step-time file."""
     from trencadis_tools.simulation.step_times import (
         fit_step_times,
         read_records,

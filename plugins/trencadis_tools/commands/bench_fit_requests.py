@@ -31,7 +31,7 @@ _SHARE = 0.2
 
 
 def run(args: argparse.Namespace, config: Config, registry: Registry) -> dict[str, Any]:
-    """Fit and print; returns what a file of step times holds.
+    """Fit and print; return the content of a step-time file.
 
     Raises:
         ConfigError: Requests cannot be read, are too few, or are refused by the simulated engine.
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> dict[st
 
 
 def _share(text: str | None) -> float | None:
-    """Return the share of the last requests that is held out; None: another file is."""
+    """Return the share of the last requests to hold out; None: another file is held out."""
     try:
         share = float(text) if text else _SHARE
     except ValueError:
@@ -82,7 +82,7 @@ def _share(text: str | None) -> float | None:
 
 
 def _engine(config: Config) -> dict[str, Any]:
-    """Return what the simulation depends on beside the step times."""
+    """Return the settings, apart from step times, that the simulation depends on."""
     return {
         "scheduling": config.scheduling.name,
         "max_num_seqs": config.engine.max_num_seqs,
@@ -156,7 +156,7 @@ def _print(
 
 
 def _notes(config: Config, files: list[MeasuredRun], fit: RequestFit) -> list[str]:
-    """Return what is to be known of the fit, in sentences. Pure."""
+    """Return notes about the fit, in sentences. Pure."""
     notes = []
     untold = [name for name, term in fit.terms.items() if term.told < _TOLD]
     if untold:

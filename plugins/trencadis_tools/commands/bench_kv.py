@@ -1,4 +1,4 @@
-"""``trencadis bench kv``: KV connectors side by side, loading a prompt against computing it."""
+"""``trencadis bench kv``: comparison of KV connectors, loading a prompt against computing it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HELP = "KV connectors: time to the first token of a prompt that is loaded, again
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that only this measurement has; ``--seed`` and ``--json`` are shared."""
+    """Add the flags of this measurement; ``--seed`` and ``--json`` are shared."""
     group = parser.add_argument_group(
         "kv", "Options of a connector, such as --kv-connector.redis.url, are those of the configuration."
     )
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
 
 
 def _connectors(given: str | None, registry: Registry) -> tuple[str, ...]:
-    """Return names, all of which exist: an unknown name is an error before the first measurement."""
+    """Return the names of the connectors to measure; raises for an unknown name before the first measurement."""
     names = tuple(name.strip() for name in (given or "").split(",") if name.strip())
     for name in names:
         if name != "none":
@@ -98,7 +98,7 @@ def _left_out(name: str, error: ConfigError) -> None:
 
 @contextmanager
 def _own_directories(config: Config, registry: Registry) -> Iterator[Config]:
-    """Give connectors over a directory, where none is named, one that is gone afterwards: a measurement leaves nothing behind."""
+    """Give connectors that store in a directory a temporary one if none is configured."""
     with TemporaryDirectory(prefix="trencadis-bench-") as directory:
         options = dict(config.kv_connector.components)
         for name, component in registry.components("kv_connector").items():

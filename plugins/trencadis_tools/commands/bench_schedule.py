@@ -56,7 +56,7 @@ _COLUMNS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that only this measurement has; ``--policies``, ``--seed`` and ``--json`` are shared."""
+    """Add the flags of this measurement; ``--policies``, ``--seed`` and ``--json`` are shared."""
     from trencadis.records import StepTime
     from trencadis_tools.bench import ScheduleWorkload
 
@@ -104,7 +104,7 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
         raise ConfigValueError(f"trencadis bench schedule: {error}.") from error
     workload = taken.load(args.workload)
     names = [name.strip() for name in args.policies.split(",")] if args.policies else registry.components("scheduling")
-    for name in names:  # here, where who asked is known
+    for name in names:  # here the source of the name is known
         registry.select("scheduling", name, source="flag --policies", may_import=True)
     results = [
         measure_schedule(config, registry, workload, policy=name, num_blocks=taken.num_blocks, step_time=step_time)

@@ -1,4 +1,4 @@
-"""``trencadis bench speculation``: drafters side by side on one list of prompts."""
+"""``trencadis bench speculation``: comparison of drafters on one list of prompts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _PROMPTS = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that only this measurement has; ``--max-requests`` and ``--json`` are shared."""
+    """Add the flags of this measurement; ``--max-requests`` and ``--json`` are shared."""
     group = parser.add_argument_group("speculation")
     group.add_argument(
         "--drafters", metavar="A,B,...", help="which speculators (default: all); none measures the noise"

@@ -26,11 +26,11 @@ def build_strategies(
     """Return strategies by name.
 
     Args:
-        names: Names or import paths, each with the flag that gave it, for messages.
-        flags: Values of the command's flags that are options of a strategy, by key, such as ``generation``. A strategy
-            takes those that its config class knows; None: the flag was not given.
-        limits: What they are built for.
-        config: Gives every other option.
+        names: Names or import paths, each mapped to the flag that gave it, for messages.
+        flags: Values of command flags that are options of a strategy, by key, such as ``generation``. A strategy gets the keys that
+            its config class has; None: the flag was not given.
+        limits: Limits that the strategies are built for.
+        config: Configuration with all other options.
         registry: The plugins.
 
     Raises:
@@ -57,13 +57,13 @@ def build_strategies(
 
 
 def device_cost(config: Config) -> DeviceCost:
-    """Return the constants of the estimates: those that a bucketing component is configured with, else the defaults. Pure."""
+    """Return the constants of the estimates from the configured bucketing component, else the defaults. Pure."""
     costs = (getattr(options, "cost", None) for options in config.bucketing.components.values())
     return next((cost for cost in costs if isinstance(cost, DeviceCost)), DeviceCost())
 
 
 def max_draft_tokens(config: Config) -> int:
-    """Return the longest draft of the configured speculator; 0 without one, or where its table does not say. Pure."""
+    """Return the longest draft of the configured speculator; 0 without one, or if its table has no such option. Pure."""
     options = config.speculation.components.get(config.speculation.name)
     return int(getattr(options, "max_draft_tokens", 0))
 
@@ -88,7 +88,7 @@ def _knows(options: Any, key: str) -> bool:
 
 
 def _evolved(name: str, options: Any, values: Mapping[str, Any]) -> Any:
-    """Set one flag after the other, so that an objection names the flag it is about."""
+    """Set one flag after the other, so that an error names its flag."""
     for key, value in values.items():
         try:
             options = attrs.evolve(options, **{key: value})

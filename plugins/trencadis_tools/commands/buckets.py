@@ -121,7 +121,7 @@ def _at_least(least: int, text: str) -> int:
 
 
 def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
-    """Print what was asked for; returns 0.
+    """Print or write the requested tables; returns 0.
 
     Raises:
         ConfigError: A file cannot be read or written, or flags contradict each other.
@@ -153,7 +153,7 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
-    """Refuse what cannot be meant.
+    """Refuse contradicting flags.
 
     Raises:
         ConfigError: With what to write instead.
@@ -217,7 +217,7 @@ def _limits(args: argparse.Namespace, config: Config) -> BucketLimits:
 
 
 def _names(args: argparse.Namespace, config: Config) -> dict[str, str]:
-    """Return the strategies' names, each with who gave it."""
+    """Return the names of the strategies, each with its source."""
     if args.compare:
         names = [name.strip() for name in args.compare.split(",") if name.strip()]
         if not names:
@@ -233,7 +233,7 @@ def _names(args: argparse.Namespace, config: Config) -> dict[str, str]:
 
 
 def _comment(args: argparse.Namespace, names: Mapping[str, str], limits: BucketLimits) -> str:
-    """Return what a bucket file was made from; nothing that differs between two equal runs."""
+    """Return the comment of a bucket file; equal runs give equal comments."""
     trace = f", from {Path(args.trace).name}" if args.trace else ""
     facts = ", ".join(f"{key}={value}" for key, value in attrs.asdict(limits).items())
     return f"(batch size, query length, blocks) by trencadis buckets, strategy {next(iter(names))}{trace}\n{facts}"
@@ -284,7 +284,7 @@ def _sizes(bucket: Bucket) -> list[int]:
 
 
 def _single(report: TableReport) -> dict[str, Any]:
-    """The buckets alone; with a trace, what it costs too."""
+    """Return the buckets, and their costs if a trace was given."""
     if any(isinstance(bucket, UnifiedBucket) for bucket in report.buckets):
         return {"unified": [_sizes(bucket) for bucket in report.buckets]}
     table: dict[str, Any] = {

@@ -85,7 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
-    """Compare and print; returns 0, or 1 if a record that is verified gives other bytes.
+    """Compare and print; returns 0, or 1 if a verified record gives other bytes.
 
     Raises:
         ConfigError: An argument, file or configuration cannot be used, or the workload is too short.
@@ -146,7 +146,7 @@ def _arguments(args: argparse.Namespace) -> Arguments:
 
 
 def _overrides(args: argparse.Namespace) -> dict[str, object]:
-    """Return what config flags set, which holds for every configuration."""
+    """Return the values set by config flags, which apply to every configuration."""
     resolved = args.resolved
     return {path: resolved.values[path] for path, source in resolved.sources.items() if source.startswith("flag ")}
 
@@ -168,7 +168,7 @@ def _print(comparison: Comparison) -> None:
 
 
 def _command(args: argparse.Namespace) -> str:
-    """Return the command line without the files that it wrote."""
+    """Return the command line without its output files."""
     words: list[str] = ["trencadis", "compare", *args.configs]
     if args.config is not None:
         words += ["--config", str(args.config)]
@@ -191,7 +191,7 @@ def _text(value: object) -> str:
 
 
 def _verify(args: argparse.Namespace) -> int:
-    """Run a record again; says what differs, and returns 1 then."""
+    """Run a record again; print differences and return 1 if there are any, else 0."""
     if args.configs:
         raise ConfigError("flag --verify: the record names what is compared.", hint="Leave configurations out.")
     record = read_record(args.verify)

@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_alone(args: argparse.Namespace, flags: Sequence[str]) -> int:
-    """Examine and print; returns 0 if nothing is wrong, else 1. Warnings are not wrong."""
+    """Examine and print; returns 0 without failures, else 1. Warnings are not failures."""
     from trencadis.console import print_text
     from trencadis.interfaces import Severity
     from trencadis_tools.doctor import examine

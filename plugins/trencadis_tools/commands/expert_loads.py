@@ -1,4 +1,4 @@
-"""``trencadis expert-loads``: from a page of metrics to the file that ``[backend.torch] expert_loads`` names."""
+"""``trencadis expert-loads``: convert a page of metrics to the file of ``[backend.torch] expert_loads``."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def read_page(text: str) -> dict[str, list[int]]:
-    """Return tokens of each expert by layer, as a page of metrics has them. Pure.
+    """Return the token count of each expert, by layer, from a page of metrics. Pure.
 
     Args:
-        text: In Prometheus' text format.
+        text: Page of metrics in Prometheus' text format.
 
     Raises:
-        ConfigValueError: It has none, or they have gaps.
+        ConfigValueError: The page has no such counts, or they have gaps.
     """
     found: dict[int, dict[int, int]] = {}
     try:
@@ -69,7 +69,7 @@ def run_alone(args: argparse.Namespace, flags: Sequence[str]) -> int:
     """Write the file; returns 0.
 
     Raises:
-        ConfigValueError: The page cannot be read, or has no such tokens.
+        ConfigValueError: The page cannot be read, or has no such counts.
     """
     try:
         text = sys.stdin.read() if args.page is None else read_text(args.page)

@@ -174,10 +174,10 @@ def _size(num_bytes: int) -> str:
 
 
 def _refusals(kind: str, sizes: Mapping[int, str], plan: ModelPlan) -> Iterable[str]:
-    """Yield a line for each reason, with the sizes it is about. Pure."""
+    """Yield a line for each reason, with the sizes that it applies to. Pure."""
     if kind in ("expert", "attention") and not plan.num_experts:
         return
-    if kind == "attention":  # what experts do not go over has been said
+    if kind == "attention":  # expert obstacles are already listed
         sizes = {size: why for size, why in sizes.items() if "max_num_seqs" in why}
     by_reason: dict[str, list[str]] = {}
     for size, why in sizes.items():
@@ -196,7 +196,7 @@ def _no_room(layouts: Iterable[LayoutNeeds]) -> str:
 
 
 def _advice(proposed: LayoutNeeds, layouts: Iterable[LayoutNeeds], limits: Limits) -> str:
-    """Return what is proposed, and why. Pure."""
+    """Return the proposed layout and the reason, in words. Pure."""
     num_ranks, copies, num_tokens = proposed.num_ranks, proposed.data, proposed.num_tokens * proposed.data
     most = max(one.num_tokens * one.data for one in layouts if not one.misfit and not one.unserved)
     smaller = [one for one in layouts if one.num_ranks < num_ranks and not one.unserved]
@@ -214,7 +214,7 @@ def _advice(proposed: LayoutNeeds, layouts: Iterable[LayoutNeeds], limits: Limit
 
 
 def _settings(proposed: LayoutNeeds, chosen: ResolvedPlan, registry: Registry) -> str:
-    """Return the settings of a layout, and what else starts it. Pure."""
+    """Return the settings of a layout, and how to start it. Pure."""
     sizes = {name: getattr(proposed, name) for name in ("tensor", "pipeline", "expert")}
     settings = [f"parallel.{name} = {size}" for name, size in sizes.items() if size > 1]
     settings += ['parallel.attention = "data"'] if proposed.attention == "data" else []

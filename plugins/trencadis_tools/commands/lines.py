@@ -1,4 +1,4 @@
-"""Sentences that commands print: on a terminal in lines of its width, elsewhere one line each."""
+"""Sentences that commands print: wrapped to the width of a terminal, elsewhere one line each."""
 
 from __future__ import annotations
 

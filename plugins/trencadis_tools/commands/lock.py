@@ -1,4 +1,4 @@
-"""``trencadis lock``: everything that decides what an engine computes, in a file that ``--locked`` holds later starts to."""
+"""``trencadis lock``: write everything that determines an engine's results to a file that ``--locked`` verifies at later starts."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
-    """Write the lock, or print what differs from it; returns 0, or 1 if something differs.
+    """Write the lock, or print the differences to it; returns 0, or 1 if something differs.
 
     Raises:
-        ConfigError: The model is a path where nothing is; the file cannot be written, or with ``--check`` not read.
+        ConfigError: The model's path does not exist, or the file cannot be written or (``--check``) read.
         PluginError: The configuration names a component that does not exist or does not fit the others.
     """
     lock = lock_of(config, registry)

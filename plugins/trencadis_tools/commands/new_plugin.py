@@ -1,4 +1,4 @@
-"""``trencadis new-plugin``: a package of one's own, ready to install and to test."""
+"""``trencadis new-plugin``: a new plugin package, ready to install and to test."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_alone(args: argparse.Namespace, flags: Sequence[str]) -> int:
-    """Write the package and say what to do next; returns 0.
+    """Write the package and print the next steps; returns 0.
 
     Raises:
         ConfigValueError: An unknown noun, a name that cannot be used or is taken, or a folder that exists.
@@ -47,7 +47,7 @@ def run_alone(args: argparse.Namespace, flags: Sequence[str]) -> int:
 
 
 def _refuse_taken(names: PluginNames, registry: Registry) -> None:
-    """Refuse the name of an installed component: the two could never be loaded together."""
+    """Refuse the name of an installed component: both could not be loaded together."""
     from trencadis.errors import ConfigValueError
 
     taken = registry.components(names.noun).get(names.name)

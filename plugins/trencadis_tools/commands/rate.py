@@ -1,4 +1,4 @@
-"""The flag ``--rate`` of every command that sends requests: how many come in a second."""
+"""Flag ``--rate`` of commands that send requests: requests per second."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ __all__ = ["add_rate"]
 
 
 def add_rate(parser: argparse._ActionsContainer, *, several: bool = False) -> None:
-    """Add ``--rate``, also spelt ``--rates``: None or a number, and where there may be several, a list of numbers.
+    """Add ``--rate`` (alias ``--rates``): None or a number, with ``several`` a list of numbers.
 
     Args:
-        parser: The command's, or a group of it.
-        several: Whether the command runs at each of several rates.
+        parser: Parser of the command, or a group in it.
+        several: Whether the flag takes a list of rates.
     """
     flags = ("--rate", "--rates")
     if several:
@@ -31,7 +31,7 @@ def _rates(text: str) -> list[float]:
     """Return several rates.
 
     Raises:
-        argparse.ArgumentTypeError: They are none.
+        argparse.ArgumentTypeError: The text is not a list of rates.
     """
     try:
         return [float(word) for word in text.split(",") if word.strip()]
@@ -43,7 +43,7 @@ def _rate(text: str) -> float:
     """Return one rate.
 
     Raises:
-        argparse.ArgumentTypeError: It is none, or there are several.
+        argparse.ArgumentTypeError: The text is not one rate.
     """
     rates = _rates(text)
     if len(rates) != 1:

@@ -1,4 +1,4 @@
-"""``trencadis replay``: the schedule of a flight record again, step for step, or with other settings."""
+"""``trencadis replay``: replay the schedule of a flight record step by step, or with other settings."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def run_alone(args: argparse.Namespace, flags: Sequence[str]) -> int:
     """Replay and print; returns 0, or ``DIFFERS`` where a plan is not the recorded one.
 
     Raises:
-        ConfigError: The file is no record, cannot be replayed, or a flag makes no sense.
+        ConfigError: The file is not a record or cannot be replayed, or a flag cannot be used.
         PluginError: A plugin that was recorded is not installed, or cannot be used.
     """
     path = Path(args.record)
@@ -116,7 +116,7 @@ def run_alone(args: argparse.Namespace, flags: Sequence[str]) -> int:
 
 
 def _served(record: FlightRecord, replayed: ReplayedSteps, flags: list[str], args: argparse.Namespace) -> list[Served]:
-    """Return what became of the requests as recorded, and on the simulated device with the recorded settings and with others."""
+    """Return the results of the requests as recorded, and as simulated with the recorded and with other settings."""
     from trencadis_tools.replay import recorded_latencies, recorded_step_times, replay_with
     from trencadis_tools.simulation import load_drafts
     from trencadis_tools.simulation.step_times import load_step_times
@@ -153,7 +153,7 @@ def _served(record: FlightRecord, replayed: ReplayedSteps, flags: list[str], arg
 def _recorded(
     record: FlightRecord, args: argparse.Namespace, flags: list[str] | None = None
 ) -> tuple[Config, Registry]:
-    """Return the recorded configuration with flags of this command line, and the plugins that the operator has not blocked."""
+    """Return the recorded configuration with the flags of this command line, and the plugins that are not blocked."""
     from trencadis_tools.replay import recorded_config
 
     own = args.config_file.tree.get("plugins")
@@ -196,7 +196,7 @@ def _print_replayed(record: FlightRecord, replayed: ReplayedSteps, facts: dict[s
 
 
 def _words(record: FlightRecord, event: RecordedEvent | None) -> str:
-    """Return an event in words; a plan with its first sequences."""
+    """Return an event in words; a plan is shown with its first sequences."""
     if event is None:
         return "nothing"
     if not isinstance(event, RecordedAttempt):

@@ -130,7 +130,7 @@ def _simulated(
     events: tuple[ReplicaEvent, ...],
     note: Advance,
 ) -> Run:
-    """Return the run with replicas of the kind that is asked for."""
+    """Simulate with the requested kind of replicas, and return the run."""
     from trencadis_tools.simulation import load_drafts, simulate
     from trencadis_tools.simulation.macro import simulate_macro
 

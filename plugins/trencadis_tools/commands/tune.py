@@ -1,4 +1,4 @@
-"""``trencadis tune``: the configuration that carries the largest rate of a workload within objectives, with its evidence."""
+"""``trencadis tune``: find the configuration that serves the largest rate of a workload within objectives, with evidence."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SHOWN = 12
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's own flags; config flags and ``--config`` say where the search starts."""
+    """Add the command's own flags; config flags and ``--config`` define the start of the search."""
     parser.add_argument(
         "--slo",
         metavar="A,B,...",
@@ -103,7 +103,7 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
         tuned = tune(
             settings,
             described("start", args.resolved, registry),
-            note=lambda done: advance(done, max(done, args.budget)),  # the last figures take some more
+            note=lambda done: advance(done, max(done, args.budget)),  # the final check comes on top
             say=print,
         )
     _print(tuned)
@@ -217,7 +217,7 @@ def _by_strain(one: tuple[object, Trial]) -> tuple[float, float, float]:
 
 
 def _most(effect: Effect) -> float:
-    """Return less for an option whose values differ more."""
+    """Return a sort key that is smaller the more an option improves the strain."""
     return min(trial.strain for _, trial in effect.tried) / effect.base.strain
 
 
@@ -241,7 +241,7 @@ def _print_measured(tuned: Tuned) -> None:
 
 
 def _command(args: argparse.Namespace) -> str:
-    """Return the command line without the files that it wrote."""
+    """Return the command line without its output files."""
     words = ["trencadis", "tune", "--slo", args.slo, "--workload", args.workload]
     if args.config is not None:
         words += ["--config", str(args.config)]

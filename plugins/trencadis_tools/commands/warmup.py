@@ -1,4 +1,4 @@
-"""``trencadis warmup``: prepare every bucket, say what it took, and see whether requests then find all they need."""
+"""``trencadis warmup``: prepare every bucket, print the costs, and check that requests need no further compilation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``trencadis workload``: what a workload is in numbers, or which ones come with the package; and writing it as JSON lines."""
+"""``trencadis workload``: summarise a workload, list the built-in ones, or write one as JSON lines."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def run_alone(args: argparse.Namespace, flags: Sequence[str]) -> int:
 
 
 def _plain(value: Any) -> Any:
-    """Return the value with null for numbers that JSON has not: of spreads over no request. Pure."""
+    """Return the value with None for infinite numbers and NaN, which JSON does not have. Pure."""
     if isinstance(value, Mapping):
         return {key: _plain(one) for key, one in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
