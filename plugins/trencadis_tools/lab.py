@@ -1,4 +1,4 @@
-"""Libraries of the extra ``lab``, imported when they are needed."""
+"""Libraries of the extra ``lab``, imported on demand."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def library(module: str, *, purpose: str, install: str = '"trencadis[lab]"') -> 
     """Return an optional module.
 
     Args:
-        module: Dotted name.
-        purpose: What needs it, for the message.
-        install: What pip is to install.
+        module: Dotted name of the module.
+        purpose: Feature that needs the module, for the message.
+        install: Requirement to install with pip, for the message.
 
     Raises:
-        ConfigError: It is not installed.
+        ConfigError: The module is not installed.
     """
     try:
         return importlib.import_module(module)

@@ -1,4 +1,4 @@
-"""What a simulation takes for granted, in words: how long steps take, and how often drafts are right."""
+"""Assumptions of a simulation, in words: step times, and acceptance of drafts."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _PARTS = {
 
 
 def step_times_in_words(name: str, step_times: StepTimes) -> str:
-    """Return how long steps take. Pure.
+    """Return the step times in words. Pure.
 
     Args:
-        name: As it was asked for; empty: the default.
-        step_times: The model.
+        name: Name or path that the user gave; empty: the default.
+        step_times: Model of step times.
     """
     source = f"{name}: " if name else "the default, an RTX 4090 with Llama 3.1 8B: "
     if isinstance(step_times, LinearStepTimes):
@@ -46,7 +46,7 @@ def step_times_in_words(name: str, step_times: StepTimes) -> str:
 
 
 def drafts_in_words(drafts: Mapping[str, DraftFacts]) -> list[str]:
-    """Return how often drafts of each speculator are right, and what they cost. Pure."""
+    """Return the acceptance and cost of each speculator's drafts, in words. Pure."""
     return [
         f"drafts of {'every speculator' if name == ANY else name}: {', '.join(_draft_parts(one))}"
         for name, one in drafts.items()

@@ -1,4 +1,4 @@
-"""Configurations that are compared: each with its plugins, its plan and what sets it apart."""
+"""Configurations to compare, each with its plugins, plan hash and settings."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Candidate:
     """A configuration under comparison.
 
     Attributes:
-        name: For tables: the file's name without its ending, or the policy's.
-        config: Resolved.
-        registry: Its plugins.
-        given: What was set, by dotted path, without defaults and secrets: enough to load it again.
-        plan_hash: Of components, versions, code and options.
-        may_import: ``given`` is the operator's own, so that import paths in it are followed.
+        name: Name in tables: that of the file without its suffix, or of the policy.
+        config: Resolved configuration.
+        registry: Plugins of the configuration.
+        given: Values that were set, by dotted path, without defaults and secrets; sufficient to load the configuration again.
+        plan_hash: Hash of components, versions, code and options.
+        may_import: Whether ``given`` comes from the operator, so that import paths in it are followed.
     """
 
     name: str
@@ -45,12 +45,12 @@ def candidates_of(
     """Return the configurations that a command line names.
 
     Args:
-        arguments: TOML files; where there is no such file, names of scheduling policies or import paths of one.
-        base: Configuration file of those that are policies.
-        overrides: Dotted path to value, for all of them.
+        arguments: Paths of TOML files; an argument that is no file is the name of a scheduling policy or an import path of one.
+        base: Configuration file for arguments that are policies; None: defaults.
+        overrides: Values by dotted path, for all configurations.
 
     Raises:
-        ConfigError: Fewer than two, two that are the same, or one that cannot be used.
+        ConfigError: There are fewer than two arguments, two are equal, or one cannot be used.
         PluginError: A component that no plugin offers.
     """
     if len(arguments) < 2:
@@ -72,7 +72,7 @@ def check_different(candidates: Sequence[Candidate]) -> None:
     """Refuse a comparison of a configuration with itself.
 
     Raises:
-        ConfigError: Two have one name, or the same settings.
+        ConfigError: Two configurations have the same name or the same settings.
     """
     for one, two in itertools.combinations(candidates, 2):
         if one.name == two.name:
@@ -105,7 +105,7 @@ def _candidate(argument: str, base: Path | None, overrides: Mapping[str, Any]) -
 
 def _loaded(name: str, file: Path | None, overrides: Mapping[str, Any], policy: str = "") -> Candidate:
     resolved, registry = load_with_plugins(file=file, overrides=overrides)
-    if policy:  # here, where who asked is known
+    if policy:  # here the source of the name is known
         registry.select("scheduling", policy, source=f"argument {policy}, which is no file", may_import=True)
     return described(name, resolved, registry, may_import=True)
 
@@ -117,16 +117,16 @@ def restored(
     *,
     may_import: bool = False,
 ) -> Candidate:
-    """Return a configuration from what was set, whatever files and environment say now.
+    """Return a configuration from recorded values, independent of files and environment.
 
     Args:
-        name: For tables.
-        given: See :class:`Candidate`.
-        swept: Dotted path to the text of a value, as in a flag; wins.
-        may_import: Both are the operator's own, and were not read from a received record.
+        name: Name in tables.
+        given: Values that were set, by dotted path.
+        swept: Text of a value by dotted path, as in a flag; overrides ``given``.
+        may_import: Whether both come from the operator, and not from a received record.
 
     Raises:
-        ImportPathRefusedError: An import path, in what is not the operator's own.
+        ImportPathRefusedError: A value that does not come from the operator is an import path.
         ConfigError: A value cannot be used.
         PluginError: A component that no plugin offers.
     """
@@ -140,13 +140,13 @@ def restored(
 
 
 def described(name: str, resolved: ResolvedConfig, registry: Registry, *, may_import: bool = True) -> Candidate:
-    """Return a loaded configuration with what sets it apart.
+    """Return the candidate of a loaded configuration.
 
     Args:
-        name: For tables.
-        resolved: With sources.
-        registry: Its plugins.
-        may_import: See :class:`Candidate`.
+        name: Name in tables.
+        resolved: Configuration with the source of each value.
+        registry: Plugins of the configuration.
+        may_import: Whether the values come from the operator, so that import paths in them are followed.
 
     Raises:
         PluginError: A component that no plugin offers.
@@ -180,13 +180,13 @@ def _plain(value: Any) -> Any:
 
 
 def sweep_points(sweeps: Sequence[str]) -> list[dict[str, str]]:
-    """Return every combination of the values of swept settings; one without any if nothing is swept. Pure.
+    """Return every combination of the values of swept settings; one empty combination if nothing is swept. Pure.
 
     Args:
-        sweeps: Each ``table.key=value,value,…``.
+        sweeps: Texts of the form ``table.key=value,value,…``.
 
     Raises:
-        ConfigError: One of another form.
+        ConfigError: A text has another form.
     """
     axes = []
     for sweep in sweeps:

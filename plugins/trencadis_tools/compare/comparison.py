@@ -1,4 +1,4 @@
-"""A comparison by its arguments, which its record holds: so that it can be run again from the record alone."""
+"""A comparison by its arguments, which its record holds, so that it can be repeated from the record alone."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ _NUM_SEEDS, _MOST_SEEDS = 10, 200
 
 @attrs.frozen(kw_only=True)
 class Arguments:
-    """What is compared, in plain values.
+    """Arguments of a comparison, in plain values.
 
     Attributes:
-        configs: Name of each configuration, and what was set in it.
-        workload: A workload file, a trace or a name.
-        step_times: A file of fitted step times or a device sheet; empty: the defaults of ``LinearStepTimes``.
-        replicas: Simulated engines behind one router.
-        seeds: Independent runs of a workload that is drawn, or pieces of a trace in a measurement; the most if ``until_decided``. 0: 10,
-            or 200 if ``until_decided``.
-        until_decided: Stop as soon as every metric is decided.
-        live: Measure real engines, instead of simulating.
-        metrics: Names.
-        rates: Requests a second.
-        sweep: Each ``table.key=value,value``.
-        max_requests: The first so many of the workload; 0: all.
-        sensitivity: Try "better" with other step times.
-        drafts: How often drafts are right, or a file that says it; empty: unknown.
+        configs: Name of each configuration, and the values set in it by dotted path.
+        workload: Path of a workload file or trace, or name of a workload.
+        step_times: Path of a file of fitted step times or a device sheet; empty: the defaults of ``LinearStepTimes``.
+        replicas: Number of simulated engines behind one router.
+        seeds: Number of independent runs of a drawn workload, or of pieces of a trace in a measurement; the maximum if
+            ``until_decided``. 0: 10, or 200 if ``until_decided``.
+        until_decided: Stop when every metric is decided.
+        live: Measure real engines instead of simulating.
+        metrics: Names of the metrics.
+        rates: Requests per second, one point for each; empty: the workload's own rate.
+        sweep: Swept settings, each ``table.key=value,value``.
+        max_requests: Number of requests taken from the start of the workload; 0: all.
+        sensitivity: Repeat runs with verdict "better" with scaled step times.
+        drafts: Acceptance of drafts, or path of a file with it; empty: unknown.
     """
 
     configs: Sequence[tuple[str, Mapping[str, Any]]]
@@ -68,14 +68,14 @@ class Arguments:
 
 @attrs.frozen(kw_only=True)
 class Comparison:
-    """What was found.
+    """Result of a comparison.
 
     Attributes:
-        arguments: Of it.
-        candidates: Before any setting is swept.
-        results: Of every point.
-        assumed: How long steps take and what becomes of drafts, in words; nothing for a measurement.
-        record: For a file.
+        arguments: Arguments of the comparison.
+        candidates: Configurations before any setting is swept.
+        results: Results of all points.
+        assumed: Assumed step times and acceptance of drafts, in words; empty for a measurement.
+        record: Content of the record file.
     """
 
     arguments: Arguments
@@ -86,10 +86,10 @@ class Comparison:
 
 
 def arguments_from(table: object) -> Arguments:
-    """Return the arguments of a record, once every value is of the type that it has to be. Pure.
+    """Return the arguments of a record after checking the type of every value. Pure.
 
     Raises:
-        ValueError: They are none.
+        ValueError: The table does not hold arguments of a comparison.
     """
     try:
         return msgspec.convert(table, Arguments)
@@ -101,11 +101,11 @@ def candidates_in(arguments: Arguments, *, may_import: bool = False) -> list[Can
     """Return the configurations of a comparison, before any setting is swept.
 
     Args:
-        arguments: What is compared.
-        may_import: See :func:`compare`.
+        arguments: Arguments of the comparison.
+        may_import: Whether the arguments come from the operator, and not from a received record.
 
     Raises:
-        ImportPathRefusedError: An import path, in what is not the operator's own.
+        ImportPathRefusedError: A value that does not come from the operator is an import path.
         ConfigError: A value cannot be used.
         PluginError: A component that no plugin offers.
     """
@@ -122,10 +122,10 @@ def compare(
     """Run a comparison.
 
     Args:
-        arguments: What is compared.
-        note: Called with the number of runs so far, and the most that there will be; or None.
+        arguments: Arguments of the comparison.
+        note: Called with the number of runs so far and the maximum number of runs; or None.
         warn: Called before the runs with each sentence of :func:`left_open`; or None.
-        may_import: The arguments are the operator's own, and not those of a received record.
+        may_import: Whether the arguments come from the operator, and not from a received record.
 
     Raises:
         ConfigError: An argument, file or configuration cannot be used, or the workload is too short.
@@ -171,7 +171,7 @@ def _compared(
 
 
 def _one_seed(arguments: Arguments, experiment: Experiment) -> list[str]:
-    """Return in words what is drawn from one seed alone; nothing of a measurement, whose requests are pieces of a trace or seeds. Pure."""
+    """Return in words what is drawn from one seed alone; nothing for a measurement, which runs pieces of a trace or several seeds. Pure."""
     if arguments.live or (experiment.is_drawn and experiment.num_pairs > 1):
         return []
     drafts = any(speculates(one.config) for one in experiment.candidates)
@@ -181,7 +181,7 @@ def _one_seed(arguments: Arguments, experiment: Experiment) -> list[str]:
 
 
 def _check(arguments: Arguments) -> None:
-    """Refuse what contradicts itself, or could not be judged."""
+    """Refuse arguments that contradict each other or allow no verdict."""
     scipy_stats()
     for name in ("replicas", "seeds", "max_requests"):
         least = int(name == "replicas")
@@ -222,9 +222,9 @@ def _experiment(arguments: Arguments, candidates: Sequence[Candidate]) -> Experi
 
 
 def _workloads(arguments: Arguments) -> tuple[Callable[[int], Workload], bool]:
-    """Return what makes the workload of a seed, and whether seeds are independent: whether times or lengths are drawn.
+    """Return a function from seed to workload, and whether seeds are independent (times or lengths are drawn).
 
-    Tenants that are drawn over a recorded trace do not make another trace of it.
+    Drawing tenants over a recorded trace does not make seeds independent.
     """
 
     def drawn(seed: int) -> Workload:
@@ -253,7 +253,7 @@ def _step_times(name: str) -> StepTimes:
 
 
 def _simulated(replicas: int, drafts: Mapping[str, DraftFacts], token_times: bool, step_times: StepTimes) -> RunAll:
-    """Return what simulates a workload under each configuration; of the first one it is watched what policies read, which costs time."""
+    """Return a function that simulates a workload under each configuration; only the first workload records what policies read, since that is slow."""
 
     def run(candidate: Candidate, workload: Workload, pair: int) -> Run:
         watched = None if pair else WatchedRegistry(candidate.registry)

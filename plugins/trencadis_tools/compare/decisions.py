@@ -1,4 +1,4 @@
-"""Whether configurations decided anything otherwise, and whether requests had what a policy decides by, in words."""
+"""Notes on whether decisions differed between configurations, and whether requests had the fields that a policy decides by."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _NO_EFFECT = 5e-4
 
 @attrs.frozen
 class _Term:
-    """What requests of a workload may say.
+    """Optional field of the requests of a workload.
 
     Attributes:
-        table: Of a workload file, that says it.
-        names: Columns of the view and fields of requests that hold it.
-        is_unsaid: Return whether requests leave a column without it.
-        words: That none says it, before the names.
+        table: Table of a workload file that sets the field.
+        names: Names of view columns and request fields that hold it.
+        is_unsaid: Returns whether no request distinguishes itself by a field.
+        words: Beginning of the note; the names of the fields follow.
     """
 
     table: str
@@ -53,12 +53,12 @@ _TERMS = (
 
 
 def decision_notes(result: PointResult) -> list[str]:
-    """Return in words whether decisions differed, if none did or an effect is shown as 0.0 %, and what policies read that no request has.
+    """Return notes on equal decisions, if none differed or an effect is shown as 0.0 %, and on fields that policies read but no request has.
 
-    Nothing of measurements: their times differ by themselves, and their policies are not watched.
+    Measurements give no notes: their times vary by themselves, and reads of their policies are not recorded.
 
     Args:
-        result: Of one point.
+        result: Result of one point.
     """
     notes: list[str] = []
     if None in result.reads or not result.reads:
@@ -78,11 +78,11 @@ def decision_notes(result: PointResult) -> list[str]:
 
 
 def num_served_otherwise(baseline: Sequence[Run], other: Sequence[Run]) -> int:
-    """Return how many requests were served otherwise: at other times, on another replica, or with other preemptions. Pure.
+    """Return how many requests differ in times, replica or number of preemptions. Pure.
 
     Args:
-        baseline: Runs of one configuration.
-        other: Runs of another one on the same workloads.
+        baseline: Runs of the first configuration, one for each workload.
+        other: Runs of the second configuration on the same workloads.
     """
     return sum(
         not _is_same(one, two)
@@ -105,7 +105,7 @@ def _shows_no_effect(result: PointResult, name: str) -> bool:
 
 
 def _unsaid(result: PointResult) -> list[str]:
-    """Return what policies read by which no request of the workloads differs from another."""
+    """Return notes on fields that policies read and that are equal or unset in all requests."""
     requests = [request for workload in result.workloads for request in workload.requests]
     notes = []
     for policy, reads in dict(_policies(result)).items():

@@ -1,4 +1,4 @@
-"""A comparison from beginning to end: the same requests for every configuration, until there is enough to judge or to say that there is not.
+"""Course of a comparison: the same requests for every configuration, until there are enough runs for verdicts.
 
     rates × swept settings ▶ point ▶ pairs of runs (seed after seed, or one trace) ▶ judge ▶ sensitivity ▶ outcome
 
@@ -37,27 +37,27 @@ class RunAll(Protocol):
         """Return one run for each configuration.
 
         Args:
-            candidates: In the order of the results.
-            workload: The same object for all of them.
-            pair: Number of the pair; a measurement alternates the order by it.
+            candidates: Configurations, in the order of the results.
+            workload: Workload, the same object for all candidates.
+            pair: Number of the pair; measurements alternate the order of candidates by it.
         """
         ...
 
 
 @attrs.frozen(kw_only=True)
 class Experiment:
-    """What is compared.
+    """Configurations, workloads and points of a comparison.
 
     Attributes:
-        candidates: The first is the baseline.
-        metrics: By which.
-        workload_of: Makes the workload of a seed; the same for each if its requests are not drawn.
-        is_drawn: Whether seeds make different requests, which then are independent runs.
-        num_pairs: Of runs, with drawn workloads or pieces; the most if ``until_decided``.
+        candidates: Configurations; the first is the baseline.
+        metrics: Metrics of the comparison.
+        workload_of: Returns the workload of a seed; equal for all seeds if requests are not drawn.
+        is_drawn: Whether seeds give different requests, so that runs are independent.
+        num_pairs: Number of pairs of runs, with drawn workloads or pieces; the maximum if ``until_decided``.
         until_decided: Stop when every metric is decided.
-        rates: Requests a second, by stretching arrivals; empty: as the workload has them.
-        sweeps: Values of settings by dotted path, one point each.
-        max_requests: The first so many of the workload; 0: all.
+        rates: Requests per second, reached by stretching arrival times; empty: the workload's own.
+        sweeps: Values of settings by dotted path, one mapping for each point.
+        max_requests: Number of requests taken from the start of the workload; 0: all.
     """
 
     candidates: Sequence[Candidate]
@@ -78,11 +78,11 @@ class Experiment:
 
 @attrs.frozen(kw_only=True)
 class Point:
-    """Where configurations are compared.
+    """Rate and swept settings at which configurations are compared.
 
     Attributes:
-        rate: Requests a second; 0: as the workload has them.
-        swept: Values of settings by dotted path.
+        rate: Requests per second; 0: the workload's own.
+        swept: Values of swept settings by dotted path.
     """
 
     rate: float = 0.0
@@ -95,16 +95,16 @@ class Point:
 
 @attrs.frozen(kw_only=True)
 class PointResult:
-    """What was found at one point.
+    """Results at one point.
 
     Attributes:
-        point: Which.
-        candidates: With the point's settings.
-        workloads: That were run, seed after seed.
-        runs: By candidate, then by workload.
-        judgement: Of the runs.
-        reads: By candidate, columns of the view and fields of requests that its scheduling policy read in the first run; None: that was
-            not watched, as in a measurement.
+        point: Rate and swept settings.
+        candidates: Configurations with the point's settings.
+        workloads: Workloads that were run, in the order of seeds.
+        runs: Runs by candidate, then by workload.
+        judgement: Values, effects and verdicts of the runs.
+        reads: View columns and request fields that each candidate's scheduling policy read in the first run; None: not recorded, as
+            in a measurement.
     """
 
     point: Point
@@ -116,7 +116,7 @@ class PointResult:
 
 
 def left_open(experiment: Experiment) -> list[str]:
-    """Return in words for which metrics there will or may be no interval, as far as that is known before the runs."""
+    """Return notes, known before the runs, on metrics that will or may have no interval."""
     if experiment.is_drawn:
         if experiment.num_pairs > 1:
             return []
@@ -147,11 +147,11 @@ def run_experiment(
     """Compare at every point.
 
     Args:
-        experiment: What.
+        experiment: Configurations, workloads and points.
         run_all: Runs a workload under each configuration.
-        step_times: Coefficients that "better" must not depend on; None: sensitivity is not looked at.
-        with_step_times: Makes another ``run_all``, of another model of step times.
-        note: Called with the number of runs so far, and the most that there will be; or None.
+        step_times: Step times whose coefficients the sensitivity check scales; None: no check.
+        with_step_times: Returns a ``run_all`` with another model of step times.
+        note: Called with the number of runs so far and the maximum number of runs; or None.
 
     Raises:
         ConfigError: The workload is too short for the statistics, or a configuration cannot be used.
@@ -181,12 +181,12 @@ def run_experiment(
 
 
 class _Count:
-    """Counts runs of configurations, and the most that there will be: a point may be decided early, or have nothing to be tried again.
+    """Counts runs and the maximum number of runs, which falls when a point is decided early or needs no sensitivity check.
 
     Args:
-        note: Called with both; or None.
-        num_points: Points of the comparison.
-        most_of_point: Runs of one point at most.
+        note: Called with both numbers; or None.
+        num_points: Number of points of the comparison.
+        most_of_point: Maximum number of runs of one point.
     """
 
     def __init__(self, note: Advance | None, *, num_points: int, most_of_point: int) -> None:
@@ -196,7 +196,7 @@ class _Count:
         self._tell()
 
     def counted(self, run_all: RunAll) -> RunAll:
-        """Return what runs the same, and is counted."""
+        """Return the function wrapped so that its runs are counted."""
 
         def counted(candidates: Sequence[Candidate], workload: Workload, pair: int) -> list[Run]:
             runs = run_all(candidates, workload, pair)
@@ -207,7 +207,7 @@ class _Count:
         return counted
 
     def point_ends(self) -> None:
-        """Take off what a point did not need."""
+        """Lower the maximum by the runs that a finished point did not need."""
         self._num_left -= 1
         self._most = self._num_runs + self._num_left * self._most_of_point
         self._tell()
@@ -218,7 +218,7 @@ class _Count:
 
 
 def _most_runs(experiment: Experiment, num_models: int) -> int:
-    """Return how many runs of configurations a point takes at most, all that is tried again with other step times included."""
+    """Return the maximum number of runs of a point, the sensitivity check included."""
     num_workloads = experiment.num_pairs if experiment.is_drawn else len(_lengths(experiment))
     num_again = experiment.num_pairs if experiment.is_drawn else 1
     return len(experiment.candidates) * (num_workloads + num_models * num_again)
@@ -231,7 +231,7 @@ def _find_flips(
     workloads: Sequence[Workload],
     models: Sequence[tuple[str, RunAll]],
 ) -> list[Flip]:
-    """Run again what was found better, with each of the models of step times, and return where the sign of the difference changes."""
+    """Repeat the runs of verdicts "better" with each model of step times, and return the differences whose sign changes."""
     claims = [effect for effect in judgement.effects if effect.verdict == "better"]
     others = {effect.other for effect in claims}
     if not claims:
@@ -249,7 +249,7 @@ def _find_flips(
 
 
 def _at_point(experiment: Experiment, point: Point, candidates: Sequence[Candidate], run_all: RunAll) -> PointResult:
-    """Run pairs until there are enough."""
+    """Run pairs at one point until there are enough for verdicts."""
     is_drawn, until_decided = experiment.is_drawn, experiment.until_decided
     workloads: list[Workload] = []
     runs: list[list[Run]] = [[] for _ in candidates]
@@ -258,7 +258,7 @@ def _at_point(experiment: Experiment, point: Point, candidates: Sequence[Candida
     num_looks = 1 if is_drawn else len(_lengths(experiment))
     judged = functools.partial(judge, is_drawn=is_drawn, until_decided=until_decided, num_looks=num_looks)
     for pair, workload in enumerate(_workloads(experiment, point)):
-        if not is_drawn:  # more of the same trace, from its beginning
+        if not is_drawn:  # a longer part of the same trace, from its beginning
             workloads.clear()
             runs = [[] for _ in candidates]
         workloads.append(workload)
@@ -276,7 +276,7 @@ def _at_point(experiment: Experiment, point: Point, candidates: Sequence[Candida
 
 
 def _workloads(experiment: Experiment, point: Point) -> Iterator[Workload]:
-    """Yield the workload of each seed; of a trace its beginning, longer each time, or all of it."""
+    """Yield the workload of each seed, or for a trace parts of growing length from its beginning."""
     if experiment.is_drawn:
         for seed in range(experiment.num_pairs):
             yield _prepared(experiment.workload_of(seed), point, experiment.max_requests)
@@ -293,7 +293,7 @@ def _workloads(experiment: Experiment, point: Point) -> Iterator[Workload]:
 
 
 def _lengths(experiment: Experiment) -> list[int]:
-    """Return of how many requests each run of a trace is, one after the other until it is decided."""
+    """Return the number of requests of each successive run of a trace."""
     num = len(experiment.workload_of(0).requests)
     num = min(num, experiment.max_requests or num)
     lengths = []
@@ -305,7 +305,7 @@ def _lengths(experiment: Experiment) -> list[int]:
 
 
 def _prepared(workload: Workload, point: Point, max_requests: int) -> Workload:
-    """Return the part of a workload that is run, at the rate of the point; how long answers may be does not depend on the part. Pure."""
+    """Return the part of a workload to run, at the rate of the point; ``max_tokens`` follows from the whole workload. Pure."""
     longest = max(request.num_output_tokens for request in workload.requests)
     requests = workload.requests[:max_requests] if max_requests else workload.requests
     requests = tuple(attrs.evolve(one, max_tokens=one.max_tokens or longest) for one in requests)
@@ -314,18 +314,18 @@ def _prepared(workload: Workload, point: Point, max_requests: int) -> Workload:
 
 
 def rate_of(workload: Workload) -> float:
-    """Return requests a second of those that wait for no other one; 0 if they come at once. Pure."""
+    """Return the arrival rate of requests that do not follow another one, requests/s; 0 if they arrive at once. Pure."""
     times_s = [request.arrival_s for request in workload.requests if not request.after]
     span_s = max(times_s) - min(times_s)
     return (len(times_s) - 1) / span_s if span_s else 0.0
 
 
 def at_rate(workload: Workload, rate: float) -> Workload:
-    """Return the same requests at another rate: arrivals are stretched, nothing is drawn anew. Pure.
+    """Return the same requests at another rate, with stretched arrival times and no new draws. Pure.
 
     Args:
-        workload: With requests at different times.
-        rate: Requests a second.
+        workload: Workload with different arrival times.
+        rate: Requests per second.
 
     Raises:
         ConfigError: All requests come at once.

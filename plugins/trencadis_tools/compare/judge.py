@@ -36,15 +36,15 @@ MAX_FAILED_RATIO = 0.01
 
 @attrs.frozen(kw_only=True)
 class Outcome:
-    """One configuration.
+    """Values of one configuration.
 
     Attributes:
-        name: Its name.
-        values: By name of the metric: over all its requests that count in one run, or the mean over runs; NaN for latencies if the
+        name: Name of the configuration.
+        values: Value by name of the metric: over all counted requests of one run, or the mean over runs; NaN for latencies if the
             backlog grows.
-        num_requests: In all runs.
-        num_failed: Refused or failed.
-        backlog: How the number of requests in the system goes.
+        num_requests: Number of requests in all runs.
+        num_failed: Number of requests that were refused or failed.
+        backlog: Growth of the number of requests in the system.
     """
 
     name: str
@@ -56,20 +56,20 @@ class Outcome:
 
 @attrs.frozen(kw_only=True)
 class Effect:
-    """One configuration against the baseline, by one metric.
+    """Difference of one configuration from the baseline in one metric.
 
     Attributes:
-        metric: Name.
-        other: Name of the configuration beside the baseline.
-        baseline_value: Of the baseline.
-        other_value: Of the other one.
-        interval: Of the difference.
-        adjusted_p: The interval's p value, by Holm among all configurations with this metric.
+        metric: Name of the metric.
+        other: Name of the configuration compared with the baseline.
+        baseline_value: Value of the baseline.
+        other_value: Value of the other configuration.
+        interval: Interval of the difference.
+        adjusted_p: p value of the interval, adjusted by Holm over all configurations with this metric.
         verdict: ``better``, ``equal``, ``open``, or ``unstable`` where a backlog grows.
         winner: Name of the better configuration; empty if none is.
-        reasons: Why a verdict is open that the interval alone would decide, in words.
-        differences: Of the units in their order: runs, or blocks of requests for a mean.
-        sequence: The confidence sequence over these.
+        reasons: Reasons, in words, why a verdict is open although the interval alone would decide it.
+        differences: Differences of the units in order: runs, or blocks of requests for a mean.
+        sequence: Confidence sequence over ``differences``.
     """
 
     metric: str
@@ -85,7 +85,7 @@ class Effect:
     sequence: tuple[SequencePoint, ...] = ()
 
     def relative(self, difference: float) -> float:
-        """Return a difference as a share of the baseline's value; infinite if that is 0. Pure."""
+        """Return a difference divided by the baseline's absolute value; infinite if that is 0. Pure."""
         if self.baseline_value:
             return difference / abs(self.baseline_value)
         return math.copysign(math.inf, difference) if difference else 0.0
@@ -93,13 +93,14 @@ class Effect:
 
 @attrs.frozen(kw_only=True)
 class Judgement:
-    """What was found.
+    """Outcomes and effects of all configurations.
 
     Attributes:
-        outcomes: Of each configuration, the baseline first.
-        effects: By metric, then by configuration.
-        num_warm_up: Requests that were left out at the beginning of each run, the same for all configurations.
-        tried: Step times with which each "better" was tried again, such as ``base_s × 0.8``; empty if there was none, or none was tried.
+        outcomes: Outcome of each configuration, the baseline first.
+        effects: Effects ordered by metric, then by configuration.
+        num_warm_up: Number of requests excluded at the beginning of each run, equal for all configurations.
+        tried: Scaled step times used to check each verdict "better", such as ``base_s × 0.8``; empty if there was no such verdict
+            or no check.
     """
 
     outcomes: Sequence[Outcome]
@@ -109,11 +110,11 @@ class Judgement:
 
     @property
     def is_decided(self) -> bool:
-        """Whether more runs would change no verdict."""
+        """Whether no verdict is open, so that more runs change nothing."""
         return all(effect.verdict != "open" for effect in self.effects)
 
     def with_flips(self, flips: Sequence[Flip], tried: Sequence[str] = ()) -> Judgement:
-        """Return the judgement with verdicts open whose sign depends on a coefficient of the step times. Pure."""
+        """Return the judgement with open verdicts where the sign depends on a coefficient of the step times. Pure."""
         return attrs.evolve(self, tried=tuple(tried), effects=[_with_flips(effect, flips) for effect in self.effects])
 
 
@@ -127,11 +128,11 @@ def _with_flips(effect: Effect, flips: Sequence[Flip]) -> Effect:
 
 @attrs.frozen(kw_only=True)
 class _Runs:
-    """All runs, and which requests of them count."""
+    """All runs, and the requests of them that count."""
 
     names: Sequence[str]
     runs: Sequence[Sequence[Run]]
-    kept: Sequence[Int64Array]  # of each workload, indices of requests
+    kept: Sequence[Int64Array]  # indices of counted requests, one array for each workload
 
 
 def judge(
@@ -146,12 +147,13 @@ def judge(
     """Compare every configuration with the first. Pure.
 
     Args:
-        names: Of the configurations.
-        runs: By configuration, then by workload.
-        metrics: By which.
-        is_drawn: Workloads are independent, the unit is the run; False: there is one, the unit is the block of requests.
-        until_decided: Intervals hold however often they are looked at; of quantiles within one run, ``num_looks`` times.
-        num_looks: At one run, as it grows.
+        names: Names of the configurations.
+        runs: Runs by configuration, then by workload.
+        metrics: Metrics of the comparison.
+        is_drawn: True: workloads are independent and the unit is the run; False: there is one workload and the unit is the block of
+            requests.
+        until_decided: Intervals hold for any number of looks; those of quantiles within one run hold for ``num_looks`` looks.
+        num_looks: Number of looks at one run as it grows.
 
     Raises:
         ConfigError: scipy is missing.
@@ -175,9 +177,9 @@ def difference_of(metric: Metric, baseline: Sequence[Run], other: Sequence[Run])
     """Return the difference of a metric between two configurations, as :func:`judge` does. Pure.
 
     Args:
-        metric: Of which.
-        baseline: Its runs.
-        other: Runs on the same workloads.
+        metric: Metric to compare.
+        baseline: Runs of the baseline.
+        other: Runs of the other configuration on the same workloads.
     """
     kept = [_counting(pair)[0] for pair in zip(baseline, other, strict=True)]
     pair = _Runs(names=("", ""), runs=(baseline, other), kept=kept)
@@ -185,10 +187,10 @@ def difference_of(metric: Metric, baseline: Sequence[Run], other: Sequence[Run])
 
 
 def _counting(runs: Sequence[Run]) -> tuple[Int64Array, int]:
-    """Return which requests count, those that every configuration answered after the warm-up, and how many came before them.
+    """Return the requests that every configuration answered after the warm-up, and the number of warm-up requests.
 
-    The end of the warm-up is found in the number of requests that each one finds in the system: lengths of requests, which differ
-    far more than a queue does, are not in it.
+    The end of the warm-up is computed from the number of requests in the system at each arrival, which does not depend on
+    the widely varying lengths of requests.
     """
     times = [_times(run) for run in runs]
     answered = np.flatnonzero(np.logical_and.reduce([np.isfinite(finished_s) for _, finished_s in times]))
@@ -247,7 +249,7 @@ def _effect(
     until_decided: bool,
     num_looks: int,
 ) -> Effect:
-    """Return values and interval of one configuration, without a verdict."""
+    """Return the effect of one configuration without a verdict."""
     differences = np.zeros(0)
     if is_drawn:
         differences = _of_runs(runs, place, metric) - _of_runs(runs, 0, metric)
@@ -281,7 +283,7 @@ def _effect(
 
 
 def _within_run(runs: _Runs, metric: Metric, place: int, num_looks: int) -> tuple[Interval, FloatArray]:
-    """Return the interval by blocks of requests, and of a mean the differences of these blocks."""
+    """Return the interval by blocks of requests, and for a mean the differences of the blocks."""
     baseline, other = (metric.values(runs.runs[one][0], runs.kept[0]) for one in (0, place))
     both = ~np.isnan(baseline) & ~np.isnan(other)
     baseline, other = baseline[both], other[both]

@@ -1,7 +1,7 @@
-"""Real engines, measured in turns: A B, B A, A B, …, each on the same piece of the workload at the same rate.
+"""Measurements of real engines in alternating order (A B, B A, A B, …), each on the same piece of the workload at the same rate.
 
-Whatever drifts on the machine, such as its temperature or its neighbours, meets all configurations alike; an order that alternates takes
-out what each run leaves to the next.
+Drift of the machine, such as temperature or other load, affects all configurations alike; the alternating order cancels
+effects of a run on the next one.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class LiveRuns:
     """Runs workloads on one engine of each configuration, one engine at a time; use as a context manager.
 
     Args:
-        clock: Of engines and measurement; the system's if none.
-        wait: Lets time pass until the next request comes, seconds.
+        clock: Clock of engines and measurement; None: the system's.
+        wait: Sleeps for a number of seconds until the next request.
         token_times: Whether records have the time of each token.
     """
 
@@ -52,12 +52,12 @@ class LiveRuns:
         self._engines: list[Engine] = []
 
     def __call__(self, candidates: Sequence[Candidate], workload: Workload, pair: int) -> list[Run]:
-        """Return one run for each configuration; odd pairs run in the opposite order. Engines stay until other ones are asked for.
+        """Return one run for each configuration; odd pairs run in reverse order. Engines are kept until the candidates change.
 
         Args:
-            candidates: In the order of the results.
-            workload: The same for all.
-            pair: Its number.
+            candidates: Configurations, in the order of the results.
+            workload: Workload, the same for all candidates.
+            pair: Number of the pair.
 
         Raises:
             TrencadisError: An engine cannot be built, or a policy failed.
@@ -100,7 +100,7 @@ class LiveRuns:
 
 
 def _warm_up(engine: Engine, workload: Workload) -> None:
-    """Run one request, unmeasured, so that memory and threads are there; its prompt is the end of the first one's."""
+    """Run one unmeasured request, with the end of the first prompt, so that memory and threads are allocated."""
     first = _greedy(Prompts(workload, vocab_size=engine.model.vocab_size).request(0))
     params = attrs.evolve(first.params, max_tokens=_WARM_UP_TOKENS)
     engine.add(attrs.evolve(first, params=params, prompt_token_ids=first.prompt_token_ids[-_WARM_UP_TOKENS:]))
@@ -109,21 +109,21 @@ def _warm_up(engine: Engine, workload: Workload) -> None:
 
 
 def _greedy(request: Request) -> Request:
-    """Return a request whose end is not the model's to choose."""
+    """Return the request with end-of-sequence tokens ignored."""
     return attrs.evolve(request, params=attrs.evolve(request.params, ignore_eos=True))
 
 
 @attrs.define(kw_only=True)
 class _Sent:
-    """A request on the engine.
+    """A request that was sent to the engine.
 
     Attributes:
-        index: In the workload.
-        prompt: Its token ids.
-        sent_s: When it was to be sent.
-        num_tokens: That came.
-        first_token_s: When the first of them came.
-        token_times_s: When each came, if that was asked for.
+        index: Index of the request in the workload.
+        prompt: Prompt token ids.
+        sent_s: Scheduled time of sending, seconds since the start of the run.
+        num_tokens: Number of tokens received.
+        first_token_s: Time of the first token, seconds since the start; NaN before.
+        token_times_s: Times of all tokens, if requested.
     """
 
     index: int
@@ -153,7 +153,7 @@ class _LiveRun:
         self._records: dict[int, RequestRecord] = {}
         self._sent: dict[int, _Sent] = {}  # by slot
         self._followers: dict[str, list[int]] = {}
-        self._coming: list[tuple[float, int, tuple[int, ...]]] = []  # time, index, tokens before it
+        self._coming: list[tuple[float, int, tuple[int, ...]]] = []  # (time, index, preceding tokens), a heap
         for index, request in enumerate(self._requests):
             if request.after:
                 self._followers.setdefault(request.after, []).append(index)
@@ -199,14 +199,14 @@ class _LiveRun:
         try:
             slot = self._engine.add(request)
         except RequestError as error:
-            if isinstance(error.__cause__, StepFailedError):  # the policy failed: it refused no request
+            if isinstance(error.__cause__, StepFailedError):  # the policy failed; the request was not refused
                 raise error.__cause__ from None
             self._failed(index, sent_s, str(error))
             return
         self._sent[slot] = _Sent(index=index, prompt=request.prompt_token_ids, sent_s=sent_s)
 
     def _step(self) -> None:
-        """Run one step; a text ends when it is as long as in the workload, which the engine does not know before."""
+        """Run one step; end outputs that have reached their length in the workload, which the engine does not know."""
         deltas = self._engine.step()
         now_s = self._now_s()
         ended = {end.slot: end for end in deltas.finished}
@@ -264,14 +264,14 @@ class _LiveRun:
 def pieces_of(workload: Workload, num_pieces: int) -> list[Workload]:
     """Return consecutive parts of a workload, each beginning at time 0. Pure.
 
-    Prompts of different parts share nothing, as if another day had begun.
+    Prompts of different parts share no content.
 
     Args:
-        workload: Requests without sessions.
-        num_pieces: At most as many as there are requests.
+        workload: Workload without sessions.
+        num_pieces: Number of parts, at most the number of requests.
 
     Raises:
-        ConfigError: Too few requests, or requests that follow others.
+        ConfigError: There are too few requests, or requests that follow others.
     """
     requests = workload.requests
     if any(request.after for request in requests):

@@ -1,4 +1,4 @@
-"""Metrics of a comparison: a mean or a quantile of a value that every request has, a ratio of two sums over requests, or a value of a whole run."""
+"""Metrics of a comparison: a mean or quantile over requests, a ratio of two sums over requests, or a value of a whole run."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ _STATISTIC = re.compile(r"mean|p(\d{1,2}(?:\.\d+)?)|above_(0?\.\d+)")
 
 @attrs.frozen(kw_only=True)
 class Metric:
-    """One number of a run.
+    """Metric that gives one number for a run.
 
     Attributes:
-        name: Such as ``ttft_p99``.
-        quantity: Such as ``ttft``, or the name itself.
-        quantile: Of the requests' values, between 0 and 1; None: their mean, or a value of the run.
-        above: What counts is the share of requests with at least this value; None: the value itself.
+        name: Name, such as ``ttft_p99``.
+        quantity: Quantity, such as ``ttft``, or ``name`` itself.
+        quantile: Quantile of the requests' values, 0 to 1; None: their mean, or a value of the run.
+        above: Threshold: each value is replaced by whether it reaches the threshold; None: the value itself.
     """
 
     name: str
@@ -72,7 +72,7 @@ class Metric:
 
     @property
     def is_of_run(self) -> bool:
-        """Whether the run has it and no request does: there is no interval then within one run."""
+        """Whether the metric belongs to the run and not to requests, so that one run gives no interval."""
         return self.quantity in _OF_RUNS or self.quantity == "itl"
 
     @property
@@ -82,28 +82,28 @@ class Metric:
 
     @property
     def is_latency(self) -> bool:
-        """Whether it has no steady value in a run whose backlog grows."""
+        """Whether the metric has no steady value while the backlog grows."""
         return self.quantity in (*_LATENCIES, "slo_attainment", *_QOE)
 
     @property
     def larger_is_better(self) -> bool:
-        """The direction of "better"."""
+        """Whether a larger value is better."""
         return self.quantity in _LARGER_IS_BETTER
 
     @property
     def unit(self) -> str:
-        """Of its value; empty for a ratio or a count."""
+        """Unit of the value; empty for a ratio or a count."""
         return _UNITS.get(self.quantity, "s")
 
     def values(self, run: Run, kept: Int64Array | None = None) -> FloatArray:
         """Return the values of requests, in order of arrival, ``[num_kept]``; NaN where there is none. Pure.
 
-        Of a ratio of two sums over requests, r = Σa / Σb, a request has r + (a - r b) / mean(b): the mean of these is r, and they spread
-        as r does.
+        For a ratio of two sums over requests, r = Σa / Σb, the value of a request is r + (a - r b) / mean(b): the mean of these
+        values is r, and their variance gives that of r.
 
         Args:
-            run: Of the requests.
-            kept: Indices of those that count; None: all.
+            run: Run with the requests.
+            kept: Indices of the requests that count, int64; None: all.
 
         Source: linearisation of the ratio estimator; Cochran 1977, Sampling Techniques, chapter 6.
         """
@@ -128,8 +128,8 @@ class Metric:
         """Return the value of a whole run. Pure.
 
         Args:
-            run: Which.
-            counting: Requests whose times between tokens count; None: all.
+            run: Run to summarise.
+            counting: Indices of requests whose inter-token times count; None: all.
         """
         if self.quantity != "itl":
             return _OF_RUNS[self.quantity](run)
@@ -141,7 +141,7 @@ def metric_of(name: str) -> Metric:
     """Return the metric of a name.
 
     Raises:
-        ConfigError: There is none of that name.
+        ConfigError: There is no metric of that name.
     """
     if name in _OF_RUNS or name in _RATIOS or name == "slo_attainment":
         return Metric(name=name, quantity=name)

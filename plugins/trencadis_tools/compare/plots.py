@@ -1,4 +1,4 @@
-"""Pictures of a comparison, as SVG to be put into a page: the same data give the same bytes."""
+"""Plots of a comparison as SVG for a page; equal data give equal bytes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MOST_TICKS = 6
 
 
 def check_plots() -> None:
-    """Refuse pictures that could not be drawn, before anything is run.
+    """Check before any run that plots can be drawn.
 
     Raises:
         ConfigError: matplotlib is missing.
@@ -47,18 +47,18 @@ def _picture(draw: Callable[[Any], None], *, num_columns: int = 1, width: float 
         draw(figure.subplots(1, num_columns))
         stream = io.StringIO()
         figure.savefig(stream, format="svg", metadata={"Date": None, "Creator": None})
-    # A page takes the element alone. Its name and text alternative stand in the page.
+    # Only the SVG element is used; the page has its name and text alternative.
     svg = stream.getvalue()[stream.getvalue().index("<svg") :]
     return re.sub(r"<svg ", '<svg aria-hidden="true" ', svg, count=1)
 
 
 def _style(index: int) -> dict[str, Any]:
-    """Return how one configuration is drawn: told apart without colours too."""
+    """Return colour and line style of one configuration; line styles differ as well."""
     return {"color": f"C{index}", "linestyle": _STYLES[index % len(_STYLES)]}
 
 
 def cdf_plot(result: PointResult) -> str:
-    """Return the shares of requests by TTFT, TPOT and E2E, all runs together, of configurations whose backlog does not grow."""
+    """Return cumulative distributions of TTFT, TPOT and E2E over all runs, for configurations whose backlog does not grow."""
     outcomes = result.judgement.outcomes
 
     def draw(axes: Any) -> None:
@@ -80,7 +80,7 @@ def cdf_plot(result: PointResult) -> str:
 
 
 def _log_ticks(axes: Any) -> None:
-    """Have a logarithmic axis of a few plain numbers: 0.01, 0.02, 0.05, 0.1; of many decades fewer of each, of less than one equal distances."""
+    """Label a logarithmic axis with 0.01, 0.02, 0.05, 0.1 and so on; fewer labels over many decades, equal distances within one."""
     ticker = library("matplotlib.ticker", purpose="a report with plots")
     axes.set_xscale("log")
     low, high = axes.get_xlim()
@@ -98,7 +98,7 @@ def _log_ticks(axes: Any) -> None:
 
 
 def _whole_ticks(axes: Any) -> None:
-    """Have ticks at whole numbers alone."""
+    """Place ticks at whole numbers only."""
     ticker = library("matplotlib.ticker", purpose="a report with plots")
     axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
 
@@ -178,7 +178,7 @@ def sequence_plot(effect: Effect, baseline: str) -> str:
             color="C0",
             label="95 % at all times",
         )
-        for point in points:  # where there is one alone, the band has no width
+        for point in points:  # a single point has a band without width
             axes.plot([point.num_pairs] * 2, [factor * point.low, factor * point.high], "_", color="C0")
         _whole_ticks(axes)
         axes.set_xlabel("pairs")
@@ -189,13 +189,13 @@ def sequence_plot(effect: Effect, baseline: str) -> str:
 
 
 def line_plot(results: Sequence[PointResult], metric: Metric, *, xs: Sequence[float | str], label: str) -> str:
-    """Return a metric of every configuration over rates or values of a setting; unstable points are crosses at the upper edge.
+    """Return a plot of a metric over rates or values of a setting; unstable points are crosses at the upper edge.
 
     Args:
-        results: Of the points, in the order of ``xs``.
-        metric: Which.
+        results: Results of the points, in the order of ``xs``.
+        metric: Metric to plot.
         xs: Numbers, or texts that are drawn at equal distances.
-        label: Of the horizontal axis.
+        label: Label of the horizontal axis.
     """
     all_values = [outcome.values[metric.name] for result in results for outcome in result.judgement.outcomes]
     factor, unit = _unit(metric, all_values)
@@ -229,7 +229,7 @@ def line_plot(results: Sequence[PointResult], metric: Metric, *, xs: Sequence[fl
 
 
 def _unit(metric: Metric, values: Sequence[float]) -> tuple[float, str]:
-    """Return what values are multiplied by, and the end of the axis' label: seconds below one are milliseconds, as in tables."""
+    """Return the factor for values and the unit suffix of the axis label; seconds below 1 become milliseconds, as in tables."""
     finite = np.array(values, np.float64)
     finite = np.abs(finite[np.isfinite(finite)])
     if metric.unit == "s" and len(finite) and finite.max() < 1:

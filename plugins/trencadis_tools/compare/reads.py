@@ -1,4 +1,4 @@
-"""Which columns of its view and fields of requests a scheduling policy reads, as watched while it decides."""
+"""Recording of the view columns and request fields that a scheduling policy reads while it decides."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _DECISIONS = (
 
 
 class WatchedRegistry(Registry):
-    """A registry whose scheduling policies are watched; everything else is the other one's.
+    """Registry that records the reads of scheduling policies, and otherwise behaves as another registry.
 
     Args:
-        registry: The other one.
+        registry: Registry to copy.
 
     Attributes:
-        reads: What policies that it built have read so far.
+        reads: Names of attributes that built policies have read so far.
     """
 
     def __init__(self, registry: Registry) -> None:
@@ -44,22 +44,22 @@ class WatchedRegistry(Registry):
         self.reads: set[str] = set()
 
     def build(self, registered: RegisteredComponent, config: Any, context: ComponentContext) -> Any:
-        """Call a component's factory; a scheduling policy is watched from now on."""
+        """Call a component's factory; reads of a scheduling policy are recorded from now on."""
         made = super().build(registered, config, context)
         if isinstance(made, SchedulingPolicy) and hasattr(made, "__dict__"):
             watch = _Watch(self.reads)
             for name in _DECISIONS:
                 if getattr(type(made), name) is not getattr(SchedulingPolicy, name):
-                    # In the object: its class stays as it is, which policies ask for what a subclass overrides.
+                    # Set on the object, not its class: the engine asks the class which methods a subclass overrides.
                     setattr(made, name, watch.watched(getattr(made, name)))
         return made
 
 
 class _Watch:
-    """Has methods called with copies of views and requests that note which of their attributes are read.
+    """Wraps methods so that views and requests among their arguments record which attributes are read.
 
     Args:
-        reads: Where to.
+        reads: Set that receives the names of attributes.
     """
 
     def __init__(self, reads: set[str]) -> None:
@@ -67,7 +67,7 @@ class _Watch:
         self._kinds = {kind: self._noting(kind) for kind in (SchedulerView, Request)}
 
     def watched(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the method, watched."""
+        """Return the method wrapped with recording arguments."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
             words = {name: self._copy(value) for name, value in kwargs.items()}
@@ -84,7 +84,7 @@ class _Watch:
         return copied
 
     def _noting(self, kind: type[Any]) -> type[Any]:
-        """Return a class of the same objects that notes the names of attributes that are read."""
+        """Return a subclass that records the names of attributes that are read."""
         note = self._reads.add
 
         class Noting(kind):  # type: ignore[misc]

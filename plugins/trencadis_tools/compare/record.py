@@ -1,7 +1,7 @@
-"""The record of a comparison: what was run, what was found, and what is needed to run it again to the byte.
+"""The record of a comparison: arguments, results, and everything needed to reproduce it byte by byte.
 
-The part ``comparison`` holds no times and no names of machines: the same command gives the same bytes. ``made_with`` and ``locks`` say
-with which versions and files.
+The part ``comparison`` holds no times and no machine names: the same command gives the same bytes. ``made_with`` and ``locks`` hold
+versions and file digests.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _SHOWN = 20
 
 
 def workload_digest(workload: Workload) -> str:
-    """Return BLAKE2b-128 of everything that a workload's requests are. Pure."""
+    """Return BLAKE2b-128 over all fields of a workload's requests. Pure."""
     digest = hashlib.blake2b(digest_size=16)
     digest.update(repr((workload.block_tokens, workload.seed)).encode())
     for request in workload.requests:
@@ -57,9 +57,9 @@ def record_of(arguments: Mapping[str, Any], step_times: str, results: Sequence[P
     """Return the record as plain values.
 
     Args:
-        arguments: What the comparison can be run again from.
-        step_times: The model of step times in words; empty for a measurement.
-        results: Of every point.
+        arguments: Arguments from which the comparison can be repeated.
+        step_times: Model of step times in words; empty for a measurement.
+        results: Results of all points.
     """
     return {
         "format": FORMAT,
@@ -71,7 +71,7 @@ def record_of(arguments: Mapping[str, Any], step_times: str, results: Sequence[P
 
 
 def versions() -> dict[str, str]:
-    """Return what a record is made with."""
+    """Return the versions of the software that makes a record."""
     found = {"trencadis": trencadis.__version__, "python": platform.python_version()}
     for name in ("numpy", "scipy"):
         try:
@@ -114,7 +114,7 @@ def _point(result: PointResult) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON has it: what is not a number, or infinite, becomes null. Pure."""
+    """Return a value as JSON has it: NaN and infinite numbers become null. Pure."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -125,11 +125,11 @@ def plain(value: Any) -> Any:
 
 
 def comparison_bytes(record: Mapping[str, Any], *, plan_hashes: bool = True) -> bytes:
-    """Return the compared part of a record as the file has it. Pure.
+    """Return the part ``comparison`` of a record as bytes of the file. Pure.
 
     Args:
-        record: Read from a file, or made.
-        plan_hashes: False: without the hashes of plans, which change with any line of the plugins' packages.
+        record: Record, read from a file or made.
+        plan_hashes: False: omit plan hashes, which change with any line of the plugins' packages.
     """
     comparison = record["comparison"]
     if not plan_hashes:
@@ -150,14 +150,14 @@ def locks_of(candidates: Sequence[Candidate]) -> dict[str, PlanLock]:
 
 
 def changes_since(record: Mapping[str, Any], candidates: Sequence[Candidate]) -> list[str]:
-    """Return in words what is not as it was locked in a record; nothing if the record holds no locks.
+    """Return the differences to the locks of a record, in words; empty if the record holds no locks.
 
     Args:
-        record: Read from a file.
-        candidates: As they are now.
+        record: Record read from a file.
+        candidates: Configurations as resolved here.
 
     Raises:
-        ConfigError: A lock in it has another form.
+        ConfigError: A lock in the record has another form.
     """
     locked = _locks_in(record)
     now = locks_of([one for one in candidates if one.name in locked])
@@ -172,14 +172,14 @@ def _locks_in(record: Mapping[str, Any]) -> dict[str, PlanLock]:
 
 
 def check_code(record: Mapping[str, Any], candidates: Sequence[Candidate]) -> None:
-    """Refuse a record that was made with other components than are installed here, in name or code, or does not say with which.
+    """Refuse a record made with components that differ in name or code from those installed here, or without locks.
 
     Args:
-        record: Read from a file.
-        candidates: Its configurations, as they are here.
+        record: Record read from a file.
+        candidates: Configurations of the record, as resolved here.
 
     Raises:
-        ConfigError: Something differs; names it.
+        ConfigError: A component differs; the message names it.
     """
     now = locks_of(candidates)
     locked = _locks_in(record)
@@ -199,7 +199,7 @@ def check_code(record: Mapping[str, Any], candidates: Sequence[Candidate]) -> No
 
 
 def _differences_of_code(locked: PlanLock, here: PlanLock) -> list[str]:
-    """Return in words which components and which of their files differ, whatever was set. Pure."""
+    """Return in words which components and files differ, regardless of options. Pure."""
     as_set = attrs.evolve(
         here,
         plan_hash=locked.plan_hash,
@@ -215,9 +215,9 @@ def write_record(file: Path, record: Mapping[str, Any], candidates: Sequence[Can
     """Write a record with the lock of each configuration.
 
     Args:
-        file: Where to.
-        record: The record.
-        candidates: The configurations.
+        file: Output file.
+        record: Record to write.
+        candidates: Configurations of the record.
 
     Raises:
         ConfigError: The file cannot be written.
@@ -233,7 +233,7 @@ def read_record(file: Path) -> dict[str, Any]:
     """Return a record.
 
     Raises:
-        ConfigError: It cannot be read, or is none.
+        ConfigError: The file cannot be read, or is not a record.
     """
     try:
         record = read_json(file)

@@ -1,4 +1,4 @@
-"""A comparison as one page of HTML that needs no network: verdicts, plots, and what is needed to run it again."""
+"""A comparison as one self-contained page of HTML: verdicts, plots, and the data to repeat it."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def write_report(file: Path, comparison: Comparison, *, command: str) -> None:
     """Write the page.
 
     Args:
-        file: Where to.
-        comparison: What was found.
-        command: What runs it again.
+        file: Output file.
+        comparison: Comparison to report.
+        command: Command line that repeats the comparison.
 
     Raises:
         ConfigError: matplotlib is missing, or the file cannot be written.
@@ -59,8 +59,8 @@ def page_of(comparison: Comparison, *, command: str) -> str:
     """Return the page; equal comparisons give equal pages.
 
     Args:
-        comparison: What was found.
-        command: What runs it again.
+        comparison: Comparison to report.
+        command: Command line that repeats the comparison.
 
     Raises:
         ConfigError: matplotlib is missing.
@@ -119,7 +119,7 @@ def _verdicts(comparison: Comparison) -> Iterator[str]:
 
 
 def _who(comparison: Comparison) -> Iterator[str]:
-    """Yield which configuration is the baseline, what sets each apart, and what all have."""
+    """Yield the baseline, the settings that differ between configurations, and those that all share."""
     configs = dict(comparison.arguments.configs)
     paths = sorted({path for given in configs.values() for path in given})
     apart = [path for path in paths if len({_in_words(given.get(path)) for given in configs.values()}) > 1]
@@ -139,7 +139,7 @@ def _who(comparison: Comparison) -> Iterator[str]:
 
 
 def _in_words(value: Any) -> str:
-    """Return the value of a setting as a flag has it."""
+    """Return the value of a setting in the form of a flag."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list | tuple):
@@ -164,7 +164,7 @@ def _numbers(comparison: Comparison) -> Iterator[str]:
 
 
 def _lines(results: Sequence[PointResult]) -> Iterator[str]:
-    """Yield metrics over rates, one plot for each value of swept settings, and over swept settings, one for each rate."""
+    """Yield plots of metrics over rates (one for each combination of swept settings) and over swept settings (one for each rate)."""
     names = dict.fromkeys(effect.metric for effect in results[0].judgement.effects)
     metrics = [metric_of(name) for name in names]
     groups: dict[tuple[str, str], list[tuple[Any, PointResult]]] = defaultdict(list)

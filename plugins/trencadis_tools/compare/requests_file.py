@@ -1,4 +1,4 @@
-"""What became of every request of a comparison, as a table in a file: CSV, or Parquet where pyarrow is installed."""
+"""Results of every request of a comparison as a table: CSV, or Parquet if pyarrow is installed."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _PARQUET = ".parquet"
 
 
 def check_requests_file(file: Path) -> None:
-    """Refuse a file that :func:`write_requests` could not write, before anything is run.
+    """Check before any run that :func:`write_requests` can write the file.
 
     Raises:
-        ConfigError: The ending is neither of the two, or pyarrow is missing.
+        ConfigError: The suffix is neither .csv nor .parquet, or pyarrow is missing.
     """
     if file.suffix == _PARQUET:
         library("pyarrow.parquet", purpose=f"{file}: a Parquet file", install="pyarrow")
@@ -31,11 +31,11 @@ def check_requests_file(file: Path) -> None:
 
 
 def write_requests(file: Path, results: Sequence[PointResult]) -> None:
-    """Write a row for each request under each configuration; what did not come is empty.
+    """Write a row for each request under each configuration; missing values are empty.
 
     Args:
-        file: Ends in .csv or .parquet.
-        results: Of every point.
+        file: Output file; its suffix is .csv or .parquet.
+        results: Results of all points.
 
     Raises:
         ConfigError: The file cannot be written, or pyarrow is missing.
@@ -44,11 +44,11 @@ def write_requests(file: Path, results: Sequence[PointResult]) -> None:
 
 
 def write_rows(file: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """Write rows with equal columns; numbers that are none are empty.
+    """Write rows with equal columns; NaN becomes empty.
 
     Args:
-        file: Ends in .csv or .parquet.
-        rows: At least one.
+        file: Output file; its suffix is .csv or .parquet.
+        rows: Rows by column, at least one.
 
     Raises:
         ConfigError: The file cannot be written, or pyarrow is missing.
@@ -69,7 +69,7 @@ def write_rows(file: Path, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def _or_none(value: Any) -> Any:
-    return None if value != value else value  # what is not a number differs from itself
+    return None if value != value else value  # NaN differs from itself
 
 
 def _rows(results: Sequence[PointResult]) -> Iterator[dict[str, Any]]:
@@ -81,11 +81,11 @@ def _rows(results: Sequence[PointResult]) -> Iterator[dict[str, Any]]:
 
 
 def row_of(record: RequestRecord, *, token_times: bool = False) -> dict[str, Any]:
-    """Return what became of a request, by column. Pure.
+    """Return the results of a request by column. Pure.
 
     Args:
-        record: Of the request.
-        token_times: Whether there is a column for the times of tokens: seconds since the start of the run, separated by spaces.
+        record: Record of the request.
+        token_times: Whether there is a column with the times of tokens: seconds since the start of the run, separated by spaces.
     """
     request, times_s = record.request, record.token_times_s
     times = {"token_times_s": "" if times_s is None else " ".join(map(repr, times_s.tolist()))} if token_times else {}

@@ -1,4 +1,4 @@
-"""Whether a verdict depends on the model of step times: each coefficient smaller by a fifth, and larger by a quarter."""
+"""Sensitivity of verdicts to the model of step times: each coefficient times 0.8, and times 1.25."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class Flip:
     """A verdict whose sign depends on a coefficient.
 
     Attributes:
-        metric: Name.
-        other: Name of the configuration beside the baseline.
-        scaled: Such as ``base_s × 0.8``.
-        difference: Other minus baseline with it.
+        metric: Name of the metric.
+        other: Name of the configuration compared with the baseline.
+        scaled: Scaled coefficient, such as ``base_s × 0.8``.
+        difference: Other minus baseline with the scaled coefficient.
     """
 
     metric: str
@@ -44,7 +44,7 @@ class Flip:
 
 @attrs.frozen(kw_only=True)
 class _Scaled:
-    """Step times with all device or all host times scaled, for models that do not show coefficients."""
+    """Step times with all device or all host times scaled, for models without visible coefficients."""
 
     inner: StepTimes
     device: float = 1.0
@@ -58,14 +58,14 @@ class _Scaled:
 
 
 def scaled_step_times(step_times: StepTimes) -> list[tuple[str, StepTimes]]:
-    """Return a model for each coefficient and factor, with what was scaled. Pure.
+    """Return a model for each coefficient and factor, with the name of the scaled coefficient. Pure.
 
-    Coefficients are the numbers in a model that is an attrs class, those of its parts included; a mapping of numbers, such as the
-    times of buckets, is one coefficient. Of any other model device and host times are scaled as wholes. Left out is what changes
-    none of a few steps by 1 %.
+    Coefficients are the numbers in a model that is an attrs class, including those of nested classes; a mapping of numbers, such as the
+    times of buckets, is one coefficient. Any other model has two: all device times and all host times. Coefficients that change
+    none of a few sample steps by 1 % are left out.
 
     Args:
-        step_times: The model.
+        step_times: Model of step times.
     """
     found: list[tuple[str, StepTimes]] = []
     for factor in FACTORS:
@@ -77,7 +77,7 @@ def scaled_step_times(step_times: StepTimes) -> list[tuple[str, StepTimes]]:
 
 
 def _scaled(part: Any, factor: float, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield copies of an attrs instance, each with another coefficient in it scaled."""
+    """Yield copies of an attrs instance, each with a different coefficient scaled."""
     for field in attrs.fields(type(part)) if attrs.has(type(part)) else ():
         value, name = getattr(part, field.name), f"{prefix}{field.name}"
         if not field.init:
@@ -93,7 +93,7 @@ def _scaled(part: Any, factor: float, prefix: str = "") -> Iterator[tuple[str, A
 
 
 def _differs(one: StepTimes, two: StepTimes) -> bool:
-    """Return whether a step takes another time; true for models of static shapes, which know no steps without buckets."""
+    """Return whether sample steps take different times; true for models of static shapes, which have no steps without buckets."""
     try:
         times_s = [
             (one.device_s(shape) + one.host_s(shape), two.device_s(shape) + two.host_s(shape)) for shape in _STEPS

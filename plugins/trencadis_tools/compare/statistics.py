@@ -1,6 +1,6 @@
-"""Intervals of paired differences: blocks of requests, independent runs, and a sequence that may be looked at after every pair.
+"""Intervals of paired differences: blocks of requests, independent runs, and a confidence sequence valid after every pair.
 
-Which one applies depends on the unit of replication. Requests of one run follow each other through a queue, so that their differences
+The method depends on the unit of replication. Requests of one run pass through a shared queue, so that their differences
 are correlated: they are resampled in blocks. Runs of different seeds are independent: Student's t. A comparison that goes on until it
 is decided looks at its data again and again: a confidence sequence holds at all times together, an interval does not.
 
@@ -50,16 +50,16 @@ _CHUNK = 4_000_000
 
 @attrs.frozen(kw_only=True)
 class Interval:
-    """A difference, and where it lies with a probability of 95 %.
+    """A difference and its 95 % confidence interval.
 
     Attributes:
         difference: Other minus baseline, in the unit of the metric.
         low: Lower end.
-        high: Upper end; with ``low`` infinite where there are too few pairs.
-        p_value: Of no difference, two-sided.
-        num_units: Pairs of runs or of requests that it stands on.
+        high: Upper end; both ends are infinite if there are too few pairs.
+        p_value: Two-sided p value of no difference.
+        num_units: Number of pairs of runs or of requests.
         method: ``blocks of 50 requests``, ``runs`` or ``sequence of runs``.
-        is_reliable: False: the rule of the method could not be kept, and the interval is too narrow.
+        is_reliable: False: the condition of the method was not met, and the interval is too narrow.
     """
 
     difference: float
@@ -72,12 +72,12 @@ class Interval:
 
 
 def block_length(differences: FloatArray) -> tuple[int, bool]:
-    """Return how many requests in a row are resampled together, and whether the rule could be kept. Pure.
+    """Return the number of consecutive requests that are resampled together, and whether the rule was met. Pure.
 
     Five times the decorrelation length (the first lag with an autocorrelation below 0.1), at least 50, at most a twentieth of all.
 
     Args:
-        differences: Of requests in order of arrival, ``[num_requests]``, at least ``MIN_REQUESTS``.
+        differences: Differences of requests in order of arrival, ``[num_requests]``, at least ``MIN_REQUESTS``.
 
     Raises:
         ValueError: There are fewer.
@@ -99,18 +99,18 @@ def block_interval(
 ) -> Interval:
     """Return the interval of a difference of means, or of quantiles, by the circular block bootstrap of pairs. Pure.
 
-    Blocks of pairs are drawn with replacement from all places, the first request after the last one, so that both values of a request
-    stay together and every request is drawn equally often. The 95 % interval has the percentiles of the resampled differences, moved
-    away from the difference by Student's quantile over the normal one and by k / (k - 1) under the root, for k blocks: few blocks spread
-    less than what they are drawn from.
+    Blocks of pairs are drawn with replacement from all positions, with the first request following the last, so that both values of a request
+    stay together and every request is drawn equally often. The ends of the 95 % interval are percentiles of the resampled differences, moved
+    away from the difference by the factor Student's quantile / normal quantile times sqrt(k / (k - 1)) for k blocks, since few blocks
+    underestimate the variance.
 
     Args:
         baseline: Values of requests in order of arrival, ``[num_requests]``.
-        other: Of the same requests.
-        quantile: Between 0 and 1: of each side, not of the differences; None: the mean.
-        num_looks: Intervals that are looked at as requests come, at most: each is one of 1 - 0.05 / ``num_looks``, so that all of them
-            together hold with 95 % (Bonferroni).
-        seed: Of the resampling.
+        other: Values of the same requests under the other configuration, ``[num_requests]``.
+        quantile: Quantile of each side (not of the differences), 0 to 1; None: the mean.
+        num_looks: Maximum number of intervals that are looked at as requests arrive: each has level 1 - 0.05 / ``num_looks``, so
+            that together they hold with 95 % (Bonferroni).
+        seed: Seed of the resampling.
 
     Raises:
         ValueError: Fewer than ``MIN_REQUESTS`` requests.
@@ -147,7 +147,7 @@ def block_interval(
 
 
 def _resampled_means(differences: FloatArray, starts: Int64Array, length: int) -> FloatArray:
-    """Return the mean of each row of blocks; the last block of a row is cut, so that a row has as many values as there are. Pure."""
+    """Return the mean of each row of blocks; the last block is cut so that a row has as many values as ``differences``. Pure."""
     num = len(differences)
     sums = np.concatenate([[0.0], np.cumsum(np.concatenate([differences, differences[: length - 1]]))])
     last = num - (starts.shape[1] - 1) * length
@@ -174,7 +174,7 @@ def run_interval(differences: FloatArray) -> Interval:
     """Return Student's interval of the mean difference of independent runs; infinite for fewer than two. Pure.
 
     Args:
-        differences: Of runs with equal seeds, ``[num_runs]``.
+        differences: Differences of runs with equal seeds, ``[num_runs]``.
 
     Raises:
         ConfigError: scipy is missing.
@@ -184,9 +184,7 @@ def run_interval(differences: FloatArray) -> Interval:
     num = len(differences)
     mean = float(np.mean(differences))
     error = float(np.std(differences, ddof=1)) / math.sqrt(num) if num > 1 else math.inf
-    if (
-        error == 0
-    ):  # no run differs from another one: in a simulation that is a fact, such as that nothing changed at all
+    if error == 0:  # all runs differ equally; in a simulation that is exact, for example when nothing changed
         return Interval(difference=mean, low=mean, high=mean, p_value=float(mean == 0), num_units=num, method="runs")
     student = scipy_stats().t(num - 1) if num > 1 else None
     reach = error * float(student.ppf(1 - ALPHA / 2)) if student else math.inf
@@ -199,11 +197,11 @@ class SequencePoint:
     """The confidence sequence after some pairs.
 
     Attributes:
-        num_pairs: So many.
-        difference: Their mean.
+        num_pairs: Number of pairs so far.
+        difference: Mean difference of these pairs.
         low: Lower end; minus infinity before the first look.
         high: Upper end.
-        p_value: Valid at any time: the probability that it is ever below p without a difference is at most p.
+        p_value: p value valid at any time: without a difference, the probability that it ever falls below p is at most p.
     """
 
     num_pairs: int
@@ -216,10 +214,10 @@ class SequencePoint:
 def confidence_sequence(differences: Sequence[float] | FloatArray) -> list[SequencePoint]:
     """Return the asymptotic confidence sequence of the mean difference after each pair. Pure.
 
-    All its intervals together hold the true mean with a probability of 95 %, so that one may stop as soon as one of them decides.
+    All intervals together contain the true mean with a probability of 95 %, so that one may stop as soon as one of them decides.
 
     Args:
-        differences: Of independent pairs in the order in which they were run.
+        differences: Differences of independent pairs in the order of the runs, ``[num_pairs]``.
 
     Source: Waudby-Smith et al. 2021, arXiv 2103.06476, theorem 2.2; the p value solves its bound for the error rate.
     """

@@ -1,4 +1,4 @@
-"""Warm-up and saturation: which requests of a run count, and whether it has a steady state at all."""
+"""Warm-up and saturation: the requests of a run that count, and whether the run reaches a steady state."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _LEAST_P = 1e-12
 
 @attrs.frozen(kw_only=True)
 class Backlog:
-    """Whether more requests arrived than were answered.
+    """Growth of the number of unfinished requests.
 
     Attributes:
-        growth: Requests by which the backlog grew for each that arrived; 1 - 1 / load in an overloaded queue.
-        p_value: Of no growth, one-sided.
+        growth: Growth of the backlog per arrived request; 1 - 1 / load in an overloaded queue.
+        p_value: One-sided p value of no growth.
     """
 
     growth: float
@@ -34,17 +34,17 @@ class Backlog:
 
     @property
     def is_growing(self) -> bool:
-        """Whether the run is saturated: surely growing, and by at least 2 % of the arrivals."""
+        """Whether the run is saturated: growth is significant and at least 2 % of the arrivals."""
         return self.p_value < _SURE and self.growth >= _LEAST_GROWTH
 
 
 def warm_up_cut(values: FloatArray) -> int:
     """Return how many values at the beginning to leave out, by MSER-5: at most half of them, in batches of five. Pure.
 
-    The cut d minimises the variance of what remains divided by how many batches remain: the squared error of its mean.
+    The cut minimises the variance of the remaining batches divided by their number: the squared error of their mean.
 
     Args:
-        values: Of requests in order of arrival, ``[num_requests]``.
+        values: Values of requests in order of arrival, ``[num_requests]``.
 
     Source: White 1997, An effective truncation heuristic for bias reduction in simulation output.
     """
@@ -62,9 +62,9 @@ def mean_in_system(sent_s: FloatArray, finished_s: FloatArray, edges: FloatArray
     """Return the mean number of requests that were sent and not finished, in each interval between two edges. Pure.
 
     Args:
-        sent_s: Seconds, ``[num_requests]``.
-        finished_s: Seconds, ``[num_requests]``.
-        edges: Seconds, ascending, ``[num_intervals + 1]``.
+        sent_s: Times of sending, seconds, ``[num_requests]``.
+        finished_s: Times of the last token, seconds, ``[num_requests]``.
+        edges: Edges of the intervals, seconds, ascending, ``[num_intervals + 1]``.
     """
 
     def waited(times_s: FloatArray) -> FloatArray:
@@ -79,14 +79,14 @@ def mean_in_system(sent_s: FloatArray, finished_s: FloatArray, edges: FloatArray
 
 
 def backlog_of(sent_s: FloatArray, finished_s: FloatArray) -> Backlog:
-    """Return how the number of requests in the system goes while requests arrive, by regression on time. Pure.
+    """Return the growth of the number of requests in the system while requests arrive, by regression on time. Pure.
 
-    The line is laid through means of twenty intervals at most, after the warm-up, and its error is widened for the correlation of
-    neighbours: of M/M/1 queues at a load of .9 plain regression calls 9 % growing at p < .01, this one 3 %, and none by 2 % of arrivals.
+    The line is fitted to the means of at most twenty intervals after the warm-up, and its error is widened for the correlation of
+    neighbours. At p < 0.01, plain regression finds 9 % of M/M/1 queues at load 0.9 growing; this one finds 3 %, none by 2 % of arrivals.
 
     Args:
-        sent_s: Seconds, ``[num_requests]``.
-        finished_s: Seconds, ``[num_requests]``.
+        sent_s: Times of sending, seconds, ``[num_requests]``.
+        finished_s: Times of the last token, seconds, ``[num_requests]``.
 
     Raises:
         ConfigError: scipy is missing.
@@ -111,10 +111,10 @@ def backlog_of(sent_s: FloatArray, finished_s: FloatArray) -> Backlog:
 
 
 def combined(backlogs: Sequence[Backlog]) -> Backlog:
-    """Return what independent runs say together: the mean growth, and Stouffer's sum of their scores. Pure.
+    """Return the combined result of independent runs: mean growth, and p value by Stouffer's method. Pure.
 
     Args:
-        backlogs: Of runs with different seeds, at least one.
+        backlogs: Backlogs of runs with different seeds, at least one.
 
     Raises:
         ConfigError: scipy is missing.

@@ -1,4 +1,4 @@
-"""Effects in words and in table cells: the same on a terminal and in a report."""
+"""Effects in words and in table cells, for terminal and report."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["outcome_notes", "sentence", "share", "show", "table_of"]
 
 
 def show(value: float, unit: str = "") -> str:
-    """Return a value with three digits that count, and its unit: seconds below one as milliseconds. Pure."""
+    """Return a value with three significant digits and its unit; seconds below 1 become milliseconds. Pure."""
     if math.isnan(value):
         return "-"
     if unit == "s" and abs(value) < 1:
@@ -33,13 +33,13 @@ def _range(effect: Effect) -> str:
 
 
 def table_of(results: Sequence[PointResult]) -> tuple[list[str], list[list[str]]]:
-    """Return headings and rows of a table: a row for each effect, without the latencies of a configuration whose backlog grows. Pure.
+    """Return headings and rows of a table with a row for each effect; latencies of a configuration with growing backlog are omitted. Pure.
 
-    Two configurations have a column of values each; of several each row names the one beside the baseline. The point is left out where
-    there is one alone.
+    With two configurations, each has a column of values; with more, each row names the one compared with the baseline. With one
+    point, the point is not shown.
 
     Args:
-        results: Of all points.
+        results: Results of all points.
     """
     names = [outcome.name for outcome in results[0].judgement.outcomes]
     is_pair, has_points = len(names) == 2, any(str(result.point) for result in results)
@@ -56,7 +56,7 @@ def table_of(results: Sequence[PointResult]) -> tuple[list[str], list[list[str]]
 
 
 def _values(result: PointResult, effect: Effect) -> list[str]:
-    """Return the values of the baseline and of the other one."""
+    """Return the values of the baseline and of the other configuration."""
     metric, outcomes = metric_of(effect.metric), {outcome.name: outcome for outcome in result.judgement.outcomes}
     both = ((result.judgement.outcomes[0], effect.baseline_value), (outcomes[effect.other], effect.other_value))
     return [
@@ -74,10 +74,10 @@ def _verdict(effect: Effect) -> list[str]:
 
 
 def sentence(effect: Effect, baseline: str, growing: Sequence[str] = ()) -> str:
-    """Return what an effect says. Pure.
+    """Return an effect as a sentence. Pure.
 
     Args:
-        effect: The effect.
+        effect: Effect to describe.
         baseline: Name of the baseline.
         growing: Names of the configurations whose backlog grows.
     """
@@ -113,7 +113,7 @@ def sentence(effect: Effect, baseline: str, growing: Sequence[str] = ()) -> str:
 
 
 def outcome_notes(result: PointResult) -> list[str]:
-    """Return what is to be known of the runs beside the effects: growing backlogs, failed requests, warm-up. Pure."""
+    """Return notes on the runs: growing backlogs, failed requests, warm-up. Pure."""
     notes = []
     for outcome in result.judgement.outcomes:
         backlog = outcome.backlog
