@@ -1,4 +1,4 @@
-"""``trencadis doctor``: what is wrong with an installation, a configuration or a plugin, and how to mend it.
+"""``trencadis doctor``: find problems of an installation, a configuration or a plugin, and their remedies.
 
 Works where nothing else does: with a broken plugin, a config file that is no TOML, or a package too old.
 """

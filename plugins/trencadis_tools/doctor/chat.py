@@ -1,4 +1,4 @@
-"""How chats are written, and which tokens end a turn: by the files of a model, its tokenizer, and a trial of its chat template."""
+"""Checks of the chat template and of end-of-turn tokens, from a model's files, its tokenizer, and a trial of the template."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["check_ends", "check_template"]
 
 
 def check_template(found: Findings, tokenizer: Tokenizer) -> None:
-    """Check the chat template, if there is one, and say in which form it wants messages.
+    """Check the chat template, if there is one, and report the form of messages that it takes.
 
     Args:
-        found: Takes the findings.
-        tokenizer: The model's.
+        found: Findings to add to.
+        tokenizer: Tokenizer of the model.
 
     Raises:
         InvalidRequestError: The template takes too much time or memory.
@@ -30,12 +30,12 @@ def check_template(found: Findings, tokenizer: Tokenizer) -> None:
 
 
 def check_ends(found: Findings, tokenizer: Tokenizer, files: Path | None) -> None:
-    """List the tokens that end a turn, with those who name them.
+    """List the tokens that end a turn, with the files that name them.
 
     Args:
-        found: Takes the findings.
-        tokenizer: One that has texts.
-        files: The directory with ``config.json``; None: there is none.
+        found: Findings to add to.
+        tokenizer: Tokenizer that has texts.
+        files: Directory with ``config.json``; None: there is none.
     """
     ends = ends_of_turn(tokenizer, _named(files), always_tries=True)
     if ends:
@@ -49,7 +49,7 @@ def check_ends(found: Findings, tokenizer: Tokenizer, files: Path | None) -> Non
 
 
 def _words(forms: Mapping[str, str]) -> str:
-    """Return which roles have their content as what. Pure."""
+    """Return the form of the content of each role, in words. Pure."""
     by_form: dict[str, list[str]] = {}
     for role, form in forms.items():
         by_form.setdefault(form, []).append(role)
@@ -64,7 +64,7 @@ def _shown(tokenizer: Tokenizer, token_id: int) -> str:
 
 
 def _named(files: Path | None) -> dict[str, tuple[int, ...]]:
-    """Return the ends that a model's files name. Reads them; unreadable ones are another check's."""
+    """Return the end-of-sequence tokens named by a model's files; unreadable files are left to another check."""
     found: dict[str, tuple[int, ...]] = {}
     for name in ("generation_config.json", "config.json"):
         try:

@@ -1,4 +1,4 @@
-"""Every component that the configuration makes active: exists, fits the others, can be built, and reaches its store."""
+"""Checks that every active component exists, fits the others, can be built, and reaches its store."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def check_components(
 ) -> None:
     """Show plugins the configuration, resolve the plan and build each of its components once.
 
-    The store of a KV connector is tried with one small object.
+    A KV connector's store is tested with one small object.
 
     Args:
-        found: Takes the findings.
-        registry: Of the plugins that can be loaded.
-        config: What is asked for.
-        sources: Who asked, by dotted path.
-        model: What the model's files say, or None.
+        found: Findings to add to.
+        registry: Registry of the plugins that can be loaded.
+        config: Configuration to check.
+        sources: Source of each value, by dotted path.
+        model: Facts from the model's files, or None.
     """
     try:
         registry.configure(config)
@@ -74,7 +74,7 @@ def check_components(
 def _check_names(
     found: Findings, registry: Registry, config: Config, sources: Mapping[str, str], error: TrencadisError
 ) -> None:
-    """Find every name that no plugin offers; if all are there, what they are together is wrong."""
+    """Report every component name that no plugin offers; if all exist, report the error of their combination."""
     num_unknown = 0
     for path, name in _named(config):
         noun, _, key = path.partition(".")
@@ -93,7 +93,7 @@ def _named(config: Config) -> Iterator[tuple[str, str]]:
     """Yield the path and value of every setting that names a component."""
     for noun in NOUNS:
         if noun == "router" and config.parallel.data == 1:
-            continue  # it is not looked up: there is nothing to choose among
+            continue  # not looked up, since there is only one
         table = getattr(config, noun)
         for key in ("name", "fallback", "names"):
             value = getattr(table, key, ())
@@ -126,7 +126,7 @@ def _check_one(
     except TrencadisError as error:
         found.fail_with(error)
         return
-    try_store = getattr(made, "try_store", None)  # no import of a class: the plugin that has it may be broken
+    try_store = getattr(made, "try_store", None)  # by attribute, since the plugin with the class may be broken
     unusable = try_store() if try_store is not None else None
     trouble = _close(made)
     origin = component.provenance
@@ -142,7 +142,7 @@ def _check_one(
 
 
 def _note_store(found: Findings, choice: Choice, text: str, error: TransferError) -> None:
-    """Note that a store cannot be used: wrong where it is required, else doubtful."""
+    """Report an unusable store: a failure if the connector is required, else a warning."""
     what = f"{text}, but its store cannot be used ({error.cause}): {str(error).removesuffix(error.hint)}"
     remedy = error.hint or f"Mend it, or correct [kv_connector.{choice.component.name}]."
     if getattr(choice.options, "required", False):
@@ -152,7 +152,7 @@ def _note_store(found: Findings, choice: Choice, text: str, error: TransferError
 
 
 def _close(made: Any) -> str:
-    """Give up threads and connections that building has opened; returns what that raises, in words."""
+    """Close the threads and connections of a built component; return the error of closing, in words."""
     target = made.worker if isinstance(made, ConnectorPair) else made
     try:
         getattr(target, "close", lambda: None)()
@@ -162,7 +162,7 @@ def _close(made: Any) -> str:
 
 
 def _context(config: Config, registry: Registry, plan: ResolvedPlan, model: ModelFacts) -> ComponentContext:
-    """Return what components are built with: sizes of the configuration, and nominal ones where it leaves them open."""
+    """Return the context that components are built with: configured sizes, else nominal ones."""
     block_size = config.cache.block_size or 16
     max_model_len = config.model.max_model_len or min(model.max_model_len, 4096)
     limits = BucketLimits(

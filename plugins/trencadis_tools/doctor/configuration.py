@@ -1,4 +1,4 @@
-"""The sources of the configuration: each value that is wrong, each variable without effect, and where valid values come from."""
+"""Checks of the configuration's sources: wrong values, variables without effect, and the source of each valid value."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ __all__ = ["check_configuration"]
 def check_configuration(
     found: Findings, registry: Registry, file: ConfigFile, flags: Sequence[str], environ: Mapping[str, str]
 ) -> ResolvedConfig:
-    """Check file, environment and flags; returns the configuration that the valid values make.
+    """Check file, environment and flags; return the configuration of the valid values.
 
     Args:
-        found: Takes the findings.
-        registry: Of the plugins that can be loaded: their tables are known.
-        file: The content of the configuration file.
+        found: Findings to add to.
+        registry: Registry of the plugins that can be loaded, whose tables are checked.
+        file: Content of the configuration file.
         flags: Config flags.
-        environ: The environment.
+        environ: Environment variables.
     """
     check = check_sources(registry.settings, file=file, flags=flags, environ=environ)
     for error in check.errors:

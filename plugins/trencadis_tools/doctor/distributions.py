@@ -19,11 +19,11 @@ __all__ = ["check_distributions"]
 
 
 def check_distributions(found: Findings, distributions: Iterable[Distribution] | None = None) -> None:
-    """Check ours, and every distribution that offers a plugin.
+    """Check the distribution of Trencadís, and every one that offers a plugin.
 
     Args:
-        found: Takes the findings.
-        distributions: None: all that are installed.
+        found: Findings to add to.
+        distributions: Distributions to check; None: all that are installed.
     """
     by_name: defaultdict[str, dict[str, Distribution]] = defaultdict(dict)
     for item in importlib.metadata.distributions() if distributions is None else distributions:
@@ -64,14 +64,14 @@ def _check_one(found: Findings, item: Distribution) -> None:
 
 
 def _stale_entry_points(item: Distribution, project: Mapping[str, Any]) -> list[str]:
-    """Return the names of plugins that only one of the two has, or that have changed."""
+    """Return the names of entry points that differ between the installed metadata and ``pyproject.toml``."""
     declared: Mapping[str, str] = project.get("project", {}).get("entry-points", {}).get(PROJECT_NAME, {})
     installed = {point.name: point.value for point in item.entry_points if point.group == PROJECT_NAME}
     return sorted(name for name in {*declared, *installed} if declared.get(name) != installed.get(name))
 
 
 def _editable_home(item: Distribution) -> Path | None:
-    """Return the folder an editable distribution was installed from, or None. Source: PEP 610."""
+    """Return the source folder of an editable installation, or None. Source: PEP 610."""
     text = item.read_text("direct_url.json")
     if text is None:
         return None

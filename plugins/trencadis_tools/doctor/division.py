@@ -1,4 +1,4 @@
-"""Whether the model can be divided over the ranks that ``[parallel]`` asks for."""
+"""Check that the model can be divided over the ranks of ``[parallel]``."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ __all__ = ["check_division"]
 
 
 def check_division(found: Findings, config: Config, registry: Registry) -> None:
-    """Compare ``[parallel]`` with heads, layers and experts of the model; nothing is loaded.
+    """Compare ``[parallel]`` with heads, layers and experts of the model, without loading it.
 
     Args:
-        found: Takes the findings.
-        config: Tables ``parallel``, ``model`` and ``backend`` are read.
+        found: Findings to add to.
+        config: Configuration; tables ``parallel``, ``model`` and ``backend`` are read.
         registry: The plugins.
 
     Raises:
         PluginError: A component does not exist.
-        ConfigError: The file of a plan cannot be read.
+        ConfigError: The tensor plan's file cannot be read.
         ModelLoadError: The model cannot be read.
     """
     asked = config.parallel

@@ -1,4 +1,4 @@
-"""The examination: every check in order, each fed with what the ones before could save.
+"""The examination: every check in order, each with the valid results of the checks before it.
 
 installation ▶ plugins (loadable ones) ▶ configuration (valid values) ▶ model ▶ components ▶ checks of plugins
 """
@@ -25,16 +25,16 @@ __all__ = ["examine"]
 
 
 def examine(*, file: ConfigFile, plugins: PluginLoader, flags: Sequence[str], environ: Mapping[str, str]) -> Findings:
-    """Look at everything, and return what was found; raises nothing.
+    """Run all checks and return the findings; raises nothing.
 
-    Imports torch and the tokenizer's library, builds every active component, and loads a model that is named; takes some seconds.
-    What they print goes to standard error.
+    Imports torch and the tokenizer's library, builds every active component, and loads a configured model; takes some seconds.
+    Their output goes to standard error.
 
     Args:
-        file: The content of the configuration file.
-        plugins: The installed plugins, loaded; belong to the examination from now on.
+        file: Content of the configuration file.
+        plugins: Installed plugins, loaded; owned by the examination from now on.
         flags: Config flags, each as ``--table.key=value``, or without a value.
-        environ: The environment.
+        environ: Environment variables.
     """
     found = Findings()
     with contextlib.redirect_stdout(sys.stderr):

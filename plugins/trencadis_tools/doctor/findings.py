@@ -1,4 +1,4 @@
-"""What an examination found."""
+"""Findings of an examination."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ T = TypeVar("T")
 
 @attrs.frozen(kw_only=True)
 class SectionFinding(Finding):
-    """A finding and where it belongs.
+    """A finding with its section.
 
     Attributes:
-        section: Such as ``plugins``.
+        section: Section of the examination, such as ``plugins``.
     """
 
     section: str
 
 
 class Findings:
-    """Findings in the order in which they were made, section by section."""
+    """Findings in the order of the checks, by section."""
 
     def __init__(self) -> None:
         self._items: list[SectionFinding] = []
@@ -42,38 +42,38 @@ class Findings:
         return sum(item.severity is severity for item in self._items)
 
     def ok(self, message: str) -> None:
-        """Note what is right."""
+        """Add a finding without a problem."""
         self._add(Severity.OK, message, "")
 
     def warn(self, message: str, remedy: str) -> None:
-        """Note what is doubtful, and what to do about it."""
+        """Add a warning with its remedy."""
         self._add(Severity.WARN, message, remedy)
 
     def fail(self, message: str, remedy: str) -> None:
-        """Note what is wrong, and how to mend it."""
+        """Add a failure with its remedy."""
         self._add(Severity.FAIL, message, remedy)
 
     def warn_with(self, error: TrencadisError) -> None:
-        """Note an error of ours as doubtful, with its remedy as :meth:`fail_with` finds it."""
+        """Add an error of Trencadís as a warning, with the remedy of :meth:`fail_with`."""
         self._add(Severity.WARN, *_parts_of(error))
 
     def fail_with(self, error: TrencadisError) -> None:
-        """Note an error of ours: its hint is the remedy, or what its class says about all errors of its kind."""
+        """Add an error of Trencadís as a failure; the remedy is its hint, else the sentence after ``Fix:`` in its class's docstring."""
         self._add(Severity.FAIL, *_parts_of(error))
 
     def add(self, findings: Iterable[Finding]) -> None:
-        """Note what a plugin's check found."""
+        """Add the findings of a plugin's check."""
         for item in findings:
             self._add(item.severity, item.message, item.remedy)
 
     def run(self, section: str, check: Callable[..., T], *arguments: Any, otherwise: T | None = None) -> T | None:
-        """Run one check; whatever it raises becomes a finding.
+        """Run one check; any exception becomes a finding.
 
         Args:
-            section: Under which its findings are noted.
-            check: Called with this object and the arguments.
-            arguments: Further ones.
-            otherwise: Returned if it raises.
+            section: Section of the check's findings.
+            check: Function, called with this object and the arguments.
+            arguments: Further arguments of the check.
+            otherwise: Result if the check raises.
         """
         before, self._section = self._section, section
         try:

@@ -1,4 +1,4 @@
-"""Python, our own distribution and what it needs: present, in the versions that were tested."""
+"""Checks of Python, the distribution of Trencadís and its requirements: installed, in tested versions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def check_installation(found: Findings) -> None:
 
 
 def _show_last_start(found: Findings) -> None:
-    """Say what the last start of this user took, and of what."""
+    """Report the model and duration of this user's last start."""
     last = last_start()
     if last is not None:
         model, entries = last
@@ -87,7 +87,7 @@ def _check_extras(found: Findings, texts: list[str]) -> None:
 
 
 def _requirements(texts: list[str], *, extra: str) -> Iterator[Any]:
-    """Yield the requirements of an extra, or those without one; markers for other systems are left out."""
+    """Yield the requirements of an extra, or those without one, whose markers match this system."""
     from packaging.requirements import Requirement
 
     for text in texts:
@@ -106,7 +106,7 @@ def _complaint(requirement: Any) -> str | None:
         version = importlib.metadata.version(requirement.name)
     except importlib.metadata.PackageNotFoundError:
         return "is not installed"
-    # A local part, such as +cpu, says who built it.
+    # A local version part, such as +cpu, only names the builder.
     public = Version(Version(version).public)
     if requirement.specifier.contains(public, prereleases=True):
         return None
@@ -115,8 +115,8 @@ def _complaint(requirement: Any) -> str | None:
 
 
 def _check_torch(found: Findings) -> None:
-    """Import torch and say which devices it can use."""
-    # By name: core does not import a tensor library.
+    """Import torch and report the devices that it can use."""
+    # Imported by name, since core does not import a tensor library.
     try:
         torch: Any = importlib.import_module("torch")
     except Exception as error:

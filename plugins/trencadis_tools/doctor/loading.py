@@ -1,4 +1,4 @@
-"""How the model is held and run: it is loaded once, without a KV cache, if the operator has named it."""
+"""Check that loads a configured model once, without a KV cache, and reports how it is held and run."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ LARGEST_BYTES = 4 << 30
 def check_loading(
     found: Findings, config: Config, registry: Registry, sources: Mapping[str, str], facts: ModelFacts | None
 ) -> None:
-    """Load the model, and show what the backend says of it: its format, how its weights are held, how it runs and why.
+    """Load the model, and report the backend's description: format, storage of weights, way of execution, and reasons.
 
     Args:
-        found: Takes the findings.
-        config: Tables ``model`` and ``parallel`` are read, and those of backend and sampler.
+        found: Findings to add to.
+        config: Configuration; tables ``model``, ``parallel``, ``backend`` and ``sampler`` are read.
         registry: The plugins.
-        sources: Who set each value, by dotted path. The default model is not loaded.
-        facts: What the model's files say, or None.
+        sources: Source of each value, by dotted path; a model path that is the default is not loaded.
+        facts: Facts from the model's files, or None.
 
     Raises:
         TrencadisError: The model cannot be loaded.

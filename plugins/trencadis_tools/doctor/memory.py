@@ -1,4 +1,4 @@
-"""Whether weights and KV cache fit into what is free, by the sizes that files and configuration state."""
+"""Check that weights and KV cache fit into free memory, by the sizes in files and configuration."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 def check_memory(found: Findings, config: Config, model: ModelFacts) -> None:
-    """Compare the weights, the KV cache asked for and the longest sequence with the memory that is free.
+    """Compare the weights, the configured KV cache and the longest sequence with the free memory.
 
     Args:
-        found: Takes the findings.
-        config: Tables ``model``, ``cache`` and ``engine`` are read.
-        model: What the model's files say.
+        found: Findings to add to.
+        config: Configuration; tables ``model``, ``cache`` and ``engine`` are read.
+        model: Facts from the model's files.
     """
     free, where, on_cpu = _free_bytes()
     growth, assumed = _held_per_stored(config, model, on_cpu=on_cpu)
@@ -37,7 +37,9 @@ def check_memory(found: Findings, config: Config, model: ModelFacts) -> None:
     left = free - weights
     cache, block_size = config.cache, config.cache.block_size or 16
     kept = _WIDTHS["float32"] / _WIDTHS.get(model.dtype, 2) if on_cpu and config.model.dtype == "bfloat16" else growth
-    block_bytes = int(block_size * model.kv_bytes_per_token * kept)  # there activations are float32
+    block_bytes = int(
+        block_size * model.kv_bytes_per_token * kept
+    )  # on a CPU the KV cache of a bfloat16 model is float32
     length = config.model.max_model_len or model.max_model_len
     one_sequence = -(-length // block_size) * block_bytes
     if cache.num_blocks:
@@ -53,7 +55,7 @@ def check_memory(found: Findings, config: Config, model: ModelFacts) -> None:
     else:
         room = int(left * cache.memory_fraction)
         room = min(room, cache.max_bytes) if cache.max_bytes else room
-        if not cache.prefix_caching:  # more than every sequence at full length can use is of no use
+        if not cache.prefix_caching:  # at most the blocks of all sequences at full length
             room = min(room, config.engine.max_num_seqs * -(-length // block_size) * block_bytes)
     if one_sequence > room:
         found.warn(
@@ -70,10 +72,10 @@ def check_memory(found: Findings, config: Config, model: ModelFacts) -> None:
 
 
 def free_host_bytes(root: Path = Path("/")) -> int:
-    """Return the memory that this process may still take, bytes; reads /proc and the control group, version 2.
+    """Return the memory that this process may still allocate, bytes; reads /proc and the control group (v2).
 
     Args:
-        root: Where ``proc`` and ``sys`` are.
+        root: Directory with ``proc`` and ``sys``.
 
     Raises:
         OSError: This system has no /proc.
@@ -90,7 +92,7 @@ def free_host_bytes(root: Path = Path("/")) -> int:
 
 
 def _free_bytes() -> tuple[int, str, bool]:
-    """Return the free bytes of the device that a model would be loaded to, its name, and whether it is the CPU."""
+    """Return the free bytes of the device that a model is loaded to, the device's name, and whether it is the CPU."""
     torch: Any = importlib.import_module("torch")
     if torch.cuda.is_available():
         return int(torch.cuda.mem_get_info(0)[0]), "the first CUDA device", False
@@ -98,14 +100,14 @@ def _free_bytes() -> tuple[int, str, bool]:
 
 
 def _held_per_stored(config: Config, model: ModelFacts, *, on_cpu: bool) -> tuple[float, str]:
-    """Return by which factor the files' sizes grow when a model is loaded, and what of it is assumed, in words. Pure.
+    """Return the factor by which weights grow when loaded, and the assumption behind it, in words. Pure.
 
     With ``model.dtype`` left open it is the backend that decides; on a CPU, what takes the most memory is assumed: float32.
 
     Args:
-        config: Table ``model`` is read.
-        model: What the model's files say.
-        on_cpu: Whether it is loaded to the CPU.
+        config: Configuration; table ``model`` is read.
+        model: Facts from the model's files.
+        on_cpu: Whether the model is loaded to the CPU.
     """
     stored = _WIDTHS.get(model.dtype, 2)
     asked = config.model.dtype

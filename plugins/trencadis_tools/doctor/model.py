@@ -1,4 +1,4 @@
-"""The model's files, its tokenizer, and whether it fits into memory: all that can be known without loading it."""
+"""Checks of the model's files, its tokenizer, and its memory, without loading it."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ _LOOK = "Correct model.path: a directory with config.json and *.safetensors, a .
 
 
 def check_model(found: Findings, config: Config, sources: Mapping[str, str]) -> ModelFacts | None:
-    """Check the path, the weights, the tokenizer, the chat template and the memory; returns what the files say.
+    """Check path, weights, tokenizer, chat template and memory; return the facts from the model's files.
 
     Args:
-        found: Takes the findings.
-        config: Tables ``model``, ``cache`` and ``engine`` are read.
-        sources: Who set each value, by dotted path.
+        found: Findings to add to.
+        config: Configuration; tables ``model``, ``cache`` and ``engine`` are read.
+        sources: Source of each value, by dotted path.
     """
     path = config.model.path
     place = Path(resolve_model_path(path))
@@ -78,20 +78,20 @@ def check_model(found: Findings, config: Config, sources: Mapping[str, str]) -> 
 
 
 def _where(path: str, sources: Mapping[str, str]) -> str:
-    """Return the setting that holds the path, with who set it."""
+    """Return the setting of the model's path, with its source."""
     source = sources.get("model.path", "default")
     return f"[model] path = {json.dumps(path)} (from {source})"
 
 
 def _files_of(place: Path, path: str, revision: str) -> Path | None:
-    """Return the directory with a model's JSON files; None: a .gguf file, whose tokenizer says it all."""
+    """Return the directory with a model's JSON files; None for a .gguf file, which contains its tokenizer."""
     if place.is_file():
         return None
     return place if place.is_dir() else _cached(path, revision)
 
 
 def _check_directory(found: Findings, place: Path, path: str) -> ModelFacts | None:
-    """Check one directory; returns the facts if it can be loaded."""
+    """Check a model directory; return its facts if it can be loaded."""
     if not os.access(place, os.R_OK | os.X_OK):
         found.fail(f"model {path}: the directory may not be read by this user", f"Run chmod or chown on {place}.")
         return None
@@ -149,7 +149,7 @@ def _check_tokenizer(found: Findings, config: Config) -> Tokenizer:
 
 
 def _check_token_bytes(found: Findings, tokenizer: Tokenizer) -> None:
-    """Check that texts are the bytes of their tokens, by which structured output is kept."""
+    """Check that a text equals the bytes of its tokens, which structured output requires."""
     vocabulary = vocabulary_of(tokenizer)
     fault = vocabulary.fault()
     if fault:
@@ -164,14 +164,14 @@ def _check_token_bytes(found: Findings, tokenizer: Tokenizer) -> None:
 
 
 def facts_of(told: Mapping[str, Any], weights_bytes: int) -> ModelFacts:
-    """Return what ``config.json`` says about a model, as far as components and memory need it. Pure.
+    """Return the facts of a ``config.json`` that components and memory checks need. Pure.
 
     The KV cache is estimated as for grouped-query attention in every layer: 2 × layers × KV heads × head dimension.
     Source: the KV cache of transformers' ``DynamicCache``; models with latent or windowed attention need less.
 
     Args:
-        told: Of ``config.json``.
-        weights_bytes: Size of the weights.
+        told: Content of ``config.json``.
+        weights_bytes: Size of the weights, bytes.
     """
     inner = told.get("text_config") if isinstance(told.get("text_config"), Mapping) else told
     text: Mapping[str, Any] = inner if isinstance(inner, Mapping) else told

@@ -1,4 +1,4 @@
-"""Every installed plugin: what it offers, or why it cannot be used."""
+"""Checks of every installed plugin: its components, or why it cannot be used."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ __all__ = ["check_plugins"]
 
 
 def check_plugins(found: Findings, rules: PluginsConfig, plugins: PluginLoader) -> Registry:
-    """Examine every plugin; returns the registry of those that can be used.
+    """Check every plugin; return the registry of the usable ones.
 
-    One that cannot be is doubtful, since engines start without it, and wrong where ``plugins.strict`` forbids that.
+    An unusable plugin is a warning, since engines start without it, and a failure with ``plugins.strict``.
 
     Args:
-        found: Takes the findings.
-        rules: The table ``[plugins]``.
-        plugins: The installed plugins, loaded.
+        found: Findings to add to.
+        rules: Table ``[plugins]``.
+        plugins: Installed plugins, loaded.
     """
     hidden = set(rules.blocked)
     points = sorted(importlib.metadata.entry_points(group=PROJECT_NAME), key=_rank)
@@ -56,7 +56,7 @@ def _full_name(point: EntryPoint) -> str:
 
 
 def _offers(registry: Registry, plugin: Provenance) -> str:
-    """Return what a plugin offers, and who made it."""
+    """Return a plugin's components and distribution, in words."""
     offers = [
         f"{noun} {name}"
         for noun in NOUNS

@@ -1,4 +1,4 @@
-"""Weights on disk: all shards there, each as long as its own header says."""
+"""Checks of weights on disk: all shards exist, each with the length in its header."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _LONGEST_HEADER = 100_000_000
 
 
 def check_weights(found: Findings, place: Path, path: str) -> int:
-    """Check the ``.safetensors`` files of a directory; returns their size in bytes, 0 if they are not all good.
+    """Check the ``.safetensors`` files of a directory; return their size in bytes, 0 if one is faulty.
 
     Args:
-        found: Takes the findings.
-        place: The directory.
-        path: What the configuration calls it.
+        found: Findings to add to.
+        place: Directory of the model.
+        path: Model path in the configuration.
     """
     files = sorted(place.glob("*.safetensors"))
     missing = _missing(place)
@@ -45,7 +45,7 @@ def check_weights(found: Findings, place: Path, path: str) -> int:
 
 
 def _missing(place: Path) -> list[str]:
-    """Return the shards that the index names and that are missing."""
+    """Return the shards that are in the index but not in the directory."""
     index = place / _INDEX
     if not index.is_file():
         return []
@@ -54,7 +54,7 @@ def _missing(place: Path) -> list[str]:
 
 
 def _faults(file: Path) -> Iterator[str]:
-    """Yield what is wrong with one file.
+    """Yield the faults of one file.
 
     Source: safetensors format: 8 bytes little-endian length of a JSON header, then the data it describes.
     """
