@@ -1,1 +1,1 @@
-"""Layouts of a model over devices: which are legal, what each needs, and which to take; from ``config.json`` alone."""
+"""Parallel layouts of a model over devices: legal ones, their memory and traffic, and a proposal; from ``config.json`` alone."""

@@ -1,4 +1,4 @@
-"""Layouts of a model over some devices: which are legal, what each needs of a rank, and which one is proposed."""
+"""Parallel layouts of a model over devices: legal ones, memory and traffic of a rank, and the proposed one."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ _TOKEN_BYTES = 8
 
 @attrs.frozen(kw_only=True)
 class Limits:
-    """What the devices and the configuration give.
+    """Devices and configured sizes.
 
     Attributes:
-        num_devices: N.
-        memory_bytes: Of one device.
-        memory_fraction: Share of what weights leave that the KV cache takes.
-        max_bytes: The KV cache takes no more; 0: no cap.
+        num_devices: Number of devices, N.
+        memory_bytes: Memory of one device, bytes.
+        memory_fraction: Share of the memory left by weights that the KV cache takes, 0 to 1.
+        max_bytes: Maximum size of the KV cache of a rank, bytes; 0: no maximum.
         block_size: Tokens of a KV block.
         max_model_len: Longest sequence, tokens.
-        max_num_seqs: Rows of a decode step.
-        max_num_batched_tokens: Tokens of a prefill step.
+        max_num_seqs: Maximum rows of a decode step.
+        max_num_batched_tokens: Maximum tokens of a prefill step.
     """
 
     num_devices: int
@@ -56,11 +56,11 @@ class Limits:
 
 @attrs.frozen(kw_only=True)
 class Traffic:
-    """What a rank hands to collectives in one step; of several stages, that of the one with the most bytes.
+    """Traffic of a rank in one step; with several pipeline stages, that of the stage with the most bytes.
 
     Attributes:
-        num_bytes: Payload. A ring of n ranks moves 2 · (n - 1) / n of it for a sum.
-        num_messages: Calls.
+        num_bytes: Payload of collectives, bytes. A ring of n ranks moves 2 · (n - 1) / n of it for a sum.
+        num_messages: Number of calls.
     """
 
     num_bytes: int = 0
@@ -69,24 +69,24 @@ class Traffic:
 
 @attrs.frozen(kw_only=True)
 class LayoutNeeds:
-    """A legal layout.
+    """A legal layout with its memory and traffic.
 
     Attributes:
         tensor: Ranks that share each layer.
-        pipeline: Stages.
+        pipeline: Number of pipeline stages.
         expert: Ranks over which whole experts are divided, 1 or ``tensor``.
-        attention: ``tensor``, or ``data``: each rank has that of its own sequences.
-        data: Copies.
-        weights_bytes: Of the rank with the most.
-        kv_bytes_per_token: Of the rank with the most.
-        kv_heads: KV heads of a layer on a rank, most of all layers.
-        kv_repeats: Ranks that have the same KV head.
-        num_tokens: KV cache of one copy, tokens.
-        num_sequences: Of these, sequences of the longest length.
-        decode: Of a step of ``max_num_seqs`` rows.
-        prefill: Of a step of ``max_num_batched_tokens`` tokens.
-        unserved: Why it cannot be started with the configured components; empty: it can.
-        misfit: Why it does not fit; empty: it does.
+        attention: ``tensor``: ranks divide the heads; ``data``: each rank computes the attention of its own sequences.
+        data: Number of copies of the model.
+        weights_bytes: Weights of the rank with the most, bytes.
+        kv_bytes_per_token: KV cache per token of the rank with the most, bytes.
+        kv_heads: KV heads of a layer on a rank, the maximum over layers.
+        kv_repeats: Ranks that hold the same KV head.
+        num_tokens: Tokens in the KV cache of one copy.
+        num_sequences: Number of sequences of the longest length that fit into ``num_tokens``.
+        decode: Traffic of a step of ``max_num_seqs`` rows.
+        prefill: Traffic of a step of ``max_num_batched_tokens`` tokens.
+        unserved: Reason why the configured components cannot run the layout; empty: they can.
+        misfit: Reason why the layout does not fit into memory; empty: it fits.
     """
 
     tensor: int
@@ -107,12 +107,12 @@ class LayoutNeeds:
 
     @property
     def num_ranks(self) -> int:
-        """Of one copy."""
+        """Number of ranks of one copy."""
         return self.tensor * self.pipeline
 
     @property
     def name(self) -> str:
-        """Sizes above 1, such as ``tensor 2 x data 4``."""
+        """Parallel sizes above 1, such as ``tensor 2 x data 4``."""
         sizes = {"tensor": self.tensor, "pipeline": self.pipeline, "expert": self.expert, "data": self.data}
         words = " x ".join(f"{name} {size}" for name, size in sizes.items() if size > 1) or "one device"
         return f"{words}, attention of own sequences" if self.attention == "data" else words
@@ -122,14 +122,14 @@ class LayoutNeeds:
 
 
 def tensor_obstacle(plan: ModelPlan, tensor: int, *, expert: int = 1) -> str:
-    """Return why layers cannot be divided over so many ranks, with the sizes that are legal; empty: they can. Pure.
+    """Return why layers cannot be divided over ``tensor`` ranks, with the legal sizes; empty: they can. Pure.
 
     Source: ``trencadis_torch.parallel``, which refuses the same: heads (``heads``), equal parts (``cuts``), plans (``plan``).
 
     Args:
-        plan: The model.
-        tensor: Ranks.
-        expert: Ranks over which whole experts are divided: the sizes of an expert are free then.
+        plan: Plan of the model.
+        tensor: Number of ranks.
+        expert: Ranks over which whole experts are divided; above 1, sizes inside an expert need not be divisible.
     """
     if tensor == 1:
         return ""
@@ -153,12 +153,12 @@ def _is_even(weight: Weight, tensor: int, expert: int) -> bool:
 
 
 def pipeline_obstacle(plan: ModelPlan, pipeline: int) -> str:
-    """Return why there cannot be so many stages; empty: there can. Pure."""
+    """Return why layers cannot be divided over ``pipeline`` stages; empty: they can. Pure."""
     return "" if pipeline <= plan.num_layers else f"{plan.num_layers} layers make 1 to {plan.num_layers} stages"
 
 
 def expert_obstacle(plan: ModelPlan, expert: int) -> str:
-    """Return why whole experts cannot be divided over so many ranks; empty: they can. Pure."""
+    """Return why whole experts cannot be divided over ``expert`` ranks; empty: they can. Pure."""
     if expert == 1:
         return ""
     if not plan.num_experts:
@@ -170,12 +170,12 @@ def expert_obstacle(plan: ModelPlan, expert: int) -> str:
 
 
 def attention_obstacle(plan: ModelPlan, size: int, *, max_num_seqs: int) -> str:
-    """Return why so many ranks cannot have sequences of their own, beside some experts; empty: they can. Pure.
+    """Return why attention cannot be data-parallel over ``size`` ranks that also divide the experts; empty: it can. Pure.
 
     Args:
-        plan: The model.
-        size: Ranks.
-        max_num_seqs: Of all ranks, as many on each.
+        plan: Plan of the model.
+        size: Number of ranks.
+        max_num_seqs: Sequences over all ranks, divided evenly.
     """
     if size > 1 and not expert_obstacle(plan, size) and max_num_seqs % size:
         legal = _listed(max_num_seqs, lambda n: max_num_seqs % n == 0)
@@ -194,13 +194,14 @@ def _listed(most: int, is_legal: Callable[[int], bool]) -> str:
 def local_bytes(weight: Weight, tensor: int, expert: int = 1, attention: str = "tensor") -> int:
     """Return the bytes of a weight on the rank that has the most of it. Pure.
 
-    KV heads: as many as :meth:`Attention.local_kv_heads`. Tokens: vocabulary / ranks, rounded up. Source: as ``tensor_obstacle``.
+    KV heads: :meth:`Attention.local_kv_heads`. Vocabulary: divided by the ranks, rounded up. Source: that of :func:`tensor_obstacle`.
 
     Args:
-        weight: Of the model.
+        weight: Weight of the model.
         tensor: Ranks that share each layer.
-        expert: Ranks that share the experts as wholes.
-        attention: ``data``: each rank has that of its own sequences, and all but experts and output projection.
+        expert: Ranks over which whole experts are divided.
+        attention: ``data``: each rank computes the attention of its own sequences, and holds everything but experts and output
+            projection whole.
     """
     if expert > 1 and weight.is_of_experts:
         return weight.num_bytes // (expert if weight.num_experts else 1)
@@ -209,7 +210,7 @@ def local_bytes(weight: Weight, tensor: int, expert: int = 1, attention: str = "
         return part if weight.is_head and not weight.is_tied else weight.num_bytes + part
     division = weight.division
     if weight.heads is not None and not divides(*weight.heads, tensor):
-        # In two parts that were one: rounded up for both.
+        # The two parts of a fused weight, each rounded up.
         return -(-weight.num_bytes // tensor)
     if division is Division.WHOLE:
         return weight.num_bytes
@@ -219,13 +220,13 @@ def local_bytes(weight: Weight, tensor: int, expert: int = 1, attention: str = "
 
 
 def stages(plan: ModelPlan, *, tensor: int, pipeline: int, expert: int = 1) -> list[range]:
-    """Return the layers of each stage, shared out by the bytes on a rank, as ``trencadis_torch.parallel.stages`` does. Pure.
+    """Return the layers of each stage, balanced by the bytes on a rank as in ``trencadis_torch.parallel.stages``. Pure.
 
     Args:
-        plan: The model.
+        plan: Plan of the model.
         tensor: Ranks that share each layer.
-        pipeline: Stages, at most as many as layers.
-        expert: Ranks that share the experts as wholes.
+        pipeline: Number of stages, at most the number of layers.
+        expert: Ranks over which whole experts are divided.
     """
     sizes, first, last = [0] * plan.num_layers, 0, 0
     for weight in plan.weights:
@@ -255,26 +256,26 @@ def traffic(
     num_tokens: int,
     num_logits: int,
 ) -> Traffic:
-    """Return what one step exchanges. Pure.
+    """Return the traffic of one step. Pure.
 
-    With T tokens, hidden size H, b bytes of a number: sums of a stage's ranks are T · H · b each, two in a plain layer and one for the
-    embeddings; logits are gathered, rows · V · b; a stage sends T · H · b to the next; of one stage tokens are sent with 8 bytes for each
-    row. Whole experts cost as much as shares of them: every rank of a stage has every token, so that outputs are summed.
+    With T tokens, hidden size H and b bytes per number: each all-reduce of a stage is T · H · b, two in a plain layer and one for the
+    embeddings; gathering logits takes rows · V · b; a stage sends T · H · b to the next; with one stage, tokens are sent with 8 bytes per
+    row. Whole experts cost as much as divided ones, since every rank of a stage has every token and outputs are summed.
 
-    Ranks with sequences of their own exchange nothing for attention. Each layer with experts gathers hidden states, experts and weights of
-    all tokens, T · (H · b + k · (4 + b)), of each rank as many as the one with the most has, and sums T · H · b; hidden states of rows with
-    logits are gathered before these. Counted for ranks with as many tokens each. (All-to-all would send T · k · H · b · (1 - 1 / ranks) to
-    experts, and as much back: no backend does.)
+    With ``attention = "data"`` attention needs no exchange. Each layer with experts gathers hidden states, expert ids and weights of
+    all tokens, T · (H · b + k · (4 + b)), padded to the rank with the most tokens, and sums T · H · b; hidden states of rows with
+    logits are gathered before the logits. The count assumes equal tokens per rank. (All-to-all would send T · k · H · b · (1 - 1 / ranks) to
+    experts, and as much back; no backend does that.)
     Source: Shoeybi et al., Megatron-LM (2019), section 3; Lepikhin et al., GShard (2020), section 3.2.
 
     Args:
-        plan: The model.
+        plan: Plan of the model.
         tensor: Ranks that share each layer.
-        pipeline: Stages.
-        expert: Ranks that share the experts as wholes.
-        attention: ``data``: ranks have sequences of their own.
-        num_tokens: T.
-        num_logits: Rows with logits.
+        pipeline: Number of stages.
+        expert: Ranks over which whole experts are divided.
+        attention: ``data``: each rank computes the attention of its own sequences.
+        num_tokens: Tokens of the step, T.
+        num_logits: Rows of the step with logits.
     """
     if tensor * pipeline == 1:
         return Traffic()
@@ -322,7 +323,7 @@ def _needs(
         weights[_stage_of(weight, parts)] += num_bytes
         if weight.is_tied and pipeline > 1:
             weights[-1] += num_bytes
-    # Ranks with sequences of their own divide no heads, and have as many times the blocks of one.
+    # With data-parallel attention heads are not divided, and the copy has ``tensor`` times the blocks of a rank.
     sharing, num_pools = (1, tensor) if attention == "data" else (tensor, 1)
     for one in plan.attentions:
         kept[_stage_of(one, parts)] += one.local_kv_heads(sharing) * one.head_bytes
@@ -360,7 +361,7 @@ def _needs(
 
 
 def _num_blocks(limits: Limits, weights_bytes: int, kv_bytes_per_token: int) -> int:
-    """Return the KV blocks beside so many weights. Source: ``trencadis.engine.cache.cache_size``, activations left out."""
+    """Return the KV blocks that fit beside the weights. Source: ``trencadis.engine.cache.cache_size``, without activations."""
     usable = int(max(0, limits.memory_bytes - weights_bytes) * Fraction(str(limits.memory_fraction)))
     if limits.max_bytes:
         usable = min(usable, limits.max_bytes)
@@ -381,16 +382,16 @@ def _misfit(needs: LayoutNeeds, limits: Limits) -> str:
 def all_layouts(
     plan: ModelPlan, limits: Limits, unserved: Callable[[str, int], str] = lambda _, __: ""
 ) -> tuple[list[LayoutNeeds], dict[str, dict[int, str]]]:
-    """Return the legal layouts of up to N devices, each with as many copies as there is room for, and why others are not. Pure.
+    """Return the legal layouts of up to N devices, each with the maximum number of copies, and why other sizes are not legal. Pure.
 
     Args:
-        plan: The model.
-        limits: Devices and sizes.
-        unserved: Says of ``tensor``, ``pipeline``, ``expert`` or ``attention`` (as ``data``) and a number of ranks why the configured
-            components do not serve it.
+        plan: Plan of the model.
+        limits: Devices and configured sizes.
+        unserved: Returns why the configured components do not support ``tensor``, ``pipeline``, ``expert`` or ``attention`` (as
+            ``data``) with a number of ranks; empty: they do.
 
     Returns:
-        The layouts, and by ``tensor``, ``pipeline``, ``expert`` and ``attention`` why a size is not legal.
+        The layouts, and the reason of each illegal size by ``tensor``, ``pipeline``, ``expert`` and ``attention``.
     """
     sizes = range(1, limits.num_devices + 1)
     refused: dict[str, dict[int, str]] = {
@@ -420,11 +421,11 @@ def _unserved(needs: LayoutNeeds, unserved: Callable[[str, int], str]) -> str:
 
 
 def propose(layouts: Iterable[LayoutNeeds]) -> LayoutNeeds | None:
-    """Return the layout to take, or None if none fits. Pure.
+    """Return the proposed layout, or None if none fits. Pure.
 
-    Of those that are served, fit, and keep at least half of the most KV cache that one gives over all devices: the smallest copy, for
-    copies exchange nothing; of these the one with the fewest stages, which a token passes one after the other; of these the one that
-    moves the fewest bytes for each token of KV cache.
+    Among layouts that are supported, fit, and have at least half of the largest KV cache over all devices: the smallest copy, since
+    copies exchange nothing; then the fewest stages, which a token passes one after the other; then the fewest bytes moved
+    for each token of KV cache.
     Source: "When there is enough GPU memory, always favor data parallelism for throughput", SGLang's page on tuning; vLLM's on
     parallelism and scaling: one device if the model fits, else tensor parallelism, stages where sizes do not divide. Half: our choice.
     """

@@ -1,6 +1,6 @@
-"""Weights, attention heads and collectives of a model, as its ``config.json`` has them: transformers builds it without memory.
+"""Weights, attention heads and collectives of a model from its ``config.json``; transformers builds it without memory.
 
-Nothing of the weights is read. How a tensor is divided is what the plan of transformers says (``model.tp_plan``, ``model.ep_plan``), in
+No weights are read. Tensors are divided by the plan of transformers (``model.tp_plan``, ``model.ep_plan``), in
 the way of ``trencadis_torch.parallel.sharding``: a test compares both.
 """
 
@@ -64,16 +64,19 @@ class Weight:
     """A parameter, or a part of one that is divided in one way.
 
     Attributes:
-        name: In the model of transformers.
+        name: Name of the parameter in the model of transformers.
         layer: Index of its layer; -1: before all layers, ``num_layers``: after them.
-        num_bytes: Of the whole tensor.
-        division: How it is divided.
-        size: How many of what is divided there are: outputs, inputs, KV heads or tokens.
-        heads: Query and KV heads without which a fused projection is divided in another way: padded.
-        num_experts: Experts that it has the weights of, if they can be divided as wholes.
-        is_of_experts: It belongs to experts that can: where they are, what is not divided with them is whole.
-        is_tied: It is the output projection, too.
-        is_head: It is the output projection, and ranks divide it; where they have tokens of their own, that alone beside experts.
+        num_bytes: Size of the whole tensor, bytes.
+        division: Division of the tensor over ranks.
+        size: Number of units that are divided: outputs, inputs, KV heads or tokens.
+        heads: Query and KV heads of a fused projection; if they cannot be divided evenly, it is divided with padding. None: no
+            fused projection.
+        num_experts: Number of experts whose weights the tensor holds, if experts can be divided as wholes; else 0.
+        is_of_experts: Whether the weight belongs to experts that can be divided as wholes; with expert parallelism its undivided
+            parts are whole.
+        is_tied: Whether the weight is also the output projection.
+        is_head: Whether the weight is the output projection and divided over ranks; with data-parallel attention only it and
+            experts are divided.
     """
 
     name: str
@@ -93,11 +96,12 @@ class Attention:
     """The heads of one layer.
 
     Attributes:
-        layer: Its index.
-        num_heads: Query heads.
-        num_kv_heads: KV heads.
-        head_bytes: Of one token's key and value of one KV head.
-        division: ``whole``: every rank has all heads. ``heads``: the ranks divide them. ``fused``: so, if they go over the ranks, else whole.
+        layer: Index of the layer.
+        num_heads: Number of query heads.
+        num_kv_heads: Number of KV heads.
+        head_bytes: Key and value of one KV head for one token, bytes.
+        division: ``whole``: every rank has all heads. ``heads``: ranks divide the heads. ``fused``: like ``heads`` if the heads
+            divide evenly, else ``whole``.
     """
 
     layer: int
@@ -107,9 +111,9 @@ class Attention:
     division: str = "heads"
 
     def local_kv_heads(self, tensor: int) -> int:
-        """Return the KV heads of a rank. Pure.
+        """Return the number of KV heads of a rank. Pure.
 
-        Source: heads of vLLM's ``QKVParallelLinear``: KV heads / ranks, or one, which ranks / KV heads ranks have.
+        Source: vLLM's ``QKVParallelLinear``: KV heads / ranks, at least one; with more ranks than heads, ranks / KV heads ranks share a head.
         """
         if self.division == "whole" or not divides(self.num_heads, self.num_kv_heads, tensor):
             return self.num_kv_heads
@@ -121,11 +125,11 @@ class Exchange:
     """A collective of a forward pass among the ranks of a stage.
 
     Attributes:
-        layer: As of a weight.
+        layer: Index of the layer; -1: before all layers, ``num_layers``: after them.
         width: Numbers for each token, over all ranks.
-        whole_experts: Only where ranks have whole experts (True), or have a share of each (False); None: always.
-        is_logits: For rows that have logits only.
-        heads: There is none if these query and KV heads go over the ranks.
+        whole_experts: True: only if ranks have whole experts; False: only if ranks have a share of each expert; None: always.
+        is_logits: Whether the exchange covers only rows with logits.
+        heads: Query and KV heads; there is no exchange if they divide evenly over the ranks. None: no such condition.
     """
 
     layer: int
@@ -137,23 +141,23 @@ class Exchange:
 
 @attrs.frozen(kw_only=True)
 class ModelPlan:
-    """All that layouts of a model depend on.
+    """Facts of a model that layouts depend on.
 
     Attributes:
-        path: As the configuration calls it.
-        architecture: Class of transformers.
-        dtype: Of weights, activations and KV cache.
+        path: Model path in the configuration.
+        architecture: Class name in transformers.
+        dtype: Number type of weights, activations and KV cache.
         itemsize: Bytes of one number.
-        num_layers: L.
-        hidden_size: H.
-        vocab_size: V.
-        max_model_len: Of the model, tokens.
-        weights: All of them.
-        attentions: One for each layer, in order.
-        exchanges: Of a stage with all layers.
+        num_layers: Number of layers, L.
+        hidden_size: Hidden size, H.
+        vocab_size: Size of the vocabulary, V.
+        max_model_len: Longest sequence of the model, tokens.
+        weights: All weights.
+        attentions: Attention of each layer, in order.
+        exchanges: Collectives of a stage with all layers.
         num_experts: E of each layer with experts that can be divided as wholes; 0: none.
-        num_routes: k, experts of a token.
-        obstacle: Why nothing of it can be divided; empty: it can.
+        num_routes: Experts per token, k.
+        obstacle: Reason why the model cannot be divided; empty: it can.
     """
 
     path: str
@@ -173,19 +177,19 @@ class ModelPlan:
 
 
 def divides(num_heads: int, num_kv_heads: int, size: int) -> bool:
-    """Return whether heads go over so many ranks: query heads divided, KV heads divided or repeated evenly. Pure."""
+    """Return whether heads divide evenly over ``size`` ranks: query heads divided, KV heads divided or repeated. Pure."""
     return num_kv_heads > 0 and num_heads % size == 0 and (num_kv_heads % size == 0 or size % num_kv_heads == 0)
 
 
 def read_plan_file(path: str, setting: str) -> dict[str, str]:
-    """Return styles by the names of modules and parameters, as a backend reads them.
+    """Return styles by name of module or parameter, in the form that a backend reads.
 
     Args:
-        path: TOML or JSON.
-        setting: That names it, for messages.
+        path: Path of a TOML or JSON file.
+        setting: Setting that names the file, for messages.
 
     Raises:
-        ConfigValueError: It cannot be read, or is no table from names to styles.
+        ConfigValueError: The file cannot be read, or is not a table from names to styles.
     """
     try:
         file = Path(path).expanduser()
@@ -210,17 +214,17 @@ def read_model(
     trust_remote_code: bool = False,
     configured: Mapping[str, str] | None = None,
 ) -> ModelPlan:
-    """Return what layouts of a model depend on; imports torch, builds the model without memory.
+    """Return the plan of a model; imports torch, and builds the model without memory.
 
     Args:
-        path: As ``model.path``.
-        revision: Of a hub id.
-        dtype: As ``model.dtype``; ``auto``: that of the configuration of the model.
+        path: Model path, as in ``model.path``.
+        revision: Revision of a hub id; empty: the default one.
+        dtype: Number type, as in ``model.dtype``; ``auto``: the one in the model's configuration.
         trust_remote_code: Run code that comes with the model.
-        configured: Styles that go before those of the model's own plan.
+        configured: Styles that override the model's own plan.
 
     Raises:
-        ModelLoadError: There is no model, or none that generates with a paged KV cache.
+        ModelLoadError: There is no model at the path, or it does not generate with a paged KV cache.
     """
     config = _config(path, revision, trust_remote_code)
     text = config.get_text_config(decoder=True)
@@ -230,15 +234,15 @@ def read_model(
 
 
 def read_configured_model(config: Config, chosen: ResolvedPlan) -> ModelPlan:
-    """Return :func:`read_model` of a configuration, with the plan of its backend's ``tensor_plan`` if that names a file.
+    """Return :func:`read_model` of a configuration, with the backend's ``tensor_plan`` file if there is one.
 
     Args:
-        config: Table ``model`` is read.
-        chosen: Its components.
+        config: Configuration; table ``model`` is read.
+        chosen: Resolved components of the configuration.
 
     Raises:
         ConfigError: The plan's file cannot be read.
-        ModelLoadError: See :func:`read_model`.
+        ModelLoadError: There is no model at the path, or it does not generate with a paged KV cache.
     """
     model, backend = config.model, chosen.choices["backend"]
     plan_file = getattr(backend.options, "tensor_plan", "")
@@ -273,10 +277,10 @@ def _config(path: str, revision: str, trust_remote_code: bool) -> Any:
 
 
 def _check(path: str, config: Any, text: Any) -> None:
-    """Refuse what has no KV cache to lay out.
+    """Refuse models without a KV cache.
 
     Raises:
-        ModelLoadError: With the reason.
+        ModelLoadError: The model has no KV cache; the message gives the reason.
     """
     names = list(config.architectures or ())
     if config.is_encoder_decoder or (names and not any(name.endswith(_GENERATES) for name in names)):
@@ -307,7 +311,7 @@ def _built(path: str, config: Any, trust_remote_code: bool) -> Any:
 
 
 class _Reader:
-    """A model without memory, and its plan."""
+    """Reads a :class:`ModelPlan` from a model built without memory."""
 
     def __init__(self, path: str, model: Any, text: Any, dtype: str, configured: dict[str, str]) -> None:
         self._path, self._model, self._text = path, model, text
@@ -327,10 +331,10 @@ class _Reader:
         self._fused = set(self._find_fused())
 
     def plan(self) -> ModelPlan:
-        """Return all of it.
+        """Return the plan of the model.
 
         Raises:
-            ModelLoadError: A layer has no attention known here.
+            ModelLoadError: A layer's attention is not supported here.
         """
         attentions = sorted(self._attentions(), key=lambda one: one.layer)
         if [one.layer for one in attentions] != list(range(self._num_layers)):
@@ -372,12 +376,12 @@ class _Reader:
 
     @staticmethod
     def _style(name: str, plan: Mapping[str, str]) -> str:
-        """Return the style that a plan has for a module or parameter, ``*`` in it for any number; empty: none. Pure."""
+        """Return a plan's style for a module or parameter (``*`` matches any number); empty: none. Pure."""
         style = plan.get(name, plan.get(re.sub(r"\.\d+(?=\.|$)", ".*", name), ""))
         return _OTHER_NAMES.get(style, style)
 
     def _layer(self, name: str) -> int:
-        """Return the layer of a module or parameter; what is in none comes before them if tokens are turned into vectors there."""
+        """Return the layer of a module or parameter; outside of layers, -1 for embeddings, else ``num_layers``."""
         numbers = re.search(r"\.(\d+)(?=\.|$)", name)
         if numbers:
             return int(numbers[1])
@@ -386,7 +390,7 @@ class _Reader:
         return -1 if is_embedding else self._num_layers
 
     def _find_heads(self) -> Iterator[tuple[str, tuple[int, int]]]:
-        """Yield query and KV heads of each attention module; what the weights say counts more than the configuration."""
+        """Yield query and KV heads of each attention module, from its weights before the configuration."""
         for name, module in self._modules.items():
             if "layer_idx" not in module.__dict__ or not any(hasattr(module, own) for own in _ATTENTION):
                 continue
@@ -400,7 +404,7 @@ class _Reader:
             yield name, (num_heads, num_kv_heads)
 
     def _find_fused(self) -> Iterator[str]:
-        """Yield fused projections whose outputs the plan would gather, and that the backend divides after a trial."""
+        """Yield fused projections whose outputs the plan gathers and that the backend divides after a trial run."""
         for name, style in self._styles.items():
             owner, _, own = name.rpartition(".")
             out = {"qkv_proj": "o_proj", "gate_up_proj": "down_proj"}.get(own, "")
@@ -418,7 +422,7 @@ class _Reader:
             if hasattr(module, "kv_b_proj"):
                 keys, values = module.qk_head_dim, module.v_head_dim
             elif fused:
-                # What is left beside the queries: its KV heads may be fewer than the configuration says.
+                # Outputs beyond the queries; a layer may have fewer KV heads than the configuration.
                 num_kv_heads = (_num_outputs(getattr(module, fused)) // dim - num_heads) // 2
             elif hasattr(module, "v_proj"):
                 values = module.v_proj.weight.shape[0] // num_kv_heads
@@ -433,7 +437,7 @@ class _Reader:
             )
 
     def _weights(self, name: str, parameter: Any) -> Iterator[Weight]:
-        """Yield a parameter, in parts if they are divided in different ways."""
+        """Yield the weights of a parameter, one for each part with its own division."""
         owner, projection = name.rpartition(".")[0], self._model.get_output_embeddings()
         head = projection.weight
         is_head = parameter is head or self._modules[owner] is projection
@@ -454,13 +458,13 @@ class _Reader:
             yield self._divided_module(whole, parameter, owner)
 
     def _is_of_experts(self, name: str) -> bool:
-        """Return whether a name is of experts, or of something in them, that can be divided as wholes."""
+        """Return whether a name belongs to experts that can be divided as wholes."""
         places = name.split(".")
         owners = (".".join(places[:length]) for length in range(1, len(places) + 1))
         return any(self._style(owner, self._ep_plan) == "ep_dispatch_experts" for owner in owners)
 
     def _divided_itself(self, whole: Weight, parameter: Any, style: str) -> Weight:
-        """Return a parameter that the plan names: experts, sinks."""
+        """Return the weight of a parameter that the plan names itself, such as experts and sinks."""
         if style in _ROWS:
             parts = 2 if style == "packed_rowwise" else 1
             return whole if parameter.dim() == 1 else _even(whole, parameter.shape[-1] // parts)
@@ -472,7 +476,7 @@ class _Reader:
         return whole
 
     def _divided_module(self, whole: Weight, parameter: Any, owner: str) -> Weight:
-        """Return a parameter of a module that the plan names, or of none."""
+        """Return the weight of a parameter by its module's style, whole if the plan has none."""
         style, own = self._styles.get(owner, ""), owner.rpartition(".")[2]
         is_transposed = type(self._modules[owner]).__name__ == "Conv1D" and parameter.dim() == 2
         num_outputs, num_inputs = parameter.shape[0], parameter.shape[-1]
@@ -528,7 +532,7 @@ def _num_outputs(module: Any) -> int:
 
 
 def _number(module: Any, config: Any, names: tuple[str, ...]) -> int:
-    """Return the first number that a module, or else its configuration, has under one of some names; 0: none. Pure."""
+    """Return the first nonzero integer under one of the names, in the module, else in its configuration; 0: none. Pure."""
     for place in (module, config):
         for name in names:
             value = getattr(place, name, None)
