@@ -1,4 +1,4 @@
-"""New plugin packages: ``trencadis new-plugin NOUN NAME`` writes one that installs, and passes its tests, as it is."""
+"""New plugin packages: ``trencadis new-plugin NOUN NAME`` writes one that installs and passes its tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a new plugin is called, in each of the places where it has a name."""
+"""Names of a new plugin: distribution, package, entry point and class."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class PluginNames:
     """The names of one new plugin.
 
     Attributes:
-        noun: What it plugs into, such as ``kv_connector``.
-        name: Of the component: letters, digits and underscores, such as ``fair_lottery``.
+        noun: Extension point of the plugin, such as ``kv_connector``.
+        name: Name of the component: letters, digits and underscores, such as ``fair_lottery``.
     """
 
     noun: str
@@ -35,10 +35,10 @@ class PluginNames:
 
     @classmethod
     def read(cls, noun: str, name: str) -> PluginNames:
-        """Return the names for what a user typed; dashes and underscores are the same. Pure.
+        """Return the names for a user's input; dashes and underscores are equivalent. Pure.
 
         Raises:
-            ConfigValueError: There is no such noun, or the name cannot be used; says why.
+            ConfigValueError: The noun does not exist, or the name cannot be used; the message says why.
         """
         tidy = noun.strip().lower().replace("-", "_")
         if tidy not in NOUNS:

@@ -1,4 +1,4 @@
-"""What the templates need to know about each noun: its contract, the starting component's option, how it is made."""
+"""Facts of each noun for the templates: its contract, the starting component's option and factory."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ class Option:
     """The one option of a starting component.
 
     Attributes:
-        name: Key of its config table.
-        type: Of the value.
-        default: As Python and TOML both write it.
-        validator: Call of one of ``attrs.validators``.
-        help: One sentence.
-        unit: Such as ``tokens``; empty for none.
+        name: Key in the config table.
+        type: Type of the value.
+        default: Default value, in a form valid in both Python and TOML.
+        validator: Expression that calls one of ``attrs.validators``.
+        help: Help text, one sentence.
+        unit: Unit, such as ``tokens``; empty: none.
     """
 
     name: str
@@ -35,11 +35,11 @@ class Start:
     """The component that a new plugin of a noun starts with.
 
     Attributes:
-        contract: Class that the factory returns.
-        summary: What the component does, one line.
-        option: Its option.
-        maker: What the factory imports from the component's module; ``{class}`` stands for the class.
-        call: How the factory calls it.
+        contract: Name of the class that the factory returns.
+        summary: Summary of the component, one line.
+        option: Option of the component.
+        maker: Name that the factory imports from the component's module; ``{class}`` is replaced by the class name.
+        call: Expression of the factory that makes the component.
     """
 
     contract: str

@@ -21,14 +21,14 @@ __all__ = ["files_of", "new_plugin"]
 
 
 def new_plugin(names: PluginNames, directory: Path) -> tuple[Path, list[Path]]:
-    """Write a package into a new folder; returns the folder, and the files within it.
+    """Write a package into a new folder; return the folder and its files.
 
     Args:
-        names: Of the plugin.
-        directory: Where the folder is made; exists.
+        names: Names of the plugin.
+        directory: Existing directory in which the folder is made.
 
     Raises:
-        ConfigValueError: The directory does not exist, cannot be written to, or has something of that name already.
+        ConfigValueError: The directory does not exist, cannot be written to, or already has an entry of that name.
     """
     if not directory.is_dir():
         raise ConfigValueError(
@@ -52,10 +52,10 @@ def new_plugin(names: PluginNames, directory: Path) -> tuple[Path, list[Path]]:
 
 
 def files_of(names: PluginNames) -> dict[str, str]:
-    """Return the text of every file of a package by its path. Pure; reads the templates.
+    """Return the text of each file of a package by path. Pure; reads the templates.
 
     Args:
-        names: Of the plugin.
+        names: Names of the plugin.
     """
     values = _values(names)
     source, noun = f"src/{names.package}", names.noun
@@ -79,7 +79,7 @@ def _render(template: str, values: Mapping[str, str]) -> str:
 
 
 def _in_order(text: str, names: PluginNames) -> str:
-    """Return the text with the package's own imports sorted: their order depends on the name."""
+    """Return the text with the package's own imports sorted, since their order depends on the name."""
     lines = text.split("\n")
     own = [i for i, line in enumerate(lines) if line.startswith(f"from {names.package}.")]
     for i, line in zip(own, sorted(lines[i] for i in own), strict=True):
