@@ -1,4 +1,4 @@
-"""Replays of flight records: the recorded steps again, with the same engine and the same plugins, on a simulated device and clock."""
+"""Replays of flight records with the same engine and plugins on a simulated device and clock."""
 
 from __future__ import annotations
 

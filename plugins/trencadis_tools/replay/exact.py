@@ -1,7 +1,7 @@
-"""The recorded schedule once more: the same requests at the same moments, and whether each plan is the same.
+"""Exact replay: the same requests at the same times, with a comparison of each plan to the record.
 
-The engine is driven from event to event, on a clock that shows the recorded moments; the device answers what was recorded. So every plan
-is made from the same state at the same time, and has to be the same one.
+The engine runs from event to event, on a clock with the recorded times; the device returns the recorded outputs. So every plan
+is made from the same state at the same time, and must be equal.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ _NOTED_EACH = 100
 
 @attrs.frozen(kw_only=True)
 class Difference:
-    """Where a replay left the record.
+    """First difference between a replay and its record.
 
     Attributes:
         event: Index of the recorded event.
-        recorded: The event; None: the record was at its end.
-        replayed: What the replay did in its place; None: nothing.
-        cause: In words, where it raised.
+        recorded: Recorded event; None: the record has ended.
+        replayed: Event of the replay at this place; None: there is none.
+        cause: Error of the replay in words; empty: it did not raise.
     """
 
     event: int
@@ -60,12 +60,12 @@ class Difference:
 
 @attrs.frozen(kw_only=True)
 class ReplayedSteps:
-    """A replay.
+    """Result of an exact replay.
 
     Attributes:
-        num_steps: Plans that are the same.
-        difference: The first that is not; None: all are.
-        steps: Sizes and times of those that were committed.
+        num_steps: Number of equal plans.
+        difference: First difference; None: all plans are equal.
+        steps: Sizes and times of the committed steps.
     """
 
     num_steps: int
@@ -74,7 +74,7 @@ class ReplayedSteps:
 
 
 class _Script(ReplayExecutor):
-    """Answers what was recorded, in order."""
+    """Executor that returns the recorded outputs in order."""
 
     def __init__(self, record: FlightRecord, stand_ins: StandIns, clock: ScriptedClock) -> None:
         super().__init__(record, stand_ins)
@@ -86,11 +86,11 @@ class _Script(ReplayExecutor):
         self.steps: list[StepRecord] = []
 
     def begin(self, event: int) -> None:
-        """Go on at an event, which begins a step of the engine."""
+        """Continue at an event that begins a step of the engine."""
         self._next, self._has_failed = event, False
 
     def pending(self, planned: PlannedStep, batch: Batch | None) -> PendingStep:
-        """Return the recorded output; the clock moves on to the next plan, if the next event is one."""
+        """Return the pending recorded output; set the clock to the next event if that is a plan."""
         planned_s = self._clock.now_s()
         shape = StepShape()
         if batch is not None:
@@ -104,7 +104,7 @@ class _Script(ReplayExecutor):
         return _Pending(self, planned, shape, planned_s)
 
     def wait(self, planned: PlannedStep, shape: StepShape, planned_s: float) -> StepOutput:
-        """Return what was recorded of the oldest step in flight; nothing of what is dropped after a failure counts."""
+        """Return the recorded output of the oldest step in flight; after a failure, a substitute that is discarded."""
         if self._has_failed:
             return self.output(planned)
         event = self.next_event()
@@ -134,7 +134,7 @@ class _Script(ReplayExecutor):
         return self.output(planned)
 
     def next_event(self) -> RecordedEvent | None:
-        """Return the event that comes next; None at the end."""
+        """Return the next event; None at the end."""
         return self._events[self._next] if self._next < len(self._events) else None
 
 
@@ -161,15 +161,15 @@ def replay_exactly(
     """Replay a record, up to the first plan that differs.
 
     Args:
-        record: The record.
-        config: The recorded one.
-        registry: Its plugins.
+        record: Record to replay.
+        config: Recorded configuration.
+        registry: Plugins of the configuration.
         name: Name of the file, for messages.
-        may_import: The file is trusted: import paths of its changes are followed.
-        note: Called now and then with the number of events that were replayed; or None.
+        may_import: Whether the file is trusted, so that import paths in its changes are followed.
+        note: Called from time to time with the number of replayed events; or None.
 
     Raises:
-        ConfigError: The engine cannot go on with what the record says.
+        ConfigError: The engine cannot continue with the content of the record.
         TrencadisError: The engine cannot be built.
     """
     with as_of_a_record():
@@ -177,7 +177,7 @@ def replay_exactly(
 
 
 def _with_recorded_drafts(record: FlightRecord, config: Config, registry: Registry, script: _Script) -> Config:
-    """Return the configuration with a speculator that drafts what was drafted; registers it, if anything was."""
+    """Return the configuration with a registered speculator for recorded drafts; unchanged if there are none."""
     if not record.max_draft_tokens:
         return attrs.evolve(config, speculation=NounConfig(name="none"))
     drafts = RecordedDrafts(record.max_draft_tokens)
@@ -241,7 +241,7 @@ def _replay(
                     for one in made:
                         recorded = record.events[number] if number < len(record.events) else None
                         if recorded is None:
-                            break  # it was written within a step
+                            break  # the event was written within a step
                         if not _is_same(recorded, one):
                             return _differs(num_steps, number, recorded, one)
                         num_steps += isinstance(one, RecordedAttempt) and one.is_plan

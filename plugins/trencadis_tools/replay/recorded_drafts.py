@@ -1,4 +1,4 @@
-"""A speculator that proposes as many drafts for each sequence as were recorded."""
+"""Speculator that proposes the recorded number of drafts for each sequence."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ RECORDED = "recorded"
 
 
 class RecordedDrafts(Speculator):
-    """Drafts for the plan that comes next in the record; the plugin that offers itself.
+    """Speculator of the next recorded plan; also the plugin that provides it.
 
     Args:
-        max_draft_tokens: Of the recorded speculator.
+        max_draft_tokens: Maximum drafts of the recorded speculator.
 
     Attributes:
-        next_event: Returns the recorded event that the replay has come to; set by the replay.
+        next_event: Returns the next recorded event of the replay; set by the replay.
     """
 
     def __init__(self, max_draft_tokens: int) -> None:
@@ -44,7 +44,7 @@ class RecordedDrafts(Speculator):
         )
 
     def propose(self, view: DraftView) -> Drafts:
-        """Return as many drafts as the recorded plan had, which say nothing."""
+        """Return the recorded number of drafts, with token ids 0."""
         event = self.next_event()
         num_drafts = {}
         if isinstance(event, RecordedAttempt) and event.num_drafts:

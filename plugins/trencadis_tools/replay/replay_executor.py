@@ -27,14 +27,14 @@ __all__ = ["PlannedStep", "ReplayExecutor"]
 
 @attrs.frozen(eq=False)
 class PlannedStep:
-    """What a device has to know of one step, by place in the plan.
+    """Facts of one step that a device needs, in the order of the plan.
 
     Attributes:
-        step: Its number.
-        numbers: Of the requests.
-        known: Tokens of each that are known when it is done, before new ones; int32.
-        yields: Whether it yields a token.
-        num_drafts: That each verifies; empty: of a step that was in flight when the record begins.
+        step: Number of the step.
+        numbers: Numbers of the requests, ``[n]``.
+        known: Tokens of each request known after the step, without new ones, int32 ``[n]``.
+        yields: Whether each request yields a token, int32 ``[n]``.
+        num_drafts: Drafts that each request verifies, int32 ``[n]``; empty for a step in flight when the record begins.
     """
 
     step: int
@@ -45,14 +45,14 @@ class PlannedStep:
 
 
 class ReplayExecutor(Executor):
-    """Stands for the recorded device.
+    """Substitute of the recorded device.
 
     Args:
-        record: Whose capabilities and model it has.
-        stand_ins: The requests.
+        record: Record with the device's capabilities and model.
+        stand_ins: Requests of the replay.
 
     Attributes:
-        number_of_row: Request that holds a row.
+        number_of_row: Number of the request in each row.
     """
 
     def __init__(self, record: FlightRecord, stand_ins: StandIns) -> None:
@@ -67,11 +67,11 @@ class ReplayExecutor(Executor):
 
     @abstractmethod
     def pending(self, planned: PlannedStep, batch: Batch | None) -> PendingStep:
-        """Return what waits for a step, and move the clock to where planning goes on.
+        """Return a pending step, and set the clock to the time at which planning continues.
 
         Args:
-            planned: The step.
-            batch: Its batch; None: it was in flight when the record begins.
+            planned: Step to run.
+            batch: Batch of the step; None: it was in flight when the record begins.
         """
 
     def start(
@@ -81,7 +81,7 @@ class ReplayExecutor(Executor):
         make_sampler: Callable[[int], Sampler],
         source: ModelSource,
     ) -> ModelFacts:
-        """Return the facts of the recorded model, with tokens of the replay; makes neither backend nor sampler."""
+        """Return the facts of the recorded model with the replay's vocabulary; makes neither backend nor sampler."""
         facts = self._record.model | {
             "vocab_size": self._stand_ins.vocab_size,
             "eos_token_ids": (EOS,),
@@ -91,21 +91,21 @@ class ReplayExecutor(Executor):
 
     @property
     def capabilities(self) -> BackendCapabilities:
-        """As recorded."""
+        """Recorded capabilities."""
         return self._capabilities
 
     def memory(self, *, max_num_batched_tokens: int, max_num_seqs: int) -> MemoryReport:
-        """Return a report of nothing: the record says how many blocks there were."""
+        """Return a report of zeros, since the record has the number of blocks."""
         return MemoryReport(total_bytes=0, free_bytes=0, activation_bytes=0)
 
     def allocate(self, plan: AllocationPlan) -> None:
-        """There is nothing to allocate."""
+        """Do nothing: the replay has no memory."""
 
     def prepare(self, bucket: Bucket) -> None:
-        """There is nothing to compile."""
+        """Do nothing: the replay compiles nothing."""
 
     def submit(self, batch: Batch) -> PendingStep:
-        """Note who takes rows, and what the step computes."""
+        """Record which requests hold rows, and submit the step."""
         for start in batch.row_starts:
             self.number_of_row[start.row] = self._stand_ins.number_of(start.params)
         rows: Int32Array = np.full(batch.num_sequences, -1, np.int32)
@@ -125,9 +125,9 @@ class ReplayExecutor(Executor):
         """Return the output of a step.
 
         Args:
-            planned: The step.
-            commit: What was recorded of it; None: nothing was, and each sequence that yields gets one token.
-            num_accepted: Drafts that stand beside this token.
+            planned: Step that ends.
+            commit: Recorded commit; None: each sequence that yields gets one token.
+            num_accepted: Accepted drafts in addition to this token, of each sequence.
         """
         counts = planned.yields + num_accepted
         errors: tuple[RowError, ...] = ()

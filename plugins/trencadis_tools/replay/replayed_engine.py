@@ -1,4 +1,4 @@
-"""The engine of a replay: the recorded configuration and plugins, without device, observers and texts."""
+"""Engine of a replay: recorded configuration and plugins, without device, observers and texts."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _MAX_EXPLAINED = 1000
 
 _TABLES = (
     *("engine", "cache", "defragmenter", "parallel", "budget"),
-    *("backend", "executor"),  # neither is built: layouts are checked by their names
+    *("backend", "executor"),  # neither is built; layouts are checked by the names of components
     *("scheduling", "bucketing", "eviction", "speculation", "draft_length", "acceptance"),
 )
 """Tables of a record on which plans depend: a replay takes no other from a file, neither model nor paths nor connectors."""
@@ -63,22 +63,22 @@ _MAX_ROW_BLOCKS = 2**28
 
 
 class ScriptedClock(SimulatedClock):
-    """A clock that is set to what was recorded."""
+    """Clock that is set to recorded times."""
 
     def set(self, now_s: float) -> None:
-        """Show another moment from now on."""
+        """Set the time, seconds."""
         self._now_s = now_s
 
 
 def check_replayable(record: FlightRecord, *, name: str) -> None:
-    """Refuse a record that the same engine does not make again.
+    """Refuse a record that the same engine cannot reproduce.
 
     Args:
-        record: The record.
-        name: Of its file, for messages.
+        record: Record to check.
+        name: Name of the record's file, for messages.
 
     Raises:
-        ConfigError: It cannot be replayed; says why.
+        ConfigError: The record cannot be replayed; the message says why.
     """
     if record.obstacles:
         raise ConfigError(
@@ -95,18 +95,18 @@ def recorded_config(
     may_import: bool = False,
     plugins: Mapping[str, Any] | None = None,
 ) -> tuple[Config, Registry]:
-    """Return the recorded configuration, as far as a replay depends on it, and the installed plugins.
+    """Return the part of the recorded configuration that a replay depends on, and the installed plugins.
 
     Args:
-        record: The record.
-        flags: Changes of the operator, as flags of the command line.
+        record: Record with the configuration.
+        flags: Changes by the operator, as flags of the command line.
         name: Name of the record's file, for messages.
-        may_import: The file is trusted: import paths in it are followed.
-        plugins: The operator's own table ``[plugins]``; that of the record is ignored.
+        may_import: Whether the file is trusted, so that import paths in it are followed.
+        plugins: Operator's own table ``[plugins]``; that of the record is ignored.
 
     Raises:
         ImportPathRefusedError: The record names code to import, and is not trusted.
-        ConfigError: A table or a flag is wrong here.
+        ConfigError: A table or a flag is not valid here.
         PluginError: A plugin is not installed, or cannot be used.
     """
     tables = {table: record.config[table] for table in _TABLES if table in record.config}
@@ -127,11 +127,11 @@ def check_code(
     """Refuse a record whose components differ from those installed here, in name or code.
 
     Args:
-        record: The record.
+        record: Record to check.
         config: Configuration from :func:`recorded_config`.
         registry: Plugins from :func:`recorded_config`.
         name: Name of the record's file, for messages.
-        may_import: The file is trusted: differences are let pass.
+        may_import: Whether the file is trusted, so that differences are allowed.
 
     Raises:
         ImportPathRefusedError: A change in the record names code to import, and the file is not trusted.
@@ -162,22 +162,22 @@ def check_code(
 
 
 def changes_of(record: FlightRecord) -> list[RecordedChange]:
-    """Return the changes of scheduling in a record: what was in force where it begins, if that was changed, and those after. Pure."""
+    """Return the changes of scheduling in a record, first the one in force at its beginning, if any. Pure."""
     before = [] if record.scheduling is None else [record.scheduling]
     return before + [event for event in record.events if isinstance(event, RecordedChange)]
 
 
 def change_scheduling(engine: Engine, change: RecordedChange, *, name: str, may_import: bool) -> None:
-    """Make a recorded change.
+    """Apply a recorded change of scheduling.
 
     Args:
         engine: Engine of the replay.
-        change: Looked at by :func:`check_code`.
+        change: Change, checked by :func:`check_code`.
         name: Name of the record's file, for messages.
-        may_import: The file is trusted.
+        may_import: Whether the file is trusted.
 
     Raises:
-        TrencadisError: It cannot be made.
+        TrencadisError: The change cannot be applied.
     """
     engine.answer("set_scheduling", {"table": table_of(change, name), "source": name, "may_import": may_import})
 
@@ -186,7 +186,7 @@ def table_of(change: RecordedChange, name: str) -> dict[str, Any]:
     """Return the table of a recorded change. Pure.
 
     Raises:
-        ConfigError: It cannot be read.
+        ConfigError: The table cannot be read.
     """
     try:
         return change.table
@@ -205,10 +205,10 @@ def _words(code: ComponentCode | None) -> str:
 
 @contextlib.contextmanager
 def as_of_a_record() -> Iterator[None]:
-    """Say in words what an engine or a plugin raised when it was given what a record holds, which may be anything.
+    """Turn exceptions of an engine or plugin that was given the content of a record into errors of Trencadís.
 
     Raises:
-        ConfigError: Something was raised that is no error of Trencadís.
+        ConfigError: An exception was raised that is no error of Trencadís.
     """
     try:
         yield
@@ -223,7 +223,7 @@ def as_of_a_record() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _saying_how_to_trust(name: str) -> Iterator[None]:
-    """Say with the refusal of an import path what to do about it here."""
+    """Add the flag ``--trust`` to the hint of a refused import path."""
     try:
         yield
     except ImportPathRefusedError as error:
@@ -239,14 +239,14 @@ def replayed_engine(
     """Return an engine of the recorded sizes.
 
     Args:
-        record: The record.
-        config: Of :func:`recorded_config`.
-        registry: Of the same.
-        clock: Its time.
-        executor: Its device.
+        record: Record to replay.
+        config: Configuration from :func:`recorded_config`.
+        registry: Plugins from :func:`recorded_config`.
+        clock: Clock of the engine.
+        executor: Executor of the engine.
 
     Raises:
-        TrencadisError: It cannot be built.
+        TrencadisError: The engine cannot be built.
     """
     num_row_blocks = config.engine.max_num_seqs * -(-record.max_model_len // record.block_size)
     if num_row_blocks > _MAX_ROW_BLOCKS:
@@ -276,14 +276,14 @@ def replayed_engine(
 def restore(
     engine: Engine, frame: Mapping[str, Any], stand_ins: StandIns, executor: ReplayExecutor, **options: bool
 ) -> None:
-    """Put an engine, and its device, into the state in which a record begins.
+    """Restore the state in which a record begins to an engine and its device.
 
     Args:
-        engine: Just built.
-        frame: Of the record.
-        stand_ins: Its requests.
-        executor: The engine's.
-        options: ``restores_scheduling``, ``restores_eviction``: see ``Engine.restore``.
+        engine: Engine, just built.
+        frame: Key frame of the record.
+        stand_ins: Requests of the record.
+        executor: Executor of the engine.
+        options: ``restores_scheduling`` and ``restores_eviction``, passed to ``Engine.restore``.
     """
     rows = frame["table"]["row"]
     number_of_slot = {
@@ -300,7 +300,7 @@ def restore(
         return requests[number]
 
     def pending(plan: Plan) -> PendingStep:
-        # Who has left meanwhile gets no token; any number stands for it.
+        # A request that has left gets no token, so its number does not matter.
         numbers = tuple(number_of_slot.get(slot, 0) for slot in plan.slots.tolist())
         num_drafts = 0 if plan.drafts is None else plan.drafts.num_drafts
         known = plan.starts + plan.num_scheduled - num_drafts

@@ -1,4 +1,4 @@
-"""Requests with generated tokens in place of the recorded ones: any two share a beginning as long as the recorded two did."""
+"""Requests with generated tokens in place of the recorded ones; any two share a prefix as long as the recorded two."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ EOS = 0
 
 
 class StandIns:
-    """The requests of one record, and what the device answers to each.
+    """Requests of one record, and the output tokens of each.
 
     Args:
-        recorded: By number.
-        ends_by_token: Every answer ends with a token after the recorded length, also one that a client ended.
+        recorded: Recorded requests by number.
+        ends_by_token: Whether every output ends with an end-of-sequence token after the recorded length, even if a client ended the
+            request.
 
     Attributes:
-        recorded: As given.
-        tokens: Of each request: prompt and recorded output, int32. Where it ended with a stop token, the last one is ``EOS``.
-        vocab_size: Legal token ids are 0 .. vocab_size - 1.
+        recorded: Recorded requests by number.
+        tokens: Prompt and recorded output of each request, int32. If a stop token ended it, the last one is ``EOS``.
+        vocab_size: Size of the vocabulary; token ids are 0 .. vocab_size - 1.
     """
 
     def __init__(self, recorded: Sequence[RecordedRequest], *, ends_by_token: bool = False) -> None:
@@ -33,16 +34,16 @@ class StandIns:
         self.vocab_size = len(recorded) + 1
         self.tokens = _tokens(recorded, ends_by_token=ends_by_token)
         self._number_of: dict[int, int] = {}
-        self._params: list[SamplingParams] = []  # so that no other has the id of one of them
+        self._params: list[SamplingParams] = []  # kept alive so that ids of objects stay unique
 
     def request(self, number: int) -> Request:
-        """Return the request to add for a recorded one, whose id is its number."""
+        """Return the request to add for a recorded one; its id is its number."""
         record, tokens = self.recorded[number], self.tokens[number].tolist()
         params = SamplingParams(
             max_tokens=record.max_tokens,
             min_tokens=record.min_tokens,
             prompt_logprobs=0 if record.wants_prompt_logprobs else None,
-            seed=number,  # by which simulated drafts know whose they are
+            seed=number,  # identifies the request to simulated drafts
         )
         self._number_of[id(params)] = number
         self._params.append(params)
@@ -62,17 +63,17 @@ class StandIns:
         )
 
     def number_of(self, params: SamplingParams) -> int:
-        """Return the number of the request that has these parameters, the very object."""
+        """Return the number of the request with this parameters object, compared by identity."""
         return self._number_of[id(params)]
 
     def next_tokens(self, number: int, known: int, count: int) -> list[int]:
-        """Return what the device chooses after ``known`` tokens of a request; of what was not recorded, tokens that nothing else has."""
+        """Return the tokens of a request after ``known`` tokens; beyond the record, a token that no other request has."""
         tokens: list[int] = self.tokens[number][known : known + count].tolist()
         return tokens + [number + 1] * (count - len(tokens))
 
 
 def _tokens(recorded: Sequence[RecordedRequest], *, ends_by_token: bool) -> list[Int32Array]:
-    """Return tokens of which any two texts begin alike for as long as recorded. Pure."""
+    """Return tokens of which any two requests share the recorded length of prefix. Pure."""
     made: dict[int, Int32Array] = {}
     for start in range(len(recorded)):
         chain = [start]
@@ -88,5 +89,5 @@ def _tokens(recorded: Sequence[RecordedRequest], *, ends_by_token: bool) -> list
     texts = [made[number] for number in range(len(recorded))]
     for record, text in zip(recorded, texts, strict=True):
         if (record.ends_by_token or ends_by_token) and record.num_output_tokens:
-            text[-1] = EOS  # its KV is never shared: the text has ended
+            text[-1] = EOS  # the KV of the last token is never shared
     return texts

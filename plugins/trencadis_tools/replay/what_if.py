@@ -1,7 +1,7 @@
-"""The recorded requests under another configuration: the same engine on a simulated device, whose steps take as long as recorded ones.
+"""Recorded requests under another configuration: the same engine on a simulated device with step times fitted to the record.
 
-Requests come, and are given up, at the recorded moments; answers have the recorded lengths; of what was in the engine when the record
-begins nothing is lost. So two configurations differ in nothing but what they decide.
+Requests arrive, and are aborted, at the recorded times; outputs have the recorded lengths; the state of the engine when the record
+begins is restored. So two configurations differ only in their decisions.
 """
 
 from __future__ import annotations
@@ -49,20 +49,20 @@ _LEFT_OUT = (
 
 @attrs.frozen(kw_only=True)
 class Served:
-    """What became of the requests that ended in the record.
+    """Latencies and counts of the requests that ended in the record.
 
     Attributes:
-        name: Of the policy.
-        num_requests: That ended, and were not given up.
-        ttft_mean_s: From arrival to the first token; of those only whose first token came in the record.
-        ttft_p99_s: The same.
-        tpot_mean_s: From the first token to the last, for each after the first.
-        tpot_p99_s: The same.
-        e2e_mean_s: From arrival to the end.
-        e2e_p99_s: The same.
-        num_preempted: How often one lost its blocks.
-        num_cached_tokens: Prompt tokens that the prefix cache had.
-        duration_s: From the start of the record to the last end.
+        name: Name of the policy.
+        num_requests: Number of requests that ended and were not aborted.
+        ttft_mean_s: Mean time from arrival to the first token, of requests whose first token is in the record.
+        ttft_p99_s: 99th percentile of the same times.
+        tpot_mean_s: Mean time per output token after the first.
+        tpot_p99_s: 99th percentile of the time per output token after the first.
+        e2e_mean_s: Mean time from arrival to the end.
+        e2e_p99_s: 99th percentile of the time from arrival to the end.
+        num_preempted: Number of preemptions.
+        num_cached_tokens: Prompt tokens found in the prefix cache.
+        duration_s: Time from the start of the record to the last end.
     """
 
     name: str
@@ -79,14 +79,14 @@ class Served:
 
 
 def recorded_step_times(steps: Sequence[StepRecord], *, name: str) -> LinearStepTimes:
-    """Return the times of steps that fit the recorded ones best, with as many coefficients as they tell apart.
+    """Return step times fitted to the recorded ones, with as many coefficients as the steps determine.
 
     Args:
-        steps: Of an exact replay, which knows their sizes.
-        name: Of the record, for messages.
+        steps: Steps of an exact replay, which have sizes.
+        name: Name of the record's file, for messages.
 
     Raises:
-        ConfigError: They are too few, or too much alike.
+        ConfigError: There are too few steps, or they are too similar.
     """
     causes = []
     for left_out in _LEFT_OUT:
@@ -101,7 +101,7 @@ def recorded_step_times(steps: Sequence[StepRecord], *, name: str) -> LinearStep
 
 
 def recorded_latencies(record: FlightRecord) -> Served:
-    """Return what the record itself says of its requests. Pure."""
+    """Return the latencies and counts in the record itself. Pure."""
     ended = [
         (
             one.arrival_s,
@@ -132,15 +132,15 @@ def replay_with(
     """Serve the requests of a record under a configuration.
 
     Args:
-        record: The record.
-        config: The recorded configuration, or another one.
-        registry: Its plugins.
-        step_times: Of the simulated device.
-        name: For the result.
-        recorded: The recorded configuration: policies that are the same remember what they did.
-        drafts: What becomes of drafts, by name of the speculator.
-        may_import: The record is trusted: import paths of its changes are followed.
-        note: Called after each step that ends some with the number of requests that have ended; or None.
+        record: Record with the requests.
+        config: Configuration to run: the recorded one, or another one.
+        registry: Plugins of the configuration.
+        step_times: Step times of the simulated device.
+        name: Name of the policy in the result.
+        recorded: Recorded configuration; policies that are equal in both are restored with their state.
+        drafts: Acceptance of drafts by name of the speculator; None: unknown.
+        may_import: Whether the record is trusted, so that import paths in its changes are followed.
+        note: Called with the number of ended requests after each step that ends some; or None.
 
     Raises:
         TrencadisError: The engine cannot be built, or a policy broke its contract.
@@ -165,7 +165,7 @@ def _replay(
 ) -> Served:
     requests = [
         one if one.finish_reason else _shorter(one) for one in record.requests
-    ]  # what had not ended ends with the next token, so that it loads the engine no longer than it did
+    ]  # requests that had not ended get one more token, so that they occupy the engine no longer than recorded
     stand_ins, clock = StandIns(requests, ends_by_token=True), SimulatedClock(_start_s(record))
     drafter = drafter_of(config, drafts, seed=0, step_times=step_times)
     device = _Device(record, stand_ins, clock, step_times, drafter)
@@ -209,7 +209,7 @@ def _replay(
 
 
 class _Device(ReplayExecutor):
-    """Computes one batch after the other, each as long as its size says."""
+    """Device that runs batches one after the other, with step times by size."""
 
     def __init__(
         self,
@@ -227,19 +227,19 @@ class _Device(ReplayExecutor):
         self._free_s = 0.0
 
     def pending(self, planned: PlannedStep, batch: Batch | None) -> PendingStep:
-        """Return what ends when the device has come to it; of a step that was in flight, at once."""
+        """Return a step that ends when the device has run it; a step in flight at the start ends at once."""
         if batch is not None:
             shape = step_shape(
                 batch.passes, num_new=len(batch.row_starts), has_buckets=self.capabilities.layout != "ragged"
             )
             if shape.num_tokens:
-                # Fitted times of the host are those that the device waited, however many steps are in flight.
+                # Fitted host times are times in which the device waited, for any number of steps in flight.
                 took_s = self._step_times.host_s(shape) + self._step_times.device_s(shape)
                 self._free_s = max(self._free_s, self._clock.now_s()) + took_s
         return _Step(self._clock, self._free_s, self.output(planned, num_accepted=self._num_accepted(planned)))
 
     def _num_accepted(self, planned: PlannedStep) -> Int32Array | int:
-        """Return how many drafts of each sequence stand."""
+        """Return the number of accepted drafts of each sequence."""
         drafted = np.flatnonzero(planned.num_drafts)
         if self._drafter is None or not drafted.size:
             return 0
@@ -269,7 +269,7 @@ def _serve(
     change: Callable[[RecordedChange], None],
     note: Advance | None,
 ) -> list[FinishedSequence]:
-    """Serve until everything has ended; returns what did."""
+    """Serve until all requests have ended, and return them."""
     events = deque(one for one in record.events if isinstance(one, RecordedArrival | RecordedEnd | RecordedChange))
     finished: list[FinishedSequence] = []
     while events or engine.has_work:
@@ -279,7 +279,7 @@ def _serve(
                 engine.add(stand_ins.request(event.number))
             elif isinstance(event, RecordedChange):
                 change(event)
-            elif not event.is_complete:  # a text that was found complete ends with a token here
+            elif not event.is_complete:  # an output that a client found complete ends with a token here
                 engine.abort(str(event.number))
         if engine.has_work:
             ended = engine.step().finished
@@ -292,7 +292,7 @@ def _serve(
 
 
 def _shorter(request: RecordedRequest) -> RecordedRequest:
-    """Return a request that had not ended, as one that ends with its next token."""
+    """Return an unfinished request as one that ends with its next token."""
     return msgspec.structs.replace(request, num_tokens=request.num_tokens + 1)
 
 
