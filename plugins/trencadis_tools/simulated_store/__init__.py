@@ -1,1 +1,1 @@
-"""KV connector ``simulated_store``: a store of KV blocks beside simulated replicas, of which only sizes and times are there."""
+"""KV connector ``simulated_store``: a store of KV blocks for simulated replicas that models sizes and times only."""

@@ -12,10 +12,10 @@ __all__ = ["SimulatedStoreConfig"]
 
 @attrs.frozen(kw_only=True)
 class SimulatedStoreConfig:
-    """Table ``[kv_connector.simulated_store]``: how much a store holds, and how fast it is reached.
+    """Table ``[kv_connector.simulated_store]``: capacity, bandwidth and latency of a store.
 
-    A load or save is served by the replica's link and by the store at the same time, by each in the order in which transfers begin; it
-    ends when both have passed it on and ``latency_s`` is over. Loads and saves share both.
+    The replica's link and the store serve a load or save at the same time, each in the order in which transfers begin; the transfer
+    ends when both are done and ``latency_s`` has passed. Loads and saves share link and store.
     """
 
     shared: bool = setting(

@@ -1,7 +1,7 @@
 """Both sides of the connector ``simulated_store``.
 
-What it knows is what a real one does: look-ups see what has come to the store, the KV policy is asked with what loads and steps have
-taken so far, and a save is decided when its blocks are computed. Only the transfers themselves are :class:`StoreLink`'s.
+It has the knowledge of a real connector: look-ups see blocks that have arrived in the store, the KV policy decides from the times of
+past loads and steps, and a save is decided when its blocks are computed. Transfers belong to :class:`StoreLink`.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ __all__ = ["make_simulated_store"]
 
 @attrs.define(eq=False)
 class _Shared:
-    """What both sides know.
+    """State shared by both sides.
 
     Attributes:
-        config: The table.
-        clock: The engine's.
-        policy: Decides about loads and saves.
-        cost: Predicts times of loads and prefills from those so far.
-        link: Of the replica; set when the worker side is registered, before anything is looked up.
-        block_size: Tokens of a block; so is the next.
-        block_bytes: Of a block.
-        load_timeout_s: After which the engine gives a load up.
-        traffic: Counts.
+        config: Table of the connector.
+        clock: Clock of the engine.
+        policy: KV policy, which decides about loads and saves.
+        cost: Prediction of load and prefill times from past ones.
+        link: Link of the replica; set when the worker side is registered, before any look-up.
+        block_size: Tokens of a block; set when the worker side is registered.
+        block_bytes: Bytes of a block; set when the worker side is registered.
+        load_timeout_s: Time after which the engine gives a load up, seconds.
+        traffic: Counters of the run.
     """
 
     config: SimulatedStoreConfig
@@ -74,7 +74,7 @@ class SimulatedSchedulerSide(KVSchedulerSide):
         self._cancels: list[int] = []
 
     def lookup(self, request: Request, *, block_hashes: Sequence[bytes], num_local_tokens: int) -> Lookup:
-        """Return what the store has after the local hit, if the policy loads that."""
+        """Return the blocks that the store has after the local hit, if the policy admits the load."""
         shared, link = self._shared, self._shared.link
         assert link is not None, "the worker side was registered before"
         first = num_local_tokens // shared.block_size
@@ -106,23 +106,23 @@ class SimulatedSchedulerSide(KVSchedulerSide):
         self._loads.append(LoadOrder(transfer_id, list(blocks), list(block_hashes), wait_s))
 
     def on_unused(self, transfer_id: int) -> None:
-        """Forget the hit."""
+        """Discard the hit."""
         del self._waits_s[transfer_id]
 
     def on_computed(self, *, blocks: Sequence[int], block_hashes: Sequence[bytes]) -> None:
-        """Keep the blocks for the next message: then is the moment to see what the store has, also from other replicas."""
+        """Keep the blocks for the next message, when the store's content, also from other replicas, is known."""
         self._computed.append(SaveOrder(list(blocks), list(block_hashes)))
 
     def on_finished(self, request: Request, *, blocks: Sequence[int]) -> int | None:
-        """Pin nothing: what is sent was copied."""
+        """Pin no blocks, since saves are copied."""
         return None
 
     def on_cancelled(self, transfer_id: int) -> None:
-        """Add it to the message."""
+        """Add the cancellation to the message."""
         self._cancels.append(transfer_id)
 
     def take_message(self) -> bytes:
-        """Return loads, and the blocks that the policy saves of those that the store does not have."""
+        """Return loads, cancellations, and the blocks to save: admitted by the policy and not in the store."""
         if not (self._computed or self._loads or self._cancels):
             return b""
         saves = [kept for one in self._computed if (kept := self._admitted(one)) is not None]
@@ -131,7 +131,7 @@ class SimulatedSchedulerSide(KVSchedulerSide):
         return encode_orders(orders) if orders.loads or saves or orders.cancels else b""
 
     def on_report(self, report: ConnectorReport) -> None:
-        """Nothing is kept for a load under way."""
+        """Do nothing: no state is kept for loads in flight."""
 
     def _admitted(self, computed: SaveOrder) -> SaveOrder | None:
         shared, link = self._shared, self._shared.link
@@ -155,10 +155,10 @@ class SimulatedWorkerSide(KVWorkerSide):
         self._shared = shared
 
     def register(self, kv_cache: KVPool) -> None:
-        """Ask the run for a link.
+        """Request a link from the run.
 
         Raises:
-            ConfigValueError: The device is a real one, or a store has no room for a block.
+            ConfigValueError: The device is not simulated, or a store has no room for a block.
         """
         if not isinstance(kv_cache, SimulatedPool):
             raise ConfigValueError(
@@ -182,7 +182,7 @@ class SimulatedWorkerSide(KVWorkerSide):
         kv_cache.cost = shared.cost
 
     def begin_step(self, message: bytes) -> None:
-        """Begin what the scheduler side asked for."""
+        """Begin the transfers in the message."""
         link, now_s = self._shared.link, self._shared.clock.now_s()
         assert link is not None, "it was registered before"
         if not message or link.is_closed:
@@ -196,10 +196,10 @@ class SimulatedWorkerSide(KVWorkerSide):
             link.load(load.transfer_id, load.hashes, now_s=now_s, wait_s=load.wait_s)
 
     def end_step(self) -> None:
-        """There is nothing to secure."""
+        """Do nothing: saves need no copy."""
 
     def poll(self) -> ConnectorReport:
-        """Return what has ended by now, and take its time into predictions."""
+        """Return the transfers that have ended, and add their times to the predictions."""
         link, cost, block_bytes = self._shared.link, self._shared.cost, self._shared.block_bytes
         assert link is not None, "it was registered before"
         report, loads = link.ended(self._shared.clock.now_s())
@@ -209,15 +209,15 @@ class SimulatedWorkerSide(KVWorkerSide):
         return report
 
     def close(self) -> None:
-        """There is nothing to stop."""
+        """Do nothing: there are no threads or connections."""
 
 
 def make_simulated_store(config: SimulatedStoreConfig, context: ComponentContext) -> ConnectorPair:
     """Return the connector of one replica.
 
     Args:
-        config: Its table.
-        context: Makes the KV policy.
+        config: Table of the connector.
+        context: Context of the component, which makes the KV policy.
     """
     shared = _Shared(config, context.clock, policy_of(context), CostModel(context.clock))
     return ConnectorPair(scheduler=SimulatedSchedulerSide(shared), worker=SimulatedWorkerSide(shared))

@@ -1,4 +1,4 @@
-"""The KV cache of a simulated device, as connectors see it: its layout and its way to the stores of the run, but no bytes."""
+"""KV cache of a simulated device as seen by connectors: its layout and its link to the stores of the run, without bytes."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ class SimulatedPool(KVPool):
     """Blocks without bytes.
 
     Args:
-        stores: Of the run.
+        stores: Stores of the run.
         block_size: Tokens of a block.
-        token_bytes: KV of a token.
-        load_timeout_s: After which the engine gives a load up.
+        token_bytes: KV bytes of a token.
+        load_timeout_s: Time after which the engine gives a load up, seconds.
 
     Attributes:
-        stores: As given.
-        load_timeout_s: As given.
-        link: The replica's, once a connector has asked for one.
-        cost: Predicts times, of the same connector; the executor adds those of steps.
+        stores: Stores of the run.
+        load_timeout_s: Time after which the engine gives a load up, seconds.
+        link: Link of the replica; None until a connector has requested one.
+        cost: Cost model of the connector, to which the executor adds step times; None without a connector.
     """
 
     def __init__(self, stores: Stores, *, block_size: int, token_bytes: int, load_timeout_s: float) -> None:
@@ -45,7 +45,7 @@ class SimulatedPool(KVPool):
 
     @property
     def layout(self) -> KVLayout:
-        """One part of the size of all."""
+        """Layout with one part of the size of all layers."""
         return self._layout
 
     def read_blocks(self, blocks: Sequence[int], out: NDArray[np.uint8]) -> None:

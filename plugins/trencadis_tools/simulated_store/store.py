@@ -1,12 +1,12 @@
-"""What a simulated store holds, and when transfers over its links end.
+"""Content of a simulated store, and end times of transfers over its links.
 
     replica 0 ══ link ══╗
     replica 1 ══ link ══╬══ store: hash of a block ▶ since when it is there
     replica 2 ══ link ══╝
 
-A step of a simulated engine is computed when it begins, with all that it will have given when it ends. So the end of a transfer has to
-be known when the transfer begins, whatever other replicas do meanwhile: links and stores serve transfers in the order in which they
-begin, and do not divide their bandwidth among those under way.
+A step of a simulated engine is computed when it begins, with all its results. So the end of a transfer has to
+be known when the transfer begins, regardless of later transfers of other replicas: links and stores serve transfers in the order in which they
+begin, and do not share their bandwidth among transfers in flight.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ __all__ = ["KVTraffic", "Pipe", "SimulatedStore", "StoreLink", "Stores"]
 
 @attrs.define(kw_only=True)
 class KVTraffic:
-    """What became of the KV of a run in its stores. Tokens are those of whole blocks.
+    """Counters of KV transfers of a run. Tokens are those of whole blocks.
 
     Attributes:
-        num_loads: Loads that ended, late ones included.
-        num_late_loads: Of these, given up when their time was over.
-        num_declined_loads: Hits that the KV policy did not load.
-        num_tokens_loaded: That came.
-        num_tokens_saved: Sent to a store.
-        num_tokens_dropped: Not saved, for want of staging memory or because the KV policy said so.
-        num_tokens_evicted: Removed from a store for others.
-        load_s: Sum of the times of all loads, seconds.
-        link_busy_s: Sum of the times that links passed bytes on, seconds.
+        num_loads: Number of loads that ended, late ones included.
+        num_late_loads: Number of these loads that reached their timeout.
+        num_declined_loads: Number of hits that the KV policy did not load.
+        num_tokens_loaded: Tokens loaded.
+        num_tokens_saved: Tokens sent to a store.
+        num_tokens_dropped: Tokens not saved, because staging memory was full or the KV policy declined.
+        num_tokens_evicted: Tokens evicted from a store.
+        load_s: Sum of the durations of all loads, seconds.
+        link_busy_s: Sum of the busy times of all links, seconds.
     """
 
     num_loads: int = 0
@@ -53,12 +53,12 @@ class KVTraffic:
 
 @attrs.define
 class Pipe:
-    """Passes bytes on, one transfer after the other.
+    """Channel that serves one transfer after the other.
 
     Attributes:
-        bytes_per_s: Infinity: at once.
-        free_s: When it has passed on what it was given.
-        busy_s: How long it worked.
+        bytes_per_s: Bandwidth, bytes/s; infinity: transfers take no time.
+        free_s: Time at which all accepted transfers have been served, seconds.
+        busy_s: Total busy time, seconds.
     """
 
     bytes_per_s: float
@@ -66,11 +66,11 @@ class Pipe:
     busy_s: float = 0.0
 
     def begin_s(self, now_s: float) -> float:
-        """Return when a transfer that is given now has its turn. Pure."""
+        """Return the time at which a transfer added now begins. Pure."""
         return max(now_s, self.free_s)
 
     def take(self, num_bytes: float, *, now_s: float, until_s: float) -> None:
-        """Pass bytes on, until a time at the latest."""
+        """Serve a transfer, cut off at ``until_s``."""
         begin_s = self.begin_s(now_s)
         end_s = max(begin_s, min(begin_s + num_bytes / self.bytes_per_s, until_s))
         self.busy_s += end_s - begin_s
@@ -78,16 +78,16 @@ class Pipe:
 
 
 class SimulatedStore:
-    """Blocks by the hash of their content, up to a number; those that were used longest ago go first, of a prefix its end.
+    """Blocks by content hash, with LRU eviction; within a prefix the tail is evicted first.
 
     Args:
-        capacity_blocks: The most that it holds.
+        capacity_blocks: Maximum number of blocks.
         block_size: Tokens of a block.
-        bytes_per_s: Of all links together; infinity: any.
-        traffic: Counts.
+        bytes_per_s: Bandwidth of all links together, bytes/s; infinity: unlimited.
+        traffic: Counters to update.
 
     Attributes:
-        pipe: Its bandwidth.
+        pipe: Channel with the store's bandwidth.
     """
 
     def __init__(self, capacity_blocks: int, *, block_size: int, bytes_per_s: float, traffic: KVTraffic) -> None:
@@ -104,17 +104,17 @@ class SimulatedStore:
         return len(self._ready_s)
 
     def num_found(self, hashes: Sequence[bytes], *, now_s: float) -> int:
-        """Return how many leading blocks are there; one that is still on its way is not. Pure."""
+        """Return the number of leading blocks in the store; blocks in flight do not count. Pure."""
         return sum(1 for _ in takewhile(lambda one: self._ready_s.get(one, math.inf) <= now_s, hashes))
 
     def use(self, hashes: Sequence[bytes]) -> None:
-        """Mark blocks as used now; those that are not there any more are passed over."""
+        """Mark blocks as used now; evicted blocks are skipped."""
         for one in reversed(hashes):
             if one in self._ready_s:
                 self._ready_s.move_to_end(one)
 
     def add(self, hashes: Sequence[bytes], *, ready_s: float) -> None:
-        """Take blocks that are there from a time on."""
+        """Add blocks that are available from ``ready_s`` on."""
         for one in reversed(hashes):
             self._ready_s[one] = ready_s
             self._ready_s.move_to_end(one)
@@ -123,7 +123,7 @@ class SimulatedStore:
             self._traffic.num_tokens_evicted += self._block_size
 
     def lose(self, hashes: Sequence[bytes], *, ready_s: float) -> None:
-        """Forget blocks of :meth:`add` that were still on their way when their sender failed."""
+        """Remove blocks of :meth:`add` that were in flight when their sender failed."""
         for one in hashes:
             if self._ready_s.get(one) == ready_s:
                 del self._ready_s[one]
@@ -131,7 +131,7 @@ class SimulatedStore:
 
 @attrs.frozen
 class _Load:
-    """A load under way: when it ends, and how much of it has come then."""
+    """A load in flight, with its end time and the blocks that arrive by then."""
 
     began_s: float
     end_s: float
@@ -143,15 +143,15 @@ class StoreLink:
     """Loads and saves of one replica.
 
     Args:
-        store: That it reaches.
-        config: Bandwidth, latency, and memory for saves.
+        store: Store that the link reaches.
+        config: Bandwidth, latency, and staging memory.
         block_size: Tokens of a block.
-        block_bytes: Of a block.
-        traffic: Counts.
+        block_bytes: Bytes of a block.
+        traffic: Counters to update.
 
     Attributes:
-        store: As given.
-        is_closed: The replica has failed: nothing is sent any more.
+        store: Store that the link reaches.
+        is_closed: Whether the replica has failed, so that nothing more is sent.
     """
 
     def __init__(
@@ -176,31 +176,31 @@ class StoreLink:
 
     @property
     def next_report_s(self) -> float:
-        """When there is something to report next: a time in the past if there is already; infinity: nothing is under way."""
+        """Time of the next report, seconds; -infinity: a report is due; infinity: nothing is in flight."""
         if self._released:
             return -math.inf
         return min([load.end_s for load in self._loads.values()], default=math.inf)
 
     def load(self, transfer_id: int, hashes: Sequence[bytes], *, now_s: float, wait_s: float) -> None:
-        """Begin a load; after ``wait_s`` it ends with what has come."""
+        """Begin a load; it ends after at most ``wait_s`` with the blocks that have arrived."""
         until_s = now_s + wait_s
         end_s, num_valid = self._send(len(hashes), now_s=now_s, until_s=until_s)
         self.store.use(hashes)
         self._loads[transfer_id] = _Load(now_s, min(end_s, until_s), len(hashes), num_valid)
 
     def cancel(self, transfer_id: int) -> None:
-        """Give a load up: no one touches its blocks any more. What was asked for is sent all the same."""
+        """Give a load up and release its blocks; the link and store still serve the transfer."""
         self._loads.pop(transfer_id, None)
         self._released.append(transfer_id)
 
     def staged_bytes(self, now_s: float) -> int:
-        """Return the bytes of blocks that are on their way to the store."""
+        """Return the bytes of blocks in flight to the store."""
         while self._saves and self._saves[0][0] <= now_s:
             self._saves.popleft()
         return sum(len(hashes) for _, hashes in self._saves) * self._block_bytes
 
     def save(self, hashes: Sequence[bytes], *, now_s: float) -> None:
-        """Send the blocks that the store does not have and there is room to stage."""
+        """Send the blocks that the store lacks, as far as staging memory has room."""
         wanted = [one for one in hashes if one not in self.store]
         room = max(0, self._staging_bytes - self.staged_bytes(now_s)) // self._block_bytes
         sent = wanted[:room]
@@ -213,7 +213,7 @@ class StoreLink:
         self._traffic.num_tokens_saved += len(sent) * self._block_size
 
     def ended(self, now_s: float) -> tuple[ConnectorReport, list[_Load]]:
-        """Return and forget loads that have ended by now, in the order of their ends, and what was released."""
+        """Return and remove loads that have ended by now, in order of end time, and released transfer ids."""
         over = sorted((load.end_s, transfer_id) for transfer_id, load in self._loads.items() if load.end_s <= now_s)
         loads = [self._loads.pop(transfer_id) for _, transfer_id in over]
         loaded, failed = [], []
@@ -234,7 +234,7 @@ class StoreLink:
         return ConnectorReport(loaded=tuple(loaded), failed=tuple(failed), released=tuple(released)), loads
 
     def fail(self, now_s: float) -> None:
-        """End it with its replica: what was still on its way to the store does not come."""
+        """Close the link of a failed replica; blocks in flight to the store are lost."""
         self.is_closed = True
         for end_s, hashes in self._saves:
             if end_s > now_s:
@@ -242,7 +242,7 @@ class StoreLink:
         self._saves.clear()
 
     def _send(self, num_blocks: int, *, now_s: float, until_s: float = math.inf) -> tuple[float, int]:
-        """Return when a transfer that begins now ends, and how many of its blocks have come by then or by a time."""
+        """Return the end of a transfer that begins now, and the number of blocks that arrive by then, at most ``until_s``."""
         num_bytes, arrived, end_s = num_blocks * self._block_bytes, float(num_blocks), now_s
         for pipe in self._pipes:
             begin_s = pipe.begin_s(now_s)
@@ -262,8 +262,8 @@ class Stores:
     """The stores of one run.
 
     Attributes:
-        traffic: Of all of them.
-        is_used: There is one.
+        traffic: Counters of all stores.
+        is_used: Whether there is a store.
     """
 
     def __init__(self) -> None:
@@ -272,12 +272,12 @@ class Stores:
         self._shared: dict[tuple[SimulatedStoreConfig, int], SimulatedStore] = {}
 
     def link(self, config: SimulatedStoreConfig, *, block_size: int, block_bytes: int) -> StoreLink:
-        """Return a replica's link to the store that all share, or to a new one.
+        """Return a replica's link to the shared store, or to a new store.
 
         Args:
-            config: Of the connector.
+            config: Table of the connector.
             block_size: Tokens of a block.
-            block_bytes: Of a block.
+            block_bytes: Bytes of a block.
         """
         self.is_used = True
         key = (config, block_bytes)
