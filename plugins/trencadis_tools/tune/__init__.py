@@ -1,1 +1,1 @@
-"""The configuration that carries the largest rate of a workload within service-level objectives: searched in the simulator, then measured."""
+"""Search, in the simulator, for the configuration that serves the largest rate of a workload within service-level objectives; then measurement."""

@@ -1,4 +1,4 @@
-"""Configurations measured on real engines, in turns."""
+"""Measurements of configurations on real engines, in alternating order."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _MOST_S = 30.0
 
 @attrs.frozen(kw_only=True)
 class Measured:
-    """One configuration.
+    """Measurement of one configuration.
 
     Attributes:
-        name: ``start``, ``best`` or ``second``.
-        rate: Requests a second.
-        num_requests: Of one run.
-        values: Of the objectives: the mean over the runs.
-        runs: Each of them.
+        name: Name of the configuration: ``start``, ``best`` or ``second``.
+        rate: Requests per second.
+        num_requests: Number of requests of one run.
+        values: Values of the objectives by name, the mean over the runs.
+        runs: Trial of each run.
     """
 
     name: str
@@ -41,23 +41,23 @@ class Measured:
 
     @property
     def num_kept(self) -> int:
-        """How many of the runs keep the objectives."""
+        """Number of runs that keep the objectives."""
         return sum(run.keeps for run in self.runs)
 
     @property
     def attainment(self) -> float:
-        """Share of requests that stay below every limit themselves."""
+        """Mean share of requests that themselves stay below every limit, 0 to 1."""
         return sum(run.attainment for run in self.runs) / len(self.runs)
 
 
 def measure(candidates: Sequence[Candidate], workload: Workload, slo: Slo, *, rate: float) -> list[Measured]:
-    """Run a workload on an engine of each configuration, first in this order, then in the opposite one.
+    """Run a workload on an engine of each configuration, first in the given order, then in reverse.
 
     Args:
-        candidates: With names.
-        workload: Of which as many requests are sent as come within 30 seconds, 40 at least.
-        slo: Objectives.
-        rate: Requests a second.
+        candidates: Configurations with distinct names.
+        workload: Workload, cut to the requests that arrive within 30 seconds, at least 40.
+        slo: Service-level objectives.
+        rate: Requests per second.
 
     Raises:
         TrencadisError: An engine cannot be built, or a policy failed.

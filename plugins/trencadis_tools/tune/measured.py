@@ -43,15 +43,15 @@ _LEAVE_OUT = ((), ("product_s",), ("product_s", "row_s"), ("product_s", "row_s",
 
 @attrs.frozen(kw_only=True)
 class MeasuredSteps:
-    """What a short run showed.
+    """Step times and sizes of an engine from a short run.
 
     Attributes:
-        times: Fitted.
-        num_blocks: KV blocks of the engine.
-        block_size: Tokens of one.
-        max_model_len: Longest sequence that it takes, tokens.
-        num_rows: Sequences at once.
-        facts: Of the fit, as its file has them.
+        times: Fitted step times.
+        num_blocks: Number of KV blocks of the engine.
+        block_size: Tokens of a block.
+        max_model_len: Longest sequence that the engine takes, tokens.
+        num_rows: Maximum number of concurrent sequences.
+        facts: Facts of the fit, as written to a step-time file.
     """
 
     times: LinearStepTimes | BucketStepTimes
@@ -63,12 +63,12 @@ class MeasuredSteps:
 
     @property
     def fillable_blocks(self) -> int:
-        """KV blocks of as many of the longest sequences as run at once."""
+        """KV blocks of ``num_rows`` sequences of the longest length."""
         return self.num_rows * -(-self.max_model_len // self.block_size)
 
     @property
     def words(self) -> str:
-        """What was measured, in one sentence."""
+        """Description of the fit, one sentence."""
         error = self.facts["errors"]["all"]
         return (
             f"fitted from {self.facts['num_steps']} steps of the configured engine on this machine; of other steps, {error['num_steps']}, "
@@ -77,19 +77,19 @@ class MeasuredSteps:
 
     @property
     def is_doubtful(self) -> bool:
-        """Whether steps that were not fitted to take another time: something else used the machine, or the run was too short."""
+        """Whether held-out steps deviate from the fit, because of other load on the machine or too short a run."""
         return bool(abs(self.facts["errors"]["all"]["step_sum"]) > _DOUBTFUL)
 
 
 def measure_steps(start: Candidate, workload: Workload) -> MeasuredSteps:
-    """Run the configured engine for some hundred steps with lengths of the workload, and fit.
+    """Run the configured engine for some hundred steps with prompt lengths of the workload, and fit step times.
 
     Args:
-        start: The configuration.
-        workload: Whose lengths of prompts are taken, as far as the model allows them.
+        start: Configuration of the engine.
+        workload: Workload whose range of prompt lengths is used, up to the model's limit.
 
     Raises:
-        ConfigError: The model only embeds, or its steps do not give a fit.
+        ConfigError: The model only embeds, or its steps do not allow a fit.
         TrencadisError: The engine cannot be built.
     """
     with tempfile.TemporaryDirectory() as folder:
@@ -120,7 +120,7 @@ def measure_steps(start: Candidate, workload: Workload) -> MeasuredSteps:
 
 
 def _fit(steps: Sequence[StepRecord]) -> Fit:
-    """Return step times by bucket where steps have some, else a line over the sizes that the steps tell apart."""
+    """Return step times by bucket if steps have buckets, else a linear model over the sizes that the steps determine."""
     if any(step.shape.buckets for step in steps):
         return fit_step_times(steps, by_bucket=True, leave_out=_LEAVE_OUT[-1], source="the short run")
     for leave_out in _LEAVE_OUT:
@@ -133,7 +133,7 @@ def _fit(steps: Sequence[StepRecord]) -> Fit:
 
 
 def _run(engine: Engine, workload: Workload) -> None:
-    """Step groups of requests of several sizes, that come at once or one after the other, until there are enough steps."""
+    """Run groups of requests of several sizes, added at once or one by one, until there are enough steps."""
     requests = _requests(engine, workload)
     most = engine.inspect().num_rows
     num_steps = number = 0
@@ -160,7 +160,7 @@ def _group(requests: Iterator[Request], size: int) -> list[Request]:
 
 
 def _requests(engine: Engine, workload: Workload) -> Iterator[Request]:
-    """Yield requests without end: lengths from 8 tokens to those of the workload, evenly by their logarithms; nothing is shared."""
+    """Yield an endless stream of requests without shared prefixes, of 8 tokens up to the workload's lengths, evenly by logarithm."""
     lengths = sorted(one.num_prompt_tokens for one in workload.requests)
     longest = min(lengths[int(0.9 * (len(lengths) - 1))], engine.max_model_len - _MOST_OUTPUT - 1)
     draws = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""How many KV blocks the simulator gives a configuration that names no number."""
+"""Number of KV blocks that the simulator gives a configuration without ``cache.num_blocks``."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _BLOCK_SIZE = 16
 
 @attrs.frozen(kw_only=True)
 class KVMemory:
-    """Room for KV blocks.
+    """Memory for KV blocks.
 
     Attributes:
-        num_blocks: That ``cache.num_blocks`` of the start says; 0: it says nothing.
-        memory_fraction: Of the start.
-        blocks_of_all: Blocks that all of the memory left after loading pays for; 0: unknown.
-        most_used: That the workload could fill at most.
-        words: Where the number comes from.
+        num_blocks: Value of ``cache.num_blocks`` in the start; 0: not set.
+        memory_fraction: Value of ``cache.memory_fraction`` in the start.
+        blocks_of_all: KV blocks that fit into all memory left after loading; 0: unknown.
+        most_used: Maximum number of blocks that the workload could fill.
+        words: Source of the number, in words.
     """
 
     num_blocks: int
@@ -39,14 +39,14 @@ class KVMemory:
 
     @property
     def is_short(self) -> bool:
-        """Whether more of the memory would help: it is known, and the workload could fill more than the start gives."""
+        """Whether a larger memory fraction would help: the memory is known and the workload could fill more than the start gives."""
         return not self.num_blocks and 0 < self._paid(self.memory_fraction) < self.most_used
 
     def _paid(self, fraction: float) -> int:
         return int(fraction * self.blocks_of_all)
 
     def assumed(self, changes: Changes) -> Changes:
-        """Return the number of blocks under changes, if the configuration does not name it. Pure."""
+        """Return the assumed ``cache.num_blocks`` under changes; empty if the configuration sets it. Pure."""
         if self.num_blocks:
             return {}
         paid = self._paid(changes.get("cache.memory_fraction", self.memory_fraction)) or NUM_BLOCKS
@@ -62,15 +62,15 @@ def memory_of(
     block_size: int = 0,
     fillable_blocks: int = 0,
 ) -> KVMemory:
-    """Return the room for KV blocks.
+    """Return the memory for KV blocks.
 
     Args:
-        config: The start.
-        step_times: Those of a device sheet know the device's memory and the model.
-        parts: Of the workload.
-        measured_blocks: That an engine with this configuration has here; 0: none was built.
-        block_size: Of that engine, tokens.
-        fillable_blocks: That its rows can fill: it has no more of them, however much memory there is; 0: unknown.
+        config: Starting configuration.
+        step_times: Step times; those of a device sheet include the device's memory and the model.
+        parts: Parts of the workload.
+        measured_blocks: Number of KV blocks of an engine built here with this configuration; 0: none was built.
+        block_size: Tokens of a block of that engine.
+        fillable_blocks: Maximum number of blocks that the rows of that engine can fill, regardless of memory; 0: unknown.
     """
     size = config.cache.block_size or block_size or _BLOCK_SIZE
     most_used = max(

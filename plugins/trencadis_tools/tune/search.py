@@ -1,10 +1,10 @@
-"""Search for the configuration that carries the largest rate.
+"""Search for the configuration with the largest capacity.
 
     start ▶ each option alone ▶ several together (low-discrepancy sample) ▶ one step at a time ▶ longer parts, fewer left ▶ simpler ▶ check
 
-Candidates race at one rate, the smallest at which the best so far does not keep the objectives: one simulation tells whether another is
-better. The short part of the workload serves for many candidates, the longer ones for few. The last figures are of a part that the search
-has not seen. Nothing is drawn but a Sobol sequence with a fixed seed: equal inputs give equal results.
+Candidates are compared at one rate, the smallest at which the best so far misses the objectives, so that one simulation tells whether another is
+better. Many candidates run on the short part of the workload, few on the longer ones. The final capacities are of a part that the search
+has not seen. The only random input is a Sobol sequence with a fixed seed, so that equal inputs give equal results.
 
 Source: Jamieson and Talwalkar, Non-stochastic best arm identification and hyperparameter optimization, 2016 (successive halving);
 Sobol 1967 with Owen's scrambling, scipy.stats.qmc.
@@ -44,10 +44,10 @@ class Parts:
     """Names of parts of the workload.
 
     Attributes:
-        rungs: To search with, each longer than the one before.
-        held_out: For the last figures.
-        left_out: In words: which requests of the workload are in none of them, for the model cannot take them; empty: none.
-        seeds: That requests to search with and requests to check with were drawn from; None: nothing is drawn.
+        rungs: Names of the parts to search with, in order of length.
+        held_out: Name of the part for the final check.
+        left_out: Requests of the workload that no part has because the model cannot take them, in words; empty: none.
+        seeds: Seeds of the requests to search with and to check with; None: nothing is drawn.
     """
 
     rungs: Sequence[str]
@@ -58,12 +58,12 @@ class Parts:
 
 @attrs.frozen(kw_only=True)
 class Effect:
-    """One option, changed alone.
+    """Effect of one option changed alone.
 
     Attributes:
-        option: Which.
-        base: What it is compared with, at the same rate.
-        tried: Values, and what became of each.
+        option: Option that was changed.
+        base: Trial of the base at the same rate.
+        tried: Tried values, each with its trial.
     """
 
     option: Option
@@ -72,7 +72,7 @@ class Effect:
 
     @property
     def best(self) -> tuple[Any, Trial]:
-        """The value with the least strain, the start's among them."""
+        """Value with the least strain, including the start's, and its trial."""
         return min([(self.option.start, self.base), *self.tried], key=lambda one: one[1].score)
 
     @property
@@ -82,7 +82,7 @@ class Effect:
 
     @property
     def improving(self) -> list[Any]:
-        """The values that lessen the strain by more than 1 %, the best first."""
+        """Values that lower the strain by more than 1 %, the best first."""
         good = [
             one for one in self.tried if one[1].strain < self.base.strain and _differs(one[1].strain, self.base.strain)
         ]
@@ -95,16 +95,16 @@ def _differs(one: float, other: float) -> bool:
 
 @attrs.frozen(kw_only=True)
 class Found:
-    """What the search found; capacities are those of the part that it has not seen.
+    """Result of the search; capacities are those of the held-out part.
 
     Attributes:
-        start: The starting configuration.
-        best: The best; the start if nothing is better.
-        second: The best of the others; None: there is none.
-        at_best: Of start, best and second at the rate that the best carries.
+        start: Capacity of the starting configuration.
+        best: Capacity of the best configuration; the start if nothing is better.
+        second: Capacity of the second-best configuration; None: there is none.
+        at_best: Trials of start, best and second at the largest rate that the best serves.
         alone: Capacity of each change of the best alone, by path of the option.
-        effects: Of every option that was tried, on the shortest part.
-        stages: Name of each stage, and the number of simulations until its end.
+        effects: Effect of each option that was tried, on the shortest part.
+        stages: Name of each stage, and the number of simulations up to its end.
     """
 
     start: Capacity
@@ -117,14 +117,14 @@ class Found:
 
 
 def search(space: Space, trials: Trials, parts: Parts, *, hint: float, budget: int) -> Found:
-    """Search, and check the best two on the part that is held out.
+    """Search, and check the best two configurations on the held-out part.
 
     Args:
-        space: What can be changed.
-        trials: Runs candidates.
-        parts: Of the workload.
-        hint: Rate to begin with.
-        budget: Most simulations of the search; the check comes on top.
+        space: Options to search.
+        trials: Runs candidates in the simulator.
+        parts: Names of the parts of the workload.
+        hint: Rate to begin with, requests per second.
+        budget: Maximum number of simulations of the search; the check comes on top.
 
     Raises:
         TrencadisError: The starting configuration cannot be used, or scipy is missing.
@@ -158,7 +158,7 @@ class _Search:
         return self._check(finalists, start.nearest.rate)
 
     def _start(self, hint: float) -> Capacity:
-        """Return the capacity of the start on the shortest part that is long enough to show it; shorter ones are left out.
+        """Return the capacity of the start on the shortest part whose arrivals last ``SPANS`` times the latency of a request.
 
         Long enough are arrivals of three times as long as a request takes: before, a queue is only beginning to grow, and the best
         configuration is the one that stands a burst.
@@ -183,7 +183,7 @@ class _Search:
         self._stages.append((stage, self._trials.num_run))
 
     def _may(self, share: float = 1.0) -> bool:
-        """Return whether a stage that ends at a share of what the start left of the budget may go on."""
+        """Return whether a stage may continue that ends at a share of the budget left after the start."""
         return self._trials.num_run < self._spent + share * (self._budget - self._spent)
 
     def _capacity(self, changes: Changes, part: str, *, hint: float, **more: float) -> Capacity | None:
@@ -192,7 +192,7 @@ class _Search:
     # ---------------------------------------------------------------------------------------------- each alone
 
     def _alone(self, base: Trial) -> None:
-        """Try options alone, in turns: one value of each, then another of each; then those of the two best policies."""
+        """Try options alone, one value of each in turn, then the options of the two best policies."""
         self._try(list(self._options.values()), base, share=0.75 * _ALONE)
         policies = self._effects.get("scheduling.name")
         for name in policies.improving[:2] if policies else ():
@@ -225,7 +225,7 @@ class _Search:
     # ------------------------------------------------------------------------------------------------ together
 
     def _together(self, base: Trial) -> Trial:
-        """Put improving values on top of each other, the best first; then try samples of all of them."""
+        """Combine improving values, the best first; then try sampled combinations."""
         good = [effect for effect in self._effects.values() if effect.improving]
         good.sort(key=lambda effect: effect.best[1].score)
         best = min([base, *(effect.best[1] for effect in good)], key=_score)
@@ -239,12 +239,12 @@ class _Search:
         return best
 
     def _better(self, best: Trial, changes: Changes) -> Trial:
-        """Return the better of the best and one with other changes, at the same rate; less than 1 % is not better."""
+        """Return the better of the best trial and one with other changes, at the same rate; it must be better by 1 %."""
         trial = self._run(changes, best.rate)
         return trial if trial is not None and trial.score < best.score and _differs(trial.strain, best.strain) else best
 
     def _samples(self, effects: Sequence[Effect]) -> Iterable[dict[str, Any]]:
-        """Yield combinations of starting values and the best others, evenly spread: what is worse alone may be better beside others."""
+        """Yield evenly spread combinations of starting and best other values, since options interact."""
         if len(effects) < 2:
             return
         sobol = library("scipy.stats.qmc", purpose="search of trencadis tune").Sobol(len(effects), seed=0)
@@ -259,7 +259,7 @@ class _Search:
     # ------------------------------------------------------------------------------------------ one step at a time
 
     def _refine(self, best: Trial, others: Sequence[Trial]) -> Trial:
-        """Move one option at a time to a neighbouring value, as long as that is better, at a rate that the best does not carry."""
+        """Move one option at a time to a neighbouring value while that is better, at a rate that the best does not serve."""
         options = [effect.option for effect in self._effects.values() if effect.matters]
         moved = True
         while moved and self._may(_REFINED):
@@ -276,12 +276,12 @@ class _Search:
         return best
 
     def _harder(self, best: Trial, others: Sequence[Trial]) -> Trial:
-        """Race the best and others at a rate that the best does not carry, until no other one carries it either."""
+        """Compare the best and others at a rate that the best does not serve, until no other serves it."""
         while best.keeps and self._may(_REFINED):
             found = self._capacity(best.changes, self._short, hint=best.rate * 2, tolerance=_RACE_TOLERANCE)
             assert found is not None, "it ran at another rate"
             best = found.edge
-            if best.keeps:  # there is no limit
+            if best.keeps:  # no rate misses the objectives
                 return best
             for one in others:
                 best = self._better(best, one.changes)
@@ -290,16 +290,16 @@ class _Search:
     # ------------------------------------------------------------------------------------------------ fewer left
 
     def _ranked(self, base: Trial) -> list[Trial]:
-        """Return the trials of the first race that are better than the start, the best first; one of those that are alike."""
+        """Return the trials of the first comparison that are better than the start, the best first, one of equal ones."""
         raced = [one for one in self._trials.trials.values() if (one.part, one.rate) == (self._short, base.rate)]
         better = [one for one in raced if one.strain < base.strain and _differs(one.strain, base.strain)]
         simplest = {one.score: one for one in sorted(better, key=_complexity, reverse=True)}
         return [simplest[score] for score in sorted(simplest)]
 
     def _halve(self, ranked: Sequence[Trial]) -> list[Trial]:
-        """Race the best on longer parts, half as many each time; returns the trials on the longest, the best first.
+        """Compare the best on longer parts, half as many each time; return the trials on the longest, the best first.
 
-        Each race is at the rate that the best of the part before does not carry on this one.
+        Each comparison is at the rate that the best of the previous part does not serve on this one.
         """
         left = list({repr(one.changes): one for one in ranked if one.changes}.values())[:_MOST_FINALISTS]
         for part in self._parts.rungs[1:]:
@@ -312,7 +312,7 @@ class _Search:
         return left
 
     def _simpler(self, best: Trial) -> Trial:
-        """Take back changes, one after the other, without which the best does as well at its rate."""
+        """Undo changes, one after the other, without which the best is equally good at its rate."""
         for path in list(best.changes):
             option = self._options.get(path)
             if option is None or path not in best.changes:
@@ -325,7 +325,7 @@ class _Search:
     # ----------------------------------------------------------------------------------------------------- check
 
     def _check(self, finalists: Sequence[Trial], rate: float) -> Found:
-        """Return capacities on the part that was not searched with; rates to begin with are those of the search."""
+        """Return capacities on the held-out part, beginning with the rates of the search."""
         part = self._parts.held_out
         start = self._final({}, rate)
         others: list[Capacity] = []
@@ -355,9 +355,9 @@ class _Search:
         )
 
     def _by_capacity(self, capacities: Sequence[Capacity], part: str) -> list[Capacity]:
-        """Return capacities, the largest first; those that are equal within 2 % by latency at the smaller rate, then fewer changes.
+        """Return capacities, the largest first; ties within 2 % are ordered by latency at the smaller rate, then fewer changes.
 
-        Those without a limit are equal.
+        Unbounded capacities are equal.
         """
         left, ordered = list(capacities), []
         while left:

@@ -1,4 +1,4 @@
-"""Service-level objectives: what a run must keep, and by how much it does.
+"""Service-level objectives, and how well a run keeps them.
 
 ttft_p99=1s,itl_p99=100ms            a mean or percentile of all requests stays below a limit
 ttft=1s,itl=100ms,goodput>=0.99      limits of each request, and the share of requests that must keep them
@@ -28,12 +28,12 @@ _GOODPUT = re.compile(r"goodput>?=([0-9.]+)")
 
 @attrs.frozen(kw_only=True)
 class Limit:
-    """One objective.
+    """Limit of one latency.
 
     Attributes:
-        quantity: ``ttft``, ``tpot``, ``itl`` or ``e2e``.
-        statistic: ``mean``, a percentile such as ``p99``; empty: of each request, for goodput.
-        limit_s: Seconds.
+        quantity: Latency: ``ttft``, ``tpot``, ``itl`` or ``e2e``.
+        statistic: ``mean`` or a percentile such as ``p99`` over requests; empty: limit of each request, for goodput.
+        limit_s: Limit, seconds.
     """
 
     quantity: str
@@ -42,13 +42,13 @@ class Limit:
 
     @property
     def name(self) -> str:
-        """As it is written, such as ``itl_p99``."""
+        """Name of the limit, such as ``itl_p99``."""
         return f"{self.quantity}_{self.statistic}" if self.statistic else self.quantity
 
     def seconds(self, record: RequestRecord) -> float:
-        """Return the request's value: infinite if it has no answer, NaN if it has one token and no time between tokens. Pure.
+        """Return the request's latency, seconds: infinite without an answer, NaN if one token has no time between tokens. Pure.
 
-        Of ``itl`` it is the longest time between two of its tokens.
+        For ``itl`` this is the longest time between two of its tokens.
         """
         if record.error:
             return math.inf
@@ -57,9 +57,9 @@ class Limit:
         return {"ttft": record.ttft_s, "tpot": record.tpot_s, "e2e": record.e2e_s}[self.quantity]
 
     def value_s(self, run: Run) -> float:
-        """Return the mean or percentile of a run; infinite where requests without an answer reach into it. Pure.
+        """Return the mean or percentile of a run, seconds; infinite if it includes requests without an answer. Pure.
 
-        It is one of requests; of ``itl`` of all times between tokens, where a request without an answer counts as one.
+        It is taken over requests; for ``itl`` over all times between tokens, where a request without an answer counts as one time.
         """
         if self.quantity == "itl":
             failed = sum(bool(record.error) for record in run.records)
@@ -79,9 +79,9 @@ class Slo:
     """All objectives.
 
     Attributes:
-        text: As they were given.
-        limits: Of means, percentiles and single requests.
-        goodput: Share of requests that must keep their own limits, and those of the workload; 0: none.
+        text: Objectives as text.
+        limits: Limits of means, of percentiles and of single requests.
+        goodput: Minimum share of requests that keep their own limits and those of the workload, 0 to 1; 0: none.
     """
 
     text: str
@@ -105,7 +105,7 @@ class Slo:
         return sum(self._keeps(record) for record in run.records) / len(run.records)
 
     def attainment(self, run: Run) -> float:
-        """Return the share of requests that stay below every limit themselves, that of a mean or percentile included. Pure."""
+        """Return the share of requests that themselves stay below every limit, including those of means and percentiles. Pure."""
         return sum(self._keeps(record, every=True) for record in run.records) / len(run.records)
 
     def _keeps(self, record: RequestRecord, *, every: bool = False) -> bool:
@@ -115,17 +115,17 @@ class Slo:
         return not record.error and not any(value > most for value, most in own)
 
     def strain(self, run: Run) -> float:
-        """Return the largest ratio of a value to its limit: up to 1 the run keeps everything. Pure."""
+        """Return the largest ratio of a value to its limit; up to 1 the run keeps all objectives. Pure."""
         ratios = [limit.value_s(run) / limit.limit_s for limit in self.limits if limit.statistic]
         if self.goodput:
             ratios.append((1 - self.goodput_of(run)) / (1 - self.goodput))
         return max(ratios)
 
     def check(self, workload: Workload) -> None:
-        """Refuse objectives that say nothing about a workload.
+        """Refuse objectives that do not apply to a workload.
 
         Raises:
-            ConfigError: Goodput without limits of single requests.
+            ConfigError: There is goodput without limits of single requests.
         """
         if not self.goodput or any(not limit.statistic for limit in self.limits):
             return
@@ -138,10 +138,10 @@ class Slo:
 
 
 def parse_slo(text: str) -> Slo:
-    """Return the objectives that a text names. Pure.
+    """Parse objectives. Pure.
 
     Raises:
-        ConfigError: It names none, one that does not exist, one twice, or none that bounds how long requests wait.
+        ConfigError: The text has no objective, an unknown one, one twice, or none that bounds waiting.
     """
     limits: list[Limit] = []
     goodput = 0.0

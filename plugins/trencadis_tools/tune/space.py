@@ -1,4 +1,4 @@
-"""Options that are searched: sizes of the engine, policies, and the options of policies as their config classes declare them."""
+"""Options to search: sizes of the engine, policies, and the options that the config classes of policies declare."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ _OPEN = (0.25, 0.5, 2.0, 4.0)
 
 @attrs.frozen(kw_only=True)
 class Option:
-    """One option of the configuration, and the values that are tried.
+    """One option of the configuration with the values to try.
 
     Attributes:
-        path: Dotted.
-        start: Its value in the starting configuration.
-        values: The start's among them; in their order if they have one.
-        is_ordered: Whether neighbours are alike.
-        needs: Values by path without which it is not in force.
-        brings: Values that go with some value of it.
+        path: Dotted path of the option.
+        start: Value in the starting configuration.
+        values: Values to try, including the start's; ascending if ordered.
+        is_ordered: Whether neighbouring values behave alike.
+        needs: Values by path that the option requires to take effect.
+        brings: Further changes by value of the option.
     """
 
     path: str
@@ -53,13 +53,13 @@ class Option:
     brings: Mapping[Any, Changes] = attrs.field(factory=dict)
 
     def change(self, value: Any) -> dict[str, Any]:
-        """Return the changes that set a value; none for that of the start. Pure."""
+        """Return the changes that set a value; empty for the start's value. Pure."""
         return {} if value == self.start else {self.path: value, **self.brings.get(value, {})}
 
     def others(self) -> list[Any]:
-        """Return all values but the start's: of ordered ones twice and half of it first, then those farther away. Pure.
+        """Return all other values than the start's; ordered ones begin with twice and half of it, then farther ones. Pure.
 
-        From 0, which is no limit, the largest come first.
+        If the start is 0 (no limit), the largest come first.
         """
         others = [value for value in self.values if value != self.start]
         if not self.is_ordered:
@@ -67,7 +67,7 @@ class Option:
         return sorted(others, key=lambda value: (_distance(value, self.start or others[-1]), -value))
 
     def neighbours(self, value: Any) -> list[Any]:
-        """Return the values beside one, or all others if they have no order. Pure."""
+        """Return the neighbouring values, or all others if values have no order. Pure."""
         if not self.is_ordered:
             return [other for other in self.values if other != value]
         place = self.values.index(value)
@@ -75,7 +75,7 @@ class Option:
 
 
 def _distance(value: float, start: float) -> float:
-    """Return how soon a value is tried: whole factors of two before those between them."""
+    """Return a sort key: powers of two times the start before values between them, near ones first."""
     if value <= 0:
         return math.inf
     steps = abs(math.log2(value / start))
@@ -83,7 +83,7 @@ def _distance(value: float, start: float) -> float:
 
 
 def ladder(least: int, most: int, *extra: int) -> tuple[int, ...]:
-    """Return powers of two and what lies halfway between them, with ``extra``, ascending. Pure."""
+    """Return powers of two and the values halfway between them, with ``extra``, ascending. Pure."""
     found = {value for value in extra if value > 0}
     power = least
     while power <= most:
@@ -93,18 +93,18 @@ def ladder(least: int, most: int, *extra: int) -> tuple[int, ...]:
 
 
 class Space:
-    """What can be changed about a starting configuration.
+    """Options of a starting configuration that the search may change.
 
     Args:
-        config: The start.
-        registry: Its plugins.
-        slo: Objectives, which policies with targets are told.
-        step_times: Which policies that plan by a step-time model are told.
-        shares: The workload's prompts share contents, so that the prefix cache counts.
-        replicas: Simulated engines.
-        is_short_of_blocks: The KV cache of the start is smaller than the workload could use, and memory has room for more.
-        layout: Of batches on the device.
-        keep: Dotted paths, or tables, that stay as they are.
+        config: Starting configuration.
+        registry: Plugins of the configuration.
+        slo: Objectives; policies with targets get their limits.
+        step_times: Step times; policies with a step-time model get their coefficients.
+        shares: Whether prompts of the workload share prefixes, so that the prefix cache matters.
+        replicas: Number of simulated engines.
+        is_short_of_blocks: Whether the workload could use more KV cache than the start has, and memory has room.
+        layout: Batch layout of the device, such as ``ragged``.
+        keep: Dotted paths or tables that stay unchanged.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class Space:
         self._shares, self._replicas = shares, replicas
 
     def options(self) -> list[Option]:
-        """Return the options of the start: the most promising first."""
+        """Return the options to search, the most promising first."""
         engine = self._config.engine
         longest = max(_TOKENS[1], engine.max_num_batched_tokens)
         found = [
@@ -160,9 +160,9 @@ class Space:
         return any(path == kept or path.startswith(f"{kept}.") for kept in self._keep)
 
     def _bucketing_options(self) -> list[Option]:
-        """Return the strategy and its options: what padding costs is known, what preparing more buckets costs is not.
+        """Return the bucketing strategy and its options; the cost of padding is simulated, that of preparing buckets is not.
 
-        So the strategy that prepares none, and compiles while requests wait, is left out.
+        Therefore the strategy that prepares no buckets, and compiles while requests wait, is left out.
         """
         chosen = self._config.bucketing.name
         table = BUCKETING_BY_LAYOUT[self._layout] if chosen == AUTO else chosen
@@ -171,7 +171,7 @@ class Space:
         return [attrs.evolve(names, values=left), *self._options_in("bucketing", table, {})]
 
     def _draft_options(self) -> list[Option]:
-        """Return whether there are drafts, how many at most, and who chooses how many."""
+        """Return the options of speculation: drafts on or off, maximum draft length, and the policy of the length."""
         name = self._config.speculation.name
         found = [Option(path="speculation.name", start=name, values=(name, "none")), self._names("draft_length")]
         most = getattr(self._config.speculation.components.get(name), "max_draft_tokens", 0)
@@ -205,7 +205,7 @@ class Space:
         return found
 
     def in_force(self, changes: Changes) -> dict[str, Any]:
-        """Return the changes without those that do nothing beside the others: options of policies that do not decide. Pure."""
+        """Return the changes without options of policies that are not in use. Pure."""
         deciding = self.tables_in_force(changes.get("scheduling.name", self._config.scheduling.name))
         drafts = changes.get("speculation.name", self._config.speculation.name) != "none"
         swaps = changes.get("engine.preemption", self._config.engine.preemption) == "swap"
@@ -233,7 +233,7 @@ class Space:
         return Option(path=f"{noun}.name", start=start, values=tuple(names), brings=brings)
 
     def _told(self, name: str) -> Changes:
-        """Return the targets and the step-time model of a policy that has them."""
+        """Return the changes that set a policy's targets and step-time model, if it has such options."""
         found: dict[str, Any] = {}
         for table in self.tables_in_force(name):
             options = self._config.scheduling.components.get(table)
@@ -248,7 +248,7 @@ class Space:
         return {f"scheduling.{table}.{key}": value for key, value in zip(_MODEL, self._model, strict=True)}
 
     def tables_in_force(self, name: str) -> list[str]:
-        """Return the names of the policies that decide under one: itself, and those that it names as parts of it."""
+        """Return the names of a policy and of its inner policies."""
         found = [name]
         for table in found:
             options = self._config.scheduling.components.get(table)
@@ -259,17 +259,17 @@ class Space:
         return found
 
     def options_of(self, name: str) -> list[Option]:
-        """Return the options of a scheduling policy, as its config class declares them: those whose values can be known.
+        """Return the options of a scheduling policy's config class that have a known range of values.
 
         Args:
-            name: Of the policy; options are in force only under it.
+            name: Name of the policy; its options take effect only with it.
         """
         needs = {} if name == self._config.scheduling.name else {"scheduling.name": name}
         tables = reversed(self.tables_in_force(name))
         return [option for table in tables for option in self._options_in("scheduling", table, needs)]
 
     def _options_in(self, noun: str, table: str, needs: Changes) -> list[Option]:
-        """Return the options of one component's table."""
+        """Return the options in the table of one component."""
         options = getattr(self._config, noun).components.get(table)
         if not attrs.has(type(options)):
             return []
@@ -304,16 +304,16 @@ class Space:
             found = [low, (low + high) / 2, high]
         elif start > 0:
             found = [start * factor for factor in _OPEN]
-        elif field.metadata.get("unit") == "tokens":  # 0: no limit of its own
+        elif field.metadata.get("unit") == "tokens":  # 0: no limit
             found = list(ladder(*_CHUNKS))
-        elif field.metadata.get("unit") == "sizes":  # 0: as many as follow from the range
+        elif field.metadata.get("unit") == "sizes":  # 0: the number follows from the range
             found = list(_SIZES)
         else:
             found = []
         return tuple(sorted({kind(value) for value in (start, *found) if low <= kind(value) <= high}))
 
     def _target(self, table: str, key: str, start: float, needs: Changes) -> Option | None:
-        """Return a policy's own target, of which the objectives know the scale."""
+        """Return the option of a policy's target, with values relative to the objective's limit; None without one."""
         target_s = self._targets_s.get(_TARGETS[key])
         if not target_s:
             return None
@@ -326,7 +326,7 @@ class Space:
 
 
 def _targets(slo: Slo) -> dict[str, float]:
-    """Return the smallest limit of each quantity, seconds; one of the time between tokens limits their mean as well. Pure."""
+    """Return the smallest limit of each quantity, seconds; ``itl`` counts as ``tpot``. Pure."""
     found: dict[str, float] = {}
     for limit in slo.limits:
         quantity = "tpot" if limit.quantity == "itl" else limit.quantity
@@ -335,7 +335,7 @@ def _targets(slo: Slo) -> dict[str, float]:
 
 
 def _model_of(step_times: StepTimes) -> tuple[float, float, float]:
-    """Return milliseconds of a step, microseconds of a token and of a KV entry, as policies take them: the slopes of two decode steps."""
+    """Return the step-time model of policies from decode steps: ms per step, µs per token, µs per KV entry."""
 
     def step_s(num_decodes: int, context: int) -> float:
         shape = StepShape(
@@ -365,7 +365,7 @@ def _choices(validator: Any) -> tuple[Any, ...]:
 
 
 def _bounds(validator: Any) -> tuple[float, float]:
-    """Return the least and largest number that a validator allows; infinite without one, and 0 below is open to any number. Pure."""
+    """Return the smallest and largest number that a validator allows; infinite without a bound. Pure."""
     low, high = -math.inf, math.inf
     for one in _parts(validator):
         operation, bound = getattr(one, "compare_op", ""), getattr(one, "bound", math.nan)

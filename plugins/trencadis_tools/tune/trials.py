@@ -1,4 +1,4 @@
-"""Simulations of one workload under changed configurations, at rates that stretch its arrivals; counted, and each made once."""
+"""Simulations of one workload under changed configurations and rates, counted and cached."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ _DOWN = (4.0, 64.0, 1024.0)
 
 @attrs.frozen(kw_only=True)
 class Trial:
-    """One run of a workload.
+    """One simulated run of a workload.
 
     Attributes:
-        changes: Of the configuration.
+        changes: Changes of the configuration.
         part: Name of the part of the workload.
-        rate: Requests a second.
-        values: Of the objectives: seconds, and the share ``goodput``.
-        strain: Largest ratio of a value to its limit.
-        attainment: Share of requests that stay below every limit themselves.
-        e2e_mean_s: Of the requests with an answer.
-        num_failed: Requests without one.
-        num_preemptions: Of all engines.
-        output_throughput: Tokens a second.
-        is_burst: All requests came within a twentieth of the run: at a larger rate hardly anything would change.
-        came_s: When the last request came; of those that follow others the earliest moment.
-        num_buckets: That an engine prepares at its start, on a device with static shapes.
+        rate: Requests per second.
+        values: Values of the objectives by name: seconds, and the share ``goodput``.
+        strain: Largest ratio of a value to its limit; up to 1 all objectives are kept.
+        attainment: Share of requests that themselves stay below every limit, 0 to 1.
+        e2e_mean_s: Mean end-to-end latency of answered requests, seconds.
+        num_failed: Number of requests without an answer.
+        num_preemptions: Number of preemptions of all engines.
+        output_throughput: Output tokens per second.
+        is_burst: Whether all requests arrived within a twentieth of the run, so that a larger rate would hardly change it.
+        came_s: Arrival of the last request, seconds; for requests that follow others their earliest time.
+        num_buckets: Number of buckets that an engine prepares at its start, on a device with static shapes.
     """
 
     changes: Changes
@@ -66,22 +66,22 @@ class Trial:
 
     @property
     def is_idle(self) -> bool:
-        """Whether fewer than 0.01 requests are there at a time (Little's law): at a smaller rate nothing would change."""
+        """Whether fewer than 0.01 requests are in the system on average (Little's law): a smaller rate changes nothing."""
         return self.rate * self.e2e_mean_s < 0.01
 
     @property
     def spans(self) -> float:
-        """How many times as long as a request takes the arrivals last."""
+        """Duration of the arrivals divided by the mean latency of a request."""
         return self.came_s / self.e2e_mean_s if self.e2e_mean_s else math.inf
 
     @property
     def score(self) -> tuple[float, float, float]:
-        """For an order of trials at one rate, the best first: strain, failed requests, latency."""
+        """Sort key of trials at one rate, the best first: strain, failed requests, latency."""
         return (self.strain, self.num_failed, self.e2e_mean_s)
 
 
 def trial_of(run: Run, slo: Slo, *, changes: Changes, part: str, rate: float) -> Trial:
-    """Return what a run says about objectives. Pure."""
+    """Return the trial of a run. Pure."""
     answered = [record for record in run.records if not record.error]
     came_s = max(record.request.arrival_s for record in run.records)
     return Trial(
@@ -102,18 +102,18 @@ def trial_of(run: Run, slo: Slo, *, changes: Changes, part: str, rate: float) ->
 
 
 class Trials:
-    """Runs the simulator, and remembers.
+    """Runs the simulator and caches trials.
 
     Args:
-        start: The starting configuration.
-        slo: Objectives.
-        step_times: Of every candidate.
-        parts: Of the workload by name.
-        replicas: Simulated engines.
-        assumed: Returns values that hold in the simulator where the configuration says nothing, such as the number of KV blocks,
-            beside the changes that it is given.
+        start: Starting configuration.
+        slo: Service-level objectives.
+        step_times: Step times, the same for all candidates.
+        parts: Parts of the workload, with distinct names.
+        replicas: Number of simulated engines.
+        assumed: Returns simulated values, such as the number of KV blocks, for settings that the configuration with given changes
+            leaves open.
         note: Called with the number of simulations so far.
-        drafts: What becomes of drafts, by name of the speculator.
+        drafts: Acceptance of drafts by name of the speculator; None: unknown.
     """
 
     def __init__(
@@ -139,16 +139,16 @@ class Trials:
 
     @property
     def num_run(self) -> int:
-        """Simulations so far."""
+        """Number of simulations so far."""
         return len(self.trials)
 
     def run(self, changes: Changes, part: str, rate: float) -> Trial | None:
-        """Return what becomes of a part at a rate; None if no engine can be built with these changes.
+        """Return the trial of a part at a rate; None if no engine can be built with these changes.
 
         Args:
-            changes: Over the start.
+            changes: Changes of the starting configuration.
             part: Name of the part.
-            rate: Requests a second.
+            rate: Requests per second.
 
         Raises:
             TrencadisError: The starting configuration itself cannot be used.
@@ -188,7 +188,7 @@ class Trials:
         return self._candidates[key]
 
     def configured(self, changes: Changes, *, assumed: Changes | None = None) -> Candidate:
-        """Return the starting configuration with changes, as it would be loaded.
+        """Return the starting configuration with changes applied.
 
         Raises:
             ConfigError: A value cannot be used.
@@ -213,9 +213,9 @@ class Capacity:
     """The largest rate at which a configuration keeps the objectives.
 
     Attributes:
-        changes: Of the configuration.
-        within: The trial with the largest rate that keeps them; None: no rate does.
-        beyond: That with the smallest rate that does not; None: every rate does that was tried.
+        changes: Changes of the starting configuration.
+        within: Trial at the largest rate that keeps the objectives; None: no rate does.
+        beyond: Trial at the smallest rate that misses them; None: every tried rate keeps them.
     """
 
     changes: Changes
@@ -224,24 +224,24 @@ class Capacity:
 
     @property
     def rate(self) -> float:
-        """Requests a second; 0: none."""
+        """Largest rate that keeps the objectives, requests per second; 0: none."""
         return self.within.rate if self.within else 0.0
 
     @property
     def bound(self) -> float:
-        """The rate; infinite if none was too much."""
+        """The capacity's rate; infinite if every tried rate keeps the objectives."""
         return self.rate if self.beyond else math.inf
 
     @property
     def nearest(self) -> Trial:
-        """The trial within, or that which comes nearest."""
+        """Trial at the capacity, else the one closest to the objectives."""
         found = self.within or self.beyond
         assert found is not None, "a capacity stands on a trial"
         return found
 
     @property
     def edge(self) -> Trial:
-        """The trial beyond, or the one at the largest rate tried: where a better configuration shows."""
+        """Trial beyond the capacity, else at the largest tried rate, where a better configuration shows."""
         found = self.beyond or self.within
         assert found is not None, "a capacity stands on a trial"
         return found
@@ -252,15 +252,15 @@ def capacity_of(
 ) -> Capacity | None:
     """Return the capacity by bisection over the rate; None if no engine can be built with these changes.
 
-    Arrivals are stretched, nothing is drawn anew (common random numbers), so that the result is one of rates alone.
+    Arrivals are stretched without new draws (common random numbers), so that trials differ in the rate only.
 
     Args:
-        trials: Runs them.
-        changes: Over the start.
+        trials: Runs the simulations.
+        changes: Changes of the starting configuration.
         part: Name of the part of the workload.
-        hint: Rate to begin with.
-        factor: From one rate to the next until the capacity lies between two.
-        tolerance: Largest ratio minus 1 between the two rates in the end.
+        hint: Rate to begin with, requests per second.
+        factor: Ratio of successive rates until the capacity lies between two, above 1.
+        tolerance: Largest final ratio of the two rates, minus 1.
     """
     within: Trial | None = None
     beyond: Trial | None = None

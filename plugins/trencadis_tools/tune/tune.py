@@ -39,19 +39,19 @@ _OF_SHEET = "step times of a device sheet say nothing of this machine; without -
 
 @attrs.frozen(kw_only=True)
 class Settings:
-    """What is asked for, in plain values.
+    """Settings of a tuning, in plain values.
 
     Attributes:
-        slo: Objectives as text.
-        workload: A workload file, a trace or a name.
-        step_times: A file of fitted step times or a device sheet; empty: they are fitted here.
-        replicas: Simulated engines behind one router.
-        budget: Most simulations of the search.
-        limit: Requests to search with, and as many others to check with.
-        confirm: Measure the best two and the start.
-        keep: Dotted paths, or tables, that stay as they are.
-        drafts: How often drafts are right, or a file that says it; empty: unknown.
-        seed: That requests to search with are drawn from; those to check with are drawn from the next one. None: the workload's.
+        slo: Service-level objectives as text.
+        workload: Path of a workload file or trace, or name of a workload.
+        step_times: Path of a file of fitted step times or a device sheet; empty: they are fitted here.
+        replicas: Number of simulated engines behind one router.
+        budget: Maximum number of simulations of the search.
+        limit: Number of requests to search with, and of further requests to check with.
+        confirm: Measure the start and the best two on real engines.
+        keep: Dotted paths or tables that stay unchanged.
+        drafts: Acceptance of drafts, or path of a file with it; empty: unknown.
+        seed: Seed of the requests to search with; those to check with have the next seed. None: the workload's seed.
     """
 
     slo: str
@@ -68,22 +68,22 @@ class Settings:
 
 @attrs.frozen(kw_only=True)
 class Tuned:
-    """The result.
+    """Result of a tuning.
 
     Attributes:
-        settings: What was asked for.
-        start: The starting configuration.
-        slo: Objectives.
-        parts: Of the workload, the longest to search with before the one held out.
-        left_out: In words: which requests the model cannot take; empty: it takes all.
-        one_seed: Sentence that says what is drawn from one seed alone; empty: nothing.
-        step_times: In words: where they come from.
-        step_times_facts: Their coefficients.
-        memory: In words: how many KV blocks there are.
-        trials: Every simulation.
-        found: What the search found.
-        measured: By measuring, in the order start, best, second; empty: nothing was measured.
-        not_measured: Why nothing was; empty if it was.
+        settings: Settings of the tuning.
+        start: Starting configuration.
+        slo: Service-level objectives.
+        parts: Parts of the workload: those to search with in order of length, then the held-out one.
+        left_out: Requests that the model cannot take, in words; empty: none.
+        one_seed: Note on values drawn from one seed only; empty: none.
+        step_times: Source of the step times, in words.
+        step_times_facts: Coefficients of the step times.
+        memory: Number of KV blocks and its source, in words.
+        trials: All simulations.
+        found: Result of the search.
+        measured: Measurements of start, best and second, in this order; empty: not measured.
+        not_measured: Reason why there is no measurement; empty if there is one.
     """
 
     settings: Settings
@@ -111,10 +111,10 @@ def tune(
     """Search, check and measure.
 
     Args:
-        settings: What is asked for.
-        start: The starting configuration.
+        settings: Settings of the tuning.
+        start: Starting configuration.
         note: Called with the number of simulations so far.
-        say: Called with a sentence before something that takes long.
+        say: Called with a sentence before each long stage.
 
     Raises:
         ConfigError: A setting, the workload or the start cannot be used.
@@ -190,7 +190,7 @@ def _check(settings: Settings) -> None:
 
 
 def _one_seed(start: Candidate, parts: Sequence[Workload], rungs: Parts) -> str:
-    """Return in words what is drawn from one seed alone; empty: nothing. Pure."""
+    """Return a note on values drawn from one seed only; empty: none. Pure."""
     seed, other = rungs.seeds or (parts[0].seed, parts[0].seed)
     return one_seed(
         f"seed {seed} to search with and seed {other} to check with" if rungs.seeds else f"seed {seed}",
@@ -203,18 +203,18 @@ def _one_seed(start: Candidate, parts: Sequence[Workload], rungs: Parts) -> str:
 def parts_of(
     name: str, limit: int, *, max_model_len: int | None = None, seed: int | None = None
 ) -> tuple[list[Workload], Parts]:
-    """Return the parts of a workload: those to search with, the shortest first, and one of other requests at the end.
+    """Return the parts of a workload: those to search with, the shortest first, then one of other requests.
 
-    Of a workload that is drawn the last part has the next seed; of a trace it follows the others.
+    The last part of a drawn workload has the next seed; that of a trace follows the other parts.
 
     Args:
-        name: A workload file, a trace or a name.
-        limit: Requests of the longest part to search with, and of the other one.
-        max_model_len: Tokens of the longest request; longer ones are left out.
-        seed: Seed to use instead of the workload's.
+        name: Path of a workload file or trace, or name of a workload.
+        limit: Number of requests of the longest part to search with, and of the last part.
+        max_model_len: Maximum tokens of a request; longer ones are left out. None: no maximum.
+        seed: Seed in place of the workload's; None: the workload's.
 
     Raises:
-        ConfigError: There is no such workload, it is too short, or all requests come at once.
+        ConfigError: The workload does not exist, is too short, or all its requests arrive at once.
     """
     every = load_workload(name, seed=seed)
     first, other = (fitting(one.requests, max_model_len) for one in (every, load_workload(name, seed=every.seed + 1)))
@@ -252,7 +252,7 @@ def parts_of(
 
 
 def _cut(requests: Sequence[WorkloadRequest], first: int, end: int) -> list[WorkloadRequest]:
-    """Return a part of some requests, without those that follow one before it."""
+    """Return a range of requests, without those that follow a request outside it."""
     left, known = [], set()
     for one in requests[first:end]:
         if not one.after or one.after in known:
@@ -262,7 +262,7 @@ def _cut(requests: Sequence[WorkloadRequest], first: int, end: int) -> list[Work
 
 
 def _started(requests: Sequence[WorkloadRequest], longest_output: int) -> tuple[WorkloadRequest, ...]:
-    """Return requests of which the first comes at time 0; how long answers may be does not depend on the part. Pure."""
+    """Return requests shifted to start at time 0; ``max_tokens`` does not depend on the part. Pure."""
     start_s = requests[0].arrival_s
     return tuple(
         attrs.evolve(one, arrival_s=one.arrival_s - start_s, max_tokens=one.max_tokens or longest_output)
@@ -271,7 +271,7 @@ def _started(requests: Sequence[WorkloadRequest], longest_output: int) -> tuple[
 
 
 def fitting(requests: Sequence[WorkloadRequest], max_model_len: int | None) -> Sequence[WorkloadRequest]:
-    """Return requests without those that are longer, prompt and answer, and those that follow one of them. Pure."""
+    """Return requests without those longer than ``max_model_len`` (prompt and answer) and their followers. Pure."""
     if max_model_len is None:
         return requests
     left, gone = [], set()
@@ -284,7 +284,7 @@ def fitting(requests: Sequence[WorkloadRequest], max_model_len: int | None) -> S
 
 
 def _left_out(every: Sequence[WorkloadRequest], left: Sequence[WorkloadRequest], max_model_len: int | None) -> str:
-    """Return in words which requests a model cannot take that takes so many tokens; empty: it takes all. Pure."""
+    """Return a note on requests longer than ``max_model_len``; empty: none. Pure."""
     if len(left) == len(every):
         return ""
     longest = max(one.num_prompt_tokens + one.num_output_tokens for one in every)
@@ -303,7 +303,7 @@ def _measured(
     say: Callable[[str], None],
     step_times: StepTimes,
 ) -> tuple[Sequence[Measured], str]:
-    """Measure the start and the best two at the rate that the best carries, or say why not."""
+    """Measure the start and the best two at the rate that the best serves, or return why not."""
     if isinstance(step_times, SheetStepTimes):
         return (), _OF_SHEET
     if not settings.confirm:
@@ -324,5 +324,5 @@ def _measured(
         candidates.pop(1)
     try:
         return measure(candidates, parts[-1], slo, rate=found.best.rate), ""
-    except TrencadisError as error:  # what was found in an hour is not lost
+    except TrencadisError as error:  # keep the result of the search
         return (), f"an engine cannot run here: {error}"

@@ -30,7 +30,7 @@ def capacity_words(capacity: Capacity) -> str:
 
 
 def alone_words(tuned: Tuned, capacity: Capacity) -> str:
-    """Return what a change alone makes of the start: in capacity, or where no rate keeps the objectives in nearness. Pure."""
+    """Return the effect of a change alone: on capacity, or on the strain if no rate keeps the objectives. Pure."""
     start = tuned.found.start
     if start.rate or capacity.rate:
         return f"{capacity_words(capacity)}, from {capacity_words(start)}"
@@ -41,13 +41,13 @@ def alone_words(tuned: Tuned, capacity: Capacity) -> str:
 
 
 def toml_of(tuned: Tuned, command: str) -> str:
-    """Return the best configuration as a whole file, with comments of what changed and why. Pure.
+    """Return the best configuration as a complete file, with comments on changes and reasons. Pure.
 
-    Secrets are not in it.
+    It contains no secrets.
 
     Args:
-        tuned: The result.
-        command: Command line that found it.
+        tuned: Result of the tuning.
+        command: Command line of the tuning.
     """
     found = tuned.found
     changes = found.best.changes
@@ -97,7 +97,7 @@ def _unit(name: str) -> str:
 
 
 def _reason(tuned: Tuned, path: str) -> str:
-    """Return from what a value was changed, and what that does alone. Pure."""
+    """Return the former value of an option and the effect of the change alone, in words. Pure."""
     before = next((effect.option.start for effect in tuned.found.effects if effect.option.path == path), None)
     alone = tuned.found.alone.get(path)
     if alone is None:
@@ -124,7 +124,7 @@ def write_text(file: Path, text: str, flag: str) -> None:
     """Write a file.
 
     Raises:
-        ConfigError: It cannot be written.
+        ConfigError: The file cannot be written.
     """
     try:
         file.write_text(text, encoding="utf-8")
@@ -136,7 +136,7 @@ def write_text(file: Path, text: str, flag: str) -> None:
 
 
 def evidence_of(tuned: Tuned) -> dict[str, Any]:
-    """Return everything that was tried, as plain values; all but ``measured`` is the same each time. Pure."""
+    """Return all trials as plain values; everything except ``measured`` is reproducible. Pure."""
     found = tuned.found
     tuning = {
         "settings": attrs.asdict(tuned.settings),
