@@ -1,4 +1,4 @@
-"""Workloads: which requests come when, read from traces or drawn."""
+"""Workloads: requests with arrival times, read from traces or drawn."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""When requests come: drawn times, or recorded ones that are stretched.
+"""Arrival times: drawn, or recorded and stretched.
 
-Times are drawn in two steps. Gaps of mean 1 make moments on a clock that runs with the rate: at moment S the load expects S requests so
-far. Then the pattern turns these moments into seconds: t is the time at which the integral of the rate reaches S. With exponential gaps
-this is a Poisson process of exactly that rate over time. Another rate moves every request and draws none anew, as thinning would.
+Times are drawn in two steps. Gaps of mean 1 give operational times: S is the expected number of requests so
+far. The pattern converts these to seconds: t is the time at which the integral of the rate reaches S. With exponential gaps
+this is a Poisson process of exactly that rate. A different rate moves requests without new draws, unlike thinning.
 """
 
 from __future__ import annotations
@@ -27,20 +27,22 @@ _STEPS = 64
 
 @attrs.frozen(kw_only=True)
 class Arrivals:
-    """Table ``[arrivals]`` of a workload file. With sessions it is the sessions that arrive.
+    """Table ``[arrivals]`` of a workload file. With sessions, these are the arrivals of sessions.
 
     Attributes:
-        times: recorded: those of the trace, stretched to the rate; drawn; auto: recorded if there is a trace that has any.
-        rate: Requests a second, over time; 0: as recorded. Infinity: all at once.
-        cv: Of drawn times, standard deviation of gaps by their mean: 1 is Poisson, 0 evenly spaced, above 1 Gamma with clusters.
-        pattern: Of drawn times, how the rate changes: constant; diurnal: a sine; ramp: a line, then constant; bursts: two rates in turn.
-        amplitude: Of a diurnal pattern: the rate goes from ``(1 - amplitude)`` to ``(1 + amplitude)`` times ``rate``.
-        period_s: Of a diurnal pattern. It begins at its lowest rate.
-        end_rate: Of a ramp: the rate it ends with; it begins with ``rate``.
-        ramp_s: Of a ramp: how long it takes.
-        burst_ratio: Of bursts: the rate in a burst by the rate between bursts; the mean over time is ``rate``.
-        burst_s: Of bursts: how long one takes on average; its length is exponential, so that rates follow a Markov chain.
-        calm_s: Of bursts: the same of the time between two.
+        times: recorded: times of the trace, stretched to the rate; drawn; auto: recorded if there is a trace with times.
+        rate: Mean rate, requests per second; 0: as recorded; infinity: all at once.
+        cv: Coefficient of variation of drawn gaps: 1: Poisson; 0: evenly spaced; above 1: Gamma with clusters.
+        pattern: Change of the rate of drawn times. constant; diurnal: sine; ramp: linear, then constant; bursts: two alternating
+            rates.
+        amplitude: Amplitude of a diurnal pattern, 0 to 1: the rate goes from ``(1 - amplitude)`` to ``(1 + amplitude)`` times
+            ``rate``.
+        period_s: Period of a diurnal pattern, seconds; it begins at the lowest rate.
+        end_rate: Final rate of a ramp, requests per second; it begins with ``rate``.
+        ramp_s: Duration of a ramp, seconds.
+        burst_ratio: Rate in a burst divided by the rate between bursts; the mean over time is ``rate``.
+        burst_s: Mean duration of a burst, seconds; exponential, so that rates follow a Markov chain.
+        calm_s: Mean duration between two bursts, seconds; exponential.
     """
 
     times: Literal["auto", "recorded", "drawn"] = "auto"
@@ -57,7 +59,7 @@ class Arrivals:
 
 
 def stretch(times: Sequence[float], rate: float) -> float:
-    """Return the factor that brings recorded times, ascending, to another mean rate; 1 for a rate of 0, which means as recorded. Pure."""
+    """Return the factor that stretches ascending recorded times to a mean rate; 1 for rate 0 (as recorded). Pure."""
     span_s = times[-1] - times[0]
     return (len(times) - 1) / (rate * span_s) if rate and span_s else 1.0
 
@@ -66,7 +68,7 @@ def arrival_times(arrivals: Arrivals, seed: int, num: int) -> FloatArray:
     """Return ``num`` ascending times, seconds. Pure.
 
     Raises:
-        ConfigValueError: No rate.
+        ConfigValueError: There is no rate.
     """
     if arrivals.rate == math.inf:
         return np.zeros(num)
@@ -106,14 +108,14 @@ def _diurnal(arrivals: Arrivals, moments: FloatArray) -> FloatArray:
 
 
 def _ramp(arrivals: Arrivals, moments: FloatArray) -> FloatArray:
-    """Invert ``r0 t + (r1 - r0) t**2 / 2T`` up to T, and the line of rate r1 after it."""
+    """Invert ``r0 t + (r1 - r0) t**2 / 2T`` up to T, and the line of slope r1 after it."""
     first, last, ramp_s = arrivals.rate, arrivals.end_rate, arrivals.ramp_s
     if not last:
         raise ConfigValueError("[arrivals] end_rate = 0: a ramp ends with a rate.", hint="Say how many a second.")
     at_end = (first + last) / 2 * ramp_s
     slope = (last - first) / ramp_s
     within = np.minimum(moments, at_end)
-    # The root without a difference of like numbers, which also holds for a slope of 0.
+    # Numerically stable form of the root, also valid for slope 0.
     on_ramp: FloatArray = 2 * within / (first + np.sqrt(np.maximum(0.0, first**2 + 2 * slope * within)))
     after_ramp: FloatArray = np.maximum(0.0, moments - at_end) / last
     return on_ramp + after_ramp

@@ -1,4 +1,4 @@
-"""Distributions of lengths and times, as workload files write them."""
+"""Distributions of lengths and times in workload files."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ __all__ = ["Distribution"]
 
 @attrs.frozen(kw_only=True)
 class Distribution:
-    """A distribution of lengths or times, which are at least 0; a number alone is a fixed one.
+    """Distribution of lengths or times, at least 0; in a file, a number alone is a fixed distribution.
 
     Attributes:
-        kind: fixed: always the mean; uniform: from ``min`` to ``max``; exponential: of the mean; lognormal: of the mean and ``cv``;
-            zipf: ranks below twice the mean, drawn by Zipf's law with ``exponent`` and scaled to the mean: many short, few long.
-        mean: Before what ``min`` and ``max`` cut off; of no effect on a uniform one.
-        cv: Standard deviation by mean, of a lognormal one, before what is cut off.
-        exponent: Of a zipf one.
-        min: Smaller numbers become this one.
-        max: Larger numbers become this one.
+        kind: fixed: always the mean; uniform: from ``min`` to ``max``; exponential: with the mean; lognormal: with the mean and
+            ``cv``; zipf: ranks below twice the mean, drawn by Zipf's law with ``exponent`` and scaled to the mean: many short, few
+            long.
+        mean: Mean before clipping to ``min`` and ``max``; ignored by uniform.
+        cv: Coefficient of variation of a lognormal distribution, before clipping.
+        exponent: Exponent of a zipf distribution.
+        min: Lower bound; smaller numbers are clipped to it.
+        max: Upper bound; larger numbers are clipped to it.
 
     Raises:
-        ValueError: ``min`` is above ``max``, or a uniform one has no ``max``.
+        ValueError: ``min`` is above ``max``, or a uniform distribution has no ``max``.
     """
 
     kind: Literal["fixed", "uniform", "exponential", "lognormal", "zipf"] = "fixed"
@@ -72,5 +73,5 @@ class Distribution:
         return np.clip(values, self.min, self.max)
 
     def draw_tokens(self, seed: int, stream: Stream, *keys: int | npt.ArrayLike) -> Int64Array:
-        """Return numbers of tokens, at least 1: those of :meth:`draw`, rounded. Pure."""
+        """Return the numbers of :meth:`draw` rounded to tokens, at least 1. Pure."""
         return np.maximum(1, np.rint(self.draw(seed, stream, *keys))).astype(np.int64)

@@ -1,7 +1,7 @@
-"""Random numbers by key: what is drawn for a request depends on seed, purpose and number of the request, never on what was drawn before.
+"""Random numbers by key: a draw depends on seed, purpose and number of the request, never on earlier draws.
 
-So a workload of twice the rate, or of half the requests, has the same lengths, and two policies see the same requests. Only hashes,
-logarithms and roots are used: no generator whose algorithm another version of a library may change.
+So a workload with twice the rate, or half the requests, has the same lengths, and two policies see the same requests. Only hashes,
+logarithms and roots are used, no generator whose algorithm may change with the version of a library.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 class Stream(enum.IntEnum):
-    """Purposes of draws: each has random numbers of its own. The numbers are part of what a seed means: none is ever changed."""
+    """Purposes of draws, each with its own random numbers. Values never change, since they are part of the meaning of a seed."""
 
     BLOCKS = 0
     OWN_TOKENS = 1
@@ -72,8 +72,8 @@ def keyed_hash(*keys: int | npt.ArrayLike) -> UInt64Array:
 
 
 def uniforms(seed: int, stream: Stream, *keys: int | npt.ArrayLike) -> FloatArray:
-    """Return numbers evenly spread over the open interval from 0 to 1, one for each tuple of keys. Pure."""
-    # 53 bits fill a float64; the half keeps 0 out, whose logarithm is not finite.
+    """Return uniformly distributed numbers in the open interval (0, 1), one for each tuple of keys. Pure."""
+    # 53 bits fill a float64; adding 0.5 avoids 0, whose logarithm is infinite.
     return ((keyed_hash(seed, int(stream), *keys) >> np.uint64(11)).astype(np.float64) + 0.5) / 2.0**53
 
 
@@ -113,7 +113,7 @@ def gammas(seed: int, stream: Stream, keys: npt.ArrayLike, *, shape: float) -> F
         open_places = open_places[~taken]
         attempt += 1
     if shape < 1:
-        # Past the attempts' keys, of which a number takes 1.05 on average.
+        # A key beyond those of the attempts, of which a number needs 1.05 on average.
         values *= uniforms(seed, stream, keys, 2**32) ** (1 / shape)
     return values / shape
 

@@ -1,7 +1,7 @@
 """Engine requests of a workload: token ids that share exactly what the workload says is shared.
 
-A block id gives the same tokens wherever it stands, so equal heads of ``block_ids`` are equal tokens, and equal blocks of an engine,
-whatever its block size. Tokens that no id covers are drawn for the request alone.
+A block id gives the same tokens at any position, so equal heads of ``block_ids`` are equal tokens, and equal blocks of an engine
+with any block size. Tokens beyond the blocks are drawn for the request alone.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class Prompts:
     """Makes requests of a workload for an engine. Pure: the same call returns the same tokens.
 
     Args:
-        workload: Its requests.
-        vocab_size: Of the model, at least 3. In a vocabulary of a few tokens different blocks may be equal by chance: two blocks of n
-            tokens with probability ``(vocab_size - 2) ** -n``.
+        workload: Workload with the requests.
+        vocab_size: Vocabulary size of the model, at least 3. With a vocabulary of few tokens, different blocks may be equal by
+            chance: two blocks of n tokens with probability ``(vocab_size - 2) ** -n``.
 
     Raises:
         ConfigError: The vocabulary has no token that is not reserved.
@@ -45,14 +45,14 @@ class Prompts:
         self._longest_output = max(request.num_output_tokens for request in workload.requests)
 
     def request(self, index: int, before: Sequence[int] = ()) -> Request:
-        """Return request ``index`` as an engine takes it: greedy, and free to write as many tokens as a policy may know of. Pure.
+        """Return request ``index`` for an engine: greedy, with the ``max_tokens`` that policies see. Pure.
 
-        Its seed is its index, by which a simulated device knows it. The prefix cache is not divided by tenants: the workload says what is
-        shared.
+        Its seed is its index, which identifies it to a simulated device. The prefix cache is not divided by tenants, since the workload
+        defines what is shared.
 
         Args:
-            index: In ``workload.requests``.
-            before: Prompt and answer of the request that it waited for; empty if it waited for none.
+            index: Index in ``workload.requests``.
+            before: Prompt and answer token ids of the request that it follows; empty if it follows none.
         """
         asked = self._workload.requests[index]
         return Request(
@@ -70,9 +70,9 @@ class Prompts:
         """Return the prompt of request ``index``. Pure.
 
         Args:
-            index: In ``workload.requests``.
-            before: Prompt and answer of the request that it waited for. If it continues that one, its prompt begins with them, and has as
-                many tokens after them as the workload says, even if the answer was shorter or longer than there.
+            index: Index in ``workload.requests``.
+            before: Prompt and answer token ids of the request that it follows. If it continues that request, its prompt begins with
+                them, followed by the workload's number of new tokens, even if the answer has another length than in the workload.
         """
         asked = self._workload.requests[index]
         if asked.continues:
@@ -83,7 +83,7 @@ class Prompts:
         return tuple(shared + self._drawn(Stream.OWN_TOKENS, [index], asked.num_prompt_tokens - len(shared)))
 
     def _drawn(self, stream: Stream, keys: Sequence[int], num_tokens: int) -> list[int]:
-        """Return ``num_tokens`` tokens for each key, one key after the other; independent of other streams and seeds."""
+        """Return ``num_tokens`` tokens for each key, concatenated; independent of other streams and seeds."""
         if not keys or not num_tokens:
             return []
         rows = keyed_hash(self._workload.seed, int(stream), np.asarray(keys, np.uint64))

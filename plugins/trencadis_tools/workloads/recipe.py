@@ -1,4 +1,4 @@
-"""How a workload is made: tables of a workload file, and the requests that they describe.
+"""Tables of a workload file, and the requests that they describe.
 
 [trace] or num_requests ▶ [lengths] ▶ [tenants] [priorities] [targets] ▶ [prefixes] ▶ [arrivals] ▶ [sessions] ▶ limit
 """
@@ -41,9 +41,11 @@ class Lengths:
     """Table ``[lengths]``: how long prompts and answers are.
 
     Attributes:
-        prompt: Prompt tokens: a distribution or a number; recorded: those of the trace; resampled: those of a request of it that is drawn.
-        output: Tokens of the answer, likewise. If both are resampled, they are those of one request.
-        max_tokens: Longest answer that every request allows, as policies see it; 0: what the trace says, else the longest of the workload.
+        prompt: Prompt length, tokens: a distribution or a number; recorded: that of the trace; resampled: that of a request drawn
+            from the trace.
+        output: Length of the answer, tokens, likewise. If both are resampled, they come from the same request.
+        max_tokens: ``max_tokens`` of every request, as policies see it; 0: that of the trace, else the longest answer of the
+            workload.
     """
 
     prompt: Length = "recorded"
@@ -53,21 +55,22 @@ class Lengths:
 
 @attrs.frozen(kw_only=True)
 class Recipe:
-    """The top of a workload file; ``base``, which takes another one below it, is a key there as well.
+    """Top level of a workload file, where the key ``base`` names another file to extend.
 
     Attributes:
-        name: For tables and records; that of the file if it says none.
-        seed: Of everything that is drawn.
-        num_requests: How many are drawn, or how many sessions; 0: those of the trace.
-        limit: The first so many requests, those of sessions counted each; 0: all. Recorded times have their rate within these.
-        trace: Where requests come from.
-        arrivals: When they come.
-        lengths: How long they are.
-        tenants: Who asks.
-        priorities: How urgent they are.
-        targets: How soon answers are wanted.
-        prefixes: What prompts share.
-        sessions: What follows them; None: nothing.
+        name: Name in tables and records; default: that of the file.
+        seed: Seed of all draws.
+        num_requests: Number of requests or sessions to draw; 0: those of the trace.
+        limit: Number of requests taken from the start, including those of sessions; 0: all. The rate of recorded times is that of
+            these requests.
+        trace: Source of recorded requests.
+        arrivals: Arrival times.
+        lengths: Lengths of prompts and answers.
+        tenants: Tenants of the requests.
+        priorities: Priorities of the requests.
+        targets: Latency targets of the requests.
+        prefixes: Shared prefixes of prompts.
+        sessions: Follow-up requests of each session; None: none.
     """
 
     name: str
@@ -84,7 +87,7 @@ class Recipe:
     sessions: Sessions | None = None
 
     def make(self) -> Workload:
-        """Return the workload: the same one on every machine.
+        """Return the workload, equal on every machine.
 
         Raises:
             ConfigError: The trace cannot be read, or tables contradict each other or the trace.
@@ -93,7 +96,7 @@ class Recipe:
         requests = self._sized(trace)
         requests = self._owned(requests)
         if self.sessions is None:
-            # Before times are stretched: a rate is that of the requests that are sent.
+            # Before times are stretched, since the rate is that of the requests kept.
             requests = requests[: self.limit or None]
         requests = self._timed(requests, has_times=trace is not None and trace.has_times)
         if self.sessions is not None:
@@ -106,7 +109,7 @@ class Recipe:
     # ---------------------------------------------------------------------------------------------- lengths
 
     def _sized(self, trace: Trace | None) -> list[WorkloadRequest]:
-        """Return requests with lengths: of the trace, drawn from it, or drawn."""
+        """Return requests with lengths that are recorded, resampled from the trace, or drawn."""
         recorded = trace.requests if trace else []
         if trace is None or self.num_requests:
             count = self.num_requests
@@ -151,7 +154,7 @@ class Recipe:
         return made
 
     def _check_drawn_from(self, trace: Trace | None) -> None:
-        """Refuse lengths that requests without a trace, or more or fewer than it has, cannot have."""
+        """Refuse recorded or resampled lengths without a trace, or with another number of requests than it has."""
         for key in ("prompt", "output"):
             length = getattr(self.lengths, key)
             if length == "recorded" or (length == "resampled" and trace is None):
@@ -165,9 +168,9 @@ class Recipe:
     def _lengths(
         self, length: Length, stream: Stream, num: int, recorded: Sequence[WorkloadRequest], field: str
     ) -> Int64Array | None:
-        """Return lengths that are drawn; None for recorded ones."""
+        """Return drawn lengths; None for recorded ones."""
         if isinstance(length, Distribution):
-            # The third key is the number of the call in a session; requests alone are its first.
+            # The third key is the number of the call in a session; 0 for requests without one.
             return length.draw_tokens(self.seed, stream, np.arange(num), 0)
         if length == "recorded":
             return None
@@ -202,7 +205,7 @@ class Recipe:
     # ---------------------------------------------------------------------------------------------- when
 
     def _timed(self, requests: list[WorkloadRequest], *, has_times: bool) -> list[WorkloadRequest]:
-        """Return the requests with times: those that follow another come with the first of their chain."""
+        """Return the requests with arrival times; followers arrive with the first request of their chain."""
         keeps_times = has_times and not self.num_requests
         if self.arrivals.times == "recorded" and not keeps_times:
             raise self._wrong('says arrivals.times = "recorded", but there are none.', "Say a rate, or rate = inf.")
@@ -221,7 +224,7 @@ class Recipe:
         return [attrs.evolve(one, arrival_s=began[one.request_id]) for one in requests]
 
     def _check_pattern_unused(self) -> None:
-        """Refuse settings of drawn times where times are recorded: they would be dropped in silence."""
+        """Refuse settings of drawn times if times are recorded, since they would be ignored."""
         plain = Arrivals(times=self.arrivals.times, rate=self.arrivals.rate)
         if self.arrivals != plain:
             raise self._wrong(
@@ -230,7 +233,7 @@ class Recipe:
             )
 
     def _with_sessions(self, requests: Sequence[WorkloadRequest], sessions: Sessions) -> list[WorkloadRequest]:
-        """Return the requests with those that follow each of them."""
+        """Return the requests, each with the follow-up requests of its session."""
         if any(one.session for one in requests):
             raise self._wrong(
                 f"describes [sessions], but {self.trace.file} tells them.",

@@ -1,4 +1,4 @@
-"""Sessions of several turns, each of several calls: an agent's loop, or with one call a turn a conversation.
+"""Sessions of several turns, each of several calls: an agent's loop, or, with one call per turn, a conversation.
 
 first prompt ▶ answer ▶ tool_s ▶ + tool_tokens ▶ answer ▶ … ▶ think_s ▶ + user_tokens ▶ answer ▶ …
 """
@@ -20,21 +20,21 @@ __all__ = ["Sessions", "session_calls"]
 
 @attrs.frozen(kw_only=True)
 class Sessions:
-    """Table ``[sessions]`` of a workload file: what follows the first request of each session, which ``[lengths]`` describes.
+    """Table ``[sessions]`` of a workload file: requests that follow the first one of each session, which ``[lengths]`` describes.
 
-    A request is sent when the answer before it has come and the time for thinking or for a tool is over. Its prompt is the prompt and
-    the answer before, and new tokens.
+    A request is sent when the preceding answer has arrived and the time for thinking or for a tool has passed. Its prompt is the preceding
+    prompt and answer, followed by new tokens.
 
     Attributes:
-        mean_turns: Of a session, at least 1; the number is geometric.
-        mean_calls: Of a turn, at least 1; the number is geometric.
-        user_tokens: New tokens of a turn; 100 unless it is said.
-        tool_tokens: New tokens of a further call of a turn; 500 unless it is said.
-        think_s: Between two turns; exponential with a mean of 30 unless it is said.
-        tool_s: Between two calls of a turn; exponential with a mean of 2 unless it is said.
-        max_context_tokens: A request whose prompt and answer would be longer has its context cut to ``cut_tokens``, of which it shares
-            its ``[prefixes]`` alone; 0: never.
-        cut_tokens: See there.
+        mean_turns: Mean number of turns of a session, at least 1; geometric.
+        mean_calls: Mean number of calls of a turn, at least 1; geometric.
+        user_tokens: New tokens of the first call of a turn; default: 100.
+        tool_tokens: New tokens of each further call of a turn; default: 500.
+        think_s: Time between two turns, seconds; default: exponential with mean 30.
+        tool_s: Time between two calls of a turn, seconds; default: exponential with mean 2.
+        max_context_tokens: Maximum tokens of prompt and answer; a longer request has its context cut to ``cut_tokens``, of which it
+            shares only its ``[prefixes]``. 0: no maximum.
+        cut_tokens: Tokens of a context after a cut, 1 to ``max_context_tokens``.
     """
 
     mean_turns: float = attrs.field(default=1.0, validator=ge(1))
@@ -60,11 +60,11 @@ def session_calls(
     """Yield the requests of one session. Pure.
 
     Args:
-        sessions: How many there are, and what each adds.
-        first: The first one, with its answer.
-        outputs: Answers of the others.
-        seed: Of the workload.
-        index: Of the session in it.
+        sessions: Number and lengths of the follow-up requests.
+        first: First request of the session, with the length of its answer.
+        outputs: Distribution of the lengths of the other answers.
+        seed: Seed of the workload.
+        index: Index of the session in the workload.
     """
     num_turns = int(geometrics(seed, Stream.TURNS, index, mean=sessions.mean_turns))
     calls = geometrics(seed, Stream.CALLS, index, np.arange(num_turns), mean=sessions.mean_calls)
@@ -92,7 +92,7 @@ def session_calls(
         block_ids: tuple[int, ...] = ()
         if sessions.max_context_tokens and num_prompt + num_output > sessions.max_context_tokens:
             num_prompt = max(1, min(num_prompt, sessions.cut_tokens))
-            # An id of its own where there is no prefix, since no id at all would mean that it goes on from the answer before.
+            # Without a prefix the prompt gets a unique id, since no id would mean that it continues the preceding answer.
             block_ids = first.block_ids or (int(keyed_hash(seed, Stream.CUTS, index, number)),)
         before = attrs.evolve(
             before,

@@ -1,4 +1,4 @@
-"""What a workload is in numbers: counts, rate, lengths, and how much of its prompts a prefix cache could save at best."""
+"""Summary of a workload: counts, rate, lengths, and the share of prompts that an unlimited prefix cache could save."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Spread", "Summary", "reusable_tokens", "summarise"]
 
 @attrs.frozen(kw_only=True)
 class Spread:
-    """Of a quantity over requests; NaN where there are none."""
+    """Mean, percentiles and maximum of a quantity over requests; NaN without requests."""
 
     mean: float
     p50: float
@@ -26,25 +26,25 @@ class Spread:
 
 @attrs.frozen(kw_only=True)
 class Summary:
-    """A workload in numbers.
+    """Summary of a workload.
 
     Attributes:
-        name: Of the workload.
-        seed: That it was drawn from.
-        num_requests: All.
-        num_following: Of these, those that wait for the answer to another one.
-        num_sessions: Sessions, those of one request included where they have a name.
-        span_s: From the first to the last time of those that wait for none.
-        rate: Of those, requests a second; 0 if they come at once.
-        gap_cv: Standard deviation of gaps between those, by their mean; 0 for fewer than three.
-        prompt_tokens: Of a request.
-        output_tokens: Of a request.
-        think_s: Of requests that wait for another.
-        num_prompt_tokens: All together.
-        num_output_tokens: All together.
-        reusable_ratio: Share of prompt tokens that an unlimited prefix cache would have when they come, in the order of the workload.
-        tenants: Requests of each.
-        priorities: Requests of each.
+        name: Name of the workload.
+        seed: Seed of the workload.
+        num_requests: Number of requests.
+        num_following: Number of requests that wait for the answer to another one.
+        num_sessions: Number of sessions, including named ones of one request.
+        span_s: Time from the first to the last arrival of requests that follow none, seconds.
+        rate: Arrival rate of requests that follow none, requests per second; 0 if they arrive at once.
+        gap_cv: Coefficient of variation of the gaps between those arrivals; 0 for fewer than three.
+        prompt_tokens: Spread of prompt lengths, tokens.
+        output_tokens: Spread of answer lengths, tokens.
+        think_s: Spread of the waiting time of requests that follow another one, seconds.
+        num_prompt_tokens: Prompt tokens of all requests.
+        num_output_tokens: Output tokens of all requests.
+        reusable_ratio: Share of prompt tokens that an unlimited prefix cache would have, in the order of the workload, 0 to 1.
+        tenants: Number of requests by tenant.
+        priorities: Number of requests by priority.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Summary:
 
 
 def summarise(workload: Workload) -> Summary:
-    """Return the workload in numbers. Pure."""
+    """Return the summary of a workload. Pure."""
     requests = workload.requests
     times = [one.arrival_s for one in requests if not one.after]
     gaps = np.diff(times)
@@ -95,7 +95,7 @@ def summarise(workload: Workload) -> Summary:
 def reusable_tokens(workload: Workload) -> list[int]:
     """Return for each request the prompt tokens that an unlimited prefix cache would have, with blocks of one token. Pure.
 
-    At least one token of a prompt is always computed, and the last token of an answer is never in a cache: no step read it.
+    At least one token of a prompt is always computed, and the last token of an answer is never cached, since no step computes its KV.
     """
     by_id: dict[str, WorkloadRequest] = {one.request_id: one for one in workload.requests}
     seen: set[int] = set()

@@ -1,6 +1,6 @@
 """Tenants, priorities and shared prefixes, drawn for requests that have none.
 
-What is drawn for a request holds for its whole session. Functions are pure.
+Draws apply to the whole session of a request. Functions are pure.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ __all__ = [
 
 @attrs.frozen(kw_only=True)
 class Tenants:
-    """Table ``[tenants]``: who asks, drawn for each request, and for each session.
+    """Table ``[tenants]``: tenants, drawn once for each session or single request.
 
     Attributes:
-        num: How many there are, named "0", "1" …; 0: those of the trace.
-        exponent: The share of tenant k is in proportion to ``(k + 1) ** -exponent``.
+        num: Number of tenants, named "0", "1" …; 0: those of the trace.
+        exponent: Zipf exponent: the share of tenant k is in proportion to ``(k + 1) ** -exponent``.
     """
 
     num: int = attrs.field(default=0, validator=ge(0))
@@ -43,10 +43,10 @@ class Tenants:
 
 @attrs.frozen(kw_only=True)
 class Priorities:
-    """Table ``[priorities]``, drawn for each request, and for each session.
+    """Table ``[priorities]``: priorities, drawn once for each session or single request.
 
     Attributes:
-        shares: In proportion to these numbers requests have priority 0, the most urgent, 1, and so on; empty: those of the trace.
+        shares: Relative shares of priority 0 (most urgent), 1, and so on; empty: priorities of the trace.
     """
 
     shares: tuple[float, ...] = attrs.field(default=(), validator=deep_iterable(gt(0)))
@@ -54,11 +54,11 @@ class Priorities:
 
 @attrs.frozen(kw_only=True)
 class Targets:
-    """Table ``[targets]``: objectives of every request that has none of its own.
+    """Table ``[targets]``: latency targets of requests without their own.
 
     Attributes:
-        ttft_s: For the first token; infinity: none.
-        tpot_s: From token to token; infinity: none.
+        ttft_s: Target of the time to first token, seconds; infinity: none.
+        tpot_s: Target of the time per output token, seconds; infinity: none.
     """
 
     ttft_s: float = attrs.field(default=math.inf, validator=gt(0))
@@ -67,12 +67,13 @@ class Targets:
 
 @attrs.frozen(kw_only=True)
 class Prefixes:
-    """Table ``[prefixes]``: beginnings that prompts of a tenant have in common, such as system prompts.
+    """Table ``[prefixes]``: prefixes shared by prompts of a tenant, such as system prompts.
 
     Attributes:
-        tokens: Length of each, which is part of a prompt's; shorter prompts are the beginning of a prefix. 0: none.
-        num: How many different ones each tenant has, drawn for each request, and for each session.
-        exponent: The share of prefix k is in proportion to ``(k + 1) ** -exponent``.
+        tokens: Length of each prefix, tokens, included in the prompt's length; a shorter prompt is the beginning of a prefix. 0: no
+            prefixes.
+        num: Number of different prefixes of each tenant, drawn once for each session or single request.
+        exponent: Zipf exponent: the share of prefix k is in proportion to ``(k + 1) ** -exponent``.
     """
 
     tokens: int = attrs.field(default=0, validator=ge(0))
@@ -94,7 +95,7 @@ def with_priorities(requests: Sequence[WorkloadRequest], priorities: Priorities,
 
 
 def with_targets(requests: Sequence[WorkloadRequest], targets: Targets) -> list[WorkloadRequest]:
-    """Return the requests with these targets where they have none."""
+    """Return the requests with these targets in place of missing ones."""
     return [
         attrs.evolve(
             one,
@@ -106,7 +107,7 @@ def with_targets(requests: Sequence[WorkloadRequest], targets: Targets) -> list[
 
 
 def with_prefixes(requests: Sequence[WorkloadRequest], prefixes: Prefixes, *, seed: int) -> list[WorkloadRequest]:
-    """Return the requests with the id of their prefix: one block, of the prefix's length. They have no blocks as yet."""
+    """Return the requests, which have no blocks, with one block id for their prefix, of the prefix's length."""
     drawn = uniforms(seed, Stream.PREFIXES, _groups(requests))
     ranks = categories(drawn, zipf_shares(prefixes.num, prefixes.exponent)).tolist()
     tenants: dict[str, int] = {}
@@ -118,7 +119,7 @@ def with_prefixes(requests: Sequence[WorkloadRequest], prefixes: Prefixes, *, se
 
 
 def _groups(requests: Sequence[WorkloadRequest]) -> Int64Array:
-    """Return a number for each request, the same for those of one session."""
+    """Return a number for each request, equal for requests of one session."""
     first: dict[str, int] = {}
     return np.array(
         [first.setdefault(one.session, index) if one.session else index for index, one in enumerate(requests)], np.int64

@@ -1,4 +1,4 @@
-"""Requests of a trace file: every column of its format counts, or the trace is refused in words."""
+"""Requests of a trace file; a trace with a column that cannot be used is refused."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class TraceSource:
     """Table ``[trace]`` of a workload file.
 
     Attributes:
-        file: Relative to the workload file; may be compressed with gzip or xz.
-        format: Empty: recognised by the columns.
-        ignore: Columns that are not to count.
-        failed: What becomes of requests without a prompt or an output token, which failed where they were recorded: refuse the trace,
-            drop them, or give them one token.
-        sessions: closed: a request is sent when the answer before it in its session has come and the recorded pause is over; open: at its
-            recorded time; auto: closed where the trace tells when answers came, or records pauses.
-        image_tokens: Prompt tokens that an image adds; 0: a trace with images is refused.
-        chars_per_token: Characters of a prompt given as text that make a token; 0: such a trace is refused.
+        file: Path of the trace, relative to the workload file; may be compressed with gzip or xz.
+        format: Name of the format; empty: recognised by the columns.
+        ignore: Names of columns to ignore.
+        failed: Handling of requests without a prompt or an output token, which failed when recorded: refuse the trace, drop them,
+            or give them one token.
+        sessions: closed: a request is sent when the preceding answer of its session has arrived and the recorded pause is over;
+            open: at its recorded time; auto: closed if the trace has times of answers or pauses.
+        image_tokens: Prompt tokens of an image; 0: a trace with images is refused.
+        chars_per_token: Characters per token of prompts given as text; 0: such a trace is refused.
     """
 
     file: str = ""
@@ -46,13 +46,13 @@ class TraceSource:
 
 @attrs.frozen(kw_only=True)
 class Trace:
-    """What a trace file holds.
+    """Content of a trace file.
 
     Attributes:
-        requests: By time, those of a session in order.
-        block_tokens: Of their block ids.
-        has_times: The trace tells when requests came; if not, all come at 0.
-        has_outputs: The trace tells how long answers were; if not, each has one token.
+        requests: Requests by arrival time, those of a session in order.
+        block_tokens: Tokens of a block in ``block_ids``.
+        has_times: Whether the trace has arrival times; if not, all requests arrive at 0.
+        has_outputs: Whether the trace has lengths of answers; if not, each has one token.
     """
 
     requests: list[WorkloadRequest] = attrs.field(repr=False)
@@ -65,7 +65,7 @@ def read_trace(source: TraceSource) -> Trace:
     """Return the requests of a trace.
 
     Raises:
-        ConfigError: The file cannot be read, a line is no request of its format, or something in it would be dropped.
+        ConfigError: The file cannot be read, a line is not a request of the format, or content would be ignored.
     """
     name = Path(source.file).name
     rows = []
@@ -103,7 +103,7 @@ def read_trace(source: TraceSource) -> Trace:
 
 
 def _sized(row: TraceRow, source: TraceSource, name: str) -> TraceRow | None:
-    """Return the row with images and texts counted as tokens; None for a failed request that is to be dropped."""
+    """Return the row with images and texts converted to tokens; None for a failed request to drop."""
     num_prompt, num_output = row.num_prompt_tokens, row.num_output_tokens
     if row.num_images and not source.image_tokens:
         raise ConfigError(
@@ -149,7 +149,7 @@ def _request(row: TraceRow, request_id: str, session: str) -> WorkloadRequest:
 
 
 def _chained(rows: Sequence[TraceRow], source: TraceSource, name: str) -> list[WorkloadRequest]:
-    """Return the requests in the order of the rows, each after the one that it waits for if sessions are closed."""
+    """Return the requests in the order of rows, linked to the request that they follow if sessions are closed."""
     ids = [row.request_id or str(index) for index, row in enumerate(rows)]
     sessions = _sessions(rows, ids)
     can_close = any(
@@ -172,7 +172,7 @@ def _chained(rows: Sequence[TraceRow], source: TraceSource, name: str) -> list[W
 
 
 def _sessions(rows: Sequence[TraceRow], ids: Sequence[str]) -> list[str]:
-    """Return the session of each row: the one it names, else the first request of its conversation if it has several."""
+    """Return the session of each row: its own name, else the id of the first request of a conversation of several."""
     root = {one: one for one in ids}
     for row, one in zip(rows, ids, strict=True):
         root[one] = root.get(row.follows, one) if row.follows else one
@@ -181,7 +181,7 @@ def _sessions(rows: Sequence[TraceRow], ids: Sequence[str]) -> list[str]:
 
 
 def _in_line_order(rows: Sequence[TraceRow], ids: Sequence[str], sessions: Sequence[str]) -> list[WorkloadRequest]:
-    """Each request of a session after the one on an earlier line, and after the recorded pause."""
+    """Return requests that follow the one on the previous line of their session, after the recorded pause."""
     latest: dict[str, WorkloadRequest] = {}
     requests = []
     for index, (row, one, session) in enumerate(zip(rows, ids, sessions, strict=True)):
@@ -195,7 +195,7 @@ def _in_line_order(rows: Sequence[TraceRow], ids: Sequence[str], sessions: Seque
                 after=before.request_id,
                 think_s=row.delay_s or 0.0,
                 num_prompt_tokens=request.num_prompt_tokens + (head if row.is_delta else 0),
-                # Blocks that come after an answer of this session are in no other prompt: there is nothing to share.
+                # Blocks after an answer of this session are in no other prompt, so they are not shared.
                 block_ids=() if row.is_delta else request.block_ids or _private(index),
             )
         latest[session] = request
@@ -204,7 +204,7 @@ def _in_line_order(rows: Sequence[TraceRow], ids: Sequence[str], sessions: Seque
 
 
 def _by_recorded_ends(rows: Sequence[TraceRow], ids: Sequence[str], sessions: Sequence[str]) -> list[WorkloadRequest]:
-    """Each request after the answer that had come last in its session, the one that started it, or those that it started."""
+    """Return requests that follow the latest earlier answer in their session, its parent or its children."""
     made: dict[int, WorkloadRequest] = {}
     ended: dict[str, list[tuple[float, WorkloadRequest]]] = defaultdict(list)
     related: dict[str, set[str]] = defaultdict(set)
@@ -238,5 +238,5 @@ def _by_recorded_ends(rows: Sequence[TraceRow], ids: Sequence[str], sessions: Se
 
 
 def _private(index: int) -> tuple[int, ...]:
-    """Return ids of a prompt that is known to begin with no other: one that no trace has."""
+    """Return block ids, used by no trace, of a prompt that shares no prefix."""
     return (2**64 - 1 - index,)

@@ -1,6 +1,6 @@
-"""A workload: which requests come when, how long they are, and what they share; without texts, and independent of any policy.
+"""A workload: requests with arrival times, lengths and shared prefixes; without texts, and independent of any policy.
 
-One workload is run by the simulator and by real engines alike. Everything that is drawn is drawn when the workload is made, from its seed
+The simulator and real engines run the same workload. Everything is drawn when the workload is made, from its seed
 and the number of the request, never in the order in which an engine asks: so two policies see the same requests.
 """
 
@@ -18,24 +18,25 @@ __all__ = ["Workload", "WorkloadRequest"]
 
 @attrs.frozen(kw_only=True)
 class WorkloadRequest:
-    """One request.
+    """One request of a workload.
 
     Attributes:
-        request_id: Unique in the workload.
-        arrival_s: When it is sent, seconds since the start; of a request with ``after`` the earliest moment.
-        num_prompt_tokens: At least 1; what ``after`` adds is part of it.
-        num_output_tokens: True length of the answer, at least 1; no policy sees it.
-        max_tokens: Longest answer that the request allows, as a policy sees it; 0: the longest of the workload.
-        tenant: Who asks.
-        priority: Smaller is more urgent.
-        session: Requests of one session go to one user; empty: none.
-        after: The request whose answer must have come before this one is sent; empty: none.
-        think_s: From the end of ``after`` until it is sent: a user reads, a tool runs.
-        block_ids: Of the prompt's blocks of ``Workload.block_tokens`` tokens, head first; equal ids have equal contents and equal
-            predecessors. Tokens beyond them are shared with no other request. With ``after`` and without block ids the prompt begins
-            with the prompt and the answer of ``after``; with block ids these alone say what it shares, as where an agent cut its context.
-        ttft_target_s: Objective for the first token; infinity for none.
-        tpot_target_s: Objective from token to token; infinity for none.
+        request_id: Id, unique in the workload.
+        arrival_s: Time of sending, seconds since the start; with ``after`` the earliest time.
+        num_prompt_tokens: Prompt length, at least 1, including the tokens added by ``after``.
+        num_output_tokens: True length of the answer, at least 1; hidden from policies.
+        max_tokens: Maximum length of the answer that policies see; 0: the longest answer of the workload.
+        tenant: Name of the tenant.
+        priority: Priority; smaller is more urgent.
+        session: Id of the session, whose requests belong to one user; empty: none.
+        after: Id of the request whose answer must have arrived before this one is sent; empty: none.
+        think_s: Time from the end of ``after`` to sending, seconds, for reading or a tool.
+        block_ids: Ids of the prompt's blocks of ``Workload.block_tokens`` tokens, head first; equal ids have equal contents and
+            equal predecessors. Tokens beyond the blocks are not shared. With ``after`` and without block ids, the prompt begins
+            with the prompt and the answer of ``after``; with block ids, only these define what is shared, for example after an
+            agent cut its context.
+        ttft_target_s: Target of the time to first token, seconds; infinity: none.
+        tpot_target_s: Target of the time per output token, seconds; infinity: none.
     """
 
     request_id: str
@@ -60,17 +61,17 @@ class WorkloadRequest:
 
 @attrs.frozen(kw_only=True)
 class Workload:
-    """Requests by time of arrival, those of a session in order.
+    """Requests in order of arrival, those of a session in order.
 
     Attributes:
-        name: For tables and records.
-        requests: At least one.
+        name: Name in tables and records.
+        requests: Requests, at least one.
         block_tokens: Tokens in a block of ``WorkloadRequest.block_ids``.
-        seed: That everything was drawn from.
+        seed: Seed of all draws.
 
     Raises:
-        ConfigValueError: No request, a request before its time or before the one that it follows, an id twice, or a prompt that has no
-            token after those that it continues.
+        ConfigValueError: There is no request, a request is out of order or before the one that it follows, an id repeats, or a prompt has no
+            token beyond those that it continues.
     """
 
     name: str
@@ -79,7 +80,7 @@ class Workload:
     seed: int = attrs.field(default=0, validator=ge(0))
 
     def __attrs_post_init__(self) -> None:
-        """Check what single requests cannot know."""
+        """Check the order and relations of requests."""
         if not self.requests:
             raise ConfigValueError(f"workload {self.name}: holds no request.")
         seen: dict[str, WorkloadRequest] = {}
@@ -95,7 +96,7 @@ class Workload:
 def _contradiction(
     request: WorkloadRequest, seen: dict[str, WorkloadRequest], latest_s: float, block_tokens: int
 ) -> str:
-    """Return in words why the request cannot come after those seen; empty if it can. Pure."""
+    """Return why a request cannot follow those seen, in words; empty if it can. Pure."""
     if request.request_id in seen:
         return "comes twice"
     if request.arrival_s < latest_s:

@@ -1,6 +1,6 @@
 """Workload files: TOML that describes a workload completely, seed included.
 
-``base = "azure_conv"`` takes another file, or a built-in one, and changes what is said here.
+``base = "azure_conv"`` extends another file or a built-in workload; keys in the file override those of the base.
 """
 
 from __future__ import annotations
@@ -40,13 +40,15 @@ def load_workload(
     """Return a workload.
 
     Args:
-        name_or_path: A built-in name, a workload file in TOML, a trace file in a known format, or what ``trencadis workload --write`` wrote.
-        seed: In place of the file's.
-        rate: In place of the file's ``[arrivals] rate``, such as for a sweep; lengths stay.
-        limit: In place of the file's.
+        name_or_path: Built-in name, or path of a TOML workload file, a trace file in a known format, or a file written by
+            ``trencadis workload --write``.
+        seed: Seed in place of the file's; None: the file's.
+        rate: Rate in place of the file's ``[arrivals] rate``, requests per second, such as for a sweep; lengths stay. None: the
+            file's.
+        limit: Limit in place of the file's; None: the file's.
 
     Raises:
-        ConfigError: There is no such workload or file, or it cannot be used.
+        ConfigError: The workload or file does not exist, or cannot be used.
     """
     given = {"seed": seed, "limit": limit, "arrivals": None if rate is None else {"rate": rate}}
     changes = {key: value for key, value in given.items() if value is not None}
@@ -59,14 +61,14 @@ def load_workload(
 
 
 def depends_on_seed(name_or_path: str, workload: Workload) -> bool:
-    """Return whether another seed gives other requests: not of a trace in which nothing is drawn, nor of a written workload.
+    """Return whether another seed gives other requests; false for a trace without draws, and for a written workload.
 
     Args:
-        name_or_path: See :func:`load_workload`.
-        workload: Loaded from it; its seed and the next one are compared over its first requests.
+        name_or_path: Built-in name or path, as for :func:`load_workload`.
+        workload: Workload loaded from it; the first requests of its seed and of the next one are compared.
 
     Raises:
-        ConfigError: It cannot be read any more.
+        ConfigError: The file can no longer be read.
     """
     limit = min(_NUM_LOOKED_AT, len(workload.requests))
     one, other = (
@@ -76,7 +78,7 @@ def depends_on_seed(name_or_path: str, workload: Workload) -> bool:
 
 
 def trace_file(name_or_path: str) -> Path:
-    """Return the trace of a built-in workload; anything else is a path, and comes back as one.
+    """Return the trace file of a built-in workload; any other argument is returned as a path.
 
     Raises:
         ConfigError: The built-in workload has no trace.
@@ -92,14 +94,14 @@ def trace_file(name_or_path: str) -> Path:
 
 
 def read_recipe(name_or_path: str, *, changes: Mapping[str, Any] | None = None) -> Recipe:
-    """Return what a workload file or a built-in workload says.
+    """Return the recipe of a workload file or a built-in workload.
 
     Args:
-        name_or_path: A built-in name, or a path.
-        changes: Keys and tables in place of the file's.
+        name_or_path: Built-in name, or path of a file.
+        changes: Keys and tables that replace the file's; None: none.
 
     Raises:
-        ConfigError: It cannot be read, or says what no workload has.
+        ConfigError: The file cannot be read, or has unknown or invalid keys.
     """
     file = _builtin(name_or_path) or Path(name_or_path)
     return _recipe(_merged(_read(file, ()), changes or {}), file.stem, str(file))
@@ -120,7 +122,7 @@ def _check_exists(file: Path) -> None:
 
 
 def _changed(workload: Workload, recipe: Recipe, seed: int | None) -> Workload:
-    """Return a written workload with another seed of its tokens, stretched times or fewer requests; nothing in it is drawn. Pure."""
+    """Return a written workload with another seed for tokens, stretched times or fewer requests, without draws. Pure."""
     requests = workload.requests[: recipe.limit or None]
     factor = stretch([one.arrival_s for one in requests if not one.after], recipe.arrivals.rate)
     return attrs.evolve(
@@ -134,7 +136,7 @@ def _changed(workload: Workload, recipe: Recipe, seed: int | None) -> Workload:
 
 
 def _read(file: Path, seen: tuple[Path, ...]) -> Table:
-    """Return the tables of a file, over those of its base."""
+    """Return the tables of a file, merged over those of its base."""
     _check_exists(file)
     if file.resolve() in seen:
         raise ConfigError(f"{file}: is its own base.", hint="Remove base.")
@@ -155,7 +157,7 @@ def _read(file: Path, seen: tuple[Path, ...]) -> Table:
 
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> Table:
-    """Return the keys of both, those above first; of a table that both have, the keys of both. Pure."""
+    """Merge two tables recursively; ``above`` wins. Pure."""
     merged = dict(below)
     for key, value in above.items():
         before = merged.get(key)

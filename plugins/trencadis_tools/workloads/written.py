@@ -1,4 +1,4 @@
-"""Workloads as JSON lines: a line for the workload, and one for each request; what was written is read back exactly."""
+"""Workloads as JSON lines: a line for the workload and one for each request; reading returns an equal workload."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _DEFAULTS = {field.name: field.default for field in attrs.fields(WorkloadRequest
 
 
 def write_workload(workload: Workload, file: Path) -> None:
-    """Write a workload; fields of requests that have their default are left out.
+    """Write a workload; request fields with default values are omitted.
 
     Raises:
         ConfigError: The file cannot be written.
@@ -44,7 +44,7 @@ _NAMES = [field.name for field in attrs.fields(WorkloadRequest)]
 
 
 def is_written(file: Path) -> bool:
-    """Return whether a file begins as :func:`write_workload` begins one."""
+    """Return whether a file begins like those of :func:`write_workload`."""
     with file.open("rb") as opened:
         return opened.read(len(_FIRST)) == _FIRST.encode()
 
@@ -53,7 +53,7 @@ def parse_written(file: Path) -> Workload:
     """Return the workload that was written to a file.
 
     Raises:
-        ConfigError: It was changed into something that is no workload.
+        ConfigError: The file's content is not a valid workload.
     """
     requests: list[WorkloadRequest] = []
     head: dict[str, Any] = {}
