@@ -167,7 +167,7 @@ def _engine(config: Config, registry: Registry, name: str, workload: KVWorkload)
 
 
 def _num_blocks(config: Config, workload: KVWorkload) -> int:
-    """Return the KV blocks of one prompt and its output, plus a quarter; few, since three engines live at once and first use of memory is slow."""
+    """Return the KV blocks of one prompt and its output, plus a quarter: few, since three engines live at once and memory is slow at its first use."""
     most = workload.num_tokens or _MOST_TOKENS
     return config.cache.num_blocks or -(-5 * (most + _OUTPUT_TOKENS) // (4 * (config.cache.block_size or 16)))
 

@@ -253,7 +253,7 @@ def _step_times(name: str) -> StepTimes:
 
 
 def _simulated(replicas: int, drafts: Mapping[str, DraftFacts], token_times: bool, step_times: StepTimes) -> RunAll:
-    """Return a function that simulates a workload under each configuration; only the first workload records what policies read, since that is slow."""
+    """Return a function that simulates a workload under each configuration, and in the first pair records what policies read."""
 
     def run(candidate: Candidate, workload: Workload, pair: int) -> Run:
         watched = None if pair else WatchedRegistry(candidate.registry)

@@ -99,10 +99,10 @@ def block_interval(
 ) -> Interval:
     """Return the interval of a difference of means, or of quantiles, by the circular block bootstrap of pairs. Pure.
 
-    Blocks of pairs are drawn with replacement from all positions, with the first request following the last, so that both values of a request
-    stay together and every request is drawn equally often. The ends of the 95 % interval are percentiles of the resampled differences, moved
-    away from the difference by the factor Student's quantile / normal quantile times sqrt(k / (k - 1)) for k blocks, since few blocks
-    underestimate the variance.
+    Blocks of pairs are drawn with replacement from all positions, with the first request following the last, so that both values of a
+    request stay together and every request is drawn equally often. The ends of the 95 % interval are percentiles of the resampled
+    differences, moved away from the difference by the factor Student's quantile / normal quantile times sqrt(k / (k - 1)) for k blocks,
+    since few blocks underestimate the variance.
 
     Args:
         baseline: Values of requests in order of arrival, ``[num_requests]``.

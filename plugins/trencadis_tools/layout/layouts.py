@@ -262,9 +262,9 @@ def traffic(
     embeddings; gathering logits takes rows · V · b; a stage sends T · H · b to the next; with one stage, tokens are sent with 8 bytes per
     row. Whole experts cost as much as divided ones, since every rank of a stage has every token and outputs are summed.
 
-    With ``attention = "data"`` attention needs no exchange. Each layer with experts gathers hidden states, expert ids and weights of
-    all tokens, T · (H · b + k · (4 + b)), padded to the rank with the most tokens, and sums T · H · b; hidden states of rows with
-    logits are gathered before the logits. The count assumes equal tokens per rank. (All-to-all would send T · k · H · b · (1 - 1 / ranks) to
+    With ``attention = "data"`` attention needs no exchange. Each layer with experts gathers hidden states, expert ids and weights of all
+    tokens, T · (H · b + k · (4 + b)), padded to the rank with the most tokens, and sums T · H · b; hidden states of rows with logits are
+    gathered before the logits. The count assumes equal tokens per rank. (All-to-all would send T · k · H · b · (1 - 1 / ranks) to
     experts, and as much back; no backend does that.)
     Source: Shoeybi et al., Megatron-LM (2019), section 3; Lepikhin et al., GShard (2020), section 3.2.
 

@@ -113,7 +113,7 @@ class Attention:
     def local_kv_heads(self, tensor: int) -> int:
         """Return the number of KV heads of a rank. Pure.
 
-        Source: vLLM's ``QKVParallelLinear``: KV heads / ranks, at least one; with more ranks than heads, ranks / KV heads ranks share a head.
+        Source: vLLM's ``QKVParallelLinear``: KV heads / ranks, at least one; with more ranks, ranks / KV heads of them share a head.
         """
         if self.division == "whole" or not divides(self.num_heads, self.num_kv_heads, tensor):
             return self.num_kv_heads

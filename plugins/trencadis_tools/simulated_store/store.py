@@ -4,9 +4,9 @@
     replica 1 ══ link ══╬══ store: hash of a block ▶ since when it is there
     replica 2 ══ link ══╝
 
-A step of a simulated engine is computed when it begins, with all its results. So the end of a transfer has to
-be known when the transfer begins, regardless of later transfers of other replicas: links and stores serve transfers in the order in which they
-begin, and do not share their bandwidth among transfers in flight.
+A step of a simulated engine is computed when it begins, with all its results. So the end of a transfer has to be known when the transfer
+begins, regardless of later transfers of other replicas: links and stores serve transfers in the order in which they begin, and do not
+share their bandwidth among transfers in flight.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Search, in the simulator, for the configuration that serves the largest rate of a workload within service-level objectives; then measurement."""
+"""Search in the simulator for the configuration with the largest rate within service-level objectives, then measurement."""

@@ -2,9 +2,9 @@
 
     start ▶ each option alone ▶ several together (low-discrepancy sample) ▶ one step at a time ▶ longer parts, fewer left ▶ simpler ▶ check
 
-Candidates are compared at one rate, the smallest at which the best so far misses the objectives, so that one simulation tells whether another is
-better. Many candidates run on the short part of the workload, few on the longer ones. The final capacities are of a part that the search
-has not seen. The only random input is a Sobol sequence with a fixed seed, so that equal inputs give equal results.
+Candidates are compared at one rate, the smallest at which the best so far misses the objectives, so that one simulation tells whether
+another is better. Many candidates run on the short part of the workload, few on the longer ones. The final capacities are of a part that
+the search has not seen. The only random input is a Sobol sequence with a fixed seed, so that equal inputs give equal results.
 
 Source: Jamieson and Talwalkar, Non-stochastic best arm identification and hyperparameter optimization, 2016 (successive halving);
 Sobol 1967 with Owen's scrambling, scipy.stats.qmc.
