@@ -1,7 +1,7 @@
-"""The attention function that transformers' modules call in a forward of a Gaudi, and the cache that each of them has.
+"""The attention function that transformers' modules call on a Gaudi, and the cache layer of each module.
 
-As ``trencadis_torch.attention.adapter``, but for one thing: a module has its layer of the cache itself, and hands it to the pass, instead
-of a number by which the pass would find it. torch.compile makes one graph for all layers of a kind then.
+Like ``trencadis_torch.attention.adapter``, except that a module holds its layer of the cache and hands it to the pass, instead
+of a layer index. So torch.compile makes one graph for all layers of a kind.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ class LayerPass(Protocol):
         """Store new keys and values, and return attention outputs ``[T, H, Dv]``.
 
         Args:
-            layer: Of the module.
-            query: ``[T, H, D]``.
-            keys: ``[T, KV, D]``.
-            values: ``[T, KV, Dv]``.
-            options: Of the layer.
+            layer: Cache layer of the module.
+            query: New queries, ``[T, H, D]``.
+            keys: New keys, ``[T, KV, D]``.
+            values: New values, ``[T, KV, Dv]``.
+            options: Attention options of the layer.
         """
         ...
 
 
 def register() -> None:
-    """Make the attention function known to transformers; may be called often."""
+    """Register the attention function with transformers; idempotent."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(FLAT, flat_attention_of_layer)
 
 
 def attach(model: Any, cache: FlatKVCache) -> None:
-    """Give each attention module of a model its layer of a cache; of two caches it has the later one."""
+    """Attach its layer of a cache to each attention module of a model, replacing an earlier one."""
     layers = {layer.index: cache.flat_layer(layer.index) for layer in cache.layers}
     for module in model.modules():
         if (index := getattr(module, "layer_idx", None)) in layers:
@@ -70,16 +70,16 @@ def flat_attention_of_layer(
     trencadis_pass: LayerPass,
     **arguments: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Return attention outputs ``[1, T, H, Dv]``, and None for the weights; signature as transformers calls it.
+    """Return attention outputs ``[1, T, H, Dv]``, and None for the weights; transformers defines the signature.
 
     Args:
-        module: The attention module, with its layer attached.
-        query: ``[1, H, T, D]``.
-        key: ``[1, KV, T, D]``.
-        value: ``[1, KV, T, Dv]``.
-        attention_mask: None.
-        trencadis_pass: From the arguments of ``forward``.
-        arguments: Of the module; some are :class:`AttentionOptions`.
+        module: Attention module with its cache layer attached.
+        query: New queries, ``[1, H, T, D]``.
+        key: New keys, ``[1, KV, T, D]``.
+        value: New values, ``[1, KV, T, Dv]``.
+        attention_mask: Always None; the pass masks.
+        trencadis_pass: Pass, from the arguments of ``forward``.
+        arguments: Arguments of the module; some are :class:`AttentionOptions`.
     """
     output = trencadis_pass.attend(
         module.trencadis_layer,
@@ -88,5 +88,5 @@ def flat_attention_of_layer(
         value[0].transpose(0, 1),
         options=AttentionOptions.of(arguments),
     )
-    # A token's heads one after the other in memory, as transformers' own functions have them: some models take views of that.
+    # The heads of a token are contiguous, as in transformers' own functions, since some models take views of the result.
     return torch.unflatten(output.flatten(1), 1, output.shape[1:]).unsqueeze(0), None

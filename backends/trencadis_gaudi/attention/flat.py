@@ -1,4 +1,4 @@
-"""Flat paged attention: a softmax over each block, then the blocks of a sequence weighed together. Static shapes throughout.
+"""Flat paged attention: a softmax over each block, then a weighted sum over the blocks of a sequence; all shapes are static.
 
     query ─ one-hot ─▶ a copy for each block ─▶ softmax within the block ─▶ weigh by the sequence's maximum ─ one-hot ─▶ output
 
@@ -21,11 +21,11 @@ FLOOR = -1e30
 
 
 class BlockSoftmax(NamedTuple):
-    """Softmax within each block, not yet divided by its total.
+    """Unnormalised softmax within each block.
 
     Attributes:
         weights: exp(score − peak), float32 ``[N, Q, KV, G, S]``.
-        peak: Largest score, float32 ``[N, Q, KV, G]``; ``FLOOR`` where none is seen.
+        peak: Largest score, float32 ``[N, Q, KV, G]``; ``FLOOR`` where a query sees no slot.
         total: Sum of the weights, float32 ``[N, Q, KV, G]``.
     """
 
@@ -46,12 +46,12 @@ def flat_attention(
     """Return attention outputs ``[B, Q, H, Dv]``; zero for a sequence without blocks. Pure.
 
     Args:
-        query: ``[B, Q, H, D]``.
-        keys: Blocks, ``[N, S, KV, D]``.
-        values: ``[N, S, KV, Dv]``.
-        groups: Sequence of each block, int64 ``[N]``; -1 in padding.
-        bias: float32 ``[N, Q, S]``: 0 where a query sees a slot, else minus infinity.
-        options: Of the layer.
+        query: Queries, ``[B, Q, H, D]``.
+        keys: Keys by block, ``[N, S, KV, D]``.
+        values: Values by block, ``[N, S, KV, Dv]``.
+        groups: Index of the sequence that owns each block, int64 ``[N]``; -1 in padding.
+        bias: Additive mask, float32 ``[N, Q, S]``: 0 where a query sees a slot, else minus infinity.
+        options: Attention options of the layer.
     """
     batch_size, query_len, num_heads, _ = query.shape
     mapping = one_hot(groups, batch_size)
@@ -67,8 +67,8 @@ def flat_attention(
     if options.sinks is not None:
         total = total + torch.exp(heads - peaks[:batch_size])
     by_block = torch.matmul(mapping, total.flatten(1)).view(share.shape)
-    # Padding belongs to no sequence; its own sum keeps the division finite. A query that sees nothing of any block of its
-    # sequence does not occur: every query sees itself.
+    # Padding belongs to no sequence; its own sum keeps the division finite. No query of a sequence is without visible slots,
+    # since it sees itself.
     ratio = adjusted / torch.maximum(by_block, share).clamp_min(torch.finfo(torch.float32).tiny)
     weights = (soft.weights * ratio[..., None]).to(values.dtype)
     parts = torch.einsum("nqkgs,nskd->nqkgd", weights, values)
@@ -77,7 +77,7 @@ def flat_attention(
 
 
 def one_hot(groups: torch.Tensor, num_owners: int) -> torch.Tensor:
-    """Return float32 ``[N, num_owners]``, 1 where a block belongs to an owner; the row of -1 is zero."""
+    """Return float32 ``[N, num_owners]``, 1 where a block belongs to an owner; rows of padding (-1) are zero."""
     return (groups[:, None] == torch.arange(num_owners, device=groups.device)).float()
 
 
@@ -92,11 +92,11 @@ def block_softmax(
     """Return the softmax of each owner's queries within its blocks. Pure; arguments as in :func:`flat_attention`.
 
     Args:
-        query: ``[B, Q, H, D]``.
-        keys: ``[N, S, KV, D]``.
-        mapping: From :func:`one_hot`, ``[N, B]``.
-        bias: ``[N, Q, S]``.
-        options: Of the layer.
+        query: Queries, ``[B, Q, H, D]``.
+        keys: Keys by block, ``[N, S, KV, D]``.
+        mapping: Result of :func:`one_hot`, ``[N, B]``.
+        bias: Additive mask, ``[N, Q, S]``.
+        options: Attention options of the layer.
     """
     num_kv_heads, num_groups = keys.shape[2], query.shape[2] // keys.shape[2]
     copies = torch.matmul(mapping.to(query.dtype), query.flatten(1))
@@ -109,12 +109,12 @@ def block_softmax(
 
 
 def peaks_of_owners(peaks: torch.Tensor, owners: torch.Tensor, num_owners: int) -> torch.Tensor:
-    """Return the largest peak of each owner's blocks, ``[num_owners + 1, …]``; the last is that of padding. Pure.
+    """Return the largest peak of each owner's blocks, ``[num_owners + 1, …]``; the last entry is for padding. Pure.
 
     Args:
-        peaks: Of the blocks, ``[N, …]``.
-        owners: Of the blocks, int64 ``[N]``, ``num_owners`` in padding.
-        num_owners: How many.
+        peaks: Peak of each block, ``[N, …]``.
+        owners: Owner of each block, int64 ``[N]``; ``num_owners`` in padding.
+        num_owners: Number of owners.
     """
     index = owners.view(-1, *[1] * (peaks.dim() - 1)).expand_as(peaks)
     floor = peaks.new_full((num_owners + 1, *peaks.shape[1:]), FLOOR)
@@ -125,9 +125,9 @@ def slot_bias(usage: torch.Tensor, skipped: torch.Tensor, block_size: int) -> to
     """Return 0 for slots from ``skipped`` up to ``usage``, else minus infinity: float32 ``[…, S]``. Pure.
 
     Args:
-        usage: ``[…]``, 0 .. S.
-        skipped: ``[…]``, 0 .. S.
-        block_size: S.
+        usage: End of the visible slots, ``[…]``, 0 to S.
+        skipped: Start of the visible slots, ``[…]``, 0 to S.
+        block_size: Tokens per block, S.
     """
     offsets = torch.arange(block_size, device=usage.device)
     hidden = (offsets >= usage[..., None]) | (offsets < skipped[..., None])

@@ -1,4 +1,4 @@
-"""The vendor's fused attention kernel, and a function of the same signature for the CPU.
+"""The vendor's fused attention kernel, and a CPU function with the same signature.
 
 Shapes: B sequences, H query heads, KV key-value heads, Q queries, L keys, D head dimension.
 """
@@ -16,7 +16,7 @@ __all__ = ["FusedSDPA", "emulated_fused_sdpa", "fused_attention"]
 
 
 class FusedSDPA(Protocol):
-    """``FusedSDPA.apply`` of ``habana_frameworks.torch.hpex.kernels``, bridge 1.19, up to the argument that is used last."""
+    """``FusedSDPA.apply`` of ``habana_frameworks.torch.hpex.kernels``, bridge 1.19, up to the last argument in use."""
 
     def __call__(
         self,
@@ -49,23 +49,23 @@ def fused_attention(
 ) -> torch.Tensor:
     """Return attention outputs ``[B, H, Q, Dv]`` of the kernel.
 
-    With a mask the kernel knows nothing of causality, for it takes only one of the two; without, padding is on the right.
+    The kernel takes either a mask or the causal flag; without a mask, padding is on the right.
 
     Args:
-        kernel: The vendor's, or the emulated one.
-        query: ``[B, H, Q, D]``.
-        keys: ``[B, KV, L, D]``.
-        values: ``[B, KV, L, Dv]``.
-        mask: bool ``[B, 1, Q, L]``, True where a query sees a key; None for causal attention with Q = L.
-        query_lens: Without a mask, real queries of each sequence, int64 ``[B]``; at least one is taken as real.
-        scale: Of the scores; None is D ** -0.5.
+        kernel: Vendor's kernel, or the emulated one.
+        query: Queries, ``[B, H, Q, D]``.
+        keys: Keys, ``[B, KV, L, D]``.
+        values: Values, ``[B, KV, L, Dv]``.
+        mask: Visibility, bool ``[B, 1, Q, L]``, True where a query sees a key; None: causal attention with Q = L.
+        query_lens: Number of real queries of each sequence without a mask, int64 ``[B]``; 0 counts as 1.
+        scale: Factor of the scores; None: D ** -0.5.
 
     Source: vllm-gaudi, extension/ops.py, prompt_fsdpa.
     """
     if mask is not None:
         bias = torch.zeros(mask.shape, dtype=query.dtype, device=mask.device).masked_fill(~mask, float("-inf"))
         return kernel(query, keys, values, bias, 0.0, False, scale, "fast", True, None, "right")
-    # A softmax over nothing would be NaN, and NaN in the padding block would reach others: 0 × NaN is NaN.
+    # A softmax over no keys would be NaN, which would spread from the padding block, since 0 × NaN is NaN.
     lengths = None if query_lens is None else query_lens.clamp(min=1).int()
     return kernel(query, keys, values, None, 0.0, True, scale, "fast", True, lengths, "right")
 
@@ -88,22 +88,22 @@ def emulated_fused_sdpa(
     """Return ``[B, H, Q, Dv]``, computed in float32 on the CPU; outputs of padding are zero.
 
     Args:
-        q: ``[B, H, Q, D]``.
-        k: ``[B, KV, L, D]``.
-        v: ``[B, KV, L, Dv]``.
-        attn_mask: Added to the scores, ``[B or 1, H or 1, Q, L]``.
-        dropout_p: 0.
-        is_causal: Query i sees the keys up to i; Q = L.
-        scale: Of the scores; None is D ** -0.5.
-        softmax_mode: ``None``, ``fast`` or ``fp32``: the same here.
-        recompute_mode: No matter here.
-        valid_seq_len: Real tokens of each sequence, ``[B]``; for causal attention.
-        seq_padding_type: ``right``, with ``valid_seq_len``.
-        return_dropout_mask: False.
-        return_attn_probs: False.
+        q: Queries, ``[B, H, Q, D]``.
+        k: Keys, ``[B, KV, L, D]``.
+        v: Values, ``[B, KV, L, Dv]``.
+        attn_mask: Additive mask of the scores, ``[B or 1, H or 1, Q, L]``; None: no mask.
+        dropout_p: Dropout probability; must be 0.
+        is_causal: Whether query i sees only keys up to i; requires Q = L.
+        scale: Factor of the scores; None: D ** -0.5.
+        softmax_mode: ``None``, ``fast`` or ``fp32``; all give the same result here.
+        recompute_mode: Ignored here.
+        valid_seq_len: Number of real tokens of each sequence, ``[B]``, for causal attention.
+        seq_padding_type: Side of the padding; ``right`` with ``valid_seq_len``.
+        return_dropout_mask: Must be False.
+        return_attn_probs: Must be False.
 
     Raises:
-        EmulatedDeviceError: The kernel cannot do this.
+        EmulatedDeviceError: The kernel does not support the arguments.
     """
     if is_causal and attn_mask is not None:
         raise EmulatedDeviceError("FusedSDPA takes a mask or is_causal, not both.")
@@ -118,7 +118,7 @@ def emulated_fused_sdpa(
     mask = None if attn_mask is None else attn_mask.float()
     output = scaled_dot_product_attention(q.float(), keys, values, mask, is_causal=is_causal, scale=scale)
     if valid_seq_len is not None:
-        # With right padding and causality no real query sees padding; only the outputs of padding differ.
+        # With right padding and causal attention no real query sees padding, so only outputs of padding differ.
         padding = torch.arange(q.shape[2], device=q.device) >= valid_seq_len[:, None]
         output = output.masked_fill(padding[:, None, :, None], 0.0)
     return output.to(v.dtype)

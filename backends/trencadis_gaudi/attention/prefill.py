@@ -1,4 +1,4 @@
-"""Attention of prefills: gathered context in front of the new keys, and one mask of the keys that each query sees.
+"""Attention of prefills over gathered context followed by new keys, with one visibility mask.
 
 Shapes: B sequences, Q queries, C context blocks, S tokens per block, L = C × S + Q keys, H query heads, KV key-value heads.
 """
@@ -21,10 +21,10 @@ def with_context(
     """Return cached and new keys and values of each sequence, each ``[B, L, KV, D]``.
 
     Args:
-        layer: Of the cache.
-        blocks: int64 ``[B, C]``.
-        keys: New ones, ``[B, Q, KV, D]``.
-        values: ``[B, Q, KV, Dv]``.
+        layer: Layer of the cache.
+        blocks: Context block ids, int64 ``[B, C]``.
+        keys: New keys, ``[B, Q, KV, D]``.
+        values: New values, ``[B, Q, KV, Dv]``.
     """
     if not blocks.numel():
         return keys, values
@@ -39,10 +39,10 @@ def causal_mask(queries: torch.Tensor, keys: torch.Tensor, real: torch.Tensor, w
     A query sees itself even if it is padding, so that no softmax is empty.
 
     Args:
-        queries: Positions, ``[B, Q]``; the last Q keys are those of the queries.
-        keys: Positions, ``[B, L]``.
-        real: Keys that may be seen at all, bool ``[B, L]`` or ``[B, Q, L]``.
-        window: A query sees this many tokens, itself included; 0 sees all.
+        queries: Positions of the queries, ``[B, Q]``; the last Q keys belong to the queries.
+        keys: Positions of the keys, ``[B, L]``.
+        real: Whether a key may be seen at all, bool ``[B, L]`` or ``[B, Q, L]``.
+        window: Tokens that a query sees, itself included; 0: all.
     """
     query_len, num_context = queries.shape[1], keys.shape[1] - queries.shape[1]
     if real.dim() == 2:
@@ -60,11 +60,11 @@ def batch_mask(
     """Return the mask of a batch of sequences, bool ``[B, 1, Q, num_context + Q]``. Pure.
 
     Args:
-        context_lens: int64 ``[B]``, 0 .. num_context.
-        query_lens: int64 ``[B]``, 0 .. Q; queries after are padding.
-        num_context: C × S.
-        query_len: Q.
-        window: As in :func:`causal_mask`.
+        context_lens: Context tokens of each sequence, int64 ``[B]``, 0 to num_context.
+        query_lens: Real queries of each sequence, int64 ``[B]``, 0 to Q; later queries are padding.
+        num_context: Context slots of a sequence, C × S.
+        query_len: Queries of a sequence, Q.
+        window: Tokens that a query sees, itself included; 0: all.
     """
     context = torch.arange(num_context, device=context_lens.device)
     steps = torch.arange(query_len, device=context_lens.device)
@@ -84,16 +84,16 @@ def merged_mask(
     block_size: int,
     window: int,
 ) -> torch.Tensor:
-    """Return the block-diagonal mask of prompts that follow each other in one row, bool ``[1, 1, Q, C × S + Q]``. Pure.
+    """Return the block-diagonal mask of prompts concatenated in one row, bool ``[1, 1, Q, C × S + Q]``. Pure.
 
     Args:
-        groups: Sequence of each query, int64 ``[Q]``; -1 in padding.
-        positions: int64 ``[Q]``.
-        context_groups: Sequence of each context block, int64 ``[C]``; -1 in padding.
-        context_columns: Index of each within its sequence, int64 ``[C]``.
-        context_usage: Filled slots of each, int64 ``[C]``.
-        block_size: S.
-        window: As in :func:`causal_mask`.
+        groups: Index of the sequence of each query, int64 ``[Q]``; -1 in padding.
+        positions: Position of each query, int64 ``[Q]``.
+        context_groups: Index of the sequence of each context block, int64 ``[C]``; -1 in padding.
+        context_columns: Index of each context block within its sequence, int64 ``[C]``.
+        context_usage: Filled slots of each context block, int64 ``[C]``.
+        block_size: Tokens per block, S.
+        window: Tokens that a query sees, itself included; 0: all.
     """
     offsets = torch.arange(block_size, device=groups.device)
     context = (context_columns[:, None] * block_size + offsets).flatten()
@@ -115,16 +115,16 @@ def attend_prefill(
     options: AttentionOptions,
     kernel: FusedSDPA | None,
 ) -> torch.Tensor:
-    """Return attention outputs ``[B, Q, H, Dv]``; of padding they are finite and of no meaning. Pure.
+    """Return attention outputs ``[B, Q, H, Dv]``; those of padding are finite but meaningless. Pure.
 
     Args:
-        query: ``[B, Q, H, D]``.
-        keys: ``[B, L, KV, D]``.
-        values: ``[B, L, KV, Dv]``.
-        mask: bool ``[B, 1, Q, L]``; None for causal attention with L = Q.
-        query_lens: Real queries of each sequence, for a kernel without a mask.
-        options: Of the layer; with the kernel nothing but a scale.
-        kernel: Fused attention where it can do this; None computes with plain operations.
+        query: Queries, ``[B, Q, H, D]``.
+        keys: Keys, ``[B, L, KV, D]``.
+        values: Values, ``[B, L, KV, Dv]``.
+        mask: Visibility, bool ``[B, 1, Q, L]``; None: causal attention with L = Q.
+        query_lens: Number of real queries of each sequence, for a kernel without a mask; None with a mask.
+        options: Attention options of the layer; the kernel supports only a scale.
+        kernel: Fused attention kernel; used only if it supports the options. None: plain operations.
     """
     query, keys, values = (part.transpose(1, 2) for part in (query, keys, values))
     if kernel is not None and options.is_plain and keys.shape[-1] == values.shape[-1]:

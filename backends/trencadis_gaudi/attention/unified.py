@@ -1,4 +1,4 @@
-"""Unified attention: every token's softmax in up to four parts, put together by log-sum-exp.
+"""Unified attention: the softmax of a token in up to four parts, merged by log-sum-exp.
 
     shared blocks ┐
     unique blocks ├─▶ (Σ exp(s − m) · v, m, Σ exp(s − m)) each ─▶ weighed by exp(m − max m) ─▶ output
@@ -26,12 +26,12 @@ QUERY_SLICE = 512
 
 
 class Part(NamedTuple):
-    """A softmax over some of a token's keys, not yet divided; float32.
+    """Unnormalised softmax over part of the keys of each token; float32.
 
     Attributes:
-        values: Σ exp(s − peak) · v, ``[T, KV, G, Dv]``.
-        peak: Largest score, ``[T, KV, G]``; ``FLOOR`` where none is seen.
-        total: Σ exp(s − peak), ``[T, KV, G]``.
+        values: Weighted sum Σ exp(s − peak) · v, ``[T, KV, G, Dv]``.
+        peak: Largest score, ``[T, KV, G]``; ``FLOOR`` where a token sees no key.
+        total: Sum of the weights, Σ exp(s − peak), ``[T, KV, G]``.
     """
 
     values: torch.Tensor
@@ -47,14 +47,14 @@ def dense_part(
     seen: torch.Tensor,
     options: AttentionOptions,
 ) -> Part:
-    """Return the part of keys that stand before every token, some of them hidden. Pure.
+    """Return the part of keys shared by all tokens, with a visibility mask. Pure.
 
     Args:
-        query: ``[T, H, D]``.
-        keys: ``[L, KV, D]``.
-        values: ``[L, KV, Dv]``.
-        seen: bool ``[T, L]``.
-        options: Of the layer.
+        query: Queries, ``[T, H, D]``.
+        keys: Keys, ``[L, KV, D]``.
+        values: Values, ``[L, KV, Dv]``.
+        seen: Visibility, bool ``[T, L]``.
+        options: Attention options of the layer.
     """
     num_kv_heads = keys.shape[1]
     grouped = torch.unflatten(query, 1, (num_kv_heads, -1))
@@ -75,18 +75,18 @@ def causal_part(
     window: int,
     options: AttentionOptions,
 ) -> Part:
-    """Return the part of the pass's own tokens: each sees its sequence's up to itself. Pure.
+    """Return the part of the pass's own tokens: each sees those of its sequence up to itself. Pure.
 
-    Computed in slices of queries, each against the keys up to its end: a sequence's tokens stand in the order of their positions.
+    Computed in slices of queries, each against the keys up to its end, since tokens of a sequence are ordered by position.
 
     Args:
-        query: ``[T, H, D]``.
-        keys: ``[T, KV, D]``.
-        values: ``[T, KV, Dv]``.
-        owners: Sequence of each token, int64 ``[T]``; -1 for tokens that see and are seen by none here.
-        positions: int64 ``[T]``.
-        window: A query sees this many tokens, itself included; 0 sees all.
-        options: Of the layer.
+        query: Queries, ``[T, H, D]``.
+        keys: Keys, ``[T, KV, D]``.
+        values: Values, ``[T, KV, Dv]``.
+        owners: Index of the sequence of each token, int64 ``[T]``; -1: token that neither sees nor is seen in this part.
+        positions: Position of each token, int64 ``[T]``.
+        window: Tokens that a query sees, itself included; 0: all.
+        options: Attention options of the layer.
     """
     parts = []
     for first in range(0, len(query), QUERY_SLICE):
@@ -108,16 +108,16 @@ def block_part(
     skipped: torch.Tensor,
     options: AttentionOptions,
 ) -> Part:
-    """Return the part of blocks that one token each sees. Pure.
+    """Return the part of blocks each of which is seen by one token. Pure.
 
     Args:
-        query: ``[T, H, D]``.
-        keys: ``[U, S, KV, D]``.
-        values: ``[U, S, KV, Dv]``.
-        owners: Token of each block, int64 ``[U]``; -1 for none.
-        usage: Filled slots of each, int64 ``[U]``; 0 where there is no owner, or more.
-        skipped: Slots of each before the window, int64 ``[U]``.
-        options: Of the layer.
+        query: Queries, ``[T, H, D]``.
+        keys: Keys by block, ``[U, S, KV, D]``.
+        values: Values by block, ``[U, S, KV, Dv]``.
+        owners: Index of the token that sees each block, int64 ``[U]``; -1: none.
+        usage: Filled slots of each block, int64 ``[U]``; any value without an owner.
+        skipped: Slots of each block before the window, int64 ``[U]``.
+        options: Attention options of the layer.
     """
     num_tokens = len(query)
     mapping = one_hot(owners, num_tokens)
@@ -135,21 +135,21 @@ def block_part(
 
 
 def sink_part(sinks: torch.Tensor, like: Part) -> Part:
-    """Return the part of one more score for each head, which yields nothing. Pure.
+    """Return the part of attention sinks: one additional score per head, without a value. Pure.
 
     Args:
-        sinks: ``[H]``.
-        like: Any other part of the same tokens.
+        sinks: Score of each head, ``[H]``.
+        like: Any other part of the same tokens, for its shape.
     """
     peak = sinks.float().view(1, *like.peak.shape[1:]).expand_as(like.peak)
     return Part(torch.zeros_like(like.values), peak, torch.ones_like(like.total))
 
 
 def merge_parts(parts: Sequence[Part]) -> torch.Tensor:
-    """Return attention outputs ``[T, H, Dv]``, float32; zero for a token that sees nothing. Pure.
+    """Return attention outputs ``[T, H, Dv]``, float32; zero for a token that sees no key. Pure.
 
     Args:
-        parts: At least one, of the same tokens over different keys.
+        parts: Parts of the same tokens over different keys, at least one.
     """
     peak = parts[0].peak
     for part in parts[1:]:
