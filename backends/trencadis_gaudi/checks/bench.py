@@ -1,4 +1,4 @@
-"""The device under test, as the checks use it."""
+"""The device under test, with helpers for checks."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ UNCOUNTED = Found(None, "not tested: the metric graph_compilation counts nothing
 
 
 class Bench:
-    """A device in one mode, opened when it is first used.
+    """A device in one mode, opened at its first use.
 
     Args:
         config: Table ``[backend.gaudi]``, with the mode.
 
     Attributes:
-        config: As given.
-        counts: The metric ``graph_compilation`` counts.
-        served: What an engine served, once it did; see ``engine.py``.
-        reference: The same of the backend ``torch``.
+        config: Table ``[backend.gaudi]``, with the mode.
+        counts: Whether the metric ``graph_compilation`` counts.
+        served: Result of serving with an engine, set by ``engine.py``; None before.
+        reference: Result of serving with the backend ``torch``; None before.
     """
 
     def __init__(self, config: GaudiConfig) -> None:
@@ -41,17 +41,17 @@ class Bench:
 
     @cached_property
     def habana(self) -> Habana:
-        """The device and its software."""
+        """Device and its software."""
         return load_habana(self.config, clock=SystemClock())
 
     def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a copy on the device, which is there."""
+        """Return a copy on the device, after its transfer."""
         moved = tensor.to(self.habana.device)
         self.flush()
         return moved
 
     def flush(self) -> None:
-        """Run what was gathered, and wait for it."""
+        """Run the gathered operations, and wait for them."""
         self.habana.mark_step()
         self.habana.hpu.synchronize()
 
@@ -78,13 +78,13 @@ class Bench:
 
 
 def error_of(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """Return the norm of the difference as a share of the expected one's. Pure."""
+    """Return the norm of the difference divided by the norm of the expected tensor. Pure."""
     wanted = expected.float()
     return float((found.cpu().float() - wanted).norm() / wanted.norm())
 
 
 def on_device(check: Callable[[Bench], Found]) -> Callable[[Bench], Found]:
-    """Return a check that runs as a step of an engine does."""
+    """Return a check that runs in the context of an engine's step."""
 
     @wraps(check)
     def run(bench: Bench) -> Found:

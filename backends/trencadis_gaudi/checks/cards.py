@@ -1,4 +1,4 @@
-"""Facts about several devices. As a program, this is the process of one of them."""
+"""Facts about several devices. Run as a program, this module is the process of one device."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def sums(bench: Bench) -> Found:
 
 
 def ranks(bench: Bench) -> Found:
-    """Serve with two ranks; on the emulated device each has one."""
+    """Serve with two ranks, each with a device of its own."""
     if bench.config.device == "hpu":
         try:
             count = bench.habana.hpu.device_count()
@@ -36,7 +36,7 @@ def ranks(bench: Bench) -> Found:
             return Found(None, f"not tested: {error}")
         if count < 2:
             return Found(None, "one device: not tested")
-    from trencadis_gaudi.checks.engine import ranks_serve  # an engine, which the sums need not
+    from trencadis_gaudi.checks.engine import ranks_serve  # imported here, since the sums need no engine
 
     return ranks_serve(bench)
 
@@ -45,9 +45,9 @@ def sum_over(count: int, *, backend: str, device: str) -> Found:
     """Start a process for each device, and compare their sums with the number of devices.
 
     Args:
-        count: How many.
-        backend: Of ``torch.distributed``.
-        device: Where the numbers are.
+        count: Number of devices.
+        backend: Backend of ``torch.distributed``.
+        device: Device type of the summed tensors.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -72,7 +72,7 @@ def sum_over(count: int, *, backend: str, device: str) -> Found:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Print the sum as this rank sees it."""
+    """Print the sum that this rank receives."""
     import torch
 
     _, backend, device = argv

@@ -1,6 +1,6 @@
 """The process of one group: runs its checks and writes a line of JSON before and after each.
 
-The job is the first argument, as JSON; lines go to a file descriptor of their own, for the vendor's software prints.
+The job is the first argument, as JSON; lines go to a separate file descriptor, since the vendor's software prints to the standard ones.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def main(argv: Sequence[str]) -> int:
     config = GaudiConfig(**job["options"])
     mode = group if group in MODES else "compile" if config.mode == "auto" else config.mode
     capture = config.capture if mode == "lazy" else "capture_all"
-    # A cached recipe would not be compiled; a release that the backend does not know is tested as any other.
+    # No recipe cache, since cached recipes are not compiled; unknown releases are tested as well.
     config = attrs.evolve(config, mode=mode, capture=capture, recipe_cache="", any_version=True)
     if group != "software":
         prepare(config)
@@ -43,16 +43,16 @@ def main(argv: Sequence[str]) -> int:
 
 
 def run_checks(checks: Sequence[Check], group: str, config: GaudiConfig, lines: TextIO) -> None:
-    """Run checks in order; an error of one is what it found.
+    """Run checks in order; an error becomes the finding of its check.
 
     Args:
-        checks: To run.
-        group: Their process.
+        checks: Checks to run.
+        group: Process group of the checks, such as a mode.
         config: Table ``[backend.gaudi]``, with the mode.
-        lines: Takes the results.
+        lines: Text stream that receives the results.
     """
     bench: Any = config
-    if group != "software":  # which imports torch in a check
+    if group != "software":  # software checks import torch themselves
         from trencadis_gaudi.checks.bench import Bench
 
         bench = Bench(config)

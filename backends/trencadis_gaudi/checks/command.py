@@ -1,4 +1,4 @@
-"""``trencadis gaudi-check``: what the backend relies on, tested on the device."""
+"""``trencadis gaudi-check``: tests on the device of the facts that the backend relies on."""
 
 from __future__ import annotations
 
@@ -86,14 +86,14 @@ def run(args: argparse.Namespace, config: Any, registry: Any) -> int:
 
 
 class _Lines:
-    """Prints results as they come; of checks of one process that were not tested for one reason, the first and how many follow."""
+    """Prints results as they arrive; consecutive skipped checks with the same reason are printed as the first and a count."""
 
     def __init__(self) -> None:
         self._last: Any = None
         self._num_more = 0
 
     def add(self, result: Any) -> None:
-        """Print a result, or count it."""
+        """Print a result, or count it as another skipped one."""
         from trencadis_gaudi.checks.records import Status
         from trencadis_gaudi.checks.report import title
 
@@ -109,7 +109,7 @@ class _Lines:
             print(f"      → {result.check.means}", flush=True)
 
     def end(self) -> None:
-        """Print how many were counted."""
+        """Print the number of counted results."""
         if self._num_more:
             print(f"SKIP  {self._last.group}: {self._num_more} more for the same reason", flush=True)
         self._num_more = 0

@@ -22,7 +22,7 @@ _TAKEN = 64 * _MIB
 
 @on_device
 def opens(bench: Bench) -> Found:
-    """Open the device in the mode."""
+    """Open the device in the configured mode."""
     habana = bench.habana
     mode = "lazy" if habana.is_lazy else "not lazy"
     count, name = habana.hpu.device_count(), habana.hpu.get_device_name()
@@ -33,7 +33,7 @@ def opens(bench: Bench) -> Found:
 @on_device
 def names(bench: Bench) -> Found:
     """Look up every name that the backend uses."""
-    wanted = [name for name in NEEDED if not name.startswith("utils.")]  # is_lazy, which opening has called
+    wanted = [name for name in NEEDED if not name.startswith("utils.")]  # utils has is_lazy, which opening has called
     wanted += ALSO_USED
     if bench.config.captures:
         wanted.append("hpu.wrap_in_hpu_graph")
@@ -50,7 +50,7 @@ def _has(bench: Bench, name: str) -> bool:
 
 @on_device
 def memory(bench: Bench) -> Found:
-    """Compare two accounts of the memory, and see it grow."""
+    """Compare two reports of the memory, and check that it grows."""
     hpu = bench.habana.hpu
     before = hpu.memory_allocated()
     taken = torch.zeros(_TAKEN, dtype=torch.uint8, device=bench.habana.device)
@@ -67,7 +67,7 @@ def memory(bench: Bench) -> Found:
 
 @on_device
 def host_copies(bench: Bench) -> Found:
-    """Copy to the host without waiting, as results of steps are copied."""
+    """Copy to the host without waiting, as for results of steps."""
     numbers = bench.to_device(torch.arange(2**22, dtype=torch.int32))
     computed = numbers * 3 + 1
     on_host = computed.to("cpu", non_blocking=True)

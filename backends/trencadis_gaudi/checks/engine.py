@@ -1,4 +1,4 @@
-"""Facts about a whole engine on the demo model, which checks after the first read."""
+"""Facts about an engine that serves the demo model; the first check serves, later ones read its result."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _NOTHING = Found(None, "not tested: no engine has served")
 
 @attrs.define
 class _Served:
-    """What one engine did.
+    """Result of serving with one engine.
 
     Attributes:
-        tokens: Of each request.
-        num_buckets: Prepared.
-        num_compilations: After the warm-up.
-        fallbacks: Operations on the host.
-        errors: Of failed requests.
+        tokens: Output tokens of each request.
+        num_buckets: Number of prepared buckets.
+        num_compilations: Number of compilations after the warm-up.
+        fallbacks: Number of calls on the host, by operation.
+        errors: Errors of failed requests.
     """
 
     tokens: list[list[int]]
@@ -48,7 +48,7 @@ class _Served:
 
 
 class _Plugin:
-    """The backend ``gaudi`` under another name, with a metric that is open for the whole life of it."""
+    """The backend ``gaudi`` under another name, with the metric ``cpu_fallback`` open over its whole life."""
 
     def __init__(self) -> None:
         self.metric: Any = None
@@ -69,7 +69,7 @@ class _Plugin:
         return backend
 
     def close(self) -> None:
-        """End the metric."""
+        """Close the metric."""
         for one in self._contexts:
             one.__exit__(None, None, None)
 
@@ -115,7 +115,7 @@ def _options(config: GaudiConfig) -> dict[str, Any]:
 
 
 def ranks_serve(bench: Bench) -> Found:
-    """Serve with a model that two ranks divide, each in a process with a device of its own; nothing is opened here."""
+    """Serve with a model divided over two ranks, each in its own process with its own device; this process opens none."""
     with _engine([], "gaudi", _options(bench.config), num_ranks=2) as engine:
         bench.served = _serve(engine)
     found = _compared(bench, _GREEDY, least=_LEAST_GREEDY)
@@ -164,7 +164,7 @@ def greedy(bench: Bench) -> Found:
 
 
 def seeded(bench: Bench) -> Found:
-    """Compare drawn tokens."""
+    """Compare seeded random tokens."""
     return _compared(bench, _SEEDED, least=_LEAST_SEEDED)
 
 

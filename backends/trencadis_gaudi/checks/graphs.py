@@ -1,4 +1,4 @@
-"""Facts about programs: where they end, that they can be compiled without being run, replayed, and shared by layers."""
+"""Facts about compiled programs: their borders, compilation without running, replay, and sharing by layers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CLOSE = 0.01
 
 
 class _Layer(torch.nn.Module):
-    """A matrix, and a cache of its own that each call writes."""
+    """A layer with a matrix, and a cache that each call writes."""
 
     def __init__(self, size: int, seed: int, device: torch.device) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class _Layer(torch.nn.Module):
         return torch.tanh(self.cache.index_select(0, slots) @ self.weight) + x
 
     def on_host(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the result of the CPU."""
+        """Return the result computed on the CPU."""
         return torch.tanh(x @ self.matrix) + x
 
 
@@ -71,7 +71,7 @@ def compile_only(bench: Bench) -> Found:
         run = torch.compile(layer, backend=habana.compiler, dynamic=False)
     given, slots = bench.to_device(host), bench.to_device(torch.arange(23))
     with habana.internal.bridge_config.env_setting("PT_COMPILE_ONLY_MODE", True), bench.compilations() as dry:
-        found = run(given, slots)  # kept: lazy mode computes nothing that is dropped
+        found = run(given, slots)  # kept, since lazy mode does not compute dropped results
     with bench.compilations() as wet:
         found = run(given, slots)
     wrong = error_of(found, layer.on_host(host))
@@ -100,7 +100,7 @@ def replay(bench: Bench) -> Found:
 
 @on_device
 def costs(bench: Bench) -> Found:
-    """Capture growing graphs, and estimate each from those before."""
+    """Capture graphs of growing size, and estimate the memory of each from the previous ones."""
     habana, size = bench.habana, 1024
     graphed = habana.hpu.wrap_in_hpu_graph(_Layer(size, 5, habana.device), disable_tensor_cache=True)
     fit, rows, ratio = GraphCosts(), [], 1.0
@@ -120,7 +120,7 @@ def costs(bench: Bench) -> Found:
 
 @on_device
 def layers(bench: Bench) -> Found:
-    """Compile alike layers."""
+    """Compile layers of equal structure, and count the programs."""
     from torch._dynamo.utils import counters
 
     habana = bench.habana

@@ -37,7 +37,7 @@ def _random(*shape: int, seed: int) -> torch.Tensor:
 
 @on_device
 def fused_sdpa(bench: Bench) -> Found:
-    """Attend with the kernel in both ways in which prefills call it."""
+    """Run the attention kernel in both ways that prefills use."""
     kernel = bench.habana.kernels.attention
     if not bench.config.fused_sdpa:
         return Found(None, "not tested: backend.gaudi.fused_sdpa is false")
@@ -63,7 +63,7 @@ def fused_sdpa(bench: Bench) -> Found:
         real = torch.arange(128) < (lengths if query_lens is not None else torch.tensor([128, 128]))[:, None]
         differences.append(float(((found.float() - expected) * real[:, None, :, None]).abs().max()))
     text = f"largest difference {differences[0]:.4f} causal, {differences[1]:.4f} with a mask"
-    return Found(all(difference <= _LARGEST_DIFFERENCE for difference in differences), text)  # NaN is not
+    return Found(all(difference <= _LARGEST_DIFFERENCE for difference in differences), text)  # false for NaN
 
 
 @on_device
@@ -85,7 +85,7 @@ def experts(bench: Bench) -> Found:
 
 @on_device
 def norm(bench: Bench) -> Found:
-    """Normalise with the kernel: weights of the input's type, and of float32."""
+    """Run the norm kernel with weights of the input's type and of float32."""
     kernel = bench.habana.kernels.norm
     if kernel is None:
         return _absent(bench)
@@ -99,7 +99,7 @@ def norm(bench: Bench) -> Found:
 
 @on_device
 def rotary(bench: Bench) -> Found:
-    """Rotate with the kernel in both modes."""
+    """Run the rotary kernel in both modes."""
     kernels = bench.habana.kernels.rotary
     if kernels is None:
         return _absent(bench)
@@ -147,7 +147,7 @@ def _linear() -> torch.nn.Linear:
 
 
 class _Experts:
-    """Experts as transformers keeps them."""
+    """Experts in the form of transformers."""
 
     has_gate = is_concatenated = True
     has_bias = is_transposed = False
@@ -173,7 +173,7 @@ def _cache(bench: Bench) -> FlatKVCache:
 
 @on_device
 def cache(bench: Bench) -> Found:
-    """Write and gather."""
+    """Write to the cache, and gather from it."""
     made, host = _cache(bench), torch.zeros((_NUM_BLOCKS + 1) * _SIZE, 2, 32).bfloat16()
     slots = torch.randperm(_NUM_BLOCKS * _SIZE, generator=torch.Generator().manual_seed(8))[:70]
     keys, values = _random(70, 2, 32, seed=9), _random(70, 2, 32, seed=10)
@@ -190,7 +190,7 @@ def cache(bench: Bench) -> Found:
 
 @on_device
 def swaps(bench: Bench) -> Found:
-    """Swap two blocks."""
+    """Swap two blocks of the cache."""
     made = _cache(bench)
     content = _random((_NUM_BLOCKS + 1) * _SIZE, 2, 32, seed=11)
     slots = bench.to_device(torch.arange(len(content)))

@@ -1,4 +1,4 @@
-"""Facts about the vendor's metrics, on which other checks rest."""
+"""Facts about the vendor's metrics, which other checks rely on."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def compilations(bench: Bench) -> Found:
     counts = []
     for _ in range(2):
         with bench.compilations() as compiled:
-            _ = given * 3 + 1  # kept: lazy mode computes nothing that is dropped
+            _ = given * 3 + 1  # kept, since lazy mode does not compute dropped results
         counts.append(compiled.number)
     bench.counts = bool(counts[0])
     first_is_right = counts[0] == 1 if bench.habana.is_lazy else counts[0] > 0
@@ -26,7 +26,7 @@ def compilations(bench: Bench) -> Found:
 
 @on_device
 def fallbacks(bench: Bench) -> Found:
-    """Sort stably. Source: gaudi-pytorch-bridge 1.19.0, ``hpu_ops/backend/sort_gen.cpp``, shouldFallback."""
+    """Run a stable sort. Source: gaudi-pytorch-bridge 1.19.0, ``hpu_ops/backend/sort_gen.cpp``, shouldFallback."""
     given = bench.to_device(torch.arange(64.0).flip(0))
     with bench.fallbacks() as found:
         _ = torch.sort(given, stable=True)

@@ -16,7 +16,7 @@ _LARGEST_ERROR = 0.01
 
 @on_device
 def integers(bench: Bench) -> Found:
-    """Multiply beyond 32 bits."""
+    """Multiply integers whose product exceeds 32 bits."""
     first, second = (bench.to_device(torch.tensor([factor])) for factor in _FACTORS)
     product = int((first * second).cpu())
     wide = _FACTORS[0] * _FACTORS[1]
@@ -27,7 +27,7 @@ def integers(bench: Bench) -> Found:
 
 @on_device
 def doubles(bench: Bench) -> Found:
-    """Add what float32 cannot hold; outside of lazy mode either width will do.
+    """Add numbers that float32 cannot represent; outside lazy mode both results pass.
 
     Source: gaudi-pytorch-bridge 1.19.0, ``backend/helpers/tensor_utils.cpp``, which casts float64 to float32 in every mode.
     """
@@ -50,7 +50,7 @@ def bfloat16(bench: Bench) -> Found:
 
 @on_device
 def draws(bench: Bench) -> Found:
-    """Draw tokens with random numbers of the host."""
+    """Sample tokens with random numbers of the host."""
     maker = torch.Generator().manual_seed(2)
     logits = 2 * torch.randn((512, 1000), generator=maker)
     times = torch.rand((512, 1000), generator=maker, dtype=torch.float64).clamp(min=1e-30).log().neg().float()

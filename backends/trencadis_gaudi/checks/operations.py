@@ -1,6 +1,6 @@
-"""Every operation of a forward and of the sampler, one at a time.
+"""Checks of every operation of a forward and of the sampler, one at a time.
 
-The names are those that the emulated device sees while it serves, see ``emulated/operations.py``; a test compares the two.
+The names are those of operations that the emulated device runs while it serves; a test compares the two.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ OPERATIONS: dict[str, Callable[[Inputs], Any]] = {
 
 @on_device
 def every(bench: Bench) -> Found:
-    """Run each here and on the CPU."""
+    """Run each operation on the device and on the CPU."""
     inputs = _inputs()
     given = {name: bench.to_device(tensor) for name, tensor in inputs.items()}
     wrong: list[str] = []

@@ -1,6 +1,6 @@
-"""Runs the checks of a group in a process of its own: a crash or a hang of one check is what that check found.
+"""Runs the checks of a group in a separate process; a crash or hang becomes the finding of the check.
 
-After one the rest runs in a new process, a few times.
+After it, the remaining checks run in a new process, a limited number of times.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _TAIL_LINES = 3
 
 @attrs.define
 class _Ended:
-    """How a process ended.
+    """End of a process.
 
     Attributes:
-        running: The check that ran then, if one did.
-        how: In words; empty: as it should.
-        seconds: Since that check started.
+        running: Name of the check that was running; empty: none.
+        how: Abnormal end, in words; empty: normal.
+        seconds: Time since that check started, seconds.
     """
 
     running: str = ""
@@ -55,15 +55,15 @@ def run_group(
     only: Sequence[str] = (),
     child: Sequence[str] = CHILD,
 ) -> None:
-    """Run the checks of a group, in no process at all if there are none.
+    """Run the checks of a group; starts no process without checks.
 
     Args:
-        group: Mode, ``software`` or ``cards``.
+        group: Group of checks: a mode, ``software`` or ``cards``.
         options: Table ``[backend.gaudi]``.
-        timeout_s: How long a check may take, s.
-        only: Names of checks; none: all.
-        note: Takes each result when it is there.
-        child: Command of the process.
+        timeout_s: Time limit of a check, seconds.
+        only: Names of the checks to run; empty: all.
+        note: Called with each result.
+        child: Command line of the process.
     """
     left = {check.name: check for check in checks_of(group) if not only or check.name in only}
 
@@ -78,7 +78,7 @@ def run_group(
         if ended.how:
             check = left.get(ended.running, START)
             take(check, Found(False, ended.how), ended.seconds)
-            if check is START:  # nothing says that another process would get further
+            if check is START:  # another process would probably fail as well
                 break
     for check in list(left.values()):
         take(check, Found(None, "not tested: the process ended before it"), 0.0)
@@ -93,7 +93,7 @@ def _run(
     timeout_s: float,
     child: Sequence[str],
 ) -> _Ended:
-    """Run one process until it ends or a check of it takes too long."""
+    """Run one process until it ends or one of its checks exceeds the time limit."""
     lines, for_child = os.pipe()
     job = json.dumps({"group": group, "options": dict(options), "names": list(checks), "lines": for_child})
     with tempfile.TemporaryFile() as output, os.fdopen(lines, "rb", buffering=0) as reader:
@@ -119,7 +119,7 @@ def _run(
 
 
 def _environment(group: str, options: Mapping[str, Any]) -> dict[str, str]:
-    """Return the environment of a process: the recipes of earlier runs are not read, as they would not be compiled."""
+    """Return the environment of a process, without the recipe cache, since cached recipes are not compiled."""
     environ = {name: value for name, value in os.environ.items() if name != "PT_HPU_RECIPE_CACHE_CONFIG"}
     if options["device"] == "emulated":
         environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
@@ -131,7 +131,7 @@ def _environment(group: str, options: Mapping[str, Any]) -> dict[str, str]:
 def _read(
     reader: IO[bytes], checks: Mapping[str, Check], take: Callable[[Check, Found, float], None], *, timeout_s: float
 ) -> _Ended:
-    """Take results until the process closes its end, or a check takes too long."""
+    """Read results until the process closes its pipe, or a check exceeds the time limit."""
     ended, start_s, rest = _Ended(), time.monotonic(), b""
     while True:
         left_s = start_s + timeout_s - time.monotonic()
@@ -152,7 +152,7 @@ def _read(
 
 
 def _exit(process: subprocess.Popen[bytes], *, is_done: bool) -> str:
-    """Wait for the end of a process that has closed its end; returns how it died, if it did."""
+    """Wait for a process that has closed its pipe; return its abnormal end in words, else an empty text."""
     try:
         code = process.wait(_EXIT_S)
     except subprocess.TimeoutExpired:
@@ -163,14 +163,14 @@ def _exit(process: subprocess.Popen[bytes], *, is_done: bool) -> str:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """End a process, and those that it started."""
+    """Kill a process and its children."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
 def _tail(output: IO[bytes]) -> str:
-    """Return the last lines that a process printed."""
+    """Return the last lines of a process's output."""
     size = output.seek(0, os.SEEK_END)
     output.seek(max(0, size - 4096))
     lines = [line.strip() for line in output.read().decode(errors="replace").splitlines() if line.strip()]

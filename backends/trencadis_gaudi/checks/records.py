@@ -1,4 +1,4 @@
-"""A check, what it finds, and its result. No torch here: the command prints them without."""
+"""Records of a check, its finding and its result, without torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Check", "Found", "Result", "Status"]
 
 
 class Status(enum.Enum):
-    """What came out of a check."""
+    """Outcome of a check."""
 
     OK = "ok"
     WARN = "warn"
@@ -23,11 +23,11 @@ class Status(enum.Enum):
 
 @attrs.frozen
 class Found:
-    """What a check found.
+    """Finding of a check.
 
     Attributes:
         holds: Whether the fact holds; None: it cannot be tested here.
-        text: In words, with the numbers.
+        text: Finding in words, with numbers.
     """
 
     holds: bool | None
@@ -39,13 +39,13 @@ class Check:
     """A fact that the backend relies on, and how it is tested.
 
     Attributes:
-        name: Unique in the table.
-        run: ``module.function`` of this package; takes a bench, returns what it found.
-        groups: Processes in which it runs: modes, ``software`` or ``cards``.
-        does: How it is tested.
-        expects: What is expected.
-        means: What it means if the fact does not hold, and what to do.
-        is_vital: A fact that does not hold fails the command; else it is doubtful.
+        name: Name, unique in the table.
+        run: Function as ``module.function`` of this package; it takes a bench and returns a :class:`Found`.
+        groups: Groups (processes) in which the check runs: modes, ``software`` or ``cards``.
+        does: Description of the test.
+        expects: Expected result.
+        means: Consequence if the fact does not hold, and what to do.
+        is_vital: Whether the command fails if the fact does not hold; else it warns.
     """
 
     name: str
@@ -71,14 +71,14 @@ class Check:
 
 @attrs.frozen(kw_only=True)
 class Result:
-    """What a check found in one process.
+    """Result of a check in one group.
 
     Attributes:
-        check: The check.
-        group: The process.
-        status: What came out.
-        found: In words.
-        seconds: It took.
+        check: Check that ran.
+        group: Group (process) in which it ran.
+        status: Outcome of the check.
+        found: Finding in words.
+        seconds: Duration, seconds.
     """
 
     check: Check
@@ -89,11 +89,11 @@ class Result:
 
     @property
     def is_wrong(self) -> bool:
-        """The fact does not hold."""
+        """Whether the fact does not hold."""
         return self.status in {Status.FAIL, Status.WARN}
 
     def fields(self) -> dict[str, Any]:
-        """Return it for JSON."""
+        """Return the result as fields for JSON."""
         return {
             "group": self.group,
             "name": self.check.name,

@@ -1,4 +1,4 @@
-"""The report: lines as results come, a file of Markdown or JSON at the end."""
+"""The report of a run as Markdown or JSON."""
 
 from __future__ import annotations
 
@@ -61,20 +61,20 @@ def facts_of_machine() -> dict[str, str]:
 
 
 def vendor_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that the Gaudi software, PyTorch and the vendor's plugin read; no secrets. Pure."""
+    """Return the environment variables of the Gaudi software, PyTorch and the vendor's plugin, without secrets. Pure."""
     return {name: environ[name] for name in sorted(environ) if name.startswith(_PREFIXES) and not _SECRET.search(name)}
 
 
 @attrs.define(kw_only=True)
 class Report:
-    """What one run found.
+    """Results of one run.
 
     Attributes:
-        is_emulated: The device is.
+        is_emulated: Whether the device is emulated.
         options: Table ``[backend.gaudi]``.
-        machine: Facts about it.
-        environ: Variables of the software.
-        results: In the order of the run.
+        machine: Names and versions of machine and software.
+        environ: Environment variables of the software.
+        results: Results in the order of the run.
     """
 
     is_emulated: bool
@@ -85,21 +85,21 @@ class Report:
 
     @property
     def num_failed(self) -> int:
-        """Checks of vital facts that do not hold."""
+        """Number of vital checks whose fact does not hold."""
         return sum(result.status is Status.FAIL for result in self.results)
 
     def counts(self) -> str:
-        """Return how many results there are of each status, in words. Pure."""
+        """Return the number of results of each status, in words. Pure."""
         counts = Counter(result.status for result in self.results)
         names = {Status.OK: "ok", Status.WARN: "doubtful", Status.FAIL: "failed", Status.SKIP: "not tested"}
         return ", ".join(f"{counts[status]} {name}" for status, name in names.items())
 
     def write(self, path: Path) -> None:
-        """Write it, as JSON if the name ends so, else as Markdown."""
+        """Write the report, as JSON if the suffix is .json, else as Markdown."""
         path.write_text(self.as_json() if path.suffix == ".json" else self.as_markdown(), encoding="utf-8")
 
     def as_json(self) -> str:
-        """Return it as JSON. Pure."""
+        """Return the report as JSON. Pure."""
         fields = {
             "emulated": self.is_emulated,
             "counts": {status.value: sum(one.status is status for one in self.results) for status in Status},
@@ -111,7 +111,7 @@ class Report:
         return json.dumps(fields, indent=2, ensure_ascii=False) + "\n"
 
     def as_markdown(self) -> str:
-        """Return it as Markdown. Pure."""
+        """Return the report as Markdown. Pure."""
         lines = ["# trencadis gaudi-check", "", f"{self.counts()}."]
         if self.is_emulated:
             lines.append(EMULATED)
@@ -141,7 +141,7 @@ class Report:
 
 
 def title(result: Result) -> str:
-    """Return the process and the name of a result. Pure."""
+    """Return the group and the name of a result. Pure."""
     return f"{result.group}: {result.check.name}"
 
 

@@ -1,4 +1,4 @@
-"""Facts about the installed software; this module imports torch within a check alone."""
+"""Facts about the installed software; only checks import torch, not this module."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["autoload", "default_mode", "release"]
 
 
 def _installed(check: Callable[[str], Found]) -> Callable[[GaudiConfig], Found]:
-    """Return a check that gets the version of the Gaudi software, if it is needed and there."""
+    """Return a check that gets the version of the Gaudi software, or reports that it is missing or not needed."""
 
     @wraps(check)
     def run(config: GaudiConfig) -> Found:
@@ -26,7 +26,7 @@ def _installed(check: Callable[[str], Found]) -> Callable[[GaudiConfig], Found]:
         try:
             version = metadata.version(DISTRIBUTION)
         except metadata.PackageNotFoundError:
-            # One finding, not one for each fact about it.
+            # One finding for the missing software, not one for each fact about it.
             return Found(False if check.__name__ == "release" else None, f"{DISTRIBUTION} is not installed")
         return check(version)
 
@@ -35,7 +35,7 @@ def _installed(check: Callable[[str], Found]) -> Callable[[GaudiConfig], Found]:
 
 @_installed
 def release(version: str) -> Found:
-    """Is the release one that the backend was written for."""
+    """Check that the backend supports the release."""
     from trencadis_gaudi.habana import VERSIONS  # imports torch
 
     (oldest, newest), found, torch_version = VERSIONS, release_of(version), metadata.version("torch")
@@ -44,7 +44,7 @@ def release(version: str) -> Found:
 
 @_installed
 def autoload(version: str) -> Found:
-    """Does ``import torch`` import the Gaudi software."""
+    """Check that ``import torch`` imports the Gaudi software."""
     importlib.import_module("torch")
     is_there = "habana_frameworks.torch" in sys.modules
     done = "imports" if is_there else "does not import"
@@ -53,7 +53,7 @@ def autoload(version: str) -> Found:
 
 @_installed
 def default_mode(version: str) -> Found:
-    """Is the mode that the software chooses the one that the backend takes for its default."""
+    """Check that the software's default mode is the one that the backend assumes."""
     importlib.import_module("torch")
     internal: Any = importlib.import_module("habana_frameworks.torch.utils.internal")
     found = "lazy" if internal.is_lazy() else "compile"

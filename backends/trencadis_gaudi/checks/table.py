@@ -1,4 +1,4 @@
-"""The facts, in the order in which they are tested."""
+"""Table of all checks, in the order of the run."""
 
 from __future__ import annotations
 
