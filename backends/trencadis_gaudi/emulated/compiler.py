@@ -1,6 +1,6 @@
-"""``hpu_backend`` of torch.compile, emulated: each graph made is a compilation.
+"""Emulated ``hpu_backend`` of torch.compile, which counts each new graph as a compilation.
 
-A graph runs on the device once, so that it is checked as a captured graph is, and on the tensors within from then on.
+The first run of a graph is recorded and checked like that of a captured graph; later runs use the inner CPU tensors directly.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ __all__ = ["counting_backend", "unwritten_outputs"]
 
 
 def counting_backend(device: EmulatedDevice, recorder: Recorder) -> Callable[..., Any]:
-    """Return a backend for ``torch.compile`` whose signature is that of ``hpu_backend``, bridge 1.19."""
+    """Return a backend for ``torch.compile`` with the signature of ``hpu_backend``, bridge 1.19."""
     numbers = itertools.count()
 
     def hpu_backend(graph_module: Any, example_inputs: Any, **kwargs: Any) -> Any:
-        # torch.compile asks only for graphs it does not have.
+        # torch.compile calls this only for new graphs.
         device.need_recipe(b"compiled" + next(numbers).to_bytes(8, "little"), what="A graph of torch.compile")
         on_host: list[Any] = []
 
@@ -44,7 +44,7 @@ def counting_backend(device: EmulatedDevice, recorder: Recorder) -> Callable[...
 
 
 def _moved_to_host(graph_module: Any) -> Any:
-    """Return a copy of a graph for the tensors within those of the device."""
+    """Return a copy of a graph that runs on the inner CPU tensors."""
     graph = torch.fx.Graph()
     graph.output(graph.graph_copy(graph_module.graph, {}))
     for node in graph.nodes:
@@ -65,12 +65,12 @@ def _run_within(graph_module: Any, args: tuple[Any, ...], recorder: Recorder) ->
 
 
 def unwritten_outputs(graph_module: Any) -> Any:
-    """Return uninitialised memory in the place of a graph's results; None if a shape is not known beforehand.
+    """Return uninitialised tensors in place of a graph's results; None if a shape is not static.
 
     Args:
-        graph_module: As torch.compile makes it: each node knows what it results in.
+        graph_module: Graph made by torch.compile, whose nodes hold example results.
 
-    Source: PT_COMPILE_ONLY_MODE of the vendor's bridge, under which no recipe is launched.
+    Source: PT_COMPILE_ONLY_MODE of the vendor's bridge, which launches no recipe.
     """
     (output,) = (node for node in graph_module.graph.nodes if node.op == "output")
     results = tree_map_only(torch.fx.Node, lambda node: node.meta.get("example_value"), output.args[0])

@@ -1,4 +1,4 @@
-"""The state of an emulated device: recipes it has compiled, and an account of its memory."""
+"""State of an emulated device: compiled recipes, and an account of its memory."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ class EmulatedDevice:
     """Counts compilations and memory. One thread.
 
     Args:
-        total_bytes: Memory of the device.
-        lazy: Whether operations are gathered until ``mark_step``; else each is compiled for itself.
-        clock: Measures compilations.
-        compile_s: What a compilation is charged, seconds; added to ``compile_s``, nobody waits.
+        total_bytes: Memory of the device, bytes.
+        lazy: Whether operations are gathered until ``mark_step``; else each is compiled separately.
+        clock: Clock of the device.
+        compile_s: Simulated time of a compilation, seconds; added to the attribute ``compile_s`` without waiting.
 
     Attributes:
-        total_bytes: As given.
-        lazy: As given.
-        num_compilations: Recipes compiled so far, graphs included.
-        compile_s: Seconds charged for them.
-        num_recipe_hits: Runs whose recipe was there.
-        num_mark_steps: Calls of ``mark_step`` that had something to flush.
-        num_host_syncs: Results the host waited for outside of graphs.
-        fallbacks: Operations without a kernel, which ran on the host, and how often.
-        frozen: Compiling is an error from now on: the state after a complete warm-up.
-        compile_only: Recipes are compiled and not run: results have their shapes, and no meaning.
+        total_bytes: Memory of the device, bytes.
+        lazy: Whether operations are gathered until ``mark_step``.
+        num_compilations: Number of recipes compiled, graphs included.
+        compile_s: Total simulated time of compilations, seconds.
+        num_recipe_hits: Number of runs whose recipe was already compiled.
+        num_mark_steps: Number of calls of ``mark_step`` with gathered operations.
+        num_host_syncs: Number of results that the host waited for outside of graphs.
+        fallbacks: Number of runs on the host by operation without a kernel.
+        frozen: Whether compiling is an error: the state after a complete warm-up.
+        compile_only: Whether recipes are compiled but not run; results have the right shapes and arbitrary values.
     """
 
     def __init__(self, *, total_bytes: int, lazy: bool, clock: Clock, compile_s: float = 0.0) -> None:
@@ -66,11 +66,11 @@ class EmulatedDevice:
     # ---------------------------------------------------------------------------------------------- compilation
 
     def need_recipe(self, key: bytes, *, what: str) -> bool:
-        """Compile a recipe unless it is there; True if it was compiled now.
+        """Compile a recipe if it is new; return whether it was.
 
         Args:
-            key: Says which operations on which shapes.
-            what: For the message if compiling is an error.
+            key: Identifies operations and shapes.
+            what: Description for the error message.
 
         Raises:
             EmulatedDeviceError: The device is frozen.
@@ -88,7 +88,7 @@ class EmulatedDevice:
         return True
 
     def fall_back(self, name: str) -> None:
-        """Count an operation that runs on the host; the first of its kind is warned about."""
+        """Count an operation that runs on the host; warn at the first one of each name."""
         self.fallbacks[name] += 1
         if self.fallbacks[name] == 1:
             logger.warning("%s has no kernel on the device: it runs on the host, with a copy each way.", name)
@@ -97,12 +97,12 @@ class EmulatedDevice:
 
     @property
     def used_bytes(self) -> int:
-        """Memory of everything on the books."""
+        """Memory of all accounts, bytes."""
         return sum(self._accounts.values())
 
     @property
     def peak_bytes(self) -> int:
-        """The most that was used at once since the last reset."""
+        """Peak of used memory since the last reset, bytes."""
         return self._peak_bytes
 
     def book(self, name: str, num_bytes: int) -> None:
@@ -126,7 +126,7 @@ class EmulatedDevice:
         self._peak_bytes = max(self._peak_bytes, self.used_bytes)
 
     def touch(self, num_bytes: int) -> None:
-        """Note memory that is used for a moment: it counts for the peak alone."""
+        """Count temporary memory, which affects only the peak."""
         self._peak_bytes = max(self._peak_bytes, self.used_bytes + num_bytes)
 
     def booked(self, name: str) -> int:

@@ -1,10 +1,10 @@
-"""Operations that are not run: results have the right shape, type and strides, and no meaning.
+"""Dry runs of operations: results have the right shape, type and strides, and arbitrary values.
 
     a view, a factory            runs: it computes nothing
     changes a tensor in place    returns that tensor unchanged
     anything else                returns uninitialised memory
 
-Source: PT_COMPILE_ONLY_MODE of the vendor's bridge, under which no recipe is launched.
+Source: PT_COMPILE_ONLY_MODE of the vendor's bridge, which launches no recipe.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["DryRuns"]
 
 
 class DryRuns:
-    """Operations that are not run. What shape an operation's result has is found out once for each kind of arguments, for all instances."""
+    """Returns placeholders for results; the shape of a result is determined once for each kind of arguments, for all instances."""
 
     _results: ClassVar[dict[Hashable, Any]] = {}
 
@@ -27,9 +27,9 @@ class DryRuns:
         """Return a placeholder for the result of an operation on CPU tensors.
 
         Args:
-            func: An overload, as a dispatch mode is given it.
-            args: Its arguments.
-            kwargs: Its keyword arguments.
+            func: Operator overload, as passed to a dispatch mode.
+            args: Arguments of the operation.
+            kwargs: Keyword arguments of the operation.
         """
         schema = func._schema  # noqa: SLF001 - torch shows an operation's schema nowhere else
         if schema.is_mutable:
@@ -41,7 +41,7 @@ class DryRuns:
             try:
                 self._results[key] = func(*_shapes_of(args), **_shapes_of(kwargs))
             except NotImplementedError:
-                return func(*args, **kwargs)  # its result's shape is not known without running it
+                return func(*args, **kwargs)  # the shape of the result is not known without running it
         result = self._results[key]
         return (
             _unwritten(result) if isinstance(result, torch.Tensor) else tree_map_only(torch.Tensor, _unwritten, result)
@@ -49,7 +49,7 @@ class DryRuns:
 
 
 def _kind(value: Any) -> Hashable:
-    """Return the values that the shape of a result may depend on; numbers of two types are never equal."""
+    """Return a key of the values that the shape of a result may depend on, with their types."""
     if isinstance(value, torch.Tensor):
         return tuple(value.shape), value.stride(), value.dtype
     if isinstance(value, list | tuple):
@@ -62,7 +62,7 @@ def _shapes_of(values: Any) -> Any:
 
 
 def _is_in_place(schema: Any) -> bool:
-    """Whether the first argument is changed, and is the result."""
+    """Return whether the operation changes and returns its first argument."""
     first = schema.arguments[0].alias_info
     returned = [result.alias_info for result in schema.returns]
     return first is not None and first.is_write and len(returned) == 1 and returned[0] is not None

@@ -1,6 +1,6 @@
-"""Reference functions of the fp8 operations of ``torch.ops.hpu``, of a Gaudi 2; on the CPU, for the emulated device and torch.compile.
+"""Reference functions, on the CPU, of the fp8 operations of ``torch.ops.hpu`` on a Gaudi 2, for the emulated device and torch.compile.
 
-Source: as of ``fp8/operations.py``. The bridge's tests scale in the type of the input, round to the nearest, and saturate.
+Source: that of ``fp8/operations.py``. The bridge's tests scale in the type of the input, round to the nearest, and saturate.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ _WIDE = (torch.float32, torch.bfloat16)
 
 @cache
 def register_operations() -> Any:
-    """Make the operations known to PyTorch, once for a process; returns what holds them."""
+    """Register the operations with PyTorch, once per process; return the library that keeps them registered."""
     library = torch.library.Library("hpu", "FRAGMENT")  # type: ignore[no-untyped-call]
     for schema, function in zip(_SCHEMAS, (_cast_to_fp8, _cast_from_fp8, _gemm), strict=True):
         name = library.define(schema)  # type: ignore[no-untyped-call]
-        # The shapes of these results are found as the results are.
+        # The same functions compute shapes of results.
         for key in ("CPU", "Meta"):
             library.impl(name, function, key)  # type: ignore[no-untyped-call]
     return library
 
 
 def copy_by_index(target: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
-    """Do ``index_copy_`` on the CPU, where PyTorch has none for fp8: by bytes."""
+    """Run ``index_copy_`` on the CPU; fp8 is copied as bytes, since PyTorch does not support it."""
     if target.dtype == source.dtype == FP8:
         target.view(torch.uint8).index_copy_(dim, index, source.view(torch.uint8))
         return target

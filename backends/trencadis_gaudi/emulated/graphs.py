@@ -1,6 +1,6 @@
-"""Captured graphs: the same operations on the same shapes, or an error.
+"""Emulated captured graphs: a replay runs the same operations on the same shapes, or raises.
 
-Source: habana_frameworks.torch.hpu.graphs of the vendor's bridge 1.19; signatures and the meaning of each call are its own.
+Source: habana_frameworks.torch.hpu.graphs of the vendor's bridge 1.19, for signatures and the meaning of each call.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class GraphStore:
     """Wraps modules so that their forward is captured once per shape and replayed.
 
     Args:
-        device: Compiles and keeps the account.
-        recorder: Sees the operations.
+        device: Device that compiles and accounts for memory.
+        recorder: Recorder of the operations.
 
     Attributes:
-        num_graphs: Captured and not cleared.
+        num_graphs: Number of captured graphs that were not cleared.
     """
 
     def __init__(self, device: EmulatedDevice, recorder: Recorder) -> None:
@@ -42,7 +42,7 @@ class GraphStore:
 
     @property
     def graph_bytes(self) -> int:
-        """Memory of all graphs."""
+        """Memory of all graphs, bytes."""
         return self._device.booked("graphs")
 
     def wrap_in_hpu_graph(
@@ -53,10 +53,10 @@ class GraphStore:
         dry_run: bool = False,
         max_graphs: int | None = None,
     ) -> Any:
-        """Replace ``module.forward`` by one that captures and replays; returns the module.
+        """Replace ``module.forward`` by one that captures and replays; return the module.
 
-        A call takes two more keyword arguments: ``bypass_hpu_graphs`` runs the module as it is, ``warmup_mode`` leaves a graph that
-        is there alone. The module gets ``clear_cache()`` and ``clear_inputs()``.
+        A call takes two more keyword arguments: ``bypass_hpu_graphs`` runs the module without a graph, ``warmup_mode`` does not replay an
+        existing graph. The module gets ``clear_cache()`` and ``clear_inputs()``.
         """
         cache: dict[int, _Graph] = {}
         original = module.forward
@@ -107,7 +107,7 @@ class GraphStore:
 
     def _capture(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Graph:
         outputs, recording = self._recorder.within_graph(lambda: original(*args, **kwargs))
-        # Two modules may run the same operations: each capture is a graph of its own.
+        # Each capture is a separate graph, even if two modules run the same operations.
         self._device.need_recipe(
             b"graph" + self.num_graphs.to_bytes(8, "little") + recording.key,
             what=f"A graph of {recording.num_operations} operations",
@@ -119,9 +119,9 @@ class GraphStore:
 
 
 def input_hash(value: Any) -> int:
-    """Return the key of a graph: of tensors shape, strides and type, of anything else its hash. Pure.
+    """Return the key of a graph: shape, strides and type of tensors, and the hash of anything else. Pure.
 
-    Containers are hashed by their items; so a number among the inputs means one graph for each value.
+    Containers are hashed by their items, so that a number among the inputs gives one graph for each value.
     """
     if isinstance(value, torch.Tensor):
         return hash((tuple(value.shape), value.stride(), value.dtype))

@@ -1,6 +1,6 @@
-"""``habana_frameworks.torch.hpex`` and operators of ``torch.ops.hpu``, emulated: each is one operation of the device.
+"""Emulated ``habana_frameworks.torch.hpex`` and operators of ``torch.ops.hpu``, each of which is one operation of the device.
 
-Signatures are the vendor's (bridge 1.19); results are those that ``fused.meanings`` states.
+Signatures are the vendor's (bridge 1.19); ``fused.meanings`` computes the results.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _OPERATORS = {
 
 
 class RotaryPosEmbeddingMode(enum.Enum):
-    """Which elements rotate with each other."""
+    """Pairing of elements that are rotated together."""
 
     BLOCKWISE = 0
     PAIRWISE = 1
@@ -66,8 +66,8 @@ def apply_rotary_pos_emb(p: torch.Tensor, *args: Any) -> torch.Tensor:
     """Return a rotary embedding.
 
     Args:
-        p: ``[T, B, H, R]``.
-        args: cos, sin, ids of positions, an offset, and a :class:`RotaryPosEmbeddingMode`.
+        p: Tensor to rotate, ``[T, B, H, R]``.
+        args: Cosines, sines, position ids, an offset, and a :class:`RotaryPosEmbeddingMode`.
     """
     cos, sin, position_ids, offset, mode = args
     types = (p.dtype, cos.dtype, sin.dtype)
@@ -107,8 +107,8 @@ _RESULTS = {
 
 @cache
 def emulated_hpex() -> SimpleNamespace:
-    """Register the operators; returns ``habana_frameworks.torch.hpex``."""
-    global _library  # noqa: PLW0603 - operators are there as long as the library object is
+    """Register the operators; return an emulated ``habana_frameworks.torch.hpex``."""
+    global _library  # noqa: PLW0603 - operators exist as long as the library object
     _library = torch.library.Library("hpu", "FRAGMENT")  # type: ignore[no-untyped-call]
     for name, schema in _OPERATORS.items():
         _library.define(f"{name}{schema}")

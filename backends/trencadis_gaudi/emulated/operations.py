@@ -1,4 +1,4 @@
-"""Facts about an operation that decide what the device does with it; found out once for each operation."""
+"""Properties of operations that decide how the device handles them, determined once for each operation."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ _ALIASES = ("CompositeImplicitAutograd", "CompositeExplicitAutograd")
 
 @attrs.frozen(kw_only=True)
 class Operation:
-    """An operation as the device sees it.
+    """Properties of an operation.
 
     Attributes:
-        name: Without overload, such as ``aten.add``.
-        reads: The host reads its result.
-        is_data_shaped: The shape of its result depends on what is in its tensors.
-        is_free: It needs no recipe.
-        draws: It draws random numbers.
-        computes: Its results may need a wider type than its arguments.
-        has_kernel: It runs on the device.
-        may_alias: Its result may share memory with an argument.
-        written: Places of the arguments that it changes.
+        name: Name without overload, such as ``aten.add``.
+        reads: Whether the host reads its result.
+        is_data_shaped: Whether the shape of its result depends on the values of its tensors.
+        is_free: Whether it needs no recipe.
+        draws: Whether it draws random numbers.
+        computes: Whether its results may need a wider type than its arguments.
+        has_kernel: Whether it runs on the device.
+        may_alias: Whether its result may share memory with an argument.
+        written: Indices of the arguments that it changes.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Operation:
 
 @cache
 def operation_of(func: Any) -> Operation:
-    """Return the facts about an overload. Pure."""
+    """Return the properties of an overload. Pure."""
     name, schema = str(func.overloadpacket), func._schema  # noqa: SLF001 - torch shows an operation's schema nowhere else
     infos = [argument.alias_info for argument in schema.arguments]
     short = name.removeprefix("aten.")
@@ -88,7 +88,7 @@ def operation_of(func: Any) -> Operation:
 
 
 def _has_kernel(func: Any, key: str) -> bool:
-    """Whether PyTorch composes the operation of others, for any device."""
+    """Return whether PyTorch has a kernel of the operation for a dispatch key."""
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key))  # noqa: SLF001 - the only way to ask
 
 
@@ -96,9 +96,9 @@ def stable_sort_falls_back(name: str, args: tuple[Any, ...], kwargs: dict[str, A
     """Return whether a sort is stable and too long for the device. Pure.
 
     Args:
-        name: Of the operation.
-        args: Its arguments.
-        kwargs: Its keyword arguments.
+        name: Name of the operation.
+        args: Arguments of the operation.
+        kwargs: Keyword arguments of the operation.
     """
     if name != "aten.sort" or not kwargs.get("stable", False):
         return False

@@ -1,7 +1,7 @@
-"""Runs every operation of the device, and records it as the vendor's lazy mode does: the operations between two marks are one recipe.
+"""Runs the operations of the device and records them as in the vendor's lazy mode: the operations between two marks are one recipe.
 
-A recipe is identified by its operations, the shapes and types of their tensors, and every number written into it. Anything that a graph
-compiler would have to compile anew is a new recipe here.
+A recipe is identified by its operations, the shapes and types of their tensors, and all numbers among their arguments. Whatever a graph
+compiler would have to compile again is a new recipe here.
 
     operation ─▶ refused? ─▶ run on the CPU ─▶ narrowed (lazy mode) ─▶ taken down ─▶ tensors of the device
 
@@ -33,11 +33,11 @@ _NARROW = {torch.int64: torch.int32, torch.float64: torch.float32}
 
 
 class Recording:
-    """The operations of one run, as a digest.
+    """Digest of the operations of one run.
 
     Attributes:
-        num_operations: How many.
-        largest_bytes: Of the largest result that is no view of an argument.
+        num_operations: Number of operations.
+        largest_bytes: Size of the largest result that is not a view of an argument, bytes.
     """
 
     def __init__(self) -> None:
@@ -46,13 +46,13 @@ class Recording:
         self._digest = hashlib.blake2b(digest_size=16)
 
     def add(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
-        """Take one operation."""
+        """Add one operation."""
         self.num_operations += 1
         named = _describe(sorted(kwargs.items())) if kwargs else ""
         self._digest.update(f"{name}({_describe(args)};{named})".encode())
         for tensor in _tensors(result):
             num_bytes = tensor.numel() * tensor.element_size()
-            # A view, or what is written in place, takes no memory of its own: the whole KV cache may be seen through one.
+            # Views and in-place results take no memory; a view may even cover the whole KV cache.
             if num_bytes > self.largest_bytes and _storage(tensor) not in map(_storage, _tensors(args)):
                 self.largest_bytes = num_bytes
 
@@ -66,10 +66,10 @@ class Recorder:
     """Runs the operations of an emulated device.
 
     Args:
-        device: Compiles and counts.
+        device: Device that compiles and counts.
 
     Attributes:
-        host_copies: Copies to the host that have not arrived.
+        host_copies: Copies to the host that are not complete.
     """
 
     def __init__(self, device: EmulatedDevice) -> None:
@@ -82,7 +82,7 @@ class Recorder:
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """Let factories of this thread put their tensors on this device, within a ``with`` block."""
+        """Make this the device of factory functions of this thread, within a ``with`` block."""
         token = active.set(self)
         try:
             yield
@@ -90,9 +90,9 @@ class Recorder:
             active.reset(token)
 
     def dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run one operation and take it down."""
+        """Run one operation and record it."""
         operation = operation_of(func)
-        if operation.name == "aten.to":  # a copy, a cast, or nothing: PyTorch says which
+        if operation.name == "aten.to":  # a copy, a cast, or no operation, as PyTorch decides
             return func.decompose(*args, **kwargs)
         call = Call(args, kwargs)
         if operation.name == "aten.copy_" and not all(isinstance(one, HpuTensor) for one in args[:2]):
@@ -100,7 +100,7 @@ class Recorder:
         if operation.name == "aten._to_copy" and call.to_host:
             return self._to_host(call, kwargs)
         self._check(operation, call)
-        # Outside lazy mode graphs of torch.compile run unseen, on what these operations return.
+        # Outside lazy mode, graphs of torch.compile run unrecorded on the results of these operations.
         dry = self._device.compile_only and self._device.lazy and not operation.is_free and not operation.reads
         run = copy_by_index if operation.name == "aten.index_copy_" else func
         result = self._dry.run(func, call.args, call.kwargs) if dry else run(*call.args, **call.kwargs)
@@ -111,7 +111,7 @@ class Recorder:
         return result if call.to_host else self._wrapped(operation, call, result)
 
     def mark(self) -> None:
-        """End the run of operations: compile it unless its recipe is there."""
+        """End the run of operations, and compile its recipe if it is new."""
         run, self._open = self._open, Recording()
         if run.num_operations:
             self._device.num_mark_steps += 1
@@ -119,7 +119,7 @@ class Recorder:
             self._device.need_recipe(run.key, what=f"A run of {run.num_operations} operations between two marks")
 
     def within_graph(self, call: Callable[[], Any]) -> tuple[Any, Recording]:
-        """Return the result of ``call`` and its operations, which belong to a graph and to no other run."""
+        """Return the result of ``call`` and its operations, which are recorded for a graph instead of the current run."""
         self.mark()
         recording = Recording()
         self._graphs.append(recording)
@@ -146,7 +146,7 @@ class Recorder:
         return self._fetch(target, call.args[1], non_blocking=non_blocking)
 
     def _to_host(self, call: Call, kwargs: Mapping[str, Any]) -> torch.Tensor:
-        """Copy to new memory of the host."""
+        """Copy to newly allocated host memory."""
         source: torch.Tensor = call.args[0]
         target = torch.empty_like(source, dtype=kwargs.get("dtype") or source.dtype)
         return self._fetch(target, source, non_blocking=kwargs.get("non_blocking", False))
@@ -209,7 +209,7 @@ class Recorder:
             if base is None:
                 return wrap(result, self)
             is_view = base.is_view or operation.name not in {"aten.detach", "aten.alias"}
-            # PyTorch tracks the views of a tensor that was made outside of inference mode, and only they may be tracked.
+            # Only views of a tensor made outside inference mode may be tracked by PyTorch.
             with torch.inference_mode(base.is_inference()):
                 return wrap(result, self, is_view=is_view)
         if isinstance(result, list | tuple):
@@ -218,14 +218,14 @@ class Recorder:
 
 
 class Call:
-    """The arguments of an operation, with tensors of the CPU for those of the device.
+    """Arguments of an operation, with inner CPU tensors in place of device tensors.
 
     Attributes:
-        args: To run it with.
-        kwargs: To run it with.
-        wrappers: Tensors of the device among them, by the identity of the tensor within.
-        on_host: Tensors of the CPU among them, but for single numbers.
-        to_host: It is asked for a result on the CPU.
+        args: Arguments to run the operation with.
+        kwargs: Keyword arguments to run the operation with.
+        wrappers: Device tensors among the arguments, by identity of the inner CPU tensor.
+        on_host: CPU tensors among the arguments, except single numbers.
+        to_host: Whether a result on the CPU is requested.
     """
 
     __slots__ = ("args", "kwargs", "on_host", "to_host", "wrappers")
@@ -262,13 +262,13 @@ class Call:
         )
 
     def base_of(self, result: torch.Tensor) -> HpuTensor | None:
-        """Return the argument that a result shares memory with. Pure."""
+        """Return the device tensor among the arguments that shares memory with a result, or None. Pure."""
         storage = _storage(result)
         return next((tensor for tensor in self.wrappers.values() if _storage(tensor.on_host) == storage), None)
 
 
 def _narrow(result: Any) -> None:
-    """Round results to the type that lazy mode computes them in; integers wrap around."""
+    """Round results to the narrower type of lazy mode; integers wrap around."""
     for tensor in _tensors(result):
         narrow = _NARROW.get(tensor.dtype)
         if narrow is not None:
@@ -276,7 +276,7 @@ def _narrow(result: Any) -> None:
 
 
 def _is_masked_index(name: str, args: tuple[Any, ...]) -> bool:
-    """``x[mask]`` and ``x[mask] = y``: as many elements as the mask has ones."""
+    """Return whether the call is ``x[mask]`` or ``x[mask] = y``, whose size depends on the mask's values."""
     if name not in {"aten.index", "aten.index_put", "aten.index_put_"}:
         return False
     return any(isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8) for index in args[1])

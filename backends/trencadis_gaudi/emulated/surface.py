@@ -1,6 +1,6 @@
-"""``habana_frameworks`` as the backend sees it, over an emulated device.
+"""Emulated ``habana_frameworks``, the parts that the backend uses.
 
-Names, signatures and results are the vendor's (bridge 1.19); what it leaves out of one mode is left out here too.
+Names, signatures and results are the vendor's (bridge 1.19); names that it lacks in a mode are missing here too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["emulated_habana"]
 def emulated_habana(device: EmulatedDevice) -> tuple[types.SimpleNamespace, Recorder]:
     """Return the parts of ``habana_frameworks.torch`` that the backend uses, and the recorder that runs its operations.
 
-    The namespace has ``core``, ``hpex``, ``hpu``, ``internal`` and ``utils``, as the package has.
+    Like the package, the namespace has ``core``, ``hpex``, ``hpu``, ``internal`` and ``utils``.
     """
     recorder = Recorder(device)
     core = _Core(device, recorder)
@@ -50,7 +50,7 @@ class _SynDeviceType:
 
 
 class _Core:
-    """``habana_frameworks.torch.core``."""
+    """Emulated ``habana_frameworks.torch.core``."""
 
     def __init__(self, device: EmulatedDevice, recorder: Recorder) -> None:
         self._device = device
@@ -81,7 +81,7 @@ class _Core:
 
 
 class _BridgeConfig:
-    """``habana_frameworks.torch.internal.bridge_config``."""
+    """Emulated ``habana_frameworks.torch.internal.bridge_config``."""
 
     def __init__(self, device: EmulatedDevice) -> None:
         self._device = device
@@ -89,10 +89,10 @@ class _BridgeConfig:
 
     @contextlib.contextmanager
     def env_setting(self, name: str, value: Any) -> Iterator[None]:
-        """Set a flag for a while.
+        """Set a flag within a ``with`` block.
 
         Raises:
-            KeyError: The bridge does not know it.
+            KeyError: The bridge does not have the flag.
         """
         before = self._flags[name]
         self._set(name, value)
@@ -111,7 +111,7 @@ class _BridgeConfig:
 
 
 class _Stream:
-    """An order of operations; on this device everything is in one."""
+    """Stream of operations; the emulated device has only one."""
 
     def __init__(self, device: EmulatedDevice, recorder: Recorder) -> None:
         self._device = device
@@ -124,13 +124,13 @@ class _Stream:
         """Wait for another stream."""
 
     def record_event(self, event: Any = None) -> Any:
-        """Put an event into the stream, a new one unless it is given."""
+        """Record an event in the stream, a new one if none is given."""
         event = event or _Event(self._device, self._recorder)
         event.record()
         return event
 
     def query(self) -> bool:
-        """True: everything has run."""
+        """Return True, after running everything."""
         self.synchronize()
         return True
 
@@ -140,7 +140,7 @@ class _Stream:
 
 
 class _Event:
-    """A moment in the only stream: of the device's clock, and among the copies to the host."""
+    """Event in the only stream, with its time and its position among the copies to the host."""
 
     def __init__(self, device: EmulatedDevice, recorder: Recorder, enable_timing: bool = False) -> None:
         self._device = device
@@ -149,20 +149,20 @@ class _Event:
         self._at_s = 0.0
 
     def record(self, stream: Any = None) -> None:
-        """Put it into a stream."""
+        """Record the event in a stream."""
         self._position = self._recorder.host_copies.num_started
         self._at_s = self._device.clock.now_s()
 
     def wait(self, stream: Any = None) -> None:
-        """Let a stream wait for it."""
+        """Make a stream wait for the event."""
 
     def query(self) -> bool:
-        """True: what was submitted before it has run."""
+        """Return True, after running everything submitted before the event."""
         self.synchronize()
         return True
 
     def synchronize(self) -> None:
-        """Wait for it: copies to the host that were started before it arrive."""
+        """Wait for the event, which completes the copies to the host started before it."""
         self._recorder.host_copies.finish(self._position)
 
     def elapsed_time(self, end_event: _Event) -> float:
@@ -171,7 +171,7 @@ class _Event:
 
 
 class _Hpu:
-    """``habana_frameworks.torch.hpu``; ``wrap_in_hpu_graph`` is there in lazy mode only."""
+    """Emulated ``habana_frameworks.torch.hpu``; ``wrap_in_hpu_graph`` exists in lazy mode only."""
 
     def __init__(self, device: EmulatedDevice, recorder: Recorder) -> None:
         self._device = device
@@ -190,7 +190,7 @@ class _Hpu:
         return _Event(self._device, self._recorder, enable_timing)
 
     def Stream(self, device: Any = None, priority: int = 0) -> _Stream:  # noqa: N802
-        """Return another name of the only stream."""
+        """Return a stream object for the only stream."""
         return _Stream(self._device, self._recorder)
 
     def current_stream(self, device: Any = None) -> _Stream:
@@ -206,15 +206,15 @@ class _Hpu:
         return 1
 
     def get_device_name(self, device: Any = None) -> str:
-        """Return a name that is no Gaudi's."""
+        """Return ``EMULATED``, which is no name of a Gaudi."""
         return "EMULATED"
 
     def is_available(self) -> bool:
-        """True."""
+        """Return True."""
         return True
 
     def max_memory_allocated(self, device: Any = None) -> int:
-        """Return the peak, bytes."""
+        """Return the peak of used memory, bytes."""
         return self._device.peak_bytes
 
     def mem_get_info(self, device: Any = None) -> tuple[int, int]:
@@ -230,7 +230,7 @@ class _Hpu:
         return self._device.stats()
 
     def reset_peak_memory_stats(self, device: Any = None) -> None:
-        """Let the peak start from now."""
+        """Reset the peak to the memory in use."""
         self._device.reset_peak()
 
     def stream(self, stream: Any) -> contextlib.AbstractContextManager[Any]:
@@ -254,7 +254,7 @@ class _CompilationMetric:
 
 
 class _FallbackMetric:
-    """``cpu_fallback``; names and order of its statistics are the vendor's."""
+    """Metric ``cpu_fallback``, with the vendor's names and order of statistics."""
 
     def __init__(self, device: EmulatedDevice) -> None:
         self._device = device

@@ -1,7 +1,7 @@
-"""Tensors of the emulated device: they report the device ``hpu``, and hold a tensor of the CPU that nothing else may touch.
+"""Tensors of the emulated device, which report the device ``hpu`` and hold an inner CPU tensor that nothing else may use.
 
-Factories and copies to the device come in through the kernels registered here, any other operation through the tensors themselves; all
-of them reach the device's recorder. To torch.compile they are plain tensors of the device ``hpu``.
+Factories and copies to the device arrive through kernels registered here, other operations through the tensors themselves; all
+reach the device's recorder. For torch.compile they are plain tensors of the device ``hpu``.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class OperationHandler(Protocol):
 
 
 class HpuTensor(torch.Tensor):
-    """A tensor of an emulated device; made by :func:`wrap`.
+    """Tensor of an emulated device, made by :func:`wrap`.
 
     Attributes:
-        on_host: The same elements, on the CPU.
-        handler: Runs its operations.
-        is_view: It shares memory with a tensor of another shape.
+        on_host: Inner CPU tensor with the elements.
+        handler: Handler that runs its operations.
+        is_view: Whether it shares memory with a tensor of another shape.
     """
 
     on_host: torch.Tensor
@@ -52,23 +52,23 @@ class HpuTensor(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Hand an operation to the device of the first of its tensors."""
+        """Dispatch an operation to the device of its first tensor."""
         found = _first(args)
         return (current_handler() if found is None else found.handler).dispatch(func, args, kwargs or {})
 
     def __tensor_flatten__(self) -> tuple[list[str], None]:
-        """Name the tensor within, for torch.compile."""
+        """Return the name of the inner tensor, for torch.compile."""
         return ["on_host"], None
 
     @staticmethod
     def __tensor_unflatten__(inner: dict[str, Any], context: None, size: Any, stride: Any) -> torch.Tensor:
-        """Return the tensor that torch.compile traces with: one of the device, without anything within."""
+        """Return the fake tensor of device ``hpu`` that torch.compile traces with."""
         fake = inner["on_host"]
         shape = torch.empty_strided(size, stride, dtype=fake.dtype, device="meta")
         return FakeTensor(fake.fake_mode, shape, hpu())
 
     def _is_view(self) -> bool:
-        """Return False: for torch.compile, which traces no view whose base has a tensor within."""
+        """Return False, since torch.compile cannot trace views of tensors with an inner tensor."""
         return False
 
     def tolist(self) -> Any:
@@ -76,12 +76,12 @@ class HpuTensor(torch.Tensor):
         return self.cpu().tolist()
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        """Show the elements without counting as a read."""
+        """Return the elements as text without counting a read by the host."""
         return f"HpuTensor({self.on_host!r})"
 
 
 def wrap(tensor: torch.Tensor, handler: OperationHandler, *, is_view: bool = False) -> HpuTensor:
-    """Return a tensor of the device around one of the CPU."""
+    """Return a device tensor that holds a CPU tensor."""
     wrapped: HpuTensor = torch.Tensor._make_wrapper_subclass(  # noqa: SLF001 - as documented for subclasses
         HpuTensor,
         tensor.shape,
@@ -120,22 +120,22 @@ _made: list[weakref.ref[OperationHandler]] = []
 
 
 def current_handler() -> OperationHandler:
-    """Return the device that is active on this thread, or else the one made last."""
+    """Return the handler active on this thread, else the one registered last."""
     return active.get() or [found for reference in _made if (found := reference()) is not None][-1]
 
 
 @cache
 def hpu() -> torch.device:
-    """Return the device, which has its name from the registration on."""
+    """Return the device ``hpu:0``, registering its name first."""
     _register_once()
     return torch.device("hpu", 0)
 
 
 def register_device(handler: OperationHandler) -> None:
-    """Make ``hpu`` a device of this process, and ``handler`` the one it stands for.
+    """Register the device ``hpu`` in this process with a handler.
 
     Raises:
-        BackendError: The Gaudi software is loaded, and has made ``hpu`` its own.
+        BackendError: The Gaudi software is loaded and has registered ``hpu``.
     """
     _register_once()
     _made[:] = [reference for reference in _made if reference() is not None] + [weakref.ref(handler)]
@@ -149,7 +149,7 @@ def _register_once() -> None:
             hint="Start the process with TORCH_DEVICE_BACKEND_AUTOLOAD=0.",
         )
     _setup_privateuseone_for_python_backend(rename="hpu", backend_module=_DeviceModule())
-    global _library  # noqa: PLW0603 - kernels are there as long as the library object is
+    global _library  # noqa: PLW0603 - kernels exist as long as the library object
     _library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     for func in _FACTORIES:
         _library.impl(func, partial(_make, func), "PrivateUse1")
@@ -176,7 +176,7 @@ _library: Any = None
 
 
 class _DeviceModule(_DummyBackendModule):
-    """``torch.hpu``: the calls that PyTorch makes itself, and the types that it compares with."""
+    """Module ``torch.hpu`` with the calls and types that PyTorch itself uses."""
 
     Stream = torch.Stream
     Event = torch.Event
@@ -185,7 +185,7 @@ class _DeviceModule(_DummyBackendModule):
         """Do nothing."""
 
     def get_rng_state(self, device: Any = None) -> torch.Tensor:
-        """Return no state: nothing is drawn on the device."""
+        """Return an empty state, since the device draws no random numbers."""
         return torch.empty(0, dtype=torch.uint8)
 
     def set_rng_state(self, state: torch.Tensor, device: Any = None) -> None:
@@ -199,6 +199,6 @@ def _make(func: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
 
 
 def _copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-    """Copy to the device where PyTorch passes tensors by, as ``torch.as_tensor`` does."""
+    """Copy to the device in calls that bypass tensor dispatch, such as ``torch.as_tensor``."""
     copied: torch.Tensor = current_handler().dispatch(_ATEN.copy_.default, (target, source, non_blocking), {})
     return copied
