@@ -1,4 +1,4 @@
-"""The KV cache in fp8: a scale for the keys and one for the values of each layer, measured or 1."""
+"""KV cache in fp8, with one scale for keys and one for values of each layer, measured or 1."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def cache_layers(
     method: ScaleMethod,
     measurements: Measurements | None,
 ) -> tuple[tuple[AttentionLayer, ...], dict[int, CacheScales], str]:
-    """Return the layers as the cache holds them, their scales by index, and a digest of these; none where all are 1.
+    """Return the layers in fp8, their scales by index, and a digest of measured scales; an empty digest if all are 1.
 
     Args:
-        model: Of transformers.
-        layers: Its attention layers.
-        device: Its range.
-        method: Decides the scales.
-        measurements: Of keys and values; None, or without any of the cache: scales are 1.
+        model: Model of transformers.
+        layers: Attention layers of the model.
+        device: Fp8 range of the device.
+        method: Scale method of the cache.
+        measurements: Measured magnitudes of keys and values; None, or without the cache: scales are 1.
 
     Raises:
         ModelLoadError: Some layers were measured, and others not.
@@ -64,7 +64,7 @@ def cache_layers(
 def _measured(
     layers: tuple[AttentionLayer, ...], names: Mapping[int | None, str], measurements: Measurements
 ) -> dict[int, tuple[float, float]]:
-    """Return the largest magnitudes of keys and values of all layers; empty where none was measured."""
+    """Return the largest magnitudes of keys and values of all layers; empty if none was measured."""
     found = {layer.index: measurements.cache_of(names.get(layer.index, "")) for layer in layers}
     known = {index: pair for index, pair in found.items() if pair is not None}
     if known and len(known) < len(found):

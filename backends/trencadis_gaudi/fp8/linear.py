@@ -1,4 +1,4 @@
-"""Linear layers in fp8: weights rounded once on the CPU, activations by a measured scale or by that of each token."""
+"""Linear layers in fp8: weights are rounded once on the CPU, activations with a measured scale or one for each token."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _LEAST = 1e-8
 
 
 class _Fp8Linear(nn.Module):
-    """A linear layer whose weight is fp8; the bias is added to the product, unscaled.
+    """Linear layer with an fp8 weight; the unscaled bias is added to the product.
 
     Args:
-        linear: The layer as it was.
-        device: Its range.
-        method: Decides the weight's scale.
+        linear: Original layer.
+        device: Fp8 range of the device.
+        method: Scale method of the weight.
     """
 
     weight_scale: torch.Tensor
@@ -49,20 +49,20 @@ class _Fp8Linear(nn.Module):
         self.bias = linear.bias
 
     def _product(self, values: torch.Tensor, scale: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-        """Return the layer's result, shaped and typed as its input."""
+        """Return the layer's result in the leading shape and type of its input ``like``."""
         product = fp8_product(values, self.weight, scale=scale, weight_scale=self.weight_scale, dtype=like.dtype)
         product = product.view(*like.shape[:-1], self.out_features)
         return product if self.bias is None else product + self.bias
 
 
 class StaticLinear(_Fp8Linear):
-    """A linear layer whose activations have one scale, from a measurement.
+    """Fp8 linear layer with one measured scale for activations.
 
     Args:
-        linear: The layer as it was.
-        device: Its range.
-        method: Decides the scales.
-        maxabs: Largest magnitude of its input.
+        linear: Original layer.
+        device: Fp8 range of the device.
+        method: Scale method of weight and activations.
+        maxabs: Largest magnitude of the layer's input.
     """
 
     scale: torch.Tensor
@@ -80,12 +80,12 @@ class StaticLinear(_Fp8Linear):
 
 
 class DynamicLinear(_Fp8Linear):
-    """A linear layer each token of which has a scale of its own: the power of two that just holds its largest magnitude.
+    """Fp8 linear layer with a scale for each token: the smallest power of two that represents its largest magnitude.
 
     Args:
-        linear: The layer as it was.
-        device: Its range.
-        method: Decides the weight's scale.
+        linear: Original layer.
+        device: Fp8 range of the device.
+        method: Scale method of the weight.
     """
 
     def __init__(self, linear: nn.Linear, device: Fp8Device, method: ScaleMethod) -> None:
@@ -110,17 +110,17 @@ def quantise_linears(
     exclude: Sequence[str],
     is_share: bool = False,
 ) -> str:
-    """Replace the linear layers of a decoder in place, on the CPU; returns a digest of all their scales.
+    """Replace the linear layers of a decoder in place, on the CPU; return a digest of all scales.
 
     The output layer and the routers of experts stay as they are.
 
     Args:
-        model: Of transformers.
-        device: Its range.
-        method: Decides the scales.
-        measurements: Of the inputs; None: dynamic scales.
-        exclude: Patterns that are searched for in the names of layers, which then stay.
-        is_share: The layers are one rank's parts.
+        model: Model of transformers.
+        device: Fp8 range of the device.
+        method: Scale method of the layers.
+        measurements: Measured magnitudes of the inputs; None: dynamic scales.
+        exclude: Patterns searched for in the names of layers; matching layers stay unquantised.
+        is_share: Whether the layers are one rank's parts.
 
     Raises:
         ModelLoadError: There is no such layer, or a measurement is missing or does not fit.

@@ -1,9 +1,9 @@
-"""Measurement files of Intel Neural Compressor: the largest magnitudes that a calibration saw, by layer.
+"""Measurement files of Intel Neural Compressor: largest magnitudes of a calibration, by layer.
 
     {"Mode": "DynamicRange", "Nodes": {"model.layers.0.mlp.down_proj": {"inputs": [[[3.5]]], "params": {"weight": [[0.8]]}}, …}}
 
-It writes the same as ``.json`` and as ``.npz``, which is a pickle: of one, nothing but arrays is made here.
-Measurements made with vLLM name its fused layers; the input of a fused layer is that of its parts.
+It writes the same content as ``.json`` and as ``.npz``, which is a pickle; only arrays are unpickled here.
+Measurements made with vLLM use the names of its fused layers; the parts of a fused layer have the same input.
 
 Source: intel/neural-compressor 9b47d09b, fp8_quant/_core/save_measure/save_files.py, _core/common.py and observer.py (shapes: ``(1, 1)``,
 ``(channels, 1)`` per channel); names, optimum-habana's modules and vllm-gaudi 091bbadd, attention/backends/hpu_attn.py.
@@ -44,8 +44,8 @@ class Measurements:
     """The nodes of a measurement file.
 
     Attributes:
-        path: The file, for messages.
-        nodes: By the name of a layer.
+        path: Path of the file, for messages.
+        nodes: Measurements by name of the layer.
     """
 
     path: Path
@@ -55,12 +55,12 @@ class Measurements:
         """Return the largest magnitude of a linear layer's input.
 
         Args:
-            name: Of the layer in the whole model.
-            linear: The layer.
-            is_part: It is one rank's part of the layer, whose shape says nothing of that of the whole.
+            name: Name of the layer in the whole model.
+            linear: Linear layer.
+            is_part: Whether it is one rank's part of the layer, whose shape cannot be compared.
 
         Raises:
-            ModelLoadError: It was not measured, or on a layer of another shape.
+            ModelLoadError: The layer was not measured, or had another shape.
         """
         parent, _, last = name.rpartition(".")
         fused = f"{parent}.{_FUSED.get(last, last)}".lstrip(".")
@@ -75,7 +75,7 @@ class Measurements:
         """Return the largest magnitudes of keys and of values of an attention module; None if neither was measured.
 
         Raises:
-            ModelLoadError: One of them was not, or what was measured is no magnitude.
+            ModelLoadError: Only one of them was measured, or a value is not a magnitude.
         """
         for middle in _CACHES:
             names = [f"{attention}{middle}.{kind}_cache" for kind in "kv"]
@@ -117,10 +117,10 @@ def read_measurements(name: str) -> Measurements:
     """Return the measurements of a file.
 
     Args:
-        name: Path of the file, or what it begins with: ``dump_stats_path`` of the quantiser's configuration.
+        name: Path of the file, or its prefix: ``dump_stats_path`` of the quantiser's configuration.
 
     Raises:
-        ModelLoadError: There is no such file, or it is no measurement of one card.
+        ModelLoadError: The file does not exist, or is not a measurement of one card.
     """
     path = _find(name)
     cards = re.search(r"_\d+_(\d+)$", path.stem)
@@ -151,7 +151,7 @@ def _find(name: str) -> Path:
 
 
 class _ArraysOnly(pickle.Unpickler):
-    """Makes arrays of numbers and containers of them; a pickle can name any function."""
+    """Unpickler restricted to arrays of numbers and their containers, since a pickle can name any function."""
 
     def find_class(self, module: str, name: str) -> Any:
         if module.partition(".")[0] == "numpy" and name in {
@@ -166,7 +166,7 @@ class _ArraysOnly(pickle.Unpickler):
 
 
 def _read_npz(file: Path) -> Any:
-    """Return the one object of an archive of ``numpy.savez``."""
+    """Return the single object in an archive of ``numpy.savez``."""
     with zipfile.ZipFile(file) as archive, archive.open("arr_0.npy") as array:
         version = np.lib.format.read_magic(array)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0

@@ -1,4 +1,4 @@
-"""Scale methods of Intel Neural Compressor, and its JSON configuration; no torch here, the command line reads it.
+"""Scale methods of Intel Neural Compressor, and its JSON configuration, without torch, since the command line reads it.
 
 | method | weights | activations |
 |---|---|---|
@@ -29,12 +29,12 @@ __all__ = ["DYNAMIC", "METHODS", "STATIC", "ScaleMethod", "read_quant_config"]
 
 @attrs.frozen(kw_only=True)
 class ScaleMethod:
-    """How scales follow from the largest magnitudes.
+    """Rule that computes scales from the largest magnitudes.
 
     Attributes:
         weights: Rounding of the scales of weights: ``hw``, ``pow2``, ``none`` or ``unit``.
-        per_channel: Weights have a scale for each output.
-        activations: Rounding of the scales of activations.
+        per_channel: Whether weights have a scale for each output.
+        activations: Rounding of the scales of activations, with the same values.
     """
 
     weights: str
@@ -64,13 +64,13 @@ _OBSERVERS = ("maxabs", "maxabs_per_channel")
 
 
 def read_quant_config(path: str) -> dict[str, Any]:
-    """Return the settings of ``[backend.gaudi]`` that a configuration of the quantiser means, by name.
+    """Return the settings of ``[backend.gaudi]`` for a configuration of the quantiser, by name.
 
     Args:
-        path: The JSON file.
+        path: Path of the JSON file.
 
     Raises:
-        ConfigValueError: It cannot be read, or asks for something else than this backend computes.
+        ConfigValueError: The file cannot be read, or has a setting that this backend does not support.
     """
     try:
         table = read_json(path)
@@ -85,10 +85,10 @@ def read_quant_config(path: str) -> dict[str, Any]:
 
 
 def _settings(table: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings that a configuration of the quantiser means. Pure.
+    """Return the settings for a configuration of the quantiser. Pure.
 
     Raises:
-        ValueError: It asks for something else than this backend computes.
+        ValueError: A setting is not supported by this backend.
     """
     _check(table)
     dynamic = _is_true(table.get("dynamic_quantization", False))

@@ -1,4 +1,4 @@
-"""The operations of ``torch.ops.hpu`` that fp8 takes; the emulated device has functions of the same names.
+"""Operations of ``torch.ops.hpu`` for fp8; the emulated device has functions of the same names.
 
 Source: gaudi-pytorch-bridge 1.19.0, habana_eager/eager_custom_op_register.cpp (signatures), hpu_ops/backend/fp8_ops.cpp (types) and
 tests/pytest_working/any_mode/test_hpu_fp8_ops_any_mode.py (meaning); vllm-gaudi 091bbadd, extension/ops.py, apply_fp8_linear_hpu
@@ -17,7 +17,7 @@ NAMES = ("cast_to_fp8_v2", "cast_from_fp8", "fp8_gemm_v2")
 
 
 def to_fp8(values: torch.Tensor, inverse_scale: torch.Tensor) -> torch.Tensor:
-    """Return ``values × inverse_scale`` in fp8, rounded to the nearest; beyond the range the largest number."""
+    """Return ``values × inverse_scale`` in fp8, rounded to the nearest and saturated to the range."""
     rounded: torch.Tensor = torch.ops.hpu.cast_to_fp8_v2(values, inverse_scale, False, False, FP8)[0]
     return rounded
 
@@ -39,11 +39,11 @@ def fp8_product(
     """Return ``values · weightᵀ × scale × weight_scale``, ``[T, N]``, summed in float32.
 
     Args:
-        values: fp8 ``[T, K]``.
-        weight: fp8 ``[N, K]``.
-        scale: Of the values, one number or ``[T, 1]``.
-        weight_scale: ``[N]`` or ``[1]``.
-        dtype: Of the result.
+        values: Activations, fp8 ``[T, K]``.
+        weight: Weight, fp8 ``[N, K]``.
+        scale: Scale of the values, one element or ``[T, 1]``.
+        weight_scale: Scale of the weight, ``[N]`` or ``[1]``.
+        dtype: Number type of the result.
     """
     product: torch.Tensor = torch.ops.hpu.fp8_gemm_v2(
         values, False, weight, True, None, dtype, scale, weight_scale, None, False

@@ -1,7 +1,7 @@
-"""Scales: a number in fp8 times its scale is the number that it stands for.
+"""Fp8 scales: an fp8 number times its scale is the number that it represents.
 
-scale = largest magnitude / (largest number of the device × backoff), rounded as the method says. Backoff leaves room for what the
-calibration did not see. A power of two costs no precision: its product with a number is exact but for the smallest ones.
+scale = largest magnitude / (largest number of the device × backoff), rounded by the method. Backoff leaves room for magnitudes beyond the
+calibration's. A power of two loses no precision, since its products are exact except for the smallest numbers.
 
 Source: intel/neural-compressor 9b47d09b, fp8_quant/_core/fp_utils.py (ranges, lists of scales), scale_methods/round_scales_function.py
 (rounding), scale_methods/scale_method_config.py (backoff). gaudi-pytorch-bridge 1.19.0, tests/pytest_working/any_mode/
@@ -38,13 +38,13 @@ _SMALLEST, _LARGEST = -126, 126
 
 @attrs.frozen
 class Fp8Device:
-    """Range of a device's ``float8_e4m3fn``, and the scales that cost its matrix unit nothing.
+    """Range of a device's ``float8_e4m3fn``, and the scales that its matrix unit applies without cost.
 
     Attributes:
-        name: Such as ``Gaudi 2``.
-        largest: Magnitude at which it saturates.
-        exponents: Of two: the smallest and the largest of these scales.
-        step: Between their exponents.
+        name: Name of the device, such as ``Gaudi 2``.
+        largest: Magnitude at which the device saturates.
+        exponents: Smallest and largest exponent (base 2) of these scales.
+        step: Difference between successive exponents.
     """
 
     name: str
@@ -58,13 +58,13 @@ GAUDI3: Final = Fp8Device("Gaudi 3", 448.0, (-55, 7), 1)
 
 
 def device_of(experimental: Any) -> Fp8Device:
-    """Return the device that the Gaudi software finds.
+    """Return the fp8 range of the device that the Gaudi software finds.
 
     Args:
-        experimental: ``habana_frameworks.torch.utils.experimental``.
+        experimental: Module ``habana_frameworks.torch.utils.experimental``.
 
     Raises:
-        BackendError: It computes no fp8.
+        BackendError: The device does not compute fp8.
     """
     kind, kinds = experimental._get_device_type(), experimental.synDeviceType  # noqa: SLF001 - the vendor's only name
     for name, device in (("synDeviceGaudi2", GAUDI2), ("synDeviceGaudi3", GAUDI3)):
@@ -80,10 +80,10 @@ def scale_of(maxabs: torch.Tensor, device: Fp8Device, *, rounding: str, backoff:
     """Return scales, float32, all above zero; 1 for a magnitude of zero. Pure.
 
     Args:
-        maxabs: Largest magnitudes, of any shape.
-        device: Its range.
-        rounding: As in :class:`ScaleMethod`.
-        backoff: Share of the range to use.
+        maxabs: Largest magnitudes, any shape.
+        device: Fp8 range of the device.
+        rounding: Rounding of scales: ``hw``, ``pow2``, ``none`` or ``unit``.
+        backoff: Share of the range to use, above 0 to 1.
     """
     plain = (maxabs.double() / (device.largest * backoff)).clamp_min(2.0**_SMALLEST)
     if rounding in {"pow2", "hw"}:
@@ -98,24 +98,24 @@ def scale_of(maxabs: torch.Tensor, device: Fp8Device, *, rounding: str, backoff:
 
 
 def weight_scale(weight: torch.Tensor, device: Fp8Device, *, rounding: str, per_channel: bool) -> torch.Tensor:
-    """Return the scale of a weight ``[out, in]``: ``[out]``, or ``[1]`` for the whole of it. Pure."""
+    """Return the scale of a weight ``[out, in]``: ``[out]`` per channel, else ``[1]``. Pure."""
     maxabs = weight.float().abs()
     maxabs = maxabs.amax(1) if per_channel else maxabs.amax().view(1)
     return scale_of(maxabs, device, rounding=rounding, backoff=_WEIGHT_BACKOFF)
 
 
 def activation_scale(maxabs: float, device: Fp8Device, *, rounding: str) -> torch.Tensor:
-    """Return the scale of an activation, one number, whose inverse bfloat16 holds: a cast multiplies in its input's type. Pure."""
+    """Return the scale of an activation, one element; its inverse is exact in bfloat16, in which a cast multiplies. Pure."""
     scale = scale_of(torch.tensor(maxabs), device, rounding=rounding, backoff=_ACTIVATION_BACKOFF)
     return 1 / (1 / scale).bfloat16().float()
 
 
 def quantise(weight: torch.Tensor, scale: torch.Tensor, device: Fp8Device) -> torch.Tensor:
-    """Return a weight ``[out, in]`` in fp8; what is out of range becomes the largest number. Pure.
+    """Return a weight ``[out, in]`` in fp8, saturated to the range. Pure.
 
     Args:
-        weight: As the model has it.
-        scale: ``[out]`` or ``[1]``.
-        device: Its range.
+        weight: Weight in the model's type, ``[out, in]``.
+        scale: Scale of the weight, ``[out]`` or ``[1]``.
+        device: Fp8 range of the device.
     """
     return (weight.float() / scale[:, None]).clamp(-device.largest, device.largest).to(FP8)
