@@ -1,1 +1,1 @@
-"""Modules of a model that run in fused kernels of the vendor."""
+"""Model parts that run in the vendor's fused kernels."""

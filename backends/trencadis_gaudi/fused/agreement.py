@@ -1,4 +1,4 @@
-"""Whether two ways to compute the same agree but for rounding, and whether a kernel computes on the device what it is said to."""
+"""Comparison of results up to rounding, and of a kernel on the device with its reference."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LEAST = 1e-5
 
 
 def agrees(found: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Return whether tensors are of one shape and type, and differ by rounding: two units of the largest value's last place. Pure."""
+    """Return whether tensors have the same shape and type and differ by at most two units in the last place of the largest value. Pure."""
     if found.shape != expected.shape or found.dtype != expected.dtype:
         return False
     tolerance = max(_LEAST, 2 * torch.finfo(expected.dtype).eps)
@@ -22,7 +22,7 @@ def agrees(found: torch.Tensor, expected: torch.Tensor) -> bool:
 
 
 def drawn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Return random numbers of the CPU, the same in every call. Pure."""
+    """Return random numbers on the CPU that depend only on the arguments. Pure."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
@@ -32,18 +32,18 @@ def why_wrong(
     trials: Iterable[tuple[Any, ...]],
     device: torch.device,
 ) -> str | None:
-    """Return why a kernel does not compute its meaning, or None if it does.
+    """Return why a kernel differs from its reference, or None if it agrees.
 
     Args:
-        kernel: Runs on the device.
-        meaning: The same in plain operations, on the CPU.
-        trials: Arguments, tensors on the CPU.
-        device: Of the kernel.
+        kernel: Kernel, which runs on the device.
+        meaning: Reference in plain operations, which runs on the CPU.
+        trials: Arguments of each trial, with tensors on the CPU.
+        device: Device of the kernel.
     """
     for trial in trials:
         try:
             found = kernel(*(_moved(argument, device) for argument in trial)).cpu()
-        except Exception as error:  # whatever it ends with, plain operations serve instead
+        except Exception as error:  # after any error plain operations are used instead
             return f"a trial of it ends with {type(error).__name__}: {error}"
         if not agrees(found, meaning(*trial)):
             return "it does not compute its published meaning"

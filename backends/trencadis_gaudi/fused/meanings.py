@@ -1,4 +1,4 @@
-"""Meanings of the vendor's kernels as it publishes them, in plain operations: for comparison, and for the emulated device.
+"""References of the vendor's kernels in plain operations, as published: for comparison, and for the emulated device.
 
 Sources: gaudi-pytorch-bridge 1.19.0 (5a56187). Norm: ``tests/pytest_working/any_mode/test_hpu_rms_norm.py``, and ``RMSNormMeta`` in
 ``hpu_ops/backend/rms_norm_gen.cpp`` for the type of the result. Rotary: docstring of ``apply_rotary_pos_emb`` in
@@ -18,20 +18,20 @@ _ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {"silu": si
 
 
 def rms_norm(x: torch.Tensor, gamma: torch.Tensor, eps: float) -> torch.Tensor:
-    """Return ``x / sqrt(mean(x ** 2) + eps) * gamma`` along the last dimension; float32 if types differ. Pure."""
+    """Return ``x / sqrt(mean(x ** 2) + eps) * gamma`` along the last dimension; float32 if the types of x and gamma differ. Pure."""
     wide = x.float()
     result = gamma.float() * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps))
     return result.to(x.dtype if x.dtype == gamma.dtype else torch.float32)
 
 
 def rotary_blockwise(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotate element i of the last dimension with element i + D / 2; float32 if a type is. Pure."""
+    """Rotate element i of the last dimension with element i + D / 2; float32 if any argument is. Pure."""
     first, second = x.chunk(2, dim=-1)
     return _rotated(x, torch.cat([-second, first], dim=-1), cos, sin)
 
 
 def rotary_pairwise(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotate element 2i of the last dimension with element 2i + 1; float32 if a type is. Pure."""
+    """Rotate element 2i of the last dimension with element 2i + 1; float32 if any argument is. Pure."""
     return _rotated(x, torch.stack([-x[..., 1::2], x[..., ::2]], dim=-1).flatten(-2), cos, sin)
 
 

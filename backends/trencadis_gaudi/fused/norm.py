@@ -1,7 +1,7 @@
 """RMS norms of a model in the vendor's kernel.
 
-A module is replaced if the kernel's meaning is its own: with random weights, in float32, on inputs so small that its epsilon counts and
-on large ones. In 16 bits the kernel rounds once, after the weight; modules as Llama's round before it, too.
+A module is replaced if it agrees with the kernel's reference: with random weights, in float32, on inputs so small that epsilon matters and
+on large ones. In 16 bits the kernel rounds once, after the weight; modules like Llama's also round before it.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ __all__ = ["FusedNorm", "NormKernel", "fuse_norms"]
 
 
 class NormKernel(Protocol):
-    """``FusedRMSNorm.apply`` of ``habana_frameworks.torch.hpex.normalization``, bridge 1.19, up to the argument that is used last."""
+    """``FusedRMSNorm.apply`` of ``habana_frameworks.torch.hpex.normalization``, bridge 1.19, up to the last argument in use."""
 
     def __call__(self, data_in: torch.Tensor, gamma: torch.Tensor, eps: float, /) -> torch.Tensor:
-        """Return the norm, of three dimensions or more; float32 if the types of input and gamma differ."""
+        """Return the norm of an input with three or more dimensions; float32 if the types of input and gamma differ."""
         ...
 
 
 class FusedNorm(nn.Module):
-    """An RMS norm that calls the kernel.
+    """RMS norm that calls the kernel.
 
     Args:
-        kernel: The vendor's.
-        weight: The factor after the norm.
-        eps: Added to the mean square.
+        kernel: Vendor's kernel.
+        weight: Factor after the norm.
+        eps: Number added to the mean square.
     """
 
     def __init__(self, kernel: NormKernel, weight: torch.Tensor, eps: float) -> None:
@@ -51,12 +51,12 @@ class FusedNorm(nn.Module):
 
 @torch.no_grad()
 def fuse_norms(model: Any, kernel: NormKernel, device: torch.device) -> Counter[str]:
-    """Let a model's RMS norms run in the kernel; returns how many of each class do.
+    """Replace a model's RMS norms by the kernel where it agrees; return the number of replaced modules by class.
 
     Args:
-        model: On the CPU.
-        kernel: The vendor's.
-        device: Of the kernel.
+        model: Model on the CPU.
+        kernel: Vendor's kernel.
+        device: Device of the kernel.
     """
     fused: dict[int, FusedNorm] = {}
     served: Counter[str] = Counter()
@@ -76,7 +76,7 @@ def fuse_norms(model: Any, kernel: NormKernel, device: torch.device) -> Counter[
 
 
 def _trials(dtype: torch.dtype) -> list[tuple[torch.Tensor, torch.Tensor, float]]:
-    """Inputs of a sequence and of its heads; weights of the model's type and, as for one plus a weight, of float32."""
+    """Return trial arguments: tokens and heads, with weights of the model's type and of float32 (norms with one plus a weight)."""
     tokens, heads = drawn(1, 3, 64, dtype=dtype), drawn(1, 3, 2, 64, dtype=dtype)
     return [(x, drawn(64, seed=1, dtype=kind), 1e-2) for x in (tokens, heads) for kind in {dtype, torch.float32}]
 
@@ -86,7 +86,7 @@ def _eps_of(norm: Any) -> Any:
 
 
 def _weight_of(norm: nn.Module) -> torch.Tensor | None:
-    """Return the kernel's weight for a module; None if the module is no RMS norm as the kernel's."""
+    """Return the kernel's weight for a module; None if the module does not agree with the kernel."""
     weight, eps = dict(norm.named_parameters()).get("weight"), _eps_of(norm)
     is_candidate = (
         isinstance(eps, float)
@@ -105,6 +105,6 @@ def _weight_of(norm: nn.Module) -> torch.Tensor | None:
     if agrees(rms_norm(x, drawn(size, seed=1), eps), expected):
         return weight.detach()
     if agrees(rms_norm(x, 1.0 + drawn(size, seed=1), eps), expected):
-        # In float32: one plus a small weight of 16 bits would lose bits of it.
+        # In float32, since one plus a small 16-bit weight would lose bits.
         return 1.0 + weight.detach().float()
     return None

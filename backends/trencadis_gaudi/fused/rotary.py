@@ -1,9 +1,9 @@
 """Rotary embeddings of a model in the vendor's kernel.
 
-transformers' attention modules call a function of their file, ``apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim=1)``. It differs from
-family to family: halves or neighbours rotate, tables are whole or halves, embeddings are partial, types wider. A module whose function
-does what the kernel with some preparation does, to the last bit, gets a subclass of its class, of the same forward with another function
-in that name's place; other models of the process keep theirs.
+transformers' attention modules call a function of their file, ``apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim=1)``. It varies from
+family to family: rotation of halves or of neighbours, whole or half tables, partial embeddings, wider types. If a module's function
+equals the kernel with some preparation, to the last bit, the module gets a subclass whose forward calls another function
+under that name; other models of the process keep theirs.
 
 Shapes: B sequences, H heads, T tokens, D dimensions of a head, R of them rotated.
 """
@@ -37,12 +37,12 @@ class RotaryKernel(Protocol):
     """``apply_rotary_pos_emb`` of ``habana_frameworks.torch.hpex.kernels``, bridge 1.19, in one of its modes."""
 
     def __call__(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, /) -> torch.Tensor:
-        """Return ``[T, B, H, R]``; float32 if a type is.
+        """Return the rotated tensor ``[T, B, H, R]``; float32 if any argument is.
 
         Args:
-            x: ``[T, B, H, R]``.
-            cos: ``[T, B, 1, R]``.
-            sin: ``[T, B, 1, R]``.
+            x: Queries or keys, ``[T, B, H, R]``.
+            cos: Cosines, ``[T, B, 1, R]``.
+            sin: Sines, ``[T, B, 1, R]``.
         """
         ...
 
@@ -52,12 +52,14 @@ _MEANINGS: Mapping[Mode, RotaryKernel] = {"BLOCKWISE": rotary_blockwise, "PAIRWI
 
 @attrs.frozen
 class RotaryKind:
-    """A rotary embedding as the kernel's, and what comes before and after it.
+    """Rotary embedding expressed by the kernel with conversions before and after it.
 
     Attributes:
-        mode: Of the kernel.
-        tables: ``whole``: as they are; ``half``: an angle each, to be written twice in a row; ``repeated``: the first half, each twice.
-        types: ``given``: those of the inputs; ``restored``: the result has the input's; ``wide``: that, and float32 within.
+        mode: Mode of the kernel.
+        tables: Conversion of tables. ``whole``: none; ``half``: one entry per angle, concatenated twice; ``repeated``: each entry
+            of the first half twice.
+        types: Number types. ``given``: those of the inputs; ``restored``: the result has the input's type; ``wide``: the same,
+            computed in float32.
     """
 
     mode: Mode
@@ -65,11 +67,11 @@ class RotaryKind:
     types: Types
 
     def function(self, kernel: RotaryKernel, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function in the place of transformers' own.
+        """Return a replacement of transformers' function.
 
         Args:
-            kernel: In this mode.
-            original: Transformers' own.
+            kernel: Kernel in this mode.
+            original: Function of transformers, called for other values of ``unsqueeze_dim``.
         """
 
         def apply_rotary_pos_emb(q: Any, k: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> Any:
@@ -81,7 +83,7 @@ class RotaryKind:
         return apply_rotary_pos_emb
 
     def _table(self, table: torch.Tensor) -> torch.Tensor:
-        """Return ``[T, B, 1, R]`` of ``[B, T, R]``, or of ``[B, T, R / 2]``."""
+        """Return a table ``[B, T, R]`` or ``[B, T, R / 2]`` as ``[T, B, 1, R]``."""
         if self.tables == "half":
             table = torch.cat([table, table], dim=-1)
         elif self.tables == "repeated":
@@ -89,7 +91,7 @@ class RotaryKind:
         return table.transpose(0, 1).unsqueeze(2)
 
     def _rotated(self, kernel: RotaryKernel, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        """Return ``[B, H, T, D]`` of the same."""
+        """Return queries or keys ``[B, H, T, D]``, rotated."""
         first = x.permute(2, 0, 1, 3)
         if self.types == "wide":
             first = first.float()
@@ -110,12 +112,12 @@ _KINDS = tuple(RotaryKind(*kind) for kind in product(_MEANINGS, _TABLES, _TYPES)
 
 @torch.no_grad()
 def fuse_rotary(model: Any, kernels: Mapping[Mode, RotaryKernel], device: torch.device) -> Counter[tuple[str, Mode]]:
-    """Let a model's rotary embeddings run in the kernel; returns how many modules of each class do, and in which mode.
+    """Replace a model's rotary embeddings by the kernel where it agrees; return the number of modules by class and mode.
 
     Args:
-        model: On the CPU.
-        kernels: The vendor's, by mode.
-        device: Of the kernels.
+        model: Model on the CPU.
+        kernels: Vendor's kernel by mode.
+        device: Device of the kernels.
     """
     classes: dict[type, tuple[type, Mode] | None] = {}
     served: Counter[tuple[str, Mode]] = Counter()
@@ -141,10 +143,10 @@ def fuse_rotary(model: Any, kernels: Mapping[Mode, RotaryKernel], device: torch.
 
 
 def kind_of(function: Callable[..., Any]) -> RotaryKind | None:
-    """Return the kind of a rotary embedding: the one that computes the same, to the last bit, in types of 32 and 16 bits; or None.
+    """Return the kind that equals a rotary embedding to the last bit, in types of 32 and 16 bits; None if no kind does.
 
     Args:
-        function: As transformers' ``apply_rotary_pos_emb``.
+        function: Function with the signature of transformers' ``apply_rotary_pos_emb``.
     """
     expected = [(trial, result) for trial in _trials() if (result := _result(function, trial)) is not None]
     if not expected:
@@ -157,7 +159,7 @@ def kind_of(function: Callable[..., Any]) -> RotaryKind | None:
 
 
 def _trials() -> Iterator[tuple[torch.Tensor, ...]]:
-    """Queries, keys and tables: a table as wide as a head and one half as wide; types of a model, and float32 tables beside them."""
+    """Yield queries, keys and tables: tables as wide as a head and half as wide, in the model's type and in float32."""
     for size, (dtype, of_tables) in product(
         (8, 4), ((torch.float32,) * 2, (torch.bfloat16,) * 2, (torch.bfloat16, torch.float32))
     ):
@@ -166,7 +168,7 @@ def _trials() -> Iterator[tuple[torch.Tensor, ...]]:
 
 
 def _result(function: Callable[..., Any], trial: tuple[torch.Tensor, ...]) -> Any:
-    """Return queries and keys; None if the function does not take the shapes."""
+    """Return rotated queries and keys; None if the function does not accept the shapes."""
     try:
         return function(*trial)
     except (RuntimeError, TypeError, ValueError, IndexError):
@@ -184,14 +186,14 @@ def _is_same(found: Any, expected: Any) -> bool:
 
 
 def _why_wrong(kernel: RotaryKernel, mode: Mode, dtype: torch.dtype, device: torch.device) -> str | None:
-    """Return why a kernel is wrong in a mode, or None; angles are those of the mode, for a kernel may read one of a pair alone."""
+    """Return why a kernel is wrong in a mode, or None; angles are repeated as the mode requires, since a kernel may read one of a pair."""
     x, angles = drawn(5, 1, 2, 64, dtype=dtype), drawn(5, 1, 1, 32, seed=1)
     angles = torch.cat([angles, angles], -1) if mode == "BLOCKWISE" else angles.repeat_interleave(2, -1)
     return why_wrong(kernel, _MEANINGS[mode], [(x, angles.cos().to(dtype), angles.sin().to(dtype))], device)
 
 
 def _function_of(cls: type) -> Callable[..., Any] | None:
-    """Return the function for rotary embeddings that a module's forward calls by its name, or None."""
+    """Return the rotary embedding function that a module's forward calls by name, or None."""
     forward: Any = inspect.unwrap(cls.forward) if hasattr(cls, "forward") else None
     if not isinstance(forward, types.FunctionType) or _FUNCTION not in forward.__code__.co_names:
         return None
@@ -200,10 +202,10 @@ def _function_of(cls: type) -> Callable[..., Any] | None:
 
 
 def _with_function(cls: Any, function: Callable[..., Any]) -> type:
-    """Return a subclass whose forward calls another function for rotary embeddings."""
+    """Return a subclass whose forward calls another rotary embedding function."""
     forward = inspect.unwrap(cls.forward)
     scope = {**forward.__globals__, _FUNCTION: function}
-    # By this name torch.compile would find the module, and in it the function that is replaced.
+    # torch.compile would use this name to find the module with the original function.
     del scope["__name__"]
     own = types.FunctionType(forward.__code__, scope, "forward", forward.__defaults__, forward.__closure__)
     own.__kwdefaults__ = forward.__kwdefaults__
