@@ -1,11 +1,11 @@
-"""Graph capture: decides which buckets get graphs, also when the memory for graphs is short.
+"""Graph capture: decides which buckets get graphs, including when memory for graphs is short.
 
     capture_all   every bucket, largest first ── too little memory? ─▶ from the start, smallest first, as many as fit
     budgeted      every bucket once without a graph, then graphs within the budget
 
-With a budget, prefill and decode graphs have a share each. Buckets are tried in an order that a strategy names; a bucket whose estimated
-memory does not fit runs without a graph. Memory that one phase leaves is offered to the other in a second round. A bucket without a graph
-runs without one; nothing is compiled for it later either.
+With a budget, prefill and decode graphs each have a share. Buckets are tried in the order of a strategy; a bucket whose estimated
+memory does not fit runs without a graph. Memory that one phase leaves is offered to the other in a second round. Buckets without graphs
+are not captured later either.
 
 Source: vllm-fork v0.5.3.post1-Gaudi-1.17.0, vllm/worker/habana_model_runner.py, with its second round for decodes corrected (there it
 can never run). There a bucket is estimated by its tokens alone, here as :class:`GraphCosts` says.
@@ -37,15 +37,15 @@ _NAMES = {Phase.PREFILL: "Prompt", Phase.DECODE: "Decode"}
 
 
 class Capture:
-    """Captures the graphs of one backend, and knows which there are.
+    """Captures the graphs of one backend, and keeps track of them.
 
     Args:
-        config: The policy.
-        habana: Its free memory is read.
-        run: Runs a bucket on padding, as a graph or not.
-        margin_bytes: What must stay free.
-        clear: Drops every graph.
-        agreement: Of the ranks, each of which has its own memory: all capture the same graphs.
+        config: Table ``[backend.gaudi]``, with the capture policy.
+        habana: Device whose free memory is read.
+        run: Runs a bucket on padding; the flag says whether as a graph.
+        margin_bytes: Memory that must stay free, bytes.
+        clear: Drops all graphs.
+        agreement: Decisions of all ranks, which have separate memory and capture the same graphs.
 
     Attributes:
         graphs: Memory of each graph, bytes, by bucket.
@@ -72,18 +72,18 @@ class Capture:
 
     @property
     def graph_bytes(self) -> int:
-        """Memory of all graphs."""
+        """Memory of all graphs, bytes."""
         return sum(self.graphs.values())
 
     def as_graph(self, bucket: Bucket) -> bool:
-        """Return whether a bucket runs as a graph; one that no warm-up saw does if nothing bounds the number of graphs. Pure."""
+        """Return whether a bucket runs as a graph; without a bound on graphs, also buckets that were not warmed up do. Pure."""
         return bucket in self.graphs or (self._config.captures and not self._bounded)
 
     def bucket(self, bucket: Bucket) -> int:
-        """Capture one bucket; returns the memory it took, bytes, the most over ranks.
+        """Capture one bucket; return the memory that it took, bytes, the maximum over ranks.
 
         Raises:
-            OutOfMemoryError: It does not fit, here or on another rank.
+            OutOfMemoryError: The graph does not fit, here or on another rank.
         """
         before = self._habana.free_bytes()
         failed: Exception | None = None
@@ -99,14 +99,14 @@ class Capture:
         return used
 
     def _room(self) -> int:
-        """Return what is free beyond the margin, bytes, the least over ranks."""
+        """Return the free memory beyond the margin, bytes, the minimum over ranks."""
         return self._agreement.least(math.floor(self._habana.free_bytes() - self._margin))
 
     def within_margin(self, bucket: Bucket) -> None:
-        """Capture one bucket.
+        """Capture one bucket, leaving the margin free.
 
         Raises:
-            OutOfMemoryError: It does not fit, or it is there and leaves less free than the margin. No new shape becomes a graph from
+            OutOfMemoryError: The graph does not fit, or leaves less memory free than the margin. No new shape becomes a graph from
                 then on.
         """
         try:
@@ -121,10 +121,10 @@ class Capture:
             raise
 
     def every(self, buckets: Sequence[Bucket], *, done: Callable[[Bucket], None]) -> None:
-        """Capture every bucket, in the order given; if memory is short, as many as fit, smallest first.
+        """Capture every bucket in the given order; if memory is short, as many as fit, smallest first.
 
         Raises:
-            OutOfMemoryError: Memory is short, and that is to be an error.
+            OutOfMemoryError: Memory is short, and ``on_memory_shortage`` is ``fail``.
         """
         for bucket in buckets:
             if bucket in self.graphs:
@@ -146,12 +146,12 @@ class Capture:
             ) from error
 
     def _as_many_as_fit(self, buckets: Sequence[Bucket], *, done: Callable[[Bucket], None]) -> None:
-        """Start over, smallest first; buckets left out are run once without a graph, so that they are compiled."""
+        """Start over, smallest first; buckets without a graph are run once so that they are compiled."""
         self._clear()
         self.graphs.clear()
         self._bounded = True
         skipped = []
-        # What a token costs, by phase: the last graph's bytes for each.
+        # Bytes per token by phase, from the last graph.
         rates = dict.fromkeys(Phase, 0.0)
         for bucket in sorted(buckets, key=_weight):
             room = self._room()
@@ -174,10 +174,10 @@ class Capture:
             )
 
     def budgeted(self, prefills: Sequence[Bucket], decodes: Sequence[Bucket]) -> tuple[CaptureReport, CaptureReport]:
-        """Capture as many graphs as fit the memory beyond the margin; both phases have been run before.
+        """Capture as many graphs as fit into the memory beyond the margin; both phases must have run before.
 
         Raises:
-            OutOfMemoryError: Not one graph fits.
+            OutOfMemoryError: No graph fits.
         """
         budget = self._room()
         free = budget + self._margin
@@ -221,7 +221,7 @@ class Capture:
 
 
 def log_bucket(what: str, bucket: Bucket, number: int, total: int, free_bytes: int) -> None:
-    """Log one line of a warm-up, in the vendor's words."""
+    """Log one line of a warm-up in the vendor's format."""
     if isinstance(bucket, UnifiedBucket):
         logger.info(
             "[Warmup][Unified CFG][%d/%d] query_len:%d shared_blocks:%d unique_blocks:%d (%s) free_mem:%s",
@@ -252,17 +252,17 @@ def describe(buckets: Sequence[Bucket]) -> list[tuple[int, int, int]]:
 
 
 def _weight(bucket: Bucket) -> tuple[int, int]:
-    """Return the sizes that a graph's memory grows with: its tokens, and the keys they read."""
+    """Return a sort key of a graph's memory: tokens plus blocks, then tokens."""
     unique = bucket.num_unique_blocks if isinstance(bucket, UnifiedBucket) else 0
     return bucket.num_tokens + bucket.num_blocks + unique, bucket.num_tokens
 
 
 def capture_order(buckets: Iterable[Bucket], strategy: str) -> list[Bucket]:
-    """Return buckets in the order of their capture. Pure.
+    """Return buckets in the order of capture. Pure.
 
     Args:
-        buckets: Of one phase.
-        strategy: ``min_tokens``: the fewest tokens first. ``max_bs``: the largest batch first.
+        buckets: Buckets of one phase.
+        strategy: ``min_tokens``: fewest tokens first; ``max_bs``: largest batch first.
     """
     if strategy == "max_bs":
         return sorted(buckets, key=lambda bucket: (-bucket.batch_size, _length(bucket)))
@@ -270,20 +270,20 @@ def capture_order(buckets: Iterable[Bucket], strategy: str) -> list[Bucket]:
 
 
 def _length(bucket: Bucket) -> int:
-    """Return the size that a bucket's cost grows with beside its batch: queries of a prefill, blocks of a decode."""
+    """Return the second size of a bucket besides its batch: queries of a prefill, blocks of a decode."""
     return bucket.num_blocks if bucket.phase is Phase.DECODE else bucket.query_len
 
 
 @attrs.define
 class CaptureReport:
-    """The captured graphs of one phase.
+    """Captured graphs of one phase.
 
     Attributes:
-        order: Every bucket, in the order in which it was tried.
-        captured: Those that are graphs, in the order of their capture.
-        used_bytes: Memory of their graphs.
-        is_complete: Every bucket is a graph.
-        costs: Estimates of the phase.
+        order: All buckets, in the order in which they are tried.
+        captured: Captured buckets, in the order of capture.
+        used_bytes: Memory of the graphs, bytes.
+        is_complete: Whether every bucket is captured.
+        costs: Estimates of graph memory of the phase.
     """
 
     order: list[Bucket]
@@ -294,7 +294,7 @@ class CaptureReport:
 
     @property
     def captured_ratio(self) -> float:
-        """Share of the buckets that are graphs; 1 if there is none."""
+        """Share of the buckets that are captured; 1 without buckets."""
         return len(self.captured) / len(self.order) if self.order else 1.0
 
 
@@ -302,9 +302,9 @@ class GraphBudget:
     """Captures graphs within a memory budget.
 
     Args:
-        budget_bytes: For all graphs.
-        prompt_ratio: Share of it that prefills have at first, 0 to 1.
-        capture: Captures one bucket, given its index in the order; returns the memory it took, bytes (the most over ranks).
+        budget_bytes: Memory for all graphs, bytes.
+        prompt_ratio: Share of the budget for prefills in the first round, 0 to 1.
+        capture: Captures one bucket, given its index in the order; returns the memory that it took, bytes (the maximum over ranks).
     """
 
     def __init__(self, budget_bytes: int, *, prompt_ratio: float, capture: Callable[[Bucket, int], int]) -> None:
@@ -313,7 +313,7 @@ class GraphBudget:
         self._capture = capture
 
     def run(self, prefills: list[Bucket], decodes: list[Bucket]) -> tuple[CaptureReport, CaptureReport]:
-        """Capture both phases; buckets are given in the order of their capture."""
+        """Capture both phases; buckets are in the order of capture."""
         prompt, decode = CaptureReport(prefills), CaptureReport(decodes)
         self._round(prompt, self._prompt_budget)
         self._round(decode, self._budget - self._prompt_budget)
@@ -328,7 +328,7 @@ class GraphBudget:
         report.is_complete = True
         done = set(report.captured)
         for index, bucket in enumerate(report.order):
-            # As in the source, a bucket is weighed before it is known to be captured already: one that no longer fits
+            # As in the source, the estimate is checked before whether the bucket is already captured, so that one that no longer fits
             # leaves the phase incomplete.
             if report.costs.estimate(bucket) >= available:
                 report.is_complete = report.is_complete and bucket in done

@@ -16,10 +16,10 @@ _TOLERANCE = 1e-6
 
 
 def cost_sizes(bucket: Bucket) -> tuple[int, ...]:
-    """Return the sizes that a graph's memory may grow with, the likelier ones first. Pure.
+    """Return the sizes that a graph's memory may depend on, the likelier ones first. Pure.
 
-    Tokens; KV blocks of all sequences; products of tokens with context and with the query, which scores and masks have as their
-    size; sequences; and 1 for everything constant.
+    Tokens; KV blocks of all sequences; products of tokens with context and with the query, which are the sizes of scores and
+    masks; sequences; and 1 for a constant.
     """
     blocks = bucket.num_blocks * (bucket.batch_size if bucket.phase is Phase.PREFILL else 1)
     if isinstance(bucket, UnifiedBucket):
@@ -29,11 +29,11 @@ def cost_sizes(bucket: Bucket) -> tuple[int, ...]:
 
 
 class GraphCosts:
-    """A non-negative linear fit of the memory of graphs of one phase over their sizes.
+    """Non-negative linear fit of graph memory over sizes, for the graphs of one phase.
 
-    It is exact for memory that is linear in these sizes, as soon as the graphs captured differ in each of them that a bucket has: at
-    most one graph for each size is estimated too low. Until then the fit with the fewest sizes counts, in proportion to the
-    tokens first. If no fit is exact, the estimate is raised by the worst factor so far.
+    The fit is exact for memory that is linear in these sizes once the captured graphs differ in each size of a bucket: at
+    most one graph for each size is underestimated. Until then the fit with the fewest sizes is used, first in proportion to
+    tokens. If no fit is exact, the estimate is multiplied by the worst factor so far.
     """
 
     def __init__(self) -> None:
@@ -42,13 +42,13 @@ class GraphCosts:
         self._weights: npt.NDArray[np.float64] | None = None
 
     def add(self, bucket: Bucket, num_bytes: int) -> None:
-        """Learn from a captured graph."""
+        """Add the memory of a captured graph, bytes."""
         self._sizes.append(cost_sizes(bucket))
         self._bytes.append(max(1, num_bytes))
         self._weights = None
 
     def estimate(self, bucket: Bucket) -> float:
-        """Return the memory that a graph is expected to take, bytes; 0 before any was captured."""
+        """Return the estimated memory of a graph, bytes; 0 before the first captured graph."""
         if not self._bytes:
             return 0.0
         if self._weights is None:
@@ -56,7 +56,7 @@ class GraphCosts:
         return float(np.dot(self._weights, cost_sizes(bucket)))
 
     def _fit(self) -> npt.NDArray[np.float64]:
-        """Return bytes for each size: the best non-negative fit of relative errors, found among those over every subset of sizes."""
+        """Return bytes for each size, by the best non-negative fit of relative errors over all subsets of sizes."""
         sizes = np.array(self._sizes, np.float64)
         scale = np.maximum(sizes.max(axis=0), 1.0)
         measured = np.array(self._bytes, np.float64)

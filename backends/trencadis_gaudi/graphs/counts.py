@@ -1,4 +1,4 @@
-"""Counters of compilations after the warm-up, each with one warning, and of the cost of buckets.
+"""Counters of compilations after the warm-up, each with one warning, and of padding.
 
 Source of the warnings' texts: vllm-gaudi, v1/worker/hpu_model_runner.py and hpu_worker.py.
 """
@@ -41,23 +41,23 @@ def _named(bucket: Bucket, found: Configuration) -> str:
 
 @attrs.define
 class Compilations:
-    """Programs compiled while something ran."""
+    """Number of programs compiled within a context."""
 
     number: int = 0
 
 
 class Watch:
-    """Sees every pass of one backend. Its metrics may be read on any thread.
+    """Counts passes and compilations of one backend. Metrics may be read on any thread.
 
     Args:
-        habana: Its metric ``graph_compilation`` is read.
-        counts_compilations: Whether it is.
-        logs_passes: Log every pass.
+        habana: Device whose metric ``graph_compilation`` is read.
+        counts_compilations: Whether compilations are counted.
+        logs_passes: Whether every pass is logged.
 
     Attributes:
-        num_unwarmed: Passes in a bucket that was not warmed up, each bucket once.
-        num_recompilations: Programs compiled after the warm-up.
-        num_graph_breaks: How often torch.compile has left code out of its graphs.
+        num_unwarmed: Number of distinct buckets that ran without a warm-up.
+        num_recompilations: Number of programs compiled after the warm-up.
+        num_graph_breaks: Number of times that torch.compile left code out of its graphs.
     """
 
     def __init__(self, habana: Habana, *, counts_compilations: bool, logs_passes: bool) -> None:
@@ -95,22 +95,22 @@ class Watch:
         return Gauge(f"trencadis_gaudi_{name}", text, labels, registry=self._registry)
 
     def warm_up(self, seconds: float, *, num_prepared: int, num_deferred: int) -> None:
-        """Note that preparing took ``seconds`` more, how many buckets are ready, and how many are put off."""
+        """Add warm-up time, seconds, and set the numbers of prepared and deferred buckets."""
         self._warm_up_s.inc(max(0.0, seconds))
         self._buckets.labels("prepared").set(num_prepared)
         self._buckets.labels("deferred").set(num_deferred)
 
     def warmed_up(self, bucket: Bucket) -> None:
-        """Note that a bucket is prepared."""
+        """Record that a bucket is prepared."""
         self._warmed.add(configuration(bucket))
 
     def graphs(self, number: int, num_bytes: int) -> None:
-        """Note the number of graphs and their memory, bytes."""
+        """Set the number of graphs and their memory, bytes."""
         self._graphs.set(number)
         self._graph_bytes.set(num_bytes)
 
     def note(self, one: Pass) -> None:
-        """See a pass; warn if its bucket is new. About 5 µs."""
+        """Count a pass; warn if its bucket was not warmed up. Takes about 5 µs."""
         found = configuration(one.bucket)
         if self._logs_passes:
             logger.info("[fwd] %s", found)
@@ -131,7 +131,7 @@ class Watch:
         self._passes.labels(phase, *map(str, sizes)).inc()
 
     def note_breaks(self) -> None:
-        """Count what torch.compile has left out of its graphs since the last time; warn once for each place. About 2 µs."""
+        """Count new graph breaks of torch.compile; warn once for each place. Takes about 2 µs."""
         found = self._habana.dynamo.breaks()
         for place, number in found.items():
             new = number - self._seen_breaks.get(place, 0)
@@ -145,10 +145,10 @@ class Watch:
 
     @contextlib.contextmanager
     def compilations(self, *, warns: bool = True) -> Iterator[Compilations]:
-        """Count compilations within a ``with`` block, and what torch.compile has left out of its graphs.
+        """Count compilations and graph breaks within a ``with`` block.
 
         Args:
-            warns: It should be nothing.
+            warns: Whether a compilation is unexpected, and logged as a warning.
         """
         found = Compilations()
         if not self._counts:
@@ -166,5 +166,5 @@ class Watch:
             logger.warning("graph compilation detected: %s", stats)
 
     def metrics(self) -> str:
-        """Return all counts in Prometheus' text format."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self._registry).decode()

@@ -1,6 +1,6 @@
-"""What torch.compile gives up, read from its own list and counters.
+"""Graph breaks of torch.compile, from its own list and counters.
 
-A graph that ends early is in a list, with its place in the source and the reason; code that has no graph at all is in a counter, by reason.
+The list has graphs that end early, with source line and reason; the counter has code without any graph, by reason.
 
 Source of their names: PyTorch 2.13, ``torch/_dynamo/output_graph.py``, ``exc.py`` and ``convert_frame.py``.
 """
@@ -29,17 +29,17 @@ class DynamoCounts:
 
     @property
     def num_graph_breaks(self) -> int:
-        """How often a graph ended early, or a piece of code got none."""
+        """Number of graphs that ended early, and of pieces of code without a graph."""
         without = sum(number for reason, number in self._new_uncompiled().items() if not reason.startswith(_LIMIT))
         return len(self._new_broken()) + without
 
     @property
     def num_limit_hits(self) -> int:
-        """How often code was left uncompiled, as it had too many graphs."""
+        """Number of times that code was not compiled because it had too many graphs."""
         return sum(number for reason, number in self._new_uncompiled().items() if reason.startswith(_LIMIT))
 
     def breaks(self) -> dict[str, int]:
-        """Return how often code ran in no graph, for whatever reason, by place and reason in one line. About 1 µs if there is none."""
+        """Return the number of graph breaks by place and reason, in one line. Takes about 1 µs without any."""
         found = Counter(f"{_place(one.user_stack)}{in_one_line(one.reason)}" for one in self._new_broken())
         for reason, number in self._new_uncompiled().items():
             found[in_one_line(reason)] += number
@@ -47,7 +47,7 @@ class DynamoCounts:
 
     def _new_broken(self) -> Sequence[Any]:
         listed = _broken()
-        # torch._dynamo.reset() empties the list.
+        # torch._dynamo.reset() may have emptied the list.
         return listed[self._num_broken :] if len(listed) >= self._num_broken else listed
 
     def _new_uncompiled(self) -> Counter[str]:
@@ -55,14 +55,14 @@ class DynamoCounts:
 
 
 def most_compiled() -> int:
-    """Return how many graphs one piece of code has had in this process, at most: dropped ones count, too."""
+    """Return the maximum number of graphs that one piece of code has had in this process, dropped ones included."""
     convert_frame: Any = sys.modules.get("torch._dynamo.convert_frame")
     return 0 if convert_frame is None else max(convert_frame.FRAME_COMPILE_COUNTER.values(), default=0)
 
 
 def _broken() -> Sequence[Any]:
     utils: Any = sys.modules.get("torch._dynamo.utils")
-    return () if utils is None else utils.graph_break_reasons  # else nothing was compiled
+    return () if utils is None else utils.graph_break_reasons  # None if nothing was compiled
 
 
 def _uncompiled() -> dict[str, int]:
@@ -71,16 +71,16 @@ def _uncompiled() -> dict[str, int]:
 
 
 def _place(stack: Sequence[Any]) -> str:
-    """Return the innermost line of the source that a graph ended at, followed by a colon; empty if it is not known."""
+    """Return the innermost source line at which a graph ended, with a colon; empty if unknown."""
     return f"{stack[-1].filename}:{stack[-1].lineno} ({stack[-1].name}): " if stack else ""
 
 
 def in_one_line(reason: str) -> str:
-    """Return a reason, and of an error its place, without the advice and the links that torch.compile puts below it. Pure."""
+    """Return a reason, with the place of an error, without the advice and links that torch.compile appends. Pure."""
     lines = [line.strip() for line in reason.splitlines() if line.strip()]
     details = [line.partition(": ")[2] for line in lines if line.startswith("Developer debug context: ")]
     details = details or [line.partition(": ")[2] for line in lines if line.startswith("Explanation: ")] or lines[1:2]
-    # Where an operation raised, its arguments come first, and can be long.
+    # The message of an operation that raised begins with its arguments, which can be long.
     said = [*lines[:1], *(detail.rpartition(": got ")[2] for detail in details)]
     places = [line for line in lines if line.startswith('File "')]
     return cut(": ".join(part.rstrip(":") for part in said) or "no reason given", _MAX_REASON) + "".join(

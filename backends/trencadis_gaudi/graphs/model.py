@@ -1,4 +1,4 @@
-"""The model as the device runs it: tensors in, logits out, captured, compiled or as it is.
+"""The model's forward on the device, from tensors to logits: captured, compiled or plain.
 
     token ids, positions, which logits, attention tensors ──▶ attention pass ──▶ the model's own forward ──▶ logits [L, V]
 
@@ -31,10 +31,10 @@ _LAYER_SUFFIXES = ("DecoderLayer", "EncoderLayer", "BertLayer", "BigCodeBlock", 
 
 
 class ForwardAdapter(torch.nn.Module):
-    """Takes nothing but tensors, so that shapes alone distinguish the vendor's graphs.
+    """Forward that takes only tensors, so that only shapes distinguish the vendor's graphs.
 
     Args:
-        model: Of transformers, with the paged attention switched on.
+        model: Model of transformers with paged attention enabled.
         passes: Makes the attention of a pass from its tensors.
     """
 
@@ -51,10 +51,10 @@ class ForwardAdapter(torch.nn.Module):
         """Return logits ``[L, V]``, and write keys and values.
 
         Args:
-            token_ids: int64 ``[1, T]``.
-            positions: int64 ``[1, T]``.
-            keep: Which tokens' logits, int64 ``[L]``.
-            tensors: Of the pass.
+            token_ids: Token ids, int64 ``[1, T]``.
+            positions: Positions, int64 ``[1, T]``.
+            keep: Indices of the tokens whose logits are returned, int64 ``[L]``.
+            tensors: Attention tensors of the pass.
         """
         options: dict[str, Any] = {PASS_ARGUMENT: self._passes.attention(tensors)}
         if self._selects:
@@ -65,7 +65,7 @@ class ForwardAdapter(torch.nn.Module):
 
 
 def prepare_layers(model: Any, config: GaudiConfig, habana: Habana) -> None:
-    """Mark or compile the decoder layers of a model, in the config's mode; once for all forwards of it."""
+    """Mark or compile the decoder layers of a model for the config's mode, once for all its forwards."""
     if config.mode == "lazy":
         mark_layers(model, habana.mark_step, every=config.mark_layers)
     elif config.mode == "compile" and config.regional:
@@ -74,7 +74,7 @@ def prepare_layers(model: Any, config: GaudiConfig, habana: Habana) -> None:
 
 
 def make_forward(adapter: torch.nn.Module, config: GaudiConfig, habana: Habana) -> Forward:
-    """Return a module's forward in the config's mode; changes the module. See :func:`prepare_layers`."""
+    """Return a module's forward in the config's mode, after :func:`prepare_layers`; changes the module."""
     if config.mode == "lazy":
         meter = MemoryMeter(habana)
         graphed = habana.hpu.wrap_in_hpu_graph(adapter, disable_tensor_cache=True)
@@ -111,12 +111,12 @@ def _compile_options(config: GaudiConfig, habana: Habana) -> dict[str, Any]:
 
 
 def mark_layers(model: Any, mark_step: Callable[[], None], *, every: int) -> int:
-    """Call ``mark_step`` after every n-th decoder layer of a model; returns after how many.
+    """Call ``mark_step`` after every n-th decoder layer of a model; return the number of marked layers.
 
     Args:
-        model: Its modules get hooks.
+        model: Model whose layers get hooks.
         mark_step: Ends a run of operations.
-        every: n; 0 marks none.
+        every: Distance between marks in layers, n; 0: no marks.
 
     Source: vllm-gaudi, v1/worker/hpu_model_runner.py, modify_model_layers.
     """
@@ -129,18 +129,18 @@ def mark_layers(model: Any, mark_step: Callable[[], None], *, every: int) -> int
 
 
 def decoder_layers(model: Any) -> list[Any]:
-    """Return a model's decoder layers in order: the modules of its longest list that look like layers. Pure."""
+    """Return a model's decoder layers in order, found in its longest list of modules with a layer's class name. Pure."""
     lists = [part for part in model.modules() if isinstance(part, torch.nn.ModuleList)]
     layers = [[one for one in part if type(one).__name__.endswith(_LAYER_SUFFIXES)] for part in lists]
     return max(layers, key=len, default=[])
 
 
 def dynamo_limits(num_buckets: int, *, regional: bool) -> tuple[int, int]:
-    """Return how many graphs torch.compile may keep for one piece of code, and for all. Pure.
+    """Return the maximum numbers of graphs of torch.compile for one piece of code and for all. Pure.
 
     Args:
-        num_buckets: Prefill and decode buckets together.
-        regional: Pieces are small, and made more often.
+        num_buckets: Number of prefill and decode buckets together.
+        regional: Whether layers are compiled one by one, which makes more graphs.
 
     Source: vllm-gaudi, v1/worker/hpu_model_runner.py, warmup_model.
     """

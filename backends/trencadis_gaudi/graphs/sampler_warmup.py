@@ -1,7 +1,7 @@
-"""Lets the sampler take every path it has, for every number of rows that a bucket has.
+"""Runs every path of the sampler for every number of rows in a bucket.
 
-The vendor's twelve configurations come first, in its order and with its log lines; then every path that the sampler itself names,
-so that none is forgotten by hand.
+The vendor's twelve configurations come first, in its order and with its log lines; then every path that the sampler names,
+so that none is missing.
 
 Source: vllm-gaudi, v1/worker/hpu_model_runner.py, warmup_sampler.
 """
@@ -29,28 +29,28 @@ Sample = Callable[[int, int, SamplingParams | None], None]
 
 
 def sampler_sizes(buckets: Iterable[Bucket]) -> list[tuple[int, int]]:
-    """Return sequences and logits rows of each that passes in these buckets sample, ascending. Pure.
+    """Return the sizes that passes in these buckets sample, as (sequences, logits rows of each), ascending. Pure.
 
     Args:
-        buckets: Of both phases; of a merged prefill with as many rows as it may have prompts.
+        buckets: Buckets of both phases; those of a merged prefill with the maximum number of prompts as batch size.
     """
     return sorted({(bucket.batch_size, bucket.query_len if bucket.phase is Phase.DECODE else 1) for bucket in buckets})
 
 
 def dummy_drafts(batch_size: int, steps: int, *, vocab_size: int, rule: AcceptanceRule) -> tuple[Drafts | None, ...]:
-    """Return drafts that exercise each path of a rule: no distributions, and, if it needs them, drafts with distributions. Pure.
+    """Return drafts that exercise each path of a rule: without distributions, and with them if the rule needs them. Pure.
 
     Args:
-        batch_size: Sequences.
-        steps: Logits rows of each: one more than drafts.
-        vocab_size: Of the model.
-        rule: Verifies them.
+        batch_size: Number of sequences.
+        steps: Logits rows of each sequence: drafts plus one.
+        vocab_size: Vocabulary size of the model.
+        rule: Acceptance rule that verifies the drafts.
     """
     if steps == 1 or not rule.needs_distributions:
         return (None,)
     count = batch_size * (steps - 1)
     nothing = np.zeros(count, np.int32)
-    # Made on the host, as a drafter's are: no operation of the device.
+    # Made on the host like a drafter's, without operations of the device.
     distribution = torch.from_numpy(np.full((1, vocab_size), 1.0 / vocab_size, np.float32))
     distributions = DraftDistributions(rows=nothing, probabilities=distribution)
     return None, Drafts(
@@ -59,12 +59,12 @@ def dummy_drafts(batch_size: int, steps: int, *, vocab_size: int, rule: Acceptan
 
 
 def warm_up_sampler(sizes: Sequence[tuple[int, int]], paths: Sequence[SamplingParams], *, sample: Sample) -> int:
-    """Sample in every size and way; returns how often.
+    """Sample in every size and path; return the number of calls.
 
     Args:
-        sizes: From :func:`sampler_sizes`.
-        paths: That the sampler has.
-        sample: Does it.
+        sizes: Sizes from :func:`sampler_sizes`.
+        paths: Sampling parameters of each path of the sampler.
+        sample: Samples with a size and parameters.
     """
     logger.info(
         "Warming up sampler with batch sizes: %s and following configs:",

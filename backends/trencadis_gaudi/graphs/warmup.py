@@ -1,11 +1,11 @@
-"""The warm-up: compiles before the first request everything that would otherwise be compiled while a request waits.
+"""Warm-up: compiles everything before the first request that would otherwise be compiled while a request waits.
 
     estimate ─▶ sampler ─▶ defragmenter ─▶ prefills ─▶ decodes ─▶ hot replay   ┄▶ deferred buckets, while there is nothing to serve
 
-Orders, skips and log lines are the vendor plugin's. Buckets are compiled without being run where the bridge can do that; sampler and
-block swaps always run, as the host reads their results.
+Orders, skips and log lines are the vendor plugin's. Buckets are compiled without running if the bridge supports that; sampler and
+block swaps always run, since the host reads their results.
 
-Deferred work is done in idle moments or in a share of each step's time. A piece of it cannot be interrupted, so the share is saved up until
+Deferred work is done when idle or in a share of each step's time. A piece of work cannot be interrupted, so the share is saved up until
 it covers one::
 
     steps   │▪│▪│▪│▪│▪│▪│▪│▪│      each saves step_s
@@ -46,7 +46,7 @@ class Steps(Protocol):
 
     @property
     def num_text_sizes(self) -> int:
-        """Sizes that texts are embedded in, prepared or not."""
+        """Number of sizes in which texts are embedded, prepared or not."""
         ...
 
     def run_bucket(self, bucket: Bucket, graph: bool) -> None:
@@ -54,15 +54,15 @@ class Steps(Protocol):
         ...
 
     def warm_sampler(self, buckets: Sequence[Bucket]) -> None:
-        """Sample in every way that passes in these buckets do."""
+        """Sample in every size and path that passes in these buckets use."""
         ...
 
     def warm_swaps(self) -> None:
-        """Swap blocks in every size, if blocks are ever swapped."""
+        """Swap blocks in every size, if the engine swaps blocks."""
         ...
 
     def warm_embedder(self) -> None:
-        """Embed texts of every size, if texts are to be embedded."""
+        """Embed texts of every size, if embeddings are configured."""
         ...
 
 
@@ -70,16 +70,16 @@ class WarmUp:
     """One warm-up.
 
     Args:
-        config: How.
-        habana: The device.
-        capture: Makes graphs.
-        watch: Is told what is prepared.
-        clock: For the duration.
-        steps: Does the work.
-        agreement: Of the ranks, each of which has its own clock: all prepare the same bucket at the same time.
+        config: Table ``[backend.gaudi]``.
+        habana: Device to warm up.
+        capture: Captures graphs.
+        watch: Records prepared buckets.
+        clock: Clock for durations.
+        steps: Steps of the warm-up.
+        agreement: Decisions of all ranks, which have separate clocks and prepare the same bucket at the same time.
 
     Attributes:
-        pace: Of what is put off; is to be told of steps.
+        pace: Pace of deferred work, to be notified of steps.
     """
 
     def __init__(
@@ -108,15 +108,15 @@ class WarmUp:
         )
 
     def run(self, buckets: Sequence[Bucket], *, progress: Callable[[int, int], None] | None = None) -> WarmUpReport:
-        """Warm up; see ``Backend.warm_up``.
+        """Warm up, as ``Backend.warm_up``.
 
         Raises:
-            OutOfMemoryError: Graphs do not fit, and that is to be an error.
+            OutOfMemoryError: Graphs do not fit, and ``on_memory_shortage`` is ``fail``.
         """
         start_s, free = self._clock.now_s(), self._habana.free_bytes()
         with self._watch.compilations(warns=False) as compiled:
             if self._config.mode == "eager":
-                # Each operation is compiled by itself when it is first run: there is nothing that a bucket would prepare.
+                # Each operation is compiled when it is first run, so buckets have nothing to prepare.
                 self._all_done(buckets, progress)
             else:
                 self._announce(buckets)
@@ -135,10 +135,10 @@ class WarmUp:
         )
 
     def rest(self, *, is_idle: bool) -> tuple[Bucket, ...]:
-        """Prepare one of the postponed buckets, if the pace allows it; returns it.
+        """Prepare one deferred bucket if the pace allows it, and return it.
 
         Args:
-            is_idle: Nothing is being served.
+            is_idle: Whether no request is being served.
         """
         if not self._rest or not self._agreement.all_hold(self.pace.allows(is_idle=is_idle)):
             return ()
@@ -162,7 +162,7 @@ class WarmUp:
         try:
             self._capture.within_margin(bucket)
         except OutOfMemoryError as error:
-            # An engine that serves goes on: its larger graphs are there already.
+            # A serving engine continues, since its larger graphs exist already.
             logger.warning("%s It runs without a graph.", error)
             self._steps.run_bucket(bucket, False)
 
@@ -214,7 +214,7 @@ class WarmUp:
         places = {bucket: place for of_phase in phases.values() for place, bucket in enumerate(of_phase, start=1)}
 
         def done(bucket: Bucket) -> None:
-            self._check()  # the other buckets would take their time, and break at the same place
+            self._check()  # other buckets would break at the same place, after a long time
             of = len(phases[bucket.phase])
             log_bucket(_NAMES[bucket.phase], bucket, places[bucket], of, self._habana.free_bytes())
             self._note(bucket, total, progress)
@@ -231,7 +231,7 @@ class WarmUp:
 
     def _note(self, bucket: Bucket, total: int, progress: Callable[[int, int], None] | None) -> None:
         if bucket in self._prepared:
-            return  # captured again, for memory was short
+            return  # captured again after a shortage of memory
         self._prepared.append(bucket)
         self._watch.warmed_up(bucket)
         if progress is not None:
@@ -244,7 +244,7 @@ class WarmUp:
 
 @contextlib.contextmanager
 def compile_only(habana: Habana) -> Iterator[None]:
-    """Compile, and run nothing, where the bridge can do that."""
+    """Compile without running within a ``with`` block, if the bridge supports that."""
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(habana.internal.bridge_config.env_setting("PT_COMPILE_ONLY_MODE", True))
@@ -258,12 +258,12 @@ def compile_only(habana: Habana) -> Iterator[None]:
 
 @contextlib.contextmanager
 def every_graph() -> Iterator[Callable[[], None]]:
-    """Make it an error if torch.compile gives up on a piece of code: it would run one operation at a time from then on.
+    """Raise if torch.compile gives up on a piece of code, which would then run one operation at a time.
 
-    Yields what raises the error as soon as a graph is broken; at the end it is called again.
+    Yields a function that raises if a graph is broken; it is also called at the end.
 
     Raises:
-        BackendError: It did, broke a graph, or failed.
+        BackendError: torch.compile gave up, broke a graph, or failed.
     """
     import torch._dynamo.config as dynamo
     from torch._dynamo import exc
@@ -280,7 +280,7 @@ def every_graph() -> Iterator[Callable[[], None]]:
                 'the model\'s forward, or set backend.gaudi.mode to "lazy" (HPU graphs) or "eager".',
             )
 
-    # PyTorch 2.6 calls both after a cache; later versions keep that name of the setting, not of the exception.
+    # PyTorch 2.6 names exception and setting after a cache; later versions renamed the exception only.
     gave_up = getattr(exc, "FailOnRecompileLimitHit", None) or exc.FailOnCacheLimitHit  # type: ignore[attr-defined]
     with dynamo.patch(fail_on_cache_limit_hit=True):
         try:
@@ -307,20 +307,20 @@ def _set_dynamo_limits(num_buckets: int, *, regional: bool) -> None:
     import torch._dynamo.config as dynamo
 
     limit, total = dynamo_limits(num_buckets, regional=regional)
-    # Another engine of this process may have compiled the same code, which torch.compile counts for good.
+    # Another engine of this process may have compiled the same code, and torch.compile never resets its count.
     before = most_compiled()
     dynamo.cache_size_limit = max(limit + before, dynamo.cache_size_limit)
     dynamo.accumulated_cache_size_limit = max(total + before, dynamo.accumulated_cache_size_limit)
 
 
 def representatives(buckets: Sequence[Bucket]) -> list[Bucket]:
-    """Return the smallest, a middling and the largest of some buckets, each once. Pure."""
+    """Return the smallest, the median and the largest bucket, without duplicates. Pure."""
     order = sorted(buckets, key=lambda bucket: (bucket.num_tokens, bucket.num_blocks, bucket))
     return [order[index] for index in sorted({0, len(order) // 2, len(order) - 1})] if order else []
 
 
 def required_first(buckets: Sequence[Bucket]) -> tuple[list[Bucket], int]:
-    """Return buckets with those in front that cover all others, then the largest; second, how many those in front are. Pure."""
+    """Return buckets that cover all others first, then the rest from the largest; and the number of the first ones. Pure."""
     order = sorted(buckets, key=lambda bucket: (_size(bucket), bucket), reverse=True)
     front: list[Bucket] = []
     for bucket in order:
@@ -331,7 +331,7 @@ def required_first(buckets: Sequence[Bucket]) -> tuple[list[Bucket], int]:
 
 
 def _covers(larger: Bucket, smaller: Bucket) -> bool:
-    """Whether the larger bucket covers the smaller. Larger ones come first, so none in front is covered by a later one."""
+    """Return whether a larger bucket covers a smaller one; in descending order no bucket is covered by a later one."""
     if isinstance(smaller, UnifiedBucket) and isinstance(larger, UnifiedBucket):
         fits = larger.num_unique_blocks >= smaller.num_unique_blocks and larger.is_causal >= smaller.is_causal
     else:
@@ -346,13 +346,13 @@ def _size(bucket: Bucket) -> int:
 
 
 class Pace:
-    """Decides from the time of steps and of pieces of work. One thread.
+    """Decides when deferred work may run, from the times of steps and of pieces of work. Not thread-safe.
 
     Args:
-        clock: Read.
-        quiet_s: How long no step must have run for the backend to be idle, seconds.
-        step_s: What each step saves for the work, seconds; 0: it is done in quiet moments alone.
-        expected_s: How long the first piece is taken to be, seconds.
+        clock: Clock of the steps.
+        quiet_s: Time without a step after which the backend is idle, seconds.
+        step_s: Time that each step adds for deferred work, seconds; 0: work only when idle.
+        expected_s: Expected duration of the first piece of work, seconds.
     """
 
     def __init__(self, clock: Clock, *, quiet_s: float, step_s: float, expected_s: float) -> None:
@@ -364,23 +364,23 @@ class Pace:
         self._last_step_s: float | None = None
 
     def stepped(self) -> None:
-        """Note that a step was submitted."""
+        """Record that a step was submitted."""
         self._last_step_s = self._clock.now_s()
-        # What is saved while there is nothing to do must not be spent at once.
+        # Bounded, so that time saved without work is not spent at once.
         self._saved_s = min(self._saved_s + self._step_s, self._expected_s + self._step_s)
 
     def allows(self, *, is_idle: bool) -> bool:
         """Return whether a piece of work may run now. Pure.
 
         Args:
-            is_idle: Nothing is being served.
+            is_idle: Whether no request is being served.
         """
         if not is_idle:
             return self._step_s > 0 and self._saved_s >= self._expected_s
         return self._last_step_s is None or self._clock.now_s() - self._last_step_s >= self._quiet_s
 
     def took(self, seconds: float, *, is_idle: bool) -> None:
-        """Note how long a piece took: the next one is expected to take as long."""
+        """Record the duration of a piece of work, seconds, as the expected duration of the next one."""
         self._expected_s = seconds
         if not is_idle:
             self._saved_s = max(0.0, self._saved_s - seconds)
