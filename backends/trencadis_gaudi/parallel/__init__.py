@@ -1,1 +1,1 @@
-"""Ranks that divide a model: how they exchange tensors, and what they check."""
+"""Ranks that divide a model: exchange of tensors, and checks."""

@@ -1,4 +1,4 @@
-"""Decisions that each rank would take from its own memory and clock, taken together; and the sum of ones at the start."""
+"""Common decisions of ranks with separate memory and clocks, and the check of collectives at the start."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["ONE_RANK", "Agreement", "check_sums"]
 
 
 class Agreement:
-    """Decisions of all ranks together. Every rank asks the same, in the same order.
+    """Common decisions of all ranks. Every rank must make the same calls in the same order.
 
     Args:
-        group: The ranks; None: there is one, which agrees with itself.
+        group: Group of the ranks; None: there is one rank.
     """
 
     def __init__(self, group: Collective | None = None) -> None:
@@ -37,7 +37,7 @@ class Agreement:
         return bool(self.least(int(holds)))
 
     def common(self, digest: str) -> str:
-        """Return a digest of the ranks' digests, in hexadecimal; empty if they are."""
+        """Return a digest of the ranks' digests, in hexadecimal; empty if these are empty."""
         if self._group is None or not digest:
             return digest
         rows = _gathered(list(bytes.fromhex(digest)), self._group)
@@ -49,20 +49,20 @@ ONE_RANK: Final = Agreement()
 
 
 def _gathered(numbers: list[int], group: Collective) -> list[list[int]]:
-    """Return the numbers of every rank, exchanged between the hosts."""
+    """Return the numbers of all ranks, exchanged between hosts."""
     gathered: list[int] = group.all_gather(torch.tensor(numbers)).tolist()
     return [gathered[first : first + len(numbers)] for first in range(0, len(gathered), len(numbers))]
 
 
 def check_sums(group: Collective, device: torch.device) -> None:
-    """Check that exchanges between ranks arrive: a sum of ones is the number of ranks, and a gather has each rank's number in its place.
+    """Check the collectives: a sum of ones is the number of ranks, and a gather returns each rank's number in its place.
 
     Args:
-        group: For tensors of the device and, to compare what each rank got, of the host.
-        device: Of the exchange under test.
+        group: Group for tensors of the device, and of the host to compare the results of ranks.
+        device: Device of the collectives under test.
 
     Raises:
-        BackendError: On every rank, naming those from which or to which something wrong came.
+        BackendError: A result is wrong, raised on every rank; the message names sending and receiving ranks.
 
     Source: vllm-gaudi 091bbadd, v1/worker/hpu_worker.py, init_worker_distributed_environment (the sum of ones).
     """

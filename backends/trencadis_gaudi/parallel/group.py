@@ -1,10 +1,10 @@
-"""Collectives between ranks as operators of the device, with static shapes: a captured or compiled graph holds them like any other.
+"""Collectives between ranks as operators of the device with static shapes, which captured and compiled graphs can contain.
 
     module ─▶ mark_step (lazy mode) ─▶ torch.ops.trencadis_gaudi.all_reduce(tensor, group) ─▶ a new tensor
 
-A graph may neither write through a view nor run what torch.compile cannot see, so each exchange returns a new tensor, and names its group
-by a number. On a Gaudi the operation is one of HCCL. On the emulated device its recorder takes it down like any operation, and runs it on
-the tensors within: shared memory or gloo.
+A graph may neither write through a view nor run code that torch.compile cannot trace, so each collective returns a new tensor, and names
+its group by a number. On a Gaudi the operation is one of HCCL. On the emulated device the recorder records it like any operation, and
+runs it on the inner CPU tensors, by shared memory or gloo.
 
 Source of ``mark_step`` before an exchange, without which lazy collectives are wrong: vllm-gaudi 091bbadd,
 distributed/device_communicators/hpu_communicator.py.
@@ -30,15 +30,15 @@ _NUMBERS: Final = itertools.count()
 
 
 class DeviceGroup(Collective):
-    """Ranks that exchange tensors of the device, and of the host too: sizes, decisions, and the forward that is checked there.
+    """Group of ranks for tensors of the device, and of the host: sizes, decisions, and the forward of the check.
 
     Args:
-        group: For tensors of the device.
-        habana: The device.
-        host: For tensors of the CPU; on the emulated device the same group.
+        group: Group for tensors of the device.
+        habana: Device of this rank.
+        host: Group for tensors of the CPU; on the emulated device the same group.
 
     Attributes:
-        num_calls: Exchanges by name. Those that a Gaudi replays within a graph are not seen here.
+        num_calls: Number of calls by collective, without those that a Gaudi replays within a graph.
     """
 
     def __init__(self, group: Collective, habana: Habana, *, host: Collective) -> None:
@@ -46,13 +46,13 @@ class DeviceGroup(Collective):
         self.num_calls: Counter[str] = Counter()
         self._group = group
         self._host = host
-        # Outside lazy mode there is nothing to call, for torch.compile not even a method that does nothing.
+        # None outside lazy mode, since torch.compile should not trace even an empty method.
         self._mark_step = habana.core.mark_step if habana.is_lazy else None
         self._number = next(_NUMBERS)
         _GROUPS[self._number] = self
 
     def summed(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the sum of the ranks' tensors; see ``trencadis_torch.parallel.modules.summing``."""
+        """Return the sum of the ranks' tensors, for ``trencadis_torch.parallel.modules.summing``."""
         if tensor.device.type == "cpu":
             total = tensor.contiguous()
             self._host.all_reduce(total)
@@ -88,19 +88,19 @@ class DeviceGroup(Collective):
         tensor.copy_(torch.ops.trencadis_gaudi.broadcast(tensor, source, self._number))
 
     def send(self, tensor: torch.Tensor, *, target: int) -> None:
-        """Send a tensor to a rank; outside graphs."""
+        """Send a tensor to a rank; not allowed in graphs."""
         self._group.send(tensor, target=target)
 
     def receive(self, tensor: torch.Tensor, *, source: int) -> None:
-        """Overwrite a tensor with the next that a rank sent; outside graphs."""
+        """Overwrite a tensor with the next one sent by a rank; not allowed in graphs."""
         self._group.receive(tensor, source=source)
 
     def barrier(self) -> None:
-        """Return when every rank is here."""
+        """Wait for all ranks."""
         self._host.barrier()
 
     def abort(self) -> None:
-        """Let calls that wait on any rank raise."""
+        """Make waiting calls on all ranks raise."""
         self._group.abort()
         self._host.abort()
 
@@ -110,14 +110,14 @@ class DeviceGroup(Collective):
         self._group.close()
 
     def replaced(self, name: str, tensor: torch.Tensor, **options: int) -> torch.Tensor:
-        """Return what an exchange replaces a tensor by; called by its operation."""
+        """Return the result of a collective that replaces a tensor; called by its operator."""
         self.num_calls[name] += 1
         copied = tensor.clone(memory_format=torch.contiguous_format)
         getattr(self._group, name)(copied, **options)
         return copied
 
     def gathered(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the tensors of all ranks; called by its operation."""
+        """Return the tensors of all ranks; called by its operator."""
         self.num_calls["all_gather"] += 1
         return self._group.all_gather(tensor)
 
@@ -126,9 +126,9 @@ def on_device(groups: RankGroups, habana: Habana, *, host: Collective | None = N
     """Return the groups of a rank for tensors of its device.
 
     Args:
-        groups: As the executor made them; one stage.
-        habana: The device.
-        host: Of the same ranks, for tensors of the CPU; None: the executor's groups serve for these.
+        groups: Groups made by the executor, with one stage.
+        habana: Device of this rank.
+        host: Group of the same ranks for tensors of the CPU; None: the executor's groups are used.
     """
     tensor = DeviceGroup(groups.tensor, habana, host=host or groups.tensor)
     return attrs.evolve(groups, tensor=tensor, world=tensor)
@@ -149,7 +149,7 @@ def _broadcast(tensor: torch.Tensor, source: int, group: int) -> torch.Tensor:
     return _GROUPS[group].replaced("broadcast", tensor, source=source)
 
 
-# Shapes, for compilers and for a warm-up that only compiles.
+# Shapes of results, for compilers and for a compile-only warm-up.
 
 
 @_all_reduce.register_fake

@@ -1,6 +1,6 @@
-"""Ranks as their hosts see each other, where collectives of the device know its tensors alone: a group of gloo beside that of HCCL.
+"""A gloo group between hosts beside the HCCL group, whose collectives only accept tensors of the device.
 
-Sizes, decisions and the forward that is checked on the CPU go through it: little, and seldom.
+It carries sizes, decisions and the check's forward on the CPU: little data, rarely.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _MOST_S: Final = 900.0
 
 
 class HostGroup(Collective):
-    """A group of gloo over all ranks of the process group of torch.distributed that is there.
+    """Gloo group over all ranks of the existing process group of torch.distributed.
 
     Args:
-        rank: Of this process.
-        size: Ranks.
+        rank: Rank of this process.
+        size: Number of ranks.
     """
 
     def __init__(self, rank: int, size: int) -> None:
@@ -36,7 +36,7 @@ class HostGroup(Collective):
         self._group: Any = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=_MOST_S))
 
     def all_reduce(self, tensor: torch.Tensor) -> None:
-        """Replace a tensor by the sum of the ranks', in the order of ranks."""
+        """Replace a tensor by the sum over ranks, added in the order of ranks."""
         parts = self._parts(tensor)
         total = parts[0].float() if tensor.dtype.itemsize == 2 and tensor.is_floating_point() else parts[0]
         for part in parts[1:]:
@@ -56,15 +56,15 @@ class HostGroup(Collective):
         self._call(lambda: dist.send(_bytes(tensor.contiguous()), target, group=self._group))
 
     def receive(self, tensor: torch.Tensor, *, source: int) -> None:
-        """Overwrite a tensor with the next that a rank sent."""
+        """Overwrite a tensor with the next one sent by a rank."""
         self._call(lambda: dist.recv(_bytes(tensor), source, group=self._group))
 
     def barrier(self) -> None:
-        """Return when every rank is here."""
+        """Wait for all ranks."""
         self._call(lambda: dist.barrier(self._group))
 
     def abort(self) -> None:
-        """Let later calls raise; one that waits does so when a process ends."""
+        """Make later calls raise; a waiting call raises when a process ends."""
         self._is_aborted = True
 
     def close(self) -> None:
@@ -93,5 +93,5 @@ class HostGroup(Collective):
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a contiguous tensor as bytes: gloo does not know every dtype."""
+    """Return a contiguous tensor as bytes, since gloo does not support every dtype."""
     return tensor.view(-1).view(torch.uint8)

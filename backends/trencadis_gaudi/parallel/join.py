@@ -1,4 +1,4 @@
-"""A rank's place among others: its groups, its share of the model, and what all decide together."""
+"""Joining of ranks: groups, share of the model, and common decisions."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ __all__ = ["join_ranks"]
 
 
 def join_ranks(groups: RankGroups, config: GaudiConfig, habana: Habana) -> tuple[Share | None, Agreement]:
-    """Return a rank's share, None where there is one rank, and what it decides with the others.
+    """Return a rank's share of the model (None for a single rank), and the common decisions of ranks.
 
     Args:
-        groups: As the executor made them.
+        groups: Groups made by the executor.
         config: Table ``[backend.gaudi]``.
-        habana: The device, which is active.
+        habana: Device of this rank, which is active.
 
     Raises:
-        BackendError: The ranks are laid out in stages, or do not reach each other.
-        ConfigValueError: A key of the configuration goes with one rank only.
+        BackendError: The ranks form pipeline stages, or do not reach each other.
+        ConfigValueError: A key of the configuration requires a single rank.
     """
     if groups.layout.pipeline > 1:
         raise BackendError(
@@ -51,10 +51,10 @@ def join_ranks(groups: RankGroups, config: GaudiConfig, habana: Habana) -> tuple
 
 
 def _check_environment(habana: Habana, environ: Mapping[str, str]) -> None:
-    """Check that graphs of lazy mode may hold collectives.
+    """Check that graphs of lazy mode may contain collectives.
 
     Raises:
-        BackendError: It may not.
+        BackendError: They may not.
     """
     if habana.is_lazy and not holds_collectives(environ):
         given = environ.get("PT_HPU_ENABLE_LAZY_COLLECTIVES", "(not set)")

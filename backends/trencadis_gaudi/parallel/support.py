@@ -1,6 +1,6 @@
-"""Which settings of the backend work where ranks divide a model: read when it joins others, and by the documentation.
+"""Settings of the backend that work with ranks that divide a model, for joining ranks and for the documentation.
 
-What the core has settings for stands in ``trencadis.engine.layout_support``. Stages are refused by the backend's component, which does
+Settings of the core are in ``trencadis.engine.layout_support``. Pipeline stages are refused by the backend's component, which does
 not provide ``backend.pipeline``.
 """
 
