@@ -1,1 +1,1 @@
-"""Prefill, decode, merged and unified passes as tensors whose shapes follow from the bucket."""
+"""Prefill, decode, merged and unified passes as tensors with shapes determined by the bucket."""

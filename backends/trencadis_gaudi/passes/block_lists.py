@@ -1,4 +1,4 @@
-"""Which blocks a pass reads and which slots it writes, as arrays whose sizes follow from the bucket. NumPy on the host, pure.
+"""Blocks that a pass reads and slots that it writes, as arrays with sizes determined by the bucket. NumPy on the host, pure.
 
     tables [[5, 2], [3]]    gathered   blocks 5 2 3 P P    groups  0  0  1 -1 -1        P: the padding block
                             by range   blocks P P 2 3 P 5  groups -1 -1  0  1 -1  0     position = block id
@@ -29,12 +29,12 @@ __all__ = [
 
 @attrs.frozen(kw_only=True)
 class OwnedBlocks:
-    """Blocks of some sequences, sequence after sequence; parallel arrays, int64 ``[num_blocks]``.
+    """Blocks of sequences, concatenated; parallel arrays, int64 ``[num_blocks]``.
 
     Attributes:
         blocks: Block ids.
-        groups: Index of the sequence that each belongs to.
-        columns: Index of each within its sequence.
+        groups: Index of the sequence of each block.
+        columns: Index of each block within its sequence.
     """
 
     blocks: Int64Array
@@ -44,12 +44,12 @@ class OwnedBlocks:
 
 @attrs.frozen(kw_only=True)
 class BlockLists:
-    """The same, padded: arrays int64 ``[N]``.
+    """Padded list of blocks; parallel arrays, int64 ``[N]``.
 
     Attributes:
-        blocks: Block ids; the padding block in padding.
-        groups: Sequence of each; -1 in padding.
-        columns: Index of each within its sequence; 0 in padding.
+        blocks: Block ids; entries of padding hold the padding block.
+        groups: Index of the sequence of each block; -1 in padding.
+        columns: Index of each block within its sequence; 0 in padding.
     """
 
     blocks: Int64Array
@@ -58,13 +58,13 @@ class BlockLists:
 
 
 def owned_blocks(tables: Int32Array, rows: Int32Array, firsts: Int32Array, ends: Int32Array) -> OwnedBlocks:
-    """Return the blocks of columns ``firsts`` up to ``ends`` of some rows.
+    """Return the blocks in columns ``firsts`` up to ``ends`` of rows.
 
     Args:
         tables: Block tables of all rows, int32 ``[num_rows, num_columns]``.
-        rows: int32 ``[n]``.
-        firsts: First column of each, int32 ``[n]``.
-        ends: Column after the last of each, int32 ``[n]``.
+        rows: Row of each sequence, int32 ``[n]``.
+        firsts: First column of each sequence, int32 ``[n]``.
+        ends: Column after the last one of each sequence, int32 ``[n]``.
     """
     counts = ends - firsts
     groups = np.repeat(np.arange(len(rows)), counts)
@@ -76,9 +76,9 @@ def gathered_lists(owned: OwnedBlocks, *, num_entries: int, padding_block: int) 
     """Return lists in the order of the sequences, for blocks that are gathered by id.
 
     Args:
-        owned: At most ``num_entries`` blocks.
-        num_entries: N.
-        padding_block: Stands in padding.
+        owned: Blocks, at most ``num_entries``.
+        num_entries: Length of the list, N.
+        padding_block: Block id of padding entries.
     """
     return _spread(owned, np.arange(len(owned.blocks)), num_entries, padding_block)
 
@@ -86,12 +86,12 @@ def gathered_lists(owned: OwnedBlocks, *, num_entries: int, padding_block: int) 
 def ranged_lists(owned: OwnedBlocks, *, num_entries: int, padding_block: int) -> BlockLists:
     """Return lists whose entry ``i`` is block ``i``, for a cache that is read from its first block on without a copy.
 
-    A block that two sequences own is here that of the later one: blocks that are read by range must not be shared.
+    A block of two sequences is assigned to the later one; blocks read by range must not be shared.
 
     Args:
         owned: Blocks with ids below ``num_entries``.
-        num_entries: N.
-        padding_block: Stands in holes.
+        num_entries: Length of the list, N.
+        padding_block: Block id of entries that no sequence owns.
     """
     return _spread(owned, owned.blocks, num_entries, padding_block)
 
@@ -105,7 +105,7 @@ def _spread(owned: OwnedBlocks, places: Int64Array, num_entries: int, padding_bl
 
 
 def query_positions(starts: Int32Array, query_lens: Int32Array, *, query_len: int) -> Int64Array:
-    """Return the position of each query of the real sequences, ``[n, Q]``; the last real one stands for the padding after it."""
+    """Return the position of each query of the real sequences, ``[n, Q]``; padding repeats the last real position."""
     steps = np.minimum(np.arange(query_len, dtype=np.int64), query_lens[:, None] - 1)
     return starts[:, None].astype(np.int64) + steps
 
@@ -113,22 +113,22 @@ def query_positions(starts: Int32Array, query_lens: Int32Array, *, query_len: in
 def seen_slots(
     lists: BlockLists, positions: Int64Array, *, block_size: int, window: int = 0
 ) -> tuple[Int32Array, Int32Array]:
-    """Return which slots of each block the queries of its sequence see: those from ``skipped`` up to ``usage``.
+    """Return the slots of each block that the queries of its sequence see, from ``skipped`` up to ``usage``.
 
-    Integers, where the source has the model's dtype: bfloat16 does not hold every number up to the largest block size.
+    The results are integers, unlike in the source, since bfloat16 does not represent every number up to the largest block size.
 
     Args:
-        lists: N entries.
-        positions: Of the real sequences' queries, int64 ``[n, Q]``.
-        block_size: S.
-        window: A query sees this many tokens, itself included; 0 sees all.
+        lists: Padded list of blocks with N entries.
+        positions: Positions of the queries of the real sequences, int64 ``[n, Q]``.
+        block_size: Tokens per block, S.
+        window: Tokens that a query sees, itself included; 0: all.
 
     Returns:
-        ``usage``: filled slots as far as a query sees them, int32 ``[N, Q]``, 0 .. S; 1 in padding, so that no softmax over a
+        ``usage``: end of the slots that a query sees, int32 ``[N, Q]``, 0 .. S; 1 in padding, so that no softmax over a
         block is empty there. ``skipped``: slots before the window, int32 ``[N, Q]``, 0 .. S.
     """
     padding = (lists.groups < 0)[:, None]
-    # The row after the last is that of padding, which index -1 finds.
+    # The last row is for padding, whose index is -1.
     extended = np.append(positions, np.zeros((1, positions.shape[1]), np.int64), axis=0)
     reach = extended[lists.groups] + 1 - lists.columns[:, None] * block_size
     usage = np.where(padding, 1, np.clip(reach, 0, block_size))
@@ -140,11 +140,11 @@ def window_entries(num_entries: int, *, batch_size: int, query_len: int, window:
     """Return the size of a list that holds all blocks within a window at any position.
 
     Args:
-        num_entries: Of the list of all blocks.
-        batch_size: B.
-        query_len: Q.
+        num_entries: Length of the list of all blocks.
+        batch_size: Sequences of the bucket, B.
+        query_len: Queries of each sequence, Q.
         window: Tokens that a query sees, at least 1.
-        block_size: S.
+        block_size: Tokens per block, S.
     """
     span = window + query_len - 1
     return min(num_entries, batch_size * ((span + block_size - 2) // block_size + 1))
@@ -161,17 +161,17 @@ def token_slots(
     block_size: int,
     padding_block: int,
 ) -> Int64Array:
-    """Return the slot that each query's keys and values go to, ``[B, Q]``; padding goes round the padding block.
+    """Return the slot of each query's keys and values, ``[B, Q]``; padding uses the slots of the padding block in turn.
 
     Args:
-        tables: Block tables of all rows.
-        rows: int32 ``[n]``.
-        starts: First query position of each.
-        query_lens: Queries of each, 1 .. Q.
-        batch_size: B.
-        query_len: Q.
-        block_size: S.
-        padding_block: Written to by padding.
+        tables: Block tables of all rows, int32 ``[num_rows, num_columns]``.
+        rows: Row of each sequence, int32 ``[n]``.
+        starts: Position of the first query of each sequence, int32 ``[n]``.
+        query_lens: Number of queries of each sequence, int32 ``[n]``, 1 to Q.
+        batch_size: Sequences of the bucket, B.
+        query_len: Queries of each sequence, Q.
+        block_size: Tokens per block, S.
+        padding_block: Block id that padding writes to.
     """
     around = np.arange(batch_size * query_len, dtype=np.int64).reshape(batch_size, query_len) % block_size
     slots = padding_block * block_size + around

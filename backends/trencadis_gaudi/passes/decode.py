@@ -1,4 +1,4 @@
-"""A decode pass as tensors: made on the host before the graph, and read by every layer inside it.
+"""A decode pass as tensors, made on the host before the graph and read by every layer inside it.
 
 Shapes: B sequences, Q queries of each, N blocks (from the bucket), S tokens per block.
 """
@@ -32,13 +32,13 @@ __all__ = ["BlockTensors", "DecodeTensors", "GaudiDecode", "decode_tensors"]
 
 
 class BlockTensors(NamedTuple):
-    """The blocks that the layers of one window read; on the device.
+    """Blocks that the layers of one window read; tensors of the device.
 
     Attributes:
         blocks: Block ids, int64 ``[N]``.
-        groups: Sequence of each, -1 in padding, int64 ``[N]``.
-        usage: Slots of each that a query sees end here, int32 ``[N, Q]``.
-        skipped: And begin here, int32 ``[N, Q]``.
+        groups: Index of the sequence of each block, int64 ``[N]``; -1 in padding.
+        usage: End of the slots of each block that a query sees, int32 ``[N, Q]``.
+        skipped: Start of the slots of each block that a query sees, int32 ``[N, Q]``.
     """
 
     blocks: torch.Tensor
@@ -48,11 +48,11 @@ class BlockTensors(NamedTuple):
 
 
 class DecodeTensors(NamedTuple):
-    """All a captured decode graph is given about its pass.
+    """Inputs of a captured decode graph about its pass.
 
     Attributes:
-        slots: Where new keys go, int64 ``[B, Q]``.
-        lists: For each window that a layer of the model has, in ascending order; 0 sees all.
+        slots: Slot of each new key and value, int64 ``[B, Q]``.
+        lists: Blocks for each window among the model's layers, in ascending order; window 0: all tokens.
     """
 
     slots: torch.Tensor
@@ -60,16 +60,16 @@ class DecodeTensors(NamedTuple):
 
 
 def decode_tensors(one: Pass, tables: Int32Array, cache: FlatKVCache, *, contiguous: bool) -> DecodeTensors:
-    """Return the tensors of a decode pass; every shape follows from its bucket and the cache.
+    """Return the tensors of a decode pass, with shapes determined by its bucket and the cache.
 
-    A list of all blocks is as long as the bucket says, with ``contiguous`` at most as long as the cache, padding block included.
-    Layers with a window get a list of their own, which is gathered by id in both cases.
+    The list of all blocks has the bucket's length, with ``contiguous`` at most the cache's length including the padding block.
+    Layers with a window get a separate list, which is gathered by id in both cases.
 
     Args:
-        one: The pass; without sequences it is padding alone.
+        one: Decode pass; without sequences it has only padding.
         tables: Block tables of all rows, int32 ``[num_rows, num_columns]``.
-        cache: Read for sizes only.
-        contiguous: Read the cache by range.
+        cache: Cache, read for sizes only.
+        contiguous: Whether the cache is read by range.
 
     Raises:
         StepFailedError: The bucket is too small for the pass, or a block that is read by range has two owners.
@@ -129,12 +129,12 @@ def _lists(owned: OwnedBlocks, num_entries: int, padding_block: int, one: Pass, 
 
 
 class GaudiDecode:
-    """Attention of a decode pass; made inside the graph from tensors alone, read by every layer.
+    """Attention of a decode pass, made inside the graph from tensors only and used by every layer.
 
     Args:
-        cache: Written to.
-        tensors: Of the pass.
-        contiguous: As the tensors were made.
+        cache: Cache to write to.
+        tensors: Tensors of the pass.
+        contiguous: Whether the cache is read by range, as in :func:`decode_tensors`.
     """
 
     def __init__(self, cache: FlatKVCache, tensors: DecodeTensors, *, contiguous: bool) -> None:
@@ -154,7 +154,7 @@ class GaudiDecode:
         *,
         options: AttentionOptions,
     ) -> torch.Tensor:
-        """Store new keys and values, and return attention outputs ``[B × Q, H, Dv]``; see ``attention/adapter.py``."""
+        """Store new keys and values, and return attention outputs ``[B × Q, H, Dv]``, as defined in ``attention/adapter.py``."""
         layer.write(self._slots.flatten(), keys, values)
         part = self._lists[layer.window]
         by_range = self._contiguous and not layer.window

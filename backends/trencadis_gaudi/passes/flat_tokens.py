@@ -1,4 +1,4 @@
-"""The tokens of a pass in one row, sequence after sequence, padded to the bucket. NumPy on the host, pure.
+"""Tokens of a pass concatenated in one row and padded to the bucket. NumPy on the host, pure.
 
 Shapes: n sequences, T tokens of the bucket.
 """
@@ -17,12 +17,12 @@ __all__ = ["FlatTokens", "flat_tokens"]
 
 @attrs.frozen(kw_only=True)
 class FlatTokens:
-    """Parallel arrays, int64 ``[T]``.
+    """Tokens of a pass; parallel arrays, int64 ``[T]``.
 
     Attributes:
-        groups: Index of each token's sequence in the pass; -1 in padding.
-        positions: Position in its sequence; 0 in padding.
-        slots: Where its keys and values go; padding goes round the padding block.
+        groups: Index of the sequence of each token in the pass; -1 in padding.
+        positions: Position of each token in its sequence; 0 in padding.
+        slots: Slot of each token's keys and values; padding uses the slots of the padding block in turn.
         firsts: Index of each sequence's first token, int64 ``[n]``.
     """
 
@@ -36,13 +36,13 @@ def flat_tokens(one: Pass, tables: Int32Array, cache: FlatKVCache, *, num_tokens
     """Return the tokens of a pass.
 
     Args:
-        one: The pass.
+        one: Pass with the tokens.
         tables: Block tables of all rows, int32 ``[num_rows, num_columns]``.
-        cache: Read for sizes only.
-        num_tokens: T.
+        cache: Cache, read for sizes only.
+        num_tokens: Token positions of the bucket, T.
 
     Raises:
-        StepFailedError: The pass has more tokens.
+        StepFailedError: The pass has more tokens than the bucket.
     """
     total, size = int(one.query_lens.sum()), cache.block_size
     if total > num_tokens:

@@ -1,6 +1,6 @@
-"""A merged prefill pass: prompts follow each other in one row, and no token sees another prompt.
+"""A merged prefill pass: prompts are concatenated in one row, and no token sees another prompt.
 
-Where prompts differ in length this pads less than a rectangle; a mask of all tokens by all tokens is its price.
+With prompts of different lengths this pads less than a rectangle, but needs a mask of all tokens by all tokens.
 
 Shapes: Q queries of all sequences together, C context blocks of all sequences together, S tokens per block.
 Source: vllm-gaudi, VLLM_MERGED_PREFILL.
@@ -30,16 +30,16 @@ CONTEXT_STEP = 32
 
 
 class MergedTensors(NamedTuple):
-    """All a captured graph of a merged prefill is given about its pass; int64.
+    """Inputs of a captured graph of a merged prefill about its pass; int64.
 
     Attributes:
-        slots: Where new keys go, ``[Q]``.
-        groups: Sequence of each query, ``[Q]``; -1 in padding.
-        positions: ``[Q]``; 0 in padding.
-        blocks: Context blocks, sequence after sequence, ``[1, C]``.
-        block_groups: Sequence of each, ``[C]``; -1 in padding.
-        block_columns: Index of each within its sequence, ``[C]``.
-        block_usage: Filled slots of each, ``[C]``.
+        slots: Slot of each new key and value, ``[Q]``.
+        groups: Index of the sequence of each query, ``[Q]``; -1 in padding.
+        positions: Position of each query, ``[Q]``; 0 in padding.
+        blocks: Context blocks of the sequences, concatenated, ``[1, C]``.
+        block_groups: Index of the sequence of each context block, ``[C]``; -1 in padding.
+        block_columns: Index of each context block within its sequence, ``[C]``.
+        block_usage: Filled slots of each context block, ``[C]``.
     """
 
     slots: torch.Tensor
@@ -52,12 +52,13 @@ class MergedTensors(NamedTuple):
 
 
 def merged_tensors(one: Pass, tables: Int32Array, cache: FlatKVCache) -> MergedTensors:
-    """Return the tensors of a merged prefill pass; every shape follows from its bucket.
+    """Return the tensors of a merged prefill pass, with shapes determined by its bucket.
 
     Args:
-        one: The pass. Its bucket counts all sequences together: one row, ``query_len`` queries, ``num_blocks`` context blocks.
+        one: Merged prefill pass. Its bucket counts all sequences together: one row, ``query_len`` queries, ``num_blocks`` context
+            blocks.
         tables: Block tables of all rows, int32 ``[num_rows, num_columns]``.
-        cache: Read for sizes only.
+        cache: Cache, read for sizes only.
 
     Raises:
         StepFailedError: The bucket is too small for the pass.
@@ -72,7 +73,7 @@ def merged_tensors(one: Pass, tables: Int32Array, cache: FlatKVCache) -> MergedT
             hint="A bucketing strategy must return a bucket that covers the pass.",
         )
     lists = gathered_lists(owned, num_entries=num_entries, padding_block=cache.padding_block)
-    # What the last context token sees of a block is what is filled of it.
+    # The last context token sees all filled slots of a block.
     usage, _ = seen_slots(lists, one.starts[:, None].astype(np.int64) - 1, block_size=size)
     arrays = (
         tokens.slots,
@@ -87,12 +88,12 @@ def merged_tensors(one: Pass, tables: Int32Array, cache: FlatKVCache) -> MergedT
 
 
 class GaudiMergedPrefill:
-    """Attention of a merged prefill pass; made inside the graph from tensors alone, read by every layer.
+    """Attention of a merged prefill pass, made inside the graph from tensors only and used by every layer.
 
     Args:
-        cache: Written to.
-        tensors: Of the pass.
-        kernel: Fused attention; None computes with plain operations.
+        cache: Cache to write to.
+        tensors: Tensors of the pass.
+        kernel: Fused attention kernel; None: plain operations.
     """
 
     def __init__(self, cache: FlatKVCache, tensors: MergedTensors, *, kernel: FusedSDPA | None) -> None:
@@ -121,7 +122,7 @@ class GaudiMergedPrefill:
         *,
         options: AttentionOptions,
     ) -> torch.Tensor:
-        """Store new keys and values, and return attention outputs ``[Q, H, Dv]``; see ``attention/adapter.py``."""
+        """Store new keys and values, and return attention outputs ``[Q, H, Dv]``, as defined in ``attention/adapter.py``."""
         layer.write(self._slots, keys, values)
         seen = with_context(layer, self._blocks, keys[None], values[None])
         output = attend_prefill(

@@ -23,13 +23,13 @@ __all__ = ["GaudiPrefill", "PrefillTensors", "prefill_tensors"]
 
 
 class PrefillTensors(NamedTuple):
-    """All a captured prefill graph is given about its pass.
+    """Inputs of a captured prefill graph about its pass.
 
     Attributes:
-        slots: Where new keys go, int64 ``[B, Q]``.
-        blocks: Context blocks, the padding block after them, int64 ``[B, C]``.
-        context_lens: Tokens computed before, int64 ``[B]``.
-        query_lens: New tokens, int64 ``[B]``; 0 for padding.
+        slots: Slot of each new key and value, int64 ``[B, Q]``.
+        blocks: Context block ids, followed by the padding block, int64 ``[B, C]``.
+        context_lens: Number of tokens computed before, int64 ``[B]``.
+        query_lens: Number of new tokens, int64 ``[B]``; 0 in padding.
     """
 
     slots: torch.Tensor
@@ -39,12 +39,12 @@ class PrefillTensors(NamedTuple):
 
 
 def prefill_tensors(one: Pass, tables: Int32Array, cache: FlatKVCache) -> PrefillTensors:
-    """Return the tensors of a prefill pass; every shape follows from its bucket.
+    """Return the tensors of a prefill pass, with shapes determined by its bucket.
 
     Args:
-        one: The pass; without sequences it is padding alone.
+        one: Prefill pass; without sequences it has only padding.
         tables: Block tables of all rows, int32 ``[num_rows, num_columns]``.
-        cache: Read for sizes only.
+        cache: Cache, read for sizes only.
 
     Raises:
         StepFailedError: The bucket is too small for the pass.
@@ -83,18 +83,18 @@ def _context_blocks(one: Pass, tables: Int32Array, cache: FlatKVCache) -> Int64A
 
 
 class GaudiPrefill:
-    """Attention of a prefill pass; made inside the graph from tensors alone, read by every layer.
+    """Attention of a prefill pass, made inside the graph from tensors only and used by every layer.
 
     Args:
-        cache: Written to.
-        tensors: Of the pass.
-        kernel: Fused attention; None computes with plain operations.
+        cache: Cache to write to.
+        tensors: Tensors of the pass.
+        kernel: Fused attention kernel; None: plain operations.
     """
 
     def __init__(self, cache: FlatKVCache, tensors: PrefillTensors, *, kernel: FusedSDPA | None) -> None:
         self._tensors = tensors
         self._kernel = kernel
-        # Made before the first layer: made within one, they would be results of its graph, which is that of no other layer then.
+        # Made before the first layer; made within a layer, they would be outputs of its graph, which other layers could not share.
         self._masks = {
             window: self._mask(window, cache.block_size) for window in sorted({layer.window for layer in cache.layers})
         }
@@ -108,7 +108,7 @@ class GaudiPrefill:
         *,
         options: AttentionOptions,
     ) -> torch.Tensor:
-        """Store new keys and values, and return attention outputs ``[B × Q, H, Dv]``; see ``attention/adapter.py``."""
+        """Store new keys and values, and return attention outputs ``[B × Q, H, Dv]``, as defined in ``attention/adapter.py``."""
         slots, blocks, _, query_lens = self._tensors
         layer.write(slots.flatten(), keys, values)
         new_keys, new_values = (torch.unflatten(new, 0, slots.shape) for new in (keys, values))
@@ -124,7 +124,7 @@ class GaudiPrefill:
         return output.flatten(0, 1)
 
     def _mask(self, window: int, block_size: int) -> torch.Tensor | None:
-        """Return the mask of the layers of a window; None where causality alone decides."""
+        """Return the mask of the layers of a window; None if causal attention needs no mask."""
         slots, blocks, context_lens, query_lens = self._tensors
         if not blocks.numel() and not window:
             return None

@@ -1,9 +1,9 @@
-"""Passes in two halves: tensors made on the host outside of a graph, and attention made from them in a captured graph.
+"""Passes in two parts: tensors made on the host outside of a graph, and attention made from them inside a captured graph.
 
     Pass ─ inputs() ─▶ token ids, positions, tensors ──┤ border of the graph ├──▶ attention() ─▶ the model's layers
 
-Only tensors cross the border, in tuples: the vendor's graphs are told apart by the shapes of tensors and by the hash of anything
-else, so that any other object would mean a graph for each of its values.
+Only tensors cross the border, in tuples, since the vendor's graphs are identified by the shapes of tensors and by the hash of anything
+else, so that any other object would need a graph for each of its values.
 
 Shapes: T tokens of the bucket.
 """
@@ -37,13 +37,13 @@ PassTensors = DecodeTensors | PrefillTensors | MergedTensors | UnifiedTensors
 
 @attrs.frozen(kw_only=True)
 class PassInputs:
-    """One forward, outside of its graph.
+    """Inputs of one forward, made outside of its graph.
 
     Attributes:
-        token_ids: int64 ``[1, T]``; 0 in padding.
-        positions: int64 ``[1, T]``; 0 in padding.
-        tensors: What the attention is made from.
-        firsts: Index of each sequence's first token among the T, on the host.
+        token_ids: Token ids, int64 ``[1, T]``; 0 in padding.
+        positions: Positions, int64 ``[1, T]``; 0 in padding.
+        tensors: Tensors from which the graph makes the attention.
+        firsts: Index of each sequence's first token among the T, int64 ``[n]``, on the host.
     """
 
     token_ids: torch.Tensor
@@ -53,13 +53,13 @@ class PassInputs:
 
 
 class GaudiPasses:
-    """Makes the passes of one engine.
+    """Makes inputs and attention of the passes of one engine.
 
     Args:
-        cache: Keys and values.
-        contiguous: Decode passes read the cache by range; the engine's prefix cache must then be off.
-        merged_prefill: A prefill pass has its prompts in one row, and its bucket counts them together.
-        kernel: Fused attention for prefills; None computes with plain operations.
+        cache: Cache of keys and values.
+        contiguous: Whether decode passes read the cache by range; requires the engine's prefix cache to be off.
+        merged_prefill: Whether a prefill pass has its prompts in one row, and its bucket counts them together.
+        kernel: Fused attention kernel for prefills; None: plain operations.
     """
 
     def __init__(
@@ -80,11 +80,11 @@ class GaudiPasses:
         attach(model, self._cache)
 
     def inputs(self, one: Pass, rows: Rows, tables: Int32Array) -> PassInputs:
-        """Return the inputs of a prefill, decode or unified pass; reads the rows' tokens on the device.
+        """Return the inputs of a pass of any kind; reads the rows' tokens on the device.
 
         Args:
-            one: The pass.
-            rows: Their tokens.
+            one: Prefill, decode or unified pass.
+            rows: Rows with their tokens on the device.
             tables: Block tables of all rows on the host, int32 ``[num_rows, num_columns]``.
 
         Raises:
@@ -103,7 +103,7 @@ class GaudiPasses:
         return self._rectangle(one, rows, prefill_tensors(one, tables, self._cache))
 
     def attention(self, tensors: PassTensors) -> LayerPass:
-        """Return the attention of a pass; called inside its graph."""
+        """Return the attention of a pass, inside its graph."""
         match tensors:
             case DecodeTensors():
                 return GaudiDecode(self._cache, tensors, contiguous=self._contiguous)
@@ -115,7 +115,7 @@ class GaudiPasses:
                 return GaudiUnified(self._cache, tensors)
 
     def _rectangle(self, one: Pass, rows: Rows, tensors: PassTensors) -> PassInputs:
-        """Return the inputs of a pass of rows: each sequence's tokens, then its padding."""
+        """Return the inputs of a rectangular pass: the tokens of each sequence followed by its padding."""
         bucket = one.bucket
         places = np.zeros((2, bucket.batch_size, bucket.query_len), np.int64)
         places[0] = -1
@@ -127,9 +127,9 @@ class GaudiPasses:
         return self._inputs(rows, places.reshape(2, -1), tensors, firsts)
 
     def _row(self, one: Pass, rows: Rows, tables: Int32Array, num_tokens: int, tensors: PassTensors) -> PassInputs:
-        """Return the inputs of a pass of one row: all sequences' tokens, then padding."""
+        """Return the inputs of a pass of one row: the tokens of all sequences followed by padding."""
         tokens = flat_tokens(one, tables, self._cache, num_tokens=num_tokens)
-        # Entry -1 is that of padding.
+        # Entry -1 is for padding.
         places = np.stack([np.append(one.rows, -1)[tokens.groups], tokens.positions]).astype(np.int64)
         return self._inputs(rows, places, tensors, tokens.firsts)
 

@@ -1,4 +1,4 @@
-"""A unified pass as tensors: prefills and decodes in one row of tokens, with the cache blocks they read.
+"""A unified pass as tensors: prefills and decodes in one row of tokens, with the cache blocks that they read.
 
     context of a sequence    prompts: the tokens computed before; decodes: those and the current one, which is read back
     shared block             read for more than one token of the pass: gathered, every token against every shared block
@@ -32,17 +32,17 @@ __all__ = ["GaudiUnified", "UnifiedTensors", "unified_tensors", "UnifiedBatch", 
 
 @attrs.frozen(kw_only=True)
 class UnifiedBatch:
-    """Blocks of a pass by kind.
+    """Shared and unique blocks of a pass.
 
     Attributes:
-        cached: Tokens that each sequence reads from the cache, int32 ``[n]``.
-        is_causal: Sequences that attend to their new tokens directly, bool ``[n]``.
-        shared: Distinct shared blocks, ascending, int64 ``[M]``.
-        shared_columns: Index of each within each sequence, -1 where it is none of its blocks, int64 ``[n, M]``.
-        unique: Unique blocks, int64 ``[num_unique_refs]``.
-        unique_groups: Sequence of each.
-        unique_columns: Index of each within its sequence.
-        shape: What the pass needs.
+        cached: Number of tokens that each sequence reads from the cache, int32 ``[n]``.
+        is_causal: Whether each sequence attends to its new tokens directly, bool ``[n]``.
+        shared: Ids of distinct shared blocks, ascending, int64 ``[M]``.
+        shared_columns: Index of each shared block within each sequence, int64 ``[n, M]``; -1: not a block of the sequence.
+        unique: Ids of unique blocks, int64 ``[num_unique_refs]``.
+        unique_groups: Index of the sequence of each unique block, int64 ``[num_unique_refs]``.
+        unique_columns: Index of each unique block within its sequence, int64 ``[num_unique_refs]``.
+        shape: Minimum shape of a bucket for the pass.
     """
 
     cached: Int32Array
@@ -56,26 +56,26 @@ class UnifiedBatch:
 
 
 def cached_tokens(starts: Int32Array, query_lens: Int32Array, prompt_lens: Int32Array) -> Int32Array:
-    """Return how many tokens each sequence reads from the cache, as the source counts: a prompt's new ones are not among them.
+    """Return the number of tokens that each sequence reads from the cache, without the new tokens of a prompt, as in the source.
 
     Args:
-        starts: Tokens computed before, int32 ``[n]``.
-        query_lens: New tokens of each.
-        prompt_lens: Length of each prompt.
+        starts: Number of tokens computed before, int32 ``[n]``.
+        query_lens: Number of new tokens of each sequence, int32 ``[n]``.
+        prompt_lens: Prompt length of each sequence, int32 ``[n]``.
     """
     is_prompt = starts + query_lens <= prompt_lens
     return np.where(is_prompt, starts, starts + query_lens).astype(np.int32)
 
 
 def unified_batch(one: Pass, tables: Int32Array, *, block_size: int, cached: Int32Array | None = None) -> UnifiedBatch:
-    """Return the blocks of a pass by kind.
+    """Return the shared and unique blocks of a pass.
 
     Args:
-        one: The pass; its bucket is not read.
+        one: Unified pass; its bucket is not read.
         tables: Block tables of all rows, int32 ``[num_rows, num_columns]``.
         block_size: Tokens per block.
-        cached: Tokens that each sequence reads from the cache, its computed tokens or those and its only new one; None takes a
-            sequence with several new tokens for a prompt.
+        cached: Number of tokens that each sequence reads from the cache: its computed tokens, or these and its only new one; None:
+            a sequence with several new tokens counts as a prompt.
     """
     if cached is None:
         cached = np.where(one.query_lens > 1, one.starts, one.starts + one.query_lens).astype(np.int32)
@@ -106,20 +106,20 @@ def unified_batch(one: Pass, tables: Int32Array, *, block_size: int, cached: Int
 
 
 class UnifiedTensors(NamedTuple):
-    """All a captured unified graph is given about its pass; int64.
+    """Inputs of a captured unified graph about its pass; int64.
 
-    A bias for every token and slot of the shared blocks would be T × M × S numbers to send; columns of the blocks are R × M.
+    A bias for every token and slot of the shared blocks would transfer T × M × S numbers; columns of the blocks are R × M.
 
     Attributes:
-        causal: Nothing, or one array ``[T]``: sequence of each token that attends to new ones directly, else -1.
-        slots: Where new keys go, ``[T]``.
-        positions: ``[T]``; 0 in padding.
-        groups: Sequence of each token, ``[T]``; R in padding.
-        cached: Tokens that each sequence reads from the cache, ``[R + 1]``; 0 for the last, which is that of padding.
-        shared: Shared blocks, ``[M]``; the padding block after them.
-        shared_columns: Index of each within each sequence, -1 where it is none of its blocks, ``[R + 1, M]``.
-        unique_tokens: Token that block ``i`` of the cache belongs to, ``[U]``; -1 for none.
-        unique_columns: Index of each within its sequence, ``[U]``.
+        causal: Empty, or one array ``[T]``: index of the sequence of each token that attends to new tokens directly, else -1.
+        slots: Slot of each new key and value, ``[T]``.
+        positions: Position of each token, ``[T]``; 0 in padding.
+        groups: Index of the sequence of each token, ``[T]``; R in padding.
+        cached: Number of tokens that each sequence reads from the cache, ``[R + 1]``; 0 in the last entry, which is for padding.
+        shared: Shared block ids, followed by the padding block, ``[M]``.
+        shared_columns: Index of each shared block within each sequence, ``[R + 1, M]``; -1: not a block of the sequence.
+        unique_tokens: Index of the token that owns block ``i`` of the cache, ``[U]``; -1: none.
+        unique_columns: Index of block ``i`` within its sequence, ``[U]``.
     """
 
     causal: tuple[torch.Tensor, ...]
@@ -136,14 +136,14 @@ class UnifiedTensors(NamedTuple):
 def unified_tensors(
     one: Pass, batch: UnifiedBatch, tables: Int32Array, cache: FlatKVCache, *, bucket: UnifiedBucket
 ) -> UnifiedTensors:
-    """Return the tensors of a unified pass; every shape follows from its bucket, the cache and the number of rows.
+    """Return the tensors of a unified pass, with shapes determined by its bucket, the cache and the number of rows.
 
     Args:
-        one: The pass; its own bucket is not read.
-        batch: Its blocks by kind.
+        one: Unified pass; its own bucket is not read.
+        batch: Shared and unique blocks of the pass.
         tables: Block tables of all rows, int32 ``[num_rows, num_columns]``.
-        cache: Read for sizes only.
-        bucket: The shape to run in.
+        cache: Cache, read for sizes only.
+        bucket: Bucket to run in.
 
     Raises:
         StepFailedError: The bucket is too small for the pass.
@@ -178,26 +178,26 @@ def unified_tensors(
 
 
 def _unique(batch: UnifiedBatch, tokens: FlatTokens, *, num_entries: int) -> tuple[Int64Array, Int64Array]:
-    """Return the token and the column of each block of the range."""
+    """Return the owning token and the column of each block in the range read."""
     owners = np.full(num_entries, -1, np.int64)
     columns = np.zeros(num_entries, np.int64)
-    # A unique block's sequence has one new token, its first.
+    # The sequence of a unique block has one new token, its first.
     owners[batch.unique] = tokens.firsts[batch.unique_groups]
     columns[batch.unique] = batch.unique_columns
     return owners, columns
 
 
 def _causal_owners(batch: UnifiedBatch, tokens: FlatTokens) -> Int64Array:
-    # Entry -1 is that of padding.
+    # Entry -1 is for padding.
     return np.append(np.where(batch.is_causal, np.arange(len(batch.is_causal)), -1), -1)[tokens.groups]
 
 
 class GaudiUnified:
-    """Attention of a unified pass; made inside the graph from tensors alone, read by every layer.
+    """Attention of a unified pass, made inside the graph from tensors only and used by every layer.
 
     Args:
-        cache: Written to.
-        tensors: Of the pass.
+        cache: Cache to write to.
+        tensors: Tensors of the pass.
     """
 
     def __init__(self, cache: FlatKVCache, tensors: UnifiedTensors) -> None:
@@ -216,7 +216,7 @@ class GaudiUnified:
         *,
         options: AttentionOptions,
     ) -> torch.Tensor:
-        """Store new keys and values, and return attention outputs ``[T, H, Dv]``; see ``attention/adapter.py``."""
+        """Store new keys and values, and return attention outputs ``[T, H, Dv]``, as defined in ``attention/adapter.py``."""
         layer.write(self._tensors.slots, keys, values)
         parts = self._cached_parts(layer, query, options=options)
         for owners in self._tensors.causal:
@@ -234,7 +234,7 @@ class GaudiUnified:
         if options.sinks is not None and parts:
             parts.append(sink_part(options.sinks, parts[0]))
         if not parts:
-            # A bucket without any part holds no real token: whatever padding yields is never read.
+            # A bucket without any part has no real tokens, and outputs of padding are never read.
             return query.new_zeros(*query.shape[:2], values.shape[-1])
         return merge_parts(parts).to(values.dtype)
 
@@ -251,7 +251,7 @@ class GaudiUnified:
         return parts
 
     def _seen_of_shared(self, window: int) -> torch.Tensor:
-        """Return which slots of the shared blocks each token sees, bool ``[T, M × S]``."""
+        """Return whether each token sees each slot of the shared blocks, bool ``[T, M × S]``."""
         tensors, size = self._tensors, self._block_size
         own = tensors.shared_columns.index_select(0, tensors.groups)[:, :, None]
         keys = own * size + torch.arange(size, device=own.device)
@@ -261,7 +261,7 @@ class GaudiUnified:
         return seen.flatten(1)
 
     def _span_of_unique(self, window: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return how many slots of each unique block are filled, and how many lie before its token's window, ``[U]``."""
+        """Return the filled slots of each unique block, and the slots before its token's window, each ``[U]``."""
         tensors, size = self._tensors, self._block_size
         owners = tensors.unique_tokens.clamp(min=0)
         begins = tensors.unique_columns * size
