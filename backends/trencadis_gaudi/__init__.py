@@ -1,4 +1,4 @@
-"""The backend ``gaudi``: Intel Gaudi, and a device that behaves like one on a CPU. The hook alone; torch comes with the factory."""
+"""The backend ``gaudi`` for Intel Gaudi and its emulation on a CPU. Hooks only; the factory imports torch."""
 
 from __future__ import annotations
 

@@ -79,11 +79,11 @@ class GaudiBackend(Backend):
 
     Args:
         config: Table ``[backend.gaudi]``.
-        clock: Times the warm-up, and steps of the emulated device.
+        clock: Clock for the warm-up, and for steps of the emulated device.
 
     Attributes:
-        habana: The device and its software.
-        watch: What was compiled and how much was padding.
+        habana: Device and its software.
+        watch: Counts of compilations and padding.
 
     Raises:
         ConfigValueError: Two keys contradict each other.
@@ -118,19 +118,19 @@ class GaudiBackend(Backend):
 
     @property
     def capabilities(self) -> BackendCapabilities:
-        """As configured."""
+        """Capabilities of the configuration."""
         return self._capabilities
 
     # ------------------------------------------------------------------------------------------------- start-up
 
     def join(self, groups: RankGroups) -> None:
-        """Take a place among ranks that divide layers, and see that they reach each other.
+        """Join the ranks that divide layers, and check that they reach each other.
 
         Raises:
-            BackendError: The ranks are laid out in stages, or do not reach each other.
-            ConfigValueError: A key of the configuration goes with one rank only.
+            BackendError: The ranks form pipeline stages, or do not reach each other.
+            ConfigValueError: A key of the configuration requires a single rank.
         """
-        from trencadis_gaudi.parallel.join import join_ranks  # a rank that is alone needs none of it
+        from trencadis_gaudi.parallel.join import join_ranks  # not needed by a single rank
 
         with self._on_device():
             self._share, self._agreement = join_ranks(groups, self._config, self.habana)
@@ -139,7 +139,7 @@ class GaudiBackend(Backend):
         """Load, inspect and check the model on the CPU, then move it to the device.
 
         Raises:
-            ModelLoadError: Files are missing, the model is no decoder, or the paged forward would not compute what it computes.
+            ModelLoadError: Files are missing, the model is no decoder, or the paged forward does not match the model's own.
             OutOfMemoryError: No room for the weights.
         """
         self._sampler = sampler
@@ -155,12 +155,12 @@ class GaudiBackend(Backend):
             )
             self._embedder = unallocated_embedder(loaded, self.habana)
         logger.info("Loading model weights took in total %s", meter.summary())
-        # Until a profile run says what a step takes.
+        # Provisional, until a profile run measures a step.
         self._shares = self._share_memory(self.habana.free_bytes())
         return loaded.facts
 
     def _sampler_paths(self, sampler: Sampler) -> tuple[SamplingParams, ...]:
-        """Return what the sampler's paths are taken with; a rank that does not sample gets as many tokens."""
+        """Return sampling parameters that exercise each of the sampler's paths; the same number on ranks that do not sample."""
         paths = sampler.use_static_shapes() if self._samples else ()
         if self._samples and not paths:
             logger.warning(
@@ -172,18 +172,18 @@ class GaudiBackend(Backend):
 
     @property
     def _samples(self) -> bool:
-        """Whether this rank samples; without others it does."""
+        """Whether this rank samples; a single rank does."""
         return self._share is None or self._share.is_output
 
     def _together(self) -> contextlib.AbstractContextManager[None]:
-        """Return a context in which an error here ends what other ranks wait for."""
+        """Return a context in which an error on this rank aborts collectives that other ranks wait for."""
         return contextlib.nullcontext() if self._share is None else self._share.together()
 
     def memory(self, *, max_num_batched_tokens: int, max_num_seqs: int) -> MemoryReport:
-        """Run the largest prefill, and divide the memory that is free beside it.
+        """Run the largest prefill, and divide the memory that it leaves free.
 
         Raises:
-            OutOfMemoryError: The step does not fit, or what is left pays for no block.
+            OutOfMemoryError: The step does not fit, or the rest is smaller than one block.
         """
         loaded = self._model()
         with self._on_device(), self._together(), self.watch.compilations(warns=False):
@@ -209,7 +209,7 @@ class GaudiBackend(Backend):
             free_bytes=free,
             activation_bytes=activations,
             cache_bytes=shares.cache_bytes,
-            shared_cache_bytes=None if self.habana.emulated is None else 0,  # its memory is this machine's
+            shared_cache_bytes=None if self.habana.emulated is None else 0,  # the emulated device uses host memory
         )
 
     def _share_memory(self, free_bytes: int) -> MemoryShares:
@@ -228,7 +228,7 @@ class GaudiBackend(Backend):
         """Allocate the KV cache, the rows and the sampler's state, and make the forward.
 
         Raises:
-            ConfigValueError: The kernels do not know the block size.
+            ConfigValueError: The kernels do not support the block size.
             OutOfMemoryError: No room.
         """
         if plan.block_size not in BLOCK_SIZES:
@@ -295,13 +295,13 @@ class GaudiBackend(Backend):
             clear=getattr(self._adapter, "clear_cache", lambda: None),
             agreement=self._agreement,
         )
-        habana.mark_step()  # or the zeros of the cache would be part of the first step's recipe
+        habana.mark_step()  # otherwise zeroing the cache would be part of the first step's recipe
 
     # -------------------------------------------------------------------------------------------------- warm-up
 
     @torch.inference_mode()
     def warm_up(self, buckets: Sequence[Bucket], *, progress: Callable[[int, int], None] | None = None) -> WarmUpReport:
-        """Compile or capture the buckets, the sampler and block swaps; see ``warmup.py``.
+        """Compile or capture the buckets, the sampler and block swaps, as described in ``graphs/warmup.py``.
 
         Raises:
             OutOfMemoryError: Graphs do not fit, and ``on_memory_shortage`` is ``fail``.
@@ -338,13 +338,13 @@ class GaudiBackend(Backend):
         self.watch.warmed_up(bucket)
 
     def run_bucket(self, bucket: Bucket, graph: bool) -> None:
-        """Run a bucket on padding alone, which leaves no trace."""
+        """Run a bucket on padding only, which changes no state."""
         self._run(empty_pass(bucket), None, graph=graph)
         if self._config.prompt_logprobs:
             self._allocated().warm_scores(bucket)
 
     def warm_sampler(self, buckets: Sequence[Bucket]) -> None:
-        """Let rows start and be sampled in every way that passes in these buckets do."""
+        """Start a row and sample in every size and path that passes in these buckets use."""
         runner = self._allocated()
         sizes = sampler_sizes(map(runner.sampling_bucket, buckets))
         line = RowStart(row=0, token_ids=np.zeros(1, np.int32), num_prompt_tokens=1, params=SamplingParams(), seed=0)
@@ -353,7 +353,7 @@ class GaudiBackend(Backend):
             warm_up_sampler(sizes, self._paths, sample=self._sample)
 
     def warm_swaps(self) -> None:
-        """Swap blocks if the engine will: it does where blocks are read by range."""
+        """Warm up block swaps that the engine uses; within the device it swaps if blocks are read by range."""
         reads_ranges = self._config.contiguous or self._config.layout == "unified"
         if reads_ranges or self._config.defragmenter_graphs == "on":
             self._swaps.warm_up()
@@ -363,16 +363,16 @@ class GaudiBackend(Backend):
 
     @property
     def num_text_sizes(self) -> int:
-        """Sizes that texts are embedded in, prepared or not."""
+        """Number of sizes in which texts are embedded, prepared or not."""
         return 0 if self._embedder is None else self._embedder.num_sizes
 
     def warm_embedder(self) -> None:
-        """Embed texts of every size, if that is configured and the model can."""
+        """Embed texts of every size, if embeddings are configured and the model supports them."""
         if self._config.embeddings and self._embedder is not None:
             self._embedder.warm_up()
 
     def _sample(self, batch_size: int, steps: int, params: SamplingParams | None) -> None:
-        """Sample zeros for unused rows; rows that start overwrite their tokens."""
+        """Sample logits of zeros for unused rows, whose tokens are overwritten at their start."""
         num_rows = len(self._tables.blocks)
         rows = np.arange(batch_size, dtype=np.int32) % num_rows
         if params is not None and self._samples:
@@ -414,10 +414,10 @@ class GaudiBackend(Backend):
 
     @torch.inference_mode()
     def submit(self, batch: Batch) -> PendingStep:
-        """Launch a batch; in eager mode of the emulated device it has run when this returns."""
+        """Launch a batch; in eager mode on the emulated device it is complete on return."""
         with self._on_device(), self._together():
             timer = GaudiTimer(self.habana)
-            # In eager mode operations are compiled as they come.
+            # In eager mode each operation is compiled when it first runs.
             with self.watch.compilations(warns=self._config.mode != "eager") as compiled:
                 for start in batch.row_starts:
                     self._rows.start(start, self._sampler if self._samples else None)
@@ -452,7 +452,7 @@ class GaudiBackend(Backend):
 
     @torch.inference_mode()
     def embed(self, token_ids: Sequence[Int32Array]) -> Float32Array:
-        """Embed whole texts; the KV cache is not touched. What no warm-up prepared is compiled.
+        """Embed whole texts without the KV cache; compiles sizes that no warm-up prepared.
 
         Raises:
             BackendError: The model cannot embed.
@@ -464,7 +464,7 @@ class GaudiBackend(Backend):
 
     @torch.inference_mode()
     def copy_blocks(self, *, sources: Int32Array, targets: Int32Array) -> None:
-        """Copy whole KV blocks, all layers, in one of a few sizes."""
+        """Copy whole KV blocks in all layers, padded to one of a few sizes."""
         self._allocated()
         if len(sources):
             with self._on_device(), self.watch.compilations(warns=self._config.mode != "eager"):
@@ -472,7 +472,7 @@ class GaudiBackend(Backend):
 
     @torch.inference_mode()
     def swap_blocks(self, *, outs: BlockCopies, ins: BlockCopies) -> None:
-        """Copy KV blocks to pinned host memory and back; returns when they are there."""
+        """Copy KV blocks to pinned host memory and back; returns when the copies are complete."""
         self._allocated()
         with self._on_device(), self.watch.compilations(warns=self._config.mode != "eager"):
             self._swaps.swap(outs=outs, ins=ins)
@@ -482,7 +482,7 @@ class GaudiBackend(Backend):
         return self.watch.metrics()
 
     def kv_cache(self) -> GaudiPool:
-        """Return the blocks of the cache; a warm-up that comes later prepares for their copies.
+        """Return the blocks of the cache; a later warm-up includes their copies.
 
         Raises:
             BackendError: The ranks divide a layer, and layers differ in their KV heads.
@@ -493,7 +493,7 @@ class GaudiBackend(Backend):
         return self._pool
 
     def close(self) -> None:
-        """Let go of model and cache; may be called twice."""
+        """Release model and cache; idempotent."""
         self._loaded = self._runner = self._embedder = self._warm_up = self._pool = None
         for name in ("_cache", "_rows", "_adapter", "_swaps", "_capture"):
             self.__dict__.pop(name, None)

@@ -1,4 +1,4 @@
-"""Copies of KV blocks in a few sizes, so that no number of blocks is compiled while a request waits.
+"""Copies of KV blocks in a few sizes, so that no size is compiled while a request waits.
 
 A defragmenter copies within the device, padded to thresholds; preemption by swap copies to host memory and back, block by block.
 
@@ -30,9 +30,9 @@ THRESHOLDS = (8, 16, 32, 64, 128, 256, 512)
 
 
 def padded_length(num_copies: int) -> int:
-    """Return how many copies are made instead of ``num_copies``: two for each pair of the next threshold. Pure.
+    """Return the padded number of copies: twice the smallest threshold that covers ``num_copies``. Pure.
 
-    Beyond the largest threshold it is the next power of two, which no warm-up has seen.
+    Beyond the largest threshold it is the next power of two, which is not warmed up.
     """
     for threshold in THRESHOLDS:
         if num_copies <= 2 * threshold:
@@ -41,7 +41,7 @@ def padded_length(num_copies: int) -> int:
 
 
 class _Copies(torch.nn.Module):
-    """The copies as a module, which is what can be captured."""
+    """The copies as a module, since only modules can be captured."""
 
     def __init__(self, cache: PagedKVCache) -> None:
         super().__init__()
@@ -56,13 +56,13 @@ class BlockSwaps:
     """Copies blocks of one cache.
 
     Args:
-        cache: Changed.
-        config: Whether copies are captured or compiled.
-        habana: Where.
-        num_host_blocks: Blocks in host memory.
+        cache: Cache whose blocks are copied.
+        config: Configuration, which decides whether copies are captured or compiled.
+        habana: Device of the cache.
+        num_host_blocks: Number of blocks in host memory.
 
     Raises:
-        OutOfMemoryError: The host has no room for them.
+        OutOfMemoryError: Host memory has no room for the blocks.
     """
 
     def __init__(self, cache: PagedKVCache, config: GaudiConfig, habana: Habana, *, num_host_blocks: int = 0) -> None:
@@ -92,7 +92,7 @@ class BlockSwaps:
         self._habana.mark_step()
 
     def swap(self, *, outs: BlockCopies, ins: BlockCopies) -> None:
-        """Copy blocks to host memory and back, one after the other: every number of blocks has the same shape."""
+        """Copy blocks to host memory and back one by one, so that any number of blocks has the same shape."""
         self._habana.mark_step()
         self._host_blocks.swap(outs=outs, ins=ins)
 
@@ -112,7 +112,7 @@ class BlockSwaps:
             self.swap(outs=BlockCopies(sources=padding, targets=first), ins=BlockCopies(sources=first, targets=padding))
 
     def warm_up(self) -> int:
-        """Swap two blocks once for each size, and once more if they would stay swapped; returns the number of swaps."""
+        """Swap two blocks once for each size, an even number of times in total; return the number of swaps."""
         num_blocks = self._cache.num_blocks + 1
         logger.info("Warming up defragmenter with thresholds: %s", list(THRESHOLDS))
         if self._cache.num_blocks < 2:
@@ -125,7 +125,7 @@ class BlockSwaps:
         return len(sizes)
 
     def _swap_two(self, threshold: int) -> None:
-        # Repeated pairs are padding as good as any, and bring the call to its size.
+        # Copies of the padding block fill the call up to its size.
         padding = np.full(2 * threshold - 2, self._cache.padding_block, np.int32)
         there, back = np.array([1, 0], np.int32), np.array([0, 1], np.int32)
         self.copy(np.concatenate([there, padding]), np.concatenate([back, padding]))

@@ -1,4 +1,4 @@
-"""Config table of the backend ``gaudi``; no torch here, the command line reads it.
+"""Config table of the backend ``gaudi``, without torch, since the command line reads it.
 
 The environment names beside the keys are those of the vLLM plugin for Gaudi and of the Gaudi software.
 Source: vllm-gaudi, extension/config.py, features.py and runtime.py; the graph budget, vllm-fork v0.5.3.post1-Gaudi-1.17.0.
@@ -47,7 +47,7 @@ def _unified_or_padded(text: str) -> str:
 
 
 def _contiguous_without_sharing(text: str) -> Any:
-    """Without prefix caching the vendor reads by range, too. Source: vllm-gaudi, extension/features.py."""
+    """Return True without prefix caching, when the vendor's plugin reads by range. Source: vllm-gaudi, extension/features.py."""
     return attrs.NOTHING if _truth(text) else True
 
 
@@ -247,36 +247,36 @@ class GaudiConfig:
 
     @property
     def captures(self) -> bool:
-        """HPU graphs are captured."""
+        """Whether HPU graphs are captured."""
         return self.mode == "lazy"
 
     @property
     def swaps_in_graphs(self) -> bool:
-        """Blocks are swapped by a graph."""
+        """Whether blocks are swapped by a graph."""
         return self.mode == "compile" if self.defragmenter_graphs == "auto" else self.defragmenter_graphs == "on"
 
     @property
     def computes_fp8(self) -> bool:
-        """Linear layers or the KV cache are in fp8."""
+        """Whether linear layers or the KV cache are in fp8."""
         return self.fp8 != "off" or self.kv_cache_dtype == "fp8"
 
     def with_quant_config(self) -> GaudiConfig:
-        """Return the config with what ``quant_config`` says in the place of ``inc``.
+        """Return the config with the settings of the ``quant_config`` file in place of ``fp8 = "inc"``.
 
         Raises:
-            ConfigValueError: The file cannot be read, or asks for something that is not served.
+            ConfigValueError: The file cannot be read, or has a setting that is not supported.
         """
         return attrs.evolve(self, **read_quant_config(self.quant_config)) if self.fp8 == "inc" else self
 
     @property
     def scale_method(self) -> ScaleMethod:
-        """Of the linear layers."""
+        """Scale method of the linear layers."""
         known = DYNAMIC if self.fp8 == "dynamic" else STATIC
         return known.get(self.fp8_scale_method, next(iter(known.values())))
 
     @property
     def cache_scale_method(self) -> ScaleMethod:
-        """Of the KV cache, whose scales are static."""
+        """Scale method of the KV cache, whose scales are static."""
         return STATIC.get(self.fp8_scale_method, next(iter(STATIC.values())))
 
     def check(self) -> None:

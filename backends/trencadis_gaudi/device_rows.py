@@ -1,4 +1,4 @@
-"""The rows' tokens on the device, written with operations whose shapes do not depend on the batch; their block tables on the host."""
+"""Tokens of rows on the device, written by operations with shapes independent of the batch, and block tables on the host."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ __all__ = ["DeviceRows", "HostTables"]
 
 
 class DeviceRows(Rows):
-    """Tokens of every row, and one row more that padding writes to. Block tables stay on the host, see :class:`HostTables`.
+    """Tokens of every row, and of one more row that padding writes to. Block tables stay on the host (:class:`HostTables`).
 
     Args:
-        plan: Sizes.
-        habana: Where.
+        plan: Sizes of the allocation.
+        habana: Device of the tokens.
     """
 
     def __init__(self, plan: AllocationPlan, habana: Habana) -> None:
@@ -29,11 +29,11 @@ class DeviceRows(Rows):
         self._flat = self.tokens.flatten()
 
     def start(self, start: RowStart, sampler: Sampler | None) -> None:
-        """Let a sequence take a row: all its columns are written, so that one shape serves every prompt.
+        """Start a sequence in a row; writes all columns, so that one shape serves every prompt.
 
         Args:
-            start: The sequence.
-            sampler: Is told of it; None: another rank samples.
+            start: Row, prompt and parameters of the sequence.
+            sampler: Sampler to start the row in; None: another rank samples.
         """
         line = np.zeros((1, self.tokens.shape[1]), np.int32)
         line[0, : len(start.token_ids)] = start.token_ids
@@ -45,7 +45,7 @@ class DeviceRows(Rows):
             sampler.start_row(start)
 
     def write_pass_drafts(self, one: Pass, drafts: Drafts | None) -> None:
-        """Write the drafts of a pass after its rows' known tokens; as many writes as the bucket has token positions."""
+        """Write the drafts of a pass after its rows' known tokens, padded to the token positions of the bucket."""
         bucket = one.bucket
         if bucket.query_len == 1:
             return
@@ -65,10 +65,10 @@ class HostTables:
     """The block table of every row.
 
     Attributes:
-        blocks: int32 ``[num_rows, num_columns]``; an entry that was never written is 0.
+        blocks: Block ids, int32 ``[num_rows, num_columns]``; unwritten entries are 0.
 
     Args:
-        num_rows: Sequences at once.
+        num_rows: Number of rows (concurrent sequences).
         num_columns: Blocks of the longest sequence.
     """
 
@@ -76,5 +76,5 @@ class HostTables:
         self.blocks: Int32Array = np.zeros((num_rows, num_columns), np.int32)
 
     def apply(self, writes: TableWrites) -> None:
-        """Take a batch's entries; of two for one place the later counts."""
+        """Write a batch's entries; later ones override earlier ones at the same place."""
         self.blocks[writes.rows, writes.columns] = writes.block_ids

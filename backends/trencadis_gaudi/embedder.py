@@ -1,9 +1,9 @@
-"""Texts to vectors with a decoder: rectangles of whole texts in few sizes, one forward each, then pooling.
+"""Text embeddings with a decoder: batches of whole texts in few sizes, one forward each, then pooling.
 
     texts by length ─▶ rectangles [B, Q] ──┤ border of the graph ├──▶ decoder ─▶ last hidden states ─▶ vectors [B, embedding_size]
 
-Q is the block size or a power of two times it, at most the longest text; B is a power of two. Rows and tokens are padded up to them, so
-a table of these sizes is all that is ever compiled. Nothing is read from the KV cache or written to it.
+Q is the block size times a power of two, at most the longest text; B is a power of two. Rows and tokens are padded up to them, so
+only these sizes are compiled. The KV cache is not used.
 
 Shapes: B texts, Q tokens of each, T = B × Q, H hidden size.
 """
@@ -36,12 +36,12 @@ __all__ = ["GaudiEmbedder", "TextSizes", "make_embedder", "unallocated_embedder"
 
 @attrs.frozen(kw_only=True)
 class TextSizes:
-    """Sizes of rectangles of texts.
+    """Sizes of batches of texts.
 
     Attributes:
-        block_size: Shortest row, tokens.
-        max_model_len: Longest row, tokens.
-        max_tokens: Most tokens of several rows.
+        block_size: Tokens of the shortest row.
+        max_model_len: Tokens of the longest row.
+        max_tokens: Maximum tokens of a batch of several rows.
     """
 
     block_size: int
@@ -57,23 +57,23 @@ class TextSizes:
         return _power(max(1, self.max_tokens // query_len) + 1) // 2
 
     def table(self) -> list[tuple[int, int]]:
-        """Return every size, number of rows and their length, the largest first. Pure."""
+        """Return all sizes as (number of rows, row length), the largest first. Pure."""
         lengths = {self.query_len(self.block_size << power) for power in range(self.max_model_len.bit_length())}
         sizes = [(1 << power, length) for length in lengths for power in range(self.max_texts(length).bit_length())]
         return sorted(sizes, key=lambda size: (size[0] * size[1], size), reverse=True)
 
 
 def _power(number: int) -> int:
-    """Return the least power of two that is not below a number. Pure."""
+    """Return the smallest power of two not below a number. Pure."""
     return 1 << (number - 1).bit_length()
 
 
 class EmbeddingAdapter(torch.nn.Module):
-    """Tensors in, vectors out; shapes alone distinguish the vendor's graphs.
+    """Forward from tensors to vectors; graphs are distinguished by shapes only.
 
     Args:
-        loaded: A decoder and its pooling.
-        kernel: Fused attention; None computes with plain operations.
+        loaded: Decoder model with its pooling configuration.
+        kernel: Fused attention kernel; None: plain operations.
     """
 
     def __init__(self, loaded: LoadedModel, *, kernel: FusedSDPA | None) -> None:
@@ -84,12 +84,12 @@ class EmbeddingAdapter(torch.nn.Module):
         self._kernel = kernel
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-        """Return float32 ``[B, embedding_size]``; of rows without a text they are of no meaning.
+        """Return vectors, float32 ``[B, embedding_size]``; those of rows without a text are meaningless.
 
         Args:
-            token_ids: int64 ``[1, T]``.
-            positions: int64 ``[1, T]``.
-            lengths: Tokens of each text, int64 ``[B]``; 0 for padding.
+            token_ids: Token ids of all rows, int64 ``[1, T]``.
+            positions: Positions, int64 ``[1, T]``.
+            lengths: Tokens of each text, int64 ``[B]``; 0 in padding.
         """
         attention = _TextAttention(lengths, token_ids.shape[1] // len(lengths), self._windows, kernel=self._kernel)
         options = {PASS_ARGUMENT: attention}
@@ -109,7 +109,7 @@ def _pooled(hidden: torch.Tensor, lengths: torch.Tensor, pooling: str) -> torch.
 
 
 class _TextAttention:
-    """Attention of whole texts, a row each; stores nothing."""
+    """Attention of whole texts, one per row, without a KV cache."""
 
     def __init__(
         self, lengths: torch.Tensor, query_len: int, windows: Sequence[int], *, kernel: FusedSDPA | None
@@ -117,7 +117,7 @@ class _TextAttention:
         self._lengths = lengths
         self._query_len = query_len
         self._kernel = kernel
-        # Made before the first layer: see GaudiPrefill.
+        # Made before the first layer, for the reason in GaudiPrefill.
         starts = torch.zeros_like(lengths)
         self._masks = {
             window: batch_mask(starts, lengths, num_context=0, query_len=query_len, window=window) if window else None
@@ -133,7 +133,7 @@ class _TextAttention:
         *,
         options: AttentionOptions,
     ) -> torch.Tensor:
-        """Return attention outputs ``[T, num_heads, Dv]``; see ``attention/adapter.py``."""
+        """Return attention outputs ``[T, num_heads, Dv]``, as defined in ``attention/adapter.py``."""
         shape = (len(self._lengths), self._query_len)
         output = attend_prefill(
             *(torch.unflatten(part, 0, shape) for part in (query, keys, values)),
@@ -146,13 +146,13 @@ class _TextAttention:
 
 
 class GaudiEmbedder:
-    """Embeds texts of any lengths.
+    """Embeds texts of any length.
 
     Args:
-        forward: An :class:`EmbeddingAdapter`, as it is, captured or compiled.
-        sizes: Of rectangles.
-        habana: The device.
-        graph: Capture a graph for each size.
+        forward: Forward of an :class:`EmbeddingAdapter`, plain, captured or compiled.
+        sizes: Sizes of batches.
+        habana: Device of the model.
+        graph: Whether to capture a graph for each size.
     """
 
     def __init__(self, forward: Forward, sizes: TextSizes, habana: Habana, *, graph: bool) -> None:
@@ -163,7 +163,7 @@ class GaudiEmbedder:
 
     @property
     def num_sizes(self) -> int:
-        """How many sizes texts are embedded in."""
+        """Number of sizes in which texts are embedded."""
         return len(self._sizes.table())
 
     def warm_up(self) -> None:
@@ -175,14 +175,14 @@ class GaudiEmbedder:
         """Return float32 ``[num_texts, embedding_size]``, in the order of the texts.
 
         Args:
-            token_ids: Of each text, int32 ``[num_tokens]``, at least one.
+            token_ids: Token ids of each text, int32 ``[num_tokens]``, at least one token.
         """
         parts = list(self._parts(np.array([len(text) for text in token_ids])))
-        # All are launched before the first is waited for.
+        # All batches are launched before the first result is awaited.
         vectors = [
             self._run([token_ids[index] for index in part], _power(len(part)), query_len) for part, query_len in parts
         ]
-        # Cut on the host: on the device each number of texts would be a program of its own.
+        # Cut on the host, since each number of texts would be a separate program on the device.
         found = np.concatenate(
             [rows.cpu().numpy()[: len(part)] for rows, (part, _) in zip(vectors, parts, strict=True)]
         )
@@ -191,7 +191,7 @@ class GaudiEmbedder:
         return result
 
     def _parts(self, lengths: npt.NDArray[np.int64]) -> Iterator[tuple[npt.NDArray[np.int64], int]]:
-        """Yield which texts share a rectangle, and its length."""
+        """Yield the indices of texts that share a batch, and the row length."""
         rows = np.array([self._sizes.query_len(length) for length in lengths.tolist()])
         for query_len in np.unique(rows).tolist():
             same = np.flatnonzero(rows == query_len)
@@ -224,14 +224,14 @@ def make_embedder(
         block_size=plan.block_size, max_model_len=plan.max_model_len, max_tokens=plan.max_num_batched_tokens
     )
     adapter = EmbeddingAdapter(loaded, kernel=habana.kernels.attention)
-    # Graphs that no warm-up saw would take memory that was never counted.
+    # Without a warm-up no graphs, whose memory would not be accounted for.
     graph = config.embeddings and config.captures and config.capture == "capture_all"
     forward = make_forward(adapter, config, habana) if graph or config.mode == "compile" else _without_graphs(adapter)
     return GaudiEmbedder(forward, sizes, habana, graph=graph)
 
 
 def unallocated_embedder(loaded: LoadedModel, habana: Habana) -> GaudiEmbedder | None:
-    """Return an embedder without graphs for a model that has no KV cache yet; None if it cannot embed."""
+    """Return an embedder without graphs for a model without a KV cache; None if it cannot embed."""
     if not loaded.facts.embedding_size:
         return None
     scales = loaded.cache_scales

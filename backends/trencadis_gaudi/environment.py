@@ -1,4 +1,4 @@
-"""The mode of the Gaudi software and its environment variables, which it reads when it is imported.
+"""Mode of the Gaudi software and its environment variables, which it reads at import.
 
 Since release 1.18 ``import torch`` imports ``habana_frameworks``, so the variables are set before torch is imported: in the engine's
 process before any of its components is made. Where torch was imported before that, the mode that it was imported in is used, or is an
@@ -52,7 +52,7 @@ def prepare(config: GaudiConfig) -> None:
 
 
 def release_of(version: str) -> tuple[int, int] | None:
-    """Return major and minor number of a version; None if it has none. Pure."""
+    """Return the major and minor number of a version; None if it has none. Pure."""
     parts = version.split(".")
     if len(parts) < 2 or not (parts[0].isdigit() and parts[1].isdigit()):
         return None
@@ -60,15 +60,15 @@ def release_of(version: str) -> tuple[int, int] | None:
 
 
 def with_mode(config: GaudiConfig, *, release: tuple[int, int] | None, is_lazy: bool | None = None) -> GaudiConfig:
-    """Return the config with a mode in the place of ``auto``; logs which and why.
+    """Return the config with a mode in place of ``auto``; log the mode and its reason.
 
     Args:
         config: Table ``[backend.gaudi]``.
-        release: Of the installed Gaudi software; None: not known.
-        is_lazy: The mode in which it was imported already; None: it was not.
+        release: Release of the installed Gaudi software; None: unknown.
+        is_lazy: Whether the software was imported in lazy mode; None: not imported.
 
     Raises:
-        BackendError: It was imported in another mode than configured.
+        BackendError: The software was imported in another mode than configured.
     """
     if config.mode != "auto":
         if is_lazy is not None and is_lazy != (config.mode == "lazy"):
@@ -92,7 +92,7 @@ def with_mode(config: GaudiConfig, *, release: tuple[int, int] | None, is_lazy: 
 
 
 def demands_of(config: GaudiConfig) -> dict[str, str]:
-    """Return the variables that the config decides; its mode is none of ``auto``. Pure."""
+    """Return the variables that follow from the config, whose mode is not ``auto``. Pure."""
     demands = {"PT_HPU_LAZY_MODE": "1" if config.mode == "lazy" else "0"}
     if config.recipe_cache:
         demands["PT_HPU_RECIPE_CACHE_CONFIG"] = config.recipe_cache
@@ -100,7 +100,7 @@ def demands_of(config: GaudiConfig) -> dict[str, str]:
 
 
 def defaults_of(config: GaudiConfig) -> dict[str, str]:
-    """Return the variables that are set if they were not; the config's mode is none of ``auto``. Pure."""
+    """Return the default values of unset variables; the config's mode is not ``auto``. Pure."""
     defaults = {"PT_HPU_WEIGHT_SHARING": "0", "EXPERIMENTAL_WEIGHT_SHARING": "0"}
     if config.watch_compilations:
         defaults["PT_HPU_METRICS_GC_DETAILS"] = "1"
@@ -118,12 +118,12 @@ def set_environment(
     """Set the variables, and return the config with its mode.
 
     Args:
-        config: Decides.
-        environ: Changed, unless ``habana_frameworks`` is imported: it reads nothing any more.
-        modules: Those imported so far.
+        config: Table ``[backend.gaudi]``.
+        environ: Environment to change; unchanged if ``habana_frameworks`` is imported, which no longer reads it.
+        modules: Modules imported so far, by name.
 
     Raises:
-        BackendError: It is imported in another mode than configured.
+        BackendError: The software is imported in another mode than configured.
     """
     imported = modules.get(_MODULE)
     try:
@@ -150,21 +150,21 @@ def set_environment(
 
 
 def holds_collectives(environ: Mapping[str, str]) -> bool:
-    """Return whether HPU graphs of lazy mode may hold collectives. Pure."""
+    """Return whether HPU graphs of lazy mode may contain collectives. Pure."""
     return environ.get(_LAZY_COLLECTIVES, "").lower() in {"true", "1"}
 
 
 def module_of(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variable that gives a rank a module of its own; nothing in a process that is no rank. Pure.
+    """Return the variable that assigns a Gaudi module to a rank; empty in a process that is no rank. Pure.
 
     Args:
-        environ: Of this process; ``TRENCADIS_LOCAL_RANK`` says which rank of this machine it is.
+        environ: Environment of this process; ``TRENCADIS_LOCAL_RANK`` is the rank's number on this machine.
 
     Raises:
-        BackendError: There are fewer modules than ranks, or the environment names one for all.
+        BackendError: There are fewer modules than ranks, or the environment assigns one module to all ranks.
 
     Source: documentation of the Gaudi software, "Gaudi-to-process Assignment"; bridge 1.19, torch/distributed/hccl/__init__.py, which leaves
-    ``HLS_MODULE_ID`` alone where it is set.
+    a set ``HLS_MODULE_ID`` unchanged.
     """
     rank = environ.get(LOCAL_RANK)
     if rank is None:

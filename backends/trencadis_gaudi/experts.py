@@ -1,6 +1,6 @@
-"""Mixture of experts: the vendor's kernel where it serves, else every expert on every token, weighed by the routing weights.
+"""Mixture of experts in the vendor's kernel if it supports the experts, else every expert on every token with routing weights.
 
-transformers would choose ``torch._grouped_mm``, for which a Gaudi has no kernel, or a loop over the experts that are hit, whose shapes
+transformers would use ``torch._grouped_mm``, for which a Gaudi has no kernel, or a loop over the chosen experts, whose shapes
 depend on data.
 
 The kernel is ``torch.ops.hpu.mixture_of_experts.fused_weights``: experts of gate and up in one matrix, one after the other; silu, gelu
@@ -52,26 +52,26 @@ class ExpertsKernel(Protocol):
         """Return ``[T, H]``.
 
         Args:
-            hidden_states: ``[T, H]``.
+            hidden_states: Hidden states, ``[T, H]``.
             expert_routing_table: Experts of each token, int64 ``[T, K]``.
-            router_weights: Of these, ``[T, K]``, of the type of the hidden states.
-            w12: Of each expert, gate before up: ``[2·I, H]``, or ``[H, 2·I]`` if not permuted.
-            w3: Of each expert, ``[H, I]``, or ``[I, H]`` if not permuted.
-            permuted_weights: See there.
-            activation: ``silu``, ``gelu`` or ``relu``.
-            experts_min: First expert.
-            experts_max: Last expert.
+            router_weights: Routing weights of these experts, ``[T, K]``, in the type of the hidden states.
+            w12: Gate and up projection of each expert, gate first: ``[2·I, H]``, or ``[H, 2·I]`` if not permuted.
+            w3: Down projection of each expert, ``[H, I]``, or ``[I, H]`` if not permuted.
+            permuted_weights: Whether ``w12`` and ``w3`` have the output dimension first.
+            activation: Activation function: ``silu``, ``gelu`` or ``relu``.
+            experts_min: Index of the first expert.
+            experts_max: Index of the last expert.
         """
         ...
 
 
 def use_experts(model: Any, find_kernel: Callable[[], ExpertsKernel | None], device: torch.device) -> Counter[str]:
-    """Make a model's experts run with static shapes; a model without experts stays as it is. Returns how many run in the kernel.
+    """Make a model's experts run with static shapes; return the number of modules in the kernel by class.
 
     Args:
-        model: Of transformers.
-        find_kernel: Returns the vendor's kernel; None: plain operations.
-        device: Of the kernel.
+        model: Model of transformers.
+        find_kernel: Returns the vendor's kernel, or None for plain operations.
+        device: Device of the kernel.
 
     Raises:
         ModelLoadError: Shapes of the model's experts depend on the routing, and transformers has no other way to run them.
@@ -99,7 +99,7 @@ def use_experts(model: Any, find_kernel: Callable[[], ExpertsKernel | None], dev
 
 
 def _trial(dtype: torch.dtype) -> tuple[Any, ...]:
-    """Arguments of a kernel: tokens of size 128, each for two of three experts of size 64."""
+    """Return trial arguments of a kernel: tokens of size 128, each with two of three experts of size 64."""
     ups, downs = ((drawn(3, 128, size, seed=size) / 8).to(dtype) for size in (128, 64))
     table = torch.tensor([[0, 1], [2, 0], [1, 2], [2, 1]])
     weights = torch.tensor([[0.75, 0.25], [0.5, 0.5], [1.0, 0.0], [0.25, 0.75]], dtype=dtype)
@@ -109,13 +109,13 @@ def _trial(dtype: torch.dtype) -> tuple[Any, ...]:
 def dense_experts(
     module: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
-    """Return the weighted sum of the experts' results ``[T, H]``; signature as transformers calls it.
+    """Return the weighted sum of the experts' results ``[T, H]``; transformers defines the signature.
 
     Args:
-        module: The experts.
-        hidden_states: ``[T, H]``.
+        module: Experts module.
+        hidden_states: Hidden states, ``[T, H]``.
         top_k_index: Experts of each token, ``[T, K]``.
-        top_k_weights: Their weights, ``[T, K]``.
+        top_k_weights: Routing weights of these experts, ``[T, K]``.
     """
     has_gate, has_bias = getattr(module, "has_gate", True), module.has_bias
     name = "gate_up_proj" if has_gate else "up_proj"
@@ -142,7 +142,7 @@ def dense_experts(
 
 
 def kernel_experts(kernel: ExpertsKernel) -> Any:
-    """Return a function as :func:`dense_experts` that calls a kernel for those experts that it serves."""
+    """Return a function like :func:`dense_experts` that calls a kernel for the experts modules that it supports."""
 
     def experts(
         module: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
@@ -166,7 +166,7 @@ def kernel_experts(kernel: ExpertsKernel) -> Any:
 
 
 def _served(module: Any) -> str | None:
-    """Return the kernel's name of the experts' activation; None if it computes something else than these experts."""
+    """Return the kernel's name of the experts' activation; None if the kernel does not support these experts."""
     plain = (
         getattr(module, "has_gate", True)
         and getattr(module, "is_concatenated", True)

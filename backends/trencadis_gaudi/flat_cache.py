@@ -1,6 +1,6 @@
-"""The KV cache of a Gaudi: per layer two flat tensors of slots, the padding block last.
+"""KV cache of a Gaudi: two flat tensors of slots for each layer, with the padding block at the end.
 
-In fp8 a number in the cache, times the scale of its layer's keys or values, is the number that was stored.
+In fp8, a cached number times the scale of its layer's keys or values is the original number.
 Source: vllm-gaudi 091bbadd, extension/utils.py, VLLMFP8KVCache.
 """
 
@@ -19,13 +19,13 @@ __all__ = ["CacheScales", "FlatKVCache", "FlatLayer"]
 
 @attrs.frozen(eq=False)
 class CacheScales:
-    """Scales of a layer's keys and values in fp8, each a tensor of one number: a number would be a graph for each of its values.
+    """Scales of a layer's fp8 keys and values, as tensors of one element, since a Python number would need a graph for each value.
 
     Attributes:
-        keys: Of the keys.
-        values: Of the values.
-        inverses: One over each.
-        dtype: The model computes in it.
+        keys: Scale of the keys.
+        values: Scale of the values.
+        inverses: Inverse scales of keys and values.
+        dtype: Number type in which the model computes.
     """
 
     keys: torch.Tensor
@@ -39,23 +39,23 @@ class CacheScales:
         return cls(keys, values, (1 / keys, 1 / values), dtype)
 
     def to(self, device: torch.device) -> CacheScales:
-        """Return the same on a device."""
+        """Return a copy of the scales on a device."""
         keys, values, *inverses = (scale.to(device) for scale in (self.keys, self.values, *self.inverses))
         return CacheScales(keys, values, (inverses[0], inverses[1]), self.dtype)
 
 
 @attrs.frozen(eq=False)
 class FlatLayer:
-    """Keys and values of one layer, kept at its attention module: torch.compile makes one graph for all layers of a kind.
+    """Keys and values of one layer, held by its attention module, so that torch.compile makes one graph for all layers of a kind.
 
-    A graph that finds its tensors by the layer's number would be a graph for each number.
+    If graphs used a layer index to find the tensors, each layer would need its own graph.
 
     Attributes:
-        keys: ``[num_slots, num_kv_heads, key_dim]``.
-        values: ``[num_slots, num_kv_heads, value_dim]``.
+        keys: Cached keys, ``[num_slots, num_kv_heads, key_dim]``.
+        values: Cached values, ``[num_slots, num_kv_heads, value_dim]``.
         block_size: Tokens per block.
-        window: A query sees this many tokens, itself included; 0 sees all.
-        scales: Of fp8; None: keys and values are stored as they are.
+        window: Tokens that a query sees, itself included; 0: all.
+        scales: Scales of fp8 keys and values; None: stored unscaled in the layer's type.
     """
 
     keys: torch.Tensor
@@ -68,9 +68,9 @@ class FlatLayer:
         """Store new keys and values in place, as whole tensors.
 
         Args:
-            slots: int64 ``[T]``.
-            keys: ``[T, num_kv_heads, key_dim]``.
-            values: ``[T, num_kv_heads, value_dim]``.
+            slots: Slot of each new token, int64 ``[T]``.
+            keys: New keys, ``[T, num_kv_heads, key_dim]``.
+            values: New values, ``[T, num_kv_heads, value_dim]``.
         """
         if self.scales is not None:
             for_keys, for_values = self.scales.inverses
@@ -79,15 +79,15 @@ class FlatLayer:
         self.values.index_copy_(0, slots, values)
 
     def gather(self, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return keys and values of some blocks, each ``[n, block_size, num_kv_heads, head_dim]``.
+        """Return keys and values of blocks, each ``[n, block_size, num_kv_heads, head_dim]``.
 
         Args:
-            blocks: int64 ``[n]``.
+            blocks: Block ids, int64 ``[n]``.
         """
         return self._read(lambda part: part.index_select(0, blocks))
 
     def first(self, num_blocks: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return keys and values of the first blocks, without a copy where they need none; as :meth:`gather`."""
+        """Return keys and values of the first blocks in the form of :meth:`gather`; copied only if they are fp8."""
         return self._read(lambda part: part.narrow(0, 0, num_blocks))
 
     def _read(self, select: Callable[[torch.Tensor], torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -99,18 +99,18 @@ class FlatLayer:
 
 
 class FlatKVCache(PagedKVCache):
-    """Keys and values by slot; written as whole tensors, for a captured graph must not write through a view.
+    """Keys and values by slot, written as whole tensors, since a captured graph must not write through a view.
 
     ``keys`` and ``values`` are views of the same memory by block, ``[num_blocks + 1, block_size, num_kv_heads, head_dim]``.
 
     Connectors read and write it through ``pool.py``.
 
     Args:
-        layers: The attention layers.
-        num_blocks: Usable blocks; block ``num_blocks`` is the padding block.
+        layers: Attention layers of the model.
+        num_blocks: Number of usable blocks; block ``num_blocks`` is the padding block.
         block_size: Tokens per block.
-        device: Where.
-        scales: Of the layers in fp8, by their index.
+        device: Device of the tensors.
+        scales: Scales of fp8 layers, by layer index; None: no layer is fp8.
 
     Raises:
         OutOfMemoryError: No room.
@@ -140,7 +140,7 @@ class FlatKVCache(PagedKVCache):
         return torch.unflatten(flat, 0, (-1, self.block_size))
 
     def flat_layer(self, layer_index: int) -> FlatLayer:
-        """Return keys and values of the layer with a module's ``layer_idx``."""
+        """Return keys and values of the layer with an index (``layer_idx`` of its module)."""
         at = self._at[layer_index]
         return FlatLayer(
             self._flat[at],
@@ -158,8 +158,8 @@ class FlatKVCache(PagedKVCache):
         """Copy blocks in place, all layers; every source is read before any target is written.
 
         Args:
-            sources: int64 ``[n]``.
-            targets: int64 ``[n]``, no block twice but the padding block.
+            sources: Block ids to read, int64 ``[n]``.
+            targets: Block ids to write, int64 ``[n]``, distinct except for the padding block.
         """
         sources, targets = self._slots(sources), self._slots(targets)
         for cache in self._flat:

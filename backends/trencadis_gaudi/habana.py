@@ -1,6 +1,6 @@
-"""Interface to ``habana_frameworks``: the parts that the backend uses, of a Gaudi or of the emulated device.
+"""Interface to the parts of ``habana_frameworks`` that the backend uses, of a Gaudi or of the emulated device.
 
-Nothing else in this backend imports the vendor's package, so this file is also the list of what is used of it. Names and signatures:
+Only this file imports the vendor's package, so it is also the list of the names in use. Names and signatures:
 bridge 1.19, checked in the tests.
 """
 
@@ -51,21 +51,21 @@ NEEDED = (
 
 @attrs.frozen(kw_only=True)
 class Habana:
-    """A device and its software.
+    """Device and its software.
 
     Attributes:
-        config: Table ``[backend.gaudi]``, with the mode that was chosen.
-        core: ``habana_frameworks.torch.core``.
-        hpu: ``habana_frameworks.torch.hpu``.
-        internal: ``habana_frameworks.torch.internal``.
-        device: Where tensors go.
-        is_lazy: Operations are gathered until ``mark_step``.
+        config: Table ``[backend.gaudi]``, with the chosen mode.
+        core: Module ``habana_frameworks.torch.core``.
+        hpu: Module ``habana_frameworks.torch.hpu``.
+        internal: Module ``habana_frameworks.torch.internal``.
+        device: Device of tensors.
+        is_lazy: Whether operations are gathered until ``mark_step``.
         kernels: Fused kernels of the software.
         compiler: Backend of torch.compile: the vendor's name, or a function.
-        fp8: Range of the device's fp8; None where the config asks for none.
-        emulated: The emulated device, or None.
-        active: Context in which everything runs that is meant for the device.
-        dynamo: Counts of what torch.compile gave up.
+        fp8: Fp8 range of the device; None if the config uses no fp8.
+        emulated: Emulated device; None on a Gaudi.
+        active: Returns the context in which operations for the device run.
+        dynamo: Counts of graph breaks of torch.compile.
     """
 
     config: GaudiConfig
@@ -82,23 +82,23 @@ class Habana:
     dynamo: DynamoCounts = attrs.field(factory=DynamoCounts)
 
     def mark_step(self) -> None:
-        """End a run of operations; nothing outside lazy mode."""
+        """End a run of operations in lazy mode; else do nothing."""
         if self.is_lazy:
             self.core.mark_step()
 
     def declare(self, name: str, num_bytes: int) -> None:
-        """Account for the memory of ``name`` on the emulated device; a Gaudi does so itself."""
+        """Account for the memory of ``name`` on the emulated device; do nothing on a Gaudi."""
         if self.emulated is not None:
             self.emulated.book(name, num_bytes)
 
     def freeze(self) -> None:
-        """Make compiling an error from now on, on the emulated device."""
+        """Make compiling an error from now on, on the emulated device only."""
         if self.emulated is not None:
             self.emulated.frozen = True
 
     @contextlib.contextmanager
     def thawed(self) -> Iterator[None]:
-        """Allow the emulated device to compile within a ``with`` block, frozen or not."""
+        """Allow a frozen emulated device to compile within a ``with`` block."""
         frozen = self.emulated is not None and self.emulated.frozen
         if self.emulated is not None:
             self.emulated.frozen = False
@@ -109,7 +109,7 @@ class Habana:
                 self.emulated.frozen = frozen
 
     def free_bytes(self) -> int:
-        """Return the free memory of the device."""
+        """Return the free memory of the device, bytes."""
         return int(self.hpu.mem_get_info()[0])
 
 
@@ -120,17 +120,17 @@ def load_habana(
     import_module: Callable[[str], Any] = importlib.import_module,
     version_of: Callable[[str], str] = metadata.version,
 ) -> Habana:
-    """Return the device of the config; sets the environment and imports the Gaudi software if it is a real one.
+    """Return the configured device; for a Gaudi, set the environment and import the Gaudi software.
 
     Args:
         config: Table ``[backend.gaudi]``.
-        clock: Of the emulated device.
-        import_module: Finds modules.
-        version_of: Finds the version of a distribution.
+        clock: Clock of the emulated device.
+        import_module: Imports a module by name.
+        version_of: Returns the version of a distribution.
 
     Raises:
-        ConfigValueError: ``quant_config`` is needed, and cannot be used.
-        BackendError: The Gaudi software is missing, broken, of a version that is not known, or finds no Gaudi.
+        ConfigValueError: The file ``quant_config`` is required, and cannot be used.
+        BackendError: The Gaudi software is missing, broken, of an unknown version, or finds no Gaudi.
     """
     config = config.with_quant_config()
     if config.device == "emulated":
@@ -193,10 +193,10 @@ def _emulated_module(modules: SimpleNamespace, name: str) -> Any:
 def _import(
     config: GaudiConfig, import_module: Callable[[str], Any], version_of: Callable[[str], str]
 ) -> SimpleNamespace:
-    """Return the modules, all that is needed being there.
+    """Return the modules, after checking that all required names exist.
 
     Raises:
-        BackendError: In words.
+        BackendError: A module or name is missing.
     """
     try:
         import_module("habana_frameworks.torch")

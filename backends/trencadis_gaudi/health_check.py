@@ -1,4 +1,4 @@
-"""The health check of the backend ``gaudi``: the release of its software, its mode, and the devices that ``hl-smi`` finds."""
+"""Health check of the backend ``gaudi``: software release, mode, and the devices that ``hl-smi`` finds."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _PATIENCE_S = 10.0
 
 
 def run_smi() -> str | None:
-    """Return a line of ``hl-smi`` for each device; None if there is no such command.
+    """Return the output of ``hl-smi``, one line per device; None if the command does not exist.
 
     Raises:
-        OSError: It cannot be run.
-        subprocess.SubprocessError: It fails or does not end.
+        OSError: The command cannot be run.
+        subprocess.SubprocessError: The command fails or does not end.
     """
     command = next(filter(None, map(shutil.which, _COMMANDS)), None)
     if command is None:
@@ -51,13 +51,13 @@ def check_gaudi(
     version_of: Callable[[str], str] = metadata.version,
     smi: Callable[[], str | None] = run_smi,
 ) -> Iterator[Finding]:
-    """Check release, mode, environment and devices; nothing if another backend is configured. Imports no torch.
+    """Check release, mode, environment and devices, without torch; no findings if another backend is configured.
 
     Args:
-        config: The configuration.
-        environ: Of this process, which the engine's inherits.
-        version_of: Finds the version of a distribution.
-        smi: As :func:`run_smi`.
+        config: Configuration to check.
+        environ: Environment of this process, which the engine's process inherits.
+        version_of: Returns the version of a distribution.
+        smi: Returns the output of ``hl-smi``, like :func:`run_smi`.
     """
     if config.backend.name != "gaudi":
         return
@@ -87,7 +87,7 @@ def check_gaudi(
 
 
 def _chosen_mode(options: GaudiConfig, version: str) -> str:
-    """Return the mode that an engine would choose, or the configured one where that is an error, which is said elsewhere. Pure."""
+    """Return the mode that an engine would choose; the configured one if that is an error, which another check reports. Pure."""
     try:
         return with_mode(options, release=release_of(version)).mode
     except BackendError:
@@ -95,7 +95,7 @@ def _chosen_mode(options: GaudiConfig, version: str) -> str:
 
 
 def _ranks(mode: str, num_ranks: int, environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Check which module each rank of this machine takes, and whether graphs may hold what they exchange."""
+    """Check the module of each rank on this machine, and whether graphs may contain collectives."""
     taken = []
     for rank in range(num_ranks):
         try:
@@ -130,7 +130,7 @@ def _mode(options: GaudiConfig, version: str, environ: Mapping[str, str]) -> Ite
 
 
 def _kernels(options: GaudiConfig) -> Finding:
-    """Which kernels of the software a model may run in: all that it has; the log of a start says which it does."""
+    """Return the enabled fused kernels as a finding; the log of a start tells which ones a model uses."""
     used = [kernel.name for kernel in KERNELS if getattr(options, kernel.option)]
     off = [f"{kernel.name} is off by {kernel.option}" for kernel in KERNELS if not getattr(options, kernel.option)]
     return Finding.ok(f"kernels used where they serve: {'; '.join([', '.join(used) or 'none', *off])}")
@@ -163,7 +163,7 @@ def _devices(smi: Callable[[], str | None], environ: Mapping[str, str], num_rank
 
 
 def _modules(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Check which of the machine's modules this process may take.
+    """Check which of the machine's modules this process may use.
 
     Source: documentation of the Gaudi software, "Gaudi-to-process Assignment".
     """

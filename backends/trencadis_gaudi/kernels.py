@@ -1,7 +1,7 @@
-"""Fused kernels of the vendor's package: which of them are used, where they are found, since when, and what runs without them.
+"""Table of the vendor's fused kernels: module, first release, model parts, and fallback.
 
-All are looked up here. One that the installed software lacks is one warning, in the vendor plugin's words, and the fallback. One that is
-there serves a module of a model only where it computes what the module does; see ``fused``, ``experts.py`` and ``attention``.
+Kernels are looked up here. A kernel that the installed software lacks gives one warning, in the vendor plugin's words, and the fallback. An
+existing kernel is used for a module only if it computes the same (``fused``, ``experts.py`` and ``attention``).
 
 Sources: gaudi-pytorch-bridge 1.19.0 (5a56187), the oldest release that this backend accepts: ``habana_frameworks/torch/hpex`` and, for
 operators, ``habana_eager/eager_custom_op_register.cpp`` and ``scripts/hpu_op.yaml``. In use with 1.24.1: vllm-gaudi 091bbadd,
@@ -33,16 +33,16 @@ logger = logging.getLogger("trencadis.gaudi")
 
 @attrs.frozen(kw_only=True)
 class VendorKernel:
-    """A row of the table.
+    """Row of the table of kernels.
 
     Attributes:
-        name: As in messages.
-        module: That has it.
-        paths: Of its parts within the module.
-        option: Key of ``[backend.gaudi]`` that switches it off.
-        since: Release, of those that this backend accepts.
-        serves: Parts of a model.
-        fallback: Without it.
+        name: Name in messages.
+        module: Module that contains the kernel.
+        paths: Attribute paths of the kernel's parts in the module.
+        option: Key of ``[backend.gaudi]`` that switches the kernel off.
+        since: First release with the kernel, among those that this backend accepts.
+        serves: Model parts that use the kernel.
+        fallback: Message about what is used without the kernel.
     """
 
     name: str
@@ -92,11 +92,11 @@ KERNELS = (SDPA, NORM, ROTARY, EXPERTS)
 
 
 class Kernels:
-    """The kernels of one device that are there and switched on; each is looked up when first asked for.
+    """Available and enabled kernels of one device, looked up at first use.
 
     Args:
         config: Table ``[backend.gaudi]``.
-        import_module: Finds the modules of the device's software.
+        import_module: Imports a module of the device's software by name.
     """
 
     def __init__(self, config: GaudiConfig, import_module: Callable[[str], Any]) -> None:
@@ -149,7 +149,7 @@ class Kernels:
 
 
 def _rotary(kernel: Callable[..., Any], mode: Any) -> RotaryKernel:
-    """Return a kernel as vllm-gaudi calls it: no ids of positions, no offset."""
+    """Return a function that calls a kernel as vllm-gaudi does, without position ids and offset."""
 
     def rotary(x: Any, cos: Any, sin: Any) -> Any:
         return kernel(x, cos, sin, None, 0, mode)
@@ -158,5 +158,5 @@ def _rotary(kernel: Callable[..., Any], mode: Any) -> RotaryKernel:
 
 
 def refuse(kernel: VendorKernel, why: str) -> None:
-    """Warn that a kernel is there and not used."""
+    """Log a warning that an existing kernel is not used."""
     logger.warning("HPU %s kernel is not used: %s. %s", kernel.name, why, kernel.fallback)

@@ -1,4 +1,4 @@
-"""How the memory of a Gaudi is divided, and log lines of the memory that each part of the start-up uses.
+"""Division of a Gaudi's memory, and log lines of the memory used by each part of the start-up.
 
     free after loading and the profile run
     ├─ margin           free · (1 − utilization)     never given away: run-time peaks
@@ -27,17 +27,17 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 @attrs.frozen(kw_only=True)
 class MemoryShares:
-    """The division of a device's memory, bytes.
+    """Division of a device's memory, bytes.
 
     Attributes:
-        free_bytes: Free after loading and the profile run.
-        usable_bytes: What graphs and KV cache have together.
-        margin_bytes: What stays free.
-        graph_bytes: For graphs.
-        kv_bytes: For the KV cache, the padding block included.
-        padding_bytes: Of the padding block, over all layers.
-        utilization: Share of the free memory that is used, above 0 to 1.
-        graph_reserve: Share of the usable memory that graphs have, 0 to below 1.
+        free_bytes: Memory free after loading and the profile run.
+        usable_bytes: Memory for graphs and KV cache together.
+        margin_bytes: Memory that stays free.
+        graph_bytes: Memory for graphs.
+        kv_bytes: Memory for the KV cache, including the padding block.
+        padding_bytes: Memory of the padding block over all layers.
+        utilization: Share of the free memory that is usable, above 0 to 1.
+        graph_reserve: Share of the usable memory for graphs, 0 to below 1.
     """
 
     free_bytes: int
@@ -51,14 +51,14 @@ class MemoryShares:
 
     @property
     def cache_bytes(self) -> int:
-        """For KV blocks that sequences can have."""
+        """Memory for KV blocks without the padding block, bytes."""
         return int(self.kv_bytes - self.padding_bytes)
 
     def num_blocks(self, block_bytes: int) -> int:
-        """Return how many KV blocks of ``block_bytes`` the cache pays for. Pure.
+        """Return the number of KV blocks of ``block_bytes`` that fit. Pure.
 
         Raises:
-            OutOfMemoryError: Not even one.
+            OutOfMemoryError: No block fits.
         """
         count = self.cache_bytes // block_bytes
         if count < 1:
@@ -81,13 +81,13 @@ class MemoryShares:
 
 
 def share_memory(free_bytes: int, *, utilization: float, graph_reserve: float, padding_bytes: int = 0) -> MemoryShares:
-    """Return the shares of a device. Pure.
+    """Divide a device's memory. Pure.
 
     Args:
-        free_bytes: Free after loading and the profile run.
-        utilization: Above 0 to 1.
-        graph_reserve: 0 to below 1; 0 where no graphs are captured.
-        padding_bytes: Of one KV block over all layers.
+        free_bytes: Memory free after loading and the profile run, bytes.
+        utilization: Share of the free memory to use, above 0 to 1.
+        graph_reserve: Share of the usable memory for graphs, 0 to below 1; 0 without captured graphs.
+        padding_bytes: Memory of one KV block over all layers, bytes.
     """
     usable = free_bytes * utilization
     return MemoryShares(
@@ -116,7 +116,7 @@ _MEMINFO = "/proc/meminfo"
 
 @attrs.frozen
 class MemoryUse:
-    """Memory in use at a moment, and all there is; bytes."""
+    """Used and total memory of device and host, bytes."""
 
     device_bytes: int
     device_total_bytes: int
@@ -133,10 +133,10 @@ class MemoryUse:
 
 
 class MemoryMeter:
-    """Measures from its making on.
+    """Measures memory taken since its creation.
 
     Args:
-        habana: The device.
+        habana: Device to measure.
     """
 
     def __init__(self, habana: Habana) -> None:
@@ -144,7 +144,7 @@ class MemoryMeter:
         self._before = MemoryUse.of(habana)
 
     def summary(self) -> str:
-        """Return the memory taken since, and the memory in use."""
+        """Return the memory taken since creation and the memory in use, in words."""
         now, before = MemoryUse.of(self._habana), self._before
         return (
             f"{format_bytes(now.device_bytes - before.device_bytes)} of device memory "
@@ -155,10 +155,10 @@ class MemoryMeter:
 
 
 def host_memory(path: str = _MEMINFO) -> tuple[int, int]:
-    """Return memory in use on the host, and the total, bytes.
+    """Return used and total memory of the host, bytes.
 
     Args:
-        path: Where Linux says it; where it does not, free pages stand for available ones.
+        path: Path of Linux' ``meminfo``; without it, free pages count as available memory.
     """
     try:
         with open(path, encoding="ascii") as lines:

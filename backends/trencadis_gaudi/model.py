@@ -1,6 +1,6 @@
-"""From model files to a model on the device, inspected and checked on the way.
+"""Loading of a model onto the device, with inspection and a check on the way.
 
-Both happen on the CPU: a graph compiler would take longer for the check's many shapes than the CPU for its few tokens.
+Inspection and check run on the CPU, since a graph compiler would take longer for the many shapes than the CPU for the few tokens.
 """
 
 from __future__ import annotations
@@ -53,15 +53,15 @@ _SMALL_MODEL = 20_000_000
 
 @attrs.frozen(kw_only=True)
 class LoadedModel:
-    """A model on its device, with the paged attention switched on.
+    """Model on its device, with paged attention enabled.
 
     Attributes:
-        model: Of transformers.
-        layers: Its attention layers, as the cache holds them.
-        facts: About it.
-        dtype: Of its logits.
-        cache_scales: Of the layers whose keys and values are in fp8, by their index.
-        pooling_config: From hidden states to vectors of texts; its weights are on the device.
+        model: Model of transformers.
+        layers: Attention layers of the model, in the form that the cache stores.
+        facts: Facts of the model.
+        dtype: Number type of the logits.
+        cache_scales: Scales of layers with fp8 keys and values, by layer index.
+        pooling_config: Conversion of hidden states to text vectors; its weights are on the device.
     """
 
     model: Any
@@ -82,17 +82,17 @@ def load_model(
 ) -> LoadedModel:
     """Return a model on the device, or this rank's share of it.
 
-    A Gaudi computes in bfloat16 whatever is asked for; the emulated device in what a CPU would.
+    A Gaudi always computes in bfloat16; the emulated device in the type that a CPU would use.
 
     Args:
-        source: The model.
-        habana: The device.
+        source: Path, type and revision of the model.
+        habana: Device to load to.
         check: Compare the paged forward with the model's own.
-        share: Of this rank; None: there is one rank.
-        agreement: Of the ranks.
+        share: Share of this rank; None: there is one rank.
+        agreement: Decisions of all ranks.
 
     Raises:
-        ModelLoadError: The model is no decoder, or cannot be served; the message says why.
+        ModelLoadError: The model is no decoder, or is not supported; the message says why.
         OutOfMemoryError: No room for the weights.
     """
     files, meter = _find(source, habana), MemoryMeter(habana)
@@ -109,8 +109,8 @@ def load_model(
     cache_scales: Mapping[int, CacheScales] = {}
     if habana.fp8 is not None:
         layers, cache_scales, digest = _in_fp8(model, layers, habana, habana.fp8, is_share=share is not None)
-        digest = agreement.common(digest)  # a rank's weights have scales of their own
-    # Before the move to the device: weights that are shared are counted once by their address on the CPU.
+        digest = agreement.common(digest)  # each rank has its own scales
+    # Before the move to the device, since shared weights are recognised by their CPU address and counted once.
     facts = attrs.evolve(
         model_facts(model, layers), embedding_size=embedding_size, fingerprint=_fingerprint(files, digest)
     )
@@ -133,10 +133,10 @@ def load_model(
 
 
 def _find(source: ModelSource, habana: Habana) -> ModelFiles:
-    """Return the files of a decoder, in the type that the device computes in.
+    """Return the files of a decoder, with the number type of the device.
 
     Raises:
-        ModelLoadError: There are none, or they are no decoder's.
+        ModelLoadError: There are no files, or they are not those of a decoder.
     """
     if habana.emulated is None:
         if source.dtype not in {"auto", "bfloat16"}:
@@ -154,7 +154,7 @@ def _find(source: ModelSource, habana: Habana) -> ModelFiles:
 def _checked(
     files: ModelFiles, habana: Habana, *, check: bool, share: Share | None
 ) -> tuple[Any, tuple[AttentionLayer, ...]]:
-    """Return a model on the CPU and its layers; sets the threads of one operation there."""
+    """Return a checked model on the CPU and its layers; sets the number of CPU threads of an operation."""
     model = load_decoder(files, _CPU) if share is None else share.load(files, _CPU)
     fix_dynamic_frequencies(model)
     layers = attention_layers(model)
@@ -163,7 +163,7 @@ def _checked(
     elif share is not None and habana.emulated is not None:
         torch.set_num_threads(share.num_threads())
     if check:
-        # What a share needs of others comes from their hosts.
+        # On the CPU, ranks exchange tensors between hosts.
         check_model(model, layers, layout="padded", agree=None if share is None else share.accept)
     if share is not None:
         logger.info("%s", share.summary)
@@ -171,13 +171,13 @@ def _checked(
 
 
 def _fingerprint(files: ModelFiles, digest: str) -> str:
-    """Return the model's fingerprint, with that of its scales where it is in fp8."""
+    """Return the model's fingerprint, including its fp8 scales if there are any."""
     plain = fingerprint(files)
     return quantised_fingerprint(plain or files.source.path, digest) if digest else plain
 
 
 def _embedding_size(model: Any, layers: tuple[AttentionLayer, ...], pooling_config: PoolingConfig) -> int:
-    """Return the length of a text's vector; 0 if it cannot embed: it has no part without the output projection."""
+    """Return the length of a text vector; 0 if the model cannot embed because it has no base model without output projection."""
     if model.base_model is model:
         return 0
     return int(DecoderEmbedder(model.base_model, pooling_config, layers).embed([np.zeros(1, np.int32)]).shape[1])
@@ -186,7 +186,7 @@ def _embedding_size(model: Any, layers: tuple[AttentionLayer, ...], pooling_conf
 def _in_fp8(
     model: Any, layers: tuple[AttentionLayer, ...], habana: Habana, device: Fp8Device, *, is_share: bool
 ) -> tuple[tuple[AttentionLayer, ...], Mapping[int, CacheScales], str]:
-    """Replace linear layers as configured; returns the layers and scales of the cache, and a digest of all scales.
+    """Replace linear layers as configured; return the layers and scales of the cache, and a digest of all scales.
 
     Raises:
         ModelLoadError: A measurement is missing or does not fit.
@@ -209,7 +209,7 @@ def _in_fp8(
 
 
 def _use_kernels(model: Any, habana: Habana) -> None:
-    """Let parts of a model run in the kernels of the device where these compute the same, and log which do."""
+    """Replace parts of a model by fused kernels that compute the same, and log them."""
     kernels, device = habana.kernels, habana.device
     lines = ["FusedSDPA for plain attention of prefills"] if kernels.attention is not None else []
     experts = use_experts(model, lambda: kernels.experts, device)

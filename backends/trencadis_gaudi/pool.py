@@ -1,4 +1,4 @@
-"""KV blocks as connectors read and write them, a few at a time, so that no number of blocks is compiled while a request waits."""
+"""Access of connectors to KV blocks in copies of a few sizes, so that no size is compiled while a request waits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SIZES = (32, 8, 1)
 
 
 def pieces(num_blocks: int) -> Iterator[slice]:
-    """Yield parts of a list of blocks, each of one of few sizes. Pure."""
+    """Yield slices of a list of blocks, each with one of a few sizes. Pure."""
     at = 0
     for size in _SIZES:
         while num_blocks - at >= size:
@@ -30,11 +30,11 @@ def pieces(num_blocks: int) -> Iterator[slice]:
 
 
 class GaudiPool(KVPool):
-    """Copies blocks of one cache, on the backend's thread: what another thread gives to a lazy device is another graph.
+    """Copies blocks of one cache on the backend's thread, since operations of another thread would form another graph in lazy mode.
 
     Args:
-        cache: Read and written.
-        habana: Where.
+        cache: Cache to read and write.
+        habana: Device of the cache.
     """
 
     any_thread = False
@@ -45,18 +45,18 @@ class GaudiPool(KVPool):
 
     @property
     def layout(self) -> KVLayout:
-        """The cache's."""
+        """Layout of the cache."""
         return self._cache.layout
 
     @torch.inference_mode()
     def read_blocks(self, blocks: Sequence[int], out: NDArray[np.uint8]) -> None:
         """Copy blocks to host memory; as in the base class."""
         with self._habana.active():
-            self._habana.mark_step()  # a recipe of its own, whatever the step has left
+            self._habana.mark_step()  # a separate recipe from the step's pending operations
             for piece in pieces(len(blocks)):
                 gathered = self._cache.gather(self._ids(blocks[piece]))
                 self._habana.mark_step()
-                # Each number's bytes on the host: a Gaudi need not know the numbers of a cache as bytes.
+                # Viewed as bytes on the host, since a Gaudi may not support such views.
                 rows = [part.cpu().flatten(1).view(torch.uint8).numpy() for part in gathered]
                 np.concatenate(rows, axis=1, out=out[piece])
 
@@ -85,7 +85,7 @@ class GaudiPool(KVPool):
         for part in self._cache.parts:
             shape = (len(data), *part.shape[1:])
             end = start + part[0].numel() * part.element_size()
-            # A copy, for the caller's memory may be read-only, which a tensor cannot be.
+            # A copy, since the caller's memory may be read-only, which tensors do not support.
             yield torch.from_numpy(data[:, start:end].copy()).view(part.dtype).view(shape)
             start = end
 

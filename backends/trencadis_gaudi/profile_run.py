@@ -1,6 +1,6 @@
-"""Memory of the largest prefill's temporaries: it is run once before the KV cache is sized.
+"""Profile run: measures the temporary memory of the largest prefill before the KV cache is sized.
 
-Source: vllm-gaudi, v1/worker/hpu_model_runner.py, profile_run, which in its current form returns before it has measured anything.
+Source: vllm-gaudi, v1/worker/hpu_model_runner.py, profile_run, whose current form returns before measuring.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MAX_EMULATED_TOKENS = 512
 
 
 def profile_bucket(*, max_num_batched_tokens: int, max_num_seqs: int, max_model_len: int, block_size: int) -> Bucket:
-    """Return the largest prefill that the limits allow: several whole prompts, or the last chunk of the longest one. Pure.
+    """Return the bucket of the largest prefill within the limits: several whole prompts, or the last chunk of the longest one. Pure.
 
     Source: vllm-gaudi, v1/worker/hpu_model_runner.py, profile_run.
     """
@@ -49,15 +49,15 @@ def measure_activations(
     max_num_seqs: int,
     scores_prompts: bool = False,
 ) -> int:
-    """Return the peak of the temporaries of the largest prefill, bytes; frees everything afterwards.
+    """Return the peak of temporary memory of the largest prefill, bytes, and free that memory.
 
     Args:
-        loaded: The model.
-        habana: The device, which is active.
+        loaded: Loaded model.
+        habana: Device of the model, which is active.
         block_size: Tokens per block.
-        max_num_batched_tokens: Tokens of a step.
-        max_num_seqs: Most prompts of a prefill pass.
-        scores_prompts: Logits of every token are wanted, not of the last ones alone.
+        max_num_batched_tokens: Maximum tokens of a step.
+        max_num_seqs: Maximum prompts of a prefill pass.
+        scores_prompts: Whether logits of every token are computed, not only of the last ones.
     """
     bucket = profile_bucket(
         max_num_batched_tokens=max_num_batched_tokens,
@@ -68,7 +68,7 @@ def measure_activations(
     tried = bucket
     if habana.emulated is not None and bucket.num_tokens > _MAX_EMULATED_TOKENS:
         tried = Bucket(1, min(bucket.query_len, _MAX_EMULATED_TOKENS), min(bucket.num_blocks, 1))
-    # A block is read for each of the context, but it may be the same one: the padding block.
+    # All context entries read the same block, the padding block.
     plan = AllocationPlan(
         num_blocks=1,
         block_size=block_size,

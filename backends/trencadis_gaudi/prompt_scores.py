@@ -1,6 +1,6 @@
-"""Log-probabilities of prompt tokens with shapes that follow from the bucket alone.
+"""Log-probabilities of prompt tokens with shapes determined by the bucket.
 
-Every token position of a pass is scored: those asked for first, then padding, whose scores the host drops.
+Every token position of a pass is scored: the requested ones first, then padding, whose scores the host drops.
 
 Shapes: P prompt positions asked for, T token positions of the bucket, V vocabulary.
 """
@@ -29,11 +29,11 @@ NO_PROMPTS = PromptPlan(
 
 
 def padded_plan(plan: PromptPlan, num_tokens: int) -> PromptPlan:
-    """Return a plan of ``num_tokens`` positions that starts with those of ``plan``; the others score the first row's start. Pure.
+    """Return a plan padded to ``num_tokens`` positions; padding scores the start of the first row. Pure.
 
     Args:
-        plan: Of P positions.
-        num_tokens: T, at least P.
+        plan: Plan with P positions.
+        num_tokens: Token positions of the bucket, T, at least P.
     """
     padding = num_tokens - len(plan.tokens)
     columns = {
@@ -44,13 +44,13 @@ def padded_plan(plan: PromptPlan, num_tokens: int) -> PromptPlan:
 
 
 def score_padded(logits: torch.Tensor, padded: PromptPlan, plan: PromptPlan, rows: Rows) -> PromptLogprobs:
-    """Score every position of a padded plan; only those of ``plan`` become records.
+    """Score every position of a padded plan, and return the scores of ``plan``.
 
     Args:
-        logits: Of every token of the pass, ``[T, V]``.
-        padded: From :func:`padded_plan`.
-        plan: What was asked for.
-        rows: The tokens.
+        logits: Logits of every token of the pass, ``[T, V]``.
+        padded: Plan from :func:`padded_plan`.
+        plan: Plan of the requested positions.
+        rows: Rows with the tokens.
     """
     asked = logits.index_select(0, to_device(padded.tokens, logits.device))
     scores = score_prompt(asked, padded, rows, num_top=min(MAX_LOGPROBS, logits.shape[1]))

@@ -1,4 +1,4 @@
-"""Runs passes on the device: inputs ▶ forward ▶ logits ▶ sampling, each with shapes that follow from the bucket alone.
+"""Runs passes on the device: inputs ▶ forward ▶ logits ▶ sampling, each with shapes determined by the bucket.
 
 mark │ drafts │ inputs ││ forward (a graph) ││ sampling, tokens written back │ mark
 """
@@ -27,18 +27,18 @@ __all__ = ["GaudiRunner", "empty_pass"]
 
 
 class GaudiRunner:
-    """A model with rows and a cache, one pass at a time.
+    """Runs a model with rows and a cache, one pass at a time.
 
     Args:
-        forward: The model.
-        passes: Makes inputs.
-        rows: Tokens.
-        tables: Block tables of all rows, changed by their owner, int32 ``[num_rows, num_columns]``.
-        habana: The device.
-        max_merged: Most prompts of a merged prefill pass; 0: prefills are rectangles.
-        max_num_seqs: Most sequences of a unified pass.
-        max_steps: Most tokens that one of its sequences emits.
-        exchange: Between ranks, one of which samples and scores prompts; None: there is one rank.
+        forward: Forward of the model.
+        passes: Makes the inputs of passes.
+        rows: Rows with tokens on the device.
+        tables: Block tables of all rows, int32 ``[num_rows, num_columns]``; their owner changes them in place.
+        habana: Device of the model.
+        max_merged: Maximum prompts of a merged prefill pass; 0: prefills are rectangles.
+        max_num_seqs: Maximum sequences of a unified pass.
+        max_steps: Maximum tokens that a sequence of a unified pass emits.
+        exchange: Exchange of tokens between ranks, one of which samples and scores prompts; None: there is one rank.
     """
 
     def __init__(
@@ -70,11 +70,11 @@ class GaudiRunner:
         """Run a pass and write the emitted tokens after the rows' tokens.
 
         Args:
-            one: The pass; without sequences only padding is computed, which leaves no trace.
-            drafts: Of the whole plan.
-            sampler: Chooses tokens.
-            acceptance: Says how many drafts stand.
-            graph: Capture it, or replay what was captured.
+            one: Pass to run; without sequences only padding is computed, which changes no state.
+            drafts: Drafts of the whole plan; None: there are none.
+            sampler: Sampler that chooses tokens.
+            acceptance: Rule that decides how many drafts are accepted.
+            graph: Whether to capture or replay a graph.
         """
         if self._max_steps > 1 if isinstance(one.bucket, UnifiedBucket) else one.bucket.phase is Phase.DECODE:
             self._rows.write_pass_drafts(one, drafts)
@@ -103,7 +103,7 @@ class GaudiRunner:
         return PassResult(emitted=emitted, prompt=scores, num_padded_tokens=inputs.token_ids.numel())
 
     def warm_scores(self, bucket: Bucket) -> None:
-        """Run a bucket on padding as it runs if log-probabilities of prompts are asked for."""
+        """Run a bucket on padding with log-probabilities of prompts."""
         one = empty_pass(bucket)
         inputs = self._passes.inputs(one, self._rows, self._tables)
         self._scored(inputs, NO_PROMPTS, np.zeros(_num_logits(self.sampling_bucket(bucket)), np.int64))
@@ -111,7 +111,7 @@ class GaudiRunner:
     def _scored(
         self, inputs: PassInputs, prompts: PromptPlan, keep: npt.NDArray[np.int64]
     ) -> tuple[PromptLogprobs | None, torch.Tensor]:
-        """Return the scores of prompts, where they are made, and the logits to keep; no graph: few buckets are ever asked for this."""
+        """Return prompt scores (None on ranks that do not score) and the logits to keep; without a graph, since few buckets need it."""
         num_tokens = inputs.token_ids.numel()
         self._habana.mark_step()
         logits = self._logits(inputs, np.arange(num_tokens), graph=False)
@@ -123,7 +123,7 @@ class GaudiRunner:
         return scores, kept
 
     def sampling_bucket(self, bucket: Bucket) -> Bucket:
-        """Return the bucket with as many rows as sequences may be sampled in it. Pure."""
+        """Return the bucket whose batch size is the maximum number of sequences sampled in ``bucket``. Pure."""
         if isinstance(bucket, UnifiedBucket):
             return Bucket(min(self._max_num_seqs, bucket.query_len), self._max_steps, 0, Phase.DECODE)
         if self._max_merged and bucket.phase is Phase.PREFILL:
@@ -142,7 +142,7 @@ def _num_logits(bucket: Bucket) -> int:
 
 
 def empty_pass(bucket: Bucket) -> Pass:
-    """Return a pass of padding alone: the shapes of its bucket, and no trace. Pure."""
+    """Return a pass of padding only, which changes no state. Pure."""
     none = np.empty(0, np.int32)
     return Pass(
         bucket=bucket, indices=none, rows=none, starts=none, query_lens=none, num_logits=none, num_prompt_logits=none

@@ -1,4 +1,4 @@
-"""Modules of transformers that no captured graph can hold: those with an equivalent that one can are changed, the others refused.
+"""Modules of transformers that captured graphs cannot contain: changed if there is a static equivalent, else refused.
 
 | what a module does | where | here |
 |---|---|---|
@@ -31,11 +31,11 @@ def make_static(model: Any, *, in_graphs: bool) -> None:
     """Change the modules of a model so that graphs can hold them.
 
     Args:
-        model: Of transformers, on the CPU.
-        in_graphs: Its forward is captured or compiled.
+        model: Model of transformers on the CPU.
+        in_graphs: Whether its forward is captured or compiled.
 
     Raises:
-        ModelLoadError: One of them has no equivalent here.
+        ModelLoadError: A module has no static equivalent.
     """
     refused = _REFUSED | _REFUSED_IN_GRAPHS if in_graphs else _REFUSED
     for module in model.modules():
@@ -55,7 +55,7 @@ def make_static(model: Any, *, in_graphs: bool) -> None:
 
 
 def _phimoe_angles(self: Any, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return cosines and sines ``[1, T, D]`` of the type of ``x``."""
+    """Return cosines and sines ``[1, T, D]`` in the type of ``x``."""
     rope = self.config.rope_parameters
     scale = 1.0 if rope["rope_type"] == "default" else rope["short_mscale"]
     angles = position_ids[..., None].float() * self.inv_freq
@@ -64,7 +64,7 @@ def _phimoe_angles(self: Any, x: torch.Tensor, position_ids: torch.Tensor) -> tu
 
 
 def _expand_kv(self: Any, kv_nope: torch.Tensor, k_rot: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return keys and values ``[1, H, T, D]`` of latents ``[1, 1, T, R]`` and the part of the keys that has positions."""
+    """Return keys and values ``[1, H, T, D]`` from latents ``[1, 1, T, R]`` and the rotary part of the keys."""
     widths = [self.qk_nope_head_dim, self.v_head_dim]
     expanded = torch.unflatten(self.kv_b_proj(kv_nope)[:, 0], -1, (-1, sum(widths))).transpose(1, 2)
     k_nope, values = torch.split(expanded, widths, dim=-1)
@@ -72,4 +72,4 @@ def _expand_kv(self: Any, kv_nope: torch.Tensor, k_rot: torch.Tensor) -> tuple[t
 
 
 def _no_warning(input_ids: Any, attention_mask: Any) -> None:
-    """Warn of nothing."""
+    """Do nothing in place of a warning."""
