@@ -40,7 +40,7 @@ _COMMANDS = {
         "new-plugin": "Write a new plugin package that installs and passes its tests as it is.",
     },
 }
-"""Summary of each command by group and name; its module has its name."""
+"""Summary of each command by group and name, which is also the name of its module."""
 
 
 @hookimpl

@@ -26,15 +26,15 @@ from trencadis.records import FinishedSequence, FinishReason, Request, SamplingP
 __all__ = ["NO_CONNECTOR", "KVResult", "KVWorkload", "measure_kv"]
 
 NO_CONNECTOR = "none"
-"""Connector of an engine without one; measured against another such engine it shows the noise."""
+"""Name that stands for no connector; comparing two such engines measures the noise floor."""
 
 _EAGER = "always"
 _MOST_TOKENS = 4096
 _OUTPUT_TOKENS = 8
 _PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
-"""What a request says whose KV another engine goes on with; connectors over a store need not be told."""
+"""Transfer parameters of a request whose KV another engine continues with; ignored by connectors over a store."""
 _POLL_S = 0.001
-"""As a server's engine that waits for a load."""
+"""Polling interval while a load is pending, seconds; that of a server's engine."""
 _QUIET_S = 0.1
 _LONGEST_SAVE_S = 30.0
 

@@ -28,7 +28,7 @@ from trencadis_tools.bench.counts import counted_since
 __all__ = ["NO_DRAFTER", "SpeculationResult", "SpeculationWorkload", "measure_speculation", "read_prompts"]
 
 NO_DRAFTER = "none"
-"""Drafter of an engine without speculation; measured against another such engine it shows the noise."""
+"""Name that stands for no speculation; comparing two such engines measures the noise floor."""
 
 
 @attrs.frozen(kw_only=True)

@@ -26,7 +26,7 @@ _PROMPTS = (
     "Good morrow, sir. What news from the city?",
     "Shall I compare thee to a summer's day?",
 )
-"""Used without ``--prompts``."""
+"""Prompts without ``--prompts``."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

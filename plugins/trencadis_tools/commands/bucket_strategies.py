@@ -17,7 +17,7 @@ from trencadis_plugins.bucketing.workloads import DeviceCost
 __all__ = ["build_strategies", "device_cost", "max_draft_tokens"]
 
 _OFFERED = frozenset({"trace"})
-"""Flags that serve the command too, so that a strategy need not know them."""
+"""Flags that the command itself also uses, so that a strategy need not have them."""
 
 
 def build_strategies(

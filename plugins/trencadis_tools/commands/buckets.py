@@ -24,11 +24,11 @@ from trencadis_tools.workloads import trace_file
 __all__ = ["add_arguments", "run"]
 
 FITTING = "fitted"
-"""The strategy of ``trencadis buckets fit``, unless ``--strategy`` names another that has an option ``trace``."""
+"""Default strategy of ``trencadis buckets fit``; ``--strategy`` may name another one with an option ``trace``."""
 
 DEFAULT_BLOCK_SIZE = 128
 DEFAULT_MAX_MODEL_LEN = 8192
-"""Stand for what a backend and a model would say, since the command loads neither."""
+"""Default for values of a backend and a model, since the command loads neither."""
 
 _PADDED_SIZES = ("batch size", "query", "blocks")
 _UNIFIED_SIZES = ("query", "shared blocks", "unique blocks", "causal")

@@ -17,7 +17,7 @@ from trencadis.files import read_text
 __all__ = ["TAKES_CONFIG", "add_arguments", "read_page", "run_alone"]
 
 TAKES_CONFIG = False
-"""Nothing is configured: a page is read and a file is written."""
+"""The command uses no configuration."""
 
 _MAX_SHOWN = 200
 FAMILY = "trencadis_torch_expert_tokens"

@@ -21,7 +21,7 @@ from trencadis_tools.layout.model import ModelPlan, read_configured_model
 __all__ = ["add_arguments", "run"]
 
 DEFAULT_BLOCK_SIZE = 16
-"""Stands for what a backend would say, since the command loads none."""
+"""Default block size, since the command loads no backend."""
 
 _MOST_DEVICES = 1024
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["TAKES_CONFIG", "add_arguments", "run_alone"]
 
 TAKES_CONFIG = False
-"""Nothing is configured: a package is written, whatever is installed."""
+"""The command uses no configuration."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["DIFFERS", "add_arguments", "run_alone"]
 
 DIFFERS = 1
-"""Exit code where a replay is not the recorded schedule."""
+"""Exit code if a replay differs from the recorded schedule."""
 
 _MAX_SHOWN = 12
 MAX_FILE_BYTES = 2**27

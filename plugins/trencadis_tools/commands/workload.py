@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 __all__ = ["TAKES_CONFIG", "add_arguments", "run_alone"]
 
 TAKES_CONFIG = False
-"""A workload says nothing about engines."""
+"""The command uses no configuration."""
 
 _MOST = 6
-"""Tenants and priorities of a table; there may be thousands."""
+"""Maximum tenants and priorities in a table, of possibly thousands."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

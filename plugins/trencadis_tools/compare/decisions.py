@@ -14,10 +14,10 @@ from trencadis_tools.workloads import WorkloadRequest
 __all__ = ["decision_notes", "num_served_otherwise"]
 
 _SAME_S = 1e-6
-"""Times this near to each other are equal: several steps that are computed at once differ from single ones by some 1e-9 s."""
+"""Tolerance of equal times, seconds: steps simulated in a batch differ from single ones by about 1e-9 s."""
 
 _NO_EFFECT = 5e-4
-"""Effects below are shown as 0.0 %."""
+"""Relative effects below this are shown as 0.0 %."""
 
 
 @attrs.frozen

@@ -27,7 +27,7 @@ from trencadis_tools.workloads import Workload
 __all__ = ["Experiment", "Point", "PointResult", "RunAll", "at_rate", "left_open", "rate_of", "run_experiment"]
 
 _FIRST_REQUESTS = 2 * MIN_REQUESTS
-"""Of a trace with ``until_decided``; twice as many each time it is not."""
+"""Requests of the first run of a trace with ``until_decided``; doubled until it is decided."""
 
 
 class RunAll(Protocol):

@@ -31,7 +31,7 @@ MARGIN = 0.02
 """Differences below 2 % of the baseline do not matter: a larger one is needed for "better", an interval within it for "equal"."""
 
 MAX_FAILED_RATIO = 0.01
-"""Share of requests that may be without an answer: latencies are of requests that every configuration answered."""
+"""Maximum share of unanswered requests, since latencies only include requests that every configuration answered."""
 
 
 @attrs.frozen(kw_only=True)

@@ -26,7 +26,7 @@ _DECISIONS = (
     "victim",
     "give_way",
 )
-"""Methods of a policy that take the view, or a request."""
+"""Methods of a policy with the view or a request as argument."""
 
 
 class WatchedRegistry(Registry):

@@ -22,7 +22,7 @@ _STEPS = (
         num_prefills=1, num_prefill_tokens=2048, num_prefill_context=32_768, prefill_products=65_012_736.0, num_new=1
     ),
 )
-"""A small and a large step of decodes, a first and a late piece of a prompt."""
+"""Sample steps: a small and a large decode step, a first and a late prefill chunk."""
 
 
 @attrs.frozen(kw_only=True)

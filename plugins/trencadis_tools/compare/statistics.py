@@ -34,7 +34,7 @@ ALPHA = 0.05
 """Error rate of every interval."""
 
 FIRST_LOOK = 20
-"""Pairs before the confidence sequence is looked at: it is asymptotic, and started at 10 it errs in 7.4 % of comparisons, at 20 in 4.1 %."""
+"""Pairs before the first look at the asymptotic confidence sequence: starting at 10 it errs in 7.4 % of comparisons, at 20 in 4.1 %."""
 
 MIN_REQUESTS = 1000
 """Requests of one run that the block rule needs: blocks of at least 50, and at least 20 of them."""
@@ -45,7 +45,7 @@ _SHORTEST_BLOCK, _FEWEST_BLOCKS = 50, 20
 _DECORRELATED = 0.1
 _NUM_RESAMPLES = 2000
 _CHUNK = 4_000_000
-"""Values that are resampled at once; 32 MB."""
+"""Number of values resampled at once (32 MB)."""
 
 
 @attrs.frozen(kw_only=True)

@@ -36,7 +36,7 @@ _NOMINAL = ModelFacts(
     weights_bytes=0,
     kv_bytes_per_token=1024,
 )
-"""What components are told where the model's files say nothing."""
+"""Nominal model facts for components if the model's files have none."""
 
 
 def check_components(

@@ -14,7 +14,7 @@ from trencadis_tools.doctor.findings import Findings
 __all__ = ["LARGEST_BYTES", "check_loading"]
 
 LARGEST_BYTES = 4 << 30
-"""Weights of a model that is not loaded just to look at it."""
+"""Size of weights, bytes, above which a model is not loaded for an examination."""
 
 
 def check_loading(

@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 _TOKEN_BYTES = 8
-"""Of each row, the output rank sends its token and how many drafts stand, int32. Source: ``trencadis_torch.parallel.tokens``."""
+"""Bytes per row sent by the output rank: token and number of accepted drafts, each int32. Source: ``trencadis_torch.parallel.tokens``."""
 
 
 @attrs.frozen(kw_only=True)

@@ -126,4 +126,4 @@ STARTS: Mapping[str, Start] = {
         Option("threshold_s", "float", "1.0", "gt(0.0)", "A longer wait for the first token is too long.", "s"),
     ),
 }
-"""Of each noun."""
+"""Starting component of each noun."""

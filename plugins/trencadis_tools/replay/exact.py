@@ -38,7 +38,7 @@ from trencadis_tools.simulation.step_times import StepRecord
 __all__ = ["Difference", "ReplayedSteps", "replay_exactly"]
 
 _NOTED_EACH = 100
-"""Events from one note of progress to the next."""
+"""Number of events between two progress notes."""
 
 
 @attrs.frozen(kw_only=True)

@@ -15,7 +15,7 @@ from trencadis.records.flight_record import RecordedAttempt, RecordedEvent, int3
 __all__ = ["RECORDED", "RecordedDrafts"]
 
 RECORDED = "recorded"
-"""Its name in the configuration of a replay."""
+"""Name of the component in the configuration of a replay."""
 
 
 class RecordedDrafts(Speculator):

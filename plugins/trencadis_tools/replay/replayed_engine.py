@@ -53,13 +53,13 @@ _TABLES = (
     *("backend", "executor"),  # neither is built; layouts are checked by the names of components
     *("scheduling", "bucketing", "eviction", "speculation", "draft_length", "acceptance"),
 )
-"""Tables of a record on which plans depend: a replay takes no other from a file, neither model nor paths nor connectors."""
+"""Configuration tables that plans depend on; a replay takes no other table from a record (no model, paths or connectors)."""
 
 _COMPARED = ("scheduling", "bucketing", "eviction", "speculation", "draft_length", "acceptance")
 _VARIABLES_OF_PLUGINS = ("TRENCADIS_BLOCKED_PLUGINS", "TRENCADIS_PLUGINS__")
 _MAX_STEP_TOKENS = 2**24
 _MAX_ROW_BLOCKS = 2**28
-"""Entries of the table of blocks, sequences × blocks of each."""
+"""Maximum entries of the block table, sequences × blocks of each."""
 
 
 class ScriptedClock(SimulatedClock):

@@ -12,7 +12,7 @@ from trencadis.records.flight_record import RecordedRequest
 __all__ = ["EOS", "StandIns"]
 
 EOS = 0
-"""The token that ends a text of a replay."""
+"""End-of-sequence token of a replay."""
 
 
 class StandIns:

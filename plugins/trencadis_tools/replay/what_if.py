@@ -44,7 +44,7 @@ _LEFT_OUT = (
     ("product_s", "row_s", "host_row_s"),
     ("product_s", "row_s", "host_row_s", "context_s"),
 )
-"""Coefficients that short records do not tell apart, the least important first."""
+"""Coefficients to leave out for short records that do not determine them, the least important first."""
 
 
 @attrs.frozen(kw_only=True)

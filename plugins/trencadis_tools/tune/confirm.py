@@ -18,7 +18,7 @@ __all__ = ["Measured", "measure"]
 
 _NUM_TURNS = 2
 _MOST_S = 30.0
-"""Arrivals of one run last no longer: the workload is cut."""
+"""Maximum duration of the arrivals of one run, seconds; the workload is cut to it."""
 
 
 @attrs.frozen(kw_only=True)

@@ -34,11 +34,11 @@ __all__ = ["MeasuredSteps", "measure_steps"]
 _NUM_WARM_UP, _NUM_STEPS = 20, 400
 _SIZES = (1, 16, 4, 32, 2, 8)
 _MOST_TOKENS = 8192
-"""Prompt tokens of a group: the run is to be short."""
+"""Maximum prompt tokens of a group, to keep the run short."""
 _DOUBTFUL = 0.2
 _SHORTEST, _LEAST_OUTPUT, _MOST_OUTPUT = 8, 6, 24
 _LEAVE_OUT = ((), ("product_s",), ("product_s", "row_s"), ("product_s", "row_s", "host_row_s"))
-"""Tried in this order: sizes that the run does not tell apart have no coefficient of their own."""
+"""Coefficients to leave out, tried in this order until the run's steps determine the others."""
 
 
 @attrs.frozen(kw_only=True)

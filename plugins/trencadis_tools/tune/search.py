@@ -25,18 +25,18 @@ from trencadis_tools.tune.trials import Capacity, Changes, Trial, Trials, capaci
 __all__ = ["SPANS", "Effect", "Found", "Parts", "search"]
 
 _NOTHING = 0.01
-"""Changes of the strain below 1 % are no effect."""
+"""Relative change of the strain below which an option has no effect."""
 _SAME = 0.02
-"""Capacities that differ by less are equal: latency decides."""
+"""Relative difference below which capacities are equal and latency decides."""
 _ALONE, _TOGETHER, _REFINED = 0.45, 0.65, 0.85
-"""Shares of what the start leaves of the budget that are spent when a stage ends at the latest."""
+"""Shares of the budget left after the start at which each stage ends at the latest."""
 SPANS = 3.0
-"""Arrivals last so many times as long as a request takes, where a capacity is to be that of a steady state."""
+"""Minimum ratio of the duration of arrivals to the latency of a request, for a steady-state capacity."""
 _SAMPLED_VALUES = 3
 _MOST_SAMPLES = 64
 _MOST_FINALISTS = 6
 _RACE_TOLERANCE, _FINAL_TOLERANCE = 0.1, 0.025
-"""Largest ratios minus 1 between the rate that a configuration carries and the one that it does not."""
+"""Largest ratio, minus 1, of the smallest rate that misses the objectives to the largest that keeps them."""
 
 
 @attrs.frozen(kw_only=True)

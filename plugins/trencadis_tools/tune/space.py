@@ -20,14 +20,14 @@ __all__ = ["Option", "Space", "ladder"]
 
 _TOKENS, _ROWS, _CHUNKS = (128, 16384), (8, 1024), (64, 8192)
 _SIZES = (4, 6, 8, 12, 16)
-"""Of a dimension of buckets."""
+"""Numbers of sizes in a dimension of buckets."""
 _MODEL = ("step_ms", "token_us", "context_token_us")
-"""Options that state the step-time model to a policy: they are measured, not searched."""
+"""Options of a policy's step-time model, which are measured, not searched."""
 _TARGETS = {"ttft_target_ms": "ttft", "tpot_target_ms": "tpot"}
 _DRAFTS = (1, 16)
 """Drafts of a sequence in a step."""
 _FRACTIONS = (0.5, 0.7, 0.8, 0.9)
-"""Of memory for the KV cache; the rest is for what a profile run does not see."""
+"""Fractions of memory for the KV cache; the rest covers memory that a profile run does not measure."""
 _OPEN = (0.25, 0.5, 2.0, 4.0)
 """Multiples of a default without an upper bound."""
 

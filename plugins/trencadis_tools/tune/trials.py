@@ -18,11 +18,11 @@ from trencadis_tools.workloads import Workload
 __all__ = ["Capacity", "Changes", "Trial", "Trials", "capacity_of", "trial_of"]
 
 Changes = Mapping[str, Any]
-"""Values by dotted path, over those of the starting configuration."""
+"""Values by dotted path that override those of the starting configuration."""
 
 _MAX_TRIALS = 14
 _DOWN = (4.0, 64.0, 1024.0)
-"""Factors between rates downwards, after the first."""
+"""Factors between successive lower rates, after the first."""
 
 
 @attrs.frozen(kw_only=True)
@@ -135,7 +135,7 @@ class Trials:
         self._candidates: dict[tuple[Any, ...], Candidate | None] = {}
         self.trials: dict[tuple[Any, ...], Trial] = {}
         self.refused: list[tuple[dict[str, Any], str]] = []
-        """Changes that no engine can be built with, and why."""
+        """Changes with which no engine can be built, each with the reason."""
 
     @property
     def num_run(self) -> int:

@@ -31,7 +31,7 @@ from trencadis_tools.workloads import Workload, WorkloadRequest, load_workload
 __all__ = ["Settings", "Tuned", "tune"]
 
 _FEWEST = 20
-"""Requests of the shortest part."""
+"""Minimum number of requests of a part."""
 _OTHER_MODEL = "Take another workload or model, or name --step-times of a model that takes longer requests."
 _DOUBTFUL = "The step times do not predict steps of the same run within 20 %: is the machine busy with something else?"
 _OF_SHEET = "step times of a device sheet say nothing of this machine; without --step-times they are fitted here"

@@ -22,7 +22,7 @@ from trencadis_tools.workloads.draws import Stream, exponentials, gammas
 __all__ = ["Arrivals", "arrival_times", "stretch"]
 
 _STEPS = 64
-"""Halvings that find a time in a diurnal pattern: more than a float64 has bits."""
+"""Bisection steps that find a time in a diurnal pattern, more than the bits of a float64."""
 
 
 @attrs.frozen(kw_only=True)

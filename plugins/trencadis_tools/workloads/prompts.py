@@ -18,7 +18,7 @@ from trencadis_tools.workloads.workload import Workload
 __all__ = ["NUM_RESERVED_TOKENS", "Prompts"]
 
 NUM_RESERVED_TOKENS = 2
-"""Token ids 0 and 1 are in no prompt but for the answers before it: a simulated engine ends texts with 0."""
+"""Token ids 0 and 1 are not drawn for prompts, since a simulated engine ends outputs with 0."""
 
 
 class Prompts:
